@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Run edgekv from a checkout: needs Python 3.10 and a C++ compiler, nothing else.
+
+    python3 cli.py chat --model demo --kv-ratio 0.2      any command of edgekv
+    python3 cli.py test [--clean] [pytest arguments]     build everything, run all tests
+
+The first run builds and installs into .venv (tests: .venv-test), which takes some
+minutes; later runs start at once unless a source file changed. CMAKE_ARGS
+(for instance -DGGML_CUDA=on) is remembered until it is given anew. `--clean` starts the
+tests from a fresh environment. Only the standard library is used.
+"""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+SOURCES = ("pyproject.toml", "CMakeLists.txt", "README.md", "edgekv", "native", "patches")
+STAMP = "edgekv-stamp.json"
+
+
+class LaunchError(Exception):
+    """A failure that the user can mend; str() is one line that says what to do."""
+
+
+def run(command: list[str | Path], **env: str) -> None:
+    """Run a command with `env` added to the environment; its stdout goes to stderr."""
+    code = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, stdout=sys.stderr).returncode
+    if code:
+        raise LaunchError(f"`{' '.join(map(str, command[:5]))} ...` failed with exit code {code}; its messages are above")
+
+
+def say(text: str) -> None:
+    print(f"cli.py: {text}", file=sys.stderr, flush=True)
+
+
+def program(folder: Path, name: str) -> Path:
+    """Path of a program inside the virtual environment `folder`."""
+    return folder / ("Scripts" if os.name == "nt" else "bin") / (name + (".exe" if os.name == "nt" else ""))
+
+
+def digest_sources() -> str:
+    """Hash of every file that the installed package is made from."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        top = ROOT / name
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def read_stamp(folder: Path) -> dict[str, str]:
+    try:
+        return json.loads((folder / STAMP).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def pinned(key: str) -> str:
+    """A value of patches/UPSTREAM."""
+    for line in (ROOT / "patches" / "UPSTREAM").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition("=")
+        if name.strip() == key:
+            return value.strip()
+    raise LaunchError(f"patches/UPSTREAM has no {key}; restore the file")
+
+
+def check_compiler() -> None:
+    named = os.environ.get("CXX")
+    names = [named.split()[0]] if named else ["c++", "g++", "clang++"]
+    if os.name != "nt" and not any(map(shutil.which, names)):
+        raise LaunchError(f"no C++ compiler found ({', '.join(names)}); install one, or name it in CXX")
+
+
+def create_environment(folder: Path) -> None:
+    if program(folder, "python").exists():
+        return
+    say(f"making {folder.name}")
+    try:
+        venv.create(folder, clear=True, with_pip=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise LaunchError(f"{folder.name} could not be made ({error}); on Debian and Ubuntu install python3-venv") from None
+
+
+def install_bindings(folder: Path) -> None:
+    """Install llama_cpp without libraries, from the archive that the build uses as well."""
+    python, package, version = program(folder, "python"), pinned("package"), pinned("version")
+    query = f"from importlib.metadata import version; assert version({package!r}) == {version!r}"
+    if subprocess.run([python, "-c", query], stderr=subprocess.DEVNULL).returncode == 0:
+        return
+    done = subprocess.run([python, ROOT / "native" / "upstream.py", "sdist"], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise LaunchError(f"{package} {version} could not be fetched; the reason is above")
+    # --no-cache-dir: pip's cache of built wheels knows nothing of CMAKE_ARGS, and a cached
+    # wheel without libraries would be installed into the user's other environments too.
+    run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir", done.stdout.strip()],
+        CMAKE_ARGS="-DLLAMA_BUILD=OFF")
+
+
+def install(folder: Path, extras: str, *options: str) -> None:
+    """Make `folder` hold this tree's edgekv; return at once if it does already."""
+    old = read_stamp(folder)
+    cmake_args = os.environ.get("CMAKE_ARGS", old.get("cmake_args", ""))
+    stamp = {"sources": digest_sources(), "cmake_args": cmake_args, "extras": extras}
+    if old == stamp and program(folder, "edgekv").exists():
+        return
+    check_compiler()
+    create_environment(folder)
+    (folder / STAMP).unlink(missing_ok=True)
+    install_bindings(folder)
+    say("building and installing edgekv: some minutes the first time, seconds later")
+    run([program(folder, "python"), "-m", "pip", "install", "--quiet", *options, f"{ROOT}[{extras}]"],
+        CMAKE_ARGS=cmake_args)
+    (folder / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+
+
+def run_edgekv(args: list[str]) -> int:
+    folder = ROOT / ".venv"
+    install(folder, "demo")
+    command = [str(program(folder, "edgekv")), *args]
+    if os.name == "nt":
+        return subprocess.run(command).returncode
+    os.execv(command[0], command)
+
+
+def run_tests(args: list[str]) -> int:
+    """Run pytest against the installed package and the unpatched library of the same version."""
+    folder = ROOT / ".venv-test"
+    if "--clean" in args:
+        args = [arg for arg in args if arg != "--clean"]
+        shutil.rmtree(folder, ignore_errors=True)
+    install(folder, "demo,dev", "--config-settings=cmake.define.EDGEKV_TESTS=ON")
+    programs = str(program(folder, "python").parent)
+    # At the end: the machine's own cmake, if there is one, has configured the rest of the build.
+    path = os.pathsep.join([os.environ.get("PATH", ""), programs])
+    stock = ROOT / "build" / "stock"
+    run([program(folder, "python"), ROOT / "native" / "upstream.py", "build-stock", "--out", stock],
+        PATH=path, CMAKE_ARGS=read_stamp(folder)["cmake_args"])
+    env = {**os.environ, "EDGEKV_STOCK_LIB": str(stock / "bin"),
+           "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
+    return subprocess.run([program(folder, "pytest"), *args], cwd=ROOT, env=env).returncode
+
+
+def main(args: list[str]) -> int:
+    if sys.version_info < (3, 10):
+        raise LaunchError("edgekv needs Python 3.10 or newer; run cli.py with a newer python3")
+    if not args:
+        raise LaunchError("which command? `python3 cli.py chat --model demo`, `python3 cli.py test`, or --help")
+    if args[0] in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0
+    return run_tests(args[1:]) if args[0] == "test" else run_edgekv(args)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (LaunchError, OSError) as error:
+        say(f"error: {error}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
