@@ -1,0 +1,119 @@
+#pragma once
+// The whole C API of edgekv. Everything is added to libllama; nothing of llama.h changes.
+//
+// Functions return 0 on success and a negative edgekv_status otherwise; edgekv_last_error() then says why, in one line that can be
+// shown to a user. Nothing here throws or aborts for a user's mistake. A context belongs to one thread at a time, as in llama.h.
+
+#include "llama.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EDGEKV_ABI 1 // changes with any signature or struct below
+
+enum edgekv_status {
+    EDGEKV_OK          =  0,
+    EDGEKV_CANCELLED   = -1, // the callback said so; the context is as before the prompt
+    EDGEKV_INVALID     = -2, // an argument is wrong
+    EDGEKV_UNSUPPORTED = -3, // this model or context cannot do that
+    EDGEKV_NO_MEMORY   = -4,
+    EDGEKV_FAILED      = -5,
+};
+
+enum edgekv_hidden_mode { EDGEKV_HIDDEN_F32 = 0, EDGEKV_HIDDEN_F16 = 1, EDGEKV_HIDDEN_DISK = 2 };
+
+// column statistics (see native/src/cpu/edgekv-cpu.h)
+enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 4, EDGEKV_STAT_ENTROPY = 8 };
+
+LLAMA_API int          edgekv_abi(void);
+LLAMA_API const char * edgekv_last_error(void);
+
+// ---- contexts
+
+// the next context that this thread creates keeps its K/V in a ragged store (n_seq_max 1, flash attention)
+LLAMA_API void         edgekv_next_context(bool on);
+// why this model keeps llama.cpp's own cache, or null
+LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
+LLAMA_API bool         edgekv_has_store(const struct llama_context * ctx);
+
+struct edgekv_layer_info {
+    int32_t n_head, n_head_kv, d_k, d_v;
+    int32_t type_k, type_v;            // ggml_type
+    int32_t n_swa;                     // sliding window in tokens, 0 = none
+    int32_t bytes_row;                 // one row of K and V of one KV head
+};
+LLAMA_API int32_t      edgekv_n_layer(const struct llama_context * ctx);
+LLAMA_API int          edgekv_layer_get(const struct llama_context * ctx, int32_t il, struct edgekv_layer_info * out);
+// rows of each KV head that attention reads, [n_head_kv]
+LLAMA_API int          edgekv_len(const struct llama_context * ctx, int32_t il, int32_t * out);
+// token index of each row of one head, [len]
+LLAMA_API int          edgekv_pos(const struct llama_context * ctx, int32_t il, int32_t head, int32_t * out);
+// rows of one head as f32: k [len, d_k], v [len, d_v]; either may be null
+LLAMA_API int          edgekv_rows_f32(const struct llama_context * ctx, int32_t il, int32_t head, float * k, float * v);
+// rows of one head as stored bytes
+LLAMA_API int          edgekv_rows_bytes(const struct llama_context * ctx, int32_t il, int32_t head, void * k, void * v);
+
+struct edgekv_memory_info {
+    int64_t n_past;                    // tokens that went in
+    int64_t boundary;                  // tokens that selection has seen: the tail begins here
+    int64_t bytes_now;                 // of the store, read from its buffers
+    int64_t bytes_peak;                // store + scratch + hidden states + masks at the highest point since the last clear
+};
+LLAMA_API int          edgekv_memory_get(const struct llama_context * ctx, struct edgekv_memory_info * out);
+
+// keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each list in the order to be stored
+LLAMA_API int          edgekv_evict(struct llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows);
+// room that no row uses goes back to the allocator
+LLAMA_API int          edgekv_trim_capacity(struct llama_context * ctx);
+
+// ---- prefill: a prompt, layer by layer
+
+struct edgekv_observer {
+    int32_t  begin, end;               // tokens of the prompt (and of the probe behind it) whose queries judge the keys
+    uint32_t stats;                    // edgekv_stat, or-ed
+};
+
+struct edgekv_prefill;
+
+// called between chunks; false cancels
+typedef bool (*edgekv_progress)(int32_t done, int32_t total, void * data);
+
+struct edgekv_prefill_params {
+    const llama_token            * tokens;     // the prompt, then the probe
+    int32_t                        n_tokens;   // of the prompt
+    int32_t                        n_probe;    // tokens behind the prompt that are read and whose K/V are never stored
+    const struct edgekv_observer * observers;
+    int32_t                        n_observers;
+    enum edgekv_hidden_mode        hidden;
+    const char                   * dir;        // for EDGEKV_HIDDEN_DISK; null = TMPDIR
+    edgekv_progress                progress;
+    void                         * data;
+};
+
+// builds the graphs and takes the memory; null on failure. The context must not be used otherwise until end or free.
+LLAMA_API struct edgekv_prefill * edgekv_prefill_begin(struct llama_context * ctx, const struct edgekv_prefill_params * params);
+// false: this model's graph cannot be cut, all layers were read at once (more memory, same result)
+LLAMA_API bool         edgekv_prefill_by_layer(const struct edgekv_prefill * p);
+// compute layer il (in order); afterwards its statistics and rows can be read until the next call
+LLAMA_API int          edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);
+// milliseconds that column statistics have taken so far
+LLAMA_API double       edgekv_prefill_score_ms(const struct edgekv_prefill * p);
+// rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens (then n_probe)
+LLAMA_API int          edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
+// statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(old) + n_tokens + n_probe; head k's row j at [k, j], the rest 0
+LLAMA_API int          edgekv_prefill_stat(const struct edgekv_prefill * p, int32_t observer, enum edgekv_stat stat, float * out);
+// K and V of the layer in work as f32, [old + n_tokens + n_probe, d]; either may be null
+LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
+// evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
+LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
+// a finished layer shrinks to its first counts[k] rows
+LLAMA_API int          edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const int32_t * counts);
+// all layers are kept: they become the conversation, logits of the prompt's last token are at llama_get_logits_ith(ctx, -1)
+LLAMA_API int          edgekv_prefill_end(struct edgekv_prefill * p);
+// gives everything back; without edgekv_prefill_end the conversation stays as before
+LLAMA_API void         edgekv_prefill_free(struct edgekv_prefill * p);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,66 @@
+#pragma once
+// CPU kernels of edgekv. They are compiled into the CPU backend, so that they get its instruction set, and work on plain
+// memory: no graph, no allocation outside the thread's own workspace.
+
+#include "ggml.h"
+#include "ggml-backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Rows of one layer: KV head k owns rows [first[k], first[k] + len[k]) of k and v, one row per token.
+struct edgekv_rows {
+    const char    * k;         // row r of K at k + r*nb_k
+    const char    * v;         // null where only K is read
+    size_t          nb_k, nb_v;
+    enum ggml_type  type_k, type_v;
+    int             d_k, d_v, n_head, n_head_kv;
+    const int32_t * first;     // [n_head_kv]
+    const int32_t * len;       // [n_head_kv], the rows of the new tokens included
+    float           scale;     // of q.k
+    float           softcap;   // 0 = none
+    const float   * sinks;     // [n_head] or null: a logit that takes part in the softmax and has no value
+};
+
+// Queries: row of token t, head h at q + t*nb_t + h*nb_h (floats).
+// Token t sees rows [start ? start[t] : 0, len[k] - n_after[t]) of KV head k.
+struct edgekv_queries {
+    const float   * q;
+    int64_t         stride_t, stride_h; // in floats
+    int             n_tokens;
+    const int32_t * n_after;   // [n_tokens] rows of a head that come after this token's own; null = n_tokens - 1 - t
+    const int32_t * start;     // [n_tokens] first visible row (sliding window); null = 0
+};
+
+// attend: part p of n_parts of all rows of all heads; out [n_parts][n_tokens][n_head][2 + d_v]: maximum, sum, weighted values
+GGML_BACKEND_API void edgekv_cpu_attend_part(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * out, int part, int n_parts);
+// attend: fold the parts of head h, token t into dst [n_tokens][n_head][d_v]
+GGML_BACKEND_API void edgekv_cpu_attend_combine(const struct edgekv_rows * rows, int n_tokens, const float * parts, int n_parts, float * dst, int ith, int nth);
+
+// score, first pass: row maxima and sums of the softmax of each query over part p of each head's rows
+// out [n_parts][n_head][n_tokens][2]
+GGML_BACKEND_API void edgekv_cpu_score_norm(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * out, int part, int n_parts);
+
+// Column statistics, indexed by the row number in the layer (first[k] + j). Null = not wanted.
+// They accumulate over calls; n_seen = queries per head seen before this call.
+struct edgekv_columns {
+    float * sum;      // [rows]               sum over queries, mean over the group's heads
+    float * max;      // [rows]               maximum over queries and heads
+    float * entropy;  // [rows]               sum over queries and heads of -a log a
+    float * mean;     // [n_head/n_head_kv][rows] running mean per query head (for the variance)
+    float * m2;       // [n_head/n_head_kv][rows] running sum of squared deviations
+    int64_t n_rows;
+    int64_t n_seen;
+};
+
+// score, second pass over part p of each head's rows; norm is what the first pass left (n_parts_norm parts)
+GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * norm, int n_parts_norm,
+        const struct edgekv_columns * cols, int part, int n_parts);
+
+// rows [r0, r0 + n) of a tensor of flat rows as f32
+GGML_BACKEND_API void edgekv_cpu_rows_to_f32(enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
+
+#ifdef __cplusplus
+}
+#endif

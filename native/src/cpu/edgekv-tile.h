@@ -1,0 +1,138 @@
+#pragma once
+// A tile: up to EDGEKV_TILE rows of one KV head as f32 in the first-level cache. Every CPU kernel reads K and V through it, so a
+// cache type needs one conversion and no kernel of its own.
+
+#include "edgekv-cpu.h"
+#include "vec.h"
+#include "simd-mappings.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#define EDGEKV_TILE 32
+
+namespace edgekv {
+
+// where GGML has no SIMD mapping for f32 (GGML_F32_EPR undefined), plain loops do the same
+#if defined(GGML_SIMD) && !defined(__ARM_FEATURE_SVE) && !defined(__riscv_v_intrinsic)
+#define EDGEKV_SIMD 1
+#else
+#define EDGEKV_SIMD 0
+#endif
+
+#if EDGEKV_SIMD
+inline float hsum(GGML_F32_VEC x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(x);
+#else
+    float t[GGML_F32_EPR], s = 0;
+    GGML_F32_VEC_STORE(t, x);
+    for (int i = 0; i < GGML_F32_EPR; ++i) s += t[i];
+    return s;
+#endif
+}
+
+// NR rows times NQ queries, held in registers
+template <int NR, int NQ>
+inline void dot_block(const float * k, const float * const * q, int d, float * const * s, int r) {
+    GGML_F32_VEC acc[NQ][NR];
+    for (int a = 0; a < NQ; ++a) for (int b = 0; b < NR; ++b) acc[a][b] = GGML_F32_VEC_ZERO;
+    int j = 0;
+    for (; j + GGML_F32_EPR <= d; j += GGML_F32_EPR) {
+        GGML_F32_VEC kv[NR];
+        for (int b = 0; b < NR; ++b) kv[b] = GGML_F32_VEC_LOAD(k + (size_t) (r + b)*d + j);
+        for (int a = 0; a < NQ; ++a) {
+            const GGML_F32_VEC qv = GGML_F32_VEC_LOAD(q[a] + j);
+            for (int b = 0; b < NR; ++b) acc[a][b] = GGML_F32_VEC_FMA(acc[a][b], qv, kv[b]);
+        }
+    }
+    for (int a = 0; a < NQ; ++a) for (int b = 0; b < NR; ++b) {
+        float x = hsum(acc[a][b]);
+        for (int i = j; i < d; ++i) x += q[a][i]*k[(size_t) (r + b)*d + i];
+        s[a][r + b] = x;
+    }
+}
+
+template <int NQ>
+inline void dot_rows(const float * k, const float * const * q, int n, int d, float * const * s) {
+    int r = 0;
+    for (; r + 4 <= n; r += 4) dot_block<4, NQ>(k, q, d, s, r);
+    for (; r < n; ++r)         dot_block<1, NQ>(k, q, d, s, r);
+}
+
+template <int NQ>
+inline void mad_rows(const float * v, const float * const * p, int n, int d, float * const * o) {
+    int j = 0;
+    for (; j + 2*GGML_F32_EPR <= d; j += 2*GGML_F32_EPR) {
+        GGML_F32_VEC a0[NQ], a1[NQ];
+        for (int a = 0; a < NQ; ++a) { a0[a] = GGML_F32_VEC_LOAD(o[a] + j); a1[a] = GGML_F32_VEC_LOAD(o[a] + j + GGML_F32_EPR); }
+        for (int r = 0; r < n; ++r) {
+            const GGML_F32_VEC v0 = GGML_F32_VEC_LOAD(v + (size_t) r*d + j), v1 = GGML_F32_VEC_LOAD(v + (size_t) r*d + j + GGML_F32_EPR);
+            for (int a = 0; a < NQ; ++a) {
+                const GGML_F32_VEC w = GGML_F32_VEC_SET1(p[a][r]);
+                a0[a] = GGML_F32_VEC_FMA(a0[a], v0, w);
+                a1[a] = GGML_F32_VEC_FMA(a1[a], v1, w);
+            }
+        }
+        for (int a = 0; a < NQ; ++a) { GGML_F32_VEC_STORE(o[a] + j, a0[a]); GGML_F32_VEC_STORE(o[a] + j + GGML_F32_EPR, a1[a]); }
+    }
+    for (; j < d; ++j) for (int a = 0; a < NQ; ++a) {
+        float x = o[a][j];
+        for (int r = 0; r < n; ++r) x += p[a][r]*v[(size_t) r*d + j];
+        o[a][j] = x;
+    }
+}
+#else
+template <int NQ>
+inline void dot_rows(const float * k, const float * const * q, int n, int d, float * const * s) {
+    for (int a = 0; a < NQ; ++a) for (int r = 0; r < n; ++r) ggml_vec_dot_f32(d, &s[a][r], 0, q[a], 0, k + (size_t) r*d, 0, 1);
+}
+template <int NQ>
+inline void mad_rows(const float * v, const float * const * p, int n, int d, float * const * o) {
+    for (int a = 0; a < NQ; ++a) for (int r = 0; r < n; ++r) ggml_vec_mad_f32(d, o[a], v + (size_t) r*d, p[a][r]);
+}
+#endif
+
+// s[a][r] = q[a] . k[r] for n_q queries and n rows
+inline void tile_dot(const float * k, const float * const * q, int n_q, int n, int d, float * const * s) {
+    int a = 0;
+    for (; a + 4 <= n_q; a += 4) dot_rows<4>(k, q + a, n, d, s + a);
+    switch (n_q - a) {
+        case 3: dot_rows<3>(k, q + a, n, d, s + a); break;
+        case 2: dot_rows<2>(k, q + a, n, d, s + a); break;
+        case 1: dot_rows<1>(k, q + a, n, d, s + a); break;
+        default: break;
+    }
+}
+
+// o[a] += sum over r of p[a][r] * v[r]
+inline void tile_mad(const float * v, const float * const * p, int n_q, int n, int d, float * const * o) {
+    int a = 0;
+    for (; a + 4 <= n_q; a += 4) mad_rows<4>(v, p + a, n, d, o + a);
+    switch (n_q - a) {
+        case 3: mad_rows<3>(v, p + a, n, d, o + a); break;
+        case 2: mad_rows<2>(v, p + a, n, d, o + a); break;
+        case 1: mad_rows<1>(v, p + a, n, d, o + a); break;
+        default: break;
+    }
+}
+
+// logits of one tile: scale, then soft cap
+inline void tile_logits(const edgekv_rows & rows, const float * k, const float * const * q, int n_q, int n, float * const * s) {
+    tile_dot(k, q, n_q, n, rows.d_k, s);
+    for (int a = 0; a < n_q; ++a) {
+        ggml_vec_scale_f32(n, s[a], rows.softcap == 0.0f ? rows.scale : rows.scale/rows.softcap);
+        if (rows.softcap != 0.0f) {
+            for (int r = 0; r < n; ++r) s[a][r] = rows.softcap*tanhf(s[a][r]);
+        }
+    }
+}
+
+// visible rows of token t in KV head k: [lo, hi)
+inline void visible(const edgekv_rows & rows, const edgekv_queries & qs, int t, int k, int & lo, int & hi) {
+    lo = qs.start ? qs.start[t] : 0;
+    hi = rows.len[k] - (qs.n_after ? qs.n_after[t] : qs.n_tokens - 1 - t);
+}
+
+} // namespace edgekv

@@ -1,0 +1,180 @@
+// The C API: checks arguments, turns exceptions into codes.
+#include "edgekv.h"
+#include "edgekv-cache.h"
+#include "edgekv-prefill.h"
+
+#include "llama-context.h"
+
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+static thread_local std::string g_error;
+
+static int fail(edgekv_status status, std::string what) {
+    g_error = std::move(what);
+    return status;
+}
+
+template <typename F>
+static int guard(F && f) {
+    try {
+        f();
+        return EDGEKV_OK;
+    } catch (const edgekv_error & e) {
+        return fail(e.status, e.what);
+    } catch (const std::bad_alloc &) {
+        return fail(EDGEKV_NO_MEMORY, "not enough memory");
+    } catch (const std::exception & e) {
+        return fail(EDGEKV_FAILED, e.what());
+    }
+}
+
+static edgekv_store & store_of(const llama_context * ctx) {
+    auto * s = ctx ? edgekv_store_of(ctx->get_memory()) : nullptr;
+    if (!s) throw edgekv_error { EDGEKV_UNSUPPORTED, "this context keeps llama.cpp's own cache" };
+    return *s;
+}
+
+static edgekv_layer & layer_of(const llama_context * ctx, int32_t il) {
+    auto & s = store_of(ctx);
+    if (il < 0 || il >= (int32_t) s.layers.size()) throw edgekv_error { EDGEKV_INVALID, "no such layer" };
+    return *s.layers[il];
+}
+
+static edgekv_layer & layer_of(const llama_context * ctx, int32_t il, int32_t head) {
+    auto & l = layer_of(ctx, il);
+    if (head < 0 || head >= l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
+    return l;
+}
+
+int          edgekv_abi(void)        { return EDGEKV_ABI; }
+const char * edgekv_last_error(void) { return g_error.c_str(); }
+
+void         edgekv_next_context(bool on)                          { edgekv_want_store(on); }
+const char * edgekv_why_unsupported(const llama_model * model)     { return edgekv_unsupported(*model); }
+bool         edgekv_has_store(const llama_context * ctx)           { return ctx && edgekv_store_of(ctx->get_memory()); }
+
+int32_t edgekv_n_layer(const llama_context * ctx) {
+    auto * s = ctx ? edgekv_store_of(ctx->get_memory()) : nullptr;
+    return s ? (int32_t) s->layers.size() : 0;
+}
+
+int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * out) {
+    return guard([&] {
+        const auto & l = layer_of(ctx, il);
+        *out = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
+                 (int32_t) (ggml_row_size(l.type_k, l.d_k) + ggml_row_size(l.type_v, l.d_v)) };
+    });
+}
+
+int edgekv_len(const llama_context * ctx, int32_t il, int32_t * out) {
+    return guard([&] { const auto & l = layer_of(ctx, il); std::copy(l.len.begin(), l.len.end(), out); });
+}
+
+int edgekv_pos(const llama_context * ctx, int32_t il, int32_t head, int32_t * out) {
+    return guard([&] { const auto & l = layer_of(ctx, il, head); std::copy(l.pos[head].begin(), l.pos[head].end(), out); });
+}
+
+static void read_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out) {
+    if (out && n) ggml_backend_tensor_get(t, out, first*t->nb[1], n*t->nb[1]);
+}
+
+int edgekv_rows_bytes(const llama_context * ctx, int32_t il, int32_t head, void * k, void * v) {
+    return guard([&] {
+        const auto & l = layer_of(ctx, il, head);
+        read_rows(l.t.k, l.first[head], l.len[head], k);
+        read_rows(l.t.v, l.first[head], l.len[head], v);
+    });
+}
+
+int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float * k, float * v) {
+    return guard([&] {
+        const auto & l = layer_of(ctx, il, head);
+        auto read = [&](const ggml_tensor * t, int d, float * out) {
+            if (!out) return;
+            std::vector<char> host(l.len[head]*t->nb[1]);
+            read_rows(t, l.first[head], l.len[head], host.data());
+            edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
+        };
+        read(l.t.k, l.d_k, k);
+        read(l.t.v, l.d_v, v);
+    });
+}
+
+int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
+    return guard([&] {
+        auto & s = store_of(ctx);
+        s.note_peak();
+        *out = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak };
+    });
+}
+
+int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows) {
+    return guard([&] {
+        auto & s = store_of(ctx);
+        auto & l = layer_of(ctx, il);
+        if (s.active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+        std::vector<std::vector<int32_t>> keep(l.n_head_kv);
+        std::vector<std::vector<llama_pos>> pos(l.n_head_kv);
+        std::vector<int64_t> base(l.first.begin(), l.first.end());
+        for (int k = 0; k < l.n_head_kv; ++k) {
+            if (counts[k] < 0 || counts[k] > l.len[k]) throw edgekv_error { EDGEKV_INVALID, "a head cannot keep more rows than it has" };
+            std::vector<bool> seen(l.len[k], false);
+            for (int32_t i = 0; i < counts[k]; ++i) {
+                const int32_t r = *rows++;
+                if (r < 0 || r >= l.len[k] || seen[r]) throw edgekv_error { EDGEKV_INVALID, "a row does not exist or is named twice" };
+                seen[r] = true;
+                keep[k].push_back(r);
+                pos[k].push_back(l.pos[k][r]);
+            }
+        }
+        const auto from = std::move(l.t);
+        edgekv_gather(from, base, keep, l);
+        l.pos = std::move(pos);
+        s.boundary = s.n_past;
+        ++s.version;
+    });
+}
+
+int edgekv_trim_capacity(llama_context * ctx) {
+    return guard([&] {
+        ctx->synchronize();
+        store_of(ctx).shrink_to_fit();
+    });
+}
+
+// ---- prefill
+
+edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_params * params) {
+    edgekv_prefill * p = nullptr;
+    guard([&] { p = edgekv_prefill::begin(ctx, *params).release(); });
+    return p;
+}
+
+bool edgekv_prefill_by_layer(const edgekv_prefill * p)     { return p->by_layer; }
+double edgekv_prefill_score_ms(const edgekv_prefill * p)   { return p->score_ms; }
+int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { p->run(il); }); }
+int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { p->end(); }); }
+void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
+
+int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) { return edgekv_len(p->ctx, il, old); }
+
+int edgekv_prefill_stat(const edgekv_prefill * p, int32_t observer, edgekv_stat stat, float * out) {
+    return guard([&] { p->stat(observer, stat, out); });
+}
+
+int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float * v) {
+    return guard([&] { p->rows(head, k, v); });
+}
+
+int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_t * rows) {
+    return guard([&] {
+        if (p->il_done < 0) throw edgekv_error { EDGEKV_INVALID, "no layer has been read yet" };
+        p->keep(counts, rows);
+    });
+}
+
+int edgekv_prefill_shrink(edgekv_prefill * p, int32_t il, const int32_t * counts) {
+    return guard([&] { p->shrink(il, counts); });
+}

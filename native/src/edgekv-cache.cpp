@@ -1,0 +1,182 @@
+#include "edgekv-cache.h"
+#include "edgekv-hooks.h"
+
+#include "llama-arch.h"
+#include "llama-batch.h"
+#include "llama-cparams.h"
+#include "llama-hparams.h"
+#include "llama-impl.h"
+#include "llama-model.h"
+
+#include <stdexcept>
+#include <typeinfo>
+
+static thread_local bool g_want_store = false;
+
+void edgekv_want_store(bool on) { g_want_store = on; }
+
+void edgekv_access::resize_cells(llama_kv_cache & kv, uint32_t n) { for (auto & c : kv.v_cells) c.resize(n); }
+
+void edgekv_access::fill_cells(llama_kv_cache & kv, uint32_t n) {
+    auto & cells = kv.v_cells[0];
+    if (n > cells.size()) throw std::runtime_error("the state holds more tokens than this context");
+    cells.reset();
+    for (uint32_t i = 0; i < n; ++i) {
+        cells.pos_set(i, (llama_pos) i);
+        cells.seq_add(i, 0);
+    }
+    kv.v_heads[0] = n < cells.size() ? n : 0;
+}
+
+llama_kv_cache * edgekv_access::cache(const llama_kv_cache_context * mctx) { return mctx->kv; }
+
+edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx) {
+    auto * kv = edgekv_access::cache(mctx);
+    return kv ? kv->edgekv : nullptr;
+}
+
+edgekv_store * edgekv_store_of(llama_memory_i * mem) {
+    auto * m = dynamic_cast<edgekv_memory *>(mem);
+    return m ? m->store.get() : nullptr;
+}
+
+// ---- the memory's verbs: cells first, rows with them
+
+static std::vector<llama_kv_cache *> caches(llama_kv_cache & kv) { return { &kv }; }
+static std::vector<llama_kv_cache *> caches(llama_kv_cache_iswa & kv) { return { kv.get_base(), kv.get_swa() }; }
+
+template <typename T>
+llama_memory_context_ptr edgekv_cache<T>::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
+    if (!store->active) { // a prompt that is read layer by layer brings its own room
+        try {
+            store->reserve_tail((int32_t) balloc.get_n_tokens());
+        } catch (const std::bad_alloc &) {
+            LLAMA_LOG_ERROR("edgekv: no memory for %u more tokens\n", balloc.get_n_tokens());
+            return nullptr;
+        }
+    }
+    return T::init_batch(balloc, n_ubatch, embd_all);
+}
+
+template <typename T>
+void edgekv_cache<T>::clear(bool data) {
+    T::clear(data);
+    store->clear();
+}
+
+template <typename T>
+bool edgekv_cache<T>::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
+    if (p1 >= 0 && p1 < store->n_past) return false; // a hole in the middle: positions of kept rows are fixed
+    if (!store->trim(p0)) return false;
+    return T::seq_rm(seq_id, p0, -1);
+}
+
+template <typename T>
+std::map<ggml_backend_buffer_type_t, size_t> edgekv_cache<T>::memory_breakdown() const {
+    std::map<ggml_backend_buffer_type_t, size_t> r;
+    for (const auto & l : store->layers) if (l) r[l->buft] += l->t.n_bytes();
+    return r;
+}
+
+template <typename T>
+void edgekv_cache<T>::state_write(llama_io_write_i & io, llama_seq_id, llama_state_seq_flags) const { store->write(io); }
+
+template <typename T>
+void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state_seq_flags) {
+    store->read(io);
+    for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, store->n_past);
+}
+
+template struct edgekv_cache<llama_kv_cache>;
+template struct edgekv_cache<llama_kv_cache_iswa>;
+
+// ---- which models
+
+const char * edgekv_unsupported(const llama_model & model) {
+    const auto & hp = model.hparams;
+    if (llm_arch_is_recurrent(model.arch)) return "recurrent layers hold no KV cache";
+    if (llm_arch_is_hybrid(model.arch))    return "recurrent and attention layers are mixed";
+    if (hp.is_mla())                       return "latent attention (MLA) keeps no K and V per head";
+    if (!hp.causal_attn)                   return "attention is not causal";
+    if (hp.f_max_alibi_bias > 0)           return "ALiBi needs the distance to evicted tokens";
+    if (hp.n_layer_kv_from_start >= 0)     return "layers share K and V";
+    if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD) return "its sliding window has no fixed width";
+    for (uint32_t il = 0; il < hp.n_layer(); ++il) {
+        if (hp.n_head_kv(il) == 0) return "some layers have no attention";
+    }
+    return nullptr;
+}
+
+static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const llama_memory_params & p, const llama_cparams & c) {
+    const auto & hp = model.hparams;
+    auto store = std::make_unique<edgekv_store>();
+    for (uint32_t il = 0; il < hp.n_layer(); ++il) {
+        auto l = std::make_unique<edgekv_layer>();
+        l->il        = il;
+        l->n_head    = hp.n_head(il);
+        l->n_head_kv = hp.n_head_kv(il);
+        l->d_k       = hp.n_embd_head_k(il);
+        l->d_v       = hp.n_embd_head_v(il);
+        l->type_k    = p.type_k;
+        l->type_v    = p.type_v;
+        l->n_swa     = hp.is_swa(il) ? hp.n_swa : 0;
+        l->buft      = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il)) : ggml_backend_cpu_buffer_type();
+        l->len.assign(l->n_head_kv, 0);
+        l->pos.resize(l->n_head_kv);
+        l->layout(std::vector<int32_t>(l->n_head_kv, 0));
+        store->layers.push_back(std::move(l));
+    }
+    const char * graph = getenv("EDGEKV_ATTEND"); // "graph": the path that needs no kernel of ours, on any backend
+    store->graph_attend = graph && std::string(graph) == "graph";
+    return store;
+}
+
+llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
+    if (!g_want_store || edgekv_unsupported(model)) return nullptr;
+    g_want_store = false; // the probe below must get upstream's own
+    std::unique_ptr<llama_memory_i> probe;
+    {
+        llama_cparams small = cparams;
+        small.n_ctx_seq = 256;
+        probe.reset(model.create_memory(params, small));
+    }
+    g_want_store = true;
+    // a whitelist of classes: anything newer or odder keeps upstream's cache
+    const bool plain = probe && typeid(*probe) == typeid(llama_kv_cache);
+    const bool iswa  = probe && typeid(*probe) == typeid(llama_kv_cache_iswa);
+    if (!plain && !iswa) return nullptr;
+    probe.reset();
+    if (!cparams.flash_attn) throw std::runtime_error("edgekv: a compressed cache needs flash attention (-fa on or auto)");
+    if (cparams.n_seq_max != 1) throw std::runtime_error("edgekv: a compressed cache serves one sequence");
+
+    // one layer with one row: enough for the cache to know its types, head sizes and rotation
+    const auto & hp = model.hparams;
+    int32_t first_base = -1, first_swa = -1;
+    for (uint32_t il = 0; il < hp.n_layer(); ++il) {
+        auto & f = hp.is_swa(il) ? first_swa : first_base;
+        if (f < 0) f = il;
+    }
+    const auto filter = [=](int32_t il) { return il == first_base || il == first_swa; };
+    std::unique_ptr<llama_memory_i> res;
+    if (plain) {
+        auto kv = std::make_unique<edgekv_cache<llama_kv_cache>>(model, hp, params.type_k, params.type_v, false, false, true, 1u, 1u, 1u,
+                hp.n_swa, hp.swa_type, nullptr, filter, nullptr, nullptr);
+        kv->store = make_store(model, params, cparams);
+        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq); c->edgekv = kv->store.get(); }
+        res = std::move(kv);
+    } else {
+        auto kv = std::make_unique<edgekv_cache<llama_kv_cache_iswa>>(model, params.type_k, params.type_v, false, false, true, true, 1u, 1u, 1u, 1u,
+                nullptr, filter, nullptr, nullptr);
+        kv->store = make_store(model, params, cparams);
+        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq); c->edgekv = kv->store.get(); }
+        res = std::move(kv);
+    }
+    return res.release();
+}
+
+uint32_t edgekv_extra_nodes(llama_memory_i * mem) {
+    const auto * store = mem ? edgekv_store_of(mem) : nullptr;
+    uint32_t n = 0;
+    if (store) for (const auto & l : store->layers) n += 8 + 8*l->n_head_kv;
+    return n;
+}

@@ -1,0 +1,46 @@
+#pragma once
+// The memory of a compressed context. It is an ordinary llama.cpp cache for everything that deals with cells and positions
+// (graph inputs, batches), without rows of its own: K/V live in the store.
+
+#include "edgekv-store.h"
+
+#include "llama-kv-cache.h"
+#include "llama-kv-cache-iswa.h"
+
+#include <memory>
+
+// opened to native/ by one friend declaration per class
+struct edgekv_access {
+    static void resize_cells(llama_kv_cache & kv, uint32_t n);
+    // cells 0..n-1 hold positions 0..n-1 of sequence 0, as after a prompt of n tokens
+    static void fill_cells(llama_kv_cache & kv, uint32_t n);
+    static llama_kv_cache * cache(const llama_kv_cache_context * mctx);
+};
+
+struct edgekv_memory {
+    std::unique_ptr<edgekv_store> store;
+    virtual ~edgekv_memory() = default;
+};
+
+// T: llama_kv_cache or llama_kv_cache_iswa
+template <typename T>
+struct edgekv_cache : T, edgekv_memory {
+    template <typename... A> explicit edgekv_cache(A &&... a) : T(std::forward<A>(a)...) {}
+
+    llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
+    bool get_can_shift() const override { return false; }
+    void clear(bool data) override;
+    bool seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) override;
+    std::map<ggml_backend_buffer_type_t, size_t> memory_breakdown() const override;
+    void state_write(llama_io_write_i & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) const override;
+    void state_read (llama_io_read_i  & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) override;
+};
+
+// the store of a context, or null
+edgekv_store * edgekv_store_of(llama_memory_i * mem);
+
+// the next context that this thread creates gets a store
+void edgekv_want_store(bool on);
+
+// how a model is read: why not layer by layer, or null
+const char * edgekv_unsupported(const llama_model & model);

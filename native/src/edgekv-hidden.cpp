@@ -1,0 +1,65 @@
+#include "edgekv-hidden.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+
+#ifndef _WIN32
+#include <unistd.h>
+#endif
+
+static std::FILE * open_temporary(const std::string & dir) {
+#ifdef _WIN32
+    (void) dir;
+    return std::tmpfile();
+#else
+    const char * env = std::getenv("TMPDIR");
+    std::string path = (!dir.empty() ? dir : env && *env ? std::string(env) : std::string("/tmp")) + "/edgekv-XXXXXX";
+    const int fd = mkstemp(&path[0]);
+    if (fd < 0) return nullptr;
+    unlink(path.c_str()); // gone with the process, whatever happens
+    return fdopen(fd, "w+b");
+#endif
+}
+
+static bool seek(std::FILE * f, int64_t at) {
+#ifdef _WIN32
+    return _fseeki64(f, at, SEEK_SET) == 0;
+#else
+    return fseeko(f, (off_t) at, SEEK_SET) == 0;
+#endif
+}
+
+edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, int64_t chunk_tokens, const std::string & dir) : mode(mode), width(width) {
+    const int64_t n = mode == EDGEKV_HIDDEN_F32 ? n_tokens : std::min(n_tokens, chunk_tokens);
+    buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), (size_t) n*width*sizeof(float)));
+    if (!buf) throw std::runtime_error("no memory for the hidden states: try --kv-hidden f16 or disk");
+    if (mode == EDGEKV_HIDDEN_F16) half.resize((size_t) n_tokens*width);
+    if (mode == EDGEKV_HIDDEN_DISK && !(file = open_temporary(dir))) throw std::runtime_error("no temporary file for the hidden states: set TMPDIR");
+}
+
+edgekv_hidden::~edgekv_hidden() { if (file) fclose(file); }
+
+size_t edgekv_hidden::n_bytes() const { return ggml_backend_buffer_get_size(buf.get()) + half.size()*sizeof(uint16_t); }
+
+float * edgekv_hidden::place(int64_t first) const {
+    float * base = (float *) ggml_backend_buffer_get_base(buf.get());
+    return mode == EDGEKV_HIDDEN_F32 ? base + first*width : base;
+}
+
+float * edgekv_hidden::load(int64_t first, int64_t n) {
+    float * x = place(first);
+    if (mode == EDGEKV_HIDDEN_F16) ggml_fp16_to_fp32_row((const ggml_fp16_t *) half.data() + first*width, x, n*width);
+    if (mode == EDGEKV_HIDDEN_DISK && (!seek(file, first*width*sizeof(float)) || fread(x, sizeof(float), n*width, file) != (size_t) (n*width))) return nullptr;
+    return x;
+}
+
+bool edgekv_hidden::save(int64_t first, int64_t n) {
+    float * x = place(first);
+    if (mode == EDGEKV_HIDDEN_F16) {
+        for (int64_t i = 0; i < n*width; ++i) x[i] = std::clamp(x[i], -65504.0f, 65504.0f); // the largest f16: a few channels of some models go beyond
+        ggml_fp32_to_fp16_row(x, (ggml_fp16_t *) half.data() + first*width, n*width);
+    }
+    if (mode == EDGEKV_HIDDEN_DISK) return seek(file, first*width*sizeof(float)) && fwrite(x, sizeof(float), n*width, file) == (size_t) (n*width);
+    return true;
+}

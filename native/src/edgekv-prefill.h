@@ -1,0 +1,113 @@
+#pragma once
+// A prompt, layer by layer. llama.cpp's own graph is built once per chunk of n_ubatch tokens and cut at the layers' outputs; the
+// loops are turned round (all chunks of a layer, then the next layer), so only one layer's K/V exist in full. See docs/architecture.md.
+
+#include "edgekv.h"
+#include "edgekv-hidden.h"
+#include "edgekv-store.h"
+#include "cpu/edgekv-cpu.h"
+
+#include "llama-graph.h"
+#include "llama-memory.h"
+
+#include <memory>
+#include <vector>
+
+// One layer in full: head k owns rows [k*cap, (k + 1)*cap); its kept rows of earlier turns end at n_old, the new tokens follow.
+// So the row of a new token is the same in every layer and head.
+struct edgekv_scratch {
+    edgekv_tensors t;
+    edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], in host memory
+    int64_t cap = 0, n_old = 0;
+    size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes(); }
+};
+
+// what the scorer needs to know of a layer, noted while its graph is built
+struct edgekv_score_params { float scale = 1, softcap = 0; const ggml_tensor * sinks = nullptr; };
+
+struct edgekv_chunk {
+    llama_memory_context_ptr mctx;
+    std::unique_ptr<llm_graph_result> res;
+    ggml_cgraph * gf = nullptr;
+    int64_t first = 0, n_tokens = 0;       // in the prompt
+    bool    has_output = false;
+    std::vector<int> cut;                  // [n_slice + 1] node where each slice begins
+    std::vector<ggml_tensor *> resid;      // [n_slice] hidden states behind each slice
+    std::vector<ggml_tensor *> inputs;
+    std::vector<std::pair<const edgekv_scratch *, ggml_tensor *>> rows; // input: row of each new token and head
+};
+
+// accumulated columns of one observer in one layer
+struct edgekv_tally {
+    std::vector<float> sum, max, entropy, mean, m2;
+    int64_t n_seen = 0;
+};
+
+struct edgekv_error { edgekv_status status; std::string what; };
+
+struct edgekv_prefill {
+    static std::unique_ptr<edgekv_prefill> begin(llama_context * ctx, const edgekv_prefill_params & params); // throws
+    ~edgekv_prefill();
+
+    void run(int il);             // throws edgekv_error
+    void keep(const int32_t * counts, const int32_t * rows);
+    void shrink(int il, const int32_t * counts);
+    void end();
+    void stat(int observer, edgekv_stat which, float * out) const;
+    void rows(int head, float * k, float * v) const;
+
+    // ---- called while graphs are built (edgekv-attend.cpp)
+    const edgekv_scratch & scratch_of(const edgekv_layer & l) const { return *scratches[scratch_index[l.il]]; }
+    int64_t chunk_first() const { return building->first; }
+    ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
+    ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks);
+    // F16 [n_rows, n_tokens]: row j is seen by token i if 0 <= before + i - j (< n_swa)
+    ggml_tensor * mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n_rows);
+
+    llama_context * ctx = nullptr;
+    edgekv_store *  store = nullptr;
+    bool by_layer = true;
+    int  il_done = -1;            // the layer in work
+    double score_ms = 0;          // spent on statistics so far
+
+private:
+    void make_scratches();
+    void make_masks();
+    void build_chunks();
+    bool find_cuts(edgekv_chunk & c) const;
+    bool slice_nodes(const edgekv_chunk & c, int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const;
+    void place_inputs();
+    void lay_out_old(int il);
+    void run_slice(edgekv_chunk & c, int slice);
+    void fetch_logits(edgekv_chunk & c);
+    void observe(const edgekv_chunk & c, int il);
+    void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t token0, edgekv_tally & tally, uint32_t stats);
+    void note_peak();
+    std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
+    int  n_slice() const { return by_layer ? (int) store->layers.size() : 1; }
+
+    std::vector<llama_token> tokens;
+    int64_t n_tokens = 0, n_probe = 0, n_ubatch = 0, max_observed = 0;
+    llama_pos pos0 = 0;
+    std::vector<edgekv_observer> observers;
+    std::string dir;
+    edgekv_hidden_mode hidden_mode = EDGEKV_HIDDEN_F32;
+    edgekv_progress progress = nullptr;
+    void * progress_data = nullptr;
+    int  n_done = 0;
+    int  planned_slice = -1, planned_nodes = 0; // what the allocator planned last
+    bool planned_output = false;
+
+    std::vector<std::unique_ptr<edgekv_scratch>> scratches;
+    std::vector<int> scratch_index;        // [n_layer]
+    std::vector<edgekv_score_params> score_params; // [n_layer]
+    std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
+    std::vector<std::unique_ptr<edgekv_layer>> fresh; // the layers to be
+    std::vector<edgekv_chunk> chunks;
+    edgekv_chunk * building = nullptr;
+    std::unique_ptr<edgekv_hidden> hidden;
+    ggml_backend_buffer_ptr inputs;
+    edgekv_matrix mask_full, mask_swa;
+    int64_t mask_full_at = 0, mask_swa_at = 0; // column of "before = 0"
+    bool evicted = false, ended = false;
+};
