@@ -1,0 +1,32 @@
+"""edgekv: llama.cpp with a KV cache that is physically a fraction of its full size, compressed while the prompt is read.
+
+    from edgekv import Llama
+    llm = Llama("model.gguf", n_ctx=8192, kv_ratio=0.2)
+
+Importing the package loads no library; that happens with the first use of `Llama` or `edgekv.native`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
+
+if TYPE_CHECKING:
+    from edgekv.llama import Llama
+    from edgekv.stats import KVStats
+
+__version__ = "0.1.0"
+__all__ = ["BadInput", "Cancelled", "EdgeKVError", "KVStats", "Llama", "Unsupported", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Llama":
+        from edgekv.llama import Llama
+
+        return Llama
+    if name == "KVStats":
+        from edgekv.stats import KVStats
+
+        return KVStats
+    raise AttributeError(f"module 'edgekv' has no attribute '{name}'")

@@ -1,0 +1,34 @@
+"""pyramid: rows fall linearly from the first layer to the last, the same for all KV heads of a layer.
+
+Paper: Cai et al., PyramidKV, arXiv 2406.02069, section 3.2: the last layer keeps 1/beta of the mean, the first
+2 - 1/beta of it; every layer keeps `window` rows beside that. Different from it, the sum is exact (the authors round
+each layer down), and a first layer that would keep more than a head has is cut by `edgekv.budget.clip`, which spreads
+the rest evenly; the authors flatten the whole slope instead.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def pyramid(
+    n_rows: int, n_layer: int, n_head_kv: int, beta: float = 20.0, window: int = 8
+) -> NDArray[np.int32]:
+    """int32 [n_layer, n_head_kv] that falls with the layer and has the mean `n_rows` exactly."""
+    assert n_rows >= 0 and beta >= 1
+    base = min(window, n_rows)
+    share = n_rows - base
+    wish = np.linspace(share * (2 - 1 / beta), share / beta, n_layer) if n_layer > 1 else np.array([float(share)])
+    rows = base + round_to_sum(wish, share * n_layer)
+    return np.repeat(rows[:, None], n_head_kv, axis=1).astype(np.int32)
+
+
+def round_to_sum(wish: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    """Integers next to the values of `wish` with the sum `total` (largest remainders go up, first ones at ties)."""
+    down = np.floor(wish).astype(np.int64)
+    missing = total - int(down.sum())
+    assert 0 <= missing <= len(wish), "the wishes add up to the total"
+    order = np.argsort(-(wish - down), kind="stable")
+    down[order[:missing]] += 1
+    return down

@@ -1,0 +1,21 @@
+"""What goes wrong because of what the user asked for.
+
+Each error's text is one line that says what is wrong and what to do next. The command line prints it and exits with
+code 2; programmer mistakes are asserts and keep their traceback.
+"""
+
+
+class EdgeKVError(Exception):
+    """A user mistake. `str(error)` is one line that says what to do."""
+
+
+class BadInput(EdgeKVError):
+    """A value, file or name that cannot be used."""
+
+
+class Cancelled(EdgeKVError):
+    """Reading a prompt was stopped; the conversation is as it was before the turn."""
+
+
+class Unsupported(EdgeKVError):
+    """A valid wish that this model, cache type or build cannot fulfil."""

@@ -1,0 +1,181 @@
+"""`Llama`: llama_cpp.Llama with a compressed KV cache.
+
+Everything of the parent works as there; what differs is where tokens go: a prompt is read layer by layer into a ragged store, a
+few tokens are appended to its tail, and the tail is compressed in turn when it grows too long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from edgekv import native, session
+from edgekv.engine import Engine, settings_from
+from edgekv.errors import BadInput, Cancelled, EdgeKVError
+from edgekv.stats import KVStats
+
+import llama_cpp
+from llama_cpp import _internals as internals
+
+APPEND_MAX = 64
+"""Up to this many new tokens are appended to the tail; more are read layer by layer and compressed."""
+
+
+class Llama(llama_cpp.Llama):
+    """A drop-in subclass of llama_cpp.Llama.
+
+    kv_ratio: share of the rows that is kept (0.2 keeps 20 %); 1 (default) leaves everything to the parent, bit for bit.
+    kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for all rows.
+    kv_method: see `edgekv methods`. kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts
+    stay whole. kv_tail: tokens that may gather behind the prompt before they are compressed too. kv_hidden: where hidden states
+    wait while a prompt is read: f32, f16 or disk. kv_progress(done, total) is called while a prompt is read.
+
+    Raises the EdgeKVError family (one line that says what to do) for user mistakes.
+    """
+
+    def __init__(
+        self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None, kv_budget_mb: float | None = None, kv_method: str = "snapkv",
+        kv_sink: int = 4, kv_window: int = 32, kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
+        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, flash_attn: bool | None = None, **kwargs: Any,
+    ) -> None:
+        self._kv: Engine | None = None
+        self._kv_note = ""
+        self._kv_cancel = threading.Event()
+        self.kv_progress = kv_progress
+        self._kv_settings = settings_from(
+            kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window,
+            kv_min_tokens=kv_min_tokens, kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
+        native.check_gguf(str(model_path))
+        compress = self._kv_settings.compresses
+        if compress and flash_attn is False:
+            raise BadInput("a compressed cache needs flash attention: leave flash_attn out, or set kv_ratio to 1")
+        native.next_context(compress)
+        try:
+            super().__init__(str(model_path), flash_attn=compress if flash_attn is None else flash_attn, **kwargs)
+        except ValueError as error:
+            raise BadInput(f"{model_path}: {error}") from error
+        finally:
+            native.next_context(False)
+        self._kv_attach(compress)
+
+    # ---- tokens
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last are not kept)."""
+        if self._kv is None:
+            return super().eval(tokens)
+        tokens = list(tokens)
+        if not tokens:
+            return None
+        if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
+            raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
+        if self.n_tokens + len(tokens) > self._n_ctx:
+            raise BadInput(f"{len(tokens)} more tokens do not fit: {self.n_tokens} of {self._n_ctx} are used; use a larger n_ctx or reset")
+        self._kv_cancel.clear()
+        if len(tokens) > APPEND_MAX:
+            self._kv.prefill(tokens)
+            self._kv_accept(tokens, n_logits=1)
+        else:
+            self._kv.bound_tail(self.input_ids[: self.n_tokens].tolist(), len(tokens))
+            self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
+            self._ctx.decode(self._batch)
+            self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
+        return None
+
+    def _kv_accept(self, tokens: list[int], n_logits: int) -> None:
+        end = self.n_tokens + len(tokens)
+        self.input_ids[self.n_tokens : end] = tokens
+        if self._logits_all:
+            logits = np.ctypeslib.as_array(self._ctx.get_logits(), shape=(n_logits, self._n_vocab))
+            self.scores[end - n_logits : end] = logits
+        self.n_tokens = end
+        self._requires_eval = False
+
+    def reset(self) -> None:
+        super().reset()
+        if self._kv is not None:
+            self._ctx.kv_cache_clear()
+            self._kv.forget()
+
+    # ---- the cache
+
+    def kv_cancel(self) -> None:
+        """Ask the prompt that is being read to stop: the call raises Cancelled, the conversation is as before the turn."""
+        self._kv_cancel.set()
+
+    def kv_set(self, ratio: float | None = None, budget: Any = None, method: str | None = None, budget_mb: float | None = None) -> None:
+        """Change what the next prompt is compressed to. From an uncompressed conversation the cache starts anew."""
+        old = self._kv_settings
+        tokens = old.table if old.table is not None else old.tokens
+        megabytes = None if old.n_bytes is None else old.n_bytes / 2**20
+        if ratio is not None:  # a ratio alone takes the place of an earlier budget
+            tokens = megabytes = None
+        self._kv_settings = settings_from(
+            kv_ratio=old.ratio if ratio is None else ratio, kv_budget=tokens if budget is None else budget,
+            kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_method=method or old.preset.name, kv_sink=old.sink,
+            kv_window=old.window, kv_min_tokens=old.min_tokens, kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
+        if self._kv is not None:
+            self._kv.settings = self._kv_settings
+        elif self._kv_settings.compresses and not self._kv_note:
+            self._kv_new_context()
+
+    def kv_stats(self) -> KVStats:
+        """What the cache holds and costs; see KVStats."""
+        s = self._kv_settings
+        if self._kv is None:
+            return session.stats_uncompressed(self, self._kv_note)
+        kv, info = self._kv, self._kv.store.memory()
+        kept = kv.kept()
+        full = kv.full_layers or range(len(kept))
+        rows, heads = sum(int(kept[il].sum()) for il in full), sum(kv.store.layers[il].n_head_kv for il in full)
+        return KVStats(
+            method=s.preset.name, ratio=s.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
+            n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=kv.prefill_ms, compress_ms=kv.compress_ms,
+            mode="layers" if kv.by_layer else "full then compress",
+            note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
+
+    def kv_save(self, path: str) -> None:
+        """Save the conversation (tokens and cache) to a file."""
+        session.save(self, path)
+
+    def kv_load(self, path: str) -> None:
+        """Load a conversation saved by `kv_save` with the same model and cache types; raises BadInput for any other file."""
+        session.load(self, path)
+
+    # ---- inside
+
+    def _kv_attach(self, wanted: bool) -> None:
+        """The engine for this context's store; a note if there is none although one was wanted."""
+        if native.Store.of(self._ctx.ctx) is None:
+            if wanted:
+                why = native.why_unsupported(self._model.model) or "its cache is of a kind that edgekv does not know"
+                self._kv_note = f"runs uncompressed: {why}"
+            return
+        self._kv = Engine(self._ctx.ctx, self._kv_settings)
+        self._kv.progress = self._kv_report
+
+    def _kv_report(self, done: int, total: int) -> None:
+        if self._kv_cancel.is_set():
+            raise Cancelled("cancelled: the conversation is as before this turn")
+        if self.kv_progress is not None:
+            self.kv_progress(done, total)
+
+    def _kv_new_context(self) -> None:
+        """This model in a context with a store, instead of the present one."""
+        self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        native.next_context(True)
+        try:
+            fresh = internals.LlamaContext(model=self._model, params=self.context_params, verbose=self.verbose)
+        except ValueError as error:
+            raise EdgeKVError(f"no compressed cache could be made: {error}") from error
+        finally:
+            native.next_context(False)
+        self._ctx.close()
+        self._ctx = self._stack.enter_context(closing(fresh))
+        self.n_tokens = 0
+        self._requires_eval = True
+        self._kv_attach(True)

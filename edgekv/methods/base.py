@@ -1,0 +1,111 @@
+"""What a method sees of a layer, and what it must offer.
+
+A method answers two of the five questions of a compression: whose queries judge the keys (`observe`) and what each row
+is worth (`score`). How many rows stay is the budget's answer, which ones `edgekv.select`'s. Nothing here knows a model,
+a cache or the native library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Budget = Callable[[int, int, int], NDArray[np.int32]]
+"""(mean rows per head, n_layer, n_head_kv) -> int32 [n_layer, n_head_kv]; see `edgekv.budget`."""
+
+
+@dataclass(frozen=True)
+class LayerStats:
+    """What one finished layer offers a method.
+
+    Head k has `n_old[k] + n_new` rows: first the rows kept from earlier turns (in the order of the store), then this
+    turn's tokens in order. Arrays are [n_head_kv, n_rows] with n_rows the longest head's; a row that does not exist has
+    `pos` -1 and meaningless statistics. Statistics that the method did not ask for in `observe.stats` are None.
+    """
+
+    il: int
+    n_layer: int
+    n_head_kv: int
+    n_rows: int
+    n_old: NDArray[np.int32]
+    n_new: int
+    pos: NDArray[np.int32]
+    """Token index of each row."""
+    mean: NDArray[np.float32] | None = None
+    """Attention a row gets: mean over the observing queries and the query heads of the KV head."""
+    var: NDArray[np.float32] | None = None
+    """Variance over the observing queries, then mean over the query heads."""
+    max: NDArray[np.float32] | None = None
+    """Maximum over the observing queries and the query heads."""
+    col_entropy: NDArray[np.float32] | None = None
+    """-sum of a*log(a) over the observing queries and the query heads, per row."""
+    col_sum: NDArray[np.float32] | None = None
+    """Sum over all prompt queries, then mean over the query heads."""
+    seed: int = 0
+
+    @property
+    def absent(self) -> NDArray[np.bool_]:
+        """bool [n_head_kv, n_rows]: True where a head has no row."""
+        return self.pos < 0
+
+    @property
+    def n_seen(self) -> int:
+        """Tokens read so far, this turn's included (the newest row's token index + 1)."""
+        return int(self.pos.max(initial=-1)) + 1
+
+
+STATS = ("mean", "var", "max", "col_entropy", "col_sum")
+
+
+@dataclass(frozen=True)
+class Observe:
+    """Whose queries judge the keys, and which of `STATS` the scorer has to make of them."""
+
+    window: bool = False
+    """The last tokens of the prompt."""
+    all_queries: bool = False
+    """Every token of the prompt (`col_sum`); costs a second pass over the attention."""
+    stats: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        unknown = set(self.stats) - set(STATS)
+        assert not unknown, f"no such statistics: {unknown}"
+
+
+class Method(Protocol):
+    """A published (or baseline) way to say what a row is worth."""
+
+    name: str
+    title: str
+    """One line for people."""
+    paper: str
+    """Where it comes from; empty for a baseline."""
+    observe: Observe
+    params: Any
+    """The parameters' defaults: an instance of the method's own frozen dataclass, or None if it has none."""
+
+    def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
+        """float32 [n_head_kv, n_rows], higher = keep, -inf where a head has no row. `params` None: the defaults."""
+        ...
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A method and a budget under the name that a user asks for."""
+
+    name: str
+    score: Method
+    budget: Budget
+    title: str
+    paper: str = ""
+    keeps_all: bool = False
+    """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched library does."""
+
+
+def masked(scores: NDArray[np.floating], layer: LayerStats) -> NDArray[np.float32]:
+    """float32 copy of `scores` with -inf where a head has no row."""
+    return np.where(layer.absent, np.float32(-np.inf), scores).astype(np.float32, copy=False)

@@ -1,0 +1,21 @@
+"""full: the baseline that evicts nothing. Every row is worth the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.methods.base import LayerStats, Observe, masked
+
+
+class Full:
+    name = "full"
+    title = "keeps every row (baseline)"
+    paper = ""
+    observe = Observe()
+    params = None
+
+    def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
+        return masked(np.zeros(layer.pos.shape, np.float32), layer)

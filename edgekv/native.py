@@ -1,0 +1,436 @@
+"""The native library: every ctypes call of the package (native/include/edgekv.h has the contracts).
+
+Importing this module loads edgekv's build of llama.cpp and lets `llama_cpp` use it too, so it must come before any other
+import of `llama_cpp` in the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
+
+ABI = 1
+CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
+HIDDEN = {"f32": 0, "f16": 1, "disk": 2}
+STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8}
+
+
+def lib_dir() -> Path:
+    """The folder of the native libraries: EDGEKV_LIB, or the one inside the package."""
+    return Path(os.environ.get("EDGEKV_LIB") or Path(__file__).parent / "lib")
+
+
+def _load() -> Any:
+    """`llama_cpp.llama_cpp` on our library."""
+    folder = lib_dir()
+    if not any(folder.glob("*llama*")):
+        raise EdgeKVError(f"the native library is missing in {folder}: build and install edgekv with 'pip install .'")
+    loaded = sys.modules.get("llama_cpp")
+    if loaded is None:
+        os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
+    import llama_cpp.llama_cpp as bindings
+
+    if not hasattr(bindings._lib, "edgekv_abi"):
+        raise EdgeKVError("llama_cpp was imported before edgekv with a library of its own: import edgekv first")
+    if bindings._lib.edgekv_abi() != ABI:
+        raise EdgeKVError(f"the library in {folder} is of another edgekv version: build and install again")
+    return bindings
+
+
+llama_cpp = _load()
+_lib = llama_cpp._lib
+
+
+class _Observer(Structure):
+    _fields_ = [("begin", c_int32), ("end", c_int32), ("stats", c_uint32)]
+
+
+class _LayerInfo(Structure):
+    _fields_ = [(n, c_int32) for n in ("n_head", "n_head_kv", "d_k", "d_v", "type_k", "type_v", "n_swa", "bytes_row")]
+
+
+class _MemoryInfo(Structure):
+    _fields_ = [(n, c_int64) for n in ("n_past", "boundary", "bytes_now", "bytes_peak")]
+
+
+_Progress = CFUNCTYPE(c_bool, c_int32, c_int32, c_void_p)
+
+
+class _PrefillParams(Structure):
+    _fields_ = [
+        ("tokens", POINTER(c_int32)), ("n_tokens", c_int32), ("n_probe", c_int32), ("observers", POINTER(_Observer)),
+        ("n_observers", c_int32), ("hidden", c_int), ("dir", c_char_p), ("progress", _Progress), ("data", c_void_p),
+    ]
+
+
+_I32P, _F32P = POINTER(c_int32), POINTER(c_float)
+
+
+def _declare() -> None:
+    """Argument and result types of every function that is called below."""
+    p = c_void_p
+    for name, result, *args in (
+        ("last_error", c_char_p), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p),
+        ("n_layer", c_int32, p), ("layer_get", c_int, p, c_int32, POINTER(_LayerInfo)), ("len", c_int, p, c_int32, _I32P),
+        ("pos", c_int, p, c_int32, c_int32, _I32P), ("rows_f32", c_int, p, c_int32, c_int32, _F32P, _F32P),
+        ("rows_bytes", c_int, p, c_int32, c_int32, p, p), ("memory_get", c_int, p, POINTER(_MemoryInfo)),
+        ("evict", c_int, p, c_int32, _I32P, _I32P), ("trim_capacity", c_int, p),
+        ("prefill_begin", c_void_p, p, POINTER(_PrefillParams)), ("prefill_by_layer", c_bool, p), ("prefill_score_ms", c_double, p),
+        ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
+        ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
+        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
+    ):
+        fn = getattr(_lib, "edgekv_" + name)
+        fn.restype, fn.argtypes = result, args
+
+
+_declare()
+
+
+def _error(status: int) -> EdgeKVError:
+    text = (_lib.edgekv_last_error() or b"").decode(errors="replace") or "the native library failed"
+    kind = {CANCELLED: Cancelled, INVALID: BadInput, UNSUPPORTED: Unsupported}.get(status, EdgeKVError)
+    return kind(text)
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise _error(status)
+
+
+def _i32(x: Any) -> Any:
+    return x.ctypes.data_as(_I32P)
+
+
+def _f32(x: Any) -> Any:
+    return None if x is None else x.ctypes.data_as(_F32P)
+
+
+# ---- contexts
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """Shape of one layer's cache; `bytes_row` is one K row and one V row of one KV head."""
+
+    n_head: int
+    n_head_kv: int
+    d_k: int
+    d_v: int
+    type_k: int
+    type_v: int
+    n_swa: int
+    bytes_row: int
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """n_past: tokens that went in; boundary: where the tail begins; bytes of the store now and at the peak, see edgekv.h."""
+
+    n_past: int
+    boundary: int
+    bytes_now: int
+    bytes_peak: int
+
+
+def next_context(on: bool) -> None:
+    """The next llama.cpp context that this thread creates gets a ragged store."""
+    _lib.edgekv_next_context(on)
+
+
+def why_unsupported(model: Any) -> str | None:
+    """Why this llama_model keeps llama.cpp's own cache, one line; None if it need not."""
+    why = _lib.edgekv_why_unsupported(model)
+    return why.decode() if why else None
+
+
+class Store:
+    """The ragged store of a llama_context."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
+        self.layers = [self._layer(il) for il in range(_lib.edgekv_n_layer(ctx))]
+        self.n_head_kv = max(x.n_head_kv for x in self.layers)
+
+    @staticmethod
+    def of(ctx: Any) -> Store | None:
+        """The store of a context, None if it has llama.cpp's own cache."""
+        return Store(ctx) if _lib.edgekv_has_store(ctx) else None
+
+    def _layer(self, il: int) -> LayerInfo:
+        info = _LayerInfo()
+        _check(_lib.edgekv_layer_get(self.ctx, il, info))
+        return LayerInfo(*(getattr(info, n) for n, _ in _LayerInfo._fields_))
+
+    def memory(self) -> MemoryInfo:
+        info = _MemoryInfo()
+        _check(_lib.edgekv_memory_get(self.ctx, info))
+        return MemoryInfo(*(getattr(info, n) for n, _ in _MemoryInfo._fields_))
+
+    def length(self, il: int) -> NDArray[np.int32]:
+        """int32 [n_head_kv]: rows that attention reads."""
+        out = np.empty(self.layers[il].n_head_kv, np.int32)
+        _check(_lib.edgekv_len(self.ctx, il, _i32(out)))
+        return out
+
+    def positions(self, il: int, head: int) -> NDArray[np.int32]:
+        """int32 [rows]: the token index of each row, in the order of the store."""
+        out = np.empty(self.length(il)[head], np.int32)
+        _check(_lib.edgekv_pos(self.ctx, il, head, _i32(out)))
+        return out
+
+    def rows(self, il: int, head: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K [rows, d_k] and V [rows, d_v] of one head as float32."""
+        n, info = int(self.length(il)[head]), self.layers[il]
+        k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
+        _check(_lib.edgekv_rows_f32(self.ctx, il, head, _f32(k), _f32(v)))
+        return k, v
+
+    def row_bytes(self, il: int, head: int) -> tuple[bytes, bytes]:
+        """K and V of one head as they are stored."""
+        import gguf
+
+        n, info = int(self.length(il)[head]), self.layers[il]
+        buffers = []
+        for kind, d in ((info.type_k, info.d_k), (info.type_v, info.d_v)):
+            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+            buffers.append(ctypes.create_string_buffer(max(n * d // block * size, 1)))
+        _check(_lib.edgekv_rows_bytes(self.ctx, il, head, *buffers))
+        return tuple(b.raw if n else b"" for b in buffers)  # type: ignore[return-value]
+
+    def evict(self, il: int, keep: list[NDArray[np.int32]]) -> None:
+        """Keep only these rows (row numbers per head), in this order."""
+        counts, rows = _lists(keep)
+        _check(_lib.edgekv_evict(self.ctx, il, _i32(counts), _i32(rows)))
+
+    def trim_capacity(self) -> None:
+        """Room that no row uses goes back to the allocator."""
+        _check(_lib.edgekv_trim_capacity(self.ctx))
+
+
+def _lists(keep: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    counts = np.array([len(x) for x in keep], np.int32)
+    rows = np.concatenate([np.asarray(x, np.int32) for x in keep]) if counts.sum() else np.zeros(1, np.int32)
+    return counts, np.ascontiguousarray(rows)
+
+
+# ---- prefill
+
+
+class Prefill:
+    """A prompt that is read layer by layer. Use as a context manager: leaving it without `end` forgets the prompt.
+
+    tokens: the prompt; probe: tokens that are read behind it and never stored; observers: (begin, end, names of STATS).
+    progress(done, total) is called between chunks; if it raises, reading stops and the exception comes out of `run`.
+    """
+
+    def __init__(
+        self, ctx: Any, tokens: Iterable[int], observers: list[tuple[int, int, tuple[str, ...]]], *, probe: Iterable[int] = (),
+        hidden: str = "f32", hidden_dir: str | None = None, progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        tokens, probe = list(tokens), list(probe)
+        self.n_tokens, self.n_probe = len(tokens), len(probe)
+        self._store = Store(ctx)
+        self._raised: BaseException | None = None
+        self._progress = progress
+        self._tokens = np.asarray(tokens + probe, np.int32)
+        self._observers = (_Observer * max(len(observers), 1))(*(
+            _Observer(a, b, sum(STATS[s] for s in stats)) for a, b, stats in observers))
+        self._callback = _Progress(self._report)
+        params = _PrefillParams(_i32(self._tokens), self.n_tokens, self.n_probe, self._observers, len(observers), HIDDEN[hidden],
+                                hidden_dir.encode() if hidden_dir else None, self._callback, None)
+        self._p = _lib.edgekv_prefill_begin(ctx, params)
+        if not self._p:
+            raise _error(INVALID)
+        self.il = -1
+
+    def _report(self, done: int, total: int, _: Any) -> bool:
+        try:  # nothing may travel through the C frames
+            if self._progress:
+                self._progress(done, total)
+            return True
+        except BaseException as error:
+            self._raised = error
+            return False
+
+    def __enter__(self) -> Prefill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._p:
+            _lib.edgekv_prefill_free(self._p)
+            self._p = None
+
+    @property
+    def by_layer(self) -> bool:
+        return bool(_lib.edgekv_prefill_by_layer(self._p))
+
+    @property
+    def score_ms(self) -> float:
+        return float(_lib.edgekv_prefill_score_ms(self._p))
+
+    def run(self, il: int) -> None:
+        """Compute layer il; layers come in order and each must be kept before the next."""
+        status = _lib.edgekv_prefill_run(self._p, il)
+        if self._raised:
+            raised, self._raised = self._raised, None
+            raise raised
+        _check(status)
+        self.il = il
+
+    def n_old(self) -> NDArray[np.int32]:
+        """int32 [n_head_kv]: rows of earlier turns in front of this turn's, in the layer in work."""
+        return self._store.length(self.il)
+
+    def stat(self, observer: int, name: str) -> NDArray[np.float32]:
+        """float32 [n_head_kv, max(n_old) + n_tokens + n_probe]; see edgekv.methods.LayerStats for the meaning."""
+        n_old = self.n_old()
+        out = np.empty((len(n_old), int(n_old.max(initial=0)) + self.n_tokens + self.n_probe), np.float32)
+        _check(_lib.edgekv_prefill_stat(self._p, observer, STATS[name], _f32(out)))
+        return out
+
+    def rows(self, head: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of one head of the layer in work, [n_old + n_tokens + n_probe, d], float32."""
+        n, info = int(self.n_old()[head]) + self.n_tokens + self.n_probe, self._store.layers[self.il]
+        k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
+        _check(_lib.edgekv_prefill_rows(self._p, head, _f32(k), _f32(v)))
+        return k, v
+
+    def keep(self, rows: list[NDArray[np.int32]]) -> None:
+        """evict: the layer in work keeps these rows of each head, in this order."""
+        counts, flat = _lists(rows)
+        _check(_lib.edgekv_prefill_keep(self._p, _i32(counts), _i32(flat)))
+
+    def shrink(self, il: int, counts: NDArray[np.int32]) -> None:
+        """A finished layer shrinks to the first counts[k] rows of each head."""
+        counts = np.ascontiguousarray(counts, np.int32)
+        _check(_lib.edgekv_prefill_shrink(self._p, il, _i32(counts)))
+
+    def end(self) -> None:
+        """All layers are kept: they are the conversation now."""
+        _check(_lib.edgekv_prefill_end(self._p))
+
+
+# ---- facts about the build, and about a model file
+
+
+def _cache_types() -> dict[str, tuple[int, int, int]]:
+    import gguf
+
+    names = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+    kinds = {n: gguf.GGMLQuantizationType[n.upper()] for n in names}
+    return {n: (int(k), *gguf.GGML_QUANT_SIZES[k]) for n, k in kinds.items()}
+
+
+cache_types = _cache_types()
+"""name -> (ggml type, values per block, bytes per block)"""
+
+
+def _devices() -> list[dict[str, Any]]:
+    import llama_cpp
+
+    ggml = ctypes.CDLL(str(next(p for p in lib_dir().iterdir() if p.name.split(".")[0] in ("libggml", "ggml"))))
+    base = ctypes.CDLL(str(next(p for p in lib_dir().iterdir() if p.name.split(".")[0] in ("libggml-base", "ggml-base"))))
+    llama_cpp.llama_backend_init()
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    ggml.ggml_backend_dev_get.restype, ggml.ggml_backend_dev_get.argtypes = c_void_p, [ctypes.c_size_t]
+    for name in ("name", "description"):
+        fn = getattr(base, "ggml_backend_dev_" + name)
+        fn.restype, fn.argtypes = c_char_p, [c_void_p]
+    base.ggml_backend_dev_memory.argtypes = [c_void_p, POINTER(ctypes.c_size_t), POINTER(ctypes.c_size_t)]
+    found = []
+    for i in range(ggml.ggml_backend_dev_count()):
+        dev = ggml.ggml_backend_dev_get(i)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        base.ggml_backend_dev_memory(dev, free, total)
+        found.append({
+            "name": base.ggml_backend_dev_name(dev).decode(), "description": base.ggml_backend_dev_description(dev).decode(),
+            "memory_total": total.value, "memory_free": free.value,
+        })
+    return found
+
+
+def build_info() -> dict[str, Any]:
+    """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in bytes)."""
+    import llama_cpp
+
+    import edgekv
+
+    path = lib_dir() / "build-info.json"
+    built = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        "edgekv": edgekv.__version__, "llama_cpp_python": llama_cpp.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
+        "patches": built.get("patches", []), "lib": str(lib_dir()), "devices": _devices(), "build": built,
+    }
+
+
+def model_info(path: str) -> dict[str, Any]:
+    """Shape of a GGUF file and how edgekv reads it: mode 'layers' or 'uncompressed', with the reason in `note`.
+
+    Raises BadInput if the file cannot be loaded. Weights are not read.
+    """
+    params = llama_cpp.llama_model_default_params()
+    params.no_alloc = True
+    params.use_mmap = False
+    check_gguf(path)
+    model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise BadInput(f"{path} cannot be loaded as a model")
+    try:
+        return model_shape(model)
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def model_shape(model: Any) -> dict[str, Any]:
+    meta = _metadata(model)
+    arch = meta.get("general.architecture", "unknown")
+    n_head = llama_cpp.llama_model_n_head(model)
+    d_default = llama_cpp.llama_model_n_embd(model) // max(n_head, 1)
+    n_layer = llama_cpp.llama_model_n_layer(model)
+    heads = json.loads(meta[key]) if (key := f"{arch}.attention.head_count_kv") in meta and meta[key].startswith("[") else None
+    why = why_unsupported(model)
+    return {
+        "arch": arch, "n_layer": n_layer, "n_head": n_head, "n_head_kv": heads or [llama_cpp.llama_model_n_head_kv(model)] * n_layer,
+        "d_head_k": int(meta.get(f"{arch}.attention.key_length", d_default)),
+        "d_head_v": int(meta.get(f"{arch}.attention.value_length", d_default)),
+        "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model), "n_params": llama_cpp.llama_model_n_params(model),
+        "size_bytes": llama_cpp.llama_model_size(model), "mode": "uncompressed" if why else "layers", "note": why or "",
+    }
+
+
+def _metadata(model: Any) -> dict[str, str]:
+    """Scalar metadata of a model, as text."""
+    found, buffer = {}, ctypes.create_string_buffer(4096)
+    for i in range(llama_cpp.llama_model_meta_count(model)):
+        llama_cpp.llama_model_meta_key_by_index(model, i, buffer, len(buffer))
+        key = buffer.value.decode(errors="replace")
+        llama_cpp.llama_model_meta_val_str_by_index(model, i, buffer, len(buffer))
+        found[key] = buffer.value.decode(errors="replace")
+    return found
+
+
+def check_gguf(path: str) -> None:
+    """Raises BadInput, in one line that says what to do, unless `path` is a readable file that begins like a GGUF."""
+    file = Path(path)
+    if file.is_dir():
+        raise BadInput(f"{path} is a folder; name the .gguf file in it")
+    try:
+        with file.open("rb") as f:
+            magic = f.read(4)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}); name a .gguf file") from None
+    if magic != b"GGUF":
+        raise BadInput(f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf")

@@ -1,0 +1,68 @@
+"""Which rows stay: the only top-k of the repository."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+def keep(
+    scores: NDArray[np.float32],
+    counts: ArrayLike,
+    pos: NDArray[np.int32],
+    n_seen: int,
+    sink: int = 4,
+    window: int = 32,
+) -> list[NDArray[np.int32]]:
+    """Rows to keep, for each KV head an int32 array of min(counts[k], rows of the head) row indices.
+
+    scores: float [n_head_kv, n_rows], higher = keep; NaN counts as the lowest.
+    counts: int [n_head_kv]. pos: int [n_head_kv, n_rows], each row's token index, -1 where a head has no row.
+    n_seen: tokens read so far. The rows of the first `sink` and the last `window` tokens are protected.
+
+    Order: the protected rows by token index, then the others by falling score, ties by token index. So the rows of a
+    smaller count are the first rows of a larger one, as long as both hold all protected rows. If the count is less
+    than the protected rows, the most recent of them stay: sinks go first, then the window's oldest.
+    """
+    counts = np.asarray(counts)
+    assert scores.shape == pos.shape and counts.shape == scores.shape[:1]
+    heads = zip(scores, counts, pos, strict=True)
+    return [_keep_head(s, int(n), p, n_seen, sink, window) for s, n, p in heads]
+
+
+def _keep_head(
+    score: NDArray[np.float32], count: int, pos: NDArray[np.int32], n_seen: int, sink: int, window: int
+) -> NDArray[np.int32]:
+    """`keep` for one head: score, pos [n_rows]."""
+    rows = _in_token_order(pos)
+    token = pos[rows]
+    n_sink = int(np.searchsorted(token, sink))
+    n_before = max(int(np.searchsorted(token, n_seen - window)), n_sink)
+    protected = np.concatenate([rows[:n_sink], rows[n_before:]])
+    if count <= len(protected):
+        return protected[len(protected) - count :]
+    rest = rows[n_sink:n_before]
+    return np.concatenate([protected, rest[_top(score[rest], count - len(protected))]])
+
+
+def _in_token_order(pos: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Indices of the rows that exist, by token index."""
+    rows = np.flatnonzero(pos >= 0).astype(np.int32)
+    token = pos[rows]
+    if (token[1:] > token[:-1]).all():  # rows of a first turn
+        return rows
+    return rows[np.argsort(token, kind="stable")]
+
+
+def _top(score: NDArray[np.float32], n: int) -> NDArray[np.int64]:
+    """Indices of the n highest scores (all if there are fewer), highest first, equal ones in order.
+
+    Score and index are packed into one integer that sorts like the pair, which needs no slow stable sort.
+    """
+    key = np.where(np.isnan(score), np.inf, 0.0 - score).astype(np.float32) + np.float32(0)  # no -0.0 beside 0.0
+    bits = key.view(np.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
+    packed = (ordered.astype(np.int64) << 32) | np.arange(len(score))
+    if n < len(packed):
+        packed = np.partition(packed, n)[:n]
+    return np.sort(packed) & 0xFFFFFFFF

@@ -1,0 +1,37 @@
+"""What a conversation's cache holds and costs, for people and programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class KVStats:
+    """Bytes are read from the backend's buffers, rows from the store that attention reads."""
+
+    method: str
+    ratio: float
+    """Share of rows that was asked to be kept, 1 = all."""
+    n_seen: int
+    """Tokens of the conversation."""
+    n_kept: float
+    """Rows per layer and KV head, the mean over the layers that attend to everything."""
+    kept: NDArray[np.int32]
+    """[n_layer, n_head_kv] rows of each head (0 where a layer has fewer heads)."""
+    n_bytes: int
+    """K and V now, room for the next tokens included."""
+    n_bytes_peak: int
+    """The most that K, V, the layer in work, hidden states and masks took together since the conversation began."""
+    n_bytes_full: int
+    """K and V of all tokens seen, as llama.cpp's own cache holds them."""
+    prefill_ms: float
+    """Reading the last prompt, compression included."""
+    compress_ms: float
+    """Scoring, selecting and moving rows, as part of that."""
+    mode: str
+    """'layers', 'full then compress' or 'uncompressed'."""
+    note: str = ""
+    """Why the mode is not 'layers', one line; else empty."""
