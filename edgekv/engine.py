@@ -62,7 +62,6 @@ class Engine:
         or whatever `progress` raised if it was stopped; the store is then as before.
         """
         s, begin = self.settings, time.perf_counter()
-        observe = s.preset.score.observe
         with native.Prefill(self.ctx, tokens, self._observers(len(tokens)), hidden=s.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
             counts = self._counts(len(tokens))
@@ -72,7 +71,7 @@ class Engine:
                 if info.n_swa:
                     continue  # keeps its window by itself
                 start = time.perf_counter()
-                layer = self._layer_stats(p, il, observe.stats)
+                layer = self._layer_stats(p, il)
                 scores = s.preset.score.score(layer)
                 p.keep(select.keep(scores, counts[il, : info.n_head_kv], layer.pos, layer.n_seen, s.sink, s.window))
                 spent += time.perf_counter() - start
@@ -113,12 +112,13 @@ class Engine:
         return sum(x.bytes_row * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens) for x in self.store.layers)
 
     def _observers(self, n: int) -> list[tuple[int, int, tuple[str, ...]]]:
+        """(first token, end, statistics) of the queries that judge n new tokens: the window, then all of them."""
         observe = self.settings.preset.score.observe
         window = tuple(x for x in observe.stats if x != "col_sum")
-        found = [(max(n - self.settings.window, 0), n, window)] if observe.window and window else []
+        found = [(max(n - self.settings.window, 0), n, window)] if window else []
         return found + ([(0, n, ("mean",))] if "col_sum" in observe.stats else [])
 
-    def _layer_stats(self, p: native.Prefill, il: int, wanted: tuple[str, ...]) -> LayerStats:
+    def _layer_stats(self, p: native.Prefill, il: int) -> LayerStats:
         n_old = p.n_old()
         n_rows = int(n_old.max(initial=0)) + p.n_tokens
         first = self.store.memory().n_past
@@ -126,12 +126,10 @@ class Engine:
         for k, n in enumerate(n_old):
             pos[k, :n] = self.store.positions(il, k)
             pos[k, n : n + p.n_tokens] = np.arange(first, first + p.n_tokens)
-        stats: dict[str, NDArray[np.float32]] = {}
-        for i, (begin, end, names) in enumerate(self._observers(p.n_tokens)):
-            if names == ("mean",) and "col_sum" in wanted and (begin, end) == (0, p.n_tokens) and i > 0 or "mean" not in wanted:
-                stats["col_sum"] = p.stat(i, "mean")[:, :n_rows] * p.n_tokens
-            else:
-                stats.update({name: p.stat(i, name)[:, :n_rows] for name in names})
+        wanted = self.settings.preset.score.observe.stats
+        stats = {name: p.stat(0, name) for name in wanted if name != "col_sum"}
+        if "col_sum" in wanted:
+            stats["col_sum"] = p.stat(len(self._observers(p.n_tokens)) - 1, "mean") * np.float32(p.n_tokens)
         return LayerStats(il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, **stats)
 
     def _counts(self, n_new: int) -> NDArray[np.int32]:

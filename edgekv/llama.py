@@ -7,8 +7,9 @@ few tokens are appended to its tail, and the tail is compressed in turn when it 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,9 @@ class Llama(llama_cpp.Llama):
         kv_sink: int = 4, kv_window: int = 32, kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
         kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, flash_attn: bool | None = None, **kwargs: Any,
     ) -> None:
+        self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._kv: Engine | None = None
+        self._kv_prefill_ms = 0.0
         self._kv_note = ""
         self._kv_cancel = threading.Event()
         self.kv_progress = kv_progress
@@ -51,11 +54,16 @@ class Llama(llama_cpp.Llama):
             kv_min_tokens=kv_min_tokens, kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
         native.check_gguf(str(model_path))
         compress = self._kv_settings.compresses
-        if compress and flash_attn is False:
-            raise BadInput("a compressed cache needs flash attention: leave flash_attn out, or set kv_ratio to 1")
+        quantised = kwargs.get("type_v") not in (None, *(native.cache_types[t][0] for t in ("f16", "bf16")), 0)
+        if flash_attn is False and (compress or quantised):
+            raise BadInput(f"a {'compressed' if compress else 'quantised V'} cache needs flash attention: leave flash_attn out")
+        if flash_attn is None:
+            flash_attn = compress or quantised
+        if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
+            kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
         native.next_context(compress)
         try:
-            super().__init__(str(model_path), flash_attn=compress if flash_attn is None else flash_attn, **kwargs)
+            super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
         except ValueError as error:
             raise BadInput(f"{model_path}: {error}") from error
         finally:
@@ -66,25 +74,45 @@ class Llama(llama_cpp.Llama):
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last are not kept)."""
-        if self._kv is None:
-            return super().eval(tokens)
         tokens = list(tokens)
         if not tokens:
-            return None
+            return
+        self._kv_cancel.clear()
+        begin = time.perf_counter()
+        if self._kv is None:
+            self._kv_eval_whole(tokens)
+        else:
+            self._kv_eval(self._kv, tokens)
+        if len(tokens) > 1:
+            self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
+
+    def _kv_eval_whole(self, tokens: list[int]) -> None:
+        """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
+        before = self.n_tokens
+        try:
+            for i in range(0, len(tokens), self.n_batch):
+                super().eval(tokens[i : i + self.n_batch])
+                if len(tokens) > 1:
+                    self._kv_report(min(i + self.n_batch, len(tokens)), len(tokens))
+        except BaseException:
+            self.n_tokens = before
+            self._ctx.kv_cache_seq_rm(-1, before, -1)
+            self._requires_eval = True
+            raise
+
+    def _kv_eval(self, kv: Engine, tokens: list[int]) -> None:
         if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
             raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
         if self.n_tokens + len(tokens) > self._n_ctx:
             raise BadInput(f"{len(tokens)} more tokens do not fit: {self.n_tokens} of {self._n_ctx} are used; use a larger n_ctx or reset")
-        self._kv_cancel.clear()
         if len(tokens) > APPEND_MAX:
-            self._kv.prefill(tokens)
+            kv.prefill(tokens)
             self._kv_accept(tokens, n_logits=1)
         else:
-            self._kv.bound_tail(self.input_ids[: self.n_tokens].tolist(), len(tokens))
+            kv.bound_tail(self.input_ids[: self.n_tokens].tolist(), len(tokens))
             self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
             self._ctx.decode(self._batch)
             self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
-        return None
 
     def _kv_accept(self, tokens: list[int], n_logits: int) -> None:
         end = self.n_tokens + len(tokens)
@@ -94,6 +122,14 @@ class Llama(llama_cpp.Llama):
             self.scores[end - n_logits : end] = logits
         self.n_tokens = end
         self._requires_eval = False
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        try:
+            yield from super()._create_completion(*args, **kwargs)
+        except ValueError as error:
+            if "exceed context window" not in str(error):
+                raise
+            raise BadInput(f"{error}: use a larger n_ctx or a shorter prompt") from error
 
     def reset(self) -> None:
         super().reset()
@@ -127,14 +163,14 @@ class Llama(llama_cpp.Llama):
         """What the cache holds and costs; see KVStats."""
         s = self._kv_settings
         if self._kv is None:
-            return session.stats_uncompressed(self, self._kv_note)
+            return session.stats_uncompressed(self, self._kv_note, self._kv_prefill_ms)
         kv, info = self._kv, self._kv.store.memory()
         kept = kv.kept()
         full = kv.full_layers or range(len(kept))
         rows, heads = sum(int(kept[il].sum()) for il in full), sum(kv.store.layers[il].n_head_kv for il in full)
         return KVStats(
             method=s.preset.name, ratio=s.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
-            n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=kv.prefill_ms, compress_ms=kv.compress_ms,
+            n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms, compress_ms=kv.compress_ms,
             mode="layers" if kv.by_layer else "full then compress",
             note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 

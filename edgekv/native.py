@@ -10,7 +10,8 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -372,7 +373,7 @@ def build_info() -> dict[str, Any]:
     built = json.loads(path.read_text()) if path.exists() else {}
     return {
         "edgekv": edgekv.__version__, "llama_cpp_python": llama_cpp.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
-        "patches": built.get("patches", []), "lib": str(lib_dir()), "devices": _devices(), "build": built,
+        "patches": [x["name"] for x in built.get("patches", [])], "lib": str(lib_dir()), "devices": _devices(), "build": built,
     }
 
 
@@ -383,15 +384,29 @@ def model_info(path: str) -> dict[str, Any]:
     """
     params = llama_cpp.llama_model_default_params()
     params.no_alloc = True
-    params.use_mmap = False
+    params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
     check_gguf(path)
-    model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    with _quiet():
+        model = llama_cpp.llama_model_load_from_file(path.encode(), params)
     if not model:
         raise BadInput(f"{path} cannot be loaded as a model")
     try:
         return model_shape(model)
     finally:
         llama_cpp.llama_model_free(model)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """llama.cpp logs nothing inside."""
+    from llama_cpp import _logger
+
+    level = _logger.logger.level
+    _logger.set_verbose(False)
+    try:
+        yield
+    finally:
+        _logger.logger.setLevel(level)
 
 
 def model_shape(model: Any) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _read(llm: Llama, path: str) -> tuple[np.ndarray[Any, Any], bytes]:
     return np.frombuffer(body[:cut], "<i4"), body[cut:]
 
 
-def stats_uncompressed(llm: Llama, note: str) -> KVStats:
+def stats_uncompressed(llm: Llama, note: str, prefill_ms: float) -> KVStats:
     """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole context at the start."""
     info = native.model_shape(llm._model.model)
     types = {kind: (block, size) for kind, block, size in native.cache_types.values()} | {0: (1, 4)}
@@ -111,4 +111,4 @@ def stats_uncompressed(llm: Llama, note: str) -> KVStats:
     allocated = per_token * llm.n_ctx()
     kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)
     return KVStats(method="full", ratio=1.0, n_seen=llm.n_tokens, n_kept=float(llm.n_tokens), kept=kept, n_bytes=allocated,
-                   n_bytes_peak=allocated, n_bytes_full=per_token * llm.n_tokens, prefill_ms=0.0, compress_ms=0.0, mode="uncompressed", note=note)
+                   n_bytes_peak=allocated, n_bytes_full=per_token * llm.n_tokens, prefill_ms=prefill_ms, compress_ms=0.0, mode="uncompressed", note=note)

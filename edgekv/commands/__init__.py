@@ -1,0 +1,86 @@
+"""The command line: one file per command, loaded when it is asked for, so that help is quick.
+
+This file holds the group and the one place where errors become a line and an exit code: 2 for anything the user can put
+right, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from edgekv import __version__
+from edgekv.errors import EdgeKVError
+
+COMMANDS = ("chat", "run", "info", "methods", "eval")  # each: the click command `command` of edgekv.commands.<name>
+
+NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click before 8.2 prints the help itself
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+class Group(click.Group):
+    """Loads commands lazily and turns errors into one line on standard error."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return import_module(f"edgekv.commands.{name}").command if name in COMMANDS else None
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        _prepare_streams()
+        try:
+            sys.exit(_exit_code(super().main(*args, standalone_mode=False, **extra)))
+        except EdgeKVError as error:
+            fail(str(error))
+        except NO_ARGUMENTS as error:
+            error.show()
+            sys.exit(2)
+        except click.ClickException as error:
+            fail(_one_line(error))
+        except click.Abort:
+            sys.exit(130)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the program with one line on standard error and exit code 2."""
+    click.echo(f"edgekv: {message}", err=True)
+    sys.exit(2)
+
+
+def _exit_code(result: Any) -> int:
+    """What a command returned: an exit code or nothing."""
+    return result if isinstance(result, int) else 0
+
+
+def _one_line(error: click.ClickException) -> str:
+    """Click's message, with where to look things up if the command line was wrong."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; see '{context.command_path} --help'" if context else message
+
+
+def _prepare_streams() -> None:
+    """Bytes that are no text come in, and characters a terminal does not have go out, as replacement marks.
+
+    What is piped in is UTF-8 whatever the locale says. A closed stream becomes an empty one.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="replace")
+    if hasattr(sys.stdin, "reconfigure") and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+
+
+@click.group(cls=Group, context_settings=SETTINGS, no_args_is_help=True)
+@click.version_option(__version__, prog_name="edgekv")
+def main() -> None:
+    """Run any GGUF model with a KV cache that is physically a fraction of its full size."""

@@ -1,0 +1,84 @@
+"""edgekv chat: a conversation, typed or piped (then each line of standard input is one turn)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from edgekv.commands import slash, terminal
+from edgekv.commands.conversation import Conversation
+from edgekv.commands.options import SYSTEM, EngineOptions, SamplingOptions, engine_options, sampling_options
+from edgekv.commands.report import status_line
+from edgekv.commands.text import encodable, printable
+from edgekv.errors import Cancelled, EdgeKVError
+
+FULL = "the context is full; /reset starts afresh, or start with a larger -c"
+
+
+@click.command("chat", short_help="Chat with a model, about documents too.")
+@engine_options
+@sampling_options
+@SYSTEM
+def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str | None) -> int:
+    """Chat with a model, about documents too. /help in the chat lists its commands.
+
+    Replies go to standard output, everything else to standard error. Without a terminal each line of standard input is
+    one turn, and the exit code is 2 if one of them was refused.
+    """
+    from edgekv.commands.load import load_llama, sampling_arguments
+
+    llm = load_llama(engine)
+    conversation = Conversation(llm, sampling_arguments(llm, sampling), encodable(system_prompt or ""))
+    if not terminal.is_interactive():
+        return talk(conversation, terminal.piped_lines(), typed=False)
+    slash.say(f"{engine.model}: context of {llm.n_ctx():,} tokens; /help lists the commands, Ctrl-D ends")
+    talk(conversation, terminal.typed_lines(), typed=True)
+    return 0
+
+
+def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
+    """One turn per line. Returns the exit code: 2 if a line was refused."""
+    code = 0
+    for line in lines:
+        try:
+            answer(conversation, encodable(line).strip(), typed)
+        except slash.Quit:
+            break
+        except Cancelled as stopped:
+            slash.say(f"edgekv: {stopped}")
+            if not typed:
+                raise click.Abort from None
+        except EdgeKVError as error:
+            slash.say(f"edgekv: {error}")
+            code = 2
+    return code
+
+
+def answer(conversation: Conversation, line: str, typed: bool) -> None:
+    """Carries out a command, or asks the model. Raises Quit, and EdgeKVError with the conversation as it was."""
+    waiting = list(conversation.documents)
+    try:
+        question = slash.run(conversation, line) if line.startswith("/") else line
+        if question:
+            take_turn(conversation, question, typed)
+    except EdgeKVError:
+        conversation.documents = waiting  # a document that came with a refused question goes with it
+        raise
+
+
+def take_turn(conversation: Conversation, question: str, typed: bool) -> None:
+    """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat was interrupted."""
+    with terminal.interruptible(conversation.stop), terminal.reading_bar(conversation.llm) as bar:
+        for piece in conversation.ask(question):
+            bar.stop()
+            terminal.write(printable(piece) if typed else piece)
+    terminal.write("\n")
+    stream, stats = conversation.stream, conversation.llm.kv_stats()
+    terminal.status(status_line(stats, stream))
+    if stats.note and len(conversation.messages) <= 3:  # once, after the first turn
+        slash.say(f"edgekv: {stats.note}")
+    if stream.finish == "stopped" and not typed:
+        raise click.Abort
+    if stream.finish == "length" and not conversation.arguments["max_tokens"]:
+        slash.say(f"edgekv: {FULL}")

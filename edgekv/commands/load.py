@@ -1,0 +1,109 @@
+"""From options to a loaded model: the only place where commands meet the engine, and where tests put a fake."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgekv.commands.options import EngineOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+CTX_UNIT = 256
+"""llama.cpp rounds a context up to this many tokens; the bindings' own arrays must be as long."""
+
+
+def model_path(name: str) -> str:
+    """The file that `--model name` means."""
+    from edgekv.demo import demo_path
+
+    return str(demo_path()) if name == "demo" else name
+
+
+def load_llama(options: EngineOptions) -> Llama:
+    """The model with its context. Raises EdgeKVError."""
+    path = model_path(options.model)
+    from edgekv import Llama, native
+
+    threads = count_threads(options.threads)
+    seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
+    return Llama(
+        path,
+        kv_ratio=options.kv_ratio, kv_budget=options.kv_budget, kv_budget_mb=options.kv_budget_mb,
+        kv_method=options.kv_method, kv_sink=options.kv_sink, kv_window=options.kv_window,
+        kv_min_tokens=options.kv_min_tokens, kv_hidden=options.kv_hidden, kv_tail=options.kv_tail,
+        kv_seed=max(options.seed, 0),
+        n_ctx=-(-options.ctx_size // CTX_UNIT) * CTX_UNIT, n_batch=options.batch_size, n_ubatch=options.ubatch_size, n_threads=threads,
+        n_threads_batch=threads if options.threads_batch is None else count_threads(options.threads_batch),
+        n_gpu_layers=options.gpu_layers,
+        flash_attn=options.flash_attn != "off",  # a quantised V cache needs it, so auto is on
+        type_k=native.cache_types[options.cache_type_k][0], type_v=native.cache_types[options.cache_type_v][0],
+        seed=seed, verbose=options.verbose,
+    )
+
+
+def build_info() -> dict[str, Any]:
+    """What is installed and loaded: see `edgekv.native.build_info`."""
+    from edgekv import native
+
+    return native.build_info()
+
+
+def model_info(path: str) -> dict[str, Any]:
+    """A model file's shape: see `edgekv.native.model_info`. Raises EdgeKVError."""
+    from edgekv import native
+
+    return native.model_info(path)
+
+
+def cache_types() -> dict[str, tuple[int, int, int]]:
+    """name -> (ggml type, values of a block, bytes of a block)."""
+    from edgekv import native
+
+    return native.cache_types
+
+
+def end_tokens(llm: Llama) -> list[int]:
+    """The tokens at which the model would stop."""
+    import llama_cpp
+
+    vocab = llm._model.vocab
+    return [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]
+
+
+def sampling_arguments(llm: Llama, sampling: SamplingOptions) -> dict[str, Any]:
+    """Keyword arguments of `create_completion` and `create_chat_completion`."""
+    return {
+        "max_tokens": sampling.predict if sampling.predict > 0 else None,
+        "temperature": sampling.temp, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repeat_penalty,
+        "logit_bias": dict.fromkeys(end_tokens(llm), float("-inf")) if sampling.ignore_eos else None,
+    }
+
+
+def count_threads(wish: int | None) -> int:
+    """Threads for `-t wish`: 0 and less are all processors, None the physical cores, as in llama.cpp."""
+    if wish is not None and wish > 0:
+        return wish
+    processors = _processors()
+    cores = {_read(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings") for i in processors} - {""}
+    if wish is not None:
+        return len(processors)
+    return len(cores) or (len(processors) if len(processors) <= 4 else len(processors) // 2)
+
+
+def _processors() -> set[int]:
+    """The processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

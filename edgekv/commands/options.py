@@ -1,0 +1,200 @@
+"""The options that commands share, as decorators that hand a command one dataclass per group.
+
+Spelling, defaults and LLAMA_ARG_* names are those of llama.cpp; where llama.cpp has no name in the environment, it is
+made by the same rule. What is new begins with --kv- and is EDGEKV_KV_* in the environment. A flag goes before the
+environment, the environment before the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+CACHE_TYPES = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+SWITCH = {
+    "on": "on", "enabled": "on", "true": "on", "1": "on",
+    "off": "off", "disabled": "off", "false": "off", "0": "off",
+    "auto": "auto", "-1": "auto",
+}
+
+Options = TypeVar("Options")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How a model is loaded. Fields are the options' names."""
+
+    model: str
+    ctx_size: int
+    batch_size: int
+    ubatch_size: int
+    threads: int | None
+    threads_batch: int | None
+    gpu_layers: int
+    flash_attn: str
+    cache_type_k: str
+    cache_type_v: str
+    seed: int
+    verbose: bool
+    kv_ratio: float
+    kv_budget: int | None
+    kv_budget_mb: float | None
+    kv_method: str
+    kv_sink: int
+    kv_window: int
+    kv_min_tokens: int
+    kv_hidden: str
+    kv_tail: int
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How tokens are drawn. Fields are the options' names."""
+
+    predict: int
+    temp: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    ignore_eos: bool
+
+
+def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
+    """Click callback: a share of rows to keep. Raises BadInput."""
+    from edgekv.budget import check_ratio
+
+    return check_ratio(value)
+
+
+def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Click callback: the name of a method. Raises BadInput."""
+    from edgekv.methods import get
+
+    return get(value).name
+
+
+def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Click callback: a number of layers; -1 for 'auto' and 'all' (with no GPU in the build it changes nothing)."""
+    if value in ("auto", "all"):
+        return -1
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter("give a number of layers, 'auto' or 'all'", ctx, param) from None
+
+
+def switch(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Click callback: on, off or auto, in any of llama.cpp's spellings."""
+    if value.lower() not in SWITCH:
+        raise click.BadParameter("give on, off or auto", ctx, param)
+    return SWITCH[value.lower()]
+
+
+def predict(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    """Click callback: tokens to write; -1 (and llama.cpp's -2) until the end or until the context is full."""
+    if value < -2 or value == 0:
+        raise click.BadParameter("give a number of tokens, or -1 for no limit", ctx, param)
+    return value
+
+
+def _option(*names: str, env: str | None, help: str, **attributes: Any) -> Decorator:
+    """An option whose default and environment name stand in its help."""
+    return click.option(*names, envvar=env, help=help, show_default=True, show_envvar=True, **attributes)
+
+
+def _llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
+    return _option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
+
+
+def _kv(name: str, help: str, **attributes: Any) -> Decorator:
+    return _option(name, env=f"EDGEKV{name[1:].replace('-', '_').upper()}", help=help, **attributes)
+
+
+COUNT = click.IntRange(min=1)
+FROM_ZERO = click.IntRange(min=0)
+SHARE = click.FloatRange(0, 1)
+
+MODEL = _llama("-m", "--model", env="MODEL", required=True, metavar="FILE",
+               help="The model, a GGUF file; 'demo' is the model of the extra edgekv[demo].")
+OPTIONAL_MODEL = _llama("-m", "--model", env="MODEL", metavar="FILE", help="A model, a GGUF file, or 'demo'.")
+SYSTEM = _llama("-sys", "--system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message.")
+
+ENGINE: tuple[Decorator, ...] = (
+    MODEL,
+    _llama("-c", "--ctx-size", env="CTX_SIZE", type=FROM_ZERO, default=0, metavar="N",
+           help="Size of the context in tokens; 0: what the model was trained with."),
+    _llama("-b", "--batch-size", env="BATCH", type=COUNT, default=2048, metavar="N", help="Logical batch size."),
+    _llama("-ub", "--ubatch-size", env="UBATCH", type=COUNT, default=512, metavar="N",
+           help="Physical batch size: tokens of the prompt that are computed at once."),
+    _llama("-t", "--threads", env="THREADS", type=int, metavar="N",
+           help="CPU threads; 0: all there are; without it: the physical cores."),
+    _llama("-tb", "--threads-batch", env="THREADS_BATCH", type=int, metavar="N",
+           help="CPU threads while the prompt is read; without it: as --threads."),
+    _llama("-ngl", "--gpu-layers", "--n-gpu-layers", "gpu_layers", env="N_GPU_LAYERS", default="auto", metavar="N",
+           callback=gpu_layers, help="Layers to put on a GPU: a number, 'auto' or 'all'."),
+    _llama("-fa", "--flash-attn", env="FLASH_ATTN", default="auto", metavar="[on|off|auto]", callback=switch,
+           help="Flash attention."),
+    _llama("-ctk", "--cache-type-k", env="CACHE_TYPE_K", type=click.Choice(CACHE_TYPES), default="f16",
+           help="Type of the K cache."),
+    _llama("-ctv", "--cache-type-v", env="CACHE_TYPE_V", type=click.Choice(CACHE_TYPES), default="f16",
+           help="Type of the V cache."),
+    _llama("-s", "--seed", env="SEED", type=int, default=-1, metavar="N", help="Seed; -1: another one each time."),
+    _llama("-v", "--verbose", "--log-verbose", "verbose", env="VERBOSE", is_flag=True,
+           help="Print what llama.cpp logs."),
+    _kv("--kv-ratio", default="1", metavar="R", callback=ratio,
+        help="Share of the KV cache to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 everything."),
+    _kv("--kv-budget", type=COUNT, metavar="N", help="Tokens to keep, the mean over layers and KV heads."),
+    _kv("--kv-budget-mb", type=click.FloatRange(min=0, min_open=True), metavar="MIB",
+        help="MiB that the kept rows may take."),
+    _kv("--kv-method", default="snapkv", metavar="NAME", callback=method,
+        help="What decides which rows stay; 'edgekv methods' lists them."),
+    _kv("--kv-sink", type=FROM_ZERO, default=4, metavar="N", help="First tokens that always stay."),
+    _kv("--kv-window", type=COUNT, default=32, metavar="N",
+        help="Last tokens that always stay, and whose attention is observed."),
+    _kv("--kv-min-tokens", type=COUNT, default=128, metavar="N", help="A ratio never keeps fewer tokens."),
+    _kv("--kv-hidden", type=click.Choice(("f32", "f16", "disk")), default="f32",
+        help="Where a prompt's hidden states wait: in memory as f32 or f16, or in a temporary file."),
+    _kv("--kv-tail", type=COUNT, default=512, metavar="N",
+        help="New tokens that a layer holds before it is compressed again."),
+)
+
+SAMPLING: tuple[Decorator, ...] = (
+    _llama("-n", "--predict", "--n-predict", "predict", env="N_PREDICT", type=int, default=-1, metavar="N",
+           callback=predict, help="Tokens to write at most; -1: until the end or until the context is full."),
+    _llama("--temp", "--temperature", "temp", env="TEMPERATURE", type=click.FloatRange(min=0), default=0.8, metavar="T",
+           help="Temperature; 0: always the likeliest token."),
+    _llama("--top-k", env="TOP_K", type=int, default=40, metavar="K", help="Draw from the K likeliest; 0: off."),
+    _llama("--top-p", env="TOP_P", type=SHARE, default=0.95, metavar="P",
+           help="Draw from the likeliest that together have the probability P; 1: off."),
+    _llama("--min-p", env="MIN_P", type=SHARE, default=0.05, metavar="P",
+           help="Leave out what is less than P times as likely as the likeliest; 0: off."),
+    _llama("--repeat-penalty", env="REPEAT_PENALTY", type=click.FloatRange(min=0, min_open=True), default=1.0,
+           metavar="X", help="Make the last 64 tokens less likely; 1: off."),
+    _llama("--ignore-eos", env="IGNORE_EOS", is_flag=True, help="Do not stop at the end that the model sees."),
+)
+
+
+def _grouped(name: str, kind: type[Options], options: tuple[Decorator, ...]) -> Decorator:
+    """A decorator that adds `options` to a command and passes it their values as `name`, an instance of `kind`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(**values: Any) -> Any:
+            group = kind(**{field.name: values.pop(field.name) for field in fields(kind)})  # type: ignore[arg-type]
+            return command(**{name: group}, **values)
+
+        for option in reversed(options):
+            call = option(call)
+        return call
+
+    return decorate
+
+
+engine_options = _grouped("engine", EngineOptions, ENGINE)
+sampling_options = _grouped("sampling", SamplingOptions, SAMPLING)

