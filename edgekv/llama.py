@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import native, session
+from edgekv import facts, native, session
 from edgekv.engine import Engine, settings_from
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
 from edgekv.stats import KVStats
@@ -52,9 +52,11 @@ class Llama(llama_cpp.Llama):
         self._kv_settings = settings_from(
             kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window,
             kv_min_tokens=kv_min_tokens, kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
-        native.check_gguf(str(model_path))
+        facts.check_gguf(str(model_path))
         compress = self._kv_settings.compresses
-        quantised = kwargs.get("type_v") not in (None, *(native.cache_types[t][0] for t in ("f16", "bf16")), 0)
+        if compress and kwargs.get("embedding"):
+            raise BadInput("embeddings come from the whole prompt at once: leave kv_ratio at 1 for them")
+        quantised = kwargs.get("type_v") not in (None, *(facts.cache_types[t][0] for t in ("f16", "bf16")), 0)
         if flash_attn is False and (compress or quantised):
             raise BadInput(f"a {'compressed' if compress else 'quantised V'} cache needs flash attention: leave flash_attn out")
         if flash_attn is None:
@@ -105,7 +107,7 @@ class Llama(llama_cpp.Llama):
             raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
         if self.n_tokens + len(tokens) > self._n_ctx:
             raise BadInput(f"{len(tokens)} more tokens do not fit: {self.n_tokens} of {self._n_ctx} are used; use a larger n_ctx or reset")
-        if len(tokens) > APPEND_MAX:
+        if len(tokens) > min(APPEND_MAX, self.n_batch):
             kv.prefill(tokens)
             self._kv_accept(tokens, n_logits=1)
         else:
@@ -124,6 +126,8 @@ class Llama(llama_cpp.Llama):
         self._requires_eval = False
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if self._kv is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:
+            raise BadInput("logprobs of the prompt itself need an uncompressed cache: set kv_ratio to 1 or echo to False")
         try:
             yield from super()._create_completion(*args, **kwargs)
         except ValueError as error:
@@ -136,6 +140,14 @@ class Llama(llama_cpp.Llama):
         if self._kv is not None:
             self._ctx.kv_cache_clear()
             self._kv.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        s = self._kv_settings
+        return {
+            **super().__getstate__(), "kv_ratio": s.ratio, "kv_budget": s.tokens if s.table is None else s.table,
+            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_method": s.preset.name, "kv_sink": s.sink,
+            "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
+        }
 
     # ---- the cache
 
@@ -195,10 +207,10 @@ class Llama(llama_cpp.Llama):
         self._kv.progress = self._kv_report
 
     def _kv_report(self, done: int, total: int) -> None:
-        if self._kv_cancel.is_set():
-            raise Cancelled("cancelled: the conversation is as before this turn")
         if self.kv_progress is not None:
             self.kv_progress(done, total)
+        if self._kv_cancel.is_set():
+            raise Cancelled("cancelled: the conversation is as before this turn")
 
     def _kv_new_context(self) -> None:
         """This model in a context with a store, instead of the present one."""

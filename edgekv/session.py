@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekv import native
+from edgekv import facts, native
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.stats import KVStats
 
@@ -99,8 +99,8 @@ def _read(llm: Llama, path: str) -> tuple[np.ndarray[Any, Any], bytes]:
 
 def stats_uncompressed(llm: Llama, note: str, prefill_ms: float) -> KVStats:
     """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole context at the start."""
-    info = native.model_shape(llm._model.model)
-    types = {kind: (block, size) for kind, block, size in native.cache_types.values()} | {0: (1, 4)}
+    info = facts.model_shape(llm._model.model)
+    types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
     params = llm.context_params
 
     def row(kind: int, d: int) -> int:

@@ -26,7 +26,7 @@ def model_path(name: str) -> str:
 def load_llama(options: EngineOptions) -> Llama:
     """The model with its context. Raises EdgeKVError."""
     path = model_path(options.model)
-    from edgekv import Llama, native
+    from edgekv import Llama
 
     threads = count_threads(options.threads)
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
@@ -40,30 +40,30 @@ def load_llama(options: EngineOptions) -> Llama:
         n_threads_batch=threads if options.threads_batch is None else count_threads(options.threads_batch),
         n_gpu_layers=options.gpu_layers,
         flash_attn=options.flash_attn != "off",  # a quantised V cache needs it, so auto is on
-        type_k=native.cache_types[options.cache_type_k][0], type_v=native.cache_types[options.cache_type_v][0],
+        type_k=cache_types()[options.cache_type_k][0], type_v=cache_types()[options.cache_type_v][0],
         seed=seed, verbose=options.verbose,
     )
 
 
 def build_info() -> dict[str, Any]:
-    """What is installed and loaded: see `edgekv.native.build_info`."""
-    from edgekv import native
+    """What is installed and loaded: see `edgekv.facts.build_info`."""
+    from edgekv import facts
 
-    return native.build_info()
+    return facts.build_info()
 
 
 def model_info(path: str) -> dict[str, Any]:
-    """A model file's shape: see `edgekv.native.model_info`. Raises EdgeKVError."""
-    from edgekv import native
+    """A model file's shape: see `edgekv.facts.model_info`. Raises EdgeKVError."""
+    from edgekv import facts
 
-    return native.model_info(path)
+    return facts.model_info(path)
 
 
 def cache_types() -> dict[str, tuple[int, int, int]]:
     """name -> (ggml type, values of a block, bytes of a block)."""
-    from edgekv import native
+    from edgekv import facts
 
-    return native.cache_types
+    return facts.cache_types
 
 
 def end_tokens(llm: Llama) -> list[int]:

@@ -57,12 +57,9 @@ static ggml_tensor * flash_heads(const llm_graph_context & g, const edgekv_tenso
 
 // ---- a prompt, layer by layer
 
-static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-        ggml_tensor * sinks, float scale) {
+// without a kernel of ours: ordinary flash attention, heads of different length one by one
+static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * sinks, float scale) {
     const edgekv_scratch & s = p.scratch_of(l);
-    store_rows(g, s.t, k, v, p.row_input(g, s));
-    if (ggml_tensor * copy = p.capture_queries(g, l, q, scale, softcap(g), sinks)) ggml_build_forward_expand(g.gf, copy);
-
     std::vector<int64_t> first(l.n_head_kv), n(l.n_head_kv);
     std::vector<ggml_tensor *> masks(l.n_head_kv);
     bool equal = true;
@@ -76,6 +73,35 @@ static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill 
     }
     return equal ? flash(g, s.t, q, first[0], n[0], l.n_head_kv, s.cap, masks[0], sinks, scale)
                  : flash_heads(g, s.t, l, q, sinks, scale, first, n, masks);
+}
+
+// src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [d_v, n_head, n_tokens]
+static void attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    edgekv_rows rows = ((const edgekv_prompt_rows *) userdata)->rows;
+    const auto & start = ((const edgekv_prompt_rows *) userdata)->start;
+    const ggml_tensor * q = dst->src[0], * k = dst->src[1], * v = dst->src[2], * sinks = dst->src[3];
+    rows.k = (const char *) k->data; rows.nb_k = k->nb[1];
+    rows.v = (const char *) v->data; rows.nb_v = v->nb[1];
+    rows.sinks = sinks ? (const float *) sinks->data : nullptr;
+    const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2]/sizeof(float)), (int64_t) (q->nb[1]/sizeof(float)), (int) q->ne[2], nullptr,
+                                start.empty() ? nullptr : start.data() };
+    edgekv_cpu_attend_prompt(&rows, &qs, (float *) dst->data, ith, nth);
+}
+
+static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+        ggml_tensor * sinks, float scale) {
+    const edgekv_scratch & s = p.scratch_of(l);
+    store_rows(g, s.t, k, v, p.row_input(g, s));
+    if (ggml_tensor * copy = p.capture_queries(g, l, q, scale, softcap(g), sinks)) ggml_build_forward_expand(g.gf, copy);
+
+    if (p.store->graph_attend || !ggml_backend_buft_is_host(l.buft)) return attend_prefill_graph(g, p, l, q, sinks, scale);
+
+    edgekv_prompt_rows * r = p.prompt_rows(l, s, g.n_tokens);
+    r->rows.scale = scale;
+    r->rows.softcap = softcap(g);
+    if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
+    ggml_tensor * a[] = { q, s.t.k, s.t.v, sinks };
+    return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, sinks ? 4 : 3, attend_prompt, GGML_N_TASKS_MAX, r);
 }
 
 // ---- new tokens behind the store

@@ -14,6 +14,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 static edgekv_error no_memory(const char * for_what) {
     return { EDGEKV_NO_MEMORY, std::string("not enough memory for ") + for_what + ": try a shorter prompt, a smaller --ubatch-size or --kv-hidden disk" };
 }
@@ -65,7 +69,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
             const auto [a, b] = p->observed(i, std::min(p->n_ubatch, n_all - i));
             p->max_observed = std::max(p->max_observed, b - a);
         }
-        p->make_masks();
+        if (p->store->graph_attend || !p->on_cpu()) p->make_masks();
         const char * whole = getenv("EDGEKV_WHOLE"); // for tests: as for a graph that cannot be cut
         p->by_layer = !(whole && atoi(whole));
         p->make_scratches();
@@ -85,10 +89,16 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
 
 edgekv_prefill::~edgekv_prefill() {
     if (!store || store->active != this) return;
+    scratches.clear();
+    hidden.reset();
+    chunks.clear();
     ggml_backend_sched_reset(ctx->sched.get());
     if (!ended) ctx->memory->seq_rm(0, pos0, -1); // cells of the tokens that were not read in the end
     store->active = nullptr;
     ++store->version;
+#ifdef __GLIBC__
+    malloc_trim(0); // glibc keeps freed buffers of this size otherwise, and the process would look as big as at its peak
+#endif
 }
 
 void edgekv_prefill::make_scratches() {
@@ -119,7 +129,19 @@ void edgekv_prefill::make_scratches() {
     }
 }
 
-// every chunk's mask is a window of one matrix, because who sees whom depends only on the distance
+edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l, const edgekv_scratch & s, int64_t n_chunk) {
+    prompt_rows_.push_back(std::make_unique<edgekv_prompt_rows>());
+    auto & r = *prompt_rows_.back();
+    for (int k = 0; k < l.n_head_kv; ++k) {
+        r.first.push_back((int32_t) (k*s.cap + s.n_old - l.len[k]));
+        r.len.push_back((int32_t) (l.len[k] + building->first + n_chunk));
+    }
+    for (int64_t t = 0; l.n_swa && t < n_chunk; ++t) r.start.push_back((int32_t) std::max<int64_t>(0, l.len[0] + building->first + t + 1 - l.n_swa));
+    r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr };
+    return &r;
+}
+
+// for backends without a kernel of ours: every chunk's mask is a window of one matrix, because who sees whom depends only on the distance
 void edgekv_prefill::make_masks() {
     const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
     const int64_t n_rows = std::min(n_ubatch, n_tokens + n_probe);
@@ -179,8 +201,14 @@ ggml_tensor * edgekv_prefill::capture_queries(const llm_graph_context & g, const
     return ggml_cpy(g.ctx0, src, dst);
 }
 
+bool edgekv_prefill::on_cpu() const {
+    for (const auto & l : store->layers) if (!ggml_backend_buft_is_host(l->buft)) return false;
+    return true;
+}
+
 void edgekv_prefill::build_chunks() {
     chunks.clear();
+    prompt_rows_.clear();
     const int64_t n_all = n_tokens + n_probe;
     for (int64_t i0 = 0; i0 < n_all; i0 += n_ubatch) {
         edgekv_chunk c;

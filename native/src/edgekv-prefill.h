@@ -25,6 +25,12 @@ struct edgekv_scratch {
 // what the scorer needs to know of a layer, noted while its graph is built
 struct edgekv_score_params { float scale = 1, softcap = 0; const ggml_tensor * sinks = nullptr; };
 
+// what the CPU kernel reads while a chunk's slice runs
+struct edgekv_prompt_rows {
+    std::vector<int32_t> first, len, start; // per head; first visible row of each token (sliding window)
+    edgekv_rows rows;
+};
+
 struct edgekv_chunk {
     llama_memory_context_ptr mctx;
     std::unique_ptr<llm_graph_result> res;
@@ -61,7 +67,9 @@ struct edgekv_prefill {
     int64_t chunk_first() const { return building->first; }
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks);
-    // F16 [n_rows, n_tokens]: row j is seen by token i if 0 <= before + i - j (< n_swa)
+    // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
+    edgekv_prompt_rows * prompt_rows(const edgekv_layer & l, const edgekv_scratch & s, int64_t n_chunk);
+    // F16 [n_rows, n_tokens], for backends without a kernel of ours: row j is seen by token i if 0 <= before + i - j (< n_swa)
     ggml_tensor * mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n_rows);
 
     llama_context * ctx = nullptr;
@@ -71,6 +79,7 @@ struct edgekv_prefill {
     double score_ms = 0;          // spent on statistics so far
 
 private:
+    bool on_cpu() const;
     void make_scratches();
     void make_masks();
     void build_chunks();
@@ -104,6 +113,7 @@ private:
     std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
     std::vector<std::unique_ptr<edgekv_layer>> fresh; // the layers to be
     std::vector<edgekv_chunk> chunks;
+    std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows_; // by chunk and layer
     edgekv_chunk * building = nullptr;
     std::unique_ptr<edgekv_hidden> hidden;
     ggml_backend_buffer_ptr inputs;

@@ -1,75 +1,95 @@
-// attend: decode attention over KV heads of different length. The definition of correct is
+// attend: attention over KV heads of different length. The definition of correct is
 //     out[t][h] = sum_r softmax_r(scale * q[t][h].k[r]) v[r]   over the rows that token t sees in head h's KV head
-// computed in parts of equal rows (whatever heads they fall into), so the work is even and the result does not depend on the
-// number of threads.
+// Few tokens (decoding): parts of equal rows, whatever heads they fall into, then one fold; so the work is even and the result
+// does not depend on the number of threads. Many tokens (a prompt): blocks of queries that walk over all rows of their head.
 #include "edgekv-tile.h"
 
 #include <cstring>
 
 using namespace edgekv;
 
-// rows [r0, r1) of KV head k for the queries of tokens [t0, t1); partials start at out with stride 2 + d_v per head
-static void attend_rows(const edgekv_rows & rows, const edgekv_queries & qs, int k, int t0, int t1, int r0, int r1, float * out) {
-    constexpr int N = EDGEKV_TILE;
-    const int G = rows.n_head/rows.n_head_kv, n_q = (t1 - t0)*G, dp = 2 + rows.d_v;
+namespace {
 
-    static thread_local std::vector<float> work;
-    static thread_local std::vector<const float *> q, p;
-    static thread_local std::vector<float *> s, o;
-    work.resize((size_t) N*std::max(rows.d_k, rows.d_v) + (size_t) n_q*N);
-    q.resize(n_q); p.resize(n_q); s.resize(n_q); o.resize(n_q);
-    float * tile = work.data(), * logits = tile + (size_t) N*std::max(rows.d_k, rows.d_v);
+// running softmax of some queries of one KV head: o[i] = maximum, sum, weighted values
+struct queries_block {
+    std::vector<const float *> q;
+    std::vector<float *> o, values, s;
+    std::vector<const float *> p;
+    std::vector<int> lo, hi;         // visible rows of each query
+    std::vector<float> logits, tile, tile_t;
+    int n = 0, lo_min = 0, hi_max = 0;
 
-    int lo_min = r1, hi_max = r0;
-    for (int t = t0; t < t1; ++t) {
-        int lo, hi; visible(rows, qs, t, k, lo, hi);
-        lo_min = std::min(lo_min, lo); hi_max = std::max(hi_max, hi);
-        for (int g = 0; g < G; ++g) {
-            const int i = (t - t0)*G + g, h = k*G + g;
+    // the queries of tokens [t0, t1) in KV head k; the state of (t, h) lies at state(t, h)
+    template <typename F>
+    void set(const edgekv_rows & rows, const edgekv_queries & qs, int k, int t0, int t1, F && state) {
+        const int G = rows.n_head/rows.n_head_kv;
+        n = (t1 - t0)*G;
+        for (auto * x : { &o, &values, &s }) x->resize(n);
+        q.resize(n); p.resize(n); lo.resize(n); hi.resize(n);
+        logits.resize((size_t) n*EDGEKV_TILE);
+        tile.resize((size_t) EDGEKV_TILE*std::max(rows.d_k, rows.d_v));
+        lo_min = INT32_MAX; hi_max = 0;
+        for (int i = 0; i < n; ++i) {
+            const int t = t0 + i/G, h = k*G + i % G;
+            visible(rows, qs, t, k, lo[i], hi[i]);
+            lo_min = std::min(lo_min, lo[i]); hi_max = std::max(hi_max, hi[i]);
             q[i] = qs.q + t*qs.stride_t + h*qs.stride_h;
-            o[i] = out + ((size_t) t*rows.n_head + h)*dp;
-            s[i] = logits + (size_t) i*N;
+            o[i] = state(t, h);
+            values[i] = o[i] + 2;
+            s[i] = logits.data() + (size_t) i*EDGEKV_TILE;
             p[i] = s[i];
         }
     }
-    r0 = std::max(r0, lo_min); r1 = std::min(r1, hi_max);
 
-    static thread_local std::vector<float *> ov; // values only
-    ov.resize(n_q);
-    for (int i = 0; i < n_q; ++i) ov[i] = o[i] + 2;
-
-    for (int r = r0; r < r1; r += N) {
-        const int n = std::min(N, r1 - r);
-        edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, tile);
-        tile_logits(rows, tile, q.data(), n_q, n, s.data());
-        for (int i = 0; i < n_q; ++i) {
-            int lo, hi; visible(rows, qs, t0 + i/G, k, lo, hi);
-            const int a = std::max(lo - r, 0), b = std::min(hi - r, n);
-            if (a >= b) { memset(s[i], 0, n*sizeof(float)); continue; }
+    // fold the n_rows logits in s (rows r..) into the running softmax and the value sums
+    void fold(const edgekv_rows & rows, int k, int r, int n_rows) {
+        for (int i = 0; i < n; ++i) {
+            const int a = std::max(lo[i] - r, 0), b = std::min(hi[i] - r, n_rows);
+            if (a >= b) { memset(s[i], 0, n_rows*sizeof(float)); continue; }
             float m = o[i][0];
             for (int j = a; j < b; ++j) m = std::max(m, s[i][j]);
             if (m > o[i][0]) {
                 const float c = o[i][0] == -INFINITY ? 0.0f : expf(o[i][0] - m);
                 o[i][0] = m;
                 o[i][1] *= c;
-                ggml_vec_scale_f32(rows.d_v, ov[i], c);
+                ggml_vec_scale_f32(rows.d_v, values[i], c);
             }
             for (int j = 0; j < a; ++j) s[i][j] = 0;
-            for (int j = b; j < n; ++j) s[i][j] = 0;
+            for (int j = b; j < n_rows; ++j) s[i][j] = 0;
             o[i][1] += (float) ggml_vec_soft_max_f32(b - a, s[i] + a, s[i] + a, m);
         }
-        edgekv_cpu_rows_to_f32(rows.type_v, rows.v, rows.nb_v, rows.first[k] + r, n, rows.d_v, tile);
-        tile_mad(tile, p.data(), n_q, n, rows.d_v, ov.data());
+        edgekv_cpu_rows_to_f32(rows.type_v, rows.v, rows.nb_v, rows.first[k] + r, n_rows, rows.d_v, tile.data());
+        tile_mad(tile.data(), p.data(), n, n_rows, rows.d_v, values.data());
+    }
+};
+
+void clear_state(float * o, int64_t n, int d_v) {
+    for (int64_t i = 0; i < n; ++i) {
+        o[i*(2 + d_v)] = -INFINITY;
+        memset(o + i*(2 + d_v) + 1, 0, (1 + d_v)*sizeof(float));
+    }
+}
+
+} // namespace
+
+// ---- few tokens
+
+// rows [r0, r1) of KV head k; dot products by rows, because transposing a tile for a handful of queries does not pay
+static void attend_rows(const edgekv_rows & rows, int k, int r0, int r1, queries_block & b) {
+    r0 = std::max(r0, b.lo_min); r1 = std::min(r1, b.hi_max);
+    for (int r = r0; r < r1; r += EDGEKV_TILE) {
+        const int n = std::min(EDGEKV_TILE, r1 - r);
+        edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, b.tile.data());
+        tile_logits(rows, b.tile.data(), b.q.data(), b.n, n, b.s.data());
+        b.fold(rows, k, r, n);
     }
 }
 
 void edgekv_cpu_attend_part(const edgekv_rows * rows, const edgekv_queries * qs, float * out, int part, int n_parts) {
+    static thread_local queries_block block;
     const int dp = 2 + rows->d_v, n_head_kv = rows->n_head_kv, G = rows->n_head/n_head_kv;
     out += (size_t) part*qs->n_tokens*rows->n_head*dp;
-    for (int i = 0; i < qs->n_tokens*rows->n_head; ++i) {
-        out[(size_t) i*dp] = -INFINITY;
-        memset(out + (size_t) i*dp + 1, 0, (dp - 1)*sizeof(float));
-    }
+    clear_state(out, (int64_t) qs->n_tokens*rows->n_head, rows->d_v);
     int64_t total = 0;
     for (int k = 0; k < n_head_kv; ++k) total += rows->len[k];
     const int64_t a = total*part/n_parts, b = total*(part + 1)/n_parts;
@@ -79,7 +99,8 @@ void edgekv_cpu_attend_part(const edgekv_rows * rows, const edgekv_queries * qs,
         const int r0 = (int) (std::max(a, base) - base), r1 = (int) (std::min(b, base + rows->len[k]) - base);
         if (r0 >= r1) continue;
         for (int t = 0; t < qs->n_tokens; t += t_step) {
-            attend_rows(*rows, *qs, k, t, std::min(t + t_step, qs->n_tokens), r0, r1, out);
+            block.set(*rows, *qs, k, t, std::min(t + t_step, qs->n_tokens), [&](int t, int h) { return out + ((size_t) t*rows->n_head + h)*dp; });
+            attend_rows(*rows, k, r0, r1, block);
         }
     }
 }
@@ -100,5 +121,48 @@ void edgekv_cpu_attend_combine(const edgekv_rows * rows, int n_tokens, const flo
             ggml_vec_mad_f32(d, o, x + 2, c);
         }
         if (sum > 0) ggml_vec_scale_f32(d, o, 1.0f/sum);
+    }
+}
+
+// ---- a prompt
+
+static constexpr int PROMPT_QUERIES = 192; // queries that share a converted and transposed tile
+
+// tokens [t0, t1) of KV head k, all rows
+static void attend_block(const edgekv_rows & rows, const edgekv_queries & qs, int k, int t0, int t1, float * dst) {
+    static thread_local queries_block b;
+    static thread_local std::vector<float> state;
+    const int d = rows.d_v, G = rows.n_head/rows.n_head_kv;
+    state.resize((size_t) (t1 - t0)*G*(2 + d));
+    clear_state(state.data(), (int64_t) (t1 - t0)*G, d);
+    b.set(rows, qs, k, t0, t1, [&](int t, int h) { return state.data() + ((size_t) (t - t0)*G + h - k*G)*(2 + d); });
+    b.tile_t.resize((size_t) EDGEKV_TILE*rows.d_k);
+    for (int r = b.lo_min; r < b.hi_max; r += EDGEKV_TILE) {
+        const int n = std::min(EDGEKV_TILE, b.hi_max - r);
+        edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, b.tile.data());
+        tile_transpose(b.tile.data(), n, rows.d_k, b.tile_t.data());
+        tile_dot_transposed(b.tile_t.data(), b.q.data(), b.n, rows.d_k, b.s.data());
+        tile_scale(rows, b.n, n, b.s.data());
+        b.fold(rows, k, r, n);
+    }
+    for (int i = 0; i < b.n; ++i) {
+        const int t = t0 + i/G, h = k*G + i % G;
+        float sum = b.o[i][1], c = 1;
+        if (rows.sinks) {
+            const float m = std::max(b.o[i][0], rows.sinks[h]);
+            c = expf(b.o[i][0] - m);
+            sum = sum*c + expf(rows.sinks[h] - m);
+        }
+        float * o = dst + ((size_t) t*rows.n_head + h)*d;
+        memcpy(o, b.values[i], d*sizeof(float));
+        ggml_vec_scale_f32(d, o, sum > 0 ? c/sum : 0.0f);
+    }
+}
+
+void edgekv_cpu_attend_prompt(const edgekv_rows * rows, const edgekv_queries * qs, float * dst, int ith, int nth) {
+    const int G = rows->n_head/rows->n_head_kv, t_step = std::max(1, PROMPT_QUERIES/G), n_blocks = (qs->n_tokens + t_step - 1)/t_step;
+    for (int i = ith; i < n_blocks*rows->n_head_kv; i += nth) {
+        const int k = i % rows->n_head_kv, t0 = i/rows->n_head_kv*t_step;
+        attend_block(*rows, *qs, k, t0, std::min(t0 + t_step, qs->n_tokens), dst);
     }
 }

@@ -38,6 +38,9 @@ GGML_BACKEND_API void edgekv_cpu_attend_part(const struct edgekv_rows * rows, co
 // attend: fold the parts of head h, token t into dst [n_tokens][n_head][d_v]
 GGML_BACKEND_API void edgekv_cpu_attend_combine(const struct edgekv_rows * rows, int n_tokens, const float * parts, int n_parts, float * dst, int ith, int nth);
 
+// attend, for many tokens: all rows, dst [n_tokens][n_head][d_v]
+GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, int ith, int nth);
+
 // score, first pass: row maxima and sums of the softmax of each query over part p of each head's rows
 // out [n_parts][n_head][n_tokens][2]
 GGML_BACKEND_API void edgekv_cpu_score_norm(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * out, int part, int n_parts);

@@ -83,7 +83,32 @@ inline void mad_rows(const float * v, const float * const * p, int n, int d, flo
         o[a][j] = x;
     }
 }
+// the same dots against a transposed tile kt [d][EDGEKV_TILE]: rows lie in the lanes, nothing is summed across them
+template <int NQ>
+inline void dot_lanes(const float * kt, const float * const * q, int d, float * const * s) {
+    constexpr int NV = EDGEKV_TILE/GGML_F32_EPR;
+    GGML_F32_VEC acc[NQ][NV];
+    for (int a = 0; a < NQ; ++a) for (int b = 0; b < NV; ++b) acc[a][b] = GGML_F32_VEC_ZERO;
+    for (int j = 0; j < d; ++j) {
+        GGML_F32_VEC kv[NV];
+        for (int b = 0; b < NV; ++b) kv[b] = GGML_F32_VEC_LOAD(kt + j*EDGEKV_TILE + b*GGML_F32_EPR);
+        for (int a = 0; a < NQ; ++a) {
+            const GGML_F32_VEC w = GGML_F32_VEC_SET1(q[a][j]);
+            for (int b = 0; b < NV; ++b) acc[a][b] = GGML_F32_VEC_FMA(acc[a][b], kv[b], w);
+        }
+    }
+    for (int a = 0; a < NQ; ++a) for (int b = 0; b < NV; ++b) GGML_F32_VEC_STORE(s[a] + b*GGML_F32_EPR, acc[a][b]);
+}
+constexpr int LANE_QUERIES = GGML_F32_EPR >= 16 ? 4 : 2; // as many as the registers hold
 #else
+template <int NQ>
+inline void dot_lanes(const float * kt, const float * const * q, int d, float * const * s) {
+    for (int a = 0; a < NQ; ++a) {
+        for (int r = 0; r < EDGEKV_TILE; ++r) s[a][r] = 0;
+        for (int j = 0; j < d; ++j) ggml_vec_mad_f32(EDGEKV_TILE, s[a], kt + j*EDGEKV_TILE, q[a][j]);
+    }
+}
+constexpr int LANE_QUERIES = 4;
 template <int NQ>
 inline void dot_rows(const float * k, const float * const * q, int n, int d, float * const * s) {
     for (int a = 0; a < NQ; ++a) for (int r = 0; r < n; ++r) ggml_vec_dot_f32(d, &s[a][r], 0, q[a], 0, k + (size_t) r*d, 0, 1);
@@ -106,6 +131,20 @@ inline void tile_dot(const float * k, const float * const * q, int n_q, int n, i
     }
 }
 
+// kt [d][EDGEKV_TILE] from k [n][d]; lanes behind n are zero
+inline void tile_transpose(const float * k, int n, int d, float * kt) {
+    for (int j = 0; j < d; ++j) {
+        for (int r = 0; r < n; ++r) kt[j*EDGEKV_TILE + r] = k[(size_t) r*d + j];
+        for (int r = n; r < EDGEKV_TILE; ++r) kt[j*EDGEKV_TILE + r] = 0;
+    }
+}
+
+inline void tile_dot_transposed(const float * kt, const float * const * q, int n_q, int d, float * const * s) {
+    int a = 0;
+    for (; a + LANE_QUERIES <= n_q; a += LANE_QUERIES) dot_lanes<LANE_QUERIES>(kt, q + a, d, s + a);
+    for (; a < n_q; ++a) dot_lanes<1>(kt, q + a, d, s + a);
+}
+
 // o[a] += sum over r of p[a][r] * v[r]
 inline void tile_mad(const float * v, const float * const * p, int n_q, int n, int d, float * const * o) {
     int a = 0;
@@ -118,15 +157,19 @@ inline void tile_mad(const float * v, const float * const * p, int n_q, int n, i
     }
 }
 
-// logits of one tile: scale, then soft cap
-inline void tile_logits(const edgekv_rows & rows, const float * k, const float * const * q, int n_q, int n, float * const * s) {
-    tile_dot(k, q, n_q, n, rows.d_k, s);
+// scale, then soft cap
+inline void tile_scale(const edgekv_rows & rows, int n_q, int n, float * const * s) {
     for (int a = 0; a < n_q; ++a) {
         ggml_vec_scale_f32(n, s[a], rows.softcap == 0.0f ? rows.scale : rows.scale/rows.softcap);
         if (rows.softcap != 0.0f) {
             for (int r = 0; r < n; ++r) s[a][r] = rows.softcap*tanhf(s[a][r]);
         }
     }
+}
+
+inline void tile_logits(const edgekv_rows & rows, const float * k, const float * const * q, int n_q, int n, float * const * s) {
+    tile_dot(k, q, n_q, n, rows.d_k, s);
+    tile_scale(rows, n_q, n, s);
 }
 
 // visible rows of token t in KV head k: [lo, hi)

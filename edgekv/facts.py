@@ -1,0 +1,137 @@
+"""Facts about the build and about model files: what `edgekv info` prints and what sizes are computed from."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import POINTER, c_char_p, c_void_p
+from pathlib import Path
+from typing import Any
+
+from edgekv import native
+from edgekv.errors import BadInput
+from edgekv.native import llama_cpp
+
+
+def _cache_types() -> dict[str, tuple[int, int, int]]:
+    import gguf
+
+    names = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+    kinds = {n: gguf.GGMLQuantizationType[n.upper()] for n in names}
+    return {n: (int(k), *gguf.GGML_QUANT_SIZES[k]) for n, k in kinds.items()}
+
+
+cache_types = _cache_types()
+"""name -> (ggml type, values per block, bytes per block)"""
+
+
+def _devices() -> list[dict[str, Any]]:
+    ggml = ctypes.CDLL(str(next(p for p in native.lib_dir().iterdir() if p.name.split(".")[0] in ("libggml", "ggml"))))
+    base = ctypes.CDLL(str(next(p for p in native.lib_dir().iterdir() if p.name.split(".")[0] in ("libggml-base", "ggml-base"))))
+    llama_cpp.llama_backend_init()
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    ggml.ggml_backend_dev_get.restype, ggml.ggml_backend_dev_get.argtypes = c_void_p, [ctypes.c_size_t]
+    for name in ("name", "description"):
+        fn = getattr(base, "ggml_backend_dev_" + name)
+        fn.restype, fn.argtypes = c_char_p, [c_void_p]
+    base.ggml_backend_dev_memory.argtypes = [c_void_p, POINTER(ctypes.c_size_t), POINTER(ctypes.c_size_t)]
+    found = []
+    for i in range(ggml.ggml_backend_dev_count()):
+        dev = ggml.ggml_backend_dev_get(i)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        base.ggml_backend_dev_memory(dev, free, total)
+        found.append({
+            "name": base.ggml_backend_dev_name(dev).decode(), "description": base.ggml_backend_dev_description(dev).decode(),
+            "memory_total": total.value, "memory_free": free.value,
+        })
+    return found
+
+
+def build_info() -> dict[str, Any]:
+    """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in bytes)."""
+    import llama_cpp as bindings
+
+    import edgekv
+
+    path = native.lib_dir() / "build-info.json"
+    built = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        "edgekv": edgekv.__version__, "llama_cpp_python": bindings.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
+        "patches": [x["name"] for x in built.get("patches", [])], "lib": str(native.lib_dir()), "devices": _devices(), "build": built,
+    }
+
+
+def model_info(path: str) -> dict[str, Any]:
+    """Shape of a GGUF file and how edgekv reads it: mode 'layers' or 'uncompressed', with the reason in `note`.
+
+    Raises BadInput if the file cannot be loaded. Weights are not read.
+    """
+    params = llama_cpp.llama_model_default_params()
+    params.no_alloc = True
+    params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
+    check_gguf(path)
+    with _quiet():
+        model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise BadInput(f"{path} cannot be loaded as a model")
+    try:
+        return model_shape(model)
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """llama.cpp logs nothing inside."""
+    from llama_cpp import _logger
+
+    level = _logger.logger.level
+    _logger.set_verbose(False)
+    try:
+        yield
+    finally:
+        _logger.logger.setLevel(level)
+
+
+def model_shape(model: Any) -> dict[str, Any]:
+    meta = _metadata(model)
+    arch = meta.get("general.architecture", "unknown")
+    n_head = llama_cpp.llama_model_n_head(model)
+    d_default = llama_cpp.llama_model_n_embd(model) // max(n_head, 1)
+    n_layer = llama_cpp.llama_model_n_layer(model)
+    heads = json.loads(meta[key]) if (key := f"{arch}.attention.head_count_kv") in meta and meta[key].startswith("[") else None
+    why = native.why_unsupported(model)
+    return {
+        "arch": arch, "n_layer": n_layer, "n_head": n_head, "n_head_kv": heads or [llama_cpp.llama_model_n_head_kv(model)] * n_layer,
+        "d_head_k": int(meta.get(f"{arch}.attention.key_length", d_default)),
+        "d_head_v": int(meta.get(f"{arch}.attention.value_length", d_default)),
+        "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model), "n_params": llama_cpp.llama_model_n_params(model),
+        "size_bytes": llama_cpp.llama_model_size(model), "mode": "uncompressed" if why else "layers", "note": why or "",
+    }
+
+
+def _metadata(model: Any) -> dict[str, str]:
+    """Scalar metadata of a model, as text."""
+    found, buffer = {}, ctypes.create_string_buffer(4096)
+    for i in range(llama_cpp.llama_model_meta_count(model)):
+        llama_cpp.llama_model_meta_key_by_index(model, i, buffer, len(buffer))
+        key = buffer.value.decode(errors="replace")
+        llama_cpp.llama_model_meta_val_str_by_index(model, i, buffer, len(buffer))
+        found[key] = buffer.value.decode(errors="replace")
+    return found
+
+
+def check_gguf(path: str) -> None:
+    """Raises BadInput, in one line that says what to do, unless `path` is a readable file that begins like a GGUF."""
+    file = Path(path)
+    if file.is_dir():
+        raise BadInput(f"{path} is a folder; name the .gguf file in it")
+    try:
+        with file.open("rb") as f:
+            magic = f.read(4)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}); name a .gguf file") from None
+    if magic != b"GGUF":
+        raise BadInput(f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf")
