@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget, methods, native, select
+from edgekv import budget, methods, native, probe, select
+from edgekv.budget import Fixed, Plan, Spending
 from edgekv.errors import BadInput
 from edgekv.methods import LayerStats, Preset
 
@@ -46,10 +47,10 @@ class Settings:
 class Engine:
     """Reads prompts into the ragged store of one context."""
 
-    def __init__(self, ctx: Any, settings: Settings) -> None:
+    def __init__(self, ctx: Any, settings: Settings, tokenize: Callable[[str], list[int]] | None = None) -> None:
         store = native.Store.of(ctx)
         assert store is not None, "the context was created with native.next_context(True)"
-        self.ctx, self.store, self.settings = ctx, store, settings
+        self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.progress: Callable[[int, int], None] | None = None
         self.prefill_ms = self.compress_ms = 0.0
         self.by_layer = True
@@ -61,24 +62,39 @@ class Engine:
         Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they do not fit the context, Cancelled
         or whatever `progress` raised if it was stopped; the store is then as before.
         """
-        s, begin = self.settings, time.perf_counter()
-        with native.Prefill(self.ctx, tokens, self._observers(len(tokens)), hidden=s.hidden, progress=self.progress) as p:
+        begin = time.perf_counter()
+        watch = Watch(self.settings, tokens, self.tokenize)
+        with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
-            counts = self._counts(len(tokens))
-            spent = 0.0
-            for il, info in enumerate(self.store.layers):
+            plan = self._plan(len(tokens))
+            spending = self._start(plan)
+            spent, kept = 0.0, np.zeros((0, self.store.n_head_kv), np.int32)
+            for il in range(len(self.store.layers)):
                 p.run(il)
-                if info.n_swa:
-                    continue  # keeps its window by itself
+                if il not in plan.layers:
+                    continue  # a sliding-window layer keeps its window by itself
                 start = time.perf_counter()
-                layer = self._layer_stats(p, il)
-                scores = s.preset.score.score(layer)
-                p.keep(select.keep(scores, counts[il, : info.n_head_kv], layer.pos, layer.n_seen, s.sink, s.window))
+                kept = self._compress(p, watch, plan, spending, kept)
                 spent += time.perf_counter() - start
             p.end()
             self.compress_ms = 1e3 * spent + p.score_ms
         self.prefill_ms = 1e3 * (time.perf_counter() - begin)
         self._last = self.store.memory().n_past
+
+    def _compress(self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, before: NDArray[np.int32]) -> NDArray[np.int32]:
+        """score, budget, select, evict for the layer in work; finished layers are cut to what the budget leaves them.
+
+        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer.
+        """
+        s, i, n_head_kv = self.settings, len(before), self.store.layers[p.il].n_head_kv
+        layer = self._layer_stats(p, watch)
+        scores = s.preset.score.score(layer, s.preset.params)
+        counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
+        p.keep(select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window))
+        for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
+            il = plan.layers[j]
+            p.shrink(il, counts[j, : self.store.layers[il].n_head_kv])
+        return counts
 
     def bound_tail(self, tokens: Sequence[int], n_more: int) -> None:
         """Compress again if `n_more` tokens would make the tail too long.
@@ -111,45 +127,61 @@ class Engine:
         """Bytes that llama.cpp's own cache needs for that many tokens (sliding-window layers: for their window)."""
         return sum(x.bytes_row * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens) for x in self.store.layers)
 
-    def _observers(self, n: int) -> list[tuple[int, int, tuple[str, ...]]]:
-        """(first token, end, statistics) of the queries that judge n new tokens: the window, then all of them."""
-        observe = self.settings.preset.score.observe
-        window = tuple(x for x in observe.stats if x != "col_sum")
-        found = [(max(n - self.settings.window, 0), n, window)] if window else []
-        return found + ([(0, n, ("mean",))] if "col_sum" in observe.stats else [])
-
-    def _layer_stats(self, p: native.Prefill, il: int) -> LayerStats:
+    def _layer_stats(self, p: native.Prefill, watch: Watch) -> LayerStats:
         n_old = p.n_old()
         n_rows = int(n_old.max(initial=0)) + p.n_tokens
         first = self.store.memory().n_past
         pos = np.full((len(n_old), n_rows), -1, np.int32)
         for k, n in enumerate(n_old):
-            pos[k, :n] = self.store.positions(il, k)
+            pos[k, :n] = self.store.positions(p.il, k)
             pos[k, n : n + p.n_tokens] = np.arange(first, first + p.n_tokens)
-        wanted = self.settings.preset.score.observe.stats
-        stats = {name: p.stat(0, name) for name in wanted if name != "col_sum"}
-        if "col_sum" in wanted:
-            stats["col_sum"] = p.stat(len(self._observers(p.n_tokens)) - 1, "mean") * np.float32(p.n_tokens)
-        return LayerStats(il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, **stats)
+        return LayerStats(p.il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, rows=p.rows,
+                          **watch.read(p))
 
-    def _counts(self, n_new: int) -> NDArray[np.int32]:
-        """int32 [n_layer, n_head_kv]: rows that each head keeps of what it has and the n_new tokens."""
+    def _plan(self, n_new: int) -> Plan:
+        """What may stay of what the heads hold and n_new tokens more."""
         s, layers, full = self.settings, self.store.layers, self.full_layers
-        have = self.kept() + n_new
-        if s.table is not None:
-            return np.minimum(budget.table(s.table, *have.shape), have)
-        n_heads = sum(layers[il].n_head_kv for il in full)
-        if n_heads == 0:
-            return have
+        have = np.array([[n_new if k < layers[il].n_head_kv else 0 for k in range(self.store.n_head_kv)] for il in full], np.int32)
+        have = have.reshape(len(full), self.store.n_head_kv)
+        have[have > 0] += self.kept()[full][have > 0]
+        n_tokens, n_heads = self.store.memory().n_past + n_new, max(int((have > 0).sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
-        n_rows = budget.rows_for(self.store.memory().n_past + n_new, s.ratio, s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads,
-                                 min_tokens=s.min_tokens)
-        limit = have[full].astype(np.int64)
-        for i, il in enumerate(full):
-            limit[i, layers[il].n_head_kv :] = np.iinfo(np.int32).max  # heads that a layer lacks take nothing from the others
-        counts = have.copy()
-        counts[full] = budget.allocate(s.preset.budget, n_rows, limit)
-        return counts
+        n_rows = n_tokens if s.table is not None or not full else budget.rows_for(
+            n_tokens, s.ratio, s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
+        return Plan(n_rows, have, tuple(full), n_tokens, s.sink, s.window, n_rows / n_tokens)
+
+    def _start(self, plan: Plan) -> Spending:
+        if self.settings.table is None:
+            return self.settings.preset.budget.start(plan)
+        table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
+        return Fixed(np.minimum(table[list(plan.layers)], plan.have))
+
+
+class Watch:
+    """Whose queries judge the keys of one prompt: ranges of tokens for the native scorer, and which statistic is whose.
+
+    tokenize: text -> tokens, for the probe.
+    """
+
+    def __init__(self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None) -> None:
+        observe, n = settings.preset.score.observe, len(tokens)
+        self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
+        names = tuple(x for x in observe.stats if x != "col_sum")
+        self.observers: list[tuple[int, int, tuple[str, ...]]] = []
+        if names:
+            begin = n if observe.probe else n - 1 if observe.last else max(n - settings.window, 0)
+            self.observers.append((begin, n + sum(map(len, self.pieces)), names))
+        self._names, self._n = names, n
+        self._sums = "col_sum" in observe.stats
+        if self._sums:
+            self.observers.append((0, n, ("mean",)))
+
+    def read(self, p: native.Prefill) -> dict[str, NDArray[np.float32]]:
+        """The statistics of the layer in work, by the names of LayerStats."""
+        stats = {name: p.stat(0, name) for name in self._names}
+        if self._sums:
+            stats["col_sum"] = p.stat(len(self.observers) - 1, "mean") * np.float32(self._n)
+        return stats
 
 
 def settings_from(

@@ -203,7 +203,7 @@ class Llama(llama_cpp.Llama):
                 why = native.why_unsupported(self._model.model) or "its cache is of a kind that edgekv does not know"
                 self._kv_note = f"runs uncompressed: {why}"
             return
-        self._kv = Engine(self._ctx.ctx, self._kv_settings)
+        self._kv = Engine(self._ctx.ctx, self._kv_settings, lambda text: self.tokenize(text.encode(), add_bos=False))
         self._kv.progress = self._kv_report
 
     def _kv_report(self, done: int, total: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +69,8 @@ _Progress = CFUNCTYPE(c_bool, c_int32, c_int32, c_void_p)
 
 class _PrefillParams(Structure):
     _fields_ = [
-        ("tokens", POINTER(c_int32)), ("n_tokens", c_int32), ("n_probe", c_int32), ("observers", POINTER(_Observer)),
-        ("n_observers", c_int32), ("hidden", c_int), ("dir", c_char_p), ("progress", _Progress), ("data", c_void_p),
+        ("tokens", POINTER(c_int32)), ("n_tokens", c_int32), ("pieces", POINTER(c_int32)), ("n_pieces", c_int32),
+        ("observers", POINTER(_Observer)), ("n_observers", c_int32), ("hidden", c_int), ("dir", c_char_p), ("progress", _Progress), ("data", c_void_p),
     ]
 
 
@@ -231,24 +231,26 @@ def _lists(keep: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np
 class Prefill:
     """A prompt that is read layer by layer. Use as a context manager: leaving it without `end` forgets the prompt.
 
-    tokens: the prompt; probe: tokens that are read behind it and never stored; observers: (begin, end, names of STATS).
+    tokens: the prompt; pieces: token lists, each read behind the prompt, seeing no other piece and never stored.
+    observers: (begin, end, names of STATS), tokens counted through the prompt and all pieces.
     progress(done, total) is called between chunks; if it raises, reading stops and the exception comes out of `run`.
     """
 
     def __init__(
-        self, ctx: Any, tokens: Iterable[int], observers: list[tuple[int, int, tuple[str, ...]]], *, probe: Iterable[int] = (),
+        self, ctx: Any, tokens: Iterable[int], observers: list[tuple[int, int, tuple[str, ...]]], *, pieces: Sequence[Sequence[int]] = (),
         hidden: str = "f32", hidden_dir: str | None = None, progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        tokens, probe = list(tokens), list(probe)
-        self.n_tokens, self.n_probe = len(tokens), len(probe)
+        tokens = list(tokens)
+        self.n_tokens = len(tokens)
         self._store = Store(ctx)
         self._raised: BaseException | None = None
         self._progress = progress
-        self._tokens = np.asarray(tokens + probe, np.int32)
+        self._tokens = np.asarray(tokens + [t for piece in pieces for t in piece], np.int32)
+        self._pieces = np.asarray([len(piece) for piece in pieces] or [0], np.int32)
         self._observers = (_Observer * max(len(observers), 1))(*(
             _Observer(a, b, sum(STATS[s] for s in stats)) for a, b, stats in observers))
         self._callback = _Progress(self._report)
-        params = _PrefillParams(_i32(self._tokens), self.n_tokens, self.n_probe, self._observers, len(observers), HIDDEN[hidden],
+        params = _PrefillParams(_i32(self._tokens), self.n_tokens, _i32(self._pieces), len(pieces), self._observers, len(observers), HIDDEN[hidden],
                                 hidden_dir.encode() if hidden_dir else None, self._callback, None)
         self._p = _lib.edgekv_prefill_begin(ctx, params)
         if not self._p:
@@ -294,15 +296,15 @@ class Prefill:
         return self._store.length(self.il)
 
     def stat(self, observer: int, name: str) -> NDArray[np.float32]:
-        """float32 [n_head_kv, max(n_old) + n_tokens + n_probe]; see edgekv.methods.LayerStats for the meaning."""
+        """float32 [n_head_kv, max(n_old) + n_tokens]; see edgekv.methods.LayerStats for the meaning."""
         n_old = self.n_old()
-        out = np.empty((len(n_old), int(n_old.max(initial=0)) + self.n_tokens + self.n_probe), np.float32)
+        out = np.empty((len(n_old), int(n_old.max(initial=0)) + self.n_tokens), np.float32)
         _check(_lib.edgekv_prefill_stat(self._p, observer, STATS[name], _f32(out)))
         return out
 
     def rows(self, head: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """K and V of one head of the layer in work, [n_old + n_tokens + n_probe, d], float32."""
-        n, info = int(self.n_old()[head]) + self.n_tokens + self.n_probe, self._store.layers[self.il]
+        """K and V of one head of the layer in work, [n_old + n_tokens, d], float32."""
+        n, info = int(self.n_old()[head]) + self.n_tokens, self._store.layers[self.il]
         k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
         _check(_lib.edgekv_prefill_rows(self._p, head, _f32(k), _f32(v)))
         return k, v

@@ -30,6 +30,12 @@ def keep(
     return [_keep_head(s, int(n), p, n_seen, sink, window) for s, n, p in heads]
 
 
+def protect(scores: NDArray[np.float32], pos: NDArray[np.int32], n_seen: int, sink: int = 4, window: int = 32) -> NDArray[np.float32]:
+    """`scores` with +inf for the rows that `keep` protects, for budgets that compare heads or layers. Shapes as there."""
+    safe = (pos >= 0) & ((pos < sink) | (pos >= n_seen - window))
+    return np.where(safe, np.float32(np.inf), scores).astype(np.float32, copy=False)
+
+
 def _keep_head(
     score: NDArray[np.float32], count: int, pos: NDArray[np.int32], n_seen: int, sink: int, window: int
 ) -> NDArray[np.int32]:

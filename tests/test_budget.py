@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.budget import allocate, check_ratio, clip, pyramid, rows_for, table, uniform
+from edgekv.budget import BUDGETS as REGISTRY
+from edgekv.budget import Plan, check_ratio, clip, pyramid, rows_for, table, uniform
 from edgekv.errors import BadInput, EdgeKVError
 
 BUDGETS = pytest.mark.parametrize("budget", [uniform, pyramid])
@@ -52,10 +53,21 @@ def test_clip_never_exceeds_and_loses_nothing(data):
         assert given_away[room].min() >= given_away.max() - 1
 
 
+def counts_of(name: str, n_rows: int, have: np.ndarray) -> np.ndarray:
+    """What a budget that needs no scores gives."""
+    plan = Plan(n_rows, have.astype(np.int32), tuple(range(len(have))), int(have.max()), 4, 32, n_rows / int(have.max()))
+    return REGISTRY[name].start(plan).update(len(have) - 1, None, None)
+
+
 def test_what_is_cut_off_goes_to_the_layers_with_room():
-    got = allocate(pyramid, 60, np.full((4, 2), 100))
+    got = counts_of("pyramid", 60, np.full((4, 2), 100))
     assert got[0].tolist() == [100, 100] and got.sum() == 60 * 8
-    assert allocate(uniform, 60, np.full((4, 2), 50)).tolist() == np.full((4, 2), 50).tolist()
+    assert counts_of("uniform", 60, np.full((4, 2), 50)).tolist() == np.full((4, 2), 50).tolist()
+
+
+def test_heads_that_a_layer_lacks_cost_the_others_nothing():
+    have = np.array([[100, 100], [100, 0]])
+    assert counts_of("uniform", 60, have).tolist() == [[60, 60], [60, 0]]
 
 
 def test_a_table_is_taken_as_it_is_or_refused():

@@ -30,7 +30,7 @@ def describe(preset: Preset, is_default: bool) -> dict[str, Any]:
         "name": preset.name,
         "default": is_default,
         "score": score.name,
-        "budget": None if preset.keeps_all else preset.budget.__name__,
+        "budget": None if preset.keeps_all else preset.budget.name,
         "observes": observes(preset),
         "params": {} if score.params is None else asdict(score.params),
         "title": preset.title,
@@ -41,7 +41,7 @@ def describe(preset: Preset, is_default: bool) -> dict[str, Any]:
 def observes(preset: Preset) -> str:
     """Whose queries judge the keys."""
     observe = preset.score.observe
-    judges = {"window": observe.window, "all queries": observe.all_queries}
+    judges = {"window": observe.window, "all queries": observe.all_queries, "last": observe.last, "probe": observe.probe}
     return " + ".join(name for name, used in judges.items() if used) or "nobody"
 
 

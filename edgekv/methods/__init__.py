@@ -14,7 +14,7 @@ import logging
 from functools import lru_cache
 from importlib.metadata import entry_points
 
-from edgekv.budget import pyramid, uniform
+from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput
 from edgekv.methods.base import STATS, Budget, LayerStats, Method, Observe, Preset, masked
 from edgekv.methods.full import Full
@@ -33,7 +33,7 @@ DEFAULT = "snapkv"
 
 def _same(method: Method, keeps_all: bool = False) -> Preset:
     """The method under its own name with the uniform budget."""
-    return Preset(method.name, method, uniform, method.title, method.paper, keeps_all)
+    return Preset(method.name, method, BUDGETS["uniform"], method.title, method.paper, keeps_all=keeps_all)
 
 
 REGISTRY: dict[str, Preset] = {
@@ -43,7 +43,7 @@ REGISTRY: dict[str, Preset] = {
         _same(Random()),
         _same(Streaming()),
         _same(SnapKV()),
-        Preset("pyramidkv", SnapKV(), pyramid, "snapkv with more rows in the first layers than in the last",
+        Preset("pyramidkv", SnapKV(), BUDGETS["pyramid"], "snapkv with more rows in the first layers than in the last",
                "PyramidKV, arXiv 2406.02069"),
     )
 }

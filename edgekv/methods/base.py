@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-Budget = Callable[[int, int, int], NDArray[np.int32]]
-"""(mean rows per head, n_layer, n_head_kv) -> int32 [n_layer, n_head_kv]; see `edgekv.budget`."""
+from edgekv.budget.base import Budget
+
+Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated)."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class LayerStats:
     col_sum: NDArray[np.float32] | None = None
     """Sum over all prompt queries, then mean over the query heads."""
     seed: int = 0
+    rows: Rows | None = None
+    """Keys and values of the layer, read when asked for."""
 
     @property
     def absent(self) -> NDArray[np.bool_]:
@@ -69,6 +73,10 @@ class Observe:
     """The last tokens of the prompt."""
     all_queries: bool = False
     """Every token of the prompt (`col_sum`); costs a second pass over the attention."""
+    last: bool = False
+    """The last token of the prompt alone, instead of the window."""
+    probe: bool = False
+    """The prompt read again behind itself, in pieces, without being stored (see `edgekv.probe`); costs a second prefill."""
     stats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -102,6 +110,8 @@ class Preset:
     budget: Budget
     title: str
     paper: str = ""
+    params: Any = None
+    """Parameters of the score, None: its defaults."""
     keeps_all: bool = False
     """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched library does."""
 

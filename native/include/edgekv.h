@@ -10,6 +10,8 @@
 extern "C" {
 #endif
 
+#define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
+
 #define EDGEKV_ABI 1 // changes with any signature or struct below
 
 enum edgekv_status {
@@ -70,7 +72,7 @@ LLAMA_API int          edgekv_trim_capacity(struct llama_context * ctx);
 // ---- prefill: a prompt, layer by layer
 
 struct edgekv_observer {
-    int32_t  begin, end;               // tokens of the prompt (and of the probe behind it) whose queries judge the keys
+    int32_t  begin, end;               // tokens of the prompt (and of the pieces behind it) whose queries judge the keys
     uint32_t stats;                    // edgekv_stat, or-ed
 };
 
@@ -80,9 +82,10 @@ struct edgekv_prefill;
 typedef bool (*edgekv_progress)(int32_t done, int32_t total, void * data);
 
 struct edgekv_prefill_params {
-    const llama_token            * tokens;     // the prompt, then the probe
+    const llama_token            * tokens;     // the prompt, then the pieces of the probe, whose K/V are never stored
     int32_t                        n_tokens;   // of the prompt
-    int32_t                        n_probe;    // tokens behind the prompt that are read and whose K/V are never stored
+    const int32_t                * pieces;     // their lengths: each piece is read behind the prompt and sees no other piece
+    int32_t                        n_pieces;
     const struct edgekv_observer * observers;
     int32_t                        n_observers;
     enum edgekv_hidden_mode        hidden;
@@ -99,11 +102,11 @@ LLAMA_API bool         edgekv_prefill_by_layer(const struct edgekv_prefill * p);
 LLAMA_API int          edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);
 // milliseconds that column statistics have taken so far
 LLAMA_API double       edgekv_prefill_score_ms(const struct edgekv_prefill * p);
-// rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens (then n_probe)
+// rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens
 LLAMA_API int          edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
-// statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(old) + n_tokens + n_probe; head k's row j at [k, j], the rest 0
+// statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(old) + n_tokens; head k's row j at [k, j], the rest 0
 LLAMA_API int          edgekv_prefill_stat(const struct edgekv_prefill * p, int32_t observer, enum edgekv_stat stat, float * out);
-// K and V of the layer in work as f32, [old + n_tokens + n_probe, d]; either may be null
+// K and V of the layer in work as f32, [old + n_tokens, d]; either may be null
 LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
 // evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
 LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);

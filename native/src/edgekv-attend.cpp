@@ -64,7 +64,7 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
     std::vector<ggml_tensor *> masks(l.n_head_kv);
     bool equal = true;
     for (int h = 0; h < l.n_head_kv; ++h) {
-        const int64_t before = l.len[h] + p.chunk_first();            // rows in front of this chunk
+        const int64_t before = l.len[h] + p.chunk_row();            // rows in front of this chunk
         const int64_t skip   = l.n_swa ? std::max<int64_t>(0, before - l.n_swa + 1) : 0; // rows that no token of it sees
         first[h] = h*s.cap + s.n_old - l.len[h] + skip;
         n[h]     = before + g.n_tokens - skip;

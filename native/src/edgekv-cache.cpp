@@ -1,4 +1,5 @@
 #include "edgekv-cache.h"
+#include "edgekv.h"
 #include "edgekv-hooks.h"
 
 #include "llama-arch.h"
@@ -47,6 +48,9 @@ static std::vector<llama_kv_cache *> caches(llama_kv_cache_iswa & kv) { return {
 
 template <typename T>
 llama_memory_context_ptr edgekv_cache<T>::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
+    if (!store->active && store->n_past + balloc.get_n_tokens() > n_ctx) { // the cells would have room: they hold pieces of a probe too
+        return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
+    }
     if (!store->active) { // a prompt that is read layer by layer brings its own room
         try {
             store->reserve_tail((int32_t) balloc.get_n_tokens());
@@ -83,7 +87,7 @@ void edgekv_cache<T>::state_write(llama_io_write_i & io, llama_seq_id, llama_sta
 
 template <typename T>
 void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state_seq_flags) {
-    store->read(io);
+    store->read(io, (llama_pos) this->n_ctx);
     for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, store->n_past);
 }
 
@@ -162,13 +166,15 @@ llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_mem
         auto kv = std::make_unique<edgekv_cache<llama_kv_cache>>(model, hp, params.type_k, params.type_v, false, false, true, 1u, 1u, 1u,
                 hp.n_swa, hp.swa_type, nullptr, filter, nullptr, nullptr);
         kv->store = make_store(model, params, cparams);
-        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq); c->edgekv = kv->store.get(); }
+        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX); c->edgekv = kv->store.get(); }
+        kv->n_ctx = cparams.n_ctx_seq;
         res = std::move(kv);
     } else {
         auto kv = std::make_unique<edgekv_cache<llama_kv_cache_iswa>>(model, params.type_k, params.type_v, false, false, true, true, 1u, 1u, 1u, 1u,
                 nullptr, filter, nullptr, nullptr);
         kv->store = make_store(model, params, cparams);
-        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq); c->edgekv = kv->store.get(); }
+        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX); c->edgekv = kv->store.get(); }
+        kv->n_ctx = cparams.n_ctx_seq;
         res = std::move(kv);
     }
     return res.release();

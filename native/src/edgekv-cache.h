@@ -19,6 +19,7 @@ struct edgekv_access {
 
 struct edgekv_memory {
     std::unique_ptr<edgekv_store> store;
+    uint32_t n_ctx = 0;
     virtual ~edgekv_memory() = default;
 };
 

@@ -22,6 +22,8 @@ static edgekv_error no_memory(const char * for_what) {
     return { EDGEKV_NO_MEMORY, std::string("not enough memory for ") + for_what + ": try a shorter prompt, a smaller --ubatch-size or --kv-hidden disk" };
 }
 
+namespace { struct not_by_layer {}; } // a graph that cannot be cut
+
 // ---- begin: check, take memory, build graphs
 
 std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const edgekv_prefill_params & params) {
@@ -31,15 +33,22 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     if (!p->store)        throw edgekv_error { EDGEKV_UNSUPPORTED, "this context keeps llama.cpp's own cache" };
     if (p->store->active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read already" };
     p->n_tokens = params.n_tokens;
-    p->n_probe  = params.n_probe;
     p->n_ubatch = ctx->cparams.n_ubatch;
     p->pos0     = p->store->n_past;
-    const int64_t n_all = p->n_tokens + p->n_probe;
-    if (p->n_tokens < 1 || p->n_probe < 0 || !params.tokens) throw edgekv_error { EDGEKV_INVALID, "there are no tokens to read" };
-    if (p->pos0 + n_all > (int64_t) ctx->cparams.n_ctx_seq) {
+    if (p->n_tokens < 1 || params.n_pieces < 0 || !params.tokens) throw edgekv_error { EDGEKV_INVALID, "there are no tokens to read" };
+    if (p->pos0 + p->n_tokens > (int64_t) ctx->cparams.n_ctx_seq) {
         throw edgekv_error { EDGEKV_INVALID, "the prompt has " + std::to_string(p->n_tokens) + " tokens, the context has room for " +
             std::to_string((int64_t) ctx->cparams.n_ctx_seq - p->pos0) + ": use a larger --ctx-size or a shorter prompt" };
     }
+    p->n_all = p->n_rows = p->n_tokens;
+    for (int i = 0; i < params.n_pieces; ++i) {
+        const int32_t n = params.pieces[i];
+        if (n < 1 || n > EDGEKV_PROBE_MAX) throw edgekv_error { EDGEKV_INVALID, "a piece of the probe is empty or too long" };
+        p->pieces.push_back(n);
+        p->n_all += n;
+        p->n_rows = std::max(p->n_rows, p->n_tokens + n);
+    }
+    const int64_t n_all = p->n_all;
     const int32_t n_vocab = ctx->model.vocab.n_tokens();
     for (int64_t i = 0; i < n_all; ++i) {
         if (params.tokens[i] < 0 || params.tokens[i] >= n_vocab) throw edgekv_error { EDGEKV_INVALID, "token " + std::to_string(params.tokens[i]) + " is not in the vocabulary" };
@@ -65,15 +74,21 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
 
     p->store->active = p.get(); // from here on the destructor cleans up
     try {
-        for (int64_t i = 0; i < n_all; i += p->n_ubatch) {
-            const auto [a, b] = p->observed(i, std::min(p->n_ubatch, n_all - i));
-            p->max_observed = std::max(p->max_observed, b - a);
-        }
+        p->max_observed = 0;
+        for (const auto & o : p->observers) p->max_observed = std::max<int64_t>(p->max_observed, std::min<int64_t>(p->n_ubatch, o.end - o.begin));
+        if (p->observers.size() > 1 && p->max_observed) p->max_observed = p->n_ubatch; // two ranges may share a chunk
         if (p->store->graph_attend || !p->on_cpu()) p->make_masks();
         const char * whole = getenv("EDGEKV_WHOLE"); // for tests: as for a graph that cannot be cut
         p->by_layer = !(whole && atoi(whole));
         p->make_scratches();
-        p->build_chunks();
+        try {
+            p->build_chunks();
+        } catch (const not_by_layer &) { // start again, all layers at once
+            p->by_layer = false;
+            ctx->memory->seq_rm(0, p->pos0, -1);
+            p->make_scratches();
+            p->build_chunks();
+        }
         p->place_inputs();
         if (p->by_layer && p->n_slice() > 1) {
             const int64_t width = p->chunks[0].resid[0]->ne[0]*p->chunks[0].resid[0]->ne[2]*p->chunks[0].resid[0]->ne[3];
@@ -123,7 +138,7 @@ void edgekv_prefill::make_scratches() {
         const auto & l = *store->layers[il];
         auto & s = *scratches[scratch_index[il]];
         if (s.t.k) continue;
-        s.cap = s.n_old + n_tokens + n_probe;
+        s.cap = s.n_old + n_rows;
         s.t = edgekv_tensors::make(l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap*l.n_head_kv, "scratch");
         if (max_observed) s.queries = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries");
     }
@@ -134,9 +149,9 @@ edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l, const e
     auto & r = *prompt_rows_.back();
     for (int k = 0; k < l.n_head_kv; ++k) {
         r.first.push_back((int32_t) (k*s.cap + s.n_old - l.len[k]));
-        r.len.push_back((int32_t) (l.len[k] + building->first + n_chunk));
+        r.len.push_back((int32_t) (l.len[k] + building->row + n_chunk));
     }
-    for (int64_t t = 0; l.n_swa && t < n_chunk; ++t) r.start.push_back((int32_t) std::max<int64_t>(0, l.len[0] + building->first + t + 1 - l.n_swa));
+    for (int64_t t = 0; l.n_swa && t < n_chunk; ++t) r.start.push_back((int32_t) std::max<int64_t>(0, l.len[0] + building->row + t + 1 - l.n_swa));
     r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr };
     return &r;
 }
@@ -144,11 +159,11 @@ edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l, const e
 // for backends without a kernel of ours: every chunk's mask is a window of one matrix, because who sees whom depends only on the distance
 void edgekv_prefill::make_masks() {
     const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
-    const int64_t n_rows = std::min(n_ubatch, n_tokens + n_probe);
+    const int64_t n_mask = std::min(n_ubatch, n_rows);
     auto fill = [&](int64_t n_before, int n_swa) {
-        auto m = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F16, n_before + n_rows, n_rows, "mask");
+        auto m = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
         auto * x = (ggml_fp16_t *) m.t->data;
-        for (int64_t i = 0; i < n_rows; ++i) for (int64_t j = 0; j < m.t->ne[0]; ++j, ++x) {
+        for (int64_t i = 0; i < n_mask; ++i) for (int64_t j = 0; j < m.t->ne[0]; ++j, ++x) {
             const int64_t dist = n_before + i - j;
             *x = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
         }
@@ -162,15 +177,15 @@ void edgekv_prefill::make_masks() {
         full = true;
         n_old = std::max<int64_t>(n_old, l->len_max());
     }
-    if (full) { mask_full_at = n_old + n_tokens + n_probe; mask_full = fill(mask_full_at, 0); }
+    if (full) { mask_full_at = n_old + n_rows; mask_full = fill(mask_full_at, 0); }
     if (n_swa) { mask_swa_at = n_swa; mask_swa = fill(mask_swa_at, n_swa); }
 }
 
-ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n_rows) {
+ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n) {
     ggml_tensor * m = n_swa ? mask_swa.t : mask_full.t;
     const int64_t at = (n_swa ? mask_swa_at : mask_full_at) - before;
-    GGML_ASSERT(at >= 0 && at + n_rows <= m->ne[0]);
-    return ggml_view_2d(g.ctx0, m, n_rows, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t));
+    GGML_ASSERT(at >= 0 && at + n <= m->ne[0]);
+    return ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t));
 }
 
 ggml_tensor * edgekv_prefill::row_input(const llm_graph_context & g, const edgekv_scratch & s) {
@@ -209,45 +224,50 @@ bool edgekv_prefill::on_cpu() const {
 void edgekv_prefill::build_chunks() {
     chunks.clear();
     prompt_rows_.clear();
-    const int64_t n_all = n_tokens + n_probe;
-    for (int64_t i0 = 0; i0 < n_all; i0 += n_ubatch) {
-        edgekv_chunk c;
-        c.first = i0;
-        c.n_tokens = std::min(n_ubatch, n_all - i0);
-        c.has_output = n_tokens - 1 >= i0 && n_tokens - 1 < i0 + c.n_tokens;
-
-        std::vector<llama_pos> pos(c.n_tokens);
-        std::vector<int8_t> output(c.n_tokens, 0);
-        for (int64_t i = 0; i < c.n_tokens; ++i) pos[i] = (llama_pos) (pos0 + i0 + i);
-        if (c.has_output) output[n_tokens - 1 - i0] = 1;
-        llama_batch b = {};
-        b.n_tokens = (int32_t) c.n_tokens;
-        b.token    = tokens.data() + i0;
-        b.pos      = pos.data();
-        b.logits   = output.data();
-        llama_batch_compat compat(ctx, b);
-        if (!ctx->balloc->init(*compat.batch_ext, ctx->model.vocab, false)) throw edgekv_error { EDGEKV_FAILED, "llama.cpp refused the batch" };
-        c.mctx = ctx->memory->init_batch(*ctx->balloc, (uint32_t) n_ubatch, false);
-        if (!c.mctx || c.mctx->get_status() != LLAMA_MEMORY_STATUS_SUCCESS || !c.mctx->apply()) throw edgekv_error { EDGEKV_FAILED, "llama.cpp found no place for the batch" };
-
-        ctx->n_outputs = c.has_output ? 1 : 0;
-        c.res = std::make_unique<llm_graph_result>(ctx->gf_res_reserve->get_max_nodes());
-        c.res->reset();
-        ggml_backend_sched_reset(ctx->sched.get());
-        building = &c;
-        c.gf = ctx->model.build_graph(ctx->graph_params(c.res.get(), c.mctx->get_ubatch(), c.mctx.get(), LLM_GRAPH_TYPE_DEFAULT));
-        building = nullptr;
-        if (by_layer && !find_cuts(c)) { // start again, all layers at once
-            by_layer = false;
-            ctx->memory->seq_rm(0, pos0, -1);
-            make_scratches();
-            build_chunks();
-            return;
-        }
-        if (!by_layer) c.cut = { 0, c.gf->n_nodes };
-        for (int i = 0; i < c.gf->n_leafs; ++i) if (c.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) c.inputs.push_back(c.gf->leafs[i]);
-        chunks.push_back(std::move(c));
+    auto build = [&](int64_t first, int64_t n, int64_t row) {
+        for (int64_t i = 0; i < n; i += n_ubatch) build_chunk(first + i, std::min(n_ubatch, n - i), row + i);
+    };
+    build(0, n_tokens, 0);
+    int64_t first = n_tokens;
+    for (int64_t n : pieces) {
+        ctx->memory->seq_rm(0, (llama_pos) (pos0 + n_tokens), -1); // the piece before lay in these cells
+        build(first, n, n_tokens);
+        first += n;
     }
+}
+
+void edgekv_prefill::build_chunk(int64_t first, int64_t n, int64_t row) {
+    edgekv_chunk c;
+    c.first = first;
+    c.n_tokens = n;
+    c.row = row;
+    c.has_output = n_tokens - 1 >= first && n_tokens - 1 < first + n;
+
+    std::vector<llama_pos> pos(n);
+    std::vector<int8_t> output(n, 0);
+    for (int64_t i = 0; i < n; ++i) pos[i] = (llama_pos) (pos0 + row + i);
+    if (c.has_output) output[n_tokens - 1 - first] = 1;
+    llama_batch b = {};
+    b.n_tokens = (int32_t) n;
+    b.token    = tokens.data() + first;
+    b.pos      = pos.data();
+    b.logits   = output.data();
+    llama_batch_compat compat(ctx, b);
+    if (!ctx->balloc->init(*compat.batch_ext, ctx->model.vocab, false)) throw edgekv_error { EDGEKV_FAILED, "llama.cpp refused the batch" };
+    c.mctx = ctx->memory->init_batch(*ctx->balloc, (uint32_t) n_ubatch, false);
+    if (!c.mctx || c.mctx->get_status() != LLAMA_MEMORY_STATUS_SUCCESS || !c.mctx->apply()) throw edgekv_error { EDGEKV_FAILED, "llama.cpp found no place for the batch" };
+
+    ctx->n_outputs = c.has_output ? 1 : 0;
+    c.res = std::make_unique<llm_graph_result>(ctx->gf_res_reserve->get_max_nodes());
+    c.res->reset();
+    ggml_backend_sched_reset(ctx->sched.get());
+    building = &c;
+    c.gf = ctx->model.build_graph(ctx->graph_params(c.res.get(), c.mctx->get_ubatch(), c.mctx.get(), LLM_GRAPH_TYPE_DEFAULT));
+    building = nullptr;
+    if (by_layer && !find_cuts(c)) throw not_by_layer();
+    if (!by_layer) c.cut = { 0, c.gf->n_nodes };
+    for (int i = 0; i < c.gf->n_leafs; ++i) if (c.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) c.inputs.push_back(c.gf->leafs[i]);
+    chunks.push_back(std::move(c));
 }
 
 // ---- cutting
@@ -328,7 +348,7 @@ void edgekv_prefill::place_inputs() {
             if (!t->data) continue; // no layer of this chunk stores rows there
             auto * x = (int64_t *) t->data;
             const int64_t n_head_kv = s->t.k->ne[1]/s->cap;
-            for (int64_t i = 0; i < c.n_tokens; ++i) for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k*s->cap + s->n_old + c.first + i;
+            for (int64_t i = 0; i < c.n_tokens; ++i) for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k*s->cap + s->n_old + c.row + i;
         }
     }
 }
@@ -450,15 +470,15 @@ void edgekv_prefill::observe(const edgekv_chunk & c, int il) {
     const int64_t q0 = observed(c.first, c.n_tokens).first;
     for (size_t i = 0; i < observers.size(); ++i) {
         const int64_t a = std::max<int64_t>(observers[i].begin, c.first), b = std::min<int64_t>(observers[i].end, c.first + c.n_tokens);
-        if (a < b) score(l, a - q0, b - q0, a, tallies[by_layer ? 0 : il][i], observers[i].stats);
+        if (a < b) score(l, a - q0, b - q0, c.row + a - c.first, tallies[by_layer ? 0 : il][i], observers[i].stats);
     }
     score_ms += (ggml_time_us() - t0)/1000.0;
 }
 
-// queries [q0, q1) of the captured ones belong to tokens token0.. of the prompt
-void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t token0, edgekv_tally & tally, uint32_t stats) {
+// queries [q0, q1) of the captured ones belong to the tokens whose rows begin at row0 behind the old ones
+void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats) {
     const auto & s = scratch_of(l);
-    const int64_t n_rows = s.cap*l.n_head_kv;
+    const int64_t n_scored = s.cap*l.n_head_kv;
     const int G = l.n_head/l.n_head_kv, n_q = (int) (q1 - q0);
     auto want = [&](uint32_t stat, std::vector<float> & x, int64_t n) -> float * {
         if (!(stats & stat)) return nullptr;
@@ -468,7 +488,7 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
     std::vector<int32_t> first(l.n_head_kv), len(l.n_head_kv), n_after(n_q);
     for (int k = 0; k < l.n_head_kv; ++k) {
         first[k] = (int32_t) (k*s.cap + s.n_old - l.len[k]);
-        len[k]   = (int32_t) (l.len[k] + token0 + n_q);
+        len[k]   = (int32_t) (l.len[k] + row0 + n_q);
     }
     for (int t = 0; t < n_q; ++t) n_after[t] = n_q - 1 - t;
 
@@ -487,8 +507,8 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
     job.rows = { k, nullptr, s.t.k->nb[1], 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, first.data(), len.data(), sp.scale, sp.softcap,
                  sinks.empty() ? nullptr : sinks.data() };
     job.queries = { (const float *) s.queries.t->data + q0*l.d_k*l.n_head, (int64_t) l.d_k*l.n_head, l.d_k, n_q, n_after.data(), nullptr };
-    job.columns = { want(EDGEKV_STAT_MEAN, tally.sum, n_rows), want(EDGEKV_STAT_MAX, tally.max, n_rows), want(EDGEKV_STAT_ENTROPY, tally.entropy, n_rows),
-                    want(EDGEKV_STAT_VAR, tally.mean, G*n_rows), want(EDGEKV_STAT_VAR, tally.m2, G*n_rows), n_rows, tally.n_seen };
+    job.columns = { want(EDGEKV_STAT_MEAN, tally.sum, n_scored), want(EDGEKV_STAT_MAX, tally.max, n_scored), want(EDGEKV_STAT_ENTROPY, tally.entropy, n_scored),
+                    want(EDGEKV_STAT_VAR, tally.mean, G*n_scored), want(EDGEKV_STAT_VAR, tally.m2, G*n_scored), n_scored, tally.n_seen };
     if (!compute_score(ctx->backend_cpu, job)) throw std::bad_alloc();
     tally.n_seen += n_q;
 }
@@ -498,20 +518,20 @@ void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {
     const auto & l = *store->layers[il_done];
     const auto & s = scratch_of(l);
     const auto & t = tallies[by_layer ? 0 : il_done][observer];
-    const int64_t n_new = n_tokens + n_probe, n_out = l.len_max() + n_new, n_rows = s.cap*l.n_head_kv;
+    const int64_t n_out = l.len_max() + n_tokens, n_all_rows = s.cap*l.n_head_kv;
     const int G = l.n_head/l.n_head_kv;
     const std::vector<float> * x = which == EDGEKV_STAT_MEAN ? &t.sum : which == EDGEKV_STAT_MAX ? &t.max : which == EDGEKV_STAT_ENTROPY ? &t.entropy :
                                    which == EDGEKV_STAT_VAR ? &t.m2 : nullptr;
     if (!x || x->empty()) throw edgekv_error { EDGEKV_INVALID, "this statistic was not asked for" };
     for (int k = 0; k < l.n_head_kv; ++k) {
-        const int64_t from = k*s.cap + s.n_old - l.len[k], n = l.len[k] + n_new;
+        const int64_t from = k*s.cap + s.n_old - l.len[k], n = l.len[k] + n_tokens;
         float * o = out + k*n_out;
         std::fill(o + n, o + n_out, 0.0f);
         for (int64_t j = 0; j < n; ++j) {
             float y = (*x)[from + j];
             if (which == EDGEKV_STAT_MEAN) y /= t.n_seen;
             if (which == EDGEKV_STAT_VAR) {
-                for (int g = 1; g < G; ++g) y += (*x)[g*n_rows + from + j];
+                for (int g = 1; g < G; ++g) y += (*x)[g*n_all_rows + from + j];
                 y /= (float) G*t.n_seen;
             }
             o[j] = y;
@@ -523,7 +543,7 @@ void edgekv_prefill::rows(int head, float * k, float * v) const {
     if (il_done < 0 || head < 0 || head >= store->layers[il_done]->n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
     const auto & l = *store->layers[il_done];
     const auto & s = scratch_of(l);
-    const int64_t from = head*s.cap + s.n_old - l.len[head], n = l.len[head] + n_tokens + n_probe;
+    const int64_t from = head*s.cap + s.n_old - l.len[head], n = l.len[head] + n_tokens;
     auto read = [&](const ggml_tensor * t, int d, float * out) {
         std::vector<char> host(n*t->nb[1]);
         ggml_backend_tensor_get(t, host.data(), from*t->nb[1], host.size());
@@ -585,7 +605,7 @@ void edgekv_prefill::end() {
     store->layers = std::move(fresh);
     store->n_past = (llama_pos) (pos0 + n_tokens);
     if (evicted) store->boundary = store->n_past;
-    if (n_probe) ctx->memory->seq_rm(0, store->n_past, -1);
+    if (!pieces.empty()) ctx->memory->seq_rm(0, store->n_past, -1);
     ctx->n_outputs = 1;
     ctx->output_ids[0] = 0;
     ctx->n_queued_tokens += n_tokens;

@@ -35,7 +35,8 @@ struct edgekv_chunk {
     llama_memory_context_ptr mctx;
     std::unique_ptr<llm_graph_result> res;
     ggml_cgraph * gf = nullptr;
-    int64_t first = 0, n_tokens = 0;       // in the prompt
+    int64_t first = 0, n_tokens = 0;       // in the prompt and the pieces behind it
+    int64_t row = 0;                       // where its rows begin behind the old ones; every piece begins behind the prompt
     bool    has_output = false;
     std::vector<int> cut;                  // [n_slice + 1] node where each slice begins
     std::vector<ggml_tensor *> resid;      // [n_slice] hidden states behind each slice
@@ -64,7 +65,7 @@ struct edgekv_prefill {
 
     // ---- called while graphs are built (edgekv-attend.cpp)
     const edgekv_scratch & scratch_of(const edgekv_layer & l) const { return *scratches[scratch_index[l.il]]; }
-    int64_t chunk_first() const { return building->first; }
+    int64_t chunk_row() const { return building->row; }
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks);
     // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
@@ -83,6 +84,7 @@ private:
     void make_scratches();
     void make_masks();
     void build_chunks();
+    void build_chunk(int64_t first, int64_t n, int64_t row);
     bool find_cuts(edgekv_chunk & c) const;
     bool slice_nodes(const edgekv_chunk & c, int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const;
     void place_inputs();
@@ -90,13 +92,15 @@ private:
     void run_slice(edgekv_chunk & c, int slice);
     void fetch_logits(edgekv_chunk & c);
     void observe(const edgekv_chunk & c, int il);
-    void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t token0, edgekv_tally & tally, uint32_t stats);
+    void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats);
     void note_peak();
     std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
     int  n_slice() const { return by_layer ? (int) store->layers.size() : 1; }
 
     std::vector<llama_token> tokens;
-    int64_t n_tokens = 0, n_probe = 0, n_ubatch = 0, max_observed = 0;
+    int64_t n_tokens = 0, n_all = 0, n_rows = 0; // of the prompt; with all pieces; with the longest piece
+    int64_t n_ubatch = 0, max_observed = 0;
+    std::vector<int64_t> pieces;
     llama_pos pos0 = 0;
     std::vector<edgekv_observer> observers;
     std::string dir;

@@ -123,10 +123,9 @@ static void drop_window(edgekv_layer & l, llama_pos n_past) {
         base[k] = l.first[k];
         const int32_t drop = std::max(0, l.len[k] - n_keep);
         for (int32_t r = drop; r < l.len[k]; ++r) keep[k].push_back(r);
-        l.pos[k].erase(l.pos[k].begin(), l.pos[k].begin() + drop);
     }
-    const auto from = std::move(l.t);
-    edgekv_gather(from, base, keep, l);
+    edgekv_gather(l.t, base, keep, l);
+    for (int k = 0; k < l.n_head_kv; ++k) l.pos[k].erase(l.pos[k].begin(), l.pos[k].end() - l.len[k]);
 }
 
 void edgekv_store::reserve_tail(int32_t n) {
@@ -135,11 +134,11 @@ void edgekv_store::reserve_tail(int32_t n) {
         bool fits = true;
         for (int k = 0; k < l->n_head_kv; ++k) fits = fits && l->len[k] + n <= l->cap[k];
         if (fits) continue;
+        ++version; // first: one of the two may move the tensors and the other fail
         drop_window(*l, n_past);
         std::vector<int32_t> cap(l->n_head_kv);
         for (int k = 0; k < l->n_head_kv; ++k) cap[k] = l->len[k] + std::max(n, TAIL_STEP);
         l->layout(cap);
-        ++version;
     }
     note_peak();
 }
@@ -151,7 +150,7 @@ bool edgekv_store::trim(llama_pos p0) {
     for (const auto & l : layers) { // a window that has moved on cannot come back
         if (!l || l->n_swa == 0 || l->len_max() == 0) continue;
         const llama_pos oldest = l->pos[0].front();
-        if (oldest > 0 && oldest > p0 - l->n_swa) return false;
+        if (oldest > 0 && oldest > p0 - l->n_swa + 1) return false;
     }
     for (auto & l : layers) {
         if (!l) continue;
@@ -212,6 +211,22 @@ void edgekv_store::write(llama_io_write_i & io) const {
     }
 }
 
+// positions as the rest of the code relies on: each token once, those behind the boundary last and in order; windows in order, alike in all heads
+static bool plausible(const edgekv_layer & l, llama_pos n_past, llama_pos boundary) {
+    std::vector<bool> seen(n_past);
+    for (const auto & pos : l.pos) {
+        if (l.n_swa && pos != l.pos[0]) return false;
+        std::fill(seen.begin(), seen.end(), false);
+        llama_pos last = -1; // of those that must be in order
+        for (llama_pos p : pos) {
+            if (p < 0 || p >= n_past || seen[p] || p < last) return false;
+            seen[p] = true;
+            if (l.n_swa || p >= boundary) last = p;
+        }
+    }
+    return true;
+}
+
 static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edgekv_layer & like, llama_pos n_past) {
     if (get<int32_t>(io) != like.type_k || get<int32_t>(io) != like.type_v || get<int32_t>(io) != like.d_k || get<int32_t>(io) != like.d_v) {
         throw std::runtime_error("the state was saved with another model or cache type");
@@ -246,15 +261,18 @@ static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edge
     return l;
 }
 
-void edgekv_store::read(llama_io_read_i & io) {
+void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx) {
     if (get<uint32_t>(io) != STATE_MAGIC || get<uint32_t>(io) != layers.size()) throw std::runtime_error("the state is not of this model");
     const auto n_past_new   = get<llama_pos>(io);
     const auto boundary_new = get<llama_pos>(io);
     if (n_past_new < 0 || boundary_new < 0 || boundary_new > n_past_new) throw std::runtime_error("the state is damaged");
+    if (n_past_new > n_ctx) throw std::runtime_error("the state holds more tokens than this context");
     std::vector<std::unique_ptr<edgekv_layer>> fresh(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) {
         if (get<int32_t>(io) != (layers[i] ? layers[i]->n_head_kv : 0)) throw std::runtime_error("the state is not of this model");
-        if (layers[i]) fresh[i] = read_layer(io, *layers[i], n_past_new);
+        if (!layers[i]) continue;
+        fresh[i] = read_layer(io, *layers[i], n_past_new);
+        if (!plausible(*fresh[i], n_past_new, boundary_new)) throw std::runtime_error("the state is damaged");
     }
     layers   = std::move(fresh);
     n_past   = n_past_new;

@@ -75,7 +75,8 @@ struct edgekv_store {
     void   shrink_to_fit();
 
     void   write(llama_io_write_i & io) const;
-    void   read(llama_io_read_i & io); // throws std::runtime_error and leaves the store as it was
+    // n_ctx: most tokens that it may hold. throws std::runtime_error or std::bad_alloc and leaves the store as it was
+    void   read(llama_io_read_i & io, llama_pos n_ctx);
 };
 
 // a list of row numbers per head -> fresh tensors that hold exactly those rows, in that order
