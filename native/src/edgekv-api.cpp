@@ -30,6 +30,12 @@ static int guard(F && f) {
     }
 }
 
+template <typename T>
+static T & given(T * x) {
+    if (!x) throw edgekv_error { EDGEKV_INVALID, "an argument is null" };
+    return *x;
+}
+
 static edgekv_store & store_of(const llama_context * ctx) {
     auto * s = ctx ? edgekv_store_of(ctx->get_memory()) : nullptr;
     if (!s) throw edgekv_error { EDGEKV_UNSUPPORTED, "this context keeps llama.cpp's own cache" };
@@ -52,7 +58,7 @@ int          edgekv_abi(void)        { return EDGEKV_ABI; }
 const char * edgekv_last_error(void) { return g_error.c_str(); }
 
 void         edgekv_next_context(bool on)                          { edgekv_want_store(on); }
-const char * edgekv_why_unsupported(const llama_model * model)     { return edgekv_unsupported(*model); }
+const char * edgekv_why_unsupported(const llama_model * model)     { return model ? edgekv_unsupported(*model) : "there is no model"; }
 bool         edgekv_has_store(const llama_context * ctx)           { return ctx && edgekv_store_of(ctx->get_memory()); }
 
 int32_t edgekv_n_layer(const llama_context * ctx) {
@@ -63,17 +69,17 @@ int32_t edgekv_n_layer(const llama_context * ctx) {
 int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * out) {
     return guard([&] {
         const auto & l = layer_of(ctx, il);
-        *out = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
+        given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
                  (int32_t) (ggml_row_size(l.type_k, l.d_k) + ggml_row_size(l.type_v, l.d_v)) };
     });
 }
 
 int edgekv_len(const llama_context * ctx, int32_t il, int32_t * out) {
-    return guard([&] { const auto & l = layer_of(ctx, il); std::copy(l.len.begin(), l.len.end(), out); });
+    return guard([&] { const auto & l = layer_of(ctx, il); std::copy(l.len.begin(), l.len.end(), &given(out)); });
 }
 
 int edgekv_pos(const llama_context * ctx, int32_t il, int32_t head, int32_t * out) {
-    return guard([&] { const auto & l = layer_of(ctx, il, head); std::copy(l.pos[head].begin(), l.pos[head].end(), out); });
+    return guard([&] { const auto & l = layer_of(ctx, il, head); if (l.len[head]) std::copy(l.pos[head].begin(), l.pos[head].end(), &given(out)); });
 }
 
 static void read_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out) {
@@ -106,7 +112,7 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
     return guard([&] {
         auto & s = store_of(ctx);
         s.note_peak();
-        *out = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak };
+        given(out) = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak };
     });
 }
 
@@ -115,6 +121,8 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
         auto & s = store_of(ctx);
         auto & l = layer_of(ctx, il);
         if (s.active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+        if (l.n_swa)  throw edgekv_error { EDGEKV_INVALID, "a sliding-window layer keeps its window by itself" };
+        given(counts);
         std::vector<std::vector<int32_t>> keep(l.n_head_kv);
         std::vector<std::vector<llama_pos>> pos(l.n_head_kv);
         std::vector<int64_t> base(l.first.begin(), l.first.end());
@@ -122,15 +130,14 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
             if (counts[k] < 0 || counts[k] > l.len[k]) throw edgekv_error { EDGEKV_INVALID, "a head cannot keep more rows than it has" };
             std::vector<bool> seen(l.len[k], false);
             for (int32_t i = 0; i < counts[k]; ++i) {
-                const int32_t r = *rows++;
+                const int32_t r = given(rows); ++rows;
                 if (r < 0 || r >= l.len[k] || seen[r]) throw edgekv_error { EDGEKV_INVALID, "a row does not exist or is named twice" };
                 seen[r] = true;
                 keep[k].push_back(r);
                 pos[k].push_back(l.pos[k][r]);
             }
         }
-        const auto from = std::move(l.t);
-        edgekv_gather(from, base, keep, l);
+        edgekv_gather(l.t, base, keep, l);
         l.pos = std::move(pos);
         s.boundary = s.n_past;
         ++s.version;
@@ -139,8 +146,9 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
 
 int edgekv_trim_capacity(llama_context * ctx) {
     return guard([&] {
+        auto & s = store_of(ctx);
         ctx->synchronize();
-        store_of(ctx).shrink_to_fit();
+        s.shrink_to_fit();
     });
 }
 
@@ -148,33 +156,32 @@ int edgekv_trim_capacity(llama_context * ctx) {
 
 edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_params * params) {
     edgekv_prefill * p = nullptr;
-    guard([&] { p = edgekv_prefill::begin(ctx, *params).release(); });
+    guard([&] { store_of(ctx); p = edgekv_prefill::begin(ctx, given(params)).release(); });
     return p;
 }
 
-bool edgekv_prefill_by_layer(const edgekv_prefill * p)     { return p->by_layer; }
-double edgekv_prefill_score_ms(const edgekv_prefill * p)   { return p->score_ms; }
-int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { p->run(il); }); }
-int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { p->end(); }); }
+bool edgekv_prefill_by_layer(const edgekv_prefill * p)     { return p && p->by_layer; }
+double edgekv_prefill_score_ms(const edgekv_prefill * p)   { return p ? p->score_ms : 0.0; }
+int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { given(p).run(il); }); }
+int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { given(p).end(); }); }
 void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
 
-int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) { return edgekv_len(p->ctx, il, old); }
+int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) { return edgekv_len(p ? p->ctx : nullptr, il, old); }
 
 int edgekv_prefill_stat(const edgekv_prefill * p, int32_t observer, edgekv_stat stat, float * out) {
-    return guard([&] { p->stat(observer, stat, out); });
+    return guard([&] { given(p).stat(observer, stat, &given(out)); });
 }
 
 int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float * v) {
-    return guard([&] { p->rows(head, k, v); });
+    return guard([&] { given(p).rows(head, k, v); });
 }
 
 int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_t * rows) {
     return guard([&] {
-        if (p->il_done < 0) throw edgekv_error { EDGEKV_INVALID, "no layer has been read yet" };
-        p->keep(counts, rows);
+        given(p).keep(counts, rows);
     });
 }
 
 int edgekv_prefill_shrink(edgekv_prefill * p, int32_t il, const int32_t * counts) {
-    return guard([&] { p->shrink(il, counts); });
+    return guard([&] { given(p).shrink(il, &given(counts)); });
 }

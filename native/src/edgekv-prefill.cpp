@@ -36,6 +36,9 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     p->n_ubatch = ctx->cparams.n_ubatch;
     p->pos0     = p->store->n_past;
     if (p->n_tokens < 1 || params.n_pieces < 0 || !params.tokens) throw edgekv_error { EDGEKV_INVALID, "there are no tokens to read" };
+    if ((params.n_pieces && !params.pieces) || params.n_observers < 0 || (params.n_observers && !params.observers) || params.hidden < EDGEKV_HIDDEN_F32 || params.hidden > EDGEKV_HIDDEN_DISK) {
+        throw edgekv_error { EDGEKV_INVALID, "a parameter of the prompt is null or out of range" };
+    }
     if (p->pos0 + p->n_tokens > (int64_t) ctx->cparams.n_ctx_seq) {
         throw edgekv_error { EDGEKV_INVALID, "the prompt has " + std::to_string(p->n_tokens) + " tokens, the context has room for " +
             std::to_string((int64_t) ctx->cparams.n_ctx_seq - p->pos0) + ": use a larger --ctx-size or a shorter prompt" };
@@ -330,18 +333,32 @@ bool edgekv_prefill::slice_nodes(const edgekv_chunk & c, int slice, std::vector<
     return true;
 }
 
-// Inputs live in a buffer of their own, filled once for all layers: the allocator neither moves them nor overlaps them.
+// Inputs live in a buffer of their own, filled once for all layers: the allocator neither moves them nor overlaps them. Those that no
+// node reads still need an address, because llama.cpp may write them; they share one.
 void edgekv_prefill::place_inputs() {
-    size_t total = 0;
-    for (auto & c : chunks) for (auto * t : c.inputs) total += GGML_PAD(ggml_nbytes(t), 128);
-    inputs.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), std::max<size_t>(total, 128)));
+    size_t total = 0, unused = 128;
+    for (auto & c : chunks) {
+        std::unordered_set<const ggml_tensor *> read;
+        for (int i = 0; i < c.gf->n_nodes; ++i) for (const ggml_tensor * s : c.gf->nodes[i]->src) {
+            for (; s; s = s->view_src) read.insert(s);
+        }
+        for (auto * t : c.inputs) {
+            const size_t n = GGML_PAD(ggml_nbytes(t), 128);
+            if (read.count(t))                 total += n;
+            else if (strcmp(t->name, "inp_embd") == 0) t->flags &= ~GGML_TENSOR_FLAG_INPUT; // never written: the batch has tokens
+            else { unused = std::max(unused, n); c.unread.insert(t); }
+        }
+        c.inputs.erase(std::remove_if(c.inputs.begin(), c.inputs.end(), [](ggml_tensor * t) { return !(t->flags & GGML_TENSOR_FLAG_INPUT); }), c.inputs.end());
+    }
+    inputs.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), total + unused));
     if (!inputs) throw std::bad_alloc();
-    char * at = (char *) ggml_backend_buffer_get_base(inputs.get());
+    char * base = (char *) ggml_backend_buffer_get_base(inputs.get()), * at = base + unused;
     for (auto & c : chunks) {
         for (auto * t : c.inputs) {
+            const bool apart = !c.unread.count(t);
             t->buffer = inputs.get();
-            t->data   = at;
-            at += GGML_PAD(ggml_nbytes(t), 128);
+            t->data   = apart ? at : base;
+            if (apart) at += GGML_PAD(ggml_nbytes(t), 128);
         }
         c.res->set_inputs(&c.mctx->get_ubatch());
         for (auto & [s, t] : c.rows) {
@@ -363,8 +380,9 @@ void edgekv_prefill::lay_out_old(int il) {
 
 void edgekv_prefill::run(int il) {
     const int n_layer = (int) store->layers.size();
-    if (ended || il != il_done + 1 || il >= n_layer || (il > 0 && !fresh[il - 1])) throw edgekv_error { EDGEKV_INVALID, "layers are read in order, and each is kept before the next" };
+    if (ended || broken || il != il_done + 1 || il >= n_layer || (il > 0 && !fresh[il - 1])) throw edgekv_error { EDGEKV_INVALID, "layers are read in order, and each is kept before the next" };
     for (auto & t : tallies[by_layer ? 0 : il]) if (by_layer) t = {};
+    broken = true; // until it is read to its end
 
     if (by_layer || il == 0) {
         for (int l = by_layer ? il : 0; l < (by_layer ? il + 1 : n_layer); ++l) lay_out_old(l);
@@ -376,8 +394,14 @@ void edgekv_prefill::run(int il) {
         }
     }
     il_done = il;
+    broken = false;
     if (store->layers[il]->n_swa) keep(nullptr, nullptr);
     note_peak();
+}
+
+const edgekv_layer & edgekv_prefill::in_work() const {
+    if (ended || broken || il_done < 0 || !scratches[scratch_index[il_done]]->t.k) throw edgekv_error { EDGEKV_INVALID, "no layer is in work" };
+    return *store->layers[il_done];
 }
 
 void edgekv_prefill::run_slice(edgekv_chunk & c, int slice) {
@@ -514,8 +538,8 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
 }
 
 void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {
-    if (il_done < 0 || observer < 0 || observer >= (int) observers.size()) throw edgekv_error { EDGEKV_INVALID, "no such observer" };
-    const auto & l = *store->layers[il_done];
+    const auto & l = in_work();
+    if (observer < 0 || observer >= (int) observers.size()) throw edgekv_error { EDGEKV_INVALID, "no such observer" };
     const auto & s = scratch_of(l);
     const auto & t = tallies[by_layer ? 0 : il_done][observer];
     const int64_t n_out = l.len_max() + n_tokens, n_all_rows = s.cap*l.n_head_kv;
@@ -540,8 +564,8 @@ void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {
 }
 
 void edgekv_prefill::rows(int head, float * k, float * v) const {
-    if (il_done < 0 || head < 0 || head >= store->layers[il_done]->n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
-    const auto & l = *store->layers[il_done];
+    const auto & l = in_work();
+    if (head < 0 || head >= l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
     const auto & s = scratch_of(l);
     const int64_t from = head*s.cap + s.n_old - l.len[head], n = l.len[head] + n_tokens;
     auto read = [&](const ggml_tensor * t, int d, float * out) {
@@ -556,8 +580,11 @@ void edgekv_prefill::rows(int head, float * k, float * v) const {
 // ---- evict
 
 void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
-    const auto & l = *store->layers.at(il_done);
+    const auto & l = in_work();
     const auto & s = scratch_of(l);
+    if (l.n_swa && fresh[il_done]) return;
+    if (!l.n_swa && !counts) throw edgekv_error { EDGEKV_INVALID, "there are no counts" };
+    bool all = true;
     std::vector<std::vector<int32_t>> lists(l.n_head_kv);
     std::vector<int64_t> base(l.n_head_kv);
     for (int k = 0; k < l.n_head_kv; ++k) {
@@ -568,6 +595,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
             continue;
         }
         if (counts[k] < 0 || counts[k] > n) throw edgekv_error { EDGEKV_INVALID, "a head cannot keep " + std::to_string(counts[k]) + " of " + std::to_string(n) + " rows" };
+        if (counts[k] && !rows) throw edgekv_error { EDGEKV_INVALID, "there are no rows" };
         lists[k].assign(rows, rows + counts[k]);
         rows += counts[k];
         std::vector<bool> seen(n, false);
@@ -576,7 +604,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
             seen[r] = true;
         }
         if (counts[k] == n) std::sort(lists[k].begin(), lists[k].end()); // nothing evicted: in order, so the tail can be taken back
-        else evicted = true;
+        else all = false;
     }
     auto f = std::make_unique<edgekv_layer>();
     f->il = l.il; f->n_head = l.n_head; f->n_head_kv = l.n_head_kv; f->d_k = l.d_k; f->d_v = l.d_v;
@@ -585,6 +613,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     for (int k = 0; k < l.n_head_kv; ++k) for (int32_t r : lists[k]) f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : pos0 + r - l.len[k]);
     edgekv_gather(s.t, base, lists, *f);
     fresh[il_done] = std::move(f);
+    evicted = evicted || !all;
     if (!by_layer) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
 }
 
@@ -601,6 +630,7 @@ void edgekv_prefill::shrink(int il, const int32_t * counts) {
 }
 
 void edgekv_prefill::end() {
+    if (ended) throw edgekv_error { EDGEKV_INVALID, "the prompt has ended already" };
     for (const auto & f : fresh) if (!f) throw edgekv_error { EDGEKV_INVALID, "not all layers were kept" };
     store->layers = std::move(fresh);
     store->n_past = (llama_pos) (pos0 + n_tokens);

@@ -11,6 +11,7 @@
 #include "llama-memory.h"
 
 #include <memory>
+#include <unordered_set>
 #include <vector>
 
 // One layer in full: head k owns rows [k*cap, (k + 1)*cap); its kept rows of earlier turns end at n_old, the new tokens follow.
@@ -41,6 +42,7 @@ struct edgekv_chunk {
     std::vector<int> cut;                  // [n_slice + 1] node where each slice begins
     std::vector<ggml_tensor *> resid;      // [n_slice] hidden states behind each slice
     std::vector<ggml_tensor *> inputs;
+    std::unordered_set<const ggml_tensor *> unread; // of these
     std::vector<std::pair<const edgekv_scratch *, ggml_tensor *>> rows; // input: row of each new token and head
 };
 
@@ -94,6 +96,7 @@ private:
     void observe(const edgekv_chunk & c, int il);
     void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats);
     void note_peak();
+    const edgekv_layer & in_work() const;  // the layer that was read last, while its rows are there; throws edgekv_error
     std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
     int  n_slice() const { return by_layer ? (int) store->layers.size() : 1; }
 
@@ -124,4 +127,5 @@ private:
     edgekv_matrix mask_full, mask_swa;
     int64_t mask_full_at = 0, mask_swa_at = 0; // column of "before = 0"
     bool evicted = false, ended = false;
+    bool broken = false;          // a layer was left half read: its hidden states are overwritten
 };
