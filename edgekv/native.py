@@ -89,7 +89,7 @@ def _declare() -> None:
         ("prefill_begin", c_void_p, p, POINTER(_PrefillParams)), ("prefill_by_layer", c_bool, p), ("prefill_score_ms", c_double, p),
         ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
         ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
-        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
+        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_merge", c_int, p, c_int32, c_int32, _I32P, _F32P, _F32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
     ):
         fn = getattr(_lib, "edgekv_" + name)
         fn.restype, fn.argtypes = result, args
@@ -313,6 +313,11 @@ class Prefill:
         """evict: the layer in work keeps these rows of each head, in this order."""
         counts, flat = _lists(rows)
         _check(_lib.edgekv_prefill_keep(self._p, _i32(counts), _i32(flat)))
+
+    def merge(self, head: int, rows: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]) -> None:
+        """merge: these rows of one head, counted as just kept, get new values; k [n, d_k], v [n, d_v]."""
+        rows, k, v = (np.ascontiguousarray(x, t) for x, t in ((rows, np.int32), (k, np.float32), (v, np.float32)))
+        _check(_lib.edgekv_prefill_merge(self._p, head, len(rows), _i32(rows), _f32(k), _f32(v)))
 
     def shrink(self, il: int, counts: NDArray[np.int32]) -> None:
         """A finished layer shrinks to the first counts[k] rows of each head."""

@@ -617,6 +617,21 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     if (!by_layer) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
 }
 
+void edgekv_prefill::merge(int head, int n, const int32_t * rows, const float * k, const float * v) {
+    if (il_done < 0 || !fresh[il_done] || head < 0 || head >= fresh[il_done]->n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no layer was kept just now, or it has no such head" };
+    auto & f = *fresh[il_done];
+    for (int i = 0; i < n; ++i) if (rows[i] < 0 || rows[i] >= f.len[head]) throw edgekv_error { EDGEKV_INVALID, "a merged row is not among the kept ones" };
+    auto write = [&](ggml_tensor * t, int d, const float * x) {
+        std::vector<char> row(t->nb[1]);
+        for (int i = 0; i < n; ++i) {
+            ggml_quantize_chunk(t->type, x + (size_t) i*d, row.data(), 0, 1, d, nullptr);
+            ggml_backend_tensor_set(t, row.data(), (f.first[head] + (size_t) rows[i])*t->nb[1], row.size());
+        }
+    };
+    write(f.t.k, f.d_k, k);
+    write(f.t.v, f.d_v, v);
+}
+
 void edgekv_prefill::shrink(int il, const int32_t * counts) {
     if (il < 0 || il >= (int) fresh.size() || !fresh[il]) throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet" };
     auto & f = *fresh[il];

@@ -60,6 +60,7 @@ struct edgekv_prefill {
 
     void run(int il);             // throws edgekv_error
     void keep(const int32_t * counts, const int32_t * rows);
+    void merge(int head, int n, const int32_t * rows, const float * k, const float * v);
     void shrink(int il, const int32_t * counts);
     void end();
     void stat(int observer, edgekv_stat which, float * out) const;

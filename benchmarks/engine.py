@@ -1,0 +1,223 @@
+"""Speed and memory of edgekv beside the unpatched library of the same version, from one run.
+
+    python benchmarks/engine.py [--model demo] [--tokens 7000] [--ratio 0.2] [--threads 2] [--types f16,q8_0,q4_0] [--rounds 3]
+    python benchmarks/engine.py --synthetic     a model of Llama-3.2-1B's shape at 16,384 tokens, one round (long)
+
+Every measurement is a process of its own (measure.py). A round measures everything once, one after the other, so that what the
+machine does meanwhile touches both sides; the table gives medians over the rounds, and medians of ratios taken within a round.
+Markdown goes to standard output, progress to standard error. Nothing here passes or fails: the wanted values stand in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+sys.path.append(str(ROOT))
+
+import synthetic  # noqa: E402
+from measure import Measurement  # noqa: E402
+from tests.lib import stock_folder  # noqa: E402
+
+TYPES = {"f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
+HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0}
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the bounds need to know of a model file."""
+
+    name: str
+    path: str
+    n_layer: int
+    n_embd: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One table: a model, its prompt, what to keep of it and how."""
+
+    model: Model
+    tokens: str
+    n_prompt: int
+    ratio: float
+    n_threads: int
+    n_decode: int
+    hidden: tuple[str, ...]
+
+    @property
+    def n_kept(self) -> int:
+        return int(self.ratio * self.n_prompt)
+
+    def measurements(self, kind: str) -> dict[str, Measurement]:
+        """By name: the unpatched library at the whole prompt and at really as many tokens as are kept, then edgekv."""
+        shared = dict(model=self.model.path, tokens=self.tokens, n_decode=self.n_decode, type=TYPES[kind], n_threads=self.n_threads)
+        return {"stock": Measurement("stock", n_prompt=self.n_prompt, **shared),
+                "stock short": Measurement("stock", n_prompt=self.n_kept, **shared),
+                **{hidden: Measurement("edgekv", n_prompt=self.n_prompt, ratio=self.ratio, hidden=hidden, **shared) for hidden in self.hidden}}
+
+
+def main() -> None:
+    options = parse()
+    print(heading())
+    with tempfile.TemporaryDirectory() as folder:
+        plan = (synthetic_plan if options.synthetic else plan_of)(options, Path(folder))
+        print(f"Model {plan.model.name}, prompt of {plan.n_prompt:,} tokens, ratio {plan.ratio:g} ({plan.n_kept:,} tokens kept), "
+              f"{plan.n_threads} threads, {plan.n_decode} tokens decoded, {options.rounds} rounds.\n")
+        for kind in options.types:
+            print(table(plan, kind, [one_round(plan, kind, number) for number in range(options.rounds)]), flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", default="demo")
+    parser.add_argument("--tokens", type=int)
+    parser.add_argument("--ratio", type=float, default=0.2)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--types", type=lambda text: text.split(","))
+    parser.add_argument("--hidden", type=lambda text: tuple(text.split(",")), default=tuple(HIDDEN_BYTES))
+    parser.add_argument("--decode", type=int, default=64)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--synthetic", action="store_true")
+    options = parser.parse_args()
+    defaults = (16384, ["f16"], 1) if options.synthetic else (7000, ["f16", "q8_0", "q4_0"], 3)
+    for name, value in zip(("tokens", "types", "rounds"), defaults, strict=True):
+        setattr(options, name, getattr(options, name) or value)
+    return options
+
+
+def plan_of(options: argparse.Namespace, folder: Path) -> Plan:
+    """A model file with a prompt of generated text."""
+    import gguf
+
+    path = demo_path() if options.model == "demo" else Path(options.model)
+    fields = gguf.GGUFReader(str(path)).fields
+    arch = fields["general.architecture"].contents()
+    model = Model(path.name, str(path), fields[f"{arch}.block_count"].contents(), fields[f"{arch}.embedding_length"].contents())
+    return _plan(options, model, folder, text_tokens(str(path), options.tokens))
+
+
+def synthetic_plan(options: argparse.Namespace, folder: Path) -> Plan:
+    """The synthetic model with a prompt of random tokens."""
+    import numpy as np
+
+    path = folder / "synthetic-1b.gguf"
+    print("writing the synthetic model", file=sys.stderr, flush=True)
+    synthetic.write(path)
+    name = f"of Llama-3.2-1B's shape (random q4_0 weights, vocabulary cut to {synthetic.N_VOCAB:,})"
+    tokens = np.random.default_rng(0).integers(300, synthetic.N_VOCAB, options.tokens).tolist()
+    return _plan(options, Model(name, str(path), synthetic.N_LAYER, synthetic.N_EMBD), folder, tokens)
+
+
+def _plan(options: argparse.Namespace, model: Model, folder: Path, tokens: list[int]) -> Plan:
+    file = folder / "tokens.json"
+    file.write_text(json.dumps(tokens))
+    return Plan(model, str(file), options.tokens, options.ratio, options.threads, options.decode, options.hidden)
+
+
+def demo_path() -> Path:
+    from edgekv.demo import demo_path as find
+
+    return Path(find())
+
+
+def text_tokens(model: str, n_tokens: int) -> list[int]:
+    """n_tokens tokens of generated text from the model's own tokenizer, in a process of its own."""
+    from edgekv.eval.text import sentences
+
+    text = " ".join(islice(sentences(Random(0)), n_tokens // 8))  # a sentence has about 20 tokens
+    code = ("import sys; from llama_cpp import Llama\n"
+            "print(Llama(sys.argv[1], vocab_only=True, verbose=False).tokenize(sys.stdin.buffer.read(), add_bos=False))")
+    return json.loads(_python(["-c", code, model], text, stock_environment()))[:n_tokens]
+
+
+def one_round(plan: Plan, kind: str, number: int) -> dict[str, dict[str, Any]]:
+    """Every measurement of one cache type, once. Later rounds go backwards, so that neither side is always first."""
+    names = list(plan.measurements(kind).items())
+    results = {}
+    for name, what in names if number % 2 == 0 else reversed(names):
+        print(f"round {number + 1}, {kind}: {what.side} {what.hidden if what.side == 'edgekv' else ''} {what.n_prompt} tokens",
+              file=sys.stderr, flush=True)
+        environment = stock_environment() if what.side == "stock" else dict(os.environ)
+        measure = str(Path(__file__).resolve().parent / "measure.py")
+        results[name] = json.loads(_python([measure], json.dumps(asdict(what)), environment))
+    return results
+
+
+def stock_environment() -> dict[str, str]:
+    return {**os.environ, "LLAMA_CPP_LIB_PATH": str(stock_folder())}
+
+
+def _python(words: list[str], text: str, environment: dict[str, str]) -> str:
+    """The last line that a Python process prints; its errors come through."""
+    done = subprocess.run([sys.executable, *words], input=text, text=True, env=environment, stdout=subprocess.PIPE)
+    if done.returncode != 0:
+        raise SystemExit(f"{Path(words[0]).name} failed with exit code {done.returncode}; what it was doing stands above")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def table(plan: Plan, kind: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
+    """One cache type: the unpatched library's two rows, then edgekv's, each with what it may take and what it takes."""
+
+    def middle(name: str, key: str) -> float:
+        return median(result[name][key] for result in rounds)
+
+    def against(name: str, key: str, other: str) -> float:
+        return median(result[name][key] / result[other][key] for result in rounds)
+
+    full = middle(plan.hidden[0], "n_bytes_full")
+    lines = [f"**{kind} cache** (full: {mib(full)} MiB)\n",
+             f"| | prefill s | x stock (<= 1.05) | KV MiB (<= {plan.ratio:g} x full = {mib(plan.ratio * full)} + tails) | rows kept "
+             f"| peak KV + buffers MiB | bound | peak resident MiB | below stock | decode tokens/s | x stock at {plan.n_kept:,} (>= 0.95) "
+             f"| x stock at {plan.n_prompt:,} (>= 2) |",
+             "| --- " + "| ---: " * 11 + "|",
+             f"| stock, {plan.n_prompt:,} tokens | {middle('stock', 'prefill_s'):.2f} | 1 | {mib(full)} | {plan.n_prompt:,} | | "
+             f"| {mib(middle('stock', 'rss_bytes'))} | | {middle('stock', 'decode_tps'):.1f} | | 1 |",
+             f"| stock, {plan.n_kept:,} tokens | | | | {plan.n_kept:,} | | | {mib(middle('stock short', 'rss_bytes'))} | "
+             f"| {middle('stock short', 'decode_tps'):.1f} | 1 | |"]
+    for hidden in plan.hidden:
+        bound = plan.ratio * full + full / plan.model.n_layer + HIDDEN_BYTES[hidden] * plan.model.n_embd * plan.n_prompt
+        saved = median(result["stock"]["rss_bytes"] - result[hidden]["rss_bytes"] for result in rounds)
+        lines.append(
+            f"| edgekv, hidden {hidden} | {middle(hidden, 'prefill_s'):.2f} | {against(hidden, 'prefill_s', 'stock'):.2f} "
+            f"| {mib(middle(hidden, 'n_bytes'))} | {middle(hidden, 'n_kept'):,.0f} | {mib(middle(hidden, 'n_bytes_peak'))} | {mib(bound)} "
+            f"| {mib(middle(hidden, 'rss_bytes'))} | {mib(saved)} | {middle(hidden, 'decode_tps'):.1f} "
+            f"| {against(hidden, 'decode_tps', 'stock short'):.2f} | {against(hidden, 'decode_tps', 'stock'):.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def mib(n_bytes: float) -> str:
+    return f"{n_bytes / MIB:,.1f}"
+
+
+def heading() -> str:
+    """Machine, commit and command line."""
+    command = shlex.join(["python", "benchmarks/engine.py", *sys.argv[1:]])
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
+    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return f"`{command}`, commit {commit}{' with changes' if changed else ''}, {machine()}\n"
+
+
+def machine() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
+    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} processors, {platform.system()}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""One measurement in a process of its own, so that its peak resident size is its own: JSON in on standard input, JSON out.
+
+`side` is "stock" (the unpatched library, through the stock bindings; LLAMA_CPP_LIB_PATH is set by the parent) or "edgekv". Both
+go through the same public face: `eval` of a prompt, then `eval` of one token after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # behind an installed edgekv, which has the libraries
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What to run: a prompt of n_prompt tokens (from the file `tokens`), then n_decode timed tokens. type: ggml type id of K and V."""
+
+    side: str
+    model: str
+    tokens: str
+    n_prompt: int
+    n_decode: int
+    type: int
+    n_threads: int
+    n_ubatch: int = 512
+    ratio: float = 1.0
+    hidden: str = "f32"
+
+
+def main() -> None:
+    what = Measurement(**json.load(sys.stdin))
+    tokens = json.loads(Path(what.tokens).read_text())
+    llm = load(what)
+    start = time.perf_counter()
+    llm.eval(tokens[:what.n_prompt])
+    result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "rss_prefill_bytes": peak_rss_bytes()}
+    stats = llm.kv_stats() if what.side == "edgekv" else None  # before decoding: the tails are still empty
+    for token in tokens[:WARM_UP_TOKENS]:
+        llm.eval([token])
+    start = time.perf_counter()
+    for token in tokens[WARM_UP_TOKENS:WARM_UP_TOKENS + what.n_decode]:
+        llm.eval([token])
+    result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
+    result["rss_bytes"] = peak_rss_bytes()
+    if stats:
+        result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "compress_ms", "mode", "method")}
+        result["n_kept"] = float(stats.n_kept)
+    print(json.dumps(result))
+
+
+def load(what: Measurement) -> Any:
+    n_ctx = -(-(what.n_prompt + what.n_decode + WARM_UP_TOKENS) // 256) * 256
+    shared = dict(n_ctx=n_ctx, n_batch=what.n_ubatch, n_ubatch=what.n_ubatch, n_threads=what.n_threads, n_threads_batch=what.n_threads,
+                  flash_attn=True, type_k=what.type, type_v=what.type, verbose=False)
+    if what.side == "stock":
+        from llama_cpp import Llama
+
+        return Llama(what.model, **shared)
+    from edgekv import Llama
+
+    return Llama(what.model, kv_ratio=what.ratio, kv_hidden=what.hidden, **shared)
+
+
+def peak_rss_bytes() -> int:
+    """The process's peak resident size (VmHWM on Linux; ru_maxrss elsewhere)."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+if __name__ == "__main__":
+    main()

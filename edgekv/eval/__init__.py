@@ -1,0 +1,1 @@
+"""Quality measured on a model: what is still found after the cache was compressed."""

@@ -1,0 +1,424 @@
+// The store without a model: long random sequences of what an engine does to it, compared with plain vectors after every step.
+//     test-store [seed] [number of steps]
+#include "check.h"
+#include "edgekv-store.h"
+
+#include "ggml-backend-impl.h"
+#include "llama-io.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <numeric>
+#include <stdexcept>
+
+// ---- memory that is watched: the largest request so far
+
+static size_t g_largest = 0;
+
+void * operator new(size_t n) {
+    g_largest = std::max(g_largest, n);
+    if (void * p = n > (size_t) 1 << 30 ? nullptr : malloc(std::max<size_t>(n, 1))) return p;
+    throw std::bad_alloc();
+}
+void operator delete(void * p) noexcept { free(p); }
+void operator delete(void * p, size_t) noexcept { free(p); }
+
+namespace {
+
+// the CPU's buffers, counted; the n-th allocation from now can be made to fail
+struct watched_buffers {
+    ggml_backend_buffer_type type;
+    int64_t n_live = 0, n_bytes = 0;
+    int fail_in = -1;
+
+    watched_buffers(bool host) : type(*ggml_backend_cpu_buffer_type()) {
+        type.context = this;
+        type.iface.alloc_buffer = alloc;
+        if (!host) type.iface.is_host = [](ggml_backend_buffer_type_t) { return false; };
+    }
+
+    static ggml_backend_buffer_t alloc(ggml_backend_buffer_type_t buft, size_t size) {
+        auto & self = *(watched_buffers *) buft->context;
+        g_largest = std::max(g_largest, size);
+        if (self.fail_in >= 0 && self.fail_in-- == 0) return nullptr;
+        ggml_backend_buffer_t b = ggml_backend_cpu_buffer_type()->iface.alloc_buffer(buft, size);
+        if (!b) return nullptr;
+        b->buft = buft;
+        b->iface.free_buffer = release;
+        memset(ggml_backend_buffer_get_base(b), 0xA5, size); // nothing may rely on fresh memory
+        ++self.n_live;
+        self.n_bytes += size;
+        return b;
+    }
+
+    static void release(ggml_backend_buffer_t b) {
+        auto & self = *(watched_buffers *) b->buft->context;
+        --self.n_live;
+        self.n_bytes -= b->size;
+        static const auto free_buffer = [] {
+            ggml_backend_buffer_t x = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 64);
+            const auto f = x->iface.free_buffer;
+            ggml_backend_buffer_free(x);
+            return f;
+        }();
+        free_buffer(b);
+    }
+};
+
+struct bytes_out : llama_io_write_i {
+    std::vector<char> data;
+    void write(const void * src, size_t n) override { data.insert(data.end(), (const char *) src, (const char *) src + n); }
+    void write_tensor(ggml_tensor * t, size_t offset, size_t n) override {
+        std::vector<char> x(n);
+        ggml_backend_tensor_get(t, x.data(), offset, n);
+        write(x.data(), n);
+    }
+    size_t n_bytes() override { return data.size(); }
+};
+
+struct bytes_in : llama_io_read_i {
+    const std::vector<char> & data;
+    size_t at = 0;
+    explicit bytes_in(const std::vector<char> & d) : data(d) {}
+    void read(void * dst, size_t n) override {
+        if (n > data.size() - at) throw std::runtime_error("the end of the data");
+        if (n) memcpy(dst, data.data() + at, n);
+        at += n;
+    }
+    void read_tensor(ggml_tensor * t, size_t offset, size_t n) override {
+        std::vector<char> x(n);
+        read(x.data(), n);
+        ggml_backend_tensor_set(t, x.data(), offset, n);
+    }
+    size_t n_bytes() override { return at; }
+};
+
+// ---- the same, in plain vectors
+
+struct plain_row { llama_pos pos; std::string k, v; bool operator==(const plain_row & o) const { return pos == o.pos && k == o.k && v == o.v; } };
+using plain_head = std::vector<plain_row>;
+
+struct plain_store {
+    std::vector<std::vector<plain_head>> layers; // a sliding-window layer forgets nothing here: the store's rows are a suffix
+    llama_pos n_past = 0, boundary = 0;
+};
+
+constexpr ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL };
+constexpr int N_CTX = 3000, MAX_APPEND = 150, SLACK = 64, GROWTH = 64;
+
+struct walk {
+    random_source   rnd;
+    watched_buffers buffers;
+    edgekv_store    store;
+    plain_store     plain;
+    std::vector<char> saved;
+    plain_store     saved_plain;
+    int step = 0;
+
+    walk(uint32_t seed, bool host) : rnd(seed), buffers(host) {
+        const int n_layer = rnd.range(1, 4);
+        for (int il = 0; il < n_layer; ++il) {
+            auto l = std::make_unique<edgekv_layer>();
+            l->il = il;
+            l->n_head_kv = rnd.range(1, 4);
+            l->n_head = l->n_head_kv*rnd.range(1, 4);
+            l->d_k = 32*rnd.range(1, 3);
+            l->d_v = 32*rnd.range(1, 3);
+            l->type_k = rnd.one_of(TYPES);
+            l->type_v = rnd.one_of(TYPES);
+            l->n_swa = rnd.below(3) == 0 ? rnd.range(1, 100) : 0;
+            l->buft = &buffers.type;
+            l->len.assign(l->n_head_kv, 0);
+            l->pos.resize(l->n_head_kv);
+            l->layout(std::vector<int32_t>(l->n_head_kv, 0));
+            plain.layers.emplace_back(l->n_head_kv);
+            store.layers.push_back(std::move(l));
+        }
+    }
+
+    // what set_layer of edgekv-attend.cpp and ggml_set_rows do
+    void append() {
+        const int n = std::min(rnd.below(4) ? rnd.range(1, 4) : rnd.range(1, MAX_APPEND), N_CTX - store.n_past);
+        if (n <= 0) return;
+        store.reserve_tail(n);
+        for (auto & l : store.layers) for (int k = 0; k < l->n_head_kv; ++k) {
+            check(l->len[k] + n <= l->cap[k], "step %d: no room for %d rows", step, n);
+            for (int t = 0; t < n; ++t) {
+                plain_row row { store.n_past + t, noise(l->t.k->nb[1]), noise(l->t.v->nb[1]) };
+                const int64_t r = l->first[k] + l->len[k] + t;
+                ggml_backend_tensor_set(l->t.k, row.k.data(), r*l->t.k->nb[1], row.k.size());
+                ggml_backend_tensor_set(l->t.v, row.v.data(), r*l->t.v->nb[1], row.v.size());
+                l->pos[k].push_back(row.pos);
+                plain.layers[l->il][k].push_back(std::move(row));
+            }
+            l->len[k] += n;
+        }
+        plain.n_past = store.n_past += n;
+    }
+
+    std::string noise(size_t n) {
+        std::string s(n, 0);
+        for (char & c : s) c = (char) rnd.g();
+        return s;
+    }
+
+    edgekv_layer * full_layer() {
+        auto & l = store.layers[rnd.below((int) store.layers.size())];
+        return l->n_swa ? nullptr : l.get();
+    }
+
+    void selected() {
+        store.boundary = plain.boundary = store.n_past;
+        ++store.version;
+    }
+
+    // a subset of the rows in any order
+    void evict() {
+        edgekv_layer * l = full_layer();
+        if (!l) return;
+        std::vector<std::vector<int32_t>> keep(l->n_head_kv);
+        std::vector<std::vector<llama_pos>> pos(l->n_head_kv);
+        std::vector<plain_head> kept(l->n_head_kv);
+        for (int k = 0; k < l->n_head_kv; ++k) {
+            keep[k].resize(l->len[k]);
+            std::iota(keep[k].begin(), keep[k].end(), 0);
+            if (rnd.below(2)) std::shuffle(keep[k].begin(), keep[k].end(), rnd.g);
+            keep[k].resize(rnd.below(l->len[k] + 1));
+            for (int32_t r : keep[k]) {
+                pos[k].push_back(l->pos[k][r]);
+                kept[k].push_back(plain.layers[l->il][k][r]);
+            }
+        }
+        edgekv_gather(l->t, std::vector<int64_t>(l->first.begin(), l->first.end()), keep, *l);
+        l->pos = pos;
+        plain.layers[l->il] = kept;
+        selected();
+    }
+
+    // first rows of each head only
+    void shrink() {
+        edgekv_layer * l = full_layer();
+        if (!l) return;
+        std::vector<int32_t> cap = l->len;
+        for (int32_t & c : cap) c = rnd.below(c + 1);
+        l->layout(cap);
+        for (int k = 0; k < l->n_head_kv; ++k) plain.layers[l->il][k].resize(cap[k]);
+        selected();
+    }
+
+    void trim() {
+        const llama_pos p0 = rnd.below(3) ? store.n_past - rnd.below(70) : rnd.range(-1, store.n_past + 3);
+        bool exact = p0 >= store.boundary || p0 <= 0;
+        for (auto & l : store.layers) if (exact && l->n_swa && p0 > 0 && l->len[0]) exact = l->pos[0].front() <= std::max(0, p0 - l->n_swa + 1);
+        exact = exact || p0 >= store.n_past;
+        check(store.trim(p0) == exact, "step %d: trim to %d of %d (boundary %d) should %s", step, p0, plain.n_past, plain.boundary, exact ? "work" : "be refused");
+        if (!exact || p0 >= plain.n_past) return;
+        for (auto & heads : plain.layers) for (auto & rows : heads) {
+            rows.erase(std::remove_if(rows.begin(), rows.end(), [&](const plain_row & r) { return r.pos >= p0; }), rows.end());
+        }
+        plain.n_past = std::max(p0, 0);
+        if (p0 <= 0) plain.boundary = 0;
+    }
+
+    void clear() {
+        store.clear();
+        for (auto & heads : plain.layers) for (auto & rows : heads) rows.clear();
+        plain.n_past = plain.boundary = 0;
+    }
+
+    void save() {
+        bytes_out out;
+        store.write(out);
+        saved = out.data;
+        saved_plain = plain;
+        for (size_t il = 0; il < store.layers.size(); ++il) for (int k = 0; k < store.layers[il]->n_head_kv; ++k) { // what a window has left behind is gone for good
+            auto & rows = saved_plain.layers[il][k];
+            rows.erase(rows.begin(), rows.end() - store.layers[il]->len[k]);
+        }
+    }
+
+    void load() {
+        if (saved.empty()) return;
+        bytes_in in(saved);
+        store.read(in, N_CTX);
+        check(in.at == saved.size(), "step %d: %zu of %zu bytes were read", step, in.at, saved.size());
+        plain = saved_plain;
+    }
+
+    // a state that is cut or changed is refused, or says the same; a refusal changes nothing
+    void load_damaged() {
+        if (saved.empty()) return;
+        auto bad = saved;
+        const bool cut = rnd.below(2);
+        if (cut) bad.resize(rnd.below((int) bad.size()));
+        else for (int i = rnd.range(1, 3); i > 0; --i) damage(bad);
+        g_largest = 0;
+        bytes_in in(bad);
+        const uint64_t version = store.version;
+        try {
+            store.read(in, N_CTX);
+            check(!cut, "step %d: %zu of %zu bytes were taken for a state", step, bad.size(), saved.size());
+            check_sane();
+            bytes_in good(saved); // it may differ in rows' bytes and in some positions: nothing can tell
+            store.read(good, N_CTX);
+            plain = saved_plain;
+        } catch (const std::exception &) {
+            check(store.version == version, "step %d: a refused state moved the tensors", step);
+        }
+        check(g_largest < 16u << 20, "step %d: a damaged state of %zu bytes made the store ask for %zu", step, bad.size(), g_largest);
+    }
+
+    void damage(std::vector<char> & x) {
+        const int32_t values[] = { -1, 0, 1, N_CTX, N_CTX + 1, INT32_MAX, INT32_MIN, (int32_t) rnd.g() };
+        size_t at = rnd.below(2) ? rnd.below((int) std::min<size_t>(x.size()/4, 16)) : rnd.below((int) x.size()/4);
+        const int32_t v = rnd.one_of(values);
+        memcpy(&x[4*at], &v, 4);
+    }
+
+    // no allocation may leave a half-changed store behind
+    void fail_allocation() {
+        buffers.fail_in = rnd.below(3);
+        try {
+            switch (rnd.below(4)) {
+                case 0: append(); break;
+                case 1: evict(); break;
+                case 2: load(); break;
+                default: store.shrink_to_fit();
+            }
+        } catch (const std::bad_alloc &) {
+        }
+        buffers.fail_in = -1;
+    }
+
+    // whatever it holds, it holds together
+    void check_sane() {
+        int64_t n_bytes = 0;
+        for (auto & l : store.layers) {
+            if (!check(l->t.k && l->t.v && l->t.buf, "step %d: layer %d has no tensors", step, l->il)) continue;
+            n_bytes += ggml_backend_buffer_get_size(l->t.buf.get());
+            int64_t next = 0;
+            for (int k = 0; k < l->n_head_kv; ++k) {
+                check(l->first[k] == next && l->len[k] >= 0 && l->len[k] <= l->cap[k] && (int) l->pos[k].size() == l->len[k], "step %d: layer %d head %d: first %d len %d cap %d pos %zu",
+                      step, l->il, k, l->first[k], l->len[k], l->cap[k], l->pos[k].size());
+                next += l->cap[k];
+                auto pos = l->pos[k];
+                if (l->n_swa) check(std::is_sorted(pos.begin(), pos.end()) && pos == l->pos[0], "step %d: layer %d: a window's rows are out of order", step, l->il);
+                std::sort(pos.begin(), pos.end());
+                check(std::adjacent_find(pos.begin(), pos.end()) == pos.end() && (pos.empty() || (pos.front() >= 0 && pos.back() < store.n_past)),
+                      "step %d: layer %d head %d: positions are wrong", step, l->il, k);
+                if (l->n_swa) check(l->cap[k] <= l->n_swa + SLACK + std::max(GROWTH, MAX_APPEND), "step %d: a window of %d holds %d rows", step, l->n_swa, l->cap[k]);
+            }
+            check(l->t.k->ne[1] == std::max<int64_t>(next, 1) && l->t.v->ne[1] == l->t.k->ne[1], "step %d: layer %d: %lld rows for %lld", step, l->il, (long long) l->t.k->ne[1], (long long) next);
+        }
+        check((int64_t) store.n_bytes() == n_bytes && n_bytes == buffers.n_bytes && buffers.n_live == (int64_t) store.layers.size(),
+              "step %d: reported %zu bytes, buffers have %lld, %lld in %lld live ones", step, store.n_bytes(), (long long) n_bytes, (long long) buffers.n_bytes, (long long) buffers.n_live);
+        store.note_peak();
+        check(store.n_bytes_peak >= store.n_bytes(), "step %d: the peak is below what is there", step);
+        check(store.boundary >= 0 && store.boundary <= store.n_past && store.n_past <= N_CTX, "step %d: boundary %d of %d", step, store.boundary, store.n_past);
+    }
+
+    void check_same() {
+        check_sane();
+        check(store.n_past == plain.n_past && store.boundary == plain.boundary, "step %d: %d tokens, boundary %d instead of %d, %d", step, store.n_past, store.boundary, plain.n_past, plain.boundary);
+        for (auto & l : store.layers) for (int k = 0; l->t.k && k < l->n_head_kv; ++k) check_head(*l, k);
+    }
+
+    void check_head(const edgekv_layer & l, int k) {
+        const auto & rows = plain.layers[l.il][k];
+        const int n = l.len[k], n_plain = (int) rows.size();
+        const bool whole = l.n_swa ? n <= n_plain && (n == n_plain || l.pos[k].front() <= std::max(0, store.n_past - l.n_swa + 1)) : n == n_plain;
+        if (!check(whole, "step %d: layer %d head %d has %d of %d rows", step, l.il, k, n, n_plain)) return;
+        std::string bytes_k((size_t) n*l.t.k->nb[1], 0), bytes_v((size_t) n*l.t.v->nb[1], 0);
+        if (n) ggml_backend_tensor_get(l.t.k, &bytes_k[0], l.first[k]*l.t.k->nb[1], bytes_k.size());
+        if (n) ggml_backend_tensor_get(l.t.v, &bytes_v[0], l.first[k]*l.t.v->nb[1], bytes_v.size());
+        bool same = true;
+        for (int r = 0; r < n && same; ++r) {
+            const auto & row = rows[n_plain - n + r];
+            same = row.pos == l.pos[k][r] && !bytes_k.compare(r*row.k.size(), row.k.size(), row.k) && !bytes_v.compare(r*row.v.size(), row.v.size(), row.v);
+        }
+        check(same, "step %d: layer %d head %d: rows differ", step, l.il, k);
+    }
+
+    std::vector<void *> places() const {
+        std::vector<void *> x;
+        for (const auto & l : store.layers) x.push_back(l->t.k ? l->t.k->data : nullptr);
+        return x;
+    }
+
+    void act() {
+        const int what = rnd.below(100);
+        if (store.n_past > 900 && what < 30) clear();
+        else if (what < 50) append();
+        else if (what < 60) trim();
+        else if (what < 68) evict();
+        else if (what < 74) shrink();
+        else if (what < 80) store.shrink_to_fit();
+        else if (what < 85) save();
+        else if (what < 88) load();
+        else if (what < 94) load_damaged();
+        else if (what < 99) fail_allocation();
+        else clear();
+    }
+
+    void run(int n_steps) {
+        for (step = 0; step < n_steps && g_failed < 20; ++step) {
+            const auto before = places();
+            const uint64_t version = store.version;
+            act();
+            check(before == places() || store.version != version, "step %d: tensors moved and the version did not change", step);
+            check_same();
+        }
+        store.shrink_to_fit();
+        for (auto & l : store.layers) check(l->len == l->cap, "room is left after shrink_to_fit");
+        check_same();
+        store.layers.clear();
+        check(buffers.n_live == 0 && buffers.n_bytes == 0, "%lld buffers are left", (long long) buffers.n_live);
+    }
+};
+
+// every prefix of a small state, and every 4 bytes of it replaced by the values that hurt most
+void test_every_byte() {
+    walk w(7, true);
+    for (int i = 0; i < 3; ++i) { w.append(); w.evict(); }
+    w.append();
+    w.save();
+    const size_t n = w.saved.size();
+    for (size_t i = 0; i < n; i += 1 + n/4000) {
+        auto cut = w.saved;
+        cut.resize(i);
+        bytes_in in(cut);
+        bool refused = false;
+        try { w.store.read(in, N_CTX); } catch (const std::exception &) { refused = true; }
+        check(refused, "%zu of %zu bytes were taken for a state", i, n);
+    }
+    w.check_same();
+    for (size_t i = 0; i + 4 <= n; i += i < 400 ? 4 : 4*(1 + n/8000)) for (int32_t v : { -1, INT32_MAX, N_CTX + 1 }) for (bool many : { false, true }) {
+        auto bad = w.saved;
+        memcpy(&bad[i], &v, 4);
+        if (many && i != 8) memcpy(&bad[8], &v, 4); // the number of tokens as well
+        g_largest = 0;
+        bytes_in in(bad);
+        try { w.store.read(in, N_CTX); w.check_sane(); } catch (const std::exception &) {}
+        check(g_largest < 16u << 20, "a damaged state of %zu bytes made the store ask for %zu", n, g_largest);
+    }
+    bytes_in other(w.saved);
+    walk stranger(8, true);
+    bool refused = false;
+    try { stranger.store.read(other, N_CTX); } catch (const std::exception &) { refused = true; }
+    check(refused, "the state of another shape was taken");
+    stranger.check_same();
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
+    const int n_steps = argc > 2 ? atoi(argv[2]) : 1500;
+    printf("seed %u, %d steps\n", seed, n_steps);
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // refused allocations are told
+    test_every_byte();
+    for (uint32_t i = 0; i < 6 && g_failed < 20; ++i) walk(1000*seed + i, i % 2 == 0).run(n_steps);
+    return finish();
+}
