@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgekv import budget, methods, native, probe, select
 from edgekv.budget import Fixed, Plan, Spending
+from edgekv.choose import choose
 from edgekv.errors import BadInput
 from edgekv.methods import LayerStats, Preset
 
@@ -127,7 +128,7 @@ class Engine:
         """Bytes that llama.cpp's own cache needs for that many tokens (sliding-window layers: for their window)."""
         return sum(x.bytes_row * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens) for x in self.store.layers)
 
-    def _layer_stats(self, p: native.Prefill, watch: Watch) -> LayerStats:
+    def _layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
         n_old = p.n_old()
         n_rows = int(n_old.max(initial=0)) + p.n_tokens
         first = self.store.memory().n_past
@@ -136,15 +137,14 @@ class Engine:
             pos[k, :n] = self.store.positions(p.il, k)
             pos[k, n : n + p.n_tokens] = np.arange(first, first + p.n_tokens)
         return LayerStats(p.il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, rows=p.rows,
-                          **watch.read(p))
+                          **watch.read(p, first_observer))
 
     def _plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
         s, layers, full = self.settings, self.store.layers, self.full_layers
-        have = np.array([[n_new if k < layers[il].n_head_kv else 0 for k in range(self.store.n_head_kv)] for il in full], np.int32)
-        have = have.reshape(len(full), self.store.n_head_kv)
-        have[have > 0] += self.kept()[full][have > 0]
-        n_tokens, n_heads = self.store.memory().n_past + n_new, max(int((have > 0).sum()), 1)
+        there = np.array([[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]).reshape(len(full), -1)
+        have = np.where(there, self.kept()[full] + n_new, 0).astype(np.int32)
+        n_tokens, n_heads = self.store.memory().n_past + n_new, max(int(there.sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
         n_rows = n_tokens if s.table is not None or not full else budget.rows_for(
             n_tokens, s.ratio, s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
@@ -164,7 +164,7 @@ class Watch:
     """
 
     def __init__(self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None) -> None:
-        observe, n = settings.preset.score.observe, len(tokens)
+        observe, n = settings.preset.observe, len(tokens)
         self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
         names = tuple(x for x in observe.stats if x != "col_sum")
         self.observers: list[tuple[int, int, tuple[str, ...]]] = []
@@ -176,17 +176,17 @@ class Watch:
         if self._sums:
             self.observers.append((0, n, ("mean",)))
 
-    def read(self, p: native.Prefill) -> dict[str, NDArray[np.float32]]:
-        """The statistics of the layer in work, by the names of LayerStats."""
-        stats = {name: p.stat(0, name) for name in self._names}
+    def read(self, p: native.Prefill, first: int = 0) -> dict[str, NDArray[np.float32]]:
+        """The statistics of the layer in work, by the names of LayerStats; first: number of this watch's first observer."""
+        stats = {name: p.stat(first, name) for name in self._names}
         if self._sums:
-            stats["col_sum"] = p.stat(len(self.observers) - 1, "mean") * np.float32(self._n)
+            stats["col_sum"] = p.stat(first + len(self.observers) - 1, "mean") * np.float32(self._n)
         return stats
 
 
 def settings_from(
     *, kv_ratio: float, kv_budget: Any, kv_budget_mb: float | None, kv_method: str, kv_sink: int, kv_window: int, kv_min_tokens: int,
-    kv_hidden: str, kv_tail: int, kv_seed: int,
+    kv_hidden: str, kv_tail: int, kv_seed: int, model_path: str, kv_profile: str | None = None,
 ) -> Settings:
     """Settings from the user's words; raises BadInput for what makes no sense."""
     for name, value, least in (("kv_sink", kv_sink, 0), ("kv_window", kv_window, 1), ("kv_min_tokens", kv_min_tokens, 1), ("kv_tail", kv_tail, 1)):
@@ -201,6 +201,6 @@ def settings_from(
         raise BadInput(f"kv_budget_mb {kv_budget_mb} is no size; give MiB above 0")
     return Settings(
         ratio=budget.check_ratio(kv_ratio), tokens=None if is_table else kv_budget, table=budget.table(kv_budget) if is_table else None,
-        n_bytes=None if kv_budget_mb is None else int(kv_budget_mb * 2**20), preset=methods.get(kv_method), sink=kv_sink, window=kv_window,
+        n_bytes=None if kv_budget_mb is None else int(kv_budget_mb * 2**20), preset=choose(kv_method, model_path, kv_profile), sink=kv_sink, window=kv_window,
         min_tokens=kv_min_tokens, tail=kv_tail, hidden=kv_hidden, seed=kv_seed,
     )

@@ -31,7 +31,7 @@ class Llama(llama_cpp.Llama):
 
     kv_ratio: share of the rows that is kept (0.2 keeps 20 %); 1 (default) leaves everything to the parent, bit for bit.
     kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for all rows.
-    kv_method: see `edgekv methods`. kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts
+    kv_method: see `edgekv methods`; kv_profile: a profile's file for budgets per head, 'none', or None to look for one. kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts
     stay whole. kv_tail: tokens that may gather behind the prompt before they are compressed too. kv_hidden: where hidden states
     wait while a prompt is read: f32, f16 or disk. kv_progress(done, total) is called while a prompt is read.
 
@@ -41,7 +41,7 @@ class Llama(llama_cpp.Llama):
     def __init__(
         self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None, kv_budget_mb: float | None = None, kv_method: str = "snapkv",
         kv_sink: int = 4, kv_window: int = 32, kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
-        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, flash_attn: bool | None = None, **kwargs: Any,
+        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, kv_profile: str | None = None, flash_attn: bool | None = None, **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._kv: Engine | None = None
@@ -49,10 +49,11 @@ class Llama(llama_cpp.Llama):
         self._kv_note = ""
         self._kv_cancel = threading.Event()
         self.kv_progress = kv_progress
-        self._kv_settings = settings_from(
-            kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window,
-            kv_min_tokens=kv_min_tokens, kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
         facts.check_gguf(str(model_path))
+        self._kv_method, self._kv_profile = kv_method, kv_profile
+        self._kv_settings = settings_from(
+            model_path=str(model_path), kv_profile=kv_profile, kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window,
+            kv_min_tokens=kv_min_tokens, kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
         compress = self._kv_settings.compresses
         if compress and kwargs.get("embedding"):
             raise BadInput("embeddings come from the whole prompt at once: leave kv_ratio at 1 for them")
@@ -146,7 +147,7 @@ class Llama(llama_cpp.Llama):
         s = self._kv_settings
         return {
             **super().__getstate__(), "kv_ratio": s.ratio, "kv_budget": s.tokens if s.table is None else s.table,
-            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_method": s.preset.name, "kv_sink": s.sink,
+            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_method": self._kv_method, "kv_profile": self._kv_profile, "kv_sink": s.sink,
             "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
         }
 
@@ -163,9 +164,10 @@ class Llama(llama_cpp.Llama):
         megabytes = None if old.n_bytes is None else old.n_bytes / 2**20
         if ratio is not None:  # a ratio alone takes the place of an earlier budget
             tokens = megabytes = None
+        self._kv_method = method or self._kv_method
         self._kv_settings = settings_from(
-            kv_ratio=old.ratio if ratio is None else ratio, kv_budget=tokens if budget is None else budget,
-            kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_method=method or old.preset.name, kv_sink=old.sink,
+            model_path=self.model_path, kv_profile=self._kv_profile, kv_ratio=old.ratio if ratio is None else ratio, kv_budget=tokens if budget is None else budget,
+            kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_method=self._kv_method, kv_sink=old.sink,
             kv_window=old.window, kv_min_tokens=old.min_tokens, kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
         if self._kv is not None:
             self._kv.settings = self._kv_settings

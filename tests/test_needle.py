@@ -28,10 +28,7 @@ def draw(seed: int = 0, n: int = 20, lengths=(300, 600)) -> list[needle.Case]:
 
 
 class MockLlama:
-    """Finds a needle if the ratio is at least 0.5 and stores what it was asked to do."""
-
-    def __init__(self) -> None:
-        self.ratio, self.method, self.resets, self.prompts = 1.0, "", 0, []
+    """The little of a model that the command itself uses."""
 
     def n_ctx(self) -> int:
         return 2000
@@ -39,20 +36,26 @@ class MockLlama:
     def tokenize(self, text: bytes, add_bos: bool) -> list[int]:
         return list(range(count(text.decode())))
 
-    def kv_set(self, *, ratio: float, method: str) -> None:
-        self.ratio, self.method = ratio, method
 
-    def reset(self) -> None:
-        self.resets += 1
+class MockAsker:
+    """Finds a needle if the ratio is at least 0.5; counts the readings."""
 
-    def create_chat_completion(self, *, messages, max_tokens, temperature):
-        assert temperature == 0 and max_tokens == needle.ANSWER_TOKENS
-        self.prompts.append(messages)
-        found = re.search(r"\d{7}", messages[-1]["content"]).group()
-        return {"choices": [{"message": {"content": f"It is {found}." if self.ratio >= 0.5 else "I do not know 123."}}]}
+    readings = 0
 
-    def kv_stats(self):
-        return SimpleNamespace(n_seen=1000, n_kept=1000 * self.ratio, n_bytes=10_000 * self.ratio)
+    def __init__(self, llm: MockLlama, case: needle.Case, aware: bool, names: list[str]) -> None:
+        MockAsker.readings += 1
+        self.case, self.names = case, names
+
+    def ask(self, name: str, ratio: float):
+        assert name in self.names
+        stats = SimpleNamespace(n_seen=1000, n_kept=1000 * ratio, n_bytes=10_000 * ratio)
+        return f"It is {self.case.answer}." if ratio >= 0.5 else "I do not know 123.", stats
+
+
+@pytest.fixture
+def asker(monkeypatch):
+    monkeypatch.setattr(needle, "Asker", MockAsker)
+    monkeypatch.setattr(MockAsker, "readings", 0)
 
 
 def test_the_same_seed_gives_the_same_cases_and_another_gives_others():
@@ -87,7 +90,7 @@ def test_text_is_varied():
 
 
 def test_hits():
-    case = needle.Case([], "1234567", 0.5, "red fox", 10)
+    case = needle.Case([], "", "1234567", 0.5, "red fox", 10)
     assert needle.is_hit("It is 1234567.", case) and needle.is_hit("1,234,567", case)
     assert not needle.is_hit("123456", case) and not needle.is_hit("", case)
 
@@ -105,16 +108,16 @@ def test_settings_have_full_once():
     assert needle.settings(["snapkv"], [0.5]) == [("snapkv", 0.5)]
 
 
-def test_every_setting_reads_every_prompt_anew():
-    llm, todo = MockLlama(), draw(n=4)
-    rows = needle.evaluate(llm, todo, [("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)])
+def test_one_reading_serves_every_method_and_ratio(asker):
+    todo = draw(n=4)
+    rows = needle.evaluate(MockLlama(), todo, [("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)])
     assert [row.n_hits for row in rows] == [4, 4, 0]
     assert rows[2].n_kept == pytest.approx(200) and rows[2].cases == {300: 2, 600: 2}
-    assert llm.resets == 12 and len(llm.prompts) == 12
+    assert MockAsker.readings == 4
 
 
 @pytest.fixture
-def run(monkeypatch):
+def run(monkeypatch, asker):
     monkeypatch.setattr("edgekv.commands.load.load_llama", lambda options: MockLlama())
     return lambda *words: CliRunner().invoke(
         command.command, ["needle", "-m", "x.gguf", "-n", "4", "--lengths", "200,400", *words], catch_exceptions=False)

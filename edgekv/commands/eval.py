@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -25,10 +26,10 @@ def command() -> None:
 
 
 def methods(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
-    """Click callback: comma-separated names of methods. Raises BadInput."""
-    from edgekv.methods import get
+    """Click callback: names of methods with commas between them, or semicolons where a name has commas itself."""
+    from edgekv.commands.options import method
 
-    return [get(name.strip()).name for name in value.split(",")]
+    return [method(ctx, param, name.strip()) for name in value.split(";" if ";" in value or "=" in value else ",")]
 
 
 def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
@@ -59,22 +60,24 @@ def lengths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
               help="Lengths of the text, in tokens of this model.")
 @click.option("-n", "--cases", "n_cases", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
               help="Needles, spread evenly over the lengths and over the depths of the text.")
+@click.option("--setting", type=click.Choice(["aware", "agnostic"]), default="aware", show_default=True,
+              help="aware: the question is in the prompt that is compressed; agnostic: it is asked after the text was compressed.")
 @click.option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", show_default=True, help="Form of the table.")
-def needle(engine: EngineOptions, names: list[str], shares: list[float], n_tokens: list[int], n_cases: int, output: str) -> None:
+def needle(engine: EngineOptions, names: list[str], shares: list[float], n_tokens: list[int], n_cases: int, setting: str, output: str) -> None:
     """Hide 7-digit numbers in a text and ask for them, for each method and ratio.
 
     --methods and --ratios stand in for --kv-method and --kv-ratio. The same --seed (0 if none is given) draws the same cases.
     """
     from edgekv.commands.load import load_llama
 
-    llm = load_llama(engine)
+    llm = load_llama(replace(engine, kv_ratio=0.5))  # any share below 1: the cache has to be edgekv's
     if max(n_tokens) + PROMPT_TOKENS > llm.n_ctx():
         raise BadInput(f"a text of {max(n_tokens)} tokens does not fit the context of {llm.n_ctx()}; "
                        "give shorter --lengths or a larger --ctx-size")
     todo = list(cases(max(engine.seed, 0), n_cases, n_tokens, lambda text: len(llm.tokenize(text.encode(), add_bos=False))))
     grid = settings(names, shares)
     with click.progressbar(length=len(todo) * len(grid), label="needles", file=sys.stderr) as bar:
-        rows = evaluate(llm, todo, grid, progress=lambda done, total: bar.update(done - bar.pos))
+        rows = evaluate(llm, todo, grid, setting == "aware", progress=lambda done, total: bar.update(done - bar.pos))
     click.echo(FORMATS[output](rows), nl=False)
 
 

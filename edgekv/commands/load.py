@@ -34,7 +34,7 @@ def load_llama(options: EngineOptions) -> Llama:
         path,
         kv_ratio=options.kv_ratio, kv_budget=options.kv_budget, kv_budget_mb=options.kv_budget_mb,
         kv_method=options.kv_method, kv_sink=options.kv_sink, kv_window=options.kv_window,
-        kv_min_tokens=options.kv_min_tokens, kv_hidden=options.kv_hidden, kv_tail=options.kv_tail,
+        kv_min_tokens=options.kv_min_tokens, kv_hidden=options.kv_hidden, kv_tail=options.kv_tail, kv_profile=options.kv_profile,
         kv_seed=max(options.seed, 0),
         n_ctx=-(-options.ctx_size // CTX_UNIT) * CTX_UNIT, n_batch=options.batch_size, n_ubatch=options.ubatch_size, n_threads=threads,
         n_threads_batch=threads if options.threads_batch is None else count_threads(options.threads_batch),

@@ -50,6 +50,7 @@ class EngineOptions:
     kv_min_tokens: int
     kv_hidden: str
     kv_tail: int
+    kv_profile: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 
 def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Click callback: the name of a method. Raises BadInput."""
+    """Click callback: what names a method; one that needs the model's profile is looked up with the model. Raises BadInput."""
     from edgekv.methods import get
 
-    return get(value).name
+    return value if value == "auto" or "budget=profile" in value else get(value).name
 
 
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -154,6 +155,7 @@ ENGINE: tuple[Decorator, ...] = (
         help="MiB that the kept rows may take."),
     _kv("--kv-method", default="snapkv", metavar="NAME", callback=method,
         help="What decides which rows stay; 'edgekv methods' lists them."),
+    _kv("--kv-profile", metavar="FILE", help="Budgets per KV head from this profile; 'none': from no profile; without it: one that is found."),
     _kv("--kv-sink", type=FROM_ZERO, default=4, metavar="N", help="First tokens that always stay."),
     _kv("--kv-window", type=COUNT, default=32, metavar="N",
         help="Last tokens that always stay, and whose attention is observed."),

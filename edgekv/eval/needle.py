@@ -1,13 +1,12 @@
 """Needle in a haystack: is a 7-digit number under a named key still found after the KV cache was compressed?
 
-Cases are data (`cases`), a model answers them (`ask`), rows are counted (`evaluate`). Whatever has the public face of
-`edgekv.Llama` can be asked; nothing here knows how a cache is compressed.
+Cases are data (`cases`), rows are counted (`evaluate`). A text is read once for all methods and ratios (`edgekv.eval.reading`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from random import Random
 from typing import Any
@@ -34,6 +33,7 @@ class Case:
     """One needle. messages: the chat to answer; answer: 7 digits; depth: 0 (start) to 1 (end); n_tokens: length of the text asked for."""
 
     messages: list[dict[str, str]]
+    question: str
     answer: str
     depth: float
     key: str
@@ -92,7 +92,7 @@ def _case(rng: Random, n_tokens: int, depth: float, wording: tuple[str, str], co
         text.append(sentence)
     text.insert(round(depth * len(text)), statement)
     content = PROMPT.format(haystack=" ".join(text), question=question)
-    return Case([{"role": "user", "content": content}], answer, depth, key, n_tokens)
+    return Case([{"role": "user", "content": content}], question, answer, depth, key, n_tokens)
 
 
 def settings(methods: Sequence[str], ratios: Sequence[float]) -> list[tuple[str, float]]:
@@ -101,21 +101,68 @@ def settings(methods: Sequence[str], ratios: Sequence[float]) -> list[tuple[str,
     return [("full", 1.0)] * ("full" in methods or 1 in ratios) + compressed
 
 
-def evaluate(llm: Any, todo: Sequence[Case], grid: Sequence[tuple[str, float]],
+def evaluate(llm: Any, todo: Sequence[Case], grid: Sequence[tuple[str, float]], aware: bool = True,
              progress: Callable[[int, int], None] = lambda done, total: None) -> list[Row]:
-    """One Row for each (method, ratio). Every case's prompt is read once for each of them; decoding is greedy."""
+    """One Row for each (method, ratio); decoding is greedy. Every text is read once and compressed anew for each row.
+
+    aware: the question is in the prompt that is compressed; else the text is compressed before the question is asked.
+    """
     rows = [Row(method, ratio) for method, ratio in grid]
     for done, case in enumerate(todo):
-        for index, row in enumerate(rows):
-            progress(done * len(rows) + index, len(todo) * len(rows))
-            llm.kv_set(method=row.method, ratio=row.ratio)
-            row.add(case, is_hit(ask(llm, case), case), llm.kv_stats())
+        progress(done * len(rows), len(todo) * len(rows))
+        asker = Asker(llm, case, aware, [row.method for row in rows])
+        for row in rows:
+            reply, stats = asker.ask(row.method, row.ratio)
+            row.add(case, is_hit(reply, case), stats)
     progress(len(todo) * len(rows), len(todo) * len(rows))
     return rows
 
 
+class Asker:
+    """One case, read once, to be answered under several methods and ratios."""
+
+    def __init__(self, llm: Any, case: Case, aware: bool, names: Sequence[str]) -> None:
+        from edgekv.choose import choose
+        from edgekv.eval.reading import Reading
+
+        self._llm = llm
+        self._presets = {name: choose(name, llm.model_path, llm._kv_profile) for name in names}
+        text, self._rest = split(llm, case, aware)
+        self._reading = Reading(llm, text, list(self._presets.values()))
+
+    def ask(self, name: str, ratio: float) -> tuple[str, Any]:
+        """The answer after compression, and `kv_stats()` of the compressed text."""
+        from edgekv.eval.reading import answer, feed
+
+        preset = self._presets[name]
+        self._reading.compress(preset, replace(self._llm._kv_settings, ratio=ratio, preset=preset))
+        stats = self._llm.kv_stats()
+        logits = feed(self._llm, self._rest) if self._rest else self._reading.logits
+        return answer(self._llm, logits, ANSWER_TOKENS), stats
+
+
+def split(llm: Any, case: Case, aware: bool) -> tuple[list[int], list[int]]:
+    """Tokens that are compressed, and tokens that come after (none if the question is among the first)."""
+    prompt = template(llm, case.messages)
+    at = len(prompt) if aware else prompt.rindex(case.question)
+    head, tail = prompt[:at], prompt[at:]
+    return (llm.tokenize(head.encode(), add_bos=True, special=True),
+            llm.tokenize(tail.encode(), add_bos=False, special=True) if tail else [])
+
+
+def template(llm: Any, messages: list[dict[str, str]]) -> str:
+    """The messages in the model's own chat template, ready for the answer."""
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    text = llm.metadata.get("tokenizer.chat_template")
+    if text is None:
+        return "\n\n".join(m["content"] for m in messages) + "\n\n"
+    eos = llm._model.token_get_text(llm.token_eos())
+    return Jinja2ChatFormatter(template=text, eos_token=eos, bos_token="")(messages=messages).prompt
+
+
 def ask(llm: Any, case: Case) -> str:
-    """The model's answer to a case, its prompt read anew."""
+    """The model's answer to a case as a user gets it: the prompt read anew, through the chat."""
     llm.reset()
     reply = llm.create_chat_completion(messages=case.messages, max_tokens=ANSWER_TOKENS, temperature=0.0)
     return reply["choices"][0]["message"]["content"] or ""

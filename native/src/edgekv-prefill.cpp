@@ -618,7 +618,8 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
 }
 
 void edgekv_prefill::merge(int head, int n, const int32_t * rows, const float * k, const float * v) {
-    if (il_done < 0 || !fresh[il_done] || head < 0 || head >= fresh[il_done]->n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no layer was kept just now, or it has no such head" };
+    if (ended || il_done < 0 || !fresh[il_done] || head < 0 || head >= fresh[il_done]->n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no layer was kept just now, or it has no such head" };
+    if (n < 0 || (n > 0 && (!rows || !k || !v))) throw edgekv_error { EDGEKV_INVALID, "there are no rows to merge" };
     auto & f = *fresh[il_done];
     for (int i = 0; i < n; ++i) if (rows[i] < 0 || rows[i] >= f.len[head]) throw edgekv_error { EDGEKV_INVALID, "a merged row is not among the kept ones" };
     auto write = [&](ggml_tensor * t, int d, const float * x) {
