@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 
-ABI = 1
+ABI = 2
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8}
@@ -81,7 +81,7 @@ def _declare() -> None:
     """Argument and result types of every function that is called below."""
     p = c_void_p
     for name, result, *args in (
-        ("last_error", c_char_p), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p),
+        ("last_error", c_char_p), ("last_status", c_int), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p),
         ("n_layer", c_int32, p), ("layer_get", c_int, p, c_int32, POINTER(_LayerInfo)), ("len", c_int, p, c_int32, _I32P),
         ("pos", c_int, p, c_int32, c_int32, _I32P), ("rows_f32", c_int, p, c_int32, c_int32, _F32P, _F32P),
         ("rows_bytes", c_int, p, c_int32, c_int32, p, p), ("memory_get", c_int, p, POINTER(_MemoryInfo)),
@@ -254,7 +254,7 @@ class Prefill:
                                 hidden_dir.encode() if hidden_dir else None, self._callback, None)
         self._p = _lib.edgekv_prefill_begin(ctx, params)
         if not self._p:
-            raise _error(INVALID)
+            raise _error(_lib.edgekv_last_status())
         self.il = -1
 
     def _report(self, done: int, total: int, _: Any) -> bool:

@@ -12,7 +12,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 1 // changes with any signature or struct below
+#define EDGEKV_ABI 2 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK          =  0,
@@ -30,6 +30,7 @@ enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 
 
 LLAMA_API int          edgekv_abi(void);
 LLAMA_API const char * edgekv_last_error(void);
+LLAMA_API int          edgekv_last_status(void); // of the call that failed last
 
 // ---- contexts
 

@@ -10,10 +10,11 @@
 #include <stdexcept>
 
 static thread_local std::string g_error;
+static thread_local int g_status = EDGEKV_OK;
 
 static int fail(edgekv_status status, std::string what) {
     g_error = std::move(what);
-    return status;
+    return g_status = status;
 }
 
 template <typename F>
@@ -56,6 +57,7 @@ static edgekv_layer & layer_of(const llama_context * ctx, int32_t il, int32_t he
 
 int          edgekv_abi(void)        { return EDGEKV_ABI; }
 const char * edgekv_last_error(void) { return g_error.c_str(); }
+int          edgekv_last_status(void) { return g_status; }
 
 void         edgekv_next_context(bool on)                          { edgekv_want_store(on); }
 const char * edgekv_why_unsupported(const llama_model * model)     { return model ? edgekv_unsupported(*model) : "there is no model"; }

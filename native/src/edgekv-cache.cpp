@@ -1,3 +1,4 @@
+// The memory class that owns a store, and which models may have one
 #include "edgekv-cache.h"
 #include "edgekv.h"
 #include "edgekv-hooks.h"

@@ -1,3 +1,4 @@
+// Hidden states: in memory as f32 or f16, or in a temporary file
 #include "edgekv-hidden.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reading a prompt layer by layer: scratch, cut graphs, slices, scores, eviction
 #include "edgekv-prefill.h"
 #include "edgekv-cache.h"
 

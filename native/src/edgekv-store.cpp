@@ -1,3 +1,4 @@
+// Rows of the store: layout, gathering, tails, rewinding, state
 #include "edgekv-store.h"
 
 #include "llama-io.h"

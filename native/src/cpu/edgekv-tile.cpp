@@ -1,3 +1,4 @@
+// Rows of any cache type as f32
 #include "edgekv-tile.h"
 
 #define GGML_COMMON_DECL_CPP
