@@ -23,7 +23,7 @@ def load(path: Path, kind: str = "f16", **options: Any) -> Any:
     from edgekv import Llama
 
     type_k, type_v = (kind.split(",") * 2)[:2]
-    options = {**SHARED, "flash_attn": True, "verbose": False, "kv_min_tokens": 1, **options}
+    options = {**SHARED, "flash_attn": True, "verbose": False, "kv_min_tokens": 1, "kv_method": "snapkv", **options}
     options.setdefault("n_threads_batch", options["n_threads"])
     return Llama(str(path), type_k=TYPES[type_k], type_v=TYPES[type_v], **options)
 

@@ -6,17 +6,26 @@ from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import methods
-from edgekv.budget import uniform
+from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput
+from edgekv.merge import MERGES
 from edgekv.methods import LayerStats, Preset, get, presets
-from edgekv.methods.snapkv import SnapKVParams, max_pool
+from edgekv.methods.pool import max_pool, mean_pool
+from edgekv.methods.snapkv import SnapKVParams
 from edgekv.select import keep
+from tests.reference import scores as reference
 
 ALL = pytest.mark.parametrize("name", sorted(methods.REGISTRY))
+ATTENTION = {  # score -> (first of the observing queries counted from the end, reference)
+    "snapkv": (32, reference.snapkv), "cake": (32, reference.cake), "tova": (1, reference.tova), "h2o": (None, reference.h2o),
+    "kvzip": (50, reference.kvzip),
+}
+KEYS = {"knorm": reference.knorm, "keydiff": reference.keydiff}
 
 
 def layer(n_new: int = 60, n_old: tuple[int, ...] = (0, 0), seed: int = 0, il: int = 1, key: int = 0) -> LayerStats:
@@ -31,7 +40,9 @@ def layer(n_new: int = 60, n_old: tuple[int, ...] = (0, 0), seed: int = 0, il: i
     stats = {name: rng.random(pos.shape, dtype=np.float32) for name in methods.STATS}
     for array in stats.values():
         array[pos < 0] = np.nan  # padding is meaningless: a method must not let it through
-    return LayerStats(il, 4, n_head, n_rows, np.array(n_old, np.int32), n_new, pos, **stats, seed=seed)
+    keys = rng.standard_normal((n_head, n_rows, 8)).astype(np.float32)
+    return LayerStats(il, 4, n_head, n_rows, np.array(n_old, np.int32), n_new, pos, **stats, seed=seed,
+                      rows=lambda k: (keys[k, : n_old[k] + n_new], keys[k, : n_old[k] + n_new]))
 
 
 @ALL
@@ -62,9 +73,9 @@ def test_scores_do_not_depend_on_the_order_of_the_rows(name):
     stats = layer(40, (12, 12))
     order = np.random.default_rng(1).permutation(stats.n_rows)
     arrays = {name: getattr(stats, name)[:, order] for name in ("pos", *methods.STATS)}
-    turned = LayerStats(stats.il, 4, 2, stats.n_rows, stats.n_old, stats.n_new, **arrays)
+    turned = LayerStats(stats.il, 4, 2, stats.n_rows, stats.n_old, stats.n_new, **arrays, rows=lambda k: tuple(x[order] for x in stats.rows(k)))
     preset = get(name)
-    np.testing.assert_array_equal(preset.score.score(turned), preset.score.score(stats)[:, order])
+    np.testing.assert_allclose(preset.score.score(turned), preset.score.score(stats)[:, order], rtol=1e-5, atol=1e-6)
 
 
 @ALL
@@ -80,6 +91,7 @@ def test_a_method_uses_only_what_it_asked_for(name):
     stats = layer()
     asked = get(name).score.observe.stats
     less = LayerStats(**{**vars(stats), **{s: None for s in methods.STATS if s not in asked}})
+    assert set(get(name).budget.stats) <= set(get(name).observe.stats)
     np.testing.assert_array_equal(get(name).score.score(less), get(name).score.score(stats))
 
 
@@ -104,6 +116,56 @@ def test_max_pool_is_the_plain_loop(n, side, key):
     np.testing.assert_array_equal(max_pool(x, 2 * side + 1), np.array(expected, np.float32))
 
 
+@given(st.integers(1, 50), st.integers(0, 3), st.integers(0, 99))
+def test_mean_pool_is_the_plain_loop(n, side, key):
+    x = np.random.default_rng(key).standard_normal((2, n)).astype(np.float32)
+    expected = [[x[k, max(0, j - side) : j + side + 1].sum() / (2 * side + 1) for j in range(n)] for k in range(2)]
+    np.testing.assert_allclose(mean_pool(x, 2 * side + 1), expected, rtol=1e-5, atol=1e-6)
+
+
+# ---- the published formulas, on the attention of random queries and keys
+
+
+def causal_attention(n_head_kv: int, n_group: int, n: int, key: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities [n_head_kv, G, n, n] and the keys [n_head_kv, n, 16] they are of."""
+    generator = torch.Generator().manual_seed(key)
+    keys = torch.randn(n_head_kv, n, 16, generator=generator)
+    queries = torch.randn(n_head_kv, n_group, n, 16, generator=generator) * 2
+    mask = torch.full((n, n), -torch.inf).triu(1)
+    return (queries @ keys[:, None].transpose(-1, -2) / 4 + mask).softmax(-1), keys
+
+
+def stats_of(attention: torch.Tensor, keys: torch.Tensor, n_observe: int | None) -> LayerStats:
+    """What the engine would offer if the last n_observe queries were asked (None: all of them, as column sums)."""
+    n_head_kv, n = attention.shape[0], attention.shape[-1]
+    columns = reference.columns(attention if n_observe is None else attention[:, :, -n_observe:])
+    return LayerStats(0, 1, n_head_kv, n, np.zeros(n_head_kv, np.int32), n, np.tile(np.arange(n, dtype=np.int32), (n_head_kv, 1)),
+                      mean=columns.mean.numpy(), var=columns.var.numpy(), max=columns.max.numpy(), col_entropy=columns.entropy.numpy(),
+                      col_sum=columns.mean.numpy() * np.float32(n), rows=lambda k: (keys[k].numpy(), keys[k].numpy()))
+
+
+@pytest.mark.parametrize("n_group", [1, 3])
+@pytest.mark.parametrize("name", [*ATTENTION, *KEYS])
+def test_scores_are_the_reference_s(name, n_group):
+    attention, keys = causal_attention(2, n_group, 90)
+    n_observe, formula = ATTENTION.get(name, (1, None))
+    asked = attention if n_observe is None else attention[:, :, -n_observe:]
+    expected = formula(asked) if formula else KEYS[name](keys)
+    np.testing.assert_allclose(get(name).score.score(stats_of(attention, keys, n_observe)), expected.numpy(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_rotation_of_the_keys_changes_nothing(name):
+    """A quantised cache holds keys that were multiplied by an orthonormal matrix."""
+    attention, keys = causal_attention(2, 1, 60)
+    matrix = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1))).Q
+    score = get(name).score.score
+    np.testing.assert_allclose(score(stats_of(attention, keys @ matrix, 1)), score(stats_of(attention, keys, 1)), rtol=1e-4, atol=1e-6)
+
+
+# ---- details and names
+
+
 def test_snapkv_pools_by_token_index():
     """An earlier turn's row is pooled with the tokens next to it that still exist, wherever they are stored."""
     pos = np.array([[20, 3, 4, 30, 31, 32, 33, 34]], np.int32)
@@ -114,10 +176,58 @@ def test_snapkv_pools_by_token_index():
     np.testing.assert_array_equal(get("snapkv").score.score(stats, SnapKVParams(kernel=1)), mean)
 
 
-def test_an_unknown_method_is_one_line_with_the_choice():
-    with pytest.raises(BadInput, match="snapkv") as caught:
-        get("h2o2")
+@pytest.mark.parametrize("text, offer", [
+    ("h2o2", "snapkv.*h2o"), ("h2o2:a=1", "snapkv.*h2o"), ("", "snapkv"), ("budget=cake", "score=NAME.*keydiff"), ("score=full", "keydiff"),
+    ("score=snapkv,merge=all", "none, d2o"), ("d2o:ema=2", "0 to 1"), ("score=snapkv,budget=lots", "uniform.*pooled"), ("cake:kernal=5", "gamma, kernel, tau1, tau2"), ("h2o:kernel=5", "has none"),
+    ("snapkv:kernel=4", "odd"), ("snapkv:kernel=5.5", "whole number.*7"), ("cake:gamma=much", "number.*200"), ("cake:gamma=nan", "0 or more"),
+    ("cake:tau1=0", "above 0"), ("cake:gamma", "name=value"), ("cake:gamma=1,gamma=2", "twice"), ("d2o:scale=some", "unit, raw"),
+    ("adakv:alpha=2", "0 to 1"), ("dynamickv:m=0", "1 or more"), ("dynamickv:r_max=0.5", "1 or more"), ("pyramidkv:beta=0", "1 or more"),
+    ("score=tova,budget=cake", "window"), ("score=kvzip,budget=cake", "window"),
+])
+def test_what_is_misspelled_is_one_line_with_the_choice(text, offer):
+    with pytest.raises(BadInput, match=offer) as caught:
+        get(text)
     assert "\n" not in str(caught.value)
+
+
+def test_parameters_reach_the_score_and_the_budget():
+    preset = get("cake:gamma=100,tau1=1.6")
+    assert (preset.params.gamma, preset.params.kernel) == (100, 5)
+    assert (preset.budget.params.tau1, preset.budget.params.tau2) == (1.6, 0.6)
+    assert get("cake").budget.params.tau1 == 1
+    assert get("snapkv:kernel=5").name == "snapkv:kernel=5" and get("d2o:scale=raw").budget.params.scale == "raw"
+
+
+@pytest.mark.parametrize("score", sorted({p.score.name for p in methods.REGISTRY.values() if not p.keeps_all}))
+@pytest.mark.parametrize("budget", sorted(BUDGETS))
+def test_any_score_goes_with_any_budget_that_can_see_what_it_needs(score, budget):
+    if budget == "cake" and score in ("tova", "kvzip"):
+        return
+    preset = get(f"score={score}, budget={budget}")
+    assert (preset.score.name, preset.budget.name) == (score, budget)
+    assert set(preset.score.observe.stats) | set(preset.budget.stats) == set(preset.observe.stats)
+    assert get(preset.name).name == preset.name
+    assert get(f"score={score}").budget.name == "uniform"
+
+
+@pytest.mark.parametrize("text", ["cake:gamma=100,tau1=1.6", "score=cake,budget=pyramid,gamma=0.5,beta=7", "d2o:scale=raw"])
+def test_a_name_spells_its_preset(text):
+    preset = get(text)
+    assert preset.name == text and get(preset.name) == preset
+
+
+def test_no_parameter_belongs_to_two_stages():
+    for preset in methods.REGISTRY.values():
+        for budget in BUDGETS.values():
+            names = [name for params in (preset.score.params, budget.params, MERGES["d2o"].params) if params for name in vars(params)]
+            assert len(names) == len(set(names)), (preset.name, budget.name)
+
+
+def test_a_merge_is_part_of_a_mix():
+    preset = get("score=keydiff,budget=adakv,merge=d2o,ema=0.5")
+    assert preset.merge.params.ema == 0.5 and get(preset.name) == preset
+    assert get("score=keydiff,merge=none").merge is None and get("d2o").merge is not None
+    assert get("d2o:ema=0.9,scale=raw").merge.params.ema == 0.9
 
 
 def test_other_packages_add_methods(monkeypatch, caplog):
@@ -136,4 +246,4 @@ def test_other_packages_add_methods(monkeypatch, caplog):
         methods._plugins.cache_clear()
 
 
-MINE = Preset("mine", get("streaming").score, uniform, "for the test")
+MINE = Preset("mine", get("streaming").score, BUDGETS["uniform"], "for the test")

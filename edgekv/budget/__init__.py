@@ -6,19 +6,28 @@ and heads, at once or as layers finish; a `table` gives it outright. BUDGETS has
 
 from __future__ import annotations
 
+from edgekv.budget.adakv import AdaKV
 from edgekv.budget.base import Budget, Fixed, Plan, Spending, Spread, fit
+from edgekv.budget.cake import Cake
 from edgekv.budget.clip import clip
-from edgekv.budget.pyramid import pyramid
+from edgekv.budget.d2o import D2O
+from edgekv.budget.dynamickv import DynamicKV
+from edgekv.budget.pooled import Pooled
+from edgekv.budget.profile import Profile, from_shares
+from edgekv.budget.pyramid import Pyramid, pyramid
 from edgekv.budget.rows import check_ratio, rows_for
 from edgekv.budget.table import table
 from edgekv.budget.uniform import uniform
 
-__all__ = ["BUDGETS", "Budget", "Fixed", "Plan", "Spending", "Spread", "check_ratio", "clip", "fit", "pyramid", "rows_for", "table", "uniform"]
+__all__ = [
+    "BUDGETS", "Budget", "Fixed", "Plan", "Profile", "Spending", "Spread", "check_ratio", "clip", "fit", "from_shares", "pyramid", "rows_for",
+    "table", "uniform",
+]
 
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
-        Spread("uniform", uniform, "the same for every head of every layer"),
-        Spread("pyramid", pyramid, "more in the first layers than in the last", "PyramidKV, arXiv 2406.02069"),
+        Spread("uniform", uniform, "the same for every head of every layer"), Pyramid(), AdaKV(), Cake(), DynamicKV(), D2O(), Pooled(),
     )
 }
+"""Those that need nothing from outside: a `Profile` comes with its table."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,10 @@ class Budget(Protocol):
     name: str
     title: str
     paper: str
+    stats: tuple[str, ...]
+    """Statistics that `update` reads from the layer (see `edgekv.methods.Observe`), beside those the score asks for."""
+    params: Any
+    """Instance of the budget's own frozen dataclass, or None if it has none; `dataclasses.replace(budget, params=...)` changes them."""
 
     def start(self, plan: Plan) -> Spending:
         ...
@@ -81,6 +85,8 @@ class Spread:
     function: Callable[[int, int, int], NDArray[np.int32]]
     title: str
     paper: str = ""
+    stats: ClassVar[tuple[str, ...]] = ()
+    params: ClassVar[None] = None
 
     def start(self, plan: Plan) -> Fixed:
         return Fixed(fit(self.function(plan.n_rows, *plan.have.shape), plan.have))

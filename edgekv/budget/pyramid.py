@@ -1,15 +1,49 @@
 """pyramid: rows fall linearly from the first layer to the last, the same for all KV heads of a layer.
 
 Paper: Cai et al., PyramidKV, arXiv 2406.02069, section 3.2: the last layer keeps 1/beta of the mean, the first
-2 - 1/beta of it; every layer keeps `window` rows beside that. Different from it, the sum is exact (the authors round
-each layer down), and a first layer that would keep more than a head has is cut by `edgekv.budget.clip`, which spreads
-the rest evenly; the authors flatten the whole slope instead.
+2 - 1/beta of it; every layer keeps its window beside that (8 rows there, what the plan protects here). Different from it, the
+sum is exact (the authors round each layer down), and a first layer that would keep more than a head has is cut by
+`edgekv.budget.clip`, which spreads the rest evenly; the authors flatten the whole slope instead.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
+
+from edgekv.budget.base import Fixed, Plan, fit
+from edgekv.budget.share import in_proportion, whole
+from edgekv.errors import BadInput
+
+
+@dataclass(frozen=True)
+class PyramidParams:
+    beta: float = 20.0
+    """The last layer keeps 1/beta of the mean, beside what is protected."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.beta < float("inf"):
+            raise BadInput(f"beta {self.beta:g} gives no pyramid; give a number, 1 or more, such as 20")
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    params: PyramidParams = PyramidParams()
+    name: ClassVar[str] = "pyramid"
+    title: ClassVar[str] = "more in the first layers than in the last"
+    paper: ClassVar[str] = "PyramidKV, arXiv 2406.02069"
+    stats: ClassVar[tuple[str, ...]] = ()
+
+    def start(self, plan: Plan) -> Fixed:
+        wish = pyramid(plan.n_rows, *plan.have.shape, self.params.beta, window=plan.sink + plan.window)
+        n_heads = (plan.have > 0).sum(axis=1)
+        if (n_heads != n_heads[0]).any():  # a layer with fewer heads weighs less, so the slope is scaled to the total
+            rows = in_proportion(wish[:, 0].astype(np.float64), plan.total, plan.have.max(axis=1).astype(np.float64), n_heads)
+            wish = np.broadcast_to(whole(rows)[:, None], wish.shape)
+        return Fixed(fit(wish, plan.have))
 
 
 def pyramid(

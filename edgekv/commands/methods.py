@@ -13,11 +13,15 @@ from edgekv.commands.report import table
 if TYPE_CHECKING:
     from edgekv.methods import Preset
 
+HELP = """
+* the default. Parameters are changed with NAME:parameter=value,... and any score goes with any budget:
+score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none)."""
+
 
 @click.command("methods", short_help="List what --kv-method can be.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(as_json: bool) -> None:
-    """List what --kv-method can be, with budget, what it observes, and where it comes from."""
+    """List what --kv-method can be: scores, budgets, whose attention they look at, parameters, and where they come from."""
     from edgekv.methods import DEFAULT, presets
 
     records = [describe(preset, preset.name == DEFAULT) for preset in presets().values()]
@@ -25,27 +29,49 @@ def command(as_json: bool) -> None:
 
 
 def describe(preset: Preset, is_default: bool) -> dict[str, Any]:
-    score = preset.score
+    """One record of the JSON array; budget_* and merge_* are those of the budget and the merge, the rest is the score's and the whole's."""
+    budget = None if preset.keeps_all else preset.budget
     return {
         "name": preset.name,
         "default": is_default,
-        "score": score.name,
-        "budget": None if preset.keeps_all else preset.budget.name,
+        "score": preset.score.name,
+        "budget": budget and budget.name,
         "observes": observes(preset),
-        "params": {} if score.params is None else asdict(score.params),
+        "params": params(preset.params or preset.score.params),
+        "budget_params": params(budget and budget.params),
+        "merge": preset.merge.name if preset.merge else "none",
+        "merge_params": params(preset.merge and preset.merge.params),
         "title": preset.title,
         "paper": preset.paper,
+        "budget_title": budget.title if budget else "",
+        "budget_paper": budget.paper if budget else "",
     }
+
+
+def params(values: Any) -> dict[str, Any]:
+    """A parameter dataclass as names and defaults."""
+    return {} if values is None else asdict(values)
 
 
 def observes(preset: Preset) -> str:
     """Whose queries judge the keys."""
-    observe = preset.score.observe
+    observe = preset.observe
     judges = {"window": observe.window, "all queries": observe.all_queries, "last": observe.last, "probe": observe.probe}
     return " + ".join(name for name, used in judges.items() if used) or "nobody"
 
 
 def as_text(records: list[dict[str, Any]]) -> str:
-    rows = [(r["name"] + (" *" if r["default"] else ""), r["budget"] or "-", r["observes"],
-             r["title"] + (f" [{r['paper']}]" if r["paper"] else "")) for r in records]
-    return table(rows, ("name", "budget", "observes", "what stays")) + "\n\n* the default"
+    """A table of presets and one of budgets."""
+    presets = [(r["name"] + (" *" if r["default"] else ""), r["score"], r["budget"] or "-", r["observes"], settings({**r["params"], **r["merge_params"]}),
+                what(r["title"], r["paper"])) for r in records]
+    budgets = {r["budget"]: (r["budget"], settings(r["budget_params"]), what(r["budget_title"], r["budget_paper"])) for r in records if r["budget"]}
+    return "\n".join([table(presets, ("name", "score", "budget", "observes", "parameters", "what stays")), "",
+                      table(budgets.values(), ("budget", "parameters", "how many rows each head keeps")), HELP])
+
+
+def settings(values: dict[str, Any]) -> str:
+    return ",".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()) or "-"
+
+
+def what(title: str, paper: str) -> str:
+    return title + (f" [{paper}]" if paper else "")

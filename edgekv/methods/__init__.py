@@ -5,7 +5,7 @@ A package adds one with an entry point in the group `edgekv.methods` whose objec
     [project.entry-points."edgekv.methods"]
     mine = "my_package:preset"
 
-Built-in names cannot be taken over.
+Built-in names cannot be taken over. `get` also understands changed parameters and mixes, see `edgekv.methods.spell`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 
 from edgekv.budget import BUDGETS
-from edgekv.errors import BadInput
+from edgekv.merge import MERGES
+from edgekv.methods import spell
 from edgekv.methods.base import STATS, Budget, LayerStats, Method, Observe, Preset, masked
+from edgekv.methods.cake import Cake
 from edgekv.methods.full import Full
+from edgekv.methods.h2o import H2O
+from edgekv.methods.keydiff import KeyDiff
+from edgekv.methods.knorm import Knorm
+from edgekv.methods.kvzip import KVzip
 from edgekv.methods.random import Random
 from edgekv.methods.snapkv import SnapKV
 from edgekv.methods.streaming import Streaming
+from edgekv.methods.tova import TOVA
 
 __all__ = [
     "DEFAULT", "GROUP", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
@@ -31,20 +38,35 @@ GROUP = "edgekv.methods"
 DEFAULT = "snapkv"
 
 
-def _same(method: Method, keeps_all: bool = False) -> Preset:
-    """The method under its own name with the uniform budget."""
-    return Preset(method.name, method, BUDGETS["uniform"], method.title, method.paper, keeps_all=keeps_all)
+def _same(method: Method, budget: str = "uniform", keeps_all: bool = False) -> Preset:
+    """The method under its own name."""
+    return Preset(method.name, method, BUDGETS[budget], method.title, method.paper, keeps_all=keeps_all)
+
+
+def _under(method: Method, budget: str, name: str, merge: str = "none") -> Preset:
+    """The method with a budget that gives the pair its name and paper."""
+    how = MERGES[merge]
+    title = "; ".join([method.name, BUDGETS[budget].title, *([how.title] if how else [])])
+    return Preset(name, method, BUDGETS[budget], title, BUDGETS[budget].paper, merge=how)
 
 
 REGISTRY: dict[str, Preset] = {
     preset.name: preset
     for preset in (
-        _same(Full(), keeps_all=True),
-        _same(Random()),
-        _same(Streaming()),
         _same(SnapKV()),
-        Preset("pyramidkv", SnapKV(), BUDGETS["pyramid"], "snapkv with more rows in the first layers than in the last",
-               "PyramidKV, arXiv 2406.02069"),
+        _under(SnapKV(), "pyramid", "pyramidkv"),
+        _under(SnapKV(), "adakv", "adakv"),
+        _same(Cake(), "cake"),
+        _under(SnapKV(), "dynamickv", "dynamickv"),
+        _under(H2O(), "d2o", "d2o", merge="d2o"),
+        _same(KVzip(), "pooled"),
+        _same(Streaming()),
+        _same(H2O()),
+        _same(TOVA()),
+        _same(Knorm()),
+        _same(KeyDiff()),
+        _same(Random()),
+        _same(Full(), keeps_all=True),
     )
 }
 
@@ -71,12 +93,9 @@ def presets() -> dict[str, Preset]:
     return {**REGISTRY, **_plugins()}
 
 
-def get(name: str) -> Preset:
-    """The preset called `name`.
+def get(text: str, *budgets: Budget) -> Preset:
+    """The preset that `text` means: a name, a name with parameters, or a mix; `budgets` may be named as well as the built-in ones.
 
-    Raises BadInput if there is none.
+    Raises BadInput if it means none.
     """
-    found = REGISTRY.get(name) or _plugins().get(name)
-    if found is None:
-        raise BadInput(f"there is no method '{name}'; choose one of: {', '.join(presets())}")
-    return found
+    return spell.read(text, presets(), {**BUDGETS, **{budget.name: budget for budget in budgets}}, MERGES)

@@ -8,13 +8,15 @@ a cache or the native library.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.base import Budget
+from edgekv.errors import BadInput
+from edgekv.merge import D2O
 
 Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated)."""
@@ -83,6 +85,19 @@ class Observe:
         unknown = set(self.stats) - set(STATS)
         assert not unknown, f"no such statistics: {unknown}"
 
+    def asking(self, stats: tuple[str, ...]) -> Observe:
+        """The same with more statistics, for a budget: of the window, and of all tokens for the column sums.
+
+        Raises BadInput if others than the window's queries judge the keys.
+        """
+        missing = tuple(x for x in stats if x not in self.stats)
+        of_window = any(x != "col_sum" for x in stats)
+        if of_window and (self.last or self.probe):
+            raise BadInput("this budget looks at the attention of the window; give a score that does too, or that needs none")
+        if not missing:
+            return self
+        return replace(self, window=self.window or of_window, all_queries=self.all_queries or "col_sum" in missing, stats=self.stats + missing)
+
 
 class Method(Protocol):
     """A published (or baseline) way to say what a row is worth."""
@@ -111,11 +126,28 @@ class Preset:
     title: str
     paper: str = ""
     params: Any = None
-    """Parameters of the score, None: its defaults."""
+    """Parameters of the score, None: its defaults. The budget holds its own."""
     keeps_all: bool = False
     """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched library does."""
+    merge: D2O | None = None
+    """What becomes of evicted rows; None: they are dropped."""
+
+    @property
+    def observe(self) -> Observe:
+        """What score and budget together need to know of a layer's attention."""
+        return self.score.observe.asking(getattr(self.budget, "stats", ()))
 
 
 def masked(scores: NDArray[np.floating], layer: LayerStats) -> NDArray[np.float32]:
     """float32 copy of `scores` with -inf where a head has no row."""
     return np.where(layer.absent, np.float32(-np.inf), scores).astype(np.float32, copy=False)
+
+
+def by_head(layer: LayerStats, score: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Scores from the stored keys: `score` maps the keys [n, d_k] of one head to [n]; one head is read at a time."""
+    assert layer.rows is not None, "this method reads the keys"
+    out = np.full(layer.pos.shape, -np.inf, np.float32)
+    for k in range(layer.n_head_kv):
+        keys, _ = layer.rows(k)
+        out[k, : len(keys)] = score(keys)
+    return out

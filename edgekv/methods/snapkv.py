@@ -4,9 +4,7 @@ Paper: Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, 
 
 Differences: one score per KV head (mean over its query heads) instead of one per query head; the pool runs over the
 observing tokens' own rows too (the authors cut them off first; they stay anyway). The pool is taken over token
-indices: a row at token t gets the largest mean among the head's rows at tokens t-3 .. t+3. For tokens of one prompt
-this is the paper's pool (stride 1, same padding); a row kept from an earlier turn whose neighbours were evicted is
-pooled with those that still exist.
+indices: a row at token t gets the largest mean among the head's rows at tokens t-3 .. t+3.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.base import LayerStats, Observe, masked
+from edgekv.methods.base import LayerStats, Observe
+from edgekv.methods.pool import by_token, check_kernel, max_pool
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class SnapKVParams:
     """Width of the pool in tokens, odd."""
 
     def __post_init__(self) -> None:
-        assert self.kernel > 0 and self.kernel % 2 == 1, "the pool has a middle: kernel is odd"
+        check_kernel(self.kernel)
 
 
 class SnapKV:
@@ -37,21 +36,4 @@ class SnapKV:
 
     def score(self, layer: LayerStats, params: SnapKVParams | None = None) -> NDArray[np.float32]:
         assert layer.mean is not None, "snapkv observes the mean"
-        kernel = (params or self.params).kernel
-        by_token = np.full((layer.n_head_kv, layer.n_seen), -np.inf, np.float32)
-        head, row = np.nonzero(~layer.absent)
-        token = layer.pos[head, row]
-        by_token[head, token] = layer.mean[head, row]
-        return masked(np.take_along_axis(max_pool(by_token, kernel), np.maximum(layer.pos, 0), axis=1), layer)
-
-
-def max_pool(x: NDArray[np.float32], kernel: int) -> NDArray[np.float32]:
-    """Maximum over `kernel` (odd) neighbours along the last axis, stride 1, same length. x is at least 1 long."""
-    side = kernel // 2
-    out = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(side, side)], constant_values=-np.inf)
-    width = 1  # out[i] covers `width` values from i on
-    while width < kernel:
-        step = min(width, kernel - width)
-        out = np.maximum(out[..., :-step], out[..., step:])
-        width += step
-    return out
+        return by_token(layer.mean, layer, max_pool, (params or self.params).kernel, empty=-np.inf)

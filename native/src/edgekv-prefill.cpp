@@ -102,6 +102,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         throw no_memory("this prompt");
     }
     p->fresh.resize(p->store->layers.size());
+    p->ranked.resize(p->store->layers.size());
     p->note_peak();
     return p;
 }
@@ -588,6 +589,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     bool all = true;
     std::vector<std::vector<int32_t>> lists(l.n_head_kv);
     std::vector<int64_t> base(l.n_head_kv);
+    ranked[il_done].assign(l.n_head_kv, {});
     for (int k = 0; k < l.n_head_kv; ++k) {
         const int32_t n = (int32_t) (l.len[k] + n_tokens);
         base[k] = k*s.cap + s.n_old - l.len[k];
@@ -604,8 +606,12 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
             if (r < 0 || r >= n || seen[r]) throw edgekv_error { EDGEKV_INVALID, "row " + std::to_string(r) + " does not exist or is named twice" };
             seen[r] = true;
         }
-        if (counts[k] == n) std::sort(lists[k].begin(), lists[k].end()); // nothing evicted: in order, so the tail can be taken back
-        else all = false;
+        if (counts[k] == n) { // nothing evicted: in token order, so that the tail can be taken back
+            ranked[il_done][k] = lists[k];
+            std::sort(lists[k].begin(), lists[k].end());
+        } else {
+            all = false;
+        }
     }
     auto f = std::make_unique<edgekv_layer>();
     f->il = l.il; f->n_head = l.n_head; f->n_head_kv = l.n_head_kv; f->d_k = l.d_k; f->d_v = l.d_v;
@@ -638,12 +644,26 @@ void edgekv_prefill::shrink(int il, const int32_t * counts) {
     if (il < 0 || il >= (int) fresh.size() || !fresh[il]) throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet" };
     auto & f = *fresh[il];
     if (f.n_swa) return;
-    std::vector<int32_t> cap(counts, counts + f.n_head_kv);
+    std::vector<std::vector<int32_t>> lists(f.n_head_kv);
+    std::vector<std::vector<llama_pos>> pos(f.n_head_kv);
     for (int k = 0; k < f.n_head_kv; ++k) {
-        if (cap[k] < 0 || cap[k] > f.len[k]) throw edgekv_error { EDGEKV_INVALID, "a finished layer can only shrink" };
-        evicted = evicted || cap[k] < f.len[k];
+        if (counts[k] < 0 || counts[k] > f.len[k]) throw edgekv_error { EDGEKV_INVALID, "a finished layer can only shrink" };
     }
-    if (cap != f.len) f.layout(cap);
+    if (std::equal(f.len.begin(), f.len.end(), counts)) return;
+    evicted = true;
+    for (int k = 0; k < f.n_head_kv; ++k) {
+        auto & best = ranked[il][k];
+        const bool whole = !best.empty() && counts[k] < f.len[k];
+        for (int32_t i = 0; i < counts[k]; ++i) {
+            lists[k].push_back(whole ? best[i] : i);
+            pos[k].push_back(f.pos[k][lists[k].back()]);
+        }
+        if (whole) best.clear(); // from now on the head lies in that order
+    }
+    const std::vector<int64_t> base(f.first.begin(), f.first.end());
+    const auto from = std::move(f.t);
+    edgekv_gather(from, base, lists, f);
+    f.pos = std::move(pos);
 }
 
 void edgekv_prefill::end() {

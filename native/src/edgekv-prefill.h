@@ -120,6 +120,8 @@ private:
     std::vector<edgekv_score_params> score_params; // [n_layer]
     std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
     std::vector<std::unique_ptr<edgekv_layer>> fresh; // the layers to be
+    // [n_layer][n_head_kv] rows of a head that is still whole, best first: it lies in token order, but may have to shrink
+    std::vector<std::vector<std::vector<int32_t>>> ranked;
     std::vector<edgekv_chunk> chunks;
     std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows_; // by chunk and layer
     edgekv_chunk * building = nullptr;

@@ -238,15 +238,16 @@ columns run_score(const inputs & in, int n_calls, int n_parts_norm, int n_parts)
         const int t0 = in.c.n_tokens*call/n_calls, t1 = in.c.n_tokens*(call + 1)/n_calls, n = t1 - t0;
         if (n == 0) continue;
         std::vector<int32_t> len, n_after;
-        for (int32_t x : in.len) len.push_back(std::max(0, x - (in.c.n_tokens - t1)));
-        for (int t = 0; t < n; ++t) n_after.push_back(n - 1 - t);
+        const bool later = call % 2 == 0; // the rows of later calls are there already: n_after says who does not see them
+        for (int32_t x : in.len) len.push_back(later ? x : std::max(0, x - (in.c.n_tokens - t1)));
+        for (int t = t0; t < t1; ++t) n_after.push_back(in.c.n_tokens - 1 - t);
         edgekv_rows rows = in.rows;
         rows.v = nullptr;
         rows.len = len.data();
         edgekv_queries qs = in.qs;
         qs.q += t0*qs.stride_t;
         qs.n_tokens = n;
-        qs.n_after = call % 2 ? nullptr : n_after.data(); // the same, said in two ways
+        qs.n_after = later ? n_after.data() : nullptr;
         if (qs.start) qs.start += t0;
         std::vector<float> norm((size_t) n_parts_norm*in.n_head*n*2, NAN);
         for (int p = n_parts_norm - 1; p >= 0; --p) edgekv_cpu_score_norm(&rows, &qs, norm.data(), p, n_parts_norm);

@@ -1,4 +1,4 @@
-"""How the reference judges keys: column statistics of the observing queries' attention, and SnapKV's score and choice."""
+"""How the reference judges keys: column statistics of the observing queries' attention, every method's score, and the choice."""
 
 from __future__ import annotations
 
@@ -33,6 +33,37 @@ def columns(attention: torch.Tensor) -> Columns:
 def snapkv(attention: torch.Tensor) -> torch.Tensor:
     """SnapKV: mean over the window's queries and the G heads, then max-pool along the rows. [n_head_kv, n_rows]."""
     return F.max_pool1d(attention.mean((1, 2)), KERNEL, stride=1, padding=KERNEL // 2)
+
+
+def cake(attention: torch.Tensor, gamma: float = 200.0, kernel: int = 5) -> torch.Tensor:
+    """CAKE, eq. 11: mean + gamma * variance over the window's queries, then a mean pool. [n_head_kv, n_rows]."""
+    indicator = attention.mean(2) + gamma * attention.var(2, correction=0)
+    return F.avg_pool1d(indicator, kernel, stride=1, padding=kernel // 2).mean(1)
+
+
+def h2o(attention: torch.Tensor) -> torch.Tensor:
+    """H2O: the column sums over all queries, mean over the G heads. [n_head_kv, n_rows]."""
+    return attention.sum(2).mean(1)
+
+
+def tova(attention: torch.Tensor) -> torch.Tensor:
+    """TOVA: what the last query pays, mean over the G heads. [n_head_kv, n_rows]."""
+    return attention[:, :, -1].mean(1)
+
+
+def kvzip(attention: torch.Tensor) -> torch.Tensor:
+    """KVzip: the most that any query of the probe pays in any of the G heads. [n_head_kv, n_rows]."""
+    return attention.amax((1, 2))
+
+
+def knorm(keys: torch.Tensor) -> torch.Tensor:
+    """-length of keys [n_head_kv, n_rows, d]. [n_head_kv, n_rows]."""
+    return -keys.norm(dim=-1)
+
+
+def keydiff(keys: torch.Tensor) -> torch.Tensor:
+    """KeyDiff: -cosine of keys [n_head_kv, n_rows, d] with the mean of the normalised keys of their head. [n_head_kv, n_rows]."""
+    return -F.cosine_similarity(keys, F.normalize(keys, dim=-1).mean(1, keepdim=True), dim=-1)
 
 
 def keep_best(scores: torch.Tensor, count: int, sink: int = 4, window: int = 32) -> list[np.ndarray]:

@@ -1,0 +1,68 @@
+"""profile: budgets per KV head that were measured beforehand, once per model.
+
+LU-KV and the probe profile are tables of shares: at a ratio, which part of its rows each head keeps. This module makes whole rows of
+them; where tables come from and how they are looked up is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.budget.base import Fixed, Plan
+from edgekv.budget.share import ALMOST, flat, protected
+
+LEAST = 0.01
+"""Share of the tokens that every head keeps."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """shares: ratio -> float [n_layer, n_head_kv], 0..1, for all layers of the model."""
+
+    shares: Callable[[float], NDArray[np.float64]]
+    paper: str = ""
+    params: ClassVar[None] = None
+    name: ClassVar[str] = "profile"
+    title: ClassVar[str] = "a share for each head, measured once for the model"
+    stats: ClassVar[tuple[str, ...]] = ()
+
+    def start(self, plan: Plan) -> Fixed:
+        return Fixed(from_shares(self.shares(plan.ratio)[list(plan.layers)], plan))
+
+
+def from_shares(shares: NDArray[np.float64], plan: Plan) -> NDArray[np.int32]:
+    """int32 [n_layer, n_head_kv]: `shares` (0..1, the plan's shape) of the tokens seen as rows, with the plan's total exactly.
+
+    Every head keeps its protected rows and LEAST of the tokens, and no more than it has; all shares are scaled by one factor until the
+    sum is the total (or all that there is). Rows that rounding leaves go to the largest remainders.
+    """
+    shares = np.asarray(shares, np.float64)
+    assert shares.shape == plan.have.shape and (shares >= 0).all() and np.isfinite(shares).all()
+    least = np.minimum(plan.have, np.maximum(protected(plan), int(np.ceil(LEAST * plan.n_tokens))))
+    if plan.total <= least.sum():
+        return flat(plan).counts
+    if plan.total >= plan.have.sum():
+        return plan.have.astype(np.int32)
+    wish = np.maximum(shares, ALMOST) * plan.n_tokens  # a head without a share still takes what nobody else can
+    scaled = np.clip(wish * _factor(wish, least, plan.have, plan.total), least, plan.have)
+    rows = np.floor(scaled).astype(np.int64)
+    places = np.argsort(rows - scaled, axis=None, kind="stable")
+    room = places[rows.flat[places] < plan.have.flat[places]]
+    rows.flat[room[: plan.total - int(rows.sum())]] += 1
+    return rows.astype(np.int32)
+
+
+def _factor(wish: NDArray[np.float64], least: NDArray[np.int32], most: NDArray[np.int32], total: int) -> float:
+    """The largest factor (but for rounding) at which wish * factor, clipped to least..most, adds up to no more than `total`."""
+    low, high = 0.0, 1.0
+    while np.clip(wish * high, least, most).sum() <= total:
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.clip(wish * middle, least, most).sum() <= total else (low, middle)
+    return low

@@ -1,0 +1,148 @@
+"""Every preset on the engine: what is kept, the memory, decoding, a second turn; and its scores and rows against the reference."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from edgekv import methods, probe
+from edgekv.native import Prefill
+from tests.engine import feed, load, logits, positions
+from tests.reference import budgets
+from tests.reference import scores as reference
+from tests.reference.model import Reference
+
+NAMES = [name for name, preset in methods.REGISTRY.items() if not preset.keeps_all]
+MIXES = ["score=keydiff,budget=pooled", "score=knorm,budget=adakv,alpha=0.5", "score=h2o,budget=pooled", "cake:gamma=100,tau1=1.6",
+         "score=snapkv,budget=d2o", "score=keydiff,budget=cake", "score=h2o,budget=cake", "dynamickv:m=1,r_max=2"]
+N_PROMPT, N_MORE = 500, 100
+SINK, WINDOW = 4, 32
+
+
+@pytest.fixture(scope="module")
+def peak_in_full(tiny, text):
+    """bytes_peak of a store that keeps every row of the prompt, per model."""
+    found: dict[str, int] = {}
+
+    def peak(name: str) -> int:
+        if name not in found:
+            llm = load(tiny(name), kv_method="streaming", kv_budget=10 * N_PROMPT)
+            llm.eval(list(text(N_PROMPT)))
+            found[name] = llm.kv_stats().n_bytes_peak
+        return found[name]
+
+    return peak
+
+
+def check_rows(llm, n_seen: int, n_rows: int) -> None:
+    """No more than n_rows per head in the mean, each token once, sinks and window everywhere."""
+    full = llm._kv.full_layers
+    heads = [rows for il in full for rows in positions(llm)[il]]
+    assert sum(map(len, heads)) <= n_rows * len(heads)
+    for rows in heads:
+        assert len(np.unique(rows)) == len(rows) and rows.min() >= 0 and rows.max() == n_seen - 1
+        assert np.isin([*range(SINK), *range(n_seen - WINDOW, n_seen)], rows).all()
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.2])
+@pytest.mark.parametrize("name", [*NAMES, *MIXES])
+def test_prompt_decoding_and_second_turn(tiny, text, peak_in_full, name, ratio):
+    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=ratio)
+    llm.eval(list(text(N_PROMPT)))
+    check_rows(llm, N_PROMPT, int(ratio * N_PROMPT))
+    stats = llm.kv_stats()
+    assert stats.method == name
+    assert stats.n_kept >= ratio * N_PROMPT - 2, "what there is to spend is spent"
+    if ratio < 0.5 and name != "kvzip":  # all queries' statistics, and more so a probe's hidden states, outweigh the rows of so short a prompt
+        assert stats.n_bytes_peak < peak_in_full("llama-gqa")
+    assert np.isfinite(feed(llm, text(8, seed=1))).all()
+    llm.eval(list(text(N_MORE, seed=2)))
+    n_seen = N_PROMPT + 8 + N_MORE
+    check_rows(llm, n_seen, int(ratio * n_seen))
+    assert np.isfinite(feed(llm, text(4, seed=3))).all()
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("model", ["llama-mha", "qwen3", "gemma3"])
+@pytest.mark.parametrize("name", ["adakv", "cake", "dynamickv", "d2o", "kvzip", "keydiff"])
+def test_other_models_and_quantised_caches(tiny, text, model, kind, name):
+    llm = load(tiny(model), kind, kv_method=name, kv_ratio=0.3)
+    llm.eval(list(text(N_PROMPT)))
+    check_rows(llm, N_PROMPT, int(0.3 * N_PROMPT))
+    assert np.isfinite(logits(llm)).all()
+
+
+@pytest.mark.parametrize("name", ["kvzip", "adakv", "score=keydiff,budget=pooled"])
+def test_heads_differ_where_the_budget_lets_them(tiny, text, name):
+    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3)
+    llm.eval(list(text(N_PROMPT)))
+    assert np.ptp(llm.kv_stats().kept, axis=1).max() > 0
+
+
+def test_finished_layers_give_memory_back_while_the_prompt_is_read(tiny, text, monkeypatch):
+    """A cascade: layer 0 starts with all its rows and is cut again and again; what is held never passes the total and a layer."""
+    llm = load(tiny("llama-gqa"), kv_method="cake", kv_ratio=0.4)
+    shrink, cuts = Prefill.shrink, []
+    monkeypatch.setattr(Prefill, "shrink", lambda self, il, counts: (cuts.append((il, counts.tolist())), shrink(self, il, counts))[1])
+    llm.eval(list(text(N_PROMPT)))
+    assert [il for il, _ in cuts][:1] == [0] and {il for il, _ in cuts} == {0, 1}
+    kept = llm.kv_stats().kept
+    assert dict(cuts)[0] == kept[0].tolist() and dict(cuts)[1] == kept[1].tolist()
+
+
+@pytest.fixture(scope="module")
+def read_by_reference(tiny, text):
+    """(model, cache type) -> the reference after the prompt, and what its layers did with it. Each is read once."""
+
+    @cache
+    def read(model: str, kind: str):
+        torch_model = Reference(tiny(model), kind, kind)
+        return torch_model, torch_model.prefill(text(N_PROMPT), observe=WINDOW, all_logits=False)
+
+    return read
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])
+@pytest.mark.parametrize("name", ["tova", "h2o", "cake", "kvzip", "knorm", "keydiff"])
+def test_scores_are_those_of_the_reference(tiny, text, nmse, read_by_reference, monkeypatch, model, kind, name):
+    """The engine's queries and keys differ from the reference's by rounding, hence the looser comparison."""
+    kind_of_score = type(methods.get(name).score)
+    original, seen = kind_of_score.score, []
+
+    def record(self, layer, params=None):
+        seen.append(original(self, layer, params))
+        return seen[-1]
+
+    monkeypatch.setattr(kind_of_score, "score", record)
+    llm = load(tiny(model), kind, kv_method=name, kv_ratio=0.3)
+    llm.eval(list(text(N_PROMPT)))
+    torch_model, prompt = read_by_reference(model, kind)
+    if name == "kvzip":
+        (piece,) = probe.pieces(text(N_PROMPT), lambda words: llm.tokenize(words.encode(), add_bos=False))
+        again = torch_model.fork().prefill(piece, observe=len(piece), all_logits=False)
+    formula = {"tova": lambda il: reference.tova(prompt.layers[il].attention), "cake": lambda il: reference.cake(prompt.layers[il].attention),
+               "h2o": lambda il: prompt.layers[il].col_sum, "kvzip": lambda il: reference.kvzip(again.layers[il].attention[..., :N_PROMPT]),
+               "knorm": lambda il: reference.knorm(torch_model.layers[il].k), "keydiff": lambda il: reference.keydiff(torch_model.layers[il].k)}
+    for il, scores in enumerate(seen):
+        assert nmse(scores, formula[name](il).numpy()) < (1e-5 if kind == "f16" else 1e-3), il
+
+
+@pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])
+@pytest.mark.parametrize("name", ["cake", "d2o"])
+def test_layer_budgets_are_those_of_the_reference(tiny, text, read_by_reference, model, name):
+    """Attention that differs by rounding moves a budget by a row at most."""
+    llm = load(tiny(model), kv_method=name, kv_ratio=0.3)
+    llm.eval(list(text(N_PROMPT)))
+    layers = read_by_reference(model, "f16")[1].layers
+    if name == "cake":
+        weights = np.exp([budgets.log_preference(layer.attention, WINDOW, 1.0, 0.6) for layer in layers])
+        stages = [weights[: m + 1] for m in range(len(layers))]
+    else:
+        f = [float(layer.col_sum.double().var(1, correction=0).mean()) for layer in layers]
+        stages = [budgets.unit_weights(f[: m + 1]) for m in range(len(layers))]
+    least = SINK + WINDOW
+    expected = budgets.cascade(stages, (0.3 * N_PROMPT - least) * len(layers), N_PROMPT - least)[-1]
+    assert np.abs(llm.kv_stats().kept - least - np.array(expected)[:, None]).max() <= 1
