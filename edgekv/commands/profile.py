@@ -1,0 +1,241 @@
+"""edgekv profile: make, look at and exchange tables of which KV heads get the rows."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekv.commands.options import MODEL, ratio
+from edgekv.errors import BadInput
+
+if TYPE_CHECKING:
+    from edgekv.profiles import Profile
+
+
+def ratios(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    """Click callback: comma-separated shares to keep, sorted. Raises BadInput."""
+    return None if value is None else tuple(sorted({ratio(ctx, param, share.strip()) for share in value.split(",")}))
+
+
+OUTPUT = click.option("-o", "--output", required=True, metavar="FILE", help="Where to write it.")
+FILE = click.argument("file", metavar="FILE")
+RATIOS = click.option("--ratios", "grid", metavar="RS", callback=ratios,
+                      help="Shares of the cache to learn, with commas; without it: a fine grid.")
+THREADS = click.option("-t", "--threads", envvar="LLAMA_ARG_THREADS", show_envvar=True, type=int, metavar="N",
+                       help="CPU threads; 0: all there are; without it: the physical cores.")
+GPU_LAYERS = click.option("-ngl", "--gpu-layers", envvar="LLAMA_ARG_N_GPU_LAYERS", show_envvar=True, type=int, default=-1, show_default=True,
+                          metavar="N", help="Layers to put on a GPU; -1: all.")
+
+
+@click.group("profile")
+def command() -> None:
+    """Make, show and exchange profiles: which share of its rows each KV head keeps."""
+
+
+# ---- make
+
+
+@command.command("probe")
+@MODEL
+@OUTPUT
+@click.option("--contexts", multiple=True, metavar="FILE", help="A text to learn from, may be repeated; without it: six that come with edgekv.")
+@click.option("--tokens", "n_tokens", type=click.IntRange(min=64), default=1536, show_default=True, metavar="N",
+              help="Tokens of each text that are read, at most.")
+@RATIOS
+@THREADS
+@GPU_LAYERS
+def probe(model: str, output: str, contexts: Sequence[str], n_tokens: int, grid: tuple[float, ...] | None, threads: int | None,
+          gpu_layers: int) -> None:
+    """Make a profile by letting the model repeat a few texts.
+
+    It serves every score. Stopped with Ctrl-C, the same command goes on where it was.
+    """
+    from edgekv.commands.load import count_threads, model_path
+    from edgekv.profiles import identify, probe_profile, write
+
+    path = model_path(model)
+    identify(path)
+    check_folder(output)
+    texts = [read_text(name) for name in contexts] or probe_profile.texts()
+    n = count_threads(threads)
+    llm = probe_profile.load(path, n_tokens, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
+    recorded = command_line("probe", "-m", Path(path).name, *(w for name in contexts for w in ("--contexts", Path(name).name)),
+                            *given("--tokens", n_tokens if n_tokens != probe_profile.N_TOKENS else None), *given("--ratios", grid))
+    partial = Path(output + ".partial")
+    with progress_bar("profile", partial) as progress:
+        profile = probe_profile.make(llm, texts, grid or probe_profile.RATIOS, n_tokens=n_tokens, partial=partial, progress=progress,
+                                     command=recorded)
+    write(profile, output)
+    click.echo(summary(profile))
+
+
+@command.command("lukv")
+@MODEL
+@OUTPUT
+@click.option("--score", default="snapkv", show_default=True, metavar="NAME", help="The score to make it for; 'edgekv methods' lists them.")
+@click.option("--text", "text_file", metavar="FILE", help="A text to learn from; without it: four that come with edgekv.")
+@click.option("--questions", "question_file", metavar="FILE", help="Questions about --text, one on each line.")
+@RATIOS
+@THREADS
+@GPU_LAYERS
+@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=256), default=4096, show_default=True, metavar="N",
+              help="Size of the context in tokens: text, question and answer have to fit.")
+def lukv(model: str, output: str, score: str, text_file: str | None, question_file: str | None, grid: tuple[float, ...] | None,
+         threads: int | None, gpu_layers: int, n_ctx: int) -> None:
+    """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
+
+    It serves the score that it was made for. Stopped with Ctrl-C, the same command keeps the answers.
+    """
+    from edgekv.commands.load import count_threads, model_path
+    from edgekv.profiles import identify, lukv, write
+
+    if (text_file is None) != (question_file is None):
+        raise BadInput("--text and --questions belong together; give both or none")
+    path = model_path(model)
+    identify(path)
+    check_folder(output)
+    sources = lukv.sources()
+    if text_file and question_file:
+        sources = [lukv.Source(read_text(text_file), tuple(filter(None, map(str.strip, read_text(question_file).splitlines()))))]
+    n = count_threads(threads)
+    llm = lukv.load(path, score, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
+    recorded = command_line("lukv", "-m", Path(path).name, "--score", score, *given("--text", text_file and Path(text_file).name),
+                            *given("--questions", question_file and Path(question_file).name), *given("--ratios", grid))
+    partial = Path(output + ".partial")
+    with progress_bar("profile", partial) as progress:
+        profile = lukv.make(llm, sources, grid or lukv.RATIOS, partial=partial, progress=progress, command=recorded)
+    write(profile, output)
+    click.echo(summary(profile))
+
+
+def command_line(*words: str) -> str:
+    """What is recorded in a profile."""
+    return "edgekv profile " + shlex.join(words)
+
+
+def given(flag: str, value: Any) -> list[str]:
+    """A flag and its value as words, none without a value."""
+    if value is None:
+        return []
+    return [flag, ",".join(f"{x:g}" for x in value) if isinstance(value, tuple) else str(value)]
+
+
+def check_folder(output: str) -> None:
+    """Raises BadInput if a file cannot be put there: before minutes of work, not after."""
+    folder = Path(output).parent
+    if not folder.is_dir() or Path(output).is_dir():
+        raise BadInput(f"{output} cannot be written; name a file in a folder that exists")
+
+
+def read_text(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise BadInput(f"{name} cannot be read ({error.strerror})") from None
+
+
+@contextmanager
+def progress_bar(label: str, partial: Path) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error; after Ctrl-C a line says what is kept."""
+    try:
+        with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+
+            def progress(done: int, total: int) -> None:
+                bar.length = total
+                bar.update(done - bar.pos)
+
+            yield progress
+    except KeyboardInterrupt:
+        if partial.is_file():
+            click.echo(f"edgekv: stopped; what is done is in {partial}, and the same command goes on from there", err=True)
+        raise
+
+
+# ---- look
+
+
+@command.command("show")
+@FILE
+@click.option("--kv-ratio", "share", default="0.2", show_default=True, metavar="R", callback=ratio, help="The global ratio to show.")
+@click.option("-o", "--output", metavar="PNG", help="Draw it into this file instead of the terminal; needs matplotlib.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(file: str, share: float, output: str | None, as_json: bool) -> None:
+    """Show what a profile says: for which model, how it was made, and a heat map of the shares at one ratio."""
+    from edgekv.profiles import read
+
+    profile = read(file)
+    if output:
+        from edgekv.profiles import draw
+
+        check_folder(output)
+        draw.image(profile, share, output)
+    elif as_json:
+        click.echo(json.dumps(describe(profile) | {"ratio": share, "shares": profile.shares_at(share).round(6).tolist()}, indent=2))
+    else:
+        from edgekv.commands.report import table
+        from edgekv.profiles import draw
+
+        click.echo(table([(key, words(value)) for key, value in describe(profile).items() if value != ""]) + "\n\n" + summary(profile, share))
+        draw.heat_map(profile, share)
+
+
+def words(value: Any) -> str:
+    """One cell for people."""
+    if isinstance(value, list):
+        return f"{value[0]:g} to {value[-1]:g}, {len(value)} of them"
+    return str(value)
+
+
+def describe(profile: Profile) -> dict[str, Any]:
+    model = profile.model
+    return {
+        "architecture": model.arch, "layers": model.n_layer, "kv_heads": max(model.n_head_kv), "embedding": model.embedding[:16],
+        "kind": profile.kind, "score": profile.score or "any", "sink": profile.sink, "window": profile.window, "ratios": list(profile.ratios),
+        "calibration": profile.calibration[:16], "command": profile.command, "made_by": profile.made_by,
+    }
+
+
+def summary(profile: Profile, share: float = 0.2) -> str:
+    """One line: how uneven the shares are."""
+    import numpy as np
+
+    shares = profile.shares_at(share)[profile.heads]
+    low, middle, high = np.quantile(shares, (0, 0.5, 1))
+    return f"at {share:g} kept, the share of a head is {low:.3f} at least, {middle:.3f} in the middle, {high:.3f} at most ({len(shares)} heads)"
+
+
+# ---- exchange
+
+
+@command.command("import")
+@click.argument("curve", metavar="CURVE.npy")
+@MODEL
+@OUTPUT
+@click.option("--score", default="", metavar="NAME", help="The score that the curve was made for; without it: any.")
+def import_curve(curve: str, model: str, output: str, score: str) -> None:
+    """Read a published LU-KV curve: the share that each head loses, [99, layers, KV heads], for 0.01 to 0.99 lost."""
+    from edgekv.commands.load import model_path
+    from edgekv.profiles import curves, identify, write
+
+    path = model_path(model)
+    recorded = command_line("import", Path(curve).name, "-m", Path(path).name, *given("--score", score or None))
+    profile = curves.read_curve(curve, identify(path), score, recorded)
+    write(profile, output)
+    click.echo(summary(profile))
+
+
+@command.command("export")
+@FILE
+@click.argument("curve", metavar="CURVE.npy")
+def export_curve(file: str, curve: str) -> None:
+    """Write a profile as a curve that LU-KV's authors' code reads."""
+    from edgekv.profiles import curves, read
+
+    curves.write_curve(read(file), curve)

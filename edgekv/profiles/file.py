@@ -1,0 +1,203 @@
+"""A profile and its file: a small GGUF with `general.type = kvbudget`.
+
+Keys `edgekv.profile.*` say for which model and score it is and how it was made; the tensor `edgekv.profile.shares` has the kept
+shares. Written beside and renamed. What a file says is checked before anything uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv import __version__
+from edgekv.errors import BadInput
+from edgekv.profiles.header import Header, opened
+from edgekv.profiles.identity import Identity
+
+KINDS = ("probe", "lukv", "evolkv", "imported")
+TYPE, FORMAT = "kvbudget", 1
+_KEY = "edgekv.profile."
+_TENSOR = _KEY + "shares"
+_MAX_BYTES = 1 << 28  # far above any profile: a larger file is something else
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Which share of its rows each KV head keeps, for a grid of global ratios.
+
+    shares: float32 [n_ratio, n_layer, n_head_kv], 0..1; a head that is 0 everywhere takes no part (it does not exist, or its layer
+    keeps a sliding window). ratios: rising, above 0 and below 1, or 1 itself.
+    Raises BadInput if these do not fit together or do not fit the model.
+    """
+
+    model: Identity
+    kind: str
+    """How it was made, one of KINDS."""
+    ratios: tuple[float, ...]
+    shares: NDArray[np.float32]
+    score: str = ""
+    """The score that it was made for; empty if it serves any."""
+    window: int = 32
+    sink: int = 4
+    calibration: str = ""
+    """SHA-256 (hex) of the texts it was made from; empty if unknown."""
+    command: str = ""
+    """The command line that made it, without folders."""
+    made_by: str = field(default=f"edgekv {__version__}")
+
+    def __post_init__(self) -> None:
+        wrong = _wrong(self)
+        if wrong:
+            raise BadInput(f"the profile is damaged: {wrong}; make it again with 'edgekv profile'")
+
+    @property
+    def heads(self) -> NDArray[np.bool_]:
+        """bool [n_layer, n_head_kv]: the heads that take part."""
+        return np.asarray((self.shares > 0).any(axis=0))
+
+    def shares_at(self, ratio: float) -> NDArray[np.float64]:
+        """float64 [n_layer, n_head_kv]: kept shares for one global ratio, 0 < ratio <= 1.
+
+        Linear between the grid's ratios (0 keeps nothing, 1 everything), then scaled, none above 1, so that the mean over the heads
+        that take part is `ratio`.
+        """
+        assert 0 < ratio <= 1
+        heads = self.heads
+        grid = np.concatenate([[0.0], self.ratios, [1.0]])
+        table = np.concatenate([np.zeros((1, heads.sum())), self.shares[:, heads], np.ones((1, heads.sum()))])
+        i = min(int(np.searchsorted(grid, ratio)), len(grid) - 1)
+        part = (ratio - grid[i - 1]) / (grid[i] - grid[i - 1])
+        out = np.zeros(heads.shape)
+        out[heads] = scale(table[i - 1] * (1 - part) + table[i] * part, ratio)
+        return out
+
+    def check(self, model: Identity, score: str = "", name: str = "the profile") -> None:
+        """Raises BadInput, one line, unless this is the profile of `model` and made for `score` (empty: not asked)."""
+        difference = model.difference(self.model)
+        if difference:
+            raise BadInput(f"{name} belongs to another model ({difference}); make one with 'edgekv profile probe -m MODEL -o FILE'")
+        if score and self.score and score != self.score:
+            raise BadInput(f"{name} was made for the score '{self.score}', not for '{score}'; use that score or another profile")
+
+
+def scale(shares: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
+    """`shares` [n] times the one factor that, with values above 1 cut to 1, brings their mean to `mean` (0..1)."""
+    falling = np.sort(np.maximum(shares, 1e-9))[::-1]
+    rest = np.cumsum(falling[::-1])[::-1]  # rest[i]: sum of all but the i largest
+    total = mean * len(shares)
+    factors = (total - np.arange(len(shares))) / rest  # if the i largest are cut to 1
+    fits = np.flatnonzero(factors * falling <= 1)
+    n_full = fits[0] if len(fits) else len(shares) - 1
+    return np.minimum(np.maximum(shares, 1e-9) * factors[n_full], 1.0)
+
+
+def _wrong(p: Profile) -> str | None:
+    """What is wrong with a profile, None if nothing is."""
+    shares, ratios = p.shares, np.asarray(p.ratios, np.float64)
+    if p.kind not in KINDS:
+        return f"'{p.kind[:40]}' is no kind of profile"
+    if ratios.ndim != 1 or not len(ratios) or not (np.isfinite(ratios).all() and ratios[0] > 0 and ratios[-1] <= 1 and (np.diff(ratios) > 0).all()):
+        return "its ratios do not rise from above 0 to at most 1"
+    expected = len(ratios), p.model.n_layer, max(p.model.n_head_kv, default=0)
+    if shares.shape != expected:
+        return f"its table is {' x '.join(map(str, shares.shape))}, not {' x '.join(map(str, expected))} (ratios x layers x KV heads)"
+    if not np.isfinite(shares).all() or shares.min(initial=0) < 0 or shares.max(initial=0) > 1:
+        return "not all of its shares lie between 0 and 1"
+    exists = np.arange(expected[2]) < np.asarray(p.model.n_head_kv)[:, None]
+    if p.heads[~exists].any() or not p.heads.any():
+        return "it gives rows to heads that do not exist, or to none"
+    return None
+
+
+# ---- files
+
+
+def write(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write `profile` to `path`, which is as before unless all went well. Raises BadInput if that cannot be written."""
+    target = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as f:
+            pass
+        try:
+            _write(profile, Path(f.name))
+            os.chmod(f.name, 0o644)
+            os.replace(f.name, target)
+        except BaseException:
+            os.unlink(f.name)
+            raise
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+
+
+def _write(profile: Profile, path: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, TYPE)
+    writer.add_type(TYPE)
+    writer.add_name("KV budget profile")
+    add: dict[type, Any] = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+    for key, value in _keys(profile).items():
+        if value != "":
+            add[type(value)](_KEY + key, value)
+    writer.add_tensor(_TENSOR, np.ascontiguousarray(profile.shares, np.float32))
+    try:
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+
+
+def _keys(p: Profile) -> dict[str, Any]:
+    m = p.model
+    return {
+        "format": FORMAT, "model.architecture": m.arch, "model.n_layer": m.n_layer, "model.n_head_kv": list(m.n_head_kv),
+        "model.d_head_k": m.d_head_k, "model.d_head_v": m.d_head_v, "model.embedding_sha256": m.embedding, "kind": p.kind, "score": p.score,
+        "window": p.window, "sink": p.sink, "ratios": [float(r) for r in p.ratios], "calibration_sha256": p.calibration,
+        "command": p.command, "made_by": p.made_by,
+    }
+
+
+def read(path: str | os.PathLike[str]) -> Profile:
+    """The profile in `path`. Raises BadInput, one line, for anything that is none or is damaged."""
+    try:
+        n_bytes = os.path.getsize(path)
+        with open(path, "rb") as f:
+            magic = f.read(4)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}); name a kvbudget-*.gguf file") from None
+    if magic != b"GGUF" or n_bytes > _MAX_BYTES:
+        raise BadInput(f"{path} is no profile; name a kvbudget-*.gguf file")
+    try:
+        return _parse(Path(path))
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+    except Exception:  # gguf answers damage with whatever comes up
+        raise BadInput(f"{path} is a damaged profile; make it again with 'edgekv profile'") from None
+
+
+def _parse(path: Path) -> Profile:
+    import gguf
+
+    with opened(str(path)) as data:
+        Header(data)  # gguf believes what a damaged file says about lengths
+    reader = gguf.GGUFReader(path)
+    keys = {name.removeprefix(_KEY): f.contents() for name, f in reader.fields.items() if name.startswith(_KEY) or name == "general.type"}
+    if keys.get("general.type") != TYPE:
+        raise BadInput("this is a GGUF file, but no profile; name a kvbudget-*.gguf file")
+    if keys.get("format") != FORMAT:
+        raise BadInput("the profile is of another edgekv version; make it again with 'edgekv profile'")
+    tensor = next(t for t in reader.tensors if t.name == _TENSOR)
+    if tensor.tensor_type != gguf.GGMLQuantizationType.F32:
+        raise BadInput("the profile is damaged: its table is no f32; make it again with 'edgekv profile'")
+    model = Identity(keys["model.architecture"], keys["model.n_layer"], tuple(keys["model.n_head_kv"]), keys["model.d_head_k"],
+                     keys["model.d_head_v"], keys["model.embedding_sha256"])
+    return Profile(model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), np.array(tensor.data, np.float32),
+                   keys.get("score", ""), keys["window"], keys["sink"], keys.get("calibration_sha256", ""), keys.get("command", ""),
+                   keys.get("made_by", ""))

@@ -1,0 +1,199 @@
+"""The LU-KV profile: rows go where they save the most of what answers will need, given how a score ranks them.
+
+Source: LU-KV, sections 4.2 and 4.3, appendix E. For a score, the rows of a head are sorted as it would keep them; what each further
+row adds to the oracle importance that is kept is made non-increasing (isotonic regression, so that the loss is convex), and the best
+gains of all layers and heads are taken: for convex losses this greedy choice is the optimum. Done for every question and ratio, the
+shares are the mean over the questions. Different from the paper, whose one text has 4,000 words, the texts that come with edgekv are four:
+small models answer questions about a page, not about fifteen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.profiles import oracle
+from edgekv.profiles.file import Profile, scale
+from edgekv.profiles.identity import identify
+from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+RATIOS = tuple(round(0.01 * i, 2) for i in range(1, 100))
+LEAST = 0.01
+"""Share of its rows that every head keeps, about: all shares are scaled to the ratio again."""
+MAX_QUESTION = 60
+"""Tokens of a question with what the chat template puts behind it: more would be compressed like a prompt."""
+UNIT = 1000
+"""Steps of progress for each stage: reading the text, answering, measuring."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A text and questions about it."""
+
+    text: str
+    questions: tuple[str, ...]
+
+
+def sources() -> list[Source]:
+    """Four texts with 30 questions, about 4,000 words, that come with edgekv."""
+    asked: dict[str, list[str]] = {}
+    for line in (TEXTS / "questions.tsv").read_text(encoding="utf-8").splitlines():
+        name, question = line.split("\t")
+        asked.setdefault(name, []).append(question)
+    return [Source((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), tuple(questions)) for name, questions in asked.items()]
+
+
+def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
+    """A model whose cache keeps every row, with `score` as its method. options: of `llama_cpp.Llama`."""
+    from edgekv import Llama
+
+    return Llama(path, kv_budget=1 << 30, kv_method=score, kv_profile="none", n_ctx=n_ctx, verbose=False, **options)
+
+
+def make(
+    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, partial: Path | None = None, progress: Progress | None = None,
+    command: str = "",
+) -> Profile:
+    """The LU-KV profile for the score of a model from `load`; every question of every source counts the same.
+
+    partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
+    Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be measured.
+    """
+    if llm._kv is None:
+        raise Unsupported(f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}")
+    settings = llm._kv.settings
+    if settings.preset.observe.probe:
+        raise Unsupported(f"the score '{settings.preset.score.name}' reads a probe of its own: make the profile with 'edgekv profile probe'")
+    tokens = [_tokens(llm, source) for source in sources]
+    found: list[NDArray[np.float64]] = []
+    for i, (context, asked) in enumerate(tokens):
+
+        def report(stage: int, done: int, total: int, i: int = i) -> None:
+            if progress:
+                progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
+
+        answers = _answers(llm, context, asked, partial, report)
+        gains = measure(llm, context, list(zip(asked, answers, strict=True)), lambda done, total, report=report: report(2, done, total))
+        found += [count(g, ratios) for g in gains]
+    shares = np.mean(found, axis=0)
+    heads = shares.any(axis=0)
+    for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
+        shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
+    if partial is not None:
+        partial.unlink(missing_ok=True)
+    calibration = hash_of([words for source in sources for words in (source.text, *source.questions)])
+    return Profile(identify(llm.model_path), "lukv", tuple(ratios), shares.astype(np.float32), settings.preset.score.name, settings.window,
+                   settings.sink, calibration, command)
+
+
+def measure(
+    llm: Llama, context: Sequence[int], dialogues: Sequence[tuple[Sequence[int], Sequence[int]]], progress: Progress | None = None,
+) -> NDArray[np.float32]:
+    """float32 [n_question, n_layer, n_head_kv, n_tokens]: non-increasing gains in the order in which the score keeps rows.
+
+    dialogues: tokens of each question and of its answer. NaN for heads that take no part.
+    """
+    from edgekv import native, select
+    from edgekv.engine import Watch
+
+    kv, n = llm._kv, len(context)
+    assert kv is not None
+    s, watch, weights = kv.settings, Watch(kv.settings, context, kv.tokenize), oracle.OutputWeights(llm.model_path)
+    pieces = [[*q, *a] for q, a in dialogues]
+    ends = n + np.cumsum([len(piece) for piece in pieces])
+    steps = [(int(end) - len(a) - 1, int(end), ("max",)) for end, (_, a) in zip(ends, dialogues, strict=True)]
+    gains = np.full((len(dialogues), len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
+    with native.Prefill(kv.ctx, context, [*watch.observers, *steps], pieces=pieces, hidden=s.hidden, progress=progress) as p:
+        for il, info in enumerate(kv.store.layers):
+            p.run(il)
+            if info.n_swa:
+                continue  # keeps its window by itself
+            layer = kv._layer_stats(p, watch)
+            scores = select.protect(s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window)
+            norms = np.stack([weights.norms(il, info.n_head, p.rows(k)[1], k, info.n_head_kv) for k in range(info.n_head_kv)])
+            attention = np.stack([p.stat(len(watch.observers) + i, "max") for i in range(len(steps))])
+            gains[:, il, : info.n_head_kv] = convex(oracle.normalise(attention * norms), np.argsort(-scores, axis=1, kind="stable"))
+            p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
+    return gains
+
+
+def convex(importance: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:
+    """What each further row of a head adds, made non-increasing (PAVA): its sums are the least concave curve above the true ones.
+
+    importance: float32 [n_question, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the score keeps them. Shape as importance.
+    """
+    try:
+        from scipy.optimize import isotonic_regression
+    except ImportError:
+        raise EdgeKVError("LU-KV needs SciPy; run: pip install 'edgekv[profile]'") from None
+    sorted_gains = np.take_along_axis(importance, order[None], axis=2)
+    return np.apply_along_axis(lambda gains: isotonic_regression(gains, increasing=False).x, 2, sorted_gains).astype(np.float32)
+
+
+def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
+    """Tokens of the text and of each question. Raises BadInput if they do not do."""
+    before, between, after = oracle.frame(llm)
+    context = llm.tokenize((before + source.text).encode(), add_bos=not before, special=bool(before))
+    asked = [llm.tokenize((between + q + after).encode(), add_bos=False, special=True) for q in source.questions]
+    if not asked or max(map(len, asked)) > MAX_QUESTION:
+        raise BadInput(f"give questions of at most {MAX_QUESTION} tokens, one on each line")
+    room = llm.n_ctx() - MAX_QUESTION - oracle.MAX_ANSWER
+    if not MIN_TOKENS <= len(context) <= room:
+        raise BadInput(f"the text has {len(context)} tokens; this model takes {MIN_TOKENS} to {room}")
+    return context, asked
+
+
+def _answers(llm: Llama, context: list[int], asked: list[list[int]], partial: Path | None,
+             report: Callable[[int, int, int], None]) -> list[list[int]]:
+    """The answers that the model gives with its full cache, from `partial` as far as they are there. report(stage, done, total)"""
+    model, done = identify(llm.model_path).digest, _saved(partial)
+    names = [hashlib.sha256(repr((model, context, question)).encode()).hexdigest() for question in asked]
+    if any(name not in done for name in names):
+        _read(llm, context, lambda done, total: report(0, done, total))
+    for i, (name, question) in enumerate(zip(names, asked, strict=True)):
+        if name not in done:
+            done[name] = oracle.decode(llm, len(context), question)
+            if partial is not None:
+                _save(partial, done)
+        report(1, i + 1, len(asked))
+    llm.reset()
+    return [done[name] for name in names]
+
+
+def _read(llm: Llama, context: list[int], progress: Progress) -> None:
+    """The text is the model's conversation."""
+    llm.reset()
+    llm.kv_progress = progress
+    try:
+        llm.eval(context)
+    finally:
+        llm.kv_progress = None
+
+
+def _saved(partial: Path | None) -> dict[str, list[int]]:
+    """Answers of an earlier run, by model, text and question; none if the file is damaged."""
+    try:
+        return dict(json.loads(partial.read_text())) if partial else {}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _save(partial: Path, state: dict[str, list[int]]) -> None:
+    fresh = partial.with_name(partial.name + ".new")
+    try:
+        fresh.write_text(json.dumps(state))
+        fresh.replace(partial)
+    except OSError as error:
+        raise BadInput(f"{partial} cannot be written ({error.strerror}); choose another place") from None

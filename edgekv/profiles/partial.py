@@ -1,0 +1,56 @@
+"""What is done of a profile that was stopped, so that the same call goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.errors import BadInput
+
+
+class Partial:
+    """Shares [n_ratio, n_layer, n_head_kv] of the texts that are done, by their tokens; kept in the file `path` if there is one.
+
+    key: of the model and the grid; what the file has for others, or a file that cannot be read, counts for nothing.
+    """
+
+    def __init__(self, path: Path | None, key: str) -> None:
+        self.path, self._key = path, key
+        self._done: dict[str, NDArray[np.float64]] = {}
+        if path is None or not path.is_file():
+            return
+        try:
+            with path.open("rb") as f, np.load(f, allow_pickle=False) as saved:
+                self._done = {name: saved[name] for name in saved.files if name.startswith(key)}
+        except (OSError, ValueError, zipfile.BadZipFile):
+            pass
+
+    def _name(self, tokens: tuple[int, ...]) -> str:
+        return self._key + hashlib.sha256(repr(tokens).encode()).hexdigest()
+
+    def __contains__(self, tokens: tuple[int, ...]) -> bool:
+        return self._name(tokens) in self._done
+
+    def __getitem__(self, tokens: tuple[int, ...]) -> NDArray[np.float64]:
+        return self._done[self._name(tokens)]
+
+    def add(self, tokens: tuple[int, ...], shares: NDArray[np.float64]) -> None:
+        self._done[self._name(tokens)] = shares
+        if self.path is None:
+            return
+        fresh = self.path.with_name(self.path.name + ".new")
+        try:
+            with fresh.open("wb") as f:
+                np.savez(f, **self._done)  # type: ignore[arg-type]
+            os.replace(fresh, self.path)
+        except OSError as error:
+            raise BadInput(f"{self.path} cannot be written ({error.strerror}); choose another place") from None
+
+    def remove(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

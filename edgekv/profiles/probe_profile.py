@@ -1,0 +1,153 @@
+"""The probe profile: the share of rows that the repeat probe leaves to each KV head, averaged over calibration texts.
+
+Each text is read once with the repeat probe behind it (`edgekv.probe`). A row is worth the most attention that the probe pays to
+it; all rows of all layers and heads are ranked together, and for every ratio of a grid each head's share of the best ones is counted
+(KVzip's pooled selection, arXiv 2505.23416). One pass gives the whole grid, and any score may use the result: which heads get the
+rows decides more than which rows. No row is protected here: shares must not depend on the length of the calibration texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.errors import BadInput, Unsupported
+from edgekv.profiles.file import Profile, write
+from edgekv.profiles.identity import Identity, identify
+from edgekv.profiles.partial import Partial
+from edgekv.profiles.places import cached
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+TEXTS = Path(__file__).parent.parent / "data" / "calibration"
+RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
+N_TOKENS = 1536
+"""Tokens of each text that are read, at most."""
+N_FIRST = 512
+"""The same on first use, when somebody waits: a quarter of the time, and on the demo model as good."""
+MIN_TOKENS = 64
+LEAST = 1e-4
+"""Share of a head that no text needed: it takes part, and takes rows that nobody else can."""
+UNIT = 1000
+"""Steps of progress for each text."""
+
+Progress = Callable[[int, int], None]
+
+
+def texts() -> list[str]:
+    """The calibration texts that come with edgekv, about 1,000 words each."""
+    return [path.read_text(encoding="utf-8") for path in sorted(TEXTS.glob("*.txt"))]
+
+
+def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
+    """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...)."""
+    from edgekv import Llama, probe
+
+    n_ctx = 2 * n_tokens + 128 * -(-n_tokens // probe.PIECE)  # the text, and the pieces with their instructions
+    return Llama(path, kv_ratio=0.5, n_ctx=n_ctx, verbose=False, **options)
+
+
+def make(
+    llm: Llama, contexts: Sequence[str], ratios: Sequence[float] = RATIOS, *, n_tokens: int = N_TOKENS, partial: Path | None = None,
+    progress: Progress | None = None, command: str = "",
+) -> Profile:
+    """The probe profile of a model that holds no conversation yet.
+
+    contexts: calibration texts; of each the first n_tokens tokens count. partial: where finished texts are kept, so that the same call goes
+    on after it was stopped; gone in the end. progress(done, total) may raise to stop it. The model's cache is left empty.
+    Raises BadInput for texts that are too short, Unsupported if the model keeps llama.cpp's own cache.
+    """
+    store = llm._kv.store if llm._kv else None
+    if store is None:
+        raise Unsupported(f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}")
+    assert store.memory().n_past == 0, "the model holds a conversation"
+    model = identify(llm.model_path)
+    tokens = [_tokens(llm, text, n_tokens) for text in contexts]
+    found = Partial(partial, _key(model, ratios))
+    for i, context in enumerate(tokens):
+
+        def report(done: int, total: int, i: int = i) -> None:
+            if progress:
+                progress(UNIT * i + UNIT * done // total, UNIT * len(tokens))
+
+        if context not in found:
+            found.add(context, count(measure(llm, context, report), ratios))
+        report(1, 1)
+    shares = np.mean([found[context] for context in tokens], axis=0)
+    takes_part = np.array([[k < info.n_head_kv and not info.n_swa for k in range(store.n_head_kv)] for info in store.layers])
+    shares = np.where(takes_part, np.maximum(shares, LEAST), 0)
+    found.remove()
+    return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command)
+
+
+def cache(path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, **options: Any) -> Profile:
+    """Make the profile of the model at `path` from the texts of edgekv and put it where `find` finds it: what first use does.
+
+    It can be stopped (`progress` raises) and goes on the next time. options: as for `load`. Raises as `make`, and BadInput if the cache
+    cannot be written.
+    """
+    target = cached(identify(path))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{target.parent} cannot be made ({error.strerror}); use --kv-profile none or a file of your own") from None
+    llm = load(path, n_tokens, **options)
+    try:
+        profile = make(llm, texts(), n_tokens=n_tokens, partial=target.with_suffix(".partial"), progress=progress, command="made on first use")
+    finally:
+        llm.close()
+    write(profile, target)
+    return profile
+
+
+def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None) -> NDArray[np.float32]:
+    """float32 [n_layer, n_head_kv, n_tokens]: the most attention that the repeat probe pays to each row; NaN for heads that take no part."""
+    from edgekv import native, probe
+
+    kv, n = llm._kv, len(tokens)
+    assert kv is not None
+    pieces = probe.pieces(tokens, kv.tokenize)
+    observers: list[tuple[int, int, tuple[str, ...]]] = [(n, n + sum(map(len, pieces)), ("max",))]
+    scores = np.full((len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
+    with native.Prefill(kv.ctx, tokens, observers, pieces=pieces, hidden=kv.settings.hidden, progress=progress) as p:
+        for il, info in enumerate(kv.store.layers):
+            p.run(il)
+            if not info.n_swa:  # a sliding-window layer keeps its window by itself
+                scores[il, : info.n_head_kv] = p.stat(0, "max")
+                p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
+    return scores
+
+
+def count(scores: NDArray[np.float32], ratios: Sequence[float]) -> NDArray[np.float64]:
+    """float64 [n_ratio, n_layer, n_head_kv]: each head's share of rows among the best of all heads, for each ratio.
+
+    scores: float32 [n_layer, n_head_kv, n_tokens], NaN for heads that take no part. The mean over the others is the ratio, but for rounding.
+    """
+    n_layer, n_head_kv, n = scores.shape
+    flat = scores.ravel()
+    order = np.argsort(-flat, kind="stable")[: np.isfinite(flat).sum()]  # NaN sorts last
+    head = order // n
+    counts = [np.bincount(head[: round(ratio * len(head))], minlength=n_layer * n_head_kv) for ratio in ratios]
+    return (np.stack(counts) / n).reshape(-1, n_layer, n_head_kv)
+
+
+def _tokens(llm: Llama, text: str, n_tokens: int) -> tuple[int, ...]:
+    tokens = tuple(llm.tokenize(text.encode()))[:n_tokens]
+    if len(tokens) < MIN_TOKENS:
+        raise BadInput(f"a calibration text has {len(tokens)} tokens; give texts of {MIN_TOKENS} tokens or more, about 1,500 are best")
+    return tokens
+
+
+def hash_of(contexts: Sequence[str]) -> str:
+    """SHA-256 (hex) of calibration texts."""
+    return hashlib.sha256("\0".join(contexts).encode()).hexdigest()
+
+
+def _key(model: Identity, ratios: Sequence[float]) -> str:
+    return hashlib.sha256(repr((model, tuple(ratios))).encode()).hexdigest()[:16]

@@ -1,0 +1,129 @@
+"""The native test programs, upstream's operator tests on the patched tree, and our own code under sanitizers.
+
+`cli.py test` builds the programs into build/native-tests; EDGEKV_NATIVE_TESTS names another folder. Without them the tests
+are skipped, or fail where CI=true.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lib import ROOT
+
+PROGRAMS = ("test-kernels", "test-store", "test-engine")
+SANITIZED = ROOT / "build" / "sanitize"
+SANITIZER_OPTIONS = {
+    "ASAN_OPTIONS": "halt_on_error=1:detect_leaks=1:allocator_may_return_null=1",
+    "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    "LSAN_OPTIONS": "report_objects=1",
+}
+
+
+def absent(why: str) -> None:
+    """A missing program: a failure in CI, else a reason to skip."""
+    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
+
+
+def program(name: str) -> Path:
+    folder = Path(os.environ.get("EDGEKV_NATIVE_TESTS") or ROOT / "build" / "native-tests")
+    for path in (folder / name, folder / f"{name}.exe"):
+        if path.exists():
+            return path
+    absent(f"{name} is not in {folder}: `python3 cli.py test` builds it, or set EDGEKV_NATIVE_TESTS to its folder")
+    raise AssertionError
+
+
+def run(*command: object, timeout: float = 600, **env: str) -> str:
+    """Standard output of a program that succeeds; its last lines are the failure's message otherwise."""
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                          timeout=timeout, env={**os.environ, **env})
+    assert done.returncode == 0, f"{Path(str(command[0])).name} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    return done.stdout
+
+
+def check_passed(output: str) -> None:
+    passed, failed = map(int, re.search(r"(\d+) passed, (\d+) failed\s*$", output).groups())
+    assert passed > 0 and failed == 0
+
+
+# ---- our own
+
+
+def test_cpu_kernels_agree_with_plain_loops():
+    check_passed(run(program("test-kernels")))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_store_agrees_with_plain_vectors(seed):
+    check_passed(run(program("test-store"), seed))
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
+def test_the_c_api_from_end_to_end(tiny, name):
+    check_passed(run(program("test-engine"), tiny(name)))
+
+
+# ---- upstream's, on the patched tree
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operator", "cases"), [
+    ("SET_ROWS", ".*"), ("GET_ROWS", ".*"),
+    # the whole list takes minutes: every type, head size, mask, sink and soft cap at two of three lengths, without ALiBi and permutations
+    ("FLASH_ATTN_EXT", r"nr23=\[(1|4),1\],kv=(113|512),nb=(1|3|75),.*max_bias=0.*permute=\[0,1,2,3\]"),
+])
+def test_upstream_operators(operator, cases):
+    output = run(program("test-backend-ops"), "test", "-b", "CPU", "-o", operator, "-p", cases, timeout=900)
+    passed, total = map(int, re.search(r"(\d+)/(\d+) tests passed", output).groups())
+    assert passed == total > 100
+
+
+# ---- the same under sanitizers
+
+
+def configure_sanitized() -> list[str]:
+    command = ["cmake", "-S", ROOT, "-B", SANITIZED, "-DEDGEKV_SANITIZE=address,undefined", "-DEDGEKV_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug",
+               "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1", f"-DPython3_EXECUTABLE={sys.executable}"]
+    if shutil.which("ninja"):
+        command += ["-G", "Ninja"]
+    if shutil.which("ccache"):
+        command += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
+    return list(map(str, command))
+
+
+@pytest.fixture(scope="module")
+def sanitized() -> Path:
+    """Folder of our test programs, compiled with everything they use for AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    The build stays in build/sanitize, so that only the first takes minutes.
+    """
+    if sys.platform != "linux":
+        pytest.skip("sanitizers are tried on Linux only")
+    if not shutil.which("cmake"):
+        absent("cmake is missing: pip install cmake")
+    run(*configure_sanitized())
+    run("cmake", "--build", SANITIZED, "--parallel", os.cpu_count() or 1, "--target", *PROGRAMS, timeout=3000)
+    return SANITIZED / "tests"
+
+
+@pytest.mark.slow
+def test_kernels_under_sanitizers(sanitized):
+    check_passed(run(sanitized / "test-kernels", 3, 10, **SANITIZER_OPTIONS))
+
+
+@pytest.mark.slow
+def test_store_under_sanitizers(sanitized):
+    check_passed(run(sanitized / "test-store", 3, 500, **SANITIZER_OPTIONS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
+def test_engine_under_sanitizers(sanitized, tiny, name):
+    check_passed(run(sanitized / "test-engine", tiny(name), **SANITIZER_OPTIONS))
