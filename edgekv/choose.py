@@ -6,6 +6,8 @@ it is the best method that needs none. A mix may name the profile too: score=key
 
 from __future__ import annotations
 
+import re
+
 from edgekv import methods
 from edgekv.budget.profile import Profile as ProfileBudget
 from edgekv.errors import BadInput
@@ -24,16 +26,18 @@ def choose(text: str, model_path: str, profile: str | None = None) -> Preset:
     a profile and there is none.
     """
     if text == AUTO:
-        found = None if profile == NONE else _budget(model_path, profile)
+        found = None if profile == NONE else _budget(model_path, profile, WITH_PROFILE)
         return methods.get(WITHOUT_PROFILE) if found is None else methods.get(WITH_PROFILE, found)
     if "budget=profile" not in text:
         return methods.get(text)
-    found = _budget(model_path, profile)
+    found = _budget(model_path, profile, text)
     if found is None:
         raise BadInput(f"there is no profile for {model_path}: make one with 'edgekv profile probe', or name one with --kv-profile")
     return methods.get(text, found)
 
 
-def _budget(model_path: str, wish: str | None) -> ProfileBudget | None:
-    profile = find(model_path, wish)
+def _budget(model_path: str, wish: str | None, text: str) -> ProfileBudget | None:
+    """The budget of the model's profile, if there is one that serves the score that `text` names."""
+    score = re.search(r"score=([^,:]+)", text)
+    profile = find(model_path, wish, score.group(1) if score else "")
     return None if profile is None else ProfileBudget(profile.shares_at)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from edgekv import budget, methods, native, probe, select
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.choose import choose
 from edgekv.errors import BadInput
+from edgekv.merge import Folding
 from edgekv.methods import LayerStats, Preset
 
 
@@ -56,6 +58,7 @@ class Engine:
         self.prefill_ms = self.compress_ms = 0.0
         self.by_layer = True
         self._last = 0  # tokens seen when the tail was compressed last
+        self._folding: Folding | None = None
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
@@ -68,30 +71,39 @@ class Engine:
         with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
             plan = self._plan(len(tokens))
-            spending = self._start(plan)
+            spending, folding = self._start(plan), self._start_merge()
             spent, kept = 0.0, np.zeros((0, self.store.n_head_kv), np.int32)
             for il in range(len(self.store.layers)):
                 p.run(il)
                 if il not in plan.layers:
                     continue  # a sliding-window layer keeps its window by itself
                 start = time.perf_counter()
-                kept = self._compress(p, watch, plan, spending, kept)
+                kept = self._compress(p, watch, plan, spending, folding, kept)
                 spent += time.perf_counter() - start
             p.end()
+            self._folding = folding
             self.compress_ms = 1e3 * spent + p.score_ms
         self.prefill_ms = 1e3 * (time.perf_counter() - begin)
         self._last = self.store.memory().n_past
 
-    def _compress(self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, before: NDArray[np.int32]) -> NDArray[np.int32]:
-        """score, budget, select, evict for the layer in work; finished layers are cut to what the budget leaves them.
+    def _compress(
+        self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, before: NDArray[np.int32],
+    ) -> NDArray[np.int32]:
+        """score, budget, select, evict, merge for the layer in work; finished layers are cut to what the budget leaves them.
 
-        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer.
+        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer. What a finished layer loses
+        by a later cut is dropped, not merged.
         """
         s, i, n_head_kv = self.settings, len(before), self.store.layers[p.il].n_head_kv
         layer = self._layer_stats(p, watch)
         scores = s.preset.score.score(layer, s.preset.params)
         counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
-        p.keep(select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window))
+        keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window)
+        folded = [folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)] if folding else []
+        p.keep(keep)
+        for k, (rows, keys, values) in enumerate(folded):
+            if len(rows):
+                p.merge(k, rows, keys, values)
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
             p.shrink(il, counts[j, : self.store.layers[il].n_head_kv])
@@ -103,6 +115,7 @@ class Engine:
         tokens: everything the store has seen. The last `window` tokens are read again, because their queries judge the keys.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
+        self._last = min(self._last, info.n_past)  # the conversation may have been another one
         if info.n_past + n_more - max(info.boundary, self._last) <= max(self.settings.tail, self.settings.window) or n == 0:
             return
         if native.llama_cpp.llama_memory_seq_rm(native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1):
@@ -111,6 +124,7 @@ class Engine:
     def forget(self) -> None:
         """The conversation was cleared."""
         self._last = 0
+        self._folding = None
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -149,6 +163,11 @@ class Engine:
         n_rows = n_tokens if s.table is not None or not full else budget.rows_for(
             n_tokens, s.ratio, s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, s.window, n_rows / n_tokens)
+
+    def _start_merge(self) -> Folding | None:
+        """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves no trace."""
+        merge = self.settings.preset.merge
+        return None if merge is None else deepcopy(self._folding) if self._folding else merge.start()
 
     def _start(self, plan: Plan) -> Spending:
         if self.settings.table is None:

@@ -75,6 +75,8 @@ def load(llm: Llama, path: str) -> None:
     llm.input_ids[: len(tokens)] = tokens
     llm.n_tokens = len(tokens)
     llm._requires_eval = True
+    if llm._kv is not None:
+        llm._kv.forget()
 
 
 def _read(llm: Llama, path: str) -> tuple[np.ndarray[Any, Any], bytes]:

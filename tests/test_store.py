@@ -129,7 +129,14 @@ class Conversation(RuleBasedStateMachine):
         self.now = replace(expected, spare=0)
         self.check_all()
         if not self.probe() and logits_then is not None:  # a tail that was just compressed says something else, rightly
-            assert np.array_equal(logits(self.llm), logits_then)
+            self.check_logits(logits_then)
+
+    def check_logits(self, expected: np.ndarray) -> None:
+        """The same bits; where windows are, the same up to rounding: rows that nobody sees may be gone, and sums are cut elsewhere."""
+        if len(self.llm._kv.full_layers) == len(self.store.layers):
+            assert np.array_equal(logits(self.llm), expected)
+        else:
+            assert ((logits(self.llm) - expected) ** 2).sum() < 1e-6 * (expected**2).sum()
 
     def probe(self) -> bool:
         """One token more, whose logits the caller looks at; true if it made the tail too long, so that it was compressed."""
@@ -188,7 +195,7 @@ class Conversation(RuleBasedStateMachine):
 def test_nothing_is_lost_or_duplicated(tiny, name):
     llm = load(tiny(name), "q8_0", kv_ratio=RATIOS[0], kv_tail=TAIL, kv_window=16, n_ctx=N_CTX, n_ubatch=128)
     machine = type("Conversation", (Conversation,), {"llm": llm})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None, derandomize=True))
+    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None, derandomize=True))
 
 
 def test_the_tail_of_a_loaded_conversation_is_bounded_too(tiny, text, tmp_path):

@@ -9,6 +9,7 @@ small models answer questions about a page, not about fifteen.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.identity import identify
-from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of
+from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -76,8 +77,9 @@ def make(
     settings = llm._kv.settings
     if settings.preset.observe.probe:
         raise Unsupported(f"the score '{settings.preset.score.name}' reads a probe of its own: make the profile with 'edgekv profile probe'")
+    _isotonic()  # say now what is missing, not after minutes
     tokens = [_tokens(llm, source) for source in sources]
-    found: list[NDArray[np.float64]] = []
+    weights, found = oracle.OutputWeights(llm.model_path), []
     for i, (context, asked) in enumerate(tokens):
 
         def report(stage: int, done: int, total: int, i: int = i) -> None:
@@ -85,10 +87,9 @@ def make(
                 progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
 
         answers = _answers(llm, context, asked, partial, report)
-        gains = measure(llm, context, list(zip(asked, answers, strict=True)), lambda done, total, report=report: report(2, done, total))
+        gains = measure(llm, weights, context, list(zip(asked, answers, strict=True)), functools.partial(report, 2))
         found += [count(g, ratios) for g in gains]
-    shares = np.mean(found, axis=0)
-    heads = shares.any(axis=0)
+    shares, heads = np.mean(found, axis=0), taking_part(llm._kv.store)
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
     if partial is not None:
@@ -99,7 +100,8 @@ def make(
 
 
 def measure(
-    llm: Llama, context: Sequence[int], dialogues: Sequence[tuple[Sequence[int], Sequence[int]]], progress: Progress | None = None,
+    llm: Llama, weights: oracle.OutputWeights, context: Sequence[int], dialogues: Sequence[tuple[Sequence[int], Sequence[int]]],
+    progress: Progress | None = None,
 ) -> NDArray[np.float32]:
     """float32 [n_question, n_layer, n_head_kv, n_tokens]: non-increasing gains in the order in which the score keeps rows.
 
@@ -110,7 +112,7 @@ def measure(
 
     kv, n = llm._kv, len(context)
     assert kv is not None
-    s, watch, weights = kv.settings, Watch(kv.settings, context, kv.tokenize), oracle.OutputWeights(llm.model_path)
+    s, watch = kv.settings, Watch(kv.settings, context, kv.tokenize)
     pieces = [[*q, *a] for q, a in dialogues]
     ends = n + np.cumsum([len(piece) for piece in pieces])
     steps = [(int(end) - len(a) - 1, int(end), ("max",)) for end, (_, a) in zip(ends, dialogues, strict=True)]
@@ -134,12 +136,17 @@ def convex(importance: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray
 
     importance: float32 [n_question, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the score keeps them. Shape as importance.
     """
+    isotonic = _isotonic()
+    sorted_gains = np.take_along_axis(importance, order[None], axis=2)
+    return np.apply_along_axis(lambda gains: isotonic(gains, increasing=False).x, 2, sorted_gains).astype(np.float32)
+
+
+def _isotonic() -> Callable[..., Any]:
     try:
         from scipy.optimize import isotonic_regression
     except ImportError:
         raise EdgeKVError("LU-KV needs SciPy; run: pip install 'edgekv[profile]'") from None
-    sorted_gains = np.take_along_axis(importance, order[None], axis=2)
-    return np.apply_along_axis(lambda gains: isotonic_regression(gains, increasing=False).x, 2, sorted_gains).astype(np.float32)
+    return isotonic_regression  # type: ignore[no-any-return]
 
 
 def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:

@@ -24,6 +24,7 @@ from edgekv.profiles.places import cached
 
 if TYPE_CHECKING:
     from edgekv import Llama
+    from edgekv.native import Store
 
 TEXTS = Path(__file__).parent.parent / "data" / "calibration"
 RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
@@ -80,8 +81,7 @@ def make(
             found.add(context, count(measure(llm, context, report), ratios))
         report(1, 1)
     shares = np.mean([found[context] for context in tokens], axis=0)
-    takes_part = np.array([[k < info.n_head_kv and not info.n_swa for k in range(store.n_head_kv)] for info in store.layers])
-    shares = np.where(takes_part, np.maximum(shares, LEAST), 0)
+    shares = np.where(taking_part(store), np.maximum(shares, LEAST), 0)
     found.remove()
     return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command)
 
@@ -122,6 +122,11 @@ def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None)
                 scores[il, : info.n_head_kv] = p.stat(0, "max")
                 p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
     return scores
+
+
+def taking_part(store: Store) -> NDArray[np.bool_]:
+    """bool [n_layer, n_head_kv]: the heads that exist, of layers that attend to everything."""
+    return np.array([[k < info.n_head_kv and not info.n_swa for k in range(store.n_head_kv)] for info in store.layers])
 
 
 def count(scores: NDArray[np.float32], ratios: Sequence[float]) -> NDArray[np.float64]:

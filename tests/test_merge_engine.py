@@ -1,0 +1,46 @@
+"""merge on the engine: rows that receive something have the reference's values, all others keep their bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engine import feed, load
+from tests.reference.merge import merge as reference
+
+N_PROMPT = 400
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])
+def test_merged_rows_equal_the_reference_and_others_keep_their_bytes(tiny, text, nmse, model, kind):
+    full = load(tiny(model), kind, kv_budget=10 * N_PROMPT)
+    plain = load(tiny(model), kind, kv_ratio=0.3, kv_method="h2o")
+    merging = load(tiny(model), kind, kv_ratio=0.3, kv_method="score=h2o,budget=uniform,merge=d2o")
+    for llm in (full, plain, merging):
+        llm.eval(list(text(N_PROMPT)))
+    touched = 0
+    for il, info in enumerate(full._kv.store.layers):
+        for head in range(info.n_head_kv):
+            stores = [llm._kv.store for llm in (full, plain, merging)]
+            kept = stores[1].positions(il, head)
+            assert np.array_equal(kept, stores[2].positions(il, head))
+            keys, values = stores[0].rows(il, head)
+            gone = np.setdiff1d(np.arange(N_PROMPT), kept)
+            expected_k, expected_v, changed = expected(keys, values, gone, kept)
+            got_k, got_v = stores[2].rows(il, head)
+            limit = {"f16": 1e-6, "q8_0": 1e-3, "q4_0": 3e-2}[kind]
+            assert nmse(got_k[changed], expected_k[changed]) < limit and nmse(got_v[changed], expected_v[changed]) < limit
+            same = np.setdiff1d(np.arange(len(kept)), np.flatnonzero(changed))
+            for ours, before in zip(stores[2].row_bytes(il, head), stores[1].row_bytes(il, head), strict=True):
+                size = len(ours) // len(kept)
+                assert all(ours[r * size:(r + 1) * size] == before[r * size:(r + 1) * size] for r in same)
+            touched += changed.sum()
+    assert touched > 0
+    assert np.isfinite(feed(merging, text(4, seed=1))).all()
+
+
+def expected(keys, values, gone, kept):
+    """The kept rows after the reference's merge, and which of them changed."""
+    merged_k, merged_v, _ = reference((keys[gone], values[gone]), (keys[kept], values[kept]), None)
+    return merged_k, merged_v, (np.abs(merged_k - keys[kept]) > 1e-6).any(axis=1)
