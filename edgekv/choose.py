@@ -15,7 +15,7 @@ from edgekv.methods import Preset
 from edgekv.profiles import NONE, find
 
 AUTO = "auto"
-WITH_PROFILE = "score=snapkv,budget=profile"
+WITH_PROFILE = "score=keydiff,budget=profile"
 WITHOUT_PROFILE = "kvzip"
 
 
