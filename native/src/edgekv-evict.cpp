@@ -1,0 +1,89 @@
+// evict and merge, while a prompt is read: from the layer in work to what stays of it
+#include "edgekv-prefill.h"
+
+#include <algorithm>
+
+void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
+    const auto & l = in_work();
+    const auto & s = scratch_of(l);
+    if (l.n_swa && fresh[il_done]) return;
+    if (!l.n_swa && !counts) throw edgekv_error { EDGEKV_INVALID, "there are no counts" };
+    bool all = true;
+    std::vector<std::vector<int32_t>> lists(l.n_head_kv);
+    std::vector<int64_t> base(l.n_head_kv);
+    ranked[il_done].assign(l.n_head_kv, {});
+    for (int k = 0; k < l.n_head_kv; ++k) {
+        const int32_t n = (int32_t) (l.len[k] + n_tokens);
+        base[k] = k*s.cap + s.n_old - l.len[k];
+        if (l.n_swa) { // what the next token may see, and a little for short rewinds
+            for (int32_t r = std::max(0, n - l.n_swa - 64); r < n; ++r) lists[k].push_back(r);
+            continue;
+        }
+        if (counts[k] < 0 || counts[k] > n) throw edgekv_error { EDGEKV_INVALID, "a head cannot keep " + std::to_string(counts[k]) + " of " + std::to_string(n) + " rows" };
+        if (counts[k] && !rows) throw edgekv_error { EDGEKV_INVALID, "there are no rows" };
+        lists[k].assign(rows, rows + counts[k]);
+        rows += counts[k];
+        std::vector<bool> seen(n, false);
+        for (int32_t r : lists[k]) {
+            if (r < 0 || r >= n || seen[r]) throw edgekv_error { EDGEKV_INVALID, "row " + std::to_string(r) + " does not exist or is named twice" };
+            seen[r] = true;
+        }
+        if (counts[k] == n) { // nothing evicted: in token order, so that the tail can be taken back
+            ranked[il_done][k] = lists[k];
+            std::sort(lists[k].begin(), lists[k].end());
+        } else {
+            all = false;
+        }
+    }
+    auto f = std::make_unique<edgekv_layer>();
+    f->il = l.il; f->n_head = l.n_head; f->n_head_kv = l.n_head_kv; f->d_k = l.d_k; f->d_v = l.d_v;
+    f->type_k = l.type_k; f->type_v = l.type_v; f->n_swa = l.n_swa; f->buft = l.buft;
+    f->pos.resize(l.n_head_kv);
+    for (int k = 0; k < l.n_head_kv; ++k) for (int32_t r : lists[k]) f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : pos0 + r - l.len[k]);
+    edgekv_gather(s.t, base, lists, *f);
+    fresh[il_done] = std::move(f);
+    evicted = evicted || !all;
+    if (!by_layer) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
+}
+
+void edgekv_prefill::merge(int head, int n, const int32_t * rows, const float * k, const float * v) {
+    if (ended || il_done < 0 || !fresh[il_done] || head < 0 || head >= fresh[il_done]->n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no layer was kept just now, or it has no such head" };
+    if (n < 0 || (n > 0 && (!rows || !k || !v))) throw edgekv_error { EDGEKV_INVALID, "there are no rows to merge" };
+    auto & f = *fresh[il_done];
+    for (int i = 0; i < n; ++i) if (rows[i] < 0 || rows[i] >= f.len[head]) throw edgekv_error { EDGEKV_INVALID, "a merged row is not among the kept ones" };
+    auto write = [&](ggml_tensor * t, int d, const float * x) {
+        std::vector<char> row(t->nb[1]);
+        for (int i = 0; i < n; ++i) {
+            ggml_quantize_chunk(t->type, x + (size_t) i*d, row.data(), 0, 1, d, nullptr);
+            ggml_backend_tensor_set(t, row.data(), (f.first[head] + (size_t) rows[i])*t->nb[1], row.size());
+        }
+    };
+    write(f.t.k, f.d_k, k);
+    write(f.t.v, f.d_v, v);
+}
+
+void edgekv_prefill::shrink(int il, const int32_t * counts) {
+    if (il < 0 || il >= (int) fresh.size() || !fresh[il]) throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet" };
+    auto & f = *fresh[il];
+    if (f.n_swa) return;
+    std::vector<std::vector<int32_t>> lists(f.n_head_kv);
+    std::vector<std::vector<llama_pos>> pos(f.n_head_kv);
+    for (int k = 0; k < f.n_head_kv; ++k) {
+        if (counts[k] < 0 || counts[k] > f.len[k]) throw edgekv_error { EDGEKV_INVALID, "a finished layer can only shrink" };
+    }
+    if (std::equal(f.len.begin(), f.len.end(), counts)) return;
+    evicted = true;
+    for (int k = 0; k < f.n_head_kv; ++k) {
+        auto & best = ranked[il][k];
+        const bool whole = !best.empty() && counts[k] < f.len[k];
+        for (int32_t i = 0; i < counts[k]; ++i) {
+            lists[k].push_back(whole ? best[i] : i);
+            pos[k].push_back(f.pos[k][lists[k].back()]);
+        }
+        if (whole) best.clear(); // from now on the head lies in that order
+    }
+    const std::vector<int64_t> base(f.first.begin(), f.first.end());
+    const auto from = std::move(f.t);
+    edgekv_gather(from, base, lists, f);
+    f.pos = std::move(pos);
+}

@@ -1,0 +1,125 @@
+// score, while a prompt is read: column statistics of the observed queries over the layer in work
+#include "edgekv-prefill.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+
+namespace {
+
+constexpr int SCORE_PARTS = 16;
+
+struct score_job { edgekv_rows rows; edgekv_queries queries; edgekv_columns columns; };
+
+void score_norm(ggml_tensor * dst, int ith, int nth, void * data) {
+    const auto & j = *(const score_job *) data;
+    for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_norm(&j.rows, &j.queries, (float *) dst->data, p, SCORE_PARTS);
+}
+
+void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
+    const auto & j = *(const score_job *) data;
+    for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_columns(&j.rows, &j.queries, (const float *) dst->src[0]->data, SCORE_PARTS, &j.columns, p, SCORE_PARTS);
+}
+
+// two nodes on the CPU backend: its threads, its barrier between them
+bool compute_score(ggml_backend_t cpu, score_job & job) {
+    ggml_context_ptr ctx { ggml_init({ 4*ggml_tensor_overhead() + ggml_graph_overhead_custom(4, false), nullptr, true }) };
+    ggml_tensor * norm = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, SCORE_PARTS, nullptr, 0, score_norm, GGML_N_TASKS_MAX, &job);
+    ggml_tensor * cols = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 1, 1, 1, 1, &norm, 1, score_columns, GGML_N_TASKS_MAX, &job);
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), 4, false);
+    ggml_build_forward_expand(gf, cols);
+    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors(ctx.get(), cpu) };
+    return buf && ggml_backend_graph_compute(cpu, gf) == GGML_STATUS_SUCCESS;
+}
+
+} // namespace
+
+void edgekv_prefill::observe(const edgekv_chunk & c, int il) {
+    const auto & l = *store->layers[il];
+    if (l.n_swa) return;
+    const int64_t t0 = ggml_time_us();
+    const int64_t q0 = observed(c.first, c.n_tokens).first;
+    for (size_t i = 0; i < observers.size(); ++i) {
+        const int64_t a = std::max<int64_t>(observers[i].begin, c.first), b = std::min<int64_t>(observers[i].end, c.first + c.n_tokens);
+        if (a < b) score(l, a - q0, b - q0, c.row + a - c.first, tallies[by_layer ? 0 : il][i], observers[i].stats);
+    }
+    score_ms += (ggml_time_us() - t0)/1000.0;
+}
+
+// queries [q0, q1) of the captured ones belong to the tokens whose rows begin at row0 behind the old ones
+void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats) {
+    const auto & s = scratch_of(l);
+    const int64_t n_scored = s.cap*l.n_head_kv;
+    const int G = l.n_head/l.n_head_kv, n_q = (int) (q1 - q0);
+    auto want = [&](uint32_t stat, std::vector<float> & x, int64_t n) -> float * {
+        if (!(stats & stat)) return nullptr;
+        if (x.empty()) x.assign(n, 0.0f);
+        return x.data();
+    };
+    std::vector<int32_t> first(l.n_head_kv), len(l.n_head_kv), n_after(n_q);
+    for (int k = 0; k < l.n_head_kv; ++k) {
+        first[k] = (int32_t) (k*s.cap + s.n_old - l.len[k]);
+        len[k]   = (int32_t) (l.len[k] + row0 + n_q);
+    }
+    for (int t = 0; t < n_q; ++t) n_after[t] = n_q - 1 - t;
+
+    std::vector<char> host; // K of one layer, if it lies on a device
+    const char * k = (const char *) s.t.k->data;
+    if (!ggml_backend_buffer_is_host(s.t.buf.get())) {
+        host.resize(ggml_nbytes(s.t.k));
+        ggml_backend_tensor_get(s.t.k, host.data(), 0, host.size());
+        k = host.data();
+    }
+    std::vector<float> sinks;
+    const auto & sp = score_params[l.il];
+    if (sp.sinks) { sinks.resize(l.n_head); ggml_backend_tensor_get(sp.sinks, sinks.data(), 0, sinks.size()*sizeof(float)); }
+
+    score_job job;
+    job.rows = { k, nullptr, s.t.k->nb[1], 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, first.data(), len.data(), sp.scale, sp.softcap,
+                 sinks.empty() ? nullptr : sinks.data() };
+    job.queries = { (const float *) s.queries.t->data + q0*l.d_k*l.n_head, (int64_t) l.d_k*l.n_head, l.d_k, n_q, n_after.data(), nullptr };
+    job.columns = { want(EDGEKV_STAT_MEAN, tally.sum, n_scored), want(EDGEKV_STAT_MAX, tally.max, n_scored), want(EDGEKV_STAT_ENTROPY, tally.entropy, n_scored),
+                    want(EDGEKV_STAT_VAR, tally.mean, G*n_scored), want(EDGEKV_STAT_VAR, tally.m2, G*n_scored), n_scored, tally.n_seen };
+    if (!compute_score(ctx->backend_cpu, job)) throw std::bad_alloc();
+    tally.n_seen += n_q;
+}
+
+void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {
+    const auto & l = in_work();
+    if (observer < 0 || observer >= (int) observers.size()) throw edgekv_error { EDGEKV_INVALID, "no such observer" };
+    const auto & s = scratch_of(l);
+    const auto & t = tallies[by_layer ? 0 : il_done][observer];
+    const int64_t n_out = l.len_max() + n_tokens, n_all_rows = s.cap*l.n_head_kv;
+    const int G = l.n_head/l.n_head_kv;
+    const std::vector<float> * x = which == EDGEKV_STAT_MEAN ? &t.sum : which == EDGEKV_STAT_MAX ? &t.max : which == EDGEKV_STAT_ENTROPY ? &t.entropy :
+                                   which == EDGEKV_STAT_VAR ? &t.m2 : nullptr;
+    if (!x || x->empty()) throw edgekv_error { EDGEKV_INVALID, "this statistic was not asked for" };
+    for (int k = 0; k < l.n_head_kv; ++k) {
+        const int64_t from = k*s.cap + s.n_old - l.len[k], n = l.len[k] + n_tokens;
+        float * o = out + k*n_out;
+        std::fill(o + n, o + n_out, 0.0f);
+        for (int64_t j = 0; j < n; ++j) {
+            float y = (*x)[from + j];
+            if (which == EDGEKV_STAT_MEAN) y /= t.n_seen;
+            if (which == EDGEKV_STAT_VAR) {
+                for (int g = 1; g < G; ++g) y += (*x)[g*n_all_rows + from + j];
+                y /= (float) G*t.n_seen;
+            }
+            o[j] = y;
+        }
+    }
+}
+
+void edgekv_prefill::rows(int head, float * k, float * v) const {
+    const auto & l = in_work();
+    if (head < 0 || head >= l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
+    const auto & s = scratch_of(l);
+    const int64_t from = head*s.cap + s.n_old - l.len[head], n = l.len[head] + n_tokens;
+    auto read = [&](const ggml_tensor * t, int d, float * out) {
+        std::vector<char> host(n*t->nb[1]);
+        ggml_backend_tensor_get(t, host.data(), from*t->nb[1], host.size());
+        edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, (int) n, d, out);
+    };
+    if (k) read(s.t.k, l.d_k, k);
+    if (v) read(s.t.v, l.d_v, v);
+}
