@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgekv import native, select
 from edgekv.engine import Settings, Watch
-from edgekv.errors import EdgeKVError
+from edgekv.errors import EdgeKVError, Unsupported
 from edgekv.methods import LayerStats, Preset
 
 
@@ -30,6 +30,9 @@ class Reading:
     def __init__(self, llm: Any, tokens: Sequence[int], presets: Sequence[Preset]) -> None:
         if llm._kv is None:
             raise EdgeKVError("this model runs uncompressed: there is nothing to compare")
+        for preset in presets:
+            if preset.merge is not None:  # what it folds depends on how layers shrink while they are read
+                raise Unsupported(f"'{preset.name}' merges rows, which one reading for all methods cannot show; leave the merge out")
         self._llm, self._engine, self._tokens = llm, llm._kv, list(tokens)
         self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {p.name: [] for p in presets if not p.keeps_all}
         llm.reset()
