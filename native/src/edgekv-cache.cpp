@@ -184,6 +184,6 @@ llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_mem
 uint32_t edgekv_extra_nodes(llama_memory_i * mem) {
     const auto * store = mem ? edgekv_store_of(mem) : nullptr;
     uint32_t n = 0;
-    if (store) for (const auto & l : store->layers) n += 8 + 8*l->n_head_kv;
+    if (store) for (const auto & l : store->layers) n += 8 + (store->graph_attend || !ggml_backend_buft_is_host(l->buft) ? 8*l->n_head_kv : 0);
     return n;
 }

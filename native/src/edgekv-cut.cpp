@@ -3,6 +3,7 @@
 
 #include "ggml-impl.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <unordered_map>
@@ -46,7 +47,7 @@ bool edgekv_prefill::slice_nodes(const edgekv_chunk & c, int slice, std::vector<
     if (slice > 0) have.insert(c.resid[slice - 1]);
 
     const std::unordered_set<const ggml_tensor *> other(c.resid.begin(), c.resid.end());
-    // depth first without recursion on the C++ stack's mercy: the chains are a few nodes long
+    // depth first; the chains are a few nodes long
     auto need = [&](auto && self, ggml_tensor * t) -> bool {
         if (!t || have.count(t)) return true;
         if (other.count(t)) return false;

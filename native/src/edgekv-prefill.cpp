@@ -12,8 +12,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <unordered_map>
-#include <unordered_set>
 
 #ifdef __GLIBC__
 #include <malloc.h>
