@@ -55,7 +55,7 @@ class Engine:
         assert store is not None, "the context was created with native.next_context(True)"
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.progress: Callable[[int, int], None] | None = None
-        self.prefill_ms = self.compress_ms = 0.0
+        self.compress_ms = 0.0
         self.by_layer = True
         self._last = 0  # tokens seen when the tail was compressed last
         self._folding: Folding | None = None
@@ -66,7 +66,6 @@ class Engine:
         Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they do not fit the context, Cancelled
         or whatever `progress` raised if it was stopped; the store is then as before.
         """
-        begin = time.perf_counter()
         watch = Watch(self.settings, tokens, self.tokenize)
         with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
@@ -83,7 +82,6 @@ class Engine:
             p.end()
             self._folding = folding
             self.compress_ms = 1e3 * spent + p.score_ms
-        self.prefill_ms = 1e3 * (time.perf_counter() - begin)
         self._last = self.store.memory().n_past
 
     def _compress(
@@ -118,8 +116,25 @@ class Engine:
         self._last = min(self._last, info.n_past)  # the conversation may have been another one
         if info.n_past + n_more - max(info.boundary, self._last) <= max(self.settings.tail, self.settings.window) or n == 0:
             return
-        if native.llama_cpp.llama_memory_seq_rm(native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1):
-            self.prefill(tokens[len(tokens) - n :].tolist())
+        if not native.llama_cpp.llama_memory_seq_rm(native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1):
+            return
+        again = tokens[len(tokens) - n :].tolist()
+        progress, self.progress = self.progress, None  # nobody waits for a prompt here, and it cannot be cancelled
+        try:
+            self.prefill(again)
+        except BaseException:
+            self._append(again)
+            raise
+        finally:
+            self.progress = progress
+
+    def _append(self, tokens: list[int]) -> None:
+        """Put tokens behind the store without compressing: what `bound_tail` took back, when reading it again failed."""
+        lib = native.llama_cpp
+        step = min(lib.llama_n_batch(self.ctx), len(tokens))
+        for i in range(0, len(tokens), step):
+            part = tokens[i : i + step]
+            lib.llama_decode(self.ctx, lib.llama_batch_get_one((lib.llama_token * len(part))(*part), len(part)))
 
     def forget(self) -> None:
         """The conversation was cleared."""

@@ -214,3 +214,20 @@ def test_nothing_is_fetched(tiny, monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     llm = load(tiny("llama-gqa"), kv_ratio=0.3)
     assert answer(llm, PROMPT) is not None and np.isfinite(logits(llm)).all()
+
+
+def test_a_tail_that_could_not_be_compressed_is_as_before(tiny, text, monkeypatch):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_tail=40)
+    llm.eval(list(text(300)))
+    feed(llm, text(40, seed=1))
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm._kv, "prefill", fail)
+    with pytest.raises(KeyboardInterrupt):
+        llm.eval([7])
+    monkeypatch.undo()
+    assert llm._kv.store.memory().n_past == llm.n_tokens == 340
+    feed(llm, text(5, seed=2))
+    assert llm._kv.store.memory().n_past == 345

@@ -7,7 +7,6 @@ compressing while reading keeps; tests hold the two against each other.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import native, select
+from edgekv import native, select, session
 from edgekv.engine import Settings, Watch
 from edgekv.errors import EdgeKVError, Unsupported
 from edgekv.methods import LayerStats, Preset
@@ -39,16 +38,17 @@ class Reading:
         self._read([p for p in presets if not p.keeps_all])
         self.logits: NDArray[np.float32] = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
         """Of the text's last token: the same for every method, since attention within the text is complete."""
-        self._state = state_of(llm)
+        self._state = session.state_of(llm)
 
     def compress(self, preset: Preset, settings: Settings) -> None:
         """Make the cache what `preset` leaves of the text under `settings`. The conversation is then the text alone."""
-        restore(self._llm, self._state, self._tokens)
+        if not session.restore(self._llm, self._state, self._tokens):
+            raise EdgeKVError("the cache could not be restored")
         if preset.keeps_all or not settings.compresses:
             return
         engine = self._engine
         engine.settings = settings
-        plan = replace(engine._plan(0), n_tokens=len(self._tokens))
+        plan = engine._plan(0)
         spending = engine._start(plan)
         read = self._scores[preset.name]
         for i, (scores, layer) in enumerate(read):
@@ -58,7 +58,7 @@ class Reading:
             engine.store.evict(plan.layers[i], rows)
 
     def _read(self, presets: Sequence[Preset]) -> None:
-        watches = [Watch(Settings(preset=p), self._tokens, self._engine.tokenize) for p in presets]
+        watches = [Watch(replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize) for p in presets]
         observers = [o for w in watches for o in w.observers]
         pieces = next((w.pieces for w in watches if w.pieces), [])
         first = np.cumsum([0] + [len(w.observers) for w in watches])
@@ -73,7 +73,8 @@ class Reading:
                     self._scores[preset.name].append((scores, replace(layer, rows=None)))
                 p.keep([np.arange(len(self._tokens), dtype=np.int32)] * info.n_head_kv)
             p.end()
-        accept(self._llm, self._tokens)
+        self._llm.input_ids[: len(self._tokens)] = self._tokens
+        self._llm.n_tokens = len(self._tokens)
 
 
 def answer(llm: Any, logits: NDArray[np.float32], n_tokens: int) -> str:
@@ -89,29 +90,7 @@ def answer(llm: Any, logits: NDArray[np.float32], n_tokens: int) -> str:
 
 def feed(llm: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
     """Append tokens to the tail without compressing; the last one's logits [n_vocab]."""
+    llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
     for i in range(0, len(tokens), 32):
-        llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
         llm.eval(list(tokens[i : i + 32]))
     return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
-
-
-def state_of(llm: Any) -> Any:
-    """llama.cpp's state of the sequence, a ctypes array."""
-    lib, ctx = native.llama_cpp, llm._ctx.ctx
-    state = (ctypes.c_uint8 * lib.llama_state_seq_get_size(ctx, 0))()
-    lib.llama_state_seq_get_data(ctx, state, len(state), 0)
-    return state
-
-
-def restore(llm: Any, state: Any, tokens: Sequence[int]) -> None:
-    """Make `state` the conversation of `llm` again."""
-    llm.reset()
-    if native.llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state, len(state), 0) == 0:
-        raise EdgeKVError("the cache could not be restored")
-    accept(llm, tokens)
-
-
-def accept(llm: Any, tokens: Sequence[int]) -> None:
-    llm.input_ids[: len(tokens)] = tokens
-    llm.n_tokens = len(tokens)
-
