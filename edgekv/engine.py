@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from ctypes import POINTER
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,9 @@ from edgekv.choose import choose
 from edgekv.errors import BadInput
 from edgekv.merge import Folding
 from edgekv.methods import LayerStats, Preset
+
+
+_TOKENS = POINTER(native.llama_cpp.llama_token)
 
 
 @dataclass
@@ -133,8 +137,9 @@ class Engine:
         lib = native.llama_cpp
         step = min(lib.llama_n_batch(self.ctx), len(tokens))
         for i in range(0, len(tokens), step):
-            part = tokens[i : i + step]
-            lib.llama_decode(self.ctx, lib.llama_batch_get_one((lib.llama_token * len(part))(*part), len(part)))
+            part = np.array(tokens[i : i + step], np.int32)  # the batch holds no reference to it
+            status = lib.llama_decode(self.ctx, lib.llama_batch_get_one(part.ctypes.data_as(_TOKENS), len(part)))
+            assert status == 0, "these tokens stood there a moment ago"
 
     def forget(self) -> None:
         """The conversation was cleared."""
