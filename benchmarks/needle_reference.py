@@ -48,12 +48,13 @@ def main() -> None:
     for index, case in enumerate(todo):
         reference.reset()
         prompt = reference.prefill(prompt_tokens(llm, case), all_logits=False)
+        asker = None if options.reference_only else needle.Asker(llm, case, True, ["full", "snapkv"])
         for tally in tallies:
             fork = reference.fork()
             if tally.ratio < 1:
                 compress(fork, prompt, tally.ratio)
             theirs = llm.detokenize(generate(fork, prompt, needle.ANSWER_TOKENS, stop)).decode(errors="replace")
-            ours = "" if options.reference_only else answer(llm, case, tally.ratio)
+            ours = asker.ask("snapkv" if tally.ratio < 1 else "full", tally.ratio)[0] if asker else ""
             count(tally, case, theirs, ours)
             print(f"{index + 1}/{len(todo)} ratio {tally.ratio:g} needle {case.answer}: reference {theirs!r}, edgekv {ours!r}",
                   file=sys.stderr, flush=True)
@@ -88,7 +89,7 @@ def load(options: argparse.Namespace) -> Any:
         return Llama(options.model, n_ctx=512, verbose=False)
     from edgekv import Llama
 
-    return Llama(options.model, n_ctx=max(options.lengths) + 512, n_threads=options.threads, flash_attn=True, verbose=False)
+    return Llama(options.model, kv_ratio=0.5, n_ctx=max(options.lengths) + 512, n_threads=options.threads, flash_attn=True, verbose=False)
 
 
 def prompt_tokens(llm: Any, case: needle.Case) -> list[int]:
@@ -97,11 +98,6 @@ def prompt_tokens(llm: Any, case: needle.Case) -> list[int]:
 
     formatter = Jinja2ChatFormatter(template=llm.metadata["tokenizer.chat_template"], eos_token="", bos_token="")
     return llm.tokenize(formatter(messages=case.messages).prompt.encode(), add_bos=False, special=True)
-
-
-def answer(llm: Any, case: needle.Case, ratio: float) -> str:
-    llm.kv_set(method="snapkv" if ratio < 1 else "full", ratio=ratio)
-    return needle.ask(llm, case)
 
 
 def count(tally: Tally, case: needle.Case, theirs: str, ours: str) -> None:

@@ -96,7 +96,7 @@ static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill 
 
     if (p.store->graph_attend || !ggml_backend_buft_is_host(l.buft)) return attend_prefill_graph(g, p, l, q, sinks, scale);
 
-    edgekv_prompt_rows * r = p.prompt_rows(l, s, g.n_tokens);
+    edgekv_prompt_rows * r = p.prompt_rows(l);
     r->rows.scale = scale;
     r->rows.softcap = softcap(g);
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);

@@ -43,6 +43,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     edgekv_gather(s.t, base, lists, *f);
     fresh[il_done] = std::move(f);
     evicted = evicted || !all;
+    note_peak();
     if (!by_layer) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
 }
 
