@@ -28,12 +28,17 @@ def choose(text: str, model_path: str, profile: str | None = None) -> Preset:
     if text == AUTO:
         found = None if profile == NONE else _budget(model_path, profile, WITH_PROFILE)
         return methods.get(WITHOUT_PROFILE) if found is None else methods.get(WITH_PROFILE, found)
-    if "budget=profile" not in text:
+    if not needs_profile(text):
         return methods.get(text)
     found = _budget(model_path, profile, text)
     if found is None:
         raise BadInput(f"there is no profile for {model_path}: make one with 'edgekv profile probe', or name one with --kv-profile")
     return methods.get(text, found)
+
+
+def needs_profile(text: str) -> bool:
+    """Whether a mix names the profile."""
+    return "budget=profile" in text
 
 
 def _budget(model_path: str, wish: str | None, text: str) -> ProfileBudget | None:

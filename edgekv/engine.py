@@ -36,7 +36,7 @@ class Settings:
     n_bytes: int | None = None
     table: NDArray[np.int32] | None = None
     """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's budget."""
-    preset: Preset = field(default_factory=lambda: methods.get(methods.DEFAULT))
+    preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
     sink: int = 4
     window: int = 32
     min_tokens: int = 128

@@ -75,9 +75,10 @@ def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Click callback: what names a method; one that needs the model's profile is looked up with the model. Raises BadInput."""
+    from edgekv.choose import AUTO, needs_profile
     from edgekv.methods import get
 
-    return value if value == "auto" or "budget=profile" in value else get(value).name
+    return value if value == AUTO or needs_profile(value) else get(value).name
 
 
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -153,8 +154,8 @@ ENGINE: tuple[Decorator, ...] = (
     _kv("--kv-budget", type=COUNT, metavar="N", help="Tokens to keep, the mean over layers and KV heads."),
     _kv("--kv-budget-mb", type=click.FloatRange(min=0, min_open=True), metavar="MIB",
         help="MiB that the kept rows may take."),
-    _kv("--kv-method", default="snapkv", metavar="NAME", callback=method,
-        help="What decides which rows stay; 'edgekv methods' lists them."),
+    _kv("--kv-method", default="auto", metavar="NAME", callback=method,
+        help="What decides which rows stay; 'edgekv methods' lists them. auto: by the model's profile, which first use makes."),
     _kv("--kv-profile", metavar="FILE", help="Budgets per KV head from this profile; 'none': from no profile; without it: one that is found."),
     _kv("--kv-sink", type=FROM_ZERO, default=4, metavar="N", help="First tokens that always stay."),
     _kv("--kv-window", type=COUNT, default=32, metavar="N",

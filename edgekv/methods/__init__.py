@@ -30,12 +30,11 @@ from edgekv.methods.streaming import Streaming
 from edgekv.methods.tova import TOVA
 
 __all__ = [
-    "DEFAULT", "GROUP", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
+    "GROUP", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
     "presets",
 ]
 
 GROUP = "edgekv.methods"
-DEFAULT = "snapkv"
 
 
 def _same(method: Method, budget: str = "uniform", keeps_all: bool = False) -> Preset:
