@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from ctypes import POINTER
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -214,13 +215,25 @@ class Watch:
         self._sums = "col_sum" in observe.stats
         if self._sums:
             self.observers.append((0, n, ("mean",)))
+        self._queries = observe.queries
+        if self._queries:  # the first tokens of a text are like no others
+            self.observers.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
 
-    def read(self, p: native.Prefill, first: int = 0) -> dict[str, NDArray[np.float32]]:
+    def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
         """The statistics of the layer in work, by the names of LayerStats; first: number of this watch's first observer."""
-        stats = {name: p.stat(first, name) for name in self._names}
+        stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
         if self._sums:
-            stats["col_sum"] = p.stat(first + len(self.observers) - 1, "mean") * np.float32(self._n)
+            stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
+        if self._queries:
+            stats["future"] = partial(_future, p, first + len(self.observers) - 1)
         return stats
+
+
+def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """See `edgekv.methods.base.Future`."""
+    mean, cov = p.queries(observer)
+    turn = p.rotation(n)
+    return mean @ turn.T, turn @ cov @ turn.T
 
 
 def settings_from(

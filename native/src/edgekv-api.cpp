@@ -178,6 +178,14 @@ int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float
     return guard([&] { given(p).rows(head, k, v); });
 }
 
+int edgekv_prefill_queries(const edgekv_prefill * p, int32_t observer, float * mean, float * cov) {
+    return guard([&] { given(p).queries(observer, &given(mean), &given(cov)); });
+}
+
+int edgekv_prefill_rotation(const edgekv_prefill * p, int32_t n_future, float * out) {
+    return guard([&] { given(p).rotation(n_future, &given(out)); });
+}
+
 int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_t * rows) {
     return guard([&] {
         given(p).keep(counts, rows);

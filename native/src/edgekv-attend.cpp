@@ -93,6 +93,7 @@ static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill 
     const edgekv_scratch & s = p.scratch_of(l);
     store_rows(g, s.t, k, v, p.row_input(g, s));
     if (ggml_tensor * copy = p.capture_queries(g, l, q, scale, softcap(g), sinks)) ggml_build_forward_expand(g.gf, copy);
+    if (ggml_tensor * copy = p.capture_raw_queries(g, l, q)) ggml_build_forward_expand(g.gf, copy);
 
     if (p.store->graph_attend || !ggml_backend_buft_is_host(l.buft)) return attend_prefill_graph(g, p, l, q, sinks, scale);
 

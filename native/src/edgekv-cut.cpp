@@ -112,5 +112,9 @@ void edgekv_prefill::place_inputs() {
             c.inputs.push_back(t->data);
         }
         c.graph->res->set_inputs(&c.mctx->get_ubatch());
+        for (auto * t : c.graph->inputs) {
+            if (!wants_queries || !key_rotation.empty() || strcmp(t->name, "attn_inp_k_rot") != 0) continue;
+            key_rotation.assign((const float *) t->data, (const float *) t->data + ggml_nelements(t));
+        }
     }
 }

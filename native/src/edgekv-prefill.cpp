@@ -57,6 +57,8 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         const auto & o = params.observers[i];
         if (o.begin < 0 || o.end <= o.begin || o.end > n_all) throw edgekv_error { EDGEKV_INVALID, "an observer lies outside the prompt" };
         p->observers.push_back(o);
+        p->wants_queries = p->wants_queries || (o.stats & EDGEKV_STAT_QUERIES);
+        p->wants_columns = p->wants_columns || (o.stats & ~EDGEKV_STAT_QUERIES);
     }
     p->tokens.assign(params.tokens, params.tokens + n_all);
     p->hidden_mode   = params.hidden;
@@ -122,6 +124,7 @@ void edgekv_prefill::make_scratches() {
     scratches.clear();
     scratch_index.assign(store->layers.size(), -1);
     score_params.resize(store->layers.size());
+    query_paths.resize(store->layers.size());
     tallies.assign(by_layer ? 1 : store->layers.size(), std::vector<edgekv_tally>(observers.size()));
     for (size_t il = 0; il < store->layers.size(); ++il) {
         const auto & l = *store->layers[il];
@@ -142,7 +145,9 @@ void edgekv_prefill::make_scratches() {
         if (s.t.k) continue;
         s.cap = s.n_old + n_rows;
         s.t = edgekv_tensors::make(l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap*l.n_head_kv, "scratch");
-        if (max_observed) s.queries = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries");
+        const auto queries = [&] { return edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
+        if (wants_columns) s.queries = queries();
+        if (wants_queries) s.raw_queries = queries();
     }
 }
 
@@ -211,7 +216,7 @@ std::pair<int64_t, int64_t> edgekv_prefill::observed(int64_t first, int64_t n) c
 ggml_tensor * edgekv_prefill::capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks) {
     score_params[l.il] = { scale, softcap, sinks };
     const auto [a, b] = building->observed;
-    if (a == b || l.n_swa) return nullptr;
+    if (!wants_columns || a == b || l.n_swa) return nullptr;
     ggml_tensor * to = scratch_of(l).queries.t;
     ggml_tensor * src = ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a*q->nb[2]);
     ggml_tensor * dst = ggml_view_3d(g.ctx0, to, q->ne[0], q->ne[1], b - a, q->ne[0]*sizeof(float), to->nb[1], 0);
@@ -320,7 +325,7 @@ void edgekv_prefill::run(int il) {
     if (by_layer && il + 1 == n_layer) { // no layer comes that would need them
         hidden.reset();
         inputs.reset();
-        for (auto & s : scratches) s->queries = {};
+        for (auto & s : scratches) { s->queries = {}; s->raw_queries = {}; }
     }
     if (store->layers[il]->n_swa) keep(nullptr, nullptr);
 }

@@ -11,6 +11,7 @@
 #include "llama-graph.h"
 #include "llama-memory.h"
 
+#include <cmath>
 #include <memory>
 #include <unordered_set>
 #include <vector>
@@ -20,8 +21,17 @@
 struct edgekv_scratch {
     edgekv_tensors t;
     edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], in host memory
+    edgekv_matrix  raw_queries;   // the same before RoPE, if anybody wants them
     int64_t cap = 0, n_old = 0;
-    size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes(); }
+    size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes() + raw_queries.n_bytes(); }
+};
+
+// how a layer turns its queries
+struct edgekv_query_path {
+    ggml_tensor *       raw = nullptr;  // [d_k, n_head, n_tokens]
+    const ggml_tensor * rope = nullptr; // null: in a way that is not known here
+    bool                rotated = false; // by the rotation of quantised caches
+    float               scale = 1;
 };
 
 // what the scorer needs to know of a layer, noted while its graph is built
@@ -70,6 +80,8 @@ struct edgekv_planned {
 struct edgekv_tally {
     std::vector<float> sum, max, entropy, mean, m2;
     int64_t n_seen = 0;
+    std::vector<float> q_mean, q_m2; // of the raw queries: [n_head, d_k], [n_head, d_k, d_k]
+    int64_t q_seen = 0;
 };
 
 struct edgekv_error { edgekv_status status; std::string what; };
@@ -85,12 +97,15 @@ struct edgekv_prefill {
     void end();
     void stat(int observer, edgekv_stat which, float * out) const;
     void rows(int head, float * k, float * v) const;
+    void queries(int observer, float * mean, float * cov) const;
+    void rotation(int n_future, float * out) const;
 
     // ---- called while graphs are built (edgekv-attend.cpp)
     const edgekv_scratch & scratch_of(const edgekv_layer & l) const { return *scratches[scratch_index[l.il]]; }
     int64_t chunk_row() const { return building_for->row; }
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks);
+    ggml_tensor * capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q);
     // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
     edgekv_prompt_rows * prompt_rows(const edgekv_layer & l);
     // F16 [n_rows, n_tokens], for backends without a kernel of ours: row j is seen by token i if 0 <= before + i - j (< n_swa)
@@ -119,6 +134,8 @@ private:
     void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
     void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats);
+    void tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally);
+    int64_t rotation_size() const { return (int64_t) std::lround(std::sqrt((double) key_rotation.size())); }
     void note_peak();
     const edgekv_layer & in_work() const;  // the layer that was read last, while its rows are there; throws edgekv_error
     std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
@@ -139,6 +156,9 @@ private:
     std::vector<std::unique_ptr<edgekv_scratch>> scratches;
     std::vector<int> scratch_index;        // [n_layer]
     std::vector<edgekv_score_params> score_params; // [n_layer]
+    std::vector<edgekv_query_path> query_paths;    // [n_layer]
+    bool wants_queries = false, wants_columns = false; // of any observer
+    std::vector<float> key_rotation;       // of quantised caches, square
     std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
     std::vector<std::unique_ptr<edgekv_layer>> fresh; // the layers to be
     // [n_layer][n_head_kv] rows of a head that is still whole, best first: it lies in token order, but may have to shrink
