@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgekv import budget, methods, native, probe, select
 from edgekv.budget import Fixed, Plan, Spending
+from edgekv.budget.profile import from_shares
 from edgekv.choose import choose
 from edgekv.errors import BadInput
 from edgekv.merge import Folding
@@ -64,10 +65,13 @@ class Engine:
         self.by_layer = True
         self._last = 0  # tokens seen when the tail was compressed last
         self._folding: Folding | None = None
+        self._spread: NDArray[np.float64] | None = None  # [n_layer, n_head_kv] share of its rows that each head kept of the last prompt
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int], tail: bool = False) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
+        tail: they are the end of what the model wrote, not a prompt; then each head's share stays what the prompt made it (as in CAKE),
+        because a few tokens of an answer say little about heads.
         Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they do not fit the context, Cancelled
         or whatever `progress` raised if it was stopped; the store is then as before.
         """
@@ -75,7 +79,7 @@ class Engine:
         with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
             plan = self._plan(len(tokens))
-            spending, folding = self._start(plan), self._start_merge()
+            spending, folding = self._start(plan, tail), self._start_merge()
             spent, kept = 0.0, np.zeros((0, self.store.n_head_kv), np.int32)
             for il in range(len(self.store.layers)):
                 p.run(il)
@@ -86,6 +90,8 @@ class Engine:
                 spent += time.perf_counter() - start
             p.end()
             self._folding = folding
+            if not tail:
+                self._spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             self.compress_ms = 1e3 * spent + p.score_ms
         self._last = self.store.memory().n_past
 
@@ -126,7 +132,7 @@ class Engine:
         again = tokens[len(tokens) - n :].tolist()
         progress, self.progress = self.progress, None  # nobody waits for a prompt here, and it cannot be cancelled
         try:
-            self.prefill(again)
+            self.prefill(again, tail=True)
         except BaseException:
             self._append(again)
             raise
@@ -146,6 +152,7 @@ class Engine:
         """The conversation was cleared."""
         self._last = 0
         self._folding = None
+        self._spread = None
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -190,9 +197,12 @@ class Engine:
         merge = self.settings.preset.merge
         return None if merge is None else deepcopy(self._folding) if self._folding else merge.start()
 
-    def _start(self, plan: Plan) -> Spending:
+    def _start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
-            return self.settings.preset.budget.start(plan)
+            spending = self.settings.preset.budget.start(plan)
+            if tail and self._spread is not None and not isinstance(spending, Fixed):
+                return Fixed(from_shares(self._spread[list(plan.layers)], plan))
+            return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
 

@@ -106,6 +106,25 @@ def read_by_reference(tiny, text):
     return read
 
 
+@pytest.mark.parametrize("name", ["adakv", "cake", "dynamickv", "d2o", "kvzip"])
+def test_an_answer_does_not_move_the_budgets(tiny, text, name):
+    """What the model writes is compressed too, but each head's share stays what the prompt made it."""
+    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3, kv_tail=64)
+    llm.eval(list(text(N_PROMPT)))
+    shares = llm.kv_stats().kept / N_PROMPT
+    assert np.ptp(shares) > 0
+    compressed = 0
+    for token in text(150, seed=3):
+        before = llm.kv_stats().kept.sum()
+        llm.eval([token])
+        kept = llm.kv_stats().kept
+        if kept.sum() < before:
+            compressed += 1
+            n_seen = llm.n_tokens - 1
+            np.testing.assert_allclose((kept - 1) / n_seen, shares, atol=2 / n_seen)
+    assert compressed == 2
+
+
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])
 @pytest.mark.parametrize("name", ["tova", "h2o", "cake", "kvzip", "knorm", "keydiff"])
