@@ -100,22 +100,23 @@ class Engine:
     ) -> NDArray[np.int32]:
         """score, budget, select, evict, merge for the layer in work; finished layers are cut to what the budget leaves them.
 
-        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer. What a finished layer loses
-        by a later cut is dropped, not merged.
+        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer.
         """
         s, i, n_head_kv = self.settings, len(before), self.store.layers[p.il].n_head_kv
         layer = self._layer_stats(p, watch)
         scores = s.preset.score.score(layer, s.preset.params)
         counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
         keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window)
-        folded = [folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)] if folding else []
+        folded = {k: folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)} if folding else {}
         p.keep(keep)
-        for k, (rows, keys, values) in enumerate(folded):
-            if len(rows):
-                p.merge(k, rows, keys, values)
+        _merge(p, p.il, folded)
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
-            p.shrink(il, counts[j, : self.store.layers[il].n_head_kv])
+            n = counts[j, : self.store.layers[il].n_head_kv]
+            folded = {k: folding.fold(il, k, *p.kept(il, k, int(before[j, k])), np.arange(n[k], dtype=np.int32))
+                      for k in np.flatnonzero(n < before[j, : len(n)]).tolist()} if folding else {}
+            p.shrink(il, n)
+            _merge(p, il, folded)
         return counts
 
     def bound_tail(self, tokens: NDArray[np.intc], n_more: int) -> None:
@@ -205,6 +206,13 @@ class Engine:
             return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
+
+
+def _merge(p: native.Prefill, il: int, folded: dict[int, tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]]) -> None:
+    """What `Folding.fold` gave for the heads of a layer goes into the cache."""
+    for k, (rows, keys, values) in folded.items():
+        if len(rows):
+            p.merge(il, k, rows, keys, values)
 
 
 class Watch:

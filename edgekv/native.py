@@ -90,7 +90,8 @@ def _declare() -> None:
         ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
         ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_queries", c_int, p, c_int32, _F32P, _F32P),
         ("prefill_rotation", c_int, p, c_int32, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
-        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_merge", c_int, p, c_int32, c_int32, _I32P, _F32P, _F32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
+        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_kept", c_int, p, c_int32, c_int32, _F32P, _F32P),
+        ("prefill_merge", c_int, p, c_int32, c_int32, c_int32, _I32P, _F32P, _F32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
     ):
         fn = getattr(_lib, "edgekv_" + name)
         fn.restype, fn.argtypes = result, args
@@ -332,10 +333,17 @@ class Prefill:
         counts, flat = _lists(rows)
         _check(_lib.edgekv_prefill_keep(self._p, _i32(counts), _i32(flat)))
 
-    def merge(self, head: int, rows: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]) -> None:
-        """merge: these rows of one head, counted as just kept, get new values; k [n, d_k], v [n, d_v]."""
+    def kept(self, il: int, head: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of the n rows that one head of a finished layer holds, [n, d], float32, in the order in which `shrink` cuts them."""
+        info = self._store.layers[il]
+        k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
+        _check(_lib.edgekv_prefill_kept(self._p, il, head, _f32(k), _f32(v)))
+        return k, v
+
+    def merge(self, il: int, head: int, rows: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]) -> None:
+        """merge: these rows of one head of a finished layer, counted as stored now, get new values; k [n, d_k], v [n, d_v]."""
         rows, k, v = (np.ascontiguousarray(x, t) for x, t in ((rows, np.int32), (k, np.float32), (v, np.float32)))
-        _check(_lib.edgekv_prefill_merge(self._p, head, len(rows), _i32(rows), _f32(k), _f32(v)))
+        _check(_lib.edgekv_prefill_merge(self._p, il, head, len(rows), _i32(rows), _f32(k), _f32(v)))
 
     def shrink(self, il: int, counts: NDArray[np.int32]) -> None:
         """A finished layer shrinks to the first counts[k] rows of each head."""

@@ -116,9 +116,11 @@ LLAMA_API int          edgekv_prefill_rotation(const struct edgekv_prefill * p, 
 LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
 // evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
 LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
-// merge: rows of one head of the layer just kept (numbers as stored now) are written anew from f32, k [n, d_k] and v [n, d_v];
-// other rows keep their bytes
-LLAMA_API int          edgekv_prefill_merge(struct edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v);
+// rows that a finished layer kept, as f32, in the order in which shrink cuts them: k [len, d_k], v [len, d_v]
+LLAMA_API int          edgekv_prefill_kept(const struct edgekv_prefill * p, int32_t il, int32_t head, float * k, float * v);
+// merge: rows of one head of a finished layer (numbers as stored now) are written anew from f32, k [n, d_k] and v [n, d_v]; other rows
+// keep their bytes
+LLAMA_API int          edgekv_prefill_merge(struct edgekv_prefill * p, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v);
 // a finished layer shrinks to its first counts[k] rows
 LLAMA_API int          edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const int32_t * counts);
 // all layers are kept: they become the conversation, logits of the prompt's last token are at llama_get_logits_ith(ctx, -1)

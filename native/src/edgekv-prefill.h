@@ -92,7 +92,8 @@ struct edgekv_prefill {
 
     void run(int il);             // throws edgekv_error
     void keep(const int32_t * counts, const int32_t * rows);
-    void merge(int head, int n, const int32_t * rows, const float * k, const float * v);
+    void kept(int il, int head, float * k, float * v) const;
+    void merge(int il, int head, int n, const int32_t * rows, const float * k, const float * v);
     void shrink(int il, const int32_t * counts);
     void end();
     void stat(int observer, edgekv_stat which, float * out) const;
@@ -137,6 +138,7 @@ private:
     void tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally);
     int64_t rotation_size() const { return (int64_t) std::lround(std::sqrt((double) key_rotation.size())); }
     void note_peak();
+    edgekv_layer & finished(int il, int head) const; // a layer that was kept, and a head of it; throws edgekv_error
     const edgekv_layer & in_work() const;  // the layer that was read last, while its rows are there; throws edgekv_error
     std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
     int  n_slice() const { return by_layer ? (int) store->layers.size() : 1; }
