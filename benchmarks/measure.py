@@ -35,12 +35,14 @@ class Measurement:
 
 
 def main() -> None:
+    from edgekv.machine import rss_peak  # loads no library
+
     what = Measurement(**json.load(sys.stdin))
     tokens = json.loads(Path(what.tokens).read_text())
     llm = load(what)
     start = time.perf_counter()
     llm.eval(tokens[:what.n_prompt])
-    result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "rss_prefill_bytes": peak_rss_bytes()}
+    result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "rss_prefill_bytes": rss_peak()}
     stats = llm.kv_stats() if what.side == "edgekv" else None  # before decoding: the tails are still empty
     for token in tokens[:WARM_UP_TOKENS]:
         llm.eval([token])
@@ -48,7 +50,7 @@ def main() -> None:
     for token in tokens[WARM_UP_TOKENS:WARM_UP_TOKENS + what.n_decode]:
         llm.eval([token])
     result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
-    result["rss_bytes"] = peak_rss_bytes()
+    result["rss_bytes"] = rss_peak()
     if stats:
         result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "compress_ms", "mode", "method")}
         result["n_kept"] = float(stats.n_kept)
@@ -66,17 +68,6 @@ def load(what: Measurement) -> Any:
     from edgekv import Llama
 
     return Llama(what.model, kv_ratio=what.ratio, kv_hidden=what.hidden, **shared)
-
-
-def peak_rss_bytes() -> int:
-    """The process's peak resident size (VmHWM on Linux; ru_maxrss elsewhere)."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 if __name__ == "__main__":

@@ -1,0 +1,63 @@
+"""The machine: memory that is free, and what this process took of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_CGROUP = (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+           ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"))
+"""Files of a container's limit and use, version 2 and 1; a process in a container sees the whole machine in /proc."""
+
+
+def memory_total() -> int:
+    """Bytes of main memory."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def memory_free(swap: bool = False) -> int:
+    """Bytes that a process can still get without pushing another one out; with `swap` what lies there as well."""
+    import psutil
+
+    free = psutil.virtual_memory().available + (psutil.swap_memory().free if swap else 0)
+    return int(min([free, *(max(limit - used, 0) for limit, used in map(_limit, _CGROUP) if limit)]))
+
+
+def _limit(files: tuple[str, str]) -> tuple[int, int]:
+    """Bytes a container may use and uses, (0, 0) where there is no limit."""
+    try:
+        limit, used = (int(Path(name).read_text()) for name in files)
+        return limit, used
+    except (OSError, ValueError):  # no such file, or 'max'
+        return 0, 0
+
+
+def rss_peak() -> int | None:
+    """The largest resident size that this process ever had, None where the system does not say."""
+    peak = _status("VmHWM")
+    if peak:
+        return peak
+    try:
+        import resource
+    except ImportError:
+        return None
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024  # macOS counts bytes, others KiB
+
+
+def rss_now() -> int:
+    """The resident size of this process."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _status(name: str) -> int:
+    """A line of /proc/self/status in bytes, 0 where there is none."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)
