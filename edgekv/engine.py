@@ -19,11 +19,15 @@ from numpy.typing import NDArray
 
 from edgekv import budget, methods, native, probe, select
 from edgekv.budget import Fixed, Plan, Spending
+from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.choose import choose
 from edgekv.errors import BadInput
+from edgekv.footprint import Extent, Reading, reading
+from edgekv.machine import memory_free
 from edgekv.merge import Folding
 from edgekv.methods import LayerStats, Preset
+from edgekv.sizes import parse_size, size_text
 
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
@@ -31,11 +35,14 @@ _TOKENS = POINTER(native.llama_cpp.llama_token)
 
 @dataclass
 class Settings:
-    """What the user asked for. Of ratio, tokens and n_bytes the smallest counts; see `edgekv.budget.rows_for`."""
+    """What the user asked for. Of ratio, tokens, n_bytes and memory the smallest counts; see `edgekv.budget.rows_for`."""
 
     ratio: float = 1.0
     tokens: int | None = None
     n_bytes: int | None = None
+    """For the kept rows."""
+    memory: int | None = None
+    """Bytes for the whole cache, tails and room for them included; see `edgekv.budget.memory`."""
     table: NDArray[np.int32] | None = None
     """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's budget."""
     preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
@@ -49,7 +56,8 @@ class Settings:
 
     @property
     def compresses(self) -> bool:
-        wish = self.ratio < 1 or self.tokens is not None or self.n_bytes is not None or self.table is not None
+        limits = (self.tokens, self.n_bytes, self.memory, self.table)
+        wish = self.ratio < 1 or any(x is not None for x in limits)
         return wish and not self.preset.keeps_all
 
 
@@ -63,6 +71,8 @@ class Engine:
         self.progress: Callable[[int, int], None] | None = None
         self.compress_ms = 0.0
         self.by_layer = True
+        self.ratio = settings.ratio
+        """The share of its rows that the last prompt was to keep."""
         self._last = 0  # tokens seen when the tail was compressed last
         self._folding: Folding | None = None
         self._spread: NDArray[np.float64] | None = None  # [n_layer, n_head_kv] share of its rows that each head kept of the last prompt
@@ -72,13 +82,14 @@ class Engine:
 
         tail: they are the end of what the model wrote, not a prompt; then each head's share stays what the prompt made it (as in CAKE),
         because a few tokens of an answer say little about heads.
-        Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they do not fit the context, Cancelled
-        or whatever `progress` raised if it was stopped; the store is then as before.
+        Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they fit neither the context nor the
+        machine's memory (nothing has been allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is then as before.
         """
-        watch = Watch(self.settings, tokens, self.tokenize)
+        watch, plan = Watch(self.settings, tokens, self.tokenize), self._plan(len(tokens))
+        if not tail:
+            self._check_room(watch, plan)
         with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
-            plan = self._plan(len(tokens))
             spending, folding = self._start(plan, tail), self._start_merge()
             spent, kept = 0.0, np.zeros((0, self.store.n_head_kv), np.int32)
             for il in range(len(self.store.layers)):
@@ -93,6 +104,7 @@ class Engine:
             if not tail:
                 self._spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             self.compress_ms = 1e3 * spent + p.score_ms
+        self.ratio = plan.ratio
         self._last = self.store.memory().n_past
 
     def _compress(
@@ -154,6 +166,7 @@ class Engine:
         self._last = 0
         self._folding = None
         self._spread = None
+        self.ratio = self.settings.ratio
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -191,7 +204,27 @@ class Engine:
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
         n_rows = n_tokens if s.table is not None or not full else budget.rows_for(
             n_tokens, s.ratio, s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
+        if s.memory is not None:
+            n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, s.window, n_rows / n_tokens)
+
+    def reading(self, watch: Watch, plan: Plan) -> Reading:
+        """The bytes that a prompt is going to take, on top of what the process has."""
+        lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
+        even = self.settings.table is None and preset.budget.name == "uniform"
+        return reading(
+            self.store.layers, watch.extent(lib.llama_n_ubatch(self.ctx)), plan.n_rows, n_embd=lib.llama_model_n_embd(lib.llama_get_model(self.ctx)),
+            n_ubatch=lib.llama_n_ubatch(self.ctx), hidden=self.settings.hidden, n_old=int(self.kept().max(initial=0)), old_bytes=memory.bytes_now, even=even)
+
+    def _check_room(self, watch: Watch, plan: Plan) -> None:
+        """Raises BadInput if the machine certainly has not the memory to read this prompt."""
+        need = self.reading(watch, plan)
+        free, more = memory_free(swap=True), need.peak - need.old
+        if more > free:
+            raise BadInput(
+                f"reading {plan.n_tokens:,} tokens takes {size_text(more)} (kept rows {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden "
+                f"states {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter prompt, a smaller --kv-ratio or cache type "
+                "(-ctk, -ctv), or --kv-hidden disk")
 
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves no trace."""
@@ -237,6 +270,14 @@ class Watch:
         if self._queries:  # the first tokens of a text are like no others
             self.observers.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
 
+    def extent(self, n_ubatch: int) -> Extent:
+        """What goes through a layer."""
+        lengths = [min(n_ubatch, end - begin) for begin, end, _ in self.observers]
+        n_observed = n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)  # two ranges may share a chunk
+        n_queries = int(self._queries) + int(len(self.observers) > self._queries)
+        pieces = [len(piece) for piece in self.pieces]
+        return Extent(self._n, self._n + sum(pieces), self._n + max(pieces, default=0), n_observed, n_queries)
+
     def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
         """The statistics of the layer in work, by the names of LayerStats; first: number of this watch's first observer."""
         stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
@@ -256,7 +297,7 @@ def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float3
 
 def settings_from(
     *, kv_ratio: float, kv_budget: Any, kv_budget_mb: float | None, kv_method: str, kv_sink: int, kv_window: int, kv_min_tokens: int,
-    kv_hidden: str, kv_tail: int, kv_seed: int, model_path: str, kv_profile: str | None = None,
+    kv_hidden: str, kv_tail: int, kv_seed: int, model_path: str, kv_profile: str | None = None, kv_memory: int | str | None = None,
 ) -> Settings:
     """Settings from the user's words; raises BadInput for what makes no sense."""
     for name, value, least in (("kv_sink", kv_sink, 0), ("kv_window", kv_window, 1), ("kv_min_tokens", kv_min_tokens, 1), ("kv_tail", kv_tail, 1)):
@@ -269,8 +310,11 @@ def settings_from(
         raise BadInput(f"kv_budget {kv_budget} keeps no row; give the rows per head, such as 1024")
     if kv_budget_mb is not None and not kv_budget_mb > 0:
         raise BadInput(f"kv_budget_mb {kv_budget_mb} is no size; give MiB above 0")
+    if kv_memory is not None and is_table:
+        raise BadInput("kv_memory decides how many rows stay, and so does a table in kv_budget: give one of them")
     return Settings(
         ratio=budget.check_ratio(kv_ratio), tokens=None if is_table else kv_budget, table=budget.table(kv_budget) if is_table else None,
-        n_bytes=None if kv_budget_mb is None else int(kv_budget_mb * 2**20), preset=choose(kv_method, model_path, kv_profile), sink=kv_sink, window=kv_window,
-        min_tokens=kv_min_tokens, tail=kv_tail, hidden=kv_hidden, seed=kv_seed,
+        n_bytes=None if kv_budget_mb is None else int(kv_budget_mb * 2**20),
+        memory=None if kv_memory is None else parse_size(kv_memory, "kv_memory"), preset=choose(kv_method, model_path, kv_profile),
+        sink=kv_sink, window=kv_window, min_tokens=kv_min_tokens, tail=kv_tail, hidden=kv_hidden, seed=kv_seed,
     )

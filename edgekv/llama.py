@@ -15,23 +15,25 @@ from typing import Any
 import numpy as np
 
 from edgekv import facts, native, session
+from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.choose import AUTO
-from edgekv.engine import Engine, settings_from
+from edgekv.engine import Engine, Settings, settings_from
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
+from edgekv.sizes import size_text
 from edgekv.stats import KVStats
 
 import llama_cpp
 from llama_cpp import _internals as internals
 
-APPEND_MAX = 64
-"""Up to this many new tokens are appended to the tail; more are read layer by layer and compressed."""
 
 
 class Llama(llama_cpp.Llama):
     """A drop-in subclass of llama_cpp.Llama.
 
     kv_ratio: share of the rows that is kept (0.2 keeps 20 %); 1 (default) leaves everything to the parent, bit for bit.
-    kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for all rows.
+    kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for the kept rows.
+    kv_memory: bytes, or a size such as "2GiB", that K and V never exceed between prompts, however long they are: kept rows, the tail and the
+    room allocated for it. While a prompt is read, one layer in full, its hidden states and (in later turns) the old rows come on top.
     kv_method: see `edgekv methods`; kv_profile: a profile's file for budgets per head, 'none', or None to look for one. The default,
     'auto', takes a profile that is found and else the best method that needs none, which reads the prompt three times as long:
     `edgekv.profiles.probe_profile.cache(model_path)` makes the profile once.
@@ -45,7 +47,8 @@ class Llama(llama_cpp.Llama):
     def __init__(
         self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None, kv_budget_mb: float | None = None, kv_method: str = AUTO,
         kv_sink: int = 4, kv_window: int = 32, kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
-        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, kv_profile: str | None = None, flash_attn: bool | None = None, **kwargs: Any,
+        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, kv_profile: str | None = None, kv_memory: int | str | None = None, flash_attn: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._kv: Engine | None = None
@@ -56,8 +59,9 @@ class Llama(llama_cpp.Llama):
         facts.check_gguf(str(model_path))
         self._kv_method, self._kv_profile = kv_method, kv_profile
         self._kv_settings = settings_from(
-            model_path=str(model_path), kv_profile=kv_profile, kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window,
-            kv_min_tokens=kv_min_tokens, kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
+            model_path=str(model_path), kv_profile=kv_profile, kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb,
+            kv_memory=kv_memory, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window, kv_min_tokens=kv_min_tokens,
+            kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
         compress = self._kv_settings.compresses
         if compress and kwargs.get("embedding"):
             raise BadInput("embeddings come from the whole prompt at once: leave kv_ratio at 1 for them")
@@ -75,7 +79,12 @@ class Llama(llama_cpp.Llama):
             raise BadInput(f"{model_path}: {error}") from error
         finally:
             native.next_context(False)
-        self._kv_attach(compress)
+        try:
+            self._kv_attach(compress)
+            self._kv_check_memory(self._kv_settings)
+        except BadInput:
+            self.close()
+            raise
 
     # ---- tokens
 
@@ -151,8 +160,8 @@ class Llama(llama_cpp.Llama):
         s = self._kv_settings
         return {
             **super().__getstate__(), "kv_ratio": s.ratio, "kv_budget": s.tokens if s.table is None else s.table,
-            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_method": self._kv_method, "kv_profile": self._kv_profile, "kv_sink": s.sink,
-            "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
+            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_memory": s.memory, "kv_method": self._kv_method,
+            "kv_profile": self._kv_profile, "kv_sink": s.sink, "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
         }
 
     # ---- the cache
@@ -161,18 +170,23 @@ class Llama(llama_cpp.Llama):
         """Ask the prompt that is being read to stop: the call raises Cancelled, the conversation is as before the turn."""
         self._kv_cancel.set()
 
-    def kv_set(self, ratio: float | None = None, budget: Any = None, method: str | None = None, budget_mb: float | None = None) -> None:
+    def kv_set(
+        self, ratio: float | None = None, budget: Any = None, method: str | None = None, budget_mb: float | None = None,
+        memory: int | str | None = None,
+    ) -> None:
         """Change what the next prompt is compressed to. From an uncompressed conversation the cache starts anew."""
         old = self._kv_settings
         tokens = old.table if old.table is not None else old.tokens
         megabytes = None if old.n_bytes is None else old.n_bytes / 2**20
-        if ratio is not None:  # a ratio alone takes the place of an earlier budget
+        if ratio is not None:  # a ratio alone takes the place of an earlier budget, but a limit for the cache stands
             tokens = megabytes = None
-        self._kv_method = method or self._kv_method
-        self._kv_settings = settings_from(
+        fresh = settings_from(
             model_path=self.model_path, kv_profile=self._kv_profile, kv_ratio=old.ratio if ratio is None else ratio, kv_budget=tokens if budget is None else budget,
-            kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_method=self._kv_method, kv_sink=old.sink,
-            kv_window=old.window, kv_min_tokens=old.min_tokens, kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
+            kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_memory=old.memory if memory is None else memory,
+            kv_method=method or self._kv_method, kv_sink=old.sink, kv_window=old.window, kv_min_tokens=old.min_tokens,
+            kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
+        self._kv_check_memory(fresh)
+        self._kv_settings, self._kv_method = fresh, method or self._kv_method
         if self._kv is not None:
             self._kv.settings = self._kv_settings
         elif self._kv_settings.compresses and not self._kv_note:
@@ -188,10 +202,10 @@ class Llama(llama_cpp.Llama):
         full = kv.full_layers or range(len(kept))
         rows, heads = sum(int(kept[il].sum()) for il in full), sum(kv.store.layers[il].n_head_kv for il in full)
         return KVStats(
-            method=s.preset.name, ratio=s.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
+            method=s.preset.name, ratio=s.ratio if s.memory is None else kv.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
             n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms, compress_ms=kv.compress_ms,
             mode="layers" if kv.by_layer else "full then compress",
-            note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
+            n_bytes_limit=s.memory, note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
     def kv_save(self, path: str) -> None:
         """Save the conversation (tokens and cache) to a file."""
@@ -212,6 +226,20 @@ class Llama(llama_cpp.Llama):
             return
         self._kv = Engine(self._ctx.ctx, self._kv_settings, lambda text: self.tokenize(text.encode(), add_bos=False))
         self._kv.progress = self._kv_report
+
+    def _kv_check_memory(self, settings: Settings) -> None:
+        """Raises BadInput if the cache cannot stay within `kv_memory`, whatever the prompt."""
+        if settings.memory is None:
+            return
+        if self._kv is not None:
+            rows_within(self._kv.store.layers, settings.memory, settings.tail, settings.window, settings.sink)
+            return
+        if settings.compresses and not self._kv_note:
+            return  # the next prompt gets a context with a store
+        n_bytes = session.stats_uncompressed(self, "", 0).n_bytes
+        if n_bytes > settings.memory:
+            raise BadInput(f"kv_memory {size_text(settings.memory)} is less than this model's whole cache of {size_text(n_bytes)}, which cannot be "
+                           f"compressed ({self._kv_note or 'method full'}): give a smaller -c or smaller cache types (-ctk, -ctv)")
 
     def _kv_report(self, done: int, total: int) -> None:
         if self.kv_progress is not None:

@@ -14,7 +14,7 @@ class KVStats:
 
     method: str
     ratio: float
-    """Share of rows that was asked to be kept, 1 = all."""
+    """Share of rows that was asked to be kept, 1 = all; with a limit for the cache's memory the share that it left the last prompt."""
     n_seen: int
     """Tokens of the conversation."""
     n_kept: float
@@ -33,5 +33,7 @@ class KVStats:
     """Scoring, selecting and moving rows, as part of that."""
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
+    n_bytes_limit: int | None = None
+    """What `kv_memory` allows."""
     note: str = ""
     """Why the mode is not 'layers', one line; else empty."""

@@ -20,7 +20,7 @@ from edgekv.errors import BadInput, Unsupported
 from tests.fakes import FakeLlama
 
 ROOT = Path(__file__).resolve().parent.parent
-FIELDS = """text model kv_method kv_ratio prompt_n kept_n gen_n kv_bytes kv_bytes_peak kv_bytes_full prefill_ms compress_ms
+FIELDS = """text model kv_method kv_ratio prompt_n kept_n gen_n kv_bytes kv_bytes_peak kv_bytes_full kv_bytes_limit prefill_ms compress_ms
             decode_ms prefill_tps decode_tps rss_peak_bytes""".split()
 
 

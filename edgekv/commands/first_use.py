@@ -42,7 +42,8 @@ def is_wanted(options: EngineOptions, path: str) -> bool:
     from edgekv.facts import model_info
     from edgekv.profiles import find
 
-    compresses = options.kv_ratio < 1 or options.kv_budget is not None or options.kv_budget_mb is not None
+    limits = (options.kv_budget, options.kv_budget_mb, options.kv_memory)
+    compresses = options.kv_ratio < 1 or any(x is not None for x in limits)
     if not compresses or options.kv_profile is not None or not (options.kv_method == AUTO or needs_profile(options.kv_method)):
         return False
     try:

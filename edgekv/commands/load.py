@@ -33,7 +33,7 @@ def load_llama(options: EngineOptions) -> Llama:
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
     return Llama(
         path,
-        kv_ratio=options.kv_ratio, kv_budget=options.kv_budget, kv_budget_mb=options.kv_budget_mb,
+        kv_ratio=options.kv_ratio, kv_budget=options.kv_budget, kv_budget_mb=options.kv_budget_mb, kv_memory=options.kv_memory,
         kv_method=options.kv_method, kv_sink=options.kv_sink, kv_window=options.kv_window,
         kv_min_tokens=options.kv_min_tokens, kv_hidden=options.kv_hidden, kv_tail=options.kv_tail, kv_profile=options.kv_profile,
         kv_seed=max(options.seed, 0),

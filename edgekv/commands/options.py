@@ -51,6 +51,7 @@ class EngineOptions:
     kv_hidden: str
     kv_tail: int
     kv_profile: str | None = None
+    kv_memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,13 @@ def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
     from edgekv.methods import get
 
     return value if value == AUTO or needs_profile(value) else get(value).name
+
+
+def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Click callback: bytes from a size such as 2GiB. Raises BadInput."""
+    from edgekv.sizes import parse_size
+
+    return None if value is None else parse_size(value, param.opts[0])
 
 
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -153,7 +161,11 @@ ENGINE: tuple[Decorator, ...] = (
         help="Share of the KV cache to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 everything."),
     _kv("--kv-budget", type=COUNT, metavar="N", help="Tokens to keep, the mean over layers and KV heads."),
     _kv("--kv-budget-mb", type=click.FloatRange(min=0, min_open=True), metavar="MIB",
-        help="MiB that the kept rows may take."),
+        help="MiB that the kept rows of a prompt may take; new tokens come on top (--kv-memory counts those too)."),
+    _kv("--kv-memory", metavar="SIZE", callback=size,
+        help="What the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or bytes: each prompt's ratio is picked so that its rows, "
+             "the tail and the room for it stay inside. While a prompt is read one layer in full and its hidden states (4 bytes x n_embd per "
+             "token, see --kv-hidden) come on top, in later turns the old rows too; 'edgekv fit' adds it all up."),
     _kv("--kv-method", default="auto", metavar="NAME", callback=method,
         help="What decides which rows stay; 'edgekv methods' lists them. auto: by the model's profile, which first use makes."),
     _kv("--kv-profile", metavar="FILE", help="Budgets per KV head from this profile; 'none': from no profile; without it: one that is found."),

@@ -25,7 +25,11 @@ def cache_line(stats: KVStats) -> str:
     if stats.mode == "uncompressed":
         return f"{stats.n_seen:,} tokens seen, all kept; KV {mib(stats.n_bytes)} MiB, {mib(stats.n_bytes_full)} MiB of it in use"
     return (f"{stats.n_seen:,} tokens seen, {stats.n_kept:,.0f} kept ({percent(stats.n_kept, stats.n_seen)}); "
-            f"KV {mib(stats.n_bytes)} MiB, a full cache {mib(stats.n_bytes_full)} MiB")
+            f"KV {mib(stats.n_bytes)} MiB{limit(stats)}, a full cache {mib(stats.n_bytes_full)} MiB")
+
+
+def limit(stats: KVStats) -> str:
+    return "" if stats.n_bytes_limit is None else f" of at most {mib(stats.n_bytes_limit)}"
 
 
 def status_line(stats: KVStats, stream: Stream) -> str:
@@ -39,10 +43,10 @@ def stats_table(stats: KVStats) -> str:
     """Everything `kv_stats()` knows, for people."""
     rows = [
         ("method", stats.method),
-        ("ratio asked for", f"{stats.ratio:g}"),
+        ("ratio asked for", f"{stats.ratio:g}") if stats.n_bytes_limit is None else ("ratio of the last prompt", f"{stats.ratio:.3g}"),
         ("tokens seen", f"{stats.n_seen:,}"),
         ("rows kept", _kept(stats)),
-        ("KV cache now", f"{mib(stats.n_bytes)} MiB"),
+        ("KV cache now", f"{mib(stats.n_bytes)} MiB{limit(stats)}"),
         ("at its peak", f"{mib(stats.n_bytes_peak)} MiB"),
         ("in full", f"{mib(stats.n_bytes_full)} MiB"),
         ("last prompt", f"{stats.prefill_ms:,.0f} ms to read, {stats.compress_ms:,.0f} ms of it to compress"),

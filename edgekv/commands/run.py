@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,7 @@ from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
 from edgekv.commands.text import decode, encodable, read_document
 from edgekv.errors import BadInput, Cancelled
+from edgekv.machine import rss_peak
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -151,37 +151,23 @@ def record(done: dict[str, Any], stats: KVStats, engine: EngineOptions, times: T
         "text": choice["text"] if "text" in choice else choice["message"]["content"],
         "model": engine.model,
         "kv_method": stats.method,
-        "kv_ratio": stats.ratio,
+        "kv_ratio": round(stats.ratio, 6),
         "prompt_n": usage["prompt_tokens"],
         "kept_n": round(stats.n_kept, 2),
         "gen_n": usage["completion_tokens"],
         "kv_bytes": stats.n_bytes,
         "kv_bytes_peak": stats.n_bytes_peak,
         "kv_bytes_full": stats.n_bytes_full,
+        "kv_bytes_limit": stats.n_bytes_limit,
         "prefill_ms": round(times.prefill_ms, 3),
         "compress_ms": round(stats.compress_ms, 3),
         "decode_ms": round(times.decode_ms, 3),
         "prefill_tps": rate(usage["prompt_tokens"], times.prefill_ms),
         "decode_tps": rate(usage["completion_tokens"], times.decode_ms),
-        "rss_peak_bytes": rss_peak_bytes(),
+        "rss_peak_bytes": rss_peak(),
     }
 
 
 def rate(n: int, ms: float) -> float:
     """Per second."""
     return round(1000 * n / ms, 2) if ms > 0 else 0.0
-
-
-def rss_peak_bytes() -> int | None:
-    """The largest resident size this process ever had, None where the system does not say."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        pass
-    try:
-        import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, others KiB

@@ -1,0 +1,138 @@
+"""Footprint: the bytes that a cache takes, from shapes alone, before anything is allocated.
+
+    peak while a prompt is read = old rows + kept rows + one layer in full + hidden states + queries and inputs
+
+See docs/architecture.md for the walk; tests/test_footprint.py compares every number with what the library allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from edgekv.budget.memory import SWA_SLACK
+
+if TYPE_CHECKING:
+    from edgekv.methods import Preset
+    from edgekv.native import LayerInfo
+
+HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0}
+"""In memory, of one value of a waiting hidden state."""
+ALIGNMENT = 32
+"""Of tensors in CPU memory (ggml); a GPU's is larger by less than 100 bytes for each tensor."""
+INPUT_BYTES = 8
+"""Of each token that is read: its number and its position."""
+SMALL = 16384
+"""Inputs that no node reads, and alignment."""
+PLAIN = (0, 1, 30)
+"""f32, f16, bf16: types that are stored as they are."""
+N_GRAPHS = 3
+"""Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last one."""
+
+
+@lru_cache
+def row_bytes(kind: int, d: int) -> int:
+    """Bytes of d values of a ggml type."""
+    import gguf
+
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+    return d // block * size
+
+
+def tensor_bytes(layer: LayerInfo, n_rows: int) -> int:
+    """K and V of n_rows rows of a layer (its heads' rows together), as one buffer holds them."""
+    rows = max(n_rows, 1)  # a tensor has at least one row
+    return sum(-(-rows * row_bytes(kind, d) // ALIGNMENT) * ALIGNMENT for kind, d in ((layer.type_k, layer.d_k), (layer.type_v, layer.d_v)))
+
+
+def kept_bytes(layers: Sequence[LayerInfo], n_tokens: int, n_rows: int) -> int:
+    """K and V after a prompt of n_tokens, with n_rows of each head kept; sliding-window layers keep their window."""
+    return sum(tensor_bytes(x, x.n_head_kv * (min(n_tokens, x.n_swa + SWA_SLACK) if x.n_swa else min(n_rows, n_tokens))) for x in layers)
+
+
+def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
+    """llama.cpp's own cache for n_ctx tokens (sliding-window layers in full, as the bindings ask for)."""
+    return sum(x.bytes_row * x.n_head_kv * n_ctx for x in layers)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much of a prompt goes through a layer.
+
+    n_tokens: the prompt's; n_all: with all pieces of a probe; n_rows: with its longest piece; n_observed: tokens of one chunk whose queries
+    are kept; n_queries: copies of them (with RoPE, without).
+    """
+
+    n_tokens: int
+    n_all: int
+    n_rows: int
+    n_observed: int
+    n_queries: int = 1
+
+
+def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
+    """What a method reads of a prompt, a few tokens of the probe's instructions more or less."""
+    from edgekv.probe import LEAD, PIECE
+
+    observe = preset.observe
+    n_all = n_rows = n_tokens
+    if observe.probe:
+        instruction = 12 + LEAD
+        n_all = 2 * n_tokens + instruction * -(-n_tokens // PIECE)
+        n_rows = n_tokens + min(n_tokens, PIECE) + instruction
+    wide = observe.probe or observe.all_queries or observe.queries
+    n_observed = min(n_ubatch, n_all) if wide else min(n_ubatch, n_tokens, 1 if observe.last else window)
+    columns = bool(observe.stats)
+    return Extent(n_tokens, n_all, n_rows, n_observed if columns or observe.queries else 0, int(columns) + int(observe.queries))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Bytes while a prompt is read, by what they are for."""
+
+    kept: int
+    beside_hidden: int
+    """The most of them that stands while hidden states are still there."""
+    old: int
+    layer: int
+    hidden: int
+    inputs: int
+
+    @property
+    def peak(self) -> int:
+        """The most that stands at the same time."""
+        return self.old + self.layer + max(self.beside_hidden + self.hidden + self.inputs, self.kept)
+
+
+def reading(
+    layers: Sequence[LayerInfo], what: Extent, n_rows: int, *, n_embd: int, n_ubatch: int, hidden: str = "f32", n_old: int = 0, old_bytes: int = 0,
+    even: bool = False,
+) -> Reading:
+    """What reading a prompt takes.
+
+    n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of all.
+    even: all heads keep as many, so all layers but the last stand beside the hidden states. Else rows move between layers: those before the
+    last may hold all of them, and one more layer is kept before they make room for it (taken as its even share).
+    """
+    kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
+    beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept + kept // max(len(layers) - 1, 1)
+    scratch = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()  # one for all layers of a shape
+    layer = sum(tensor_bytes(x, x.n_head_kv * (n_old + what.n_rows)) for x in scratch)
+    queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)
+    n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
+    rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
+    return Reading(kept=kept, beside_hidden=beside, old=old_bytes, layer=layer, hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
+                   inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL)
+
+
+def _rotations(x: LayerInfo) -> int:
+    """The matrices by which llama.cpp turns heads of a multiple of 64 values before it quantises them (f32)."""
+    widths = ((x.type_k, x.d_k, x.d_k & -x.d_k), (x.type_v, x.d_v, 64))
+    return sum(4 * n * n for kind, d, n in widths if kind not in PLAIN and d % 64 == 0)
+
+
+def of_types(layers: Sequence[LayerInfo], type_k: int, type_v: int) -> list[LayerInfo]:
+    """The same layers with other cache types."""
+    return [replace(x, type_k=type_k, type_v=type_v, bytes_row=row_bytes(type_k, x.d_k) + row_bytes(type_v, x.d_v)) for x in layers]
