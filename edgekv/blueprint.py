@@ -1,0 +1,104 @@
+"""Blueprint: what a model file would take, from llama.cpp itself, without reading a weight or allocating a cache.
+
+A model without weights can have contexts; they say the exact shape of each layer's cache and how large the compute buffers are that
+llama.cpp reserves. The latter have no function in the C API, so they are read from the log lines of the pinned version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+from edgekv import facts, native
+from edgekv.errors import BadInput, EdgeKVError
+from edgekv.native import LayerInfo, llama_cpp
+
+_COMPUTE = re.compile(r": +(\S+) +compute buffer size = +([\d.]+) MiB")
+_CACHE = re.compile(r": size = +([\d.]+) MiB")
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a context of some kind would hold: its layers (none if edgekv cannot compress), bytes by device.
+
+    compute: device name -> bytes of compute buffers; cache: bytes of llama.cpp's own cache, to 0.01 MiB.
+    """
+
+    layers: tuple[LayerInfo, ...]
+    compute: dict[str, int]
+    cache: int
+
+
+class Blueprint:
+    """A model without weights. Use as a context manager. Raises BadInput if the file is no model.
+
+    weights: bytes in the file; n_embd, n_vocab, n_ctx_train; why: the reason if its cache cannot be compressed, else empty.
+    """
+
+    def __init__(self, path: str, n_ubatch: int = 512, on_gpu: bool = True) -> None:
+        facts.check_gguf(path)
+        self.path, self._n_ubatch = path, n_ubatch
+        params = llama_cpp.llama_model_default_params()
+        params.no_alloc, params.load_mode, params.n_gpu_layers = True, llama_cpp.LLAMA_LOAD_MODE_NONE, -1 if on_gpu else 0
+        with _log() as _:
+            self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+        if not self._model:
+            raise BadInput(f"{path} cannot be loaded as a model")
+        self.shape = facts.model_shape(self._model)
+        self.weights: int = self.shape["size_bytes"]
+        self.n_embd: int = llama_cpp.llama_model_n_embd(self._model)
+        self.n_ctx_train: int = self.shape["n_ctx_train"]
+        self.why: str = self.shape["note"]
+        self.context = lru_cache(maxsize=None)(self._context)
+        """context(compressed, n_ctx, type_k, type_v, n_outputs=1) -> Context, remembered."""
+
+    def __enter__(self) -> Blueprint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        llama_cpp.llama_model_free(self._model)
+        self._model = None
+
+    def _context(self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1) -> Context:
+        """n_outputs: tokens of a chunk whose logits are reserved; 1 is what a prompt really uses, n_batch what the bindings ask for."""
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_ubatch, params.n_batch = n_ctx, self._n_ubatch, max(self._n_ubatch, 2048)
+        params.type_k, params.type_v, params.n_outputs_max = type_k, type_v, n_outputs
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        native.next_context(compressed)
+        try:
+            with _log() as lines:
+                ctx = llama_cpp.llama_init_from_model(self._model, params)
+        finally:
+            native.next_context(False)
+        if not ctx:
+            raise EdgeKVError(f"llama.cpp makes no context of {n_ctx:,} tokens for {self.path}")
+        try:
+            store = native.Store.of(ctx)
+            text = "".join(lines)
+            compute = {name: int(float(size) * MIB) for name, size in _COMPUTE.findall(text)}
+            return Context(tuple(store.layers) if store else (), compute, int(sum(map(float, _CACHE.findall(text))) * MIB))
+        finally:
+            llama_cpp.llama_free(ctx)
+
+
+@contextmanager
+def _log() -> Iterator[list[str]]:
+    """What llama.cpp logs inside, instead of the bindings' own logger."""
+    from llama_cpp import _logger
+
+    lines: list[str] = []
+
+    @llama_cpp.llama_log_callback
+    def note(level: int, text: bytes, data: object) -> None:
+        lines.append(text.decode(errors="replace"))
+
+    llama_cpp.llama_log_set(note, None)
+    try:
+        yield lines
+    finally:
+        llama_cpp.llama_log_set(_logger.llama_log_callback, None)

@@ -1,0 +1,176 @@
+"""edgekv fit: which contexts fit into this machine's memory, and the command line for the best."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekv.commands.options import CACHE_TYPES, COUNT, MODEL, size
+from edgekv.commands.report import mib, percent, table
+from edgekv.errors import BadInput
+from edgekv.sizes import size_text
+
+if TYPE_CHECKING:
+    from edgekv.fit import Planner, Point
+    from edgekv.methods import Preset
+
+CTX_DEFAULT = 32768
+
+
+def memory(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
+    """Click callback: bytes, None for 'auto'. Raises BadInput."""
+    return None if value == "auto" else size(ctx, param, value)
+
+
+def margin(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """Click callback: bytes, 0 allowed. Raises BadInput."""
+    return 0 if value == "0" else size(ctx, param, value) or 0
+
+
+def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
+    """Click callback: shares to try, the largest first. Raises BadInput."""
+    from edgekv.budget import check_ratio
+
+    return sorted({check_ratio(x.strip()) for x in value.split(",")}, reverse=True)
+
+
+@click.command("fit", short_help="Say which contexts fit into memory, at which ratio and cache type.")
+@MODEL
+@click.option("--memory", "memory_bytes", default="auto", show_default=True, metavar="SIZE", callback=memory,
+              help="Memory that may be used, such as 6GiB; auto: what is free now.")
+@click.option("--margin", "margin_bytes", default="1GiB", show_default=True, metavar="SIZE", callback=margin, help="Memory of it to leave alone.")
+@click.option("--device", metavar="NAME", help="Device that holds weights and cache, as 'edgekv info' names it; without it the first GPU, else the CPU.")
+@click.option("-c", "--ctx-size", type=COUNT, metavar="N", help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if less.")
+@click.option("-ctk", "--cache-type-k", type=click.Choice(CACHE_TYPES), help="Type of the K cache; without it f16, then q8_0, then q4_0 are tried.")
+@click.option("-ctv", "--cache-type-v", type=click.Choice(CACHE_TYPES), help="Type of the V cache; without it as the K cache.")
+@click.option("-ub", "--ubatch-size", type=COUNT, default=512, show_default=True, metavar="N", help="Physical batch size.")
+@click.option("--ratios", "shares", default="1,0.5,0.3,0.2,0.1", show_default=True, metavar="RS", callback=ratios, help="Shares of the cache to try.")
+@click.option("--kv-method", "kv_method", default="auto", show_default=True, metavar="NAME", help="Method that is going to be used: some read more than the prompt.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str | None, ctx_size: int | None, cache_type_k: str | None,
+            cache_type_v: str | None, ubatch_size: int, shares: list[float], kv_method: str, as_json: bool) -> int:
+    """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the command line to use.
+
+    The context is kept if at all possible; then the ratio is lowered, then the cache type; hidden states go to f16 or to a file before the
+    ratio falls. Sizes are those of one prompt that fills the context: weights as they lie in the file, K and V, one layer in full and hidden
+    states while the prompt is read, llama.cpp's buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
+    again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
+    """
+    from edgekv.blueprint import Blueprint
+    from edgekv.commands import load
+    from edgekv.fit import STEP, TYPES, Planner, Wish
+    from edgekv.machine import rss_now
+
+    path = load.model_path(model)
+    place = Place.of(device, load.build_info()["devices"])
+    total = place.free if memory_bytes is None else memory_bytes
+    if total <= margin_bytes:
+        raise BadInput(f"{size_text(total)} of memory leave nothing beside the margin of {size_text(margin_bytes)}; give more --memory or a smaller --margin")
+    pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
+    with Blueprint(path, ubatch_size, on_gpu=place.is_gpu) as blueprint:
+        n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
+        wish = Wish(total - margin_bytes, n_ctx, shares, list(dict.fromkeys(pairs)), process=0 if place.is_gpu else rss_now())
+        planner = Planner(blueprint, preset_of(kv_method, path), wish, ubatch_size, place.is_gpu)
+        report = Report(planner, model, path, place, total, margin_bytes)
+        click.echo(json.dumps(report.record(), indent=2) if as_json else report.text())
+    return 0 if report.best else 2
+
+
+def preset_of(kv_method: str, path: str) -> Preset:
+    """The method that will run: `auto` means a profile that first use makes where none is found."""
+    from edgekv import methods
+    from edgekv.choose import AUTO, WITH_PROFILE, choose
+    from edgekv.profiles import find
+
+    if kv_method == AUTO and find(path) is None:
+        return methods.get(WITH_PROFILE.replace("profile", "pooled"))  # reads as much; spreads rows as freely
+    return choose(kv_method, path)
+
+
+class Place:
+    """Where weights and cache go. name: the device's; free, total: its bytes."""
+
+    def __init__(self, name: str, is_gpu: bool, free: int, total: int) -> None:
+        self.name, self.is_gpu, self.free, self.total = name, is_gpu, free, total
+
+    @staticmethod
+    def of(name: str | None, devices: list[dict[str, Any]]) -> Place:
+        """The device of that name, or the first that is no CPU. Raises BadInput if there is none of that name."""
+        from edgekv.machine import memory_free, memory_total
+
+        gpus = [d for d in devices if d["name"].upper() != "CPU"]
+        if name is None and not gpus or (name or "").upper() == "CPU":
+            return Place("CPU", False, memory_free(), memory_total())
+        for device in gpus:
+            if name in (None, device["name"]):
+                return Place(device["name"], True, device["memory_free"], device["memory_total"])
+        raise BadInput(f"there is no device '{name}'; choose one of: {', '.join(['CPU', *(d['name'] for d in gpus)])}")
+
+
+class Report:
+    """What to tell, as a record for programs and as text for people."""
+
+    def __init__(self, planner: Planner, model: str, path: str, place: Place, memory: int, margin: int) -> None:
+        self.planner, self.model, self.path, self.place, self.memory, self.margin = planner, model, path, place, memory, margin
+        self.wished = planner.best(planner.wish.n_ctx)
+        self.best = self.wished or planner.largest()
+
+    def record(self) -> dict[str, Any]:
+        p = self.planner
+        return {
+            "model": self.model, "device": self.place.name, "memory_total": self.place.total, "memory_free": self.place.free, "memory": self.memory,
+            "margin": self.margin, "n_ctx_wanted": p.wish.n_ctx, "n_ctx_train": p.blueprint.n_ctx_train, "method": p.preset.name,
+            "uncompressed_because": p.blueprint.why, "note": self.note(),
+            "points": [self.describe(point) for n in p.contexts() for point in p.row(n) if point],
+            "best": self.describe(self.best) if self.best else None,
+        }
+
+    def describe(self, point: Point) -> dict[str, Any]:
+        from edgekv.quality import known
+
+        return {**asdict(point), "quality": known(self.path, self.planner.preset.name, point.ratio, point.type_k, point.type_v),
+                "command": point.command(self.model, self.place.is_gpu)}
+
+    def note(self) -> str:
+        """What the user should not overlook."""
+        p = self.planner
+        if not self.best:
+            elsewhere = "; on the CPU ('--device CPU') it may, slowly: that is never done by itself" if self.place.is_gpu else ""
+            return p.refusal() + elsewhere
+        if not self.wished:
+            return f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; the longest context that does is {self.best.n_ctx:,}"
+        if p.wish.n_ctx > p.blueprint.n_ctx_train:
+            return f"the model was trained with {p.blueprint.n_ctx_train:,} tokens"
+        return ""
+
+    def text(self) -> str:
+        p = self.planner
+        head = [f"{self.model} on {self.place.name}: {size_text(self.memory)} of memory, {size_text(self.margin)} of it left alone; "
+                f"weights {size_text(p.blueprint.weights)}"]
+        head += [f"its cache cannot be compressed: {p.blueprint.why}"] if p.blueprint.why else []
+        kinds = [f"{k}/{v}" if k != v else k for k, v in p._possible_types()]
+        rows = [[f"{n:,}", *(cell(point) for point in p.row(n))] for n in p.contexts()]
+        parts = [*head, "", table(rows, ["context", *kinds]), ""]
+        parts += [self.note()] if self.note() else []
+        return "\n".join(parts + (self.costs(self.best) if self.best else []))
+
+    def costs(self, point: Point) -> list[str]:
+        full = f" (all rows {mib(point.kv_full)})" if point.ratio < 1 else ""
+        rows = [("weights", mib(point.weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full), ("new tokens, at most", mib(point.tail)),
+                ("one layer in full", mib(point.layer)), (f"hidden states ({point.hidden})", mib(point.hidden_bytes)), ("queries and inputs", mib(point.inputs)),
+                ("compute buffers", mib(point.compute)), ("process", mib(point.process)), ("at the peak", mib(point.peak))]
+        kept = f"{point.n_kept:,} of {point.n_ctx:,} tokens kept ({percent(point.n_kept, point.n_ctx)})" if point.ratio < 1 else "all tokens kept"
+        described = self.describe(point)
+        return [f"{point.n_ctx:,} tokens, {kept}, {point.type_k}/{point.type_v} cache, MiB:", table([r for r in rows if r[1] != "0.0"]),
+                f"quality: {described['quality']}", f"use: {described['command']}"]
+
+
+def cell(point: Point | None) -> str:
+    """One entry of the table: what has to be given up, and the peak."""
+    if point is None:
+        return "-"
+    hidden = f" hidden {point.hidden}" if point.ratio < 1 and point.hidden != "f32" else ""
+    return f"{point.ratio:g}{hidden} {size_text(point.peak)}"

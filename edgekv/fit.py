@@ -1,0 +1,171 @@
+"""Fit: which contexts fit into how much memory, at which ratio and cache type.
+
+The wish is kept in this order: the context first, then the ratio is lowered, then the cache type. Hidden states go to f16 and to a file before
+the ratio falls, because that costs little. Nothing is ever moved to another device: what does not fit where it was wanted does not fit.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgekv.budget.memory import reserve
+from edgekv.errors import BadInput
+from edgekv.footprint import extent, reading
+from edgekv.sizes import size_text
+
+if TYPE_CHECKING:
+    from edgekv.blueprint import Blueprint
+    from edgekv.methods import Preset
+
+RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
+TYPES = ("f16", "q8_0", "q4_0")
+HIDDEN = ("f32", "f16", "disk")
+STEP = 256
+"""llama.cpp rounds contexts to this many tokens."""
+CTX_MIN = 512
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What to fit. n_bytes: memory that may be taken (the margin is off already); types: (K, V) names, the best first."""
+
+    n_bytes: int
+    n_ctx: int
+    ratios: Sequence[float] = RATIOS
+    types: Sequence[tuple[str, str]] = tuple((t, t) for t in TYPES)
+    hidden: Sequence[str] = HIDDEN
+    tail: int = 512
+    window: int = 32
+    sink: int = 4
+    min_tokens: int = 128
+    process: int = 0
+    """Bytes of the process without model and cache."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way to run: a context filled by one prompt. All sizes in bytes.
+
+    kv: kept rows, or llama.cpp's whole cache at ratio 1; tail: what new tokens may take behind them; layer, hidden, inputs: while the
+    prompt is read; compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same time.
+    """
+
+    n_ctx: int
+    n_kept: int
+    ratio: float
+    type_k: str
+    type_v: str
+    hidden: str
+    weights: int
+    kv: int
+    kv_full: int
+    tail: int
+    layer: int
+    hidden_bytes: int
+    inputs: int
+    compute: int
+    process: int
+    peak: int
+
+    def fits(self, n_bytes: int) -> bool:
+        return self.peak <= n_bytes
+
+    def command(self, model: str, on_gpu: bool) -> str:
+        """What to type."""
+        words = ["edgekv chat", "-m", shlex.quote(model), "-c", str(self.n_ctx)]
+        words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 else []
+        words += ["-ctk", self.type_k] if self.type_k != "f16" else []
+        words += ["-ctv", self.type_v] if self.type_v != "f16" else []
+        words += ["--kv-hidden", self.hidden] if self.ratio < 1 and self.hidden != "f32" else []
+        return " ".join([*words, "-ngl", "all" if on_gpu else "0"])
+
+
+class Planner:
+    """Points of one model. on_gpu: its layers and cache are on a GPU, whose buffers are reserved in full."""
+
+    def __init__(self, blueprint: Blueprint, preset: Preset, wish: Wish, n_ubatch: int = 512, on_gpu: bool = False) -> None:
+        self.blueprint, self.preset, self.wish, self._n_ubatch, self._on_gpu = blueprint, preset, wish, n_ubatch, on_gpu
+
+    def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
+        """The cost of one way to run. Raises BadInput if the model cannot have these cache types."""
+        from edgekv.budget import rows_for
+
+        b, w = self.blueprint, self.wish
+        kinds = self._check_types(types)
+        compressed = ratio < 1
+        context = b.context(compressed, n_ctx, *kinds, 2048 if self._on_gpu else 1)
+        compute = sum(context.compute.values())
+        shared = dict(n_ctx=n_ctx, ratio=ratio, type_k=types[0], type_v=types[1], weights=b.weights, compute=compute, process=w.process)
+        if not compressed:
+            return Point(n_kept=n_ctx, hidden="f32", kv=context.cache, kv_full=context.cache, tail=0, layer=0, hidden_bytes=0, inputs=0,
+                         peak=b.weights + context.cache + compute + w.process, **shared)
+        n_rows = rows_for(n_ctx, ratio, min_tokens=w.min_tokens)
+        read = reading(context.layers, extent(self.preset, n_ctx, w.window, self._n_ubatch), n_rows, n_embd=b.n_embd, n_ubatch=self._n_ubatch,
+                       hidden=hidden, even=self.preset.budget.name == "uniform")
+        tail = reserve(context.layers, w.tail, w.window)
+        full = b.context(False, n_ctx, *kinds).cache
+        moving = max(read.peak, read.kept + tail)
+        return Point(n_kept=n_rows, hidden=hidden, kv=read.kept, kv_full=full, tail=tail, layer=read.layer, hidden_bytes=read.hidden, inputs=read.inputs,
+                     peak=b.weights + compute + w.process + moving, **shared)
+
+    def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
+        """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""
+        from edgekv.facts import cache_types
+
+        for name, d in zip(types, (self.blueprint.shape["d_head_k"], self.blueprint.shape["d_head_v"]), strict=True):
+            if d % cache_types[name][1]:
+                raise BadInput(f"this model's heads of {d} values cannot have a {name} cache; give another -ctk and -ctv")
+        return cache_types[types[0]][0], cache_types[types[1]][0]
+
+    def ways(self, n_ctx: int) -> Iterator[Point]:
+        """Everything that may be tried at one context, what is given up least first."""
+        ratios = [r for r in self.wish.ratios if r >= 1 or not self.blueprint.why]
+        for types in self._possible_types():
+            for ratio in ratios:
+                for hidden in self.wish.hidden if ratio < 1 else ("f32",):
+                    yield self.point(n_ctx, ratio, types, hidden)
+
+    def _possible_types(self) -> list[tuple[str, str]]:
+        """Those that the model can have. Raises BadInput if there is none."""
+        found, why = [], None
+        for types in self.wish.types:
+            try:
+                self._check_types(types)
+                found.append(types)
+            except BadInput as error:
+                why = error
+        if not found and why:
+            raise why
+        return found
+
+    def best(self, n_ctx: int) -> Point | None:
+        """The first way that fits this context, None if none does."""
+        return next((p for p in self.ways(n_ctx) if p.fits(self.wish.n_bytes)), None)
+
+    def row(self, n_ctx: int) -> list[Point | None]:
+        """The best way at this context for each cache type."""
+        return [next((p for p in self.ways(n_ctx) if (p.type_k, p.type_v) == types and p.fits(self.wish.n_bytes)), None)
+                for types in self._possible_types()]
+
+    def largest(self) -> Point | None:
+        """The longest context that fits at all, at most the one that was wished for: the last resort."""
+        low, high = 0, self.wish.n_ctx // STEP
+        while low < high:  # a longer context always takes more
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.best(middle * STEP) else (low, middle - 1)
+        return self.best(low * STEP) if low * STEP >= CTX_MIN else None
+
+    def contexts(self) -> list[int]:
+        """Contexts for a table: powers of two up to the wished one and the trained one."""
+        top = max(self.wish.n_ctx, min(self.blueprint.n_ctx_train, 2 * self.wish.n_ctx))
+        powers = [2**k for k in range(11, 24) if 2**k < top]
+        return sorted({*powers, self.wish.n_ctx, top})
+
+    def refusal(self) -> str:
+        """Why nothing fits, and what to do."""
+        least = min(self.ways(max(CTX_MIN, STEP)), key=lambda p: p.peak)
+        return (f"nothing fits into {size_text(self.wish.n_bytes)}: even a context of {least.n_ctx} tokens takes {size_text(least.peak)}, of which the weights "
+                f"are {size_text(least.weights)}; give more --memory, a smaller --margin, or a smaller model")

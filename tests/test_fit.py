@@ -1,0 +1,196 @@
+"""fit: predictions against what is allocated, what is given up in which order, and what the command says."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekv import commands, methods, quality
+from edgekv.blueprint import Blueprint, Context
+from edgekv.commands import load as seam
+from edgekv.errors import BadInput
+from edgekv.fit import HIDDEN, RATIOS, Planner, Wish
+from edgekv.native import LayerInfo
+from edgekv.sizes import size_text
+from tests import models
+from tests.engine import TYPES, load
+from tests.recurrent import write as write_recurrent
+
+ROOT = Path(__file__).resolve().parent.parent
+N_CTX = 1280
+PEAK_ABOVE, PEAK_SPARE = 1.01, 64 * 1024
+"""How far a predicted peak of the cache may lie above the real one; never below."""
+
+
+# ---- against the library
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0,f16"])
+@pytest.mark.parametrize("name", models.ARCHITECTURES)
+def test_a_point_has_the_bytes_that_a_prompt_then_takes(tiny, text, name, kind):
+    kinds = tuple((kind.split(",") * 2)[:2])
+    with Blueprint(str(tiny(name)), n_ubatch=256) as blueprint:
+        planner = Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX, min_tokens=1), n_ubatch=256)
+        for ratio, hidden in ((0.5, "f32"), (0.1, "f16")):
+            point = planner.point(N_CTX, ratio, kinds, hidden)
+            llm = load(tiny(name), kind, kv_ratio=ratio, kv_hidden=hidden, n_ctx=N_CTX)
+            llm.eval(list(text(N_CTX)))
+            stats = llm.kv_stats()
+            assert (point.n_kept, point.kv) == (int(ratio * N_CTX), stats.n_bytes)
+            reading = point.peak - point.weights - point.compute
+            assert stats.n_bytes_peak <= reading <= max(PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE, point.kv + point.tail)
+        layers = blueprint.context(True, N_CTX, TYPES[kinds[0]], TYPES[kinds[1]]).layers
+        assert layers == tuple(llm._kv.store.layers)
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("name", ["llama-gqa", "llama-d128", "qwen3"])
+def test_llama_cpps_own_cache_is_predicted_too(tiny, name, kind):
+    with Blueprint(str(tiny(name))) as blueprint:
+        context = blueprint.context(False, 2048, TYPES[kind], TYPES[kind])
+    assert context.cache == pytest.approx(load(tiny(name), kind, n_ctx=2048).kv_stats().n_bytes, abs=11000)  # llama.cpp logs 0.01 MiB
+    assert not context.layers and sum(context.compute.values()) > 0
+
+
+def test_a_model_that_cannot_be_compressed_has_only_ratio_1(tmp_path):
+    path = tmp_path / "recurrent.gguf"
+    write_recurrent(path)
+    with Blueprint(str(path)) as blueprint:
+        assert blueprint.why
+        ways = list(Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX)).ways(N_CTX))
+    assert ways and {p.ratio for p in ways} == {1.0}
+
+
+# ---- what is given up, in order
+
+
+class FakeBlueprint:
+    """A model of 32 layers at the public face of `Blueprint`."""
+
+    weights, n_embd, n_ctx_train, why = 4 * 2**30, 4096, 131072, ""
+    shape = {"d_head_k": 128, "d_head_v": 128}
+
+    def context(self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1) -> Context:
+        from edgekv.footprint import full_bytes, of_types
+
+        layers = of_types([LayerInfo(32, 8, 128, 128, 1, 1, 0, 512)] * 32, type_k, type_v)
+        return Context(tuple(layers) if compressed else (), {"X": 100 * 2**20}, full_bytes(layers, n_ctx))
+
+
+def planner(n_bytes: int, n_ctx: int = 32768, **more) -> Planner:
+    return Planner(FakeBlueprint(), methods.get("snapkv"), Wish(n_bytes, n_ctx, **more))  # type: ignore[arg-type]
+
+
+def test_the_sum_is_the_one_in_the_design():
+    """Llama-3-8B at 32K, a fifth kept: f16 cache 0.8 + 0.13 + 0.5 GiB instead of 4.0; q8_0 0.43 + 0.07 + 0.5 instead of 2.1."""
+    for kind, parts in (("f16", (0.8, 0.125, 0.5, 4.0)), ("q8_0", (0.425, 0.066, 0.5, 2.125))):
+        point = planner(0).point(32768, 0.2, (kind, kind), "f32")
+        got = (point.kv, point.layer, point.hidden_bytes, point.kv_full)
+        assert [x / 2**30 for x in got] == pytest.approx(parts, rel=0.01)
+        assert point.peak >= point.weights + point.compute + point.kv * 31 // 32 + point.layer + point.hidden_bytes
+
+
+@given(st.integers(4 * 2**30, 10 * 2**30), st.sampled_from([4096, 32768, 131072]))
+def test_the_context_stays_then_the_ratio_falls_then_the_type(n_bytes, n_ctx):
+    plan = planner(n_bytes, n_ctx)
+    best = plan.best(n_ctx)
+    order = [(t, r, h) for t in ("f16", "q8_0", "q4_0") for r in RATIOS for h in (HIDDEN if r < 1 else ("f32",))]
+    fitting = [x for x in order if plan.point(n_ctx, x[1], (x[0], x[0]), x[2]).peak <= n_bytes]
+    if best:
+        assert (best.n_ctx, (best.type_k, best.ratio, best.hidden)) == (n_ctx, fitting[0])
+    else:
+        assert not fitting
+        longest = plan.largest()
+        assert longest is None or longest.n_ctx < n_ctx and longest.fits(n_bytes) and not plan.best(longest.n_ctx + 256)
+
+
+def test_types_that_were_asked_for_are_not_replaced():
+    plan = planner(5 * 2**30, types=[("f16", "q8_0")])
+    assert {(p.type_k, p.type_v) for p in plan.ways(4096)} == {("f16", "q8_0")}
+
+
+def test_types_that_the_heads_cannot_have_are_left_out(monkeypatch):
+    monkeypatch.setattr(FakeBlueprint, "shape", {"d_head_k": 80, "d_head_v": 80})
+    assert {p.type_k for p in planner(2**40).ways(4096)} == {"f16"}
+    with pytest.raises(BadInput, match="80 values"):
+        list(planner(2**40, types=[("q8_0", "q8_0")]).ways(4096))
+
+
+def test_the_command_line_says_all_that_differs_from_the_defaults():
+    point = planner(0).point(4096, 0.2, ("q8_0", "q4_0"), "disk")
+    assert point.command("a b.gguf", False) == ("edgekv chat -m 'a b.gguf' -c 4096 --kv-ratio 0.2 -ctk q8_0 -ctv q4_0 --kv-hidden disk -ngl 0")
+    assert replace(point, ratio=1.0, type_k="f16", type_v="f16").command("m", True) == "edgekv chat -m m -c 4096 -ngl all"
+
+
+# ---- what is known
+
+
+def test_known_qualities_are_those_of_the_docs():
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    for x in quality.MEASURED:
+        row = rf"\| {re.escape(x.method)} \| {x.ratio:g} \| {x.n_tokens:,} \| [\d,]+ \| [\d.]+ \| {x.found}/{x.cases} \|"
+        assert re.search(row, text), f"docs/methods.md does not say: {x}"
+
+
+def test_what_was_not_measured_is_said_so():
+    demo = f"/somewhere/{quality.DEMO}"
+    assert "20 of 20" in quality.known(demo, quality.PROFILE, 0.2, "f16", "f16")
+    for other in (("/x/other.gguf", quality.PROFILE, 0.2, "f16", "f16"), (demo, quality.PROFILE, 0.3, "f16", "f16"),
+                  (demo, quality.PROFILE, 0.2, "q8_0", "q8_0"), (demo, "h2o", 0.2, "f16", "f16")):
+        assert quality.known(*other).startswith(quality.NOT_MEASURED)
+
+
+# ---- the command
+
+
+def call(*args: str):
+    return CliRunner().invoke(commands.main, ["fit", *args], prog_name="edgekv")
+
+
+def test_the_command_prints_a_plan_and_the_command_line(tiny):
+    done = call("-m", str(tiny("llama-gqa")), "--memory", "2GiB", "-c", "4000", "--kv-method", "snapkv")
+    assert done.exit_code == 0, done.output
+    assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output and "-ngl 0" in done.output
+
+
+def test_json_has_every_point_with_its_parts(tiny):
+    record = json.loads(call("-m", str(tiny("llama-32k")), "--memory", "auto", "--margin", "0", "-c", "8192", "--json", "--kv-method", "snapkv").stdout)
+    assert record["best"]["n_ctx"] == 8192 and record["memory"] == record["memory_free"] <= record["memory_total"]
+    for point in record["points"]:
+        moving = point["peak"] - point["weights"] - point["compute"] - point["process"]
+        assert point["kv"] <= moving <= point["kv"] + point["tail"] + point["layer"] + point["hidden_bytes"] + point["inputs"] + point["kv"]
+        assert point["peak"] <= record["memory"] and point["quality"] and point["command"].startswith("edgekv chat")
+
+
+def test_what_does_not_fit_is_said_with_code_2(tiny):
+    done = call("-m", str(tiny("llama-gqa")), "--memory", "2MiB", "--margin", "1MiB")
+    assert done.exit_code == 2 and "nothing fits into 1.0 MiB" in done.stdout and "--memory" in done.stdout
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    (["--memory", "lots"], "512MiB"), (["--memory", "1GiB"], "--margin"), (["--device", "CUDA9"], "choose one of: CPU"), (["--ratios", "20"], "0.2"),
+    (["--kv-method", "magic"], "snapkv"), (["--margin", "-1"], "512MiB"),
+])
+def test_mistakes_are_one_line(tiny, args, says):
+    done = call("-m", str(tiny("llama-gqa")), *args)
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and says in done.stderr
+
+
+def test_a_model_too_big_for_the_gpu_is_never_sent_to_the_cpu(tiny, monkeypatch):
+    info = seam.build_info()
+    gpu = {"name": "GPU0", "description": "a GPU", "memory_total": 2**31, "memory_free": 2**30 + 2**20}
+    monkeypatch.setattr(seam, "build_info", lambda: {**info, "devices": [*info["devices"], gpu]})
+    model = str(tiny("llama-32k"))
+    done = call("-m", model, "-c", "32768", "--kv-method", "snapkv")
+    assert done.exit_code == 2 and "on GPU0" in done.stdout and "never done by itself" in done.stdout and "use:" not in done.stdout
+    assert "-ngl 0" in call("-m", model, "-c", "1024", "--device", "CPU", "--kv-method", "snapkv").stdout
+    monkeypatch.setattr(seam, "build_info", lambda: {**info, "devices": [{**gpu, "memory_free": 2**31}]})
+    done = call("-m", model, "-c", "1024", "--kv-method", "snapkv")
+    assert done.exit_code == 0 and "-ngl all" in done.stdout and size_text(2**31) in done.stdout
