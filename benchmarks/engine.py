@@ -29,8 +29,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 sys.path.append(str(ROOT))
 
-import synthetic  # noqa: E402
 from measure import Measurement  # noqa: E402
+
+from edgekv.bench import synthetic  # noqa: E402
 from tests.lib import stock_folder  # noqa: E402
 
 TYPES = {"f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
@@ -116,12 +117,12 @@ def synthetic_plan(options: argparse.Namespace, folder: Path) -> Plan:
     """The synthetic model with a prompt of random tokens."""
     import numpy as np
 
-    path = folder / "synthetic-1b.gguf"
+    path, shape = folder / "synthetic-1b.gguf", synthetic.SHAPES["llama-1b"]
     print("writing the synthetic model", file=sys.stderr, flush=True)
-    synthetic.write(path)
-    name = f"of Llama-3.2-1B's shape (random q4_0 weights, vocabulary cut to {synthetic.N_VOCAB:,})"
-    tokens = np.random.default_rng(0).integers(300, synthetic.N_VOCAB, options.tokens).tolist()
-    return _plan(options, Model(name, str(path), synthetic.N_LAYER, synthetic.N_EMBD), folder, tokens)
+    synthetic.write(path, shape)
+    name = f"of {shape.name}'s shape (random q4_0 weights, vocabulary cut to {shape.n_vocab:,})"
+    tokens = np.random.default_rng(0).integers(300, shape.n_vocab, options.tokens).tolist()
+    return _plan(options, Model(name, str(path), shape.n_layer, shape.n_embd), folder, tokens)
 
 
 def _plan(options: argparse.Namespace, model: Model, folder: Path, tokens: list[int]) -> Plan:

@@ -16,7 +16,7 @@ import click
 from edgekv import __version__
 from edgekv.errors import EdgeKVError
 
-COMMANDS = ("chat", "run", "fit", "info", "methods", "eval", "profile")  # each: the click command `command` of edgekv.commands.<name>
+COMMANDS = ("chat", "run", "fit", "bench", "info", "methods", "eval", "profile")  # each: the click command `command` of edgekv.commands.<name>
 
 NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click before 8.2 prints the help itself
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

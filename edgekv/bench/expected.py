@@ -1,0 +1,56 @@
+"""What a row should take: weights, buffers and cache from their shapes, beside what the process itself has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgekv.bench.measure import MIN_TOKENS, WARM_UP_TOKENS
+from edgekv.bench.spec import Case
+from edgekv.blueprint import Blueprint, Context
+from edgekv.budget import rows_for
+from edgekv.budget.memory import APPEND_MAX
+from edgekv.choose import choose
+from edgekv.facts import cache_types
+from edgekv.footprint import extent, kept_bytes, reading, tensor_bytes
+from edgekv.machine import rss_now
+
+WINDOW = 32  # what `Llama` takes if nothing is said
+
+
+class Expected:
+    """One model file at one physical batch size. Use as a context manager."""
+
+    def __init__(self, path: str, n_ubatch: int) -> None:
+        before = rss_now()
+        self._blueprint, self._n_ubatch = Blueprint(path, n_ubatch), n_ubatch
+        self._vocabulary = max(rss_now() - before, 0)
+
+    def __enter__(self) -> Expected:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._blueprint.__exit__(*details)
+
+    def host(self, case: Case, sample: dict[str, Any]) -> int:
+        """Bytes of main memory at the peak. sample: a measured one, for what the process had before it loaded the model."""
+        kinds = cache_types[case.type_k][0], cache_types[case.type_v][0]
+        n_ctx = -(-max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS) // 256) * 256
+        compressed = not case.is_full and sample["mode"] != "uncompressed"
+        context = self._blueprint.context(compressed, n_ctx, *kinds)
+        cache = self._cache(case, context) if compressed else context.cache
+        return sample["rss_before"] + self._vocabulary + self._blueprint.weights + sum(context.compute.values()) + cache
+
+    def _cache(self, case: Case, context: Context) -> int:
+        """K and V with what stands beside them while prompts are read: what lies before the test, the test's own, then new tokens."""
+        preset = choose(case.kv_method, case.model)
+        even, peak, seen, old = preset.budget.name == "uniform", 0, 0, 0
+        for n in filter(None, (case.n_depth, case.n_prompt)):
+            rows = rows_for(seen + n, case.kv_ratio, min_tokens=MIN_TOKENS)
+            before = kept_bytes(context.layers, seen, old) if seen else 0
+            read = reading(context.layers, extent(preset, n, WINDOW, self._n_ubatch), rows, n_embd=self._blueprint.n_embd, n_ubatch=self._n_ubatch,
+                           hidden=case.kv_hidden, n_old=old, old_bytes=before, even=even)
+            peak, seen, old = max(peak, read.peak), seen + n, rows
+        if case.n_gen:
+            steps = -(-case.n_gen // APPEND_MAX) * APPEND_MAX
+            peak = max(peak, sum(tensor_bytes(x, x.n_head_kv * (old + steps)) for x in context.layers))
+        return peak

@@ -1,0 +1,108 @@
+"""A table of rows as md, csv, json, jsonl or sql, in llama-bench's form."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from edgekv.bench.fields import LLAMA_BENCH, OURS, SAMPLES
+from edgekv.bench.spec import test_name
+
+Record = dict[str, Any]
+MIB, GIB = 2**20, 2**30
+SHOWN = {"n_gpu_layers": "ngl", "n_threads": "threads", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "flash_attn": "fa"}
+"""Settings with a column of their own if they differ from llama-bench's defaults, by its heading."""
+USUAL = {"n_batch": 2048, "n_ubatch": 512, "flash_attn": None, "n_gpu_layers": None}
+NEEDLE = ["needles found"]
+
+
+def as_md(records: Sequence[Record]) -> str:
+    """llama-bench's table, with the cache's columns between test and speed."""
+    shown = [name for name in SHOWN if _is_shown(name, records)]
+    head = ["model", "size", "params", "backend", *(SHOWN[name] for name in shown), "type_k", "type_v", "kv_method", "kv_ratio", "test", "t/s",
+            "tokens kept", "KV MiB", "KV peak MiB", "memory MiB", *NEEDLE[: "eval_needle" in records[0]]]
+    numbers = {"size", "params", "threads", "n_batch", "n_ubatch", "ngl", "kv_ratio", "test", "t/s", "tokens kept", "KV MiB", "KV peak MiB", "memory MiB"}
+    rows = [[r["model_type"], _size(r["model_size"]), _params(r["model_n_params"]), r["backends"], *(str(r[name]) for name in shown), r["type_k"], r["type_v"],
+             r["kv_method"], f"{r['kv_ratio']:g}", _test(r), f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}", f"{r['kv_tokens_kept']} of {r['kv_tokens_full']}",
+             f"{r['kv_bytes_kept'] / MIB:.1f}", f"{r['kv_bytes_peak'] / MIB:.1f}", _memory(r),
+             *([r["eval_needle"]] if "eval_needle" in r else [])] for r in records]
+    rule = ["---:" if name in numbers else "---" for name in head]
+    notes = [f"{_test(r)}, {r['type_k']}/{r['type_v']} x {r['kv_ratio']:g} {r['kv_method']}: {r['note']}" for r in records if r["note"]]
+    lines = [_line(head), _line(rule), *map(_line, rows), "", *(f"* {note}" for note in notes), *([""] if notes else []),
+             f"build: {records[0]['build_commit']} ({records[0]['build_number']})"]
+    return "\n".join(lines) + "\n"
+
+
+def _test(r: Record) -> str:
+    return test_name(r["n_prompt"], r["n_gen"], r["n_depth"])
+
+
+def _is_shown(name: str, records: Sequence[Record]) -> bool:
+    values = {r[name] for r in records}
+    if name == "n_threads":
+        return True
+    if name == "n_gpu_layers":
+        return any(r["gpu_info"] for r in records)
+    if name == "flash_attn":
+        return 0 in values
+    return len(values) > 1 or values != {USUAL[name]}
+
+
+def _memory(r: Record) -> str:
+    """Measured; with a star if it is not what was computed."""
+    device = f" + {r['mem_peak_device'] / MIB:.0f} GPU" if r["mem_peak_device"] else ""
+    return f"{r['mem_peak_host'] / MIB:.0f}{device}" + (" *" if r["note"] else "")
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / MIB:.2f} MiB" if n_bytes < GIB else f"{n_bytes / GIB:.2f} GiB"
+
+
+def _params(n: int) -> str:
+    return f"{n / 1e6:.2f} M" if n < 1e9 else f"{n / 1e9:.2f} B"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def as_json(records: Sequence[Record]) -> str:
+    return json.dumps(records, indent=2) + "\n"
+
+
+def as_jsonl(records: Sequence[Record]) -> str:
+    return "".join(json.dumps(r) + "\n" for r in records)
+
+
+def _flat(records: Sequence[Record]) -> list[Record]:
+    """Without the lists of samples; truth values as 0 and 1, as llama-bench writes them."""
+    return [{k: int(v) if isinstance(v, bool) else v for k, v in r.items() if k not in SAMPLES} for r in records]
+
+
+def as_csv(records: Sequence[Record]) -> str:
+    flat, text = _flat(records), io.StringIO()
+    text.write(",".join(flat[0]) + "\n")
+    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(list(r.values()) for r in flat)
+    return text.getvalue()
+
+
+def as_sql(records: Sequence[Record]) -> str:
+    """A table and its rows; columns beyond those with a known kind are text."""
+    flat = _flat(records)
+    kinds = {**LLAMA_BENCH, **OURS}
+    columns = ",\n".join(f"  {name} {_SQL[kinds.get(name, str)]}" for name in flat[0])
+    rows = [f"INSERT INTO llama_bench ({', '.join(r)}) VALUES ({', '.join(_quoted(v) for v in r.values())});" for r in flat]
+    return f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n\n" + "\n".join(rows) + "\n"
+
+
+_SQL = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
+
+
+def _quoted(value: Any) -> str:
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+FORMATS = {"md": as_md, "csv": as_csv, "json": as_json, "jsonl": as_jsonl, "sql": as_sql}

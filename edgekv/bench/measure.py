@@ -1,0 +1,125 @@
+"""One sample in a process of its own, so that its peak memory is its own: JSON in on standard input, the last line out is JSON.
+
+    echo '{"model": "m.gguf", "n_prompt": 512, ...}' | python -m edgekv.bench.measure
+
+A mistake of the user comes back as {"error": "one line"}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from edgekv.bench.spec import Case
+from edgekv.errors import EdgeKVError
+from edgekv.machine import rss_now, rss_peak
+
+MIN_TOKENS = 1
+"""A row's ratio holds for short prompts too, unlike in a chat (--kv-min-tokens)."""
+WARM_UP_TOKENS = 128
+"""Of a prompt: enough to be read layer by layer, so that weights and code are in memory."""
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    warm_up = request.pop("warm_up")
+    try:
+        result = sample(Case(**request), warm_up)
+    except EdgeKVError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result))
+
+
+def sample(case: Case, warm_up: bool) -> dict[str, Any]:
+    """Run a case once. ns: of the test; depth_ns: of reading what lies before it."""
+    from edgekv import Llama, facts
+
+    assert Llama  # its libraries are loaded now, and are no part of what the model takes
+    before, free = rss_now(), device_free(facts._devices())
+    llm = load(case)
+    if warm_up:
+        llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
+        llm.reset()
+    depth_ns = timed(llm, case.n_depth)
+    if case.n_gen and not case.n_prompt:
+        stats = llm.kv_stats()
+        ns = timed(llm, 0, case.n_gen)
+    else:
+        ns = timed(llm, case.n_prompt)
+        stats = llm.kv_stats()
+        ns += timed(llm, 0, case.n_gen)
+    after = llm.kv_stats()
+    devices = facts._devices()
+    return {
+        "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode, "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
+        "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_allocated": after.n_bytes, "kv_bytes_peak": after.n_bytes_peak,
+        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, "rss_before": before, "mem_peak_host": rss_peak(),
+        "mem_peak_device": max(free - device_free(devices), 0), **about(llm, devices),
+    }
+
+
+def load(case: Case) -> Any:
+    from edgekv import Llama, facts
+
+    n_ctx = case.n_prompt + case.n_gen + case.n_depth
+    compress = {} if case.is_full else dict(kv_ratio=case.kv_ratio, kv_method=case.kv_method, kv_hidden=case.kv_hidden, kv_min_tokens=MIN_TOKENS)
+    return Llama(
+        case.model, n_ctx=max(n_ctx, WARM_UP_TOKENS), n_batch=case.n_batch, n_ubatch=case.n_ubatch, n_threads=case.n_threads, n_threads_batch=case.n_threads,
+        n_gpu_layers=case.n_gpu_layers, flash_attn=case.flash_attn != "off", type_k=facts.cache_types[case.type_k][0],
+        type_v=facts.cache_types[case.type_v][0], verbose=False, **compress)
+
+
+def used_bytes(stats: Any) -> int:
+    """K and V that attention reads; of llama.cpp's own cache the rows in use."""
+    return stats.n_bytes_full if stats.mode == "uncompressed" else stats.n_bytes
+
+
+def tokens(llm: Any, n: int) -> list[int]:
+    """n random tokens, the first one the beginning of a text if the model wants it (as llama-bench)."""
+    import numpy as np
+    from llama_cpp import llama_vocab_bos, llama_vocab_get_add_bos
+
+    drawn = np.random.default_rng(llm.n_tokens).integers(0, llm.n_vocab(), n).tolist()
+    vocab = llm._model.vocab
+    if drawn and llm.n_tokens == 0 and llama_vocab_get_add_bos(vocab):
+        drawn[0] = llama_vocab_bos(vocab)
+    return drawn
+
+
+def timed(llm: Any, n_prompt: int, n_gen: int = 0) -> int:
+    """Nanoseconds to read n_prompt tokens at once and n_gen one after the other."""
+    prompt, rest = tokens(llm, n_prompt), tokens(llm, n_gen)
+    begin = time.perf_counter_ns()
+    if prompt:
+        llm.eval(prompt)
+    for token in rest:
+        llm.eval([token])
+    return time.perf_counter_ns() - begin if prompt or rest else 0
+
+
+def device_free(devices: list[dict[str, Any]]) -> int:
+    """Free bytes of all devices that are not the CPU."""
+    return sum(d["memory_free"] for d in devices if d["name"].upper() != "CPU")
+
+
+def about(llm: Any, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """What llama-bench says of model and machine."""
+    import ctypes
+
+    from edgekv import facts
+    from edgekv.native import llama_cpp
+
+    model, text = llm._model.model, ctypes.create_string_buffer(128)
+    llama_cpp.llama_model_desc(model, text, len(text))
+    gpus = [d for d in devices if d["name"].upper() != "CPU"]
+    return {
+        "build_commit": facts.build_info()["llama_cpp_commit"], "model_type": text.value.decode(), "model_size": llama_cpp.llama_model_size(model),
+        "model_n_params": llama_cpp.llama_model_n_params(model), "cpu_info": ", ".join(d["description"] for d in devices if d not in gpus),
+        "gpu_info": ", ".join(d["description"] for d in gpus), "backends": ",".join(sorted({d["name"].rstrip("0123456789") for d in gpus})) or "CPU",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Needles under one setting, in a process of its own (as `measure`): how many are found once the text was compressed and then asked about."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from edgekv.bench.measure import load
+from edgekv.bench.spec import Case
+from edgekv.errors import EdgeKVError
+
+ROOM = 200
+"""Tokens for the question, the chat template and the answer."""
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    n_tokens, n_cases = request.pop("n_tokens"), request.pop("n_cases")
+    try:
+        result = {"found": found(Case(**request), n_tokens, n_cases)}
+    except EdgeKVError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result))
+
+
+def found(case: Case, n_tokens: int, n_cases: int) -> str:
+    """'hits/cases' over texts of n_tokens, the same for every setting."""
+    from dataclasses import replace
+
+    from edgekv.eval.needle import cases, evaluate
+
+    ratio = min(case.kv_ratio, 0.999)  # the cache has to be edgekv's for the evaluation; `full` keeps all of it
+    llm = load(replace(case, n_prompt=n_tokens + ROOM, n_gen=0, n_depth=0, kv_ratio=ratio, kv_method=case.kv_method if not case.is_full else "snapkv"))
+    todo = list(cases(0, n_cases, [n_tokens], lambda text: len(llm.tokenize(text.encode(), add_bos=False))))
+    row = evaluate(llm, todo, [("full", 1.0) if case.is_full else (case.kv_method, case.kv_ratio)], aware=False)[0]
+    return f"{row.n_hits}/{row.n_cases}"
+
+
+if __name__ == "__main__":
+    main()

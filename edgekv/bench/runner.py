@@ -1,0 +1,95 @@
+"""Rounds: every row once, one after the other, then again, each sample in a fresh process; ratios of rows then hold on a noisy machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any
+
+from edgekv.bench import fields
+from edgekv.bench.spec import Case
+from edgekv.errors import BadInput, EdgeKVError
+
+Progress = Callable[[int, int, Case], None]
+
+
+class Table:
+    """Rows and their samples, round by round: samples[i][r] is row i in round r."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        self.cases = list(cases)
+        self.samples: list[list[dict[str, Any]]] = [[] for _ in cases]
+        self.computed = [0] * len(cases)
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds that all rows have been through."""
+        return min(map(len, self.samples), default=0)
+
+    def records(self) -> list[dict[str, Any]]:
+        """One record per row, of the rounds that are complete."""
+        n = self.n_rounds
+        return [fields.record(case, samples[:n], computed) for case, samples, computed in zip(self.cases, self.samples, self.computed, strict=True)]
+
+
+def run(cases: Sequence[Case], repetitions: int, progress: Progress = lambda done, total, case: None, warm_up: bool = True,
+        table: Table | None = None) -> Table:
+    """All rows, `repetitions` rounds; every other round goes backwards, so that no row is always first.
+
+    table: filled as it goes, so that whoever stops it has what is there. Raises EdgeKVError if a row fails.
+    """
+    table = Table(cases) if table is None else table
+    order = list(range(len(cases)))
+    for number in range(repetitions):
+        for i in order if number % 2 == 0 else reversed(order):
+            progress(sum(map(len, table.samples)), len(cases) * repetitions, cases[i])
+            table.samples[i].append(sample(cases[i], warm_up))
+    table.computed = computed(cases, table.samples)
+    progress(len(cases) * repetitions, len(cases) * repetitions, cases[-1])
+    return table
+
+
+def sample(case: Case, warm_up: bool = True) -> dict[str, Any]:
+    """One sample in a process of its own; see `measure`."""
+    return child("measure", case, warm_up=warm_up)
+
+
+def needles(case: Case, n_tokens: int, n_cases: int) -> str:
+    """'hits/cases' under a row's setting, in a process of its own; see `needles`."""
+    return str(child("needles", case, n_tokens=n_tokens, n_cases=n_cases)["found"])
+
+
+def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
+    """What a module of this package prints about a case. Raises BadInput with the row's name if the engine refuses it, EdgeKVError if it dies."""
+    request = json.dumps({**asdict(case), **more})
+    done = subprocess.run([sys.executable, "-m", f"edgekv.bench.{module}"], input=request, text=True, stdout=subprocess.PIPE, env=_environment())
+    if done.returncode != 0 or not done.stdout.strip():
+        died = "was killed: the machine has not the memory" if done.returncode == -9 else f"ended with code {done.returncode}; its errors stand above"
+        raise EdgeKVError(f"{case.test}, {case.setting} {died}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    if "error" in result:
+        raise BadInput(f"{case.test}, {case.setting}: {result['error']}")
+    return result
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with the package it runs from, wherever that lies."""
+    import edgekv
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(edgekv.__file__)))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
+
+
+def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
+    """Bytes that each row should take in host memory; 0 where weights are on a GPU."""
+    from edgekv.bench.expected import Expected
+
+    with ExitStack() as stack:
+        models = {(c.model, c.n_ubatch): None for c in cases}
+        known = {key: stack.enter_context(Expected(*key)) for key in models}
+        return [0 if s[0]["gpu_info"] else known[case.model, case.n_ubatch].host(case, s[0]) for case, s in zip(cases, samples, strict=True)]

@@ -1,0 +1,147 @@
+"""What to run: llama-bench's lists and ranges, its tests, and the rows that stand beside each other.
+
+Source: tools/llama-bench in llama.cpp 0c1e57098 (flags, order of the rows, names of the tests).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from edgekv.errors import BadInput
+
+FULL = "full"
+_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+
+
+def parse_ints(text: str, what: str = "list") -> list[int]:
+    """Numbers from '512', '1,2,4', '512-4096*2' or '1-9+2', each list or range after the other.
+
+    Raises BadInput for anything else, and for a range that does not grow.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if not match:
+            raise BadInput(f"{what} '{text}' is no list of numbers; write 512 or 1,2,4 or 512-4096*2 or 1-9+2")
+        first, last, sign, step = match.groups()
+        value, end, by = int(first), int(last or first), int(step or 1)
+        while value <= end:
+            found.append(value)
+            following = value * by if sign == "*" else value + by
+            if following <= value:
+                raise BadInput(f"{what} '{text}' has a range that does not grow; write 512-4096*2 or 1-9+2")
+            value = following
+    return found
+
+
+def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
+    """llama-bench's name: pp512, tg128, pp512+tg128, each with @ d4096."""
+    parts = [f"pp{n_prompt}"] * (n_prompt > 0) + [f"tg{n_gen}"] * (n_gen > 0)
+    return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a test (n_prompt, n_gen, n_depth) under one setting. kv_ratio 1 is llama.cpp's own cache."""
+
+    model: str
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    type_k: str = "f16"
+    type_v: str = "f16"
+    kv_method: str = FULL
+    kv_ratio: float = 1.0
+    kv_hidden: str = "f32"
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_threads: int = 1
+    n_gpu_layers: int = -1
+    flash_attn: str = "auto"
+
+    @property
+    def test(self) -> str:
+        return test_name(self.n_prompt, self.n_gen, self.n_depth)
+
+    @property
+    def is_full(self) -> bool:
+        return self.kv_ratio >= 1 or self.kv_method == FULL
+
+    @property
+    def setting(self) -> str:
+        """The cache of this row in a few words."""
+        types = self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
+        return f"{types} full" if self.is_full else f"{types} x {self.kv_ratio:g} {self.kv_method}"
+
+    def full(self, kind: str) -> Case:
+        """The same test with llama.cpp's whole cache of one type."""
+        return replace(self, type_k=kind, type_v=kind, kv_method=FULL, kv_ratio=1.0, kv_hidden="f32")
+
+    def same_test(self, other: Case) -> bool:
+        """Whether two rows differ in nothing but their cache."""
+        return self.full("f16") == other.full("f16")
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The user's lists; every combination is a row. types: pairs (K, V)."""
+
+    models: Sequence[str]
+    n_prompt: Sequence[int]
+    n_gen: Sequence[int]
+    pairs: Sequence[tuple[int, int]]
+    """(n_prompt, n_gen) that are timed together."""
+    n_depth: Sequence[int]
+    n_batch: Sequence[int]
+    n_ubatch: Sequence[int]
+    types: Sequence[tuple[str, str]]
+    n_threads: Sequence[int]
+    n_gpu_layers: Sequence[int]
+    flash_attn: Sequence[str]
+    kv_method: Sequence[str]
+    kv_ratio: Sequence[float]
+    kv_hidden: str = "f32"
+    full: Sequence[str] = ()
+    """Cache types of the full-cache rows that stand beside every compressed one."""
+
+    def tests(self) -> list[tuple[int, int]]:
+        return [*((p, 0) for p in self.n_prompt if p), *((0, n) for n in self.n_gen if n), *(pair for pair in self.pairs if any(pair))]
+
+    def cases(self) -> list[Case]:
+        """All rows, those of a test behind one another, its full caches first."""
+        settings = list(self._settings())
+        found = []
+        for model, ngl, batch, ubatch, fa, threads, depth, (p, n) in product(
+                self.models, self.n_gpu_layers, self.n_batch, self.n_ubatch, self.flash_attn, self.n_threads, self.n_depth, self.tests()):
+            test = Case(model, p, n, depth, n_batch=batch, n_ubatch=ubatch, n_threads=threads, n_gpu_layers=ngl, flash_attn=fa)
+            rows = [replace(test, **x) for x in settings]
+            beside = [test.full(kind) for kind in self.full] if any(not row.is_full for row in rows) else []
+            found += list(dict.fromkeys([*beside, *(row for row in rows if row.is_full), *rows]))
+        return found
+
+    def _settings(self) -> Iterator[dict[str, object]]:
+        for (k, v), method, ratio in product(self.types, self.kv_method, self.kv_ratio):
+            if ratio >= 1 or method == FULL:
+                yield dict(type_k=k, type_v=v)
+            else:
+                yield dict(type_k=k, type_v=v, kv_method=method, kv_ratio=ratio, kv_hidden=self.kv_hidden)
+
+
+def equal_bytes(cases: Sequence[Case], method: str, hidden: str, bits: dict[str, float]) -> list[Case]:
+    """For every test: full quantised caches, each followed by the larger types at the ratio that takes the same bytes.
+
+    bits: bits per value of each cache type. A ratio is rounded down to four digits, so that it never takes more.
+    """
+    found: list[Case] = []
+    for case in cases:
+        for small in ("q8_0", "q4_0"):
+            group = [case.full(small)]
+            for large in ("q8_0", "f16"):
+                if bits[large] > bits[small]:
+                    ratio = int(1e4 * bits[small] / bits[large]) / 1e4
+                    group.append(replace(case.full(large), kv_method=method, kv_ratio=ratio, kv_hidden=hidden))
+            found += group
+    return list(dict.fromkeys(found))

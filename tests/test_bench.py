@@ -1,0 +1,378 @@
+"""bench: lists, rows, fields and forms like llama-bench's; each sample in its own process; ratios, equal bytes, synthetic models."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sqlite3
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekv import commands
+from edgekv.bench import compare, fields, formats, long, runner, synthetic
+from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
+from edgekv.errors import BadInput, EdgeKVError
+from tests.engine import load
+
+LLAMA_BENCH_JSON = """
+    build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch n_ubatch n_threads cpu_mask
+    cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode main_gpu no_kv_offload flash_attn devices tensor_split tensor_buft_overrides
+    load_mode lazy_mode embeddings no_op_offload no_host repack fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts
+    stddev_ts samples_ns samples_ts""".split()
+"""`llama-bench -o json` of llama.cpp 0c1e57098 (tools/llama-bench/llama-bench.cpp, `test::get_fields` and `json_printer::print_test`)."""
+ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_kept kv_bytes_peak mem_peak_device mem_peak_host mem_computed_host
+    compress_ms note""".split()
+SAMPLE = {
+    "ns": 2_000_000_000, "depth_ns": 1, "method": "snapkv", "mode": "layers", "kv_tokens_full": 100, "kv_tokens_kept": 20.2, "kv_bytes_full": 1000,
+    "kv_bytes_kept": 200, "kv_bytes_allocated": 200, "kv_bytes_peak": 400, "compress_ms": 1.5, "rss_before": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
+    "build_commit": "abc", "model_type": "llama 1B \"Q\"", "model_size": 5000, "model_n_params": 1_500_000_000, "cpu_info": "it's a CPU", "gpu_info": "",
+    "backends": "CPU",
+}
+CASE = Case("m.gguf", 100, 0, 0, kv_method="snapkv", kv_ratio=0.2)
+BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+
+
+# ---- lists and ranges
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("512", [512]), ("1,2,4", [1, 2, 4]), ("1-4", [1, 2, 3, 4]), ("10-20+5", [10, 15, 20]), ("512-4096*2", [512, 1024, 2048, 4096]), ("0", [0]),
+    ("1-9+3,64", [1, 4, 7, 64]), ("-1", [-1]), ("8-2", []),
+])
+def test_lists_and_ranges_as_in_llama_bench(text, expected):
+    assert parse_ints(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,", "1-", "1-4/2", "0-4*2", "1-4*1", "1-4+0", "1.5"])
+def test_other_lists_are_refused(text):
+    with pytest.raises(BadInput, match="-p"):
+        parse_ints(text, "-p")
+
+
+@given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 9))
+def test_a_range_is_pythons_range(first, last, step):
+    assert parse_ints(f"{first}-{last}+{step}") == list(range(first, last + 1, step))
+
+
+# ---- rows
+
+
+def lists(**more) -> Lists:
+    base = dict(models=["m"], n_prompt=[512], n_gen=[128], pairs=[], n_depth=[0], n_batch=[2048], n_ubatch=[512], types=[("f16", "f16")], n_threads=[1],
+                n_gpu_layers=[-1], flash_attn=["auto"], kv_method=["snapkv"], kv_ratio=[0.2])
+    return Lists(**{**base, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("p", "n", "d", "name"), [(512, 0, 0, "pp512"), (0, 128, 4096, "tg128 @ d4096"), (16, 8, 0, "pp16+tg8"), (16, 8, 32, "pp16+tg8 @ d32")])
+def test_names_of_tests(p, n, d, name):
+    assert Case("m", p, n, d).test == name
+
+
+def test_full_caches_stand_beside_every_compressed_row_of_their_test_once():
+    cases = lists(kv_ratio=[1, 0.5, 0.2], n_depth=[0, 64], full=["f16", "q8_0"], types=[("f16", "f16"), ("q8_0", "q4_0")]).cases()
+    assert len(set(cases)) == len(cases)
+    by_test: dict[str, list[str]] = {}
+    for case in cases:
+        by_test.setdefault(case.test, []).append(case.setting)
+    expected = ["f16 full", "q8_0 full", "q8_0/q4_0 full", "f16 x 0.5 snapkv", "f16 x 0.2 snapkv", "q8_0/q4_0 x 0.5 snapkv", "q8_0/q4_0 x 0.2 snapkv"]
+    assert by_test == {test: expected for test in ("pp512", "tg128", "pp512 @ d64", "tg128 @ d64")}
+    assert {c.setting for c in lists(kv_ratio=[1], full=["q4_0"]).cases()} == {"f16 full"}, "with nothing compressed there is nothing to stand beside"
+
+
+def test_every_list_multiplies_the_rows_and_zero_leaves_a_test_out():
+    assert len(lists(n_threads=[1, 2], n_ubatch=[64, 128, 256], kv_ratio=[0.5, 0.2], n_gen=[0], pairs=[(8, 4)]).cases()) == 2 * 3 * 2 * 2
+
+
+def test_equal_bytes_never_gives_a_larger_type_more():
+    rows = equal_bytes(lists(kv_ratio=[1]).cases(), "snapkv", "f32", BITS)
+    groups: list[list[Case]] = []
+    for row in rows:
+        groups.append([row]) if row.is_full else groups[-1].append(row)
+    assert [[r.setting for r in g] for g in groups[:2]] == [["q8_0 full", "f16 x 0.5312 snapkv"],
+                                                            ["q4_0 full", "q8_0 x 0.5294 snapkv", "f16 x 0.2812 snapkv"]]
+    for full, *others in groups:
+        for row in others:
+            share = row.kv_ratio * BITS[row.type_k] / BITS[full.type_k]
+            assert 0.999 < share <= 1 and row.same_test(full)
+
+
+# ---- fields and forms
+
+
+def table(n: int = 3) -> runner.Table:
+    made = runner.Table([CASE.full("f16"), CASE])
+    made.samples = [[{**SAMPLE, "ns": ns * scale, "method": method, "mode": mode} for ns in range(10**9, (n + 1) * 10**9, 10**9)]
+                    for scale, method, mode in ((3, "full", "uncompressed"), (1, "snapkv", "layers"))]
+    made.computed = [1000, 900]
+    return made
+
+
+def test_json_has_llama_benchs_names_and_ours():
+    for r in json.loads(formats.as_json(table().records())):
+        assert set(r) == {*LLAMA_BENCH_JSON, *ADDED}
+        assert list(r)[: len(LLAMA_BENCH_JSON) - 2] == LLAMA_BENCH_JSON[:-2], "in llama-bench's order"
+        for name, kind in {**fields.LLAMA_BENCH, **fields.OURS}.items():
+            assert type(r[name]) is kind or kind is float and type(r[name]) is int, name
+
+
+def test_means_and_deviations_are_llama_benchs():
+    r = table().records()[1]
+    ts = [100.0, 50.0, 100 / 3]
+    assert r["samples_ts"] == pytest.approx(ts)
+    assert (r["avg_ts"], r["stddev_ts"]) == pytest.approx((statistics.mean(ts), statistics.stdev(ts)))
+    assert (r["avg_ns"], r["stddev_ns"]) == (2 * 10**9, 10**9)
+    assert fields.deviation([5.0]) == 0
+
+
+def test_memory_that_is_not_what_was_computed_is_noted():
+    assert [r["note"] for r in table().records()] == ["", "memory measured +11.1 % of computed"]
+    assert fields.memory_note(1020, 1000) == "" and fields.memory_note(1021, 1000) and fields.memory_note(900, 1000) and not fields.memory_note(5, 0)
+
+
+def test_jsonl_and_csv_hold_the_same_values():
+    records = table().records()
+    assert [json.loads(line) for line in formats.as_jsonl(records).splitlines()] == records
+    rows = list(csv.DictReader(io.StringIO(formats.as_csv(records))))
+    assert list(rows[0]) == LLAMA_BENCH_JSON[:-2] + ADDED
+    assert [row["model_type"] for row in rows] == [SAMPLE["model_type"]] * 2 and float(rows[1]["avg_ts"]) == records[1]["avg_ts"]
+    assert rows[0]["repack"] == "1", "truth values as llama-bench writes them"
+
+
+def test_sql_runs_and_holds_the_same_values():
+    with sqlite3.connect(":memory:") as base:
+        base.executescript(formats.as_sql(table().records()))
+        got = base.execute("SELECT cpu_info, model_type, kv_ratio, mem_peak_host FROM llama_bench ORDER BY kv_ratio").fetchall()
+    base.close()
+    assert got == [("it's a CPU", SAMPLE["model_type"], 0.2, 1000), ("it's a CPU", SAMPLE["model_type"], 1.0, 1000)]
+
+
+def test_markdown_is_llama_benchs_table_with_the_caches_columns():
+    lines = formats.as_md(table().records()).splitlines()
+    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]}
+    assert len(widths) == 1 and lines[0].startswith("| model | size | params | backend | threads |")
+    assert "| pp100 | 61.11 ± 34.69 | 20 of 100 | 0.0 | 0.0 | 0 * |" in lines[3] and "1.50 B" in lines[3]
+    assert lines[-1] == "build: abc (0)" and any(line.startswith("* pp100, f16/f16 x 0.2 snapkv: memory") for line in lines)
+
+
+# ---- ratios
+
+
+def test_ratios_are_taken_within_rounds():
+    (x,) = compare.ratios(table())
+    assert x.speeds == (3.0, 3.0, 3.0) and x.speed == 3 and x.kv == 0.2 and x.memory == 1 and x.limit is None
+    assert "| 3.00 x | 3.00 - 3.00 | 0.20 x | 1.00 x |" in compare.as_md([x])
+
+
+def test_the_gain_limit_is_bytes_read_over_bytes_read():
+    made = table()
+    made.cases = [replace(c, n_prompt=0, n_gen=16, n_depth=100) for c in made.cases]
+    (x,) = compare.ratios(made)
+    assert x.limit == pytest.approx((5000 + 1000) / (5000 + 200)) and x.reached == pytest.approx(2 / (x.limit - 1))
+    assert compare.gain_limit(0, 1000, 200) == 5 and compare.gain_limit(10**15, 1000, 200) == pytest.approx(1)
+
+
+# ---- real samples
+
+
+@pytest.fixture(scope="module")
+def little(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("synthetic") / "tiny.gguf"
+    synthetic.write(path, synthetic.SHAPES["tiny"])
+    return str(path)
+
+
+def test_rounds_are_interleaved_and_every_sample_has_its_own_process(little):
+    cases, order = lists(models=[little], n_prompt=[200], n_gen=[], full=["q8_0"]).cases(), []
+    seen = runner.run(cases, 2, lambda done, total, case: order.append((done, total, case.setting)), warm_up=False)
+    assert [x[2] for x in order] == ["q8_0 full", "f16 x 0.2 snapkv", "f16 x 0.2 snapkv", "q8_0 full", "f16 x 0.2 snapkv"]
+    full, compressed = seen.records()
+    assert (full["kv_method"], full["kv_tokens_kept"], full["flash_attn"]) == ("full", 200, -1)
+    assert (compressed["kv_method"], compressed["kv_tokens_full"], compressed["kv_tokens_kept"]) == ("snapkv", 200, 40)
+    assert compressed["kv_bytes_kept"] == 40 / 200 * compressed["kv_bytes_full"] < compressed["kv_bytes_peak"]
+    assert len(full["samples_ns"]) == 2 and full["kv_bytes_full"] == 200 * 4 * 2 * 136
+    for r in (full, compressed):
+        assert 2**24 < r["mem_peak_host"] < 2**29 and r["mem_computed_host"] > r["model_size"]
+
+
+def test_a_row_under_a_depth_times_only_the_test(little):
+    got = runner.sample(Case(little, 0, 8, 600, kv_method="snapkv", kv_ratio=0.5), warm_up=False)
+    assert got["kv_tokens_full"] == 608 and got["kv_tokens_kept"] == 308 and 0 < got["ns"] < got["depth_ns"] and got["compress_ms"] > 0
+
+
+def test_what_the_engine_refuses_is_said_with_the_row(little):
+    with pytest.raises(BadInput, match=r"pp8, f16 x 0.5 magic: .*snapkv"):
+        runner.sample(Case(little, 8, 0, 0, kv_method="magic", kv_ratio=0.5))
+
+
+def test_a_sample_that_dies_is_said(little, monkeypatch):
+    class Dead:
+        returncode, stdout = -9, ""
+
+    monkeypatch.setattr(runner.subprocess, "run", lambda *a, **k: Dead)
+    with pytest.raises(EdgeKVError, match="not the memory"):
+        runner.sample(CASE)
+
+
+# ---- synthetic models
+
+
+@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "f16"])
+def test_a_synthetic_model_has_its_shape_and_loads(tmp_path, text, kind):
+    path, shape = tmp_path / "m.gguf", replace(synthetic.SHAPES["tiny"], qkv_bias=True, arch="qwen2", tied=False, n_layer=2)
+    synthetic.write(path, shape, kind)
+    tensors = {t.name: t for t in gguf.GGUFReader(str(path)).tensors}
+    assert sum(t.n_bytes for t in tensors.values()) == synthetic.n_bytes(shape, kind)
+    weights = gguf.quants.dequantize(tensors["blk.0.ffn_up.weight"].data, tensors["blk.0.ffn_up.weight"].tensor_type)
+    assert weights.shape == (shape.n_ff, shape.n_embd) and weights.std() == pytest.approx(1 / np.sqrt(shape.n_embd), rel=0.05)
+    llm = load(path, kv_ratio=0.3)
+    llm.eval([t for t in text(300)])
+    assert llm.kv_stats().n_kept == 90 and llm.kv_stats().mode == "layers"
+
+
+def test_shapes_have_the_weights_that_their_names_say():
+    wanted = {"llama-1b": 1.24, "llama-3b": 3.21, "llama-8b": 8.03, "qwen-1.5b": 1.54, "qwen-7b": 7.62}
+    vocabularies = {"llama-1b": 128256, "llama-3b": 128256, "llama-8b": 128256, "qwen-1.5b": 151936, "qwen-7b": 152064}
+    for name, billions in wanted.items():
+        shape = replace(synthetic.SHAPES[name], n_vocab=vocabularies[name])
+        n = sum(a * b for a, b in shape.matrices().values()) + sum(n for n, _ in shape.vectors().values())
+        assert n / 1e9 == pytest.approx(billions, abs=0.006), name
+
+
+@pytest.mark.parametrize(("text", "says"), [("gpt-5", "llama-1b"), ("llama-1b:q2_k", "q4_0")])
+def test_unknown_shapes_are_refused(text, says):
+    with pytest.raises(BadInput, match=says):
+        synthetic.parse(text)
+
+
+def test_a_disk_without_room_is_said_before_writing(tmp_path, monkeypatch):
+    from collections import namedtuple
+
+    monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: namedtuple("Usage", "total used free")(1, 1, 1000))
+    with pytest.raises(BadInput, match="TMPDIR"):
+        synthetic.write(tmp_path / "m.gguf", synthetic.SHAPES["llama-8b"])
+    assert not list(tmp_path.iterdir())
+
+
+# ---- the command
+
+
+def call(*args: str):
+    return CliRunner().invoke(commands.main, ["bench", *args], prog_name="edgekv")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Samples without a process; `quick.seen` are the cases."""
+
+    class Quick:
+        seen: list[Case] = []
+
+    def sample(case: Case, warm_up: bool = True):
+        Quick.seen.append(case)
+        return {**SAMPLE, "method": case.kv_method, "kv_tokens_full": case.n_depth + case.n_prompt + case.n_gen}
+
+    Quick.seen = []
+    monkeypatch.setattr(runner, "sample", sample)
+    return Quick
+
+
+def test_the_command_writes_every_form(little, quick):
+    assert json.loads(call("-m", little, "-r", "1", "-o", "json").stdout)[0]["model_filename"] == little
+    for form in ("csv", "jsonl", "sql", "md"):
+        assert call("-m", little, "-r", "1", "-o", form).exit_code == 0
+
+
+def test_flags_reach_the_rows(little, quick):
+    done = call("-m", little, "-p", "8,16", "-p", "32", "-n", "0", "-pg", "4,2", "-d", "64", "-b", "128", "-ub", "64", "-ctk", "q8_0", "-ctv", "q4_0", "-t", "3",
+                "-ngl", "0", "-fa", "off", "--kv-ratio", "0.5,0.1", "--kv-method", "snapkv,tova", "--kv-hidden", "disk", "--full", "none", "-r", "2")
+    assert done.exit_code == 0, done.output
+    assert len(quick.seen) == 4 * 4 * 2
+    assert quick.seen[0] == Case(little, 8, 0, 64, "q8_0", "q4_0", "snapkv", 0.5, "disk", 128, 64, 3, 0, "off")
+    assert {(c.n_prompt, c.n_gen) for c in quick.seen} == {(8, 0), (16, 0), (32, 0), (4, 2)}
+
+
+def test_compare_and_equal_bytes_print_ratios(little, quick):
+    assert "gain limit" in call("-m", little, "-r", "1", "--compare").stdout
+    done = call("-m", little, "-r", "1", "-p", "16", "-n", "0", "--equal-bytes", "--kv-method", "snapkv", "-o", "csv")
+    assert [c.setting for c in quick.seen[-5:]] == ["q8_0 full", "f16 x 0.5312 snapkv", "q4_0 full", "q8_0 x 0.5294 snapkv", "f16 x 0.2812 snapkv"]
+    assert "gain limit" in done.stderr and "gain limit" not in done.stdout
+
+
+def test_what_is_complete_is_shown_after_an_error(little, monkeypatch, quick):
+    count = iter(range(100))
+    real = runner.sample
+
+    def fails(case, warm_up=True):
+        if next(count) == 5:
+            raise EdgeKVError("no more")
+        return real(case, warm_up)
+
+    monkeypatch.setattr(runner, "sample", fails)
+    done = call("-m", little, "-p", "16", "-n", "0", "-r", "3", "-o", "json")
+    assert done.exit_code == 0 and "stopped after 1 of 3 rounds: no more" in done.stderr
+    assert all(len(r["samples_ns"]) == 1 for r in json.loads(done.stdout))
+
+
+def test_long_writes_a_page_and_plots(little, quick, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = call("-m", little, "-d", "128,256", "-r", "2", "--long", "--out", str(tmp_path / "out"), "--kv-method", "snapkv", "--full", "f16")
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-memory.png", "long-speed.png", "long.json", "long.md"]
+    page = (tmp_path / "out" / "long.md").read_text()
+    assert "| 128 | f16 full |" in page and "| 256 | f16 x 0.2 snapkv |" in page and "long-speed.png" in page
+    assert {c.n_depth for c in quick.seen} == {128, 256} and {c.n_gen for c in quick.seen} == {long.N_GEN}
+
+
+def test_long_leaves_out_what_does_not_fit(little, monkeypatch):
+    from edgekv import machine
+
+    wish = lists(models=[little], full=["f16"])
+    assert long.depths_that_fit(wish, []) == [4096, 8192]
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "memory_free", lambda: 2**30 + machine.rss_now() + 20 * 2**20)
+        assert long.depths_that_fit(wish, [1024, 8192]) == [1024]
+        patch.setattr(machine, "memory_free", lambda: 2**30)
+        with pytest.raises(BadInput, match="smaller -d"):
+            long.depths_that_fit(wish, [])
+
+
+def test_needles_stand_beside_the_rows(little, quick, monkeypatch):
+    asked = []
+    monkeypatch.setattr(runner, "needles", lambda case, n_tokens, n_cases: asked.append((case.setting, n_tokens, n_cases)) or "3/4")
+    done = call("-m", little, "-r", "1", "-p", "16", "-n", "8", "-d", "900", "--full", "q4_0", "--kv-method", "snapkv", "--eval", "needle", "--eval-cases", "4", "-o", "json")
+    assert {r["eval_needle"] for r in json.loads(done.stdout)} == {"3/4"}
+    assert asked == [("q4_0 full", 900, 4), ("f16 x 0.2 snapkv", 900, 4)], "once for each setting"
+
+
+@pytest.mark.parametrize("setting", [dict(kv_method="snapkv", kv_ratio=0.5), {}])
+def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
+    hits, n = runner.needles(Case(str(tiny("llama-gqa")), 0, 0, 0, **setting), 600, 2).split("/")
+    assert 0 <= int(hits) <= int(n) == 2
+
+
+@pytest.mark.parametrize(("args", "says"), [
+    ([], "--synthetic llama-1b"), (["-m", "M", "-p", "x"], "512-4096*2"), (["-m", "M", "-p", "0", "-n", "0"], "above 0"), (["-m", "M", "-ctk", "q3"], "q4_0"),
+    (["-m", "M", "--kv-ratio", "20"], "0.2"), (["-m", "M", "--kv-method", "magic"], "snapkv"), (["-m", "nowhere.gguf"], "nowhere.gguf"),
+    (["-m", "M", "-pg", "5"], "512,128"), (["-m", "M", "-t", "0"], "from 1"), (["--synthetic", "gpt"], "llama-1b"), (["--synthetic", "tiny", "--eval", "needle"], "--eval"),
+    (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
+])
+def test_mistakes_are_one_line(little, quick, args, says):
+    done = call(*[little if x == "M" else x for x in args])
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and says in done.stderr, done.stderr
+    assert not quick.seen
+
+
+def test_a_synthetic_model_is_measured_and_goes_away(quick):
+    done = call("--synthetic", "tiny:q8_0", "-p", "8", "-n", "0", "-r", "1", "-o", "json")
+    assert done.exit_code == 0, done.output
+    assert {c.kv_method for c in quick.seen if not c.is_full} == {"snapkv"} and not Path(quick.seen[0].model).exists()
