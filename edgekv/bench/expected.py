@@ -12,7 +12,6 @@ from edgekv.budget.memory import APPEND_MAX
 from edgekv.choose import choose
 from edgekv.facts import cache_types
 from edgekv.footprint import extent, kept_bytes, reading, tensor_bytes
-from edgekv.machine import rss_now
 
 WINDOW = 32  # what `Llama` takes if nothing is said
 
@@ -21,9 +20,7 @@ class Expected:
     """One model file at one physical batch size. Use as a context manager."""
 
     def __init__(self, path: str, n_ubatch: int) -> None:
-        before = rss_now()
         self._blueprint, self._n_ubatch = Blueprint(path, n_ubatch), n_ubatch
-        self._vocabulary = max(rss_now() - before, 0)
 
     def __enter__(self) -> Expected:
         return self
@@ -32,13 +29,14 @@ class Expected:
         self._blueprint.__exit__(*details)
 
     def host(self, case: Case, sample: dict[str, Any]) -> int:
-        """Bytes of main memory at the peak. sample: a measured one, for what the process had before it loaded the model."""
+        """Bytes of main memory at the peak. sample: a measured one, for what the process had without weights and cache."""
         kinds = cache_types[case.type_k][0], cache_types[case.type_v][0]
         n_ctx = -(-max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS) // 256) * 256
         compressed = not case.is_full and sample["mode"] != "uncompressed"
         context = self._blueprint.context(compressed, n_ctx, *kinds)
         cache = self._cache(case, context) if compressed else context.cache
-        return sample["rss_before"] + self._vocabulary + self._blueprint.weights + sum(context.compute.values()) + cache
+        process = sample["rss_before"] + max(sample["loaded"] - (0 if compressed else context.cache), 0)
+        return process + self._blueprint.weights + sum(context.compute.values()) + cache
 
     def _cache(self, case: Case, context: Context) -> int:
         """K and V with what stands beside them while prompts are read: what lies before the test, the test's own, then new tokens."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgekv.bench.spec import Case
 from edgekv.errors import EdgeKVError
-from edgekv.machine import rss_now, rss_peak
+from edgekv.machine import rss_now, rss_peak, rss_private
 
 MIN_TOKENS = 1
 """A row's ratio holds for short prompts too, unlike in a chat (--kv-min-tokens)."""
@@ -33,12 +33,18 @@ def main() -> None:
 
 
 def sample(case: Case, warm_up: bool) -> dict[str, Any]:
-    """Run a case once. ns: of the test; depth_ns: of reading what lies before it."""
+    """Run a case once. ns: of the test; depth_ns: of reading what lies before it.
+
+    loaded: memory that loading took without the weights' file: vocabulary, repacked weights, and llama.cpp's own cache, which it clears.
+    """
+    import numpy.random
+
     from edgekv import Llama, facts
 
-    assert Llama  # its libraries are loaded now, and are no part of what the model takes
-    before, free = rss_now(), device_free(facts._devices())
+    assert Llama and numpy.random  # what they load is no part of what the model takes
+    before, private, free = rss_now(), rss_private(), device_free(facts._devices())
     llm = load(case)
+    loaded = rss_private() - private
     if warm_up:
         llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
         llm.reset()
@@ -55,7 +61,8 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     return {
         "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode, "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
         "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_allocated": after.n_bytes, "kv_bytes_peak": after.n_bytes_peak,
-        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, "rss_before": before, "mem_peak_host": rss_peak(),
+        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, "rss_before": before, "loaded": loaded,
+        "mem_peak_host": rss_peak(),
         "mem_peak_device": max(free - device_free(devices), 0), **about(llm, devices),
     }
 

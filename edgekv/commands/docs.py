@@ -48,8 +48,9 @@ def section(path: str, command: click.Command) -> str:
 def option_row(option: click.Option) -> str:
     flags = ", ".join(f"`{flag}`" for flag in option.opts)
     value = "" if option.is_flag else f" {values_of(option)}"
-    has_default = isinstance(option.default, (str, int, float)) and not option.is_flag
-    default = f"`{option.default}`" if has_default else ""
+    usual = option.default[0] if isinstance(option.default, (list, tuple)) and option.default else option.default
+    has_default = isinstance(usual, (str, int, float)) and not option.is_flag
+    default = f"`{usual}`" if has_default else ""
     environment = f"`{option.envvar}`" if option.envvar else ""
     cells = [flags + value, option.help or "", default, environment]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
