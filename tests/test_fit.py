@@ -17,6 +17,7 @@ from edgekv.blueprint import Blueprint, Context
 from edgekv.commands import load as seam
 from edgekv.errors import BadInput
 from edgekv.fit import HIDDEN, RATIOS, Planner, Wish
+from edgekv.machine import rss_now
 from edgekv.native import LayerInfo
 from edgekv.sizes import size_text
 from tests import models
@@ -66,6 +67,20 @@ def test_a_model_that_cannot_be_compressed_has_only_ratio_1(tmp_path):
         assert blueprint.why
         ways = list(Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX)).ways(N_CTX))
     assert ways and {p.ratio for p in ways} == {1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "ratio"), [("f16", 1.0), ("q8_0", 0.2)])
+def test_the_processs_peak_is_within_5_percent_of_the_plan(demo_model, kind, ratio):
+    from edgekv.bench.runner import sample
+    from edgekv.bench.spec import Case
+
+    done = call("-m", str(demo_model), "-c", "1024", "-ctk", kind, "--ratios", f"{ratio:g}", "--kv-method", "snapkv", "--memory", "64GiB", "--json")
+    # a plan counts the pytest process, which imported more than `edgekv` does
+    planned = json.loads(done.stdout)["best"]
+    measured = sample(Case(str(demo_model), 1000, 0, 0, kind, kind, "snapkv", ratio))
+    process = planned["process"] - rss_now() + measured["rss_before"] + measured["loaded"] - (planned["kv"] if ratio == 1 else 0)
+    assert measured["mem_peak_host"] == pytest.approx(planned["peak"] - planned["process"] + process, rel=0.05)
 
 
 # ---- what is given up, in order
