@@ -27,7 +27,8 @@ cache_types = _cache_types()
 """name -> (ggml type, values per block, bytes per block)"""
 
 
-def _devices() -> list[dict[str, Any]]:
+def devices() -> list[dict[str, Any]]:
+    """The backends' devices: name, description, memory_total and memory_free in bytes."""
     ggml = ctypes.CDLL(str(next(p for p in native.lib_dir().iterdir() if p.name.split(".")[0] in ("libggml", "ggml"))))
     base = ctypes.CDLL(str(next(p for p in native.lib_dir().iterdir() if p.name.split(".")[0] in ("libggml-base", "ggml-base"))))
     llama_cpp.llama_backend_init()
@@ -59,7 +60,7 @@ def build_info() -> dict[str, Any]:
     built = json.loads(path.read_text()) if path.exists() else {}
     return {
         "edgekv": edgekv.__version__, "llama_cpp_python": bindings.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
-        "patches": [x["name"] for x in built.get("patches", [])], "lib": str(native.lib_dir()), "devices": _devices(), "build": built,
+        "patches": [x["name"] for x in built.get("patches", [])], "lib": str(native.lib_dir()), "devices": devices(), "build": built,
     }
 
 

@@ -19,6 +19,7 @@ from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.choose import AUTO
 from edgekv.engine import Engine, Settings, settings_from
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
+from edgekv.room import check_whole_cache
 from edgekv.sizes import size_text
 from edgekv.stats import KVStats
 
@@ -72,6 +73,7 @@ class Llama(llama_cpp.Llama):
             flash_attn = compress or quantised
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
+        check_whole_cache(str(model_path), kwargs.get("n_ctx", 512), kwargs.get("type_k"), kwargs.get("type_v"), compress, kwargs.get("n_gpu_layers") or 0)
         native.next_context(compress)
         try:
             super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)

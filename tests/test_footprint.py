@@ -184,6 +184,20 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
     assert llm.kv_stats().n_seen == 1800
 
 
+@pytest.mark.parametrize("name", models.ARCHITECTURES)
+def test_a_whole_cache_that_is_larger_than_memory_is_refused_before_loading(tiny, monkeypatch, name):
+    from edgekv import room
+
+    n_bytes = load(tiny(name), n_ctx=2048).kv_stats().n_bytes
+    monkeypatch.setattr(room, "memory_free", lambda swap: n_bytes - 20_000)
+    with pytest.raises(BadInput, match="2,048 tokens.*-c.*--kv-ratio.*-ctk") as error:
+        load(tiny(name), n_ctx=2048)
+    one_line(error)
+    load(tiny(name), n_ctx=1024)
+    load(tiny(name), "q8_0", n_ctx=2048)
+    load(tiny(name), n_ctx=2048, kv_ratio=0.5)  # has no whole cache
+
+
 # ---- the machine
 
 

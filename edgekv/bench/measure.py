@@ -42,7 +42,7 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     from edgekv import Llama, facts
 
     assert Llama and numpy.random  # what they load is no part of what the model takes
-    before, private, free = rss_now(), rss_private(), device_free(facts._devices())
+    before, private, free = rss_now(), rss_private(), device_free(facts.devices())
     llm = load(case)
     loaded = rss_private() - private
     if warm_up:
@@ -57,7 +57,7 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
         stats = llm.kv_stats()
         ns += timed(llm, 0, case.n_gen)
     after = llm.kv_stats()
-    devices = facts._devices()
+    devices = facts.devices()
     return {
         "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode, "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
         "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_allocated": after.n_bytes, "kv_bytes_peak": after.n_bytes_peak,

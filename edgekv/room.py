@@ -1,0 +1,56 @@
+"""Room: whether llama.cpp's own cache can be had at all. It is allocated for the whole context when a model is loaded, and cleared at once, so
+one that is larger than memory ends the process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgekv import facts
+from edgekv.errors import BadInput
+from edgekv.footprint import row_bytes
+from edgekv.machine import memory_free
+from edgekv.profiles.header import DAMAGE, Header, opened
+from edgekv.sizes import size_text
+
+F16 = 1
+
+
+def check_whole_cache(path: str, n_ctx: int, type_k: int | None, type_v: int | None, compress: bool, n_gpu_layers: int) -> None:
+    """Raises BadInput if the cache certainly does not fit into main memory.
+
+    n_ctx: 0 is what the model was trained with. compress: edgekv's cache is wanted, so this is only about models that cannot have it.
+    """
+    from edgekv.blueprint import Blueprint
+
+    kinds = F16 if type_k is None else int(type_k), F16 if type_v is None else int(type_v)
+    free = memory_free(swap=True)
+    if n_gpu_layers and len(facts.devices()) > 1 or _at_most(path, n_ctx, *kinds) <= free:
+        return
+    with Blueprint(path) as blueprint:
+        if compress and not blueprint.why:
+            return
+        n = n_ctx or blueprint.n_ctx_train
+        n_bytes = blueprint.context(False, n, *kinds).cache
+    if n_bytes > free:
+        raise BadInput(f"the cache of {n:,} tokens takes {size_text(n_bytes)}, and {size_text(free)} are free: give a smaller -c, a --kv-ratio below 1, or "
+                       "smaller cache types (-ctk, -ctv); 'edgekv fit' says what fits")
+
+
+def _at_most(path: str, n_ctx: int, type_k: int, type_v: int) -> int:
+    """Bytes of the cache if every layer has one, from the file's header: quick, and enough for nearly everybody. 0 if it cannot be read."""
+    try:
+        with opened(path) as file:
+            meta = Header(file).meta
+        arch = meta["general.architecture"]
+
+        def of(key: str, default: Any) -> Any:
+            return meta.get(f"{arch}.{key}", default)
+
+        heads, n_layer = of("attention.head_count", 1), of("block_count", 0)
+        kv = of("attention.head_count_kv", heads)
+        n_heads = sum(kv) if isinstance(kv, list) else kv * n_layer
+        d = of("embedding_length", 0) // (max(heads) if isinstance(heads, list) else max(heads, 1))
+        row = row_bytes(type_k, of("attention.key_length", d)) + row_bytes(type_v, of("attention.value_length", d))
+        return int(row * n_heads * (n_ctx or of("context_length", 0)))
+    except (OSError, *DAMAGE):
+        return 0  # whoever loads the file says what is wrong with it
