@@ -54,14 +54,6 @@ def rss_now() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def rss_private() -> int:
-    """The part of it that no file stands behind (libraries and mapped weights have one); 0 where the system does not say."""
-    import psutil
-
-    info = psutil.Process().memory_info()
-    return int(info.rss - info.shared) if hasattr(info, "shared") else 0
-
-
 def _status(name: str) -> int:
     """A line of /proc/self/status in bytes, 0 where there is none."""
     try:

@@ -34,7 +34,7 @@ ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_byt
     compress_ms note""".split()
 SAMPLE = {
     "ns": 2_000_000_000, "depth_ns": 1, "method": "snapkv", "mode": "layers", "kv_tokens_full": 100, "kv_tokens_kept": 20.2, "kv_bytes_full": 1000,
-    "kv_bytes_kept": 200, "kv_bytes_allocated": 200, "kv_bytes_peak": 400, "compress_ms": 1.5, "rss_before": 10, "loaded": 5, "mem_peak_host": 1000, "mem_peak_device": 0,
+    "kv_bytes_kept": 200, "kv_bytes_allocated": 200, "kv_bytes_peak": 400, "compress_ms": 1.5, "rss_loaded": 10, "peak_loaded": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
     "build_commit": "abc", "model_type": "llama 1B \"Q\"", "model_size": 5000, "model_n_params": 1_500_000_000, "cpu_info": "it's a CPU", "gpu_info": "",
     "backends": "CPU",
 }
@@ -301,6 +301,15 @@ def test_flags_reach_the_rows(little, quick):
     assert {(c.n_prompt, c.n_gen) for c in quick.seen} == {(8, 0), (16, 0), (32, 0), (4, 2)}
 
 
+@pytest.mark.parametrize(("flags", "expected"), [
+    ([], ["f16"]), (["-ctk", "q8_0,q4_0"], ["q8_0/f16", "q4_0/f16"]), (["-ct", "q8_0,q4_0"], ["q8_0", "q4_0"]),
+    (["-ctk", "f16,q8_0", "-ctv", "f16,q4_0"], ["f16", "f16/q4_0", "q8_0/f16", "q8_0/q4_0"]),
+])
+def test_cache_types_combine_as_in_llama_bench_or_go_in_pairs(little, quick, flags, expected):
+    assert call("-m", little, "-r", "1", "-n", "0", "--full", "none", "--kv-method", "snapkv", *flags).exit_code == 0
+    assert [c.setting.split(" x ")[0] for c in quick.seen] == expected
+
+
 def test_compare_and_equal_bytes_print_ratios(little, quick):
     assert "gain limit" in call("-m", little, "-r", "1", "--compare").stdout
     done = call("-m", little, "-r", "1", "-p", "16", "-n", "0", "--equal-bytes", "--kv-method", "snapkv", "-o", "csv")
@@ -364,7 +373,7 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
     ([], "--synthetic llama-1b"), (["-m", "M", "-p", "x"], "512-4096*2"), (["-m", "M", "-p", "0", "-n", "0"], "above 0"), (["-m", "M", "-ctk", "q3"], "q4_0"),
     (["-m", "M", "--kv-ratio", "20"], "0.2"), (["-m", "M", "--kv-method", "magic"], "snapkv"), (["-m", "nowhere.gguf"], "nowhere.gguf"),
     (["-m", "M", "-pg", "5"], "512,128"), (["-m", "M", "-t", "0"], "from 1"), (["--synthetic", "gpt"], "llama-1b"), (["--synthetic", "tiny", "--eval", "needle"], "--eval"),
-    (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
+    (["-m", "M", "-ct", "f16", "-ctk", "f16"], "alike"), (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
 ])
 def test_mistakes_are_one_line(little, quick, args, says):
     done = call(*[little if x == "M" else x for x in args])

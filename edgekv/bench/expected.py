@@ -1,4 +1,4 @@
-"""What a row should take: weights, buffers and cache from their shapes, beside what the process itself has."""
+"""What a row should take: buffers and cache from their shapes, beside a process that has loaded its weights."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ class Expected:
         self._blueprint.__exit__(*details)
 
     def host(self, case: Case, sample: dict[str, Any]) -> int:
-        """Bytes of main memory at the peak. sample: a measured one, for what the process had without weights and cache."""
+        """Bytes of main memory at the peak. sample: a measured one, for what the process had when it was loaded.
+
+        Loading may have been the peak: weights that are repacked for the CPU exist twice until it is done.
+        """
         kinds = cache_types[case.type_k][0], cache_types[case.type_v][0]
         n_ctx = -(-max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS) // 256) * 256
         compressed = not case.is_full and sample["mode"] != "uncompressed"
         context = self._blueprint.context(compressed, n_ctx, *kinds)
-        cache = self._cache(case, context) if compressed else context.cache
-        process = sample["rss_before"] + max(sample["loaded"] - (0 if compressed else context.cache), 0)
-        return process + self._blueprint.weights + sum(context.compute.values()) + cache
+        cache = self._cache(case, context) if compressed else 0  # llama.cpp's own is there when the model is loaded
+        return max(sample["peak_loaded"], sample["rss_loaded"] + sum(context.compute.values()) + cache)
 
     def _cache(self, case: Case, context: Context) -> int:
         """K and V with what stands beside them while prompts are read: what lies before the test, the test's own, then new tokens."""

@@ -28,7 +28,7 @@ OURS: dict[str, type] = {
     "mem_peak_device": int, "mem_peak_host": int, "mem_computed_host": int, "compress_ms": float, "note": str,
 }
 """kv_bytes_kept: of a compressed cache what is allocated, of a full one the rows in use. mem_peak_host: the process's largest resident size,
-mem_computed_host: what shapes say it should be. note: where the two differ by more than 2 %."""
+mem_computed_host: what it should be (see `expected`). note: where the two differ by more than 2 %."""
 DEFAULTS: dict[str, Any] = {
     "build_number": 0, "cpu_mask": "0x0", "cpu_strict": False, "poll": 50, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0, "no_kv_offload": False,
     "devices": "auto", "tensor_split": "0.00", "tensor_buft_overrides": "none", "load_mode": "auto", "lazy_mode": "auto", "embeddings": False,

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgekv.bench.spec import Case
 from edgekv.errors import EdgeKVError
-from edgekv.machine import rss_now, rss_peak, rss_private
+from edgekv.machine import rss_now, rss_peak
 
 MIN_TOKENS = 1
 """A row's ratio holds for short prompts too, unlike in a chat (--kv-min-tokens)."""
@@ -35,16 +35,16 @@ def main() -> None:
 def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     """Run a case once. ns: of the test; depth_ns: of reading what lies before it.
 
-    loaded: memory that loading took without the weights' file: vocabulary, repacked weights, and llama.cpp's own cache, which it clears.
+    rss_loaded, peak_loaded: the process when the model was loaded, weights and (in full) llama.cpp's own cache included, and its peak until then.
     """
     import numpy.random
 
-    from edgekv import Llama, facts
+    from edgekv import facts
 
-    assert Llama and numpy.random  # what they load is no part of what the model takes
-    before, private, free = rss_now(), rss_private(), device_free(facts.devices())
+    assert numpy.random  # loaded now, so that it is no part of what the test takes
+    free = device_free(facts.devices())
     llm = load(case)
-    loaded = rss_private() - private
+    loaded = {"rss_loaded": rss_now(), "peak_loaded": rss_peak() or 0}
     if warm_up:
         llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
         llm.reset()
@@ -61,7 +61,7 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     return {
         "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode, "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
         "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_allocated": after.n_bytes, "kv_bytes_peak": after.n_bytes_peak,
-        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, "rss_before": before, "loaded": loaded,
+        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, **loaded,
         "mem_peak_host": rss_peak(),
         "mem_peak_device": max(free - device_free(devices), 0), **about(llm, devices),
     }

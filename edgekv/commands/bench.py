@@ -81,7 +81,8 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 @_many("-b", "--batch-size", "n_batch", default="2048", callback=ints, help="Logical batch sizes.")
 @_many("-ub", "--ubatch-size", "n_ubatch", default="512", callback=ints, help="Physical batch sizes.")
 @_many("-ctk", "--cache-type-k", "type_k", default="f16", callback=types, help="Types of the K cache.")
-@_many("-ctv", "--cache-type-v", "type_v", default="", callback=types, help="Types of the V cache; without it each K type stands with itself.")
+@_many("-ctv", "--cache-type-v", "type_v", default="f16", callback=types, help="Types of the V cache; each stands with each K type, as in llama-bench.")
+@_many("-ct", "--cache-type", "type_kv", default="", callback=types, help="Types of both, K and V alike, instead of -ctk and -ctv.")
 @_many("-t", "--threads", "n_threads", default="", callback=ints, help="CPU threads; without it: the physical cores.")
 @_many("-ngl", "--n-gpu-layers", "n_gpu_layers", default="-1", callback=ints, help="Layers on a GPU; -1: all.")
 @_many("-fa", "--flash-attn", "flash_attn", default="auto", callback=switches, help="Flash attention of full caches; a compressed one always has it.")
@@ -102,7 +103,7 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 @click.option("--out", metavar="FOLDER", default="edgekv-bench", show_default=True, help="Where --long writes its page.")
 @click.pass_context
 def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: list[int], n_pairs: list[tuple[int, int]], n_depth: list[int],
-            n_batch: list[int], n_ubatch: list[int], type_k: list[str], type_v: list[str], n_threads: list[int], n_gpu_layers: list[int],
+            n_batch: list[int], n_ubatch: list[int], type_k: list[str], type_v: list[str], type_kv: list[str], n_threads: list[int], n_gpu_layers: list[int],
             flash_attn: list[str], kv_ratio: list[float], kv_method: list[str], kv_hidden: str, full: list[str], repetitions: int, output: str,
             no_warmup: bool, compare: bool, equal_bytes: bool, evaluation: str | None, eval_cases: int, synthetic: str | None, is_long: bool, out: str) -> None:
     """Measure speed and memory on this machine, in llama-bench's terms: compressed caches beside full ones, from the same binary in the same run.
@@ -120,8 +121,10 @@ def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: l
     if synthetic and evaluation:
         raise BadInput("random weights find no needle; leave --eval out, or give a real model with -m")
     given = ctx.get_parameter_source
+    if type_kv and any(given(name).name != "DEFAULT" for name in ("type_k", "type_v")):
+        raise BadInput("-ct is for K and V alike; give it, or -ctk and -ctv")
     methods = ["snapkv"] if synthetic and given("kv_method").name == "DEFAULT" else kv_method
-    cache = [(k, v) for k in type_k for v in (type_v or [k])]
+    cache = [(kind, kind) for kind in type_kv] or [(k, v) for k in type_k for v in type_v]
     with model_files(models, synthetic) as paths:
         lists = Lists(paths, n_prompt, n_gen, n_pairs, n_depth, n_batch, n_ubatch, cache, n_threads or [count_threads(None)], n_gpu_layers, flash_attn,
                       methods, kv_ratio, kv_hidden, full)

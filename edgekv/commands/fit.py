@@ -165,6 +165,8 @@ class Report:
         rows = [("weights", mib(point.weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full), ("new tokens, at most", mib(point.tail)),
                 ("one layer in full", mib(point.layer)), (f"hidden states ({point.hidden})", mib(point.hidden_bytes)), ("queries and inputs", mib(point.inputs)),
                 ("compute buffers", mib(point.compute)), ("process", mib(point.process)), ("at the peak", mib(point.peak))]
+        if point.hidden == "disk":
+            rows.append(("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx)))
         kept = f"{point.n_kept:,} of {point.n_ctx:,} tokens kept ({percent(point.n_kept, point.n_ctx)})" if point.ratio < 1 else "all tokens kept"
         described = self.describe(point)
         return [f"{point.n_ctx:,} tokens, {kept}, {point.type_k}/{point.type_v} cache, MiB:", table([r for r in rows if r[1] != "0.0"]),
