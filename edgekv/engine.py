@@ -69,6 +69,8 @@ class Engine:
         assert store is not None, "the context was created with native.next_context(True)"
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.progress: Callable[[int, int], None] | None = None
+        self.offloaded = False
+        """Rows lie in another memory than the CPU's; hidden states and inputs never do."""
         self.compress_ms = 0.0
         self.by_layer = True
         self.ratio = settings.ratio
@@ -219,7 +221,8 @@ class Engine:
     def _check_room(self, watch: Watch, plan: Plan) -> None:
         """Raises BadInput if the machine certainly has not the memory to read this prompt."""
         need = self.reading(watch, plan)
-        free, more = memory_free(swap=True), need.peak - need.old
+        free = memory_free(swap=True)
+        more = need.hidden + need.inputs if self.offloaded else need.peak - need.old
         if more > free:
             raise BadInput(
                 f"reading {plan.n_tokens:,} tokens takes {size_text(more)} (kept rows {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden "

@@ -50,6 +50,11 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
+def is_offloaded(n_gpu_layers: int) -> bool:
+    """Whether weights and cache of layers go to another memory than the CPU's (some of them, perhaps)."""
+    return bool(n_gpu_layers) and any(d["name"].upper() != "CPU" for d in devices())
+
+
 def build_info() -> dict[str, Any]:
     """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in bytes)."""
     import llama_cpp as bindings

@@ -8,7 +8,7 @@ See docs/architecture.md for the walk; tests/test_footprint.py compares every nu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -131,8 +131,3 @@ def _rotations(x: LayerInfo) -> int:
     """The matrices by which llama.cpp turns heads of a multiple of 64 values before it quantises them (f32)."""
     widths = ((x.type_k, x.d_k, x.d_k & -x.d_k), (x.type_v, x.d_v, 64))
     return sum(4 * n * n for kind, d, n in widths if kind not in PLAIN and d % 64 == 0)
-
-
-def of_types(layers: Sequence[LayerInfo], type_k: int, type_v: int) -> list[LayerInfo]:
-    """The same layers with other cache types."""
-    return [replace(x, type_k=type_k, type_v=type_v, bytes_row=row_bytes(type_k, x.d_k) + row_bytes(type_v, x.d_v)) for x in layers]

@@ -73,7 +73,8 @@ class Llama(llama_cpp.Llama):
             flash_attn = compress or quantised
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
-        check_whole_cache(str(model_path), kwargs.get("n_ctx", 512), kwargs.get("type_k"), kwargs.get("type_v"), compress, kwargs.get("n_gpu_layers") or 0)
+        check_whole_cache(str(model_path), kwargs.get("n_ctx", 512), kwargs.get("type_k"), kwargs.get("type_v"), compress,
+                          kwargs.get("n_gpu_layers") or 0)
         native.next_context(compress)
         try:
             super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
@@ -228,6 +229,7 @@ class Llama(llama_cpp.Llama):
             return
         self._kv = Engine(self._ctx.ctx, self._kv_settings, lambda text: self.tokenize(text.encode(), add_bos=False))
         self._kv.progress = self._kv_report
+        self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
 
     def _kv_check_memory(self, settings: Settings) -> None:
         """Raises BadInput if the cache cannot stay within `kv_memory`, whatever the prompt."""

@@ -24,7 +24,7 @@ def check_whole_cache(path: str, n_ctx: int, type_k: int | None, type_v: int | N
 
     kinds = F16 if type_k is None else int(type_k), F16 if type_v is None else int(type_v)
     free = memory_free(swap=True)
-    if n_gpu_layers and len(facts.devices()) > 1 or _at_most(path, n_ctx, *kinds) <= free:
+    if facts.is_offloaded(n_gpu_layers) or _at_most(path, n_ctx, *kinds) <= free:
         return
     with Blueprint(path) as blueprint:
         if compress and not blueprint.why:

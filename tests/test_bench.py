@@ -34,7 +34,7 @@ ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_byt
     compress_ms note""".split()
 SAMPLE = {
     "ns": 2_000_000_000, "depth_ns": 1, "method": "snapkv", "mode": "layers", "kv_tokens_full": 100, "kv_tokens_kept": 20.2, "kv_bytes_full": 1000,
-    "kv_bytes_kept": 200, "kv_bytes_allocated": 200, "kv_bytes_peak": 400, "compress_ms": 1.5, "rss_loaded": 10, "peak_loaded": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
+    "kv_bytes_kept": 200, "kv_bytes_peak": 400, "compress_ms": 1.5, "rss_loaded": 10, "peak_loaded": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
     "build_commit": "abc", "model_type": "llama 1B \"Q\"", "model_size": 5000, "model_n_params": 1_500_000_000, "cpu_info": "it's a CPU", "gpu_info": "",
     "backends": "CPU",
 }

@@ -93,9 +93,9 @@ class FakeBlueprint:
     shape = {"d_head_k": 128, "d_head_v": 128}
 
     def context(self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1) -> Context:
-        from edgekv.footprint import full_bytes, of_types
+        from edgekv.footprint import full_bytes, row_bytes
 
-        layers = of_types([LayerInfo(32, 8, 128, 128, 1, 1, 0, 512)] * 32, type_k, type_v)
+        layers = [LayerInfo(32, 8, 128, 128, type_k, type_v, 0, row_bytes(type_k, 128) + row_bytes(type_v, 128))] * 32
         return Context(tuple(layers) if compressed else (), {"X": 100 * 2**20}, full_bytes(layers, n_ctx))
 
 

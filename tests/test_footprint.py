@@ -178,6 +178,11 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
         with pytest.raises(BadInput, match="shorter prompt.*--kv-ratio.*-ctk.*--kv-hidden disk") as error:
             llm.eval(list(text(1500)))
         assert "488.3 KiB are free" in one_line(error)
+    with monkeypatch.context() as patch:  # what lies on a GPU takes none of it
+        need = llm._kv.reading(Watch(llm._kv_settings, list(text(1500)), None), llm._kv._plan(1500))
+        patch.setattr(engine, "memory_free", lambda swap: need.hidden + need.inputs)
+        patch.setattr(llm._kv, "offloaded", True)
+        llm._kv._check_room(Watch(llm._kv_settings, list(text(1500)), None), llm._kv._plan(1500))
     after = llm.kv_stats()
     assert (after.n_seen, after.n_bytes) == (before.n_seen, before.n_bytes)
     llm.eval(list(text(1500)))

@@ -67,7 +67,8 @@ def _memory(samples: Sequence[dict[str, Any]]) -> int:
 
 def as_md(found: Sequence[Ratio]) -> str:
     """The ratios as a table; speeds as the median of the rounds and their span."""
-    lines = ["| test | this | beside | speed | from - to | KV bytes | memory | gain limit | reached |", "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    lines = ["| test | this | beside | speed | from - to | KV bytes | memory | gain limit | reached |",
+             "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for x in found:
         limit = f"{x.limit:.2f} x" if x.limit else ""
         reached = f"{100 * x.reached:.0f} %" if x.reached is not None else ""

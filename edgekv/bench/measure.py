@@ -60,7 +60,7 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     devices = facts.devices()
     return {
         "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode, "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
-        "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_allocated": after.n_bytes, "kv_bytes_peak": after.n_bytes_peak,
+        "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_peak": after.n_bytes_peak,
         "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, **loaded,
         "mem_peak_host": rss_peak(),
         "mem_peak_device": max(free - device_free(devices), 0), **about(llm, devices),

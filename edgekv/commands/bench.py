@@ -69,7 +69,8 @@ def switches(ctx: click.Context, param: click.Parameter, values: Sequence[str]) 
 
 def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "LIST") -> Any:
     """An option that takes a list, and may be given more than once."""
-    return click.option(*names, multiple=True, default=[default] if default else [], show_default=default or False, metavar=metavar, callback=callback, help=help)
+    return click.option(*names, multiple=True, default=[default] if default else [], show_default=default or False, metavar=metavar,
+                        callback=callback, help=help)
 
 
 @click.command("bench", short_help="Measure speed and memory, compressed caches beside full ones.")
@@ -89,16 +90,20 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 @_many("--kv-ratio", default="0.2", callback=ratios, help="Shares of the cache to keep.")
 @_many("--kv-method", default="auto", callback=words, help="Methods, as of chat; semicolons between them where a name has commas.")
 @click.option("--kv-hidden", type=click.Choice(("f32", "f16", "disk")), default="f32", show_default=True, help="Where a prompt's hidden states wait.")
-@_many("--full", default="f16,q8_0,q4_0", callback=types, help="Full caches (nothing compressed, llama.cpp's own code) beside every compressed row; none: no such row.")
+@_many("--full", default="f16,q8_0,q4_0", callback=types,
+       help="Full caches (nothing compressed, llama.cpp's own code) beside every compressed row; none: no such row.")
 @click.option("-r", "--repetitions", type=COUNT, default=5, show_default=True, metavar="N", help="Rounds; in each, every row is measured once.")
 @click.option("-o", "--output", type=click.Choice(("csv", "json", "jsonl", "md", "sql")), default="md", show_default=True, help="Form of the table.")
 @click.option("--no-warmup", "no_warmup", is_flag=True, help="No short run before each sample.")
-@click.option("--compare", is_flag=True, help="Also print each compressed row's ratios to the full ones, taken within rounds (with -o other than md: on standard error).")
-@click.option("--equal-bytes", is_flag=True, help="Full q8_0 and q4_0 caches, each beside larger types at the ratio that takes the same bytes, instead of --kv-ratio.")
+@click.option("--compare", is_flag=True,
+              help="Also print each compressed row's ratios to the full ones, taken within rounds (with -o other than md: on standard error).")
+@click.option("--equal-bytes", is_flag=True,
+              help="Full q8_0 and q4_0 caches, each beside larger types at the ratio that takes the same bytes, instead of --kv-ratio.")
 @click.option("--eval", "evaluation", type=click.Choice(("needle",)), help="Also find needles under every row's setting.")
 @click.option("--eval-cases", type=COUNT, default=10, show_default=True, metavar="N", help="Needles for --eval.")
-@click.option("--synthetic", metavar="SHAPE[:TYPE]", help="A model of this shape with random weights, written to a temporary file: llama-1b, llama-3b, llama-8b, "
-              "qwen-1.5b, qwen-7b; TYPE is q4_0, q8_0 or f16. Its method is snapkv if none is given.")
+@click.option("--synthetic", metavar="SHAPE[:TYPE]",
+              help="A model of this shape with random weights, written to a temporary file: llama-1b, llama-3b, llama-8b, "
+                   "qwen-1.5b, qwen-7b; TYPE is q4_0, q8_0 or f16. Its method is snapkv if none is given.")
 @click.option("--long", "is_long", is_flag=True, help="The long-context table: 4K, 8K, 16K ... (or -d) as far as memory goes, a page with plots in --out.")
 @click.option("--out", metavar="FOLDER", default="edgekv-bench", show_default=True, help="Where --long writes its page.")
 @click.pass_context

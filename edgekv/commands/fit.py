@@ -51,7 +51,8 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
 @click.option("-ctv", "--cache-type-v", type=click.Choice(CACHE_TYPES), help="Type of the V cache; without it as the K cache.")
 @click.option("-ub", "--ubatch-size", type=COUNT, default=512, show_default=True, metavar="N", help="Physical batch size.")
 @click.option("--ratios", "shares", default="1,0.5,0.3,0.2,0.1", show_default=True, metavar="RS", callback=ratios, help="Shares of the cache to try.")
-@click.option("--kv-method", "kv_method", default="auto", show_default=True, metavar="NAME", help="Method that is going to be used: some read more than the prompt.")
+@click.option("--kv-method", "kv_method", default="auto", show_default=True, metavar="NAME",
+              help="Method that is going to be used: some read more than the prompt.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str | None, ctx_size: int | None, cache_type_k: str | None,
             cache_type_v: str | None, ubatch_size: int, shares: list[float], kv_method: str, as_json: bool) -> int:
@@ -162,8 +163,10 @@ class Report:
 
     def costs(self, point: Point) -> list[str]:
         full = f" (all rows {mib(point.kv_full)})" if point.ratio < 1 else ""
-        rows = [("weights", mib(point.weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full), ("new tokens, at most", mib(point.tail)),
-                ("one layer in full", mib(point.layer)), (f"hidden states ({point.hidden})", mib(point.hidden_bytes)), ("queries and inputs", mib(point.inputs)),
+        rows = [("weights", mib(point.weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
+                ("new tokens, at most", mib(point.tail)),
+                ("one layer in full", mib(point.layer)), (f"hidden states ({point.hidden})", mib(point.hidden_bytes)),
+                ("queries and inputs", mib(point.inputs)),
                 ("compute buffers", mib(point.compute)), ("process", mib(point.process)), ("at the peak", mib(point.peak))]
         if point.hidden == "disk":
             rows.append(("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx)))
