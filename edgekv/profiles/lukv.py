@@ -24,6 +24,7 @@ from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.identity import identify
+from edgekv.profiles.partial import save_json
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def _answers(llm: Llama, context: list[int], asked: list[list[int]], partial: Pa
         if name not in done:
             done[name] = oracle.decode(llm, len(context), question)
             if partial is not None:
-                _save(partial, done)
+                save_json(partial, done)
         report(1, i + 1, len(asked))
     llm.reset()
     return [done[name] for name in names]
@@ -195,12 +196,3 @@ def _saved(partial: Path | None) -> dict[str, list[int]]:
         return dict(json.loads(partial.read_text())) if partial else {}
     except (OSError, ValueError, TypeError):
         return {}
-
-
-def _save(partial: Path, state: dict[str, list[int]]) -> None:
-    fresh = partial.with_name(partial.name + ".new")
-    try:
-        fresh.write_text(json.dumps(state))
-        fresh.replace(partial)
-    except OSError as error:
-        raise BadInput(f"{partial} cannot be written ({error.strerror}); choose another place") from None
