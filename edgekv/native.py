@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -261,10 +264,26 @@ class Prefill:
         try:  # nothing may travel through the C frames
             if self._progress:
                 self._progress(done, total)
-            return True
+            return self._raised is None
         except BaseException as error:
             self._raised = error
             return False
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C is noted instead of raised: it would be raised where a callback begins, and Python throws away what leaves a callback."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+
+        def note(*_: Any) -> None:
+            self._raised = KeyboardInterrupt()
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __enter__(self) -> Prefill:
         return self
@@ -284,7 +303,8 @@ class Prefill:
 
     def run(self, il: int) -> None:
         """Compute layer il; layers come in order and each must be kept before the next."""
-        status = _lib.edgekv_prefill_run(self._p, il)
+        with self._interrupts():
+            status = _lib.edgekv_prefill_run(self._p, il)
         if self._raised:
             raised, self._raised = self._raised, None
             raise raised
