@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -380,6 +381,18 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
     assert profile.score == "keydiff" and profile.kind == "lukv"
 
 
+def test_known_answers_are_read_and_the_others_decoded(tiny, monkeypatch):
+    pytest.importorskip("scipy")
+    llm = lukv.load(str(tiny("llama-gqa")), "keydiff", 1024, n_threads=1)
+    decoded, measured, measure = [], [], lukv.measure
+    monkeypatch.setattr(oracle, "decode", lambda llm, n, question: decoded.append(question) or [7, 8, 9])
+    monkeypatch.setattr(lukv, "measure", lambda llm, weights, context, dialogues, progress: measured.extend(dialogues) or measure(
+        llm, weights, context, dialogues, progress))
+    lukv.make(llm, [lukv.Source.parse(TEXTS[0], ["where?\tin the shed", "", "when? \t", "who?"])], (0.2,))
+    answers = [answer for _, answer in measured]
+    assert answers == [llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER], [7, 8, 9], [7, 8, 9]] and len(decoded) == 2
+
+
 def test_questions_that_do_not_do(tiny):
     llm = lukv.load(str(tiny("llama-gqa")), "snapkv", 512, n_threads=1)
     for text, asked, says in ((TEXTS[0], [], "questions"), (TEXTS[0], ["why " * 50], "60 tokens"), (TEXTS[0] * 3, ["why?"], "this model takes")):
@@ -390,6 +403,7 @@ def test_questions_that_do_not_do(tiny):
 def test_the_shipped_questions():
     sources = lukv.sources()
     assert len({question for source in sources for question in source.questions}) == 30
+    assert all(len(source.answers) == len(source.questions) and all(source.answers) for source in sources)
     assert 3500 < sum(len(source.text.split()) for source in sources) < 4500
 
 
@@ -492,3 +506,20 @@ def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     done = call(*[str(tiny("llama-gqa")) if arg == "MODEL" else arg for arg in args])
     lines = done.stderr.splitlines()
     assert done.exit_code == 2 and len(lines) == 1 and lines[0].startswith("edgekv: ") and says in lines[0], done.output
+
+
+def test_ctrl_c_while_a_text_is_read_is_not_lost(llm):
+    """Python raises it where a callback from C begins, and throws away what leaves a callback; so nothing may be raised there."""
+    raised = []
+
+    def progress(done, total):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raised.append(done)
+
+    tokens = tuple(llm.tokenize(TEXTS[0].encode()))[:N_TOKENS]
+    with pytest.raises(KeyboardInterrupt):
+        probe_profile.measure(llm, tokens, progress)
+    assert not raised and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    probe_profile.measure(llm, tokens)

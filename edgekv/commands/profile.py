@@ -68,7 +68,7 @@ def probe(model: str, output: str, contexts: Sequence[str], n_tokens: int, grid:
 @OUTPUT
 @click.option("--score", default="snapkv", show_default=True, metavar="NAME", help="The score to make it for; 'edgekv methods' lists them.")
 @click.option("--text", "text_file", metavar="FILE", help="A text to learn from; without it: four that come with edgekv.")
-@click.option("--questions", "question_file", metavar="FILE", help="Questions about --text, one on each line.")
+@click.option("--questions", "question_file", metavar="FILE", help="Questions about --text, one on each line; behind a tab the right answer, if it is known.")
 @RATIOS
 @THREADS
 @GPU_LAYERS
@@ -90,7 +90,7 @@ def lukv(model: str, output: str, score: str, text_file: str | None, question_fi
     check_folder(output)
     sources = lukv.sources()
     if text_file and question_file:
-        sources = [lukv.Source(read_text(text_file), tuple(filter(None, map(str.strip, read_text(question_file).splitlines()))))]
+        sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
     n = count_threads(threads)
     llm = lukv.load(path, score, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
     recorded = command_line("lukv", "-m", Path(path).name, "--score", score, *given("--text", text_file and Path(text_file).name),

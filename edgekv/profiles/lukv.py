@@ -4,7 +4,8 @@ Source: LU-KV, sections 4.2 and 4.3, appendix E. For a score, the rows of a head
 row adds to the oracle importance that is kept is made non-increasing (isotonic regression, so that the loss is convex), and the best
 gains of all layers and heads are taken: for convex losses this greedy choice is the optimum. Done for every question and ratio, the
 shares are the mean over the questions. Different from the paper, whose one text has 4,000 words, the texts that come with edgekv are four:
-small models answer questions about a page, not about fifteen.
+small models answer questions about a page, not about fifteen. And they come with the answers, which the model reads instead of deciding
+for itself what to say: a small model makes many of its answers up, and what it makes up does not show which rows a right answer needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,19 +43,26 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Source:
-    """A text and questions about it."""
+    """A text, questions about it, and their right answers as far as they are known: empty, or one for each question, which may be empty."""
 
     text: str
     questions: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, lines: Iterable[str]) -> Source:
+        """From lines of a question, or of a question, a tab and the answer."""
+        parts = [line.partition("\t") for line in map(str.strip, lines) if line]
+        return cls(text, tuple(question.strip() for question, _, _ in parts), tuple(answer.strip() for _, _, answer in parts))
 
 
 def sources() -> list[Source]:
-    """Four texts with 30 questions, about 4,000 words, that come with edgekv."""
+    """Four texts with 30 questions and answers, about 4,000 words, that come with edgekv."""
     asked: dict[str, list[str]] = {}
     for line in (TEXTS / "questions.tsv").read_text(encoding="utf-8").splitlines():
-        name, question = line.split("\t")
+        name, _, question = line.partition("\t")
         asked.setdefault(name, []).append(question)
-    return [Source((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), tuple(questions)) for name, questions in asked.items()]
+    return [Source.parse((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), lines) for name, lines in asked.items()]
 
 
 def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
@@ -87,7 +95,7 @@ def make(
             if progress:
                 progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
 
-        answers = _answers(llm, context, asked, partial, report)
+        answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), partial, report)
         gains = measure(llm, weights, context, list(zip(asked, answers, strict=True)), functools.partial(report, 2))
         found += [count(g, ratios) for g in gains]
     shares, heads = np.mean(found, axis=0), taking_part(llm._kv.store)
@@ -95,7 +103,7 @@ def make(
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
     if partial is not None:
         partial.unlink(missing_ok=True)
-    calibration = hash_of([words for source in sources for words in (source.text, *source.questions)])
+    calibration = hash_of([words for source in sources for words in (source.text, *source.questions, *source.answers)])
     return Profile(identify(llm.model_path), "lukv", tuple(ratios), shares.astype(np.float32), settings.preset.score.name, settings.window,
                    settings.sink, calibration, command)
 
@@ -163,21 +171,25 @@ def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
     return context, asked
 
 
-def _answers(llm: Llama, context: list[int], asked: list[list[int]], partial: Path | None,
+def _answers(llm: Llama, context: list[int], asked: list[list[int]], known: Sequence[str], partial: Path | None,
              report: Callable[[int, int, int], None]) -> list[list[int]]:
-    """The answers that the model gives with its full cache, from `partial` as far as they are there. report(stage, done, total)"""
+    """Tokens of the known answers; of the others those that the model gives with its full cache, from `partial` as far as they are there.
+
+    known: the answer to each question, empty if it is not known. report(stage, done, total)
+    """
     model, done = identify(llm.model_path).digest, _saved(partial)
     names = [hashlib.sha256(repr((model, context, question)).encode()).hexdigest() for question in asked]
-    if any(name not in done for name in names):
+    answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done.get(name, []) for text, name in zip(known, names, strict=True)]
+    if not all(answers):
         _read(llm, context, lambda done, total: report(0, done, total))
     for i, (name, question) in enumerate(zip(names, asked, strict=True)):
-        if name not in done:
-            done[name] = oracle.decode(llm, len(context), question)
+        if not answers[i]:
+            answers[i] = done[name] = oracle.decode(llm, len(context), question)
             if partial is not None:
                 save_json(partial, done)
         report(1, i + 1, len(asked))
     llm.reset()
-    return [done[name] for name in names]
+    return answers
 
 
 def _read(llm: Llama, context: list[int], progress: Progress) -> None:
