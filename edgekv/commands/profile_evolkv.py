@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,7 @@ def evolkv(model: str, output: str | None, task: str, target: int, setting: str,
         click.echo(f"edgekv: written to {out}", err=True)
 
 
-def _examples(task: str, seed: int, n: int, n_tokens: tuple[int, ...], count) -> list[Example]:
+def _examples(task: str, seed: int, n: int, n_tokens: tuple[int, ...], count: Callable[[str], int]) -> list[Example]:
     from edgekv.profiles import training
 
     if task == TASK:
@@ -117,7 +118,7 @@ class Curve:
 
     def __init__(self, n_texts: int) -> None:
         self._bar = click.progressbar(length=n_texts, label="texts", file=sys.stderr)
-        self._begin: float | None = None
+        self._begin = time.monotonic()
 
     def reading(self, done: int, total: int) -> None:
         if done == 0:
@@ -125,9 +126,8 @@ class Curve:
         self._bar.update(done - self._bar.pos)
         if done == total:
             self._bar.__exit__(None, None, None)
+            self._begin = time.monotonic()
 
     def point(self, at: Generation) -> None:
-        if self._begin is None:
-            self._begin = time.monotonic()
         click.echo(f"group {at.group}/{at.n_groups}, generation {at.number}/{at.n_generations}: best {at.best:.4f}, mean {at.mean:.4f}, "
                    f"total {at.n_rows} rows ({time.monotonic() - self._begin:.0f} s)", err=True)
