@@ -386,11 +386,22 @@ def test_known_answers_are_read_and_the_others_decoded(tiny, monkeypatch):
     llm = lukv.load(str(tiny("llama-gqa")), "keydiff", 1024, n_threads=1)
     decoded, measured, measure = [], [], lukv.measure
     monkeypatch.setattr(oracle, "decode", lambda llm, n, question: decoded.append(question) or [7, 8, 9])
-    monkeypatch.setattr(lukv, "measure", lambda llm, weights, context, dialogues, progress: measured.extend(dialogues) or measure(
-        llm, weights, context, dialogues, progress))
+    monkeypatch.setattr(lukv, "measure", lambda llm, weights, context, dialogues, *more: measured.extend(dialogues) or measure(
+        llm, weights, context, dialogues, *more))
     lukv.make(llm, [lukv.Source.parse(TEXTS[0], ["where?\tin the shed", "", "when? \t", "who?"])], (0.2,))
     answers = [answer for _, answer in measured]
     assert answers == [llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER], [7, 8, 9], [7, 8, 9]] and len(decoded) == 2
+
+
+def test_layers_count_the_same_or_as_they_are(tiny):
+    pytest.importorskip("scipy")
+    llm = lukv.load(str(tiny("llama-gqa")), "keydiff", 1024, n_threads=1)
+    context, question, answer = ([*llm.tokenize(text.encode())] for text in (TEXTS[0], "where is it?", "in the shed"))
+    weights = oracle.OutputWeights(llm.model_path)
+    plain, layer = (lukv.measure(llm, weights, context, [(question, answer)], kind)[0] for kind in lukv.NORMALISE)
+    sums = plain.sum(axis=(1, 2), keepdims=True)
+    assert layer.sum(axis=(1, 2)) == pytest.approx(np.ones(3), rel=1e-4) and np.ptp(sums) > 0.05 * sums.max()
+    np.testing.assert_allclose(plain / sums, layer, rtol=1e-3, atol=1e-7)
 
 
 def test_questions_that_do_not_do(tiny):

@@ -36,6 +36,8 @@ LEAST = 0.01
 """Share of its rows that every head keeps, about: all shares are scaled to the ratio again."""
 MAX_QUESTION = 60
 """Tokens of a question with what the chat template puts behind it: more would be compressed like a prompt."""
+NORMALISE = ("none", "layer")
+"""How the importance of different layers compares: none: as it is; layer: every layer's adds up to the same, as in the paper."""
 UNIT = 1000
 """Steps of progress for each stage: reading the text, answering, measuring."""
 Progress = Callable[[int, int], None]
@@ -73,12 +75,12 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
 
 
 def make(
-    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, partial: Path | None = None, progress: Progress | None = None,
-    command: str = "",
+    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, normalise: str = NORMALISE[0], partial: Path | None = None,
+    progress: Progress | None = None, command: str = "",
 ) -> Profile:
     """The LU-KV profile for the score of a model from `load`; every question of every source counts the same.
 
-    partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
+    normalise: one of NORMALISE. partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
     Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be measured.
     """
     if llm._kv is None:
@@ -96,7 +98,7 @@ def make(
                 progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
 
         answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), partial, report)
-        gains = measure(llm, weights, context, list(zip(asked, answers, strict=True)), functools.partial(report, 2))
+        gains = measure(llm, weights, context, list(zip(asked, answers, strict=True)), normalise, functools.partial(report, 2))
         found += [count(g, ratios) for g in gains]
     shares, heads = np.mean(found, axis=0), taking_part(llm._kv.store)
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
@@ -110,7 +112,7 @@ def make(
 
 def measure(
     llm: Llama, weights: oracle.OutputWeights, context: Sequence[int], dialogues: Sequence[tuple[Sequence[int], Sequence[int]]],
-    progress: Progress | None = None,
+    normalise: str = NORMALISE[0], progress: Progress | None = None,
 ) -> NDArray[np.float32]:
     """float32 [n_question, n_layer, n_head_kv, n_tokens]: non-increasing gains in the order in which the score keeps rows.
 
@@ -135,7 +137,8 @@ def measure(
             scores = select.protect(s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window)
             norms = np.stack([weights.norms(il, info.n_head, p.rows(k)[1], k, info.n_head_kv) for k in range(info.n_head_kv)])
             attention = np.stack([p.stat(len(watch.observers) + i, "max") for i in range(len(steps))])
-            gains[:, il, : info.n_head_kv] = convex(oracle.normalise(attention * norms), np.argsort(-scores, axis=1, kind="stable"))
+            importance = oracle.normalise(attention * norms) if normalise == "layer" else attention * norms
+            gains[:, il, : info.n_head_kv] = convex(importance, np.argsort(-scores, axis=1, kind="stable"))
             p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
     return gains
 
