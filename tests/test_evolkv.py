@@ -89,14 +89,14 @@ def test_a_scheme_serves_other_totals_and_lengths_by_its_proportions(rows, n_row
     got = budget.from_shares(profile.shares_at(plan.ratio), plan)
     assert got.sum() == plan.total and np.abs(got[:, 0] - got[:, 1]).max() <= 1
     expected = evolkv.complete(rows, Plan(n_rows, max(36, -(-n_tokens // 100)), n_tokens))
-    capped = (rows * n_rows / rows.mean() > n_tokens).any()
-    assert capped or np.abs(got.mean(axis=1) - expected).max() <= 1.5
+    near_the_cap = (expected > 0.9 * n_tokens).any()  # between two ratios of the grid, at one of which a layer has all its rows
+    assert near_the_cap or np.abs(got.mean(axis=1) - expected).max() <= 1.5
 
 
 def test_shares_have_the_mean_of_the_ratio_and_none_is_above_one():
     got = evolkv.shares(np.array([1000, 36, 36, 36]))
-    assert got.shape == (49, 4) and got.max() <= 1 and got.mean(axis=1) == pytest.approx(np.array(evolkv.RATIOS))
-    assert got[0] * 4 / 0.08 == pytest.approx(np.array([1000, 36, 36, 36]) * 4 / 1108)
+    assert got.shape == (99, 4) and got.max() <= 1 and got.mean(axis=1) == pytest.approx(np.array(evolkv.RATIOS))
+    assert got[0] == pytest.approx(0.04 * np.array([1000, 36, 36, 36]) / 1108)
 
 
 # ---- the search
@@ -307,7 +307,7 @@ def test_the_command_records_itself_and_prints_the_curve(tiny, tmp_path, monkeyp
     task = jsonl(tmp_path, {"context": "The wall is high and the gate is low. " * 12, "question": "What is high?", "answers": ["wall"]})
     done = call("-m", model, "--task", task, *SMALL, "--fitness", "likelihood", "--seed", "4")
     assert done.exit_code == 0 and done.stdout.startswith("at 0."), done.output
-    assert "group 1/1, generation 1/1: best" in done.stderr and "total 180 rows" in done.stderr
+    assert "1 of 1 texts read" in done.stderr and "group 1/1, generation 1/1: best" in done.stderr and "total 180 rows" in done.stderr
     profile = profiles.find(model, kind="evolkv")
     assert profile.seed == 4 and profile.command == (
         "edgekv profile evolkv -m m.gguf --task task.jsonl --kv-budget 60 --setting aware --fitness likelihood --total fixed --group 2 "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,11 +70,11 @@ def evolkv(model: str, output: str | None, task: str, target: int, setting: str,
     out = output or str(_cached(path))
     check_folder(out)
     identify(path)
-    search.needs()
+    search.import_cma()
     n = count_threads(threads)
     llm = search.load(path, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
     examples = _examples(task, seed, n_cases, n_tokens, lambda text: len(llm.tokenize(text.encode(), add_bos=False)))
-    curve = Curve(len(examples))
+    curve = Curve()
     training = Training(llm, examples, setting == "aware", fitness, curve.reading)
     needles = [*given("--lengths", n_tokens)] if task == TASK else []
     recorded = command_line(
@@ -114,19 +113,14 @@ def _cached(path: str) -> Path:
 
 
 class Curve:
-    """Prints the curve on standard error, and how far the reading of the texts is."""
+    """Prints the curve on standard error, and before it how far the reading of the texts is."""
 
-    def __init__(self, n_texts: int) -> None:
-        self._bar = click.progressbar(length=n_texts, label="texts", file=sys.stderr)
+    def __init__(self) -> None:
         self._begin = time.monotonic()
 
     def reading(self, done: int, total: int) -> None:
-        if done == 0:
-            self._bar.__enter__()
-        self._bar.update(done - self._bar.pos)
-        if done == total:
-            self._bar.__exit__(None, None, None)
-            self._begin = time.monotonic()
+        click.echo(f"{done} of {total} texts read", err=True)
+        self._begin = time.monotonic()
 
     def point(self, at: Generation) -> None:
         click.echo(f"group {at.group}/{at.n_groups}, generation {at.number}/{at.n_generations}: best {at.best:.4f}, mean {at.mean:.4f}, "

@@ -47,7 +47,7 @@ GAMMA = 0.2
 """Discount for rows that are not used."""
 SIGMA = 0.3
 """First step of CMA-ES, as a share of the target."""
-RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
+RATIOS = tuple(round(0.01 * i, 2) for i in range(1, 100))
 
 TOTALS = ("fixed", "free")
 
@@ -72,9 +72,10 @@ class Plan:
     def __post_init__(self) -> None:
         assert self.total in TOTALS
         if self.target <= self.least:
-            raise BadInput(f"{self.target} rows leave nothing to share out: sinks and window alone are {self.least}; give a larger --kv-budget")
+            raise BadInput(f"{self.target} rows leave nothing to share out: sinks and window are {self.least}; give a larger --kv-budget")
         if self.target >= self.most:
-            raise BadInput(f"{self.target} rows are no less than the shortest text has ({self.most} tokens); give a smaller --kv-budget or longer texts")
+            raise BadInput(f"{self.target} rows are all that the shortest text has ({self.most} tokens); "
+                           "give a smaller --kv-budget or longer texts")
 
     @property
     def n_candidates(self) -> int:
@@ -84,7 +85,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Generation:
-    """A point of the curve: where the search is, the best fitness so far, the generation's mean, rows of the best scheme over all layers."""
+    """A point of the curve: where the search is, the best fitness so far, the generation's mean, rows of all layers of the best scheme."""
 
     group: int
     n_groups: int
@@ -103,8 +104,10 @@ def load(path: str, n_ctx: int, **options: Any) -> Llama:
     return Llama(path, kv_ratio=0.5, kv_method=SCORE, kv_profile="none", n_ctx=n_ctx, verbose=False, **options)
 
 
-def make(training: Training, target: int, *, group: int = 8, generations: int = 10, population: int | None = None, seed: int = 0,
-         total: str = TOTALS[0], partial: Path | None = None, report: Callable[[Generation], None] = lambda point: None, command: str = "") -> Profile:
+def make(
+    training: Training, target: int, *, group: int = 8, generations: int = 10, population: int | None = None, seed: int = 0,
+    total: str = TOTALS[0], partial: Path | None = None, report: Callable[[Generation], None] = lambda point: None, command: str = "",
+) -> Profile:
     """The EvolKV profile of a model for a task. target: mean rows of each KV head.
 
     partial: where scores are kept, so that the same call goes on after it was stopped; gone in the end. report: is given the curve, and may
@@ -116,7 +119,8 @@ def make(training: Training, target: int, *, group: int = 8, generations: int = 
     assert llm._kv is not None
     settings, model = llm._kv.settings, identify(llm.model_path)
     plan = Plan(target, settings.sink + settings.window, training.n_tokens, group, generations, population, seed, total)
-    scores = Scores(training.score, partial, hashlib.sha256(repr((model, training.task, settings.sink, settings.window)).encode()).hexdigest())
+    key = hashlib.sha256(repr((model, training.task, settings.sink, settings.window)).encode()).hexdigest()
+    scores = Scores(training.score, partial, key)
     rows, _ = search(scores, training.n_layer, plan, report)
     heads = taking_part(llm._kv.store)
     table = np.zeros((len(RATIOS), *heads.shape))
@@ -157,9 +161,11 @@ class Scores:
             return {}
 
 
-def search(score: Callable[[Rows], float], n_layer: int, plan: Plan, report: Callable[[Generation], None] = lambda point: None) -> tuple[Rows, float]:
+def search(
+    score: Callable[[Rows], float], n_layer: int, plan: Plan, report: Callable[[Generation], None] = lambda point: None,
+) -> tuple[Rows, float]:
     """The best scheme and its fitness. score: a scheme's score on the task, 0..1; the same plan and scores give the same scheme."""
-    cma = needs()
+    cma = import_cma()
     best = np.full(n_layer, plan.target, np.int64)
     best_fitness = fitness(score(best), best, plan.target)
     random = np.random.RandomState(plan.seed)  # of its own: CMA-ES would take NumPy's global one
@@ -175,7 +181,8 @@ def search(score: Callable[[Rows], float], n_layer: int, plan: Plan, report: Cal
             _tell(evolution, points, found)
             if max(found) > best_fitness:
                 best_fitness, best = max(found), schemes[int(np.argmax(found))]
-            report(Generation(i + 1, len(parts), number + 1, plan.generations, best_fitness, float(np.mean(found)), int(best.sum())))
+            mean, n_rows = float(np.mean(found)), int(best.sum())
+            report(Generation(i + 1, len(parts), number + 1, plan.generations, best_fitness, mean, n_rows))
     return best, best_fitness
 
 
@@ -190,14 +197,14 @@ def cache_score(mean: float, target: float) -> float:
 
 
 def complete(rows: Rows, plan: Plan) -> Rows:
-    """`rows` in the same proportions with exactly the target as their mean, within the limits: budget completion, as it is done at run time."""
-    n = len(rows)
-    whole = budget.Plan(plan.target, np.full((n, 1), plan.most, np.int32), tuple(range(n)), plan.most, 0, plan.least, plan.target / plan.most)
+    """`rows` in the same proportions with exactly the target as their mean, within the limits: budget completion, as at run time."""
+    have, layers = np.full((len(rows), 1), plan.most, np.int32), tuple(range(len(rows)))
+    whole = budget.Plan(plan.target, have, layers, plan.most, 0, plan.least, plan.target / plan.most)
     return budget.from_shares(rows[:, None] / plan.most, whole)[:, 0].astype(np.int64)
 
 
 def shares(rows: Rows, ratios: Sequence[float] = RATIOS) -> NDArray[np.float64]:
-    """float64 [n_ratio, n_layer]: the share of its rows that a layer keeps, in the proportions of `rows`, none above 1, mean the ratio."""
+    """float64 [n_ratio, n_layer]: the share of its rows that a layer keeps: as `rows` in proportion, none above 1, in the mean the ratio."""
     return np.stack([scale(rows / rows.max(), ratio) for ratio in ratios])
 
 
@@ -227,7 +234,7 @@ def _tell(evolution: Any, points: list[NDArray[np.float64]], found: list[float])
         evolution.tell(points, [-value for value in found])  # it minimises
 
 
-def needs() -> Any:
+def import_cma() -> Any:
     """The package `cma`. Raises EdgeKVError if it is missing."""
     try:
         with warnings.catch_warnings():

@@ -182,7 +182,8 @@ def _answers(llm: Llama, context: list[int], asked: list[list[int]], known: Sequ
     """
     model, done = identify(llm.model_path).digest, _saved(partial)
     names = [hashlib.sha256(repr((model, context, question)).encode()).hexdigest() for question in asked]
-    answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done.get(name, []) for text, name in zip(known, names, strict=True)]
+    answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done.get(name, [])
+               for text, name in zip(known, names, strict=True)]
     if not all(answers):
         _read(llm, context, lambda done, total: report(0, done, total))
     for i, (name, question) in enumerate(zip(names, asked, strict=True)):

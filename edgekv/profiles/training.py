@@ -127,7 +127,6 @@ class Training:
         preset = methods.get(SCORE)
         while len(self._readings) < len(self._parts):
             i = len(self._readings)
-            self._progress(i, len(self._parts))
             text, rest = self._parts[i]
             reading = Reading(self.llm, text, [preset])
             lead, answer = self._expected(self._examples[i], reading, rest) if self._fitness == "likelihood" else ([], [])
