@@ -393,15 +393,23 @@ def test_known_answers_are_read_and_the_others_decoded(tiny, monkeypatch):
     assert answers == [llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER], [7, 8, 9], [7, 8, 9]] and len(decoded) == 2
 
 
-def test_layers_count_the_same_or_as_they_are(tiny):
+def test_the_two_objectives_by_hand():
     pytest.importorskip("scipy")
-    llm = lukv.load(str(tiny("llama-gqa")), "keydiff", 1024, n_threads=1)
-    context, question, answer = ([*llm.tokenize(text.encode())] for text in (TEXTS[0], "where is it?", "in the shed"))
-    weights = oracle.OutputWeights(llm.model_path)
-    plain, layer = (lukv.measure(llm, weights, context, [(question, answer)], kind)[0] for kind in lukv.NORMALISE)
-    sums = plain.sum(axis=(1, 2), keepdims=True)
-    assert layer.sum(axis=(1, 2)) == pytest.approx(np.ones(3), rel=1e-4) and np.ptp(sums) > 0.01 * sums.max()
-    np.testing.assert_allclose(plain / sums, layer, rtol=1e-3, atol=1e-7)
+    importance = np.array([  # two questions, two layers of two heads (one of which does not exist), three rows
+        [[[3, 1, 0], [np.nan] * 3], [[2, 0, 2], [4, 0, 0]]],
+        [[[1, 1, 2], [np.nan] * 3], [[0, 1, 0], [0, 0, 1]]],
+    ], np.float32)
+    order = np.array([[[2, 0, 1], [0, 1, 2]], [[0, 1, 2], [0, 1, 2]]], np.int32)
+    paper, energy = (lukv.gains(importance, order, name) for name in ("paper", "energy"))
+    assert paper.shape == (2, 2, 2, 3) and energy.shape == (1, 2, 2, 3)
+    assert np.isnan(paper[:, 0, 1]).all() and np.isnan(energy[:, 0, 1]).all()
+    assert paper[0, 0, 0] == pytest.approx([0.375, 0.375, 0.25])  # 0, 3, 1 of 4: the late 3 is shared with the 0 before it
+    assert paper[0, 1] == pytest.approx(np.array([[0.25, 0.125, 0.125], [0.5, 0, 0]]))  # of 8 in the layer
+    first = np.array([0, 9, 1]) / 34  # 9 + 1 + 4 + 4 + 16
+    second = np.array([4, 1, 1]) / 8
+    assert energy[0, 0, 0] == pytest.approx((first + second) / 2)
+    pooled = (4 / 34 + 1 / 8) / 4  # the second row adds more than the first
+    assert energy[0, 1, 0] == pytest.approx([pooled, pooled, 2 / 34])
 
 
 def test_questions_that_do_not_do(tiny):

@@ -70,13 +70,13 @@ def probe(model: str, output: str, contexts: Sequence[str], n_tokens: int, grid:
 @click.option("--text", "text_file", metavar="FILE", help="A text to learn from; without it: four that come with edgekv.")
 @click.option("--questions", "question_file", metavar="FILE", help="Questions about --text, one on each line; behind a tab the right answer, if it is known.")
 @RATIOS
-@click.option("--normalise", type=click.Choice(["none", "layer"]), default="none", show_default=True,
-              help="layer: every layer's importance adds up to the same, as in the paper; none: it is compared as it is.")
+@click.option("--objective", type=click.Choice(["energy", "paper"]), default="energy", show_default=True,
+              help="energy: squared importance, all layers and questions together; paper: plain importance, by layer and question.")
 @THREADS
 @GPU_LAYERS
 @click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=256), default=4096, show_default=True, metavar="N",
               help="Size of the context in tokens: text, question and answer have to fit.")
-def lukv(model: str, output: str, score: str, text_file: str | None, question_file: str | None, grid: tuple[float, ...] | None, normalise: str,
+def lukv(model: str, output: str, score: str, text_file: str | None, question_file: str | None, grid: tuple[float, ...] | None, objective: str,
          threads: int | None, gpu_layers: int, n_ctx: int) -> None:
     """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
 
@@ -96,10 +96,10 @@ def lukv(model: str, output: str, score: str, text_file: str | None, question_fi
     n = count_threads(threads)
     llm = lukv.load(path, score, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
     recorded = command_line("lukv", "-m", Path(path).name, "--score", score, *given("--text", text_file and Path(text_file).name),
-                            *given("--questions", question_file and Path(question_file).name), *given("--ratios", grid), "--normalise", normalise)
+                            *given("--questions", question_file and Path(question_file).name), *given("--ratios", grid), "--objective", objective)
     partial = Path(output + ".partial")
     with progress_bar("profile", partial) as progress:
-        profile = lukv.make(llm, sources, grid or lukv.RATIOS, normalise=normalise, partial=partial, progress=progress, command=recorded)
+        profile = lukv.make(llm, sources, grid or lukv.RATIOS, objective=objective, partial=partial, progress=progress, command=recorded)
     write(profile, output)
     click.echo(summary(profile))
 

@@ -1,11 +1,18 @@
 """The LU-KV profile: rows go where they save the most of what answers will need, given how a score ranks them.
 
-Source: LU-KV, sections 4.2 and 4.3, appendix E. For a score, the rows of a head are sorted as it would keep them; what each further
-row adds to the oracle importance that is kept is made non-increasing (isotonic regression, so that the loss is convex), and the best
-gains of all layers and heads are taken: for convex losses this greedy choice is the optimum. Done for every question and ratio, the
-shares are the mean over the questions. Different from the paper, whose one text has 4,000 words, the texts that come with edgekv are four:
-small models answer questions about a page, not about fifteen. And they come with the answers, which the model reads instead of deciding
-for itself what to say: a small model makes many of its answers up, and what it makes up does not show which rows a right answer needs.
+Source: LU-KV (arXiv 2602.08585), sections 4.2 and 4.3, appendix E. For a score, the rows of a head are sorted as it would keep them; what
+each further row adds to the oracle importance that is kept is made non-increasing (isotonic regression, so that the loss is convex), and
+the best gains of all layers and heads are taken: for convex losses this greedy choice is the optimum.
+
+Two objectives. `paper`: importance adds up to the same in every layer, a choice is made for each question, and the shares are the mean
+of the choices. `energy`, the default, differs in three points. Importance is squared: what an evicted row would have added to a head's
+output is a vector, those of many rows add up by their squares, and in a plain sum the little that thousands of rows get outweighs the
+few rows that a fact is read from. Layers are compared as they are, for all of them write into the same residual stream. And one choice
+is made for all questions of a text, by the mean of their gains: the mean of choices that each suit one question suits none.
+
+Different from the paper in both, whose one text has 4,000 words, the texts that come with edgekv are four: small models answer questions
+about a page, not about fifteen. And they come with the answers, which the model reads instead of deciding for itself what to say: a
+small model makes many of its answers up, and what it makes up does not show which rows a right answer needs.
 """
 
 from __future__ import annotations
@@ -36,8 +43,8 @@ LEAST = 0.01
 """Share of its rows that every head keeps, about: all shares are scaled to the ratio again."""
 MAX_QUESTION = 60
 """Tokens of a question with what the chat template puts behind it: more would be compressed like a prompt."""
-NORMALISE = ("none", "layer")
-"""How the importance of different layers compares: none: as it is; layer: every layer's adds up to the same, as in the paper."""
+OBJECTIVES = ("energy", "paper")
+"""What is minimised: see the top."""
 UNIT = 1000
 """Steps of progress for each stage: reading the text, answering, measuring."""
 Progress = Callable[[int, int], None]
@@ -75,12 +82,12 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
 
 
 def make(
-    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, normalise: str = NORMALISE[0], partial: Path | None = None,
+    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, objective: str = OBJECTIVES[0], partial: Path | None = None,
     progress: Progress | None = None, command: str = "",
 ) -> Profile:
     """The LU-KV profile for the score of a model from `load`; every question of every source counts the same.
 
-    normalise: one of NORMALISE. partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
+    objective: one of OBJECTIVES. partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
     Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be measured.
     """
     if llm._kv is None:
@@ -98,9 +105,10 @@ def make(
                 progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
 
         answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), partial, report)
-        gains = measure(llm, weights, context, list(zip(asked, answers, strict=True)), normalise, functools.partial(report, 2))
-        found += [count(g, ratios) for g in gains]
-    shares, heads = np.mean(found, axis=0), taking_part(llm._kv.store)
+        measured = measure(llm, weights, context, list(zip(asked, answers, strict=True)), functools.partial(report, 2))
+        choices = [count(g, ratios) for g in gains(*measured, objective)]
+        found += [(np.mean(choices, axis=0), len(asked))]
+    shares, heads = np.average([f for f, _ in found], axis=0, weights=[n for _, n in found]), taking_part(llm._kv.store)
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
     if partial is not None:
@@ -112,11 +120,11 @@ def make(
 
 def measure(
     llm: Llama, weights: oracle.OutputWeights, context: Sequence[int], dialogues: Sequence[tuple[Sequence[int], Sequence[int]]],
-    normalise: str = NORMALISE[0], progress: Progress | None = None,
-) -> NDArray[np.float32]:
-    """float32 [n_question, n_layer, n_head_kv, n_tokens]: non-increasing gains in the order in which the score keeps rows.
+    progress: Progress | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """The rows' importance [n_question, n_layer, n_head_kv, n_tokens], and [n_layer, n_head_kv, n_tokens] the rows as the score keeps them.
 
-    dialogues: tokens of each question and of its answer. NaN for heads that take no part.
+    dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no part.
     """
     from edgekv import native, select
     from edgekv.engine import Watch
@@ -127,29 +135,48 @@ def measure(
     pieces = [[*q, *a] for q, a in dialogues]
     ends = n + np.cumsum([len(piece) for piece in pieces])
     steps = [(int(end) - len(a) - 1, int(end), ("max",)) for end, (_, a) in zip(ends, dialogues, strict=True)]
-    gains = np.full((len(dialogues), len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
+    order = np.zeros((len(kv.store.layers), kv.store.n_head_kv, n), np.int32)
+    importance = np.full((len(dialogues), *order.shape), np.nan, np.float32)
     with native.Prefill(kv.ctx, context, [*watch.observers, *steps], pieces=pieces, hidden=s.hidden, progress=progress) as p:
         for il, info in enumerate(kv.store.layers):
             p.run(il)
             if info.n_swa:
                 continue  # keeps its window by itself
-            layer = kv._layer_stats(p, watch)
+            layer, heads = kv._layer_stats(p, watch), info.n_head_kv
             scores = select.protect(s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window)
-            norms = np.stack([weights.norms(il, info.n_head, p.rows(k)[1], k, info.n_head_kv) for k in range(info.n_head_kv)])
+            norms = np.stack([weights.norms(il, info.n_head, p.rows(k)[1], k, heads) for k in range(heads)])
             attention = np.stack([p.stat(len(watch.observers) + i, "max") for i in range(len(steps))])
-            importance = oracle.normalise(attention * norms) if normalise == "layer" else attention * norms
-            gains[:, il, : info.n_head_kv] = convex(importance, np.argsort(-scores, axis=1, kind="stable"))
-            p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
-    return gains
+            importance[:, il, :heads], order[il, :heads] = attention * norms, np.argsort(-scores, axis=1, kind="stable")
+            p.keep([np.zeros(1, np.int32)] * heads)
+    return importance, order
 
 
-def convex(importance: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:
+def gains(importance: NDArray[np.float32], order: NDArray[np.int32], objective: str = OBJECTIVES[0]) -> NDArray[np.float32]:
+    """float32 [n_choice, n_layer, n_head_kv, n_tokens]: what each further row adds, non-increasing; what `measure` gives is taken.
+
+    paper: a choice for every question, the importance of a layer adding up to 1. energy: one choice, by the mean over the questions of the
+    squared importance, a question's adding up to 1.
+    """
+    weight = importance if objective == "paper" else importance**2
+    total = np.nansum(weight, axis=(2, 3) if objective == "paper" else (1, 2, 3), keepdims=True)
+    weight = weight / np.maximum(total, np.finfo(np.float32).tiny)
+    if objective != "paper":
+        weight = weight.mean(axis=0, keepdims=True)
+    out = np.full_like(weight, np.nan)
+    for il, heads in enumerate(np.isfinite(weight[0, :, :, 0])):
+        out[:, il, heads] = convex(weight[:, il, heads], order[il, heads])
+    return out
+
+
+def convex(importance: NDArray[np.float32], order: NDArray[np.int32]) -> NDArray[np.float32]:
     """What each further row of a head adds, made non-increasing (PAVA): its sums are the least concave curve above the true ones.
 
-    importance: float32 [n_question, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the score keeps them. Shape as importance.
+    importance: float32 [n_choice, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the score keeps them. Shape as importance.
     """
     isotonic = _isotonic()
     sorted_gains = np.take_along_axis(importance, order[None], axis=2)
+    if not sorted_gains.size:
+        return sorted_gains
     return np.apply_along_axis(lambda gains: isotonic(gains, increasing=False).x, 2, sorted_gains).astype(np.float32)
 
 

@@ -94,9 +94,3 @@ class OutputWeights:
 
 def _gram(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     return weights.T @ weights
-
-
-def normalise(importance: NDArray[np.float32]) -> NDArray[np.float32]:
-    """importance [n_question, n_head_kv, n_rows] of one layer, each question's adding up to 1."""
-    total = importance.sum(axis=(1, 2), keepdims=True)
-    return importance / np.maximum(total, np.finfo(np.float32).tiny)
