@@ -238,23 +238,23 @@ def test_more_rows_bring_the_full_cache_nearer(llm):
 
 
 def test_a_scheme_is_what_the_cache_keeps(llm):
-    task = training.Training(llm, examples(llm, 1))
+    task = training.Training(llm, examples(llm, 1), True, "contained")
     task.score(np.array([40, 50, 60]))
     kept = llm._kv.kept()
-    assert (kept.T - kept.T[0] == 0).all() and (np.diff(kept[:, 0]) == 10).all(), "40, 50, 60 rows and the answer behind them"
+    assert (kept.T == kept[:, 0]).all() and (np.diff(kept[:, 0]) == 10).all(), "40, 50, 60 rows and the answer behind them"
 
 
 def test_contained_answers_are_counted(llm):
     from edgekv.eval.reading import answer
 
     (example,), everything = examples(llm, 1), np.full(3, 10**6)
-    task = training.Training(llm, [example])
+    task = training.Training(llm, [example], True, "contained")
     task.score(everything)
     reading, preset = task._readings[0].reading, methods.get(training.SCORE)
     reading.compress(preset, replace(llm._kv_settings, preset=preset, table=np.full((3, 2), 10**6, np.int32)))
     word = max(answer(llm, reading.logits, training.needle.ANSWER_TOKENS).split(), key=len)
     found = [training.Example(example.messages, "", answers) for answers in (("no such words", word), ("no such words",))]
-    assert training.Training(llm, found).score(everything) == 0.5
+    assert training.Training(llm, found, True, "contained").score(everything) == 0.5
 
 
 def test_layers_with_a_sliding_window_take_no_part(tiny):
@@ -276,6 +276,12 @@ def test_a_profile_of_the_engine_is_found_again_and_used(llm, tmp_path):
     assert np.array_equal(got.shares, profile.shares) and (got.seed, got.kind, got.command) == (5, "evolkv", "c")
     ratio = 60 / task.n_tokens
     assert profile.shares_at(ratio).mean() == pytest.approx(ratio)
+
+
+def test_where_no_answer_is_found_no_profile_is_made(llm):
+    hopeless = [replace(example, answers=("no such words",)) for example in examples(llm, 1)]
+    with pytest.raises(BadInput, match="likelihood"):
+        evolkv.make(training.Training(llm, hopeless, True, "contained"), 60, group=3, generations=1, population=3)
 
 
 def test_texts_that_do_not_fit_and_models_without_a_store_are_refused(llm, tiny):

@@ -37,9 +37,9 @@ def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
               help="Rows per KV head, the mean over layers, at which it is learned; it serves every other.")
 @click.option("--setting", type=click.Choice(["aware", "agnostic"]), default="aware", show_default=True,
               help="aware: the question is in the prompt that is compressed; agnostic: it is asked after the text was compressed.")
-@click.option("--fitness", type=click.Choice(["contained", "likelihood"]), default="contained", show_default=True,
+@click.option("--fitness", type=click.Choice(["likelihood", "contained"]), default="likelihood", show_default=True,
               help="contained: share of answers found in what the model says; likelihood: the probability it gives to them, "
-                   "which still tells schemes apart where no answer is found.")
+                   "which still tells candidates apart where no answer is found.")
 @click.option("--total", type=click.Choice(["fixed", "free"]), default="fixed", show_default=True,
               help="fixed: candidates are tried with --kv-budget rows; free: with as many as they have, which the cache score punishes, as in the paper.")
 @click.option("--group", type=click.IntRange(min=2), default=8, show_default=True, metavar="N", help="Layers that are optimised together.")

@@ -111,7 +111,8 @@ def make(
     """The EvolKV profile of a model for a task. target: mean rows of each KV head.
 
     partial: where scores are kept, so that the same call goes on after it was stopped; gone in the end. report: is given the curve, and may
-    raise to stop it. Raises BadInput for a target that the texts or the protected rows make pointless.
+    raise to stop it. Raises BadInput for a target that the texts or the protected rows make pointless, and where no
+    scheme scores.
     """
     from edgekv.profiles.training import SCORE
 
@@ -121,7 +122,9 @@ def make(
     plan = Plan(target, settings.sink + settings.window, training.n_tokens, group, generations, population, seed, total)
     key = hashlib.sha256(repr((model, training.task, settings.sink, settings.window)).encode()).hexdigest()
     scores = Scores(training.score, partial, key)
-    rows, _ = search(scores, training.n_layer, plan, report)
+    rows, best = search(scores, training.n_layer, plan, report)
+    if best <= 0:
+        raise BadInput("no candidate found an answer, so nothing was learned: use --fitness likelihood, a larger --kv-budget or easier texts")
     heads = taking_part(llm._kv.store)
     table = np.zeros((len(RATIOS), *heads.shape))
     table[:, llm._kv.full_layers] = shares(complete(rows, plan), RATIOS)[:, :, None]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SCORE = "snapkv"
 """What ranks the rows, as in the paper."""
-FITNESS = ("contained", "likelihood")
+FITNESS = ("likelihood", "contained")
 LENIENT = str.maketrans("", "", ",")  # thousands separators do not make an answer wrong
 
 
