@@ -20,6 +20,14 @@ def test_auto_uses_the_shipped_profile_of_the_demo_model(demo_model):
     assert choose("score=random,budget=profile", str(demo_model)).budget.name == "profile"
 
 
+@pytest.mark.parametrize("kind", ["lukv", "evolkv"])
+def test_the_demo_model_has_every_kind_of_profile(demo_model, kind):
+    preset = choose(kind, str(demo_model))
+    shares = preset.budget.shares(0.2)
+    assert preset.score.name == "snapkv" and shares.mean() == pytest.approx(0.2) and np.ptp(shares) > 0.2
+    assert (np.ptp(shares, axis=1) == 0).all() == (kind == "evolkv"), "EvolKV's heads of a layer have the same"
+
+
 @pytest.fixture
 def folder(tiny, tmp_path, monkeypatch):
     """A model alone in a folder, nothing shipped, an empty cache: (path of the model, add(kind, score, name, value) -> path)."""
