@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from edgekv import commands
 from edgekv.commands import eval as command
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.eval import evaluate, perplexity, plot, prompt, reader, table
 from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Sample, Task
 from edgekv.eval.tasks import TASKS
@@ -82,6 +82,12 @@ def test_aware_prompts_hold_the_question_and_agnostic_ones_do_not():
 def test_a_question_is_found_behind_a_context_that_has_the_same_words():
     twice = Sample("s", "four five? one", "four five?", ("7",), 5, ("contains_all",))
     assert prompt.prompt(FakeLlama(), twice, False, False) == prompt.Prompt((4, 5, 3), (4, 5))
+
+
+def test_a_template_that_changes_the_question_is_refused(monkeypatch):
+    monkeypatch.setattr(prompt, "template", lambda llm, messages: messages[0]["content"].upper())
+    with pytest.raises(Unsupported, match="template"):
+        prompt.prompt(FakeLlama(), sample(), True, False)
 
 
 def test_a_text_that_is_too_long_loses_its_middle_or_is_refused():

@@ -47,7 +47,7 @@ def _figure() -> type[Figure]:
 
 
 def curves(table: Table) -> Figure:
-    """A line for each method, its intervals as bars, the full cache as a dashed line; the last but one measure of predictions is KL."""
+    """A line for each method, its intervals as bars, the full cache as a dashed line. Of predictions it shows the KL divergence."""
     measure = next((m for m in table.task.measures if m.name == "kl"), table.task.measures[0])
     figure = _figure()(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from edgekv.errors import BadInput
+from edgekv.errors import BadInput, Unsupported
 from edgekv.eval.sample import Sample
 
 
@@ -30,9 +30,12 @@ def prompt(llm: Any, sample: Sample, aware: bool, cuts: bool) -> Prompt:
     """The sample's tokens. aware: the question is in the text that is compressed.
 
     cuts: a text that leaves no room for question and answer in the context loses its middle, as in LongBench. Else raises BadInput.
+    Raises Unsupported for a chat template that does not leave the question as it is.
     """
     words = template(llm, messages(sample)) if sample.chat else messages(sample)[0]["content"]
-    at = words.rindex(sample.question.strip())
+    at = words.rfind(sample.question.strip())
+    if at < 0:
+        raise Unsupported("this model's chat template changes what is put into it, so the question cannot be told from the text")
     text = tuple(llm.tokenize(words[:at].encode(), add_bos=True, special=True))
     ending = words[at:] + sample.begin
     rest = tuple(llm.tokenize(ending.encode(), add_bos=False, special=True))
