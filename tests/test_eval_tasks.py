@@ -212,6 +212,14 @@ def test_a_family_that_is_not_there_is_named():
 # ---- files
 
 
+def test_samples_have_the_tags_that_become_columns(tmp_path):
+    files = {"squad": [squad_file(tmp_path / "s")], "gsm8k": [gsm8k_file(tmp_path / "g", "#### 1")], "longbench": [longbench_file(tmp_path / "l", "lcc")]}
+    for name in TASKS:
+        for sample in task_of(name).samples(request(n=2, lengths=(700,), files=files.get(name, ()), n_next=5)):
+            assert set(task_of(name).columns) <= set(sample.tags), name
+            assert not task_of(name).heat or "bucket" in sample.tags
+
+
 def squad_file(path, n_paragraphs: int = 12, **change):
     qas = [{"id": f"q{i}", "question": f"Where is thing {i}? ", "answers": [{"text": f"in place {i}"}, {"text": f"in place {i}"}]} for i in range(n_paragraphs)]
     paragraphs = [{"context": f"Thing {i} is in place {i}. " + "It stays there. " * 10, "qas": [qa, {**qa, "id": "no", "answers": []}]} for i, qa in enumerate(qas)]

@@ -52,4 +52,4 @@ TASK = Task(
     "gsm8k", "Grade school problems, from GSM8K's jsonl.",
     "Let the model calculate: problems of a GSM8K file behind eight worked examples of our own. Right is the number behind ####, or else the last "
     "one of the reply.",
-    samples, asks=("files",), cuts=True)
+    samples, asks=("files",), columns=(), cuts=True)
