@@ -137,17 +137,18 @@ def command_of(task: Task) -> click.Command:
 def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[float], n: int, form: str, predictions: str | None, plot: str | None,
         setting: str = "", n_tokens: tuple[int, ...] = (), files: tuple[str, ...] = (), families: tuple[str, ...] = (), n_next: int = 0) -> None:
     """Ask a task's samples under every method and ratio, and print the table."""
+    from edgekv.choose import AUTO, needs_profile
     from edgekv.commands.load import load_llama
     from edgekv.eval import plot as picture
     from edgekv.eval.evaluate import evaluate, settings
     from edgekv.eval.reader import Reader
     from edgekv.eval.sample import Request
     from edgekv.eval.table import Table, line
-    from edgekv.methods import DEFAULT
 
     if plot:
         picture.check(plot)
-    llm = load_llama(replace(engine, kv_ratio=0.5, kv_method=DEFAULT))  # any share below 1: the cache has to be edgekv's
+    hungry = next((name for name in names if name == AUTO or needs_profile(name)), "snapkv")  # has the profile made, if there is none
+    llm = load_llama(replace(engine, kv_ratio=0.5, kv_method=hungry))  # any share below 1: the cache has to be edgekv's
     request = Request(max(engine.seed, 0), n, lambda text: llm.tokenize(text.encode(), add_bos=False), n_tokens, files, families, n_next)
     samples, grid = list(task.samples(request)), settings(names, shares)
     reader = Reader(llm, [name for name, _ in grid])
