@@ -96,6 +96,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
             const int64_t width = ggml_nelements(p->graphs[0]->resid[0])/p->graphs[0]->n_tokens;
             p->hidden = std::make_unique<edgekv_hidden>(p->hidden_mode, width, n_all, p->on_cpu(), p->dir);
         }
+        p->reserve();
     } catch (const std::bad_alloc &) {
         throw no_memory("this prompt");
     }
@@ -168,11 +169,14 @@ void edgekv_prefill::make_masks() {
     const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
     const int64_t n_mask = std::min(n_ubatch, n_rows);
     auto fill = [&](int64_t n_before, int n_swa) {
-        auto m = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
-        auto * x = (ggml_fp16_t *) m.t->data;
-        for (int64_t i = 0; i < n_mask; ++i) for (int64_t j = 0; j < m.t->ne[0]; ++j, ++x) {
-            const int64_t dist = n_before + i - j;
-            *x = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
+        auto m = edgekv_matrix::make(store->layers.back()->buft, GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
+        std::vector<ggml_fp16_t> row(m.t->ne[0]);
+        for (int64_t i = 0; i < n_mask; ++i) {
+            for (int64_t j = 0; j < m.t->ne[0]; ++j) {
+                const int64_t dist = n_before + i - j;
+                row[j] = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
+            }
+            ggml_backend_tensor_set(m.t, row.data(), i*m.t->nb[1], m.t->nb[1]);
         }
         return m;
     };
@@ -192,7 +196,7 @@ ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, 
     ggml_tensor * m = n_swa ? mask_swa.t : mask_full.t;
     const int64_t at = (n_swa ? mask_swa_at : mask_full_at) - before;
     GGML_ASSERT(at >= 0 && at + n <= m->ne[0]);
-    return ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t));
+    return ggml_cont(g.ctx0, ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t))); // some backends want no gaps
 }
 
 ggml_tensor * edgekv_prefill::row_input(const llm_graph_context & g, const edgekv_scratch & s) {
@@ -293,7 +297,34 @@ edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
     if (by_layer && !find_cuts(g)) throw not_by_layer();
     if (!by_layer) g.cut = { 0, g.gf->n_nodes };
     for (int i = 0; i < g.gf->n_leafs; ++i) if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);
+    if (ggml_backend_sched_get_n_backends(ctx->sched.get()) > 1) {
+        g.sources.resize(g.gf->n_nodes);
+        for (int i = 0; i < g.gf->n_nodes; ++i) std::copy_n(g.gf->nodes[i]->src, GGML_MAX_SRC, g.sources[i].begin());
+    }
     return g;
+}
+
+void edgekv_graph::restore_sources() {
+    for (size_t i = 0; i < sources.size(); ++i) std::copy_n(sources[i].begin(), GGML_MAX_SRC, gf->nodes[i]->src);
+}
+
+// as it was built, before a slice was planned
+void edgekv_graph::restore() {
+    restore_sources();
+    for (size_t i = 0; i < resid.size(); ++i) {
+        resid[i]->op     = resid_op[i];
+        resid[i]->flags &= ~(GGML_TENSOR_FLAG_INPUT | GGML_TENSOR_FLAG_OUTPUT);
+    }
+}
+
+// On a device, working memory must not grow between chunks: the Vulkan backend does not survive that, and a prompt that does not fit
+// is better refused now. Graphs grow with the rows in front of a chunk.
+void edgekv_prefill::reserve() {
+    if (on_cpu()) return;
+    const size_t last = (n_tokens + n_ubatch - 1)/n_ubatch - 1;
+    for (size_t i = last > 0 ? last - 1 : 0; i < chunks.size(); ++i) {
+        for (int slice : { 0, 1, n_slice() - 1 }) if (slice < n_slice()) prepare(*chunks[i].graph, slice);
+    }
 }
 
 // ---- run: one layer over all chunks
@@ -354,9 +385,10 @@ void edgekv_prefill::bind(const edgekv_chunk & c) {
 
 // The scheduler gets a slice of the graph: what goes in is a leaf, what comes out is kept. In place, both are the same memory: the last
 // use of what came in is the sum that goes out.
-void edgekv_prefill::plan(edgekv_graph & g, int slice) {
+void edgekv_prefill::prepare(edgekv_graph & g, int slice) {
     auto & p = planned;
     p.graph = nullptr; // until all went well
+    g.restore();
     std::vector<ggml_tensor *> replay;
     if (!slice_nodes(g, slice, p.nodes, replay)) throw edgekv_error { EDGEKV_FAILED, "the graph changed between chunks" };
     for (auto * t : replay) { // it may still point to where an earlier slice had it
@@ -364,6 +396,11 @@ void edgekv_prefill::plan(edgekv_graph & g, int slice) {
         t->buffer = nullptr;
     }
     p.leafs = g.inputs;
+    for (int i = 0; i < g.gf->n_leafs; ++i) { // weights: the scheduler must know where they are
+        ggml_tensor * t = g.gf->leafs[i];
+        if (t->buffer && !(t->flags & GGML_TENSOR_FLAG_INPUT)) p.leafs.push_back(t);
+    }
+    p.moved.clear();
     std::unordered_set<const ggml_tensor *> moving(g.inputs.begin(), g.inputs.end());
     ggml_tensor * in = slice > 0 ? g.resid[slice - 1] : nullptr, * out = slice + 1 < n_slice() ? g.resid[slice] : nullptr;
     for (auto * t : { in, out }) if (t) {
@@ -372,8 +409,7 @@ void edgekv_prefill::plan(edgekv_graph & g, int slice) {
     }
     if (out) out->flags |= GGML_TENSOR_FLAG_OUTPUT;
     if (in) {
-        in->op = GGML_OP_NONE;
-        memset(in->src, 0, sizeof(in->src));
+        in->op = GGML_OP_NONE; // nobody looks at its sources any more
         in->flags = (in->flags & ~GGML_TENSOR_FLAG_OUTPUT) | GGML_TENSOR_FLAG_INPUT;
         p.leafs.push_back(in);
     }
@@ -384,15 +420,18 @@ void edgekv_prefill::plan(edgekv_graph & g, int slice) {
     p.gf.n_leafs = (int) p.leafs.size();
     p.gf.uid     = 0;
 
-    auto * sched = ctx->sched.get();
-    ggml_backend_sched_reset(sched);
-    // the allocator compares counts and sizes, never topology: reserve anew for another slice
-    if (!ggml_backend_sched_reserve(sched, &p.gf)) throw std::bad_alloc();
-    if (!ggml_backend_sched_alloc_graph(sched, &p.gf)) throw std::bad_alloc();
-    p.moved.clear();
     for (auto * t : p.nodes) if (t->view_src && moving.count(t->view_src)) p.moved.push_back(t);
-    p.graph = &g;
-    p.slice = slice;
+    // the allocator compares counts and sizes, never topology: reserve anew for another slice
+    ggml_backend_sched_reset(ctx->sched.get());
+    if (!ggml_backend_sched_reserve(ctx->sched.get(), &p.gf)) throw std::bad_alloc();
+}
+
+void edgekv_prefill::plan(edgekv_graph & g, int slice) {
+    prepare(g, slice);
+    g.restore_sources(); // reserving put the scheduler's copies there
+    if (!ggml_backend_sched_alloc_graph(ctx->sched.get(), &planned.gf)) throw std::bad_alloc();
+    planned.graph = &g;
+    planned.slice = slice;
 }
 
 void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
