@@ -13,7 +13,7 @@ from edgekv import methods
 from edgekv.budget import Profile as ProfileBudget
 from edgekv.errors import BadInput
 from edgekv.methods import Preset
-from edgekv.profiles import NONE, Profile, find
+from edgekv.profiles import Profile, find
 
 AUTO = "auto"
 WITH_PROFILE = "score=keydiff,budget=profile"
@@ -49,6 +49,14 @@ def _looked_up(preset: Preset, text: str, model_path: str, wish: str | None) -> 
     if is_open and found.score and found.score != preset.score.name:
         preset = replace(methods.get(f"score={found.score},budget={budget.name}"), name=preset.name)
     return _with(preset, found)
+
+
+def learns(text: str) -> bool:
+    """Whether the profile that first use makes would serve `text`: auto, or budgets from any profile."""
+    if text == AUTO:
+        return True
+    budget = methods.get(text).budget
+    return isinstance(budget, ProfileBudget) and not budget.kind
 
 
 def _with(preset: Preset, profile: Profile) -> Preset:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from ctypes import POINTER
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgekv import budget, methods, native, probe, select
 from edgekv.budget import Fixed, Plan, Spending
+from edgekv.budget.profile import from_shares
 from edgekv.choose import choose
 from edgekv.errors import BadInput
 from edgekv.merge import Folding
@@ -36,7 +38,7 @@ class Settings:
     n_bytes: int | None = None
     table: NDArray[np.int32] | None = None
     """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's budget."""
-    preset: Preset = field(default_factory=lambda: methods.get(methods.DEFAULT))
+    preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
     sink: int = 4
     window: int = 32
     min_tokens: int = 128
@@ -63,10 +65,13 @@ class Engine:
         self.by_layer = True
         self._last = 0  # tokens seen when the tail was compressed last
         self._folding: Folding | None = None
+        self._spread: NDArray[np.float64] | None = None  # [n_layer, n_head_kv] share of its rows that each head kept of the last prompt
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int], tail: bool = False) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
+        tail: they are the end of what the model wrote, not a prompt; then each head's share stays what the prompt made it (as in CAKE),
+        because a few tokens of an answer say little about heads.
         Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they do not fit the context, Cancelled
         or whatever `progress` raised if it was stopped; the store is then as before.
         """
@@ -74,7 +79,7 @@ class Engine:
         with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
             plan = self._plan(len(tokens))
-            spending, folding = self._start(plan), self._start_merge()
+            spending, folding = self._start(plan, tail), self._start_merge()
             spent, kept = 0.0, np.zeros((0, self.store.n_head_kv), np.int32)
             for il in range(len(self.store.layers)):
                 p.run(il)
@@ -85,6 +90,8 @@ class Engine:
                 spent += time.perf_counter() - start
             p.end()
             self._folding = folding
+            if not tail:
+                self._spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             self.compress_ms = 1e3 * spent + p.score_ms
         self._last = self.store.memory().n_past
 
@@ -93,22 +100,23 @@ class Engine:
     ) -> NDArray[np.int32]:
         """score, budget, select, evict, merge for the layer in work; finished layers are cut to what the budget leaves them.
 
-        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer. What a finished layer loses
-        by a later cut is dropped, not merged.
+        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer.
         """
         s, i, n_head_kv = self.settings, len(before), self.store.layers[p.il].n_head_kv
         layer = self._layer_stats(p, watch)
         scores = s.preset.score.score(layer, s.preset.params)
         counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
         keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window)
-        folded = [folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)] if folding else []
+        folded = {k: folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)} if folding else {}
         p.keep(keep)
-        for k, (rows, keys, values) in enumerate(folded):
-            if len(rows):
-                p.merge(k, rows, keys, values)
+        _merge(p, p.il, folded)
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
-            p.shrink(il, counts[j, : self.store.layers[il].n_head_kv])
+            n = counts[j, : self.store.layers[il].n_head_kv]
+            folded = {k: folding.fold(il, k, *p.kept(il, k, int(before[j, k])), np.arange(n[k], dtype=np.int32))
+                      for k in np.flatnonzero(n < before[j, : len(n)]).tolist()} if folding else {}
+            p.shrink(il, n)
+            _merge(p, il, folded)
         return counts
 
     def bound_tail(self, tokens: NDArray[np.intc], n_more: int) -> None:
@@ -125,7 +133,7 @@ class Engine:
         again = tokens[len(tokens) - n :].tolist()
         progress, self.progress = self.progress, None  # nobody waits for a prompt here, and it cannot be cancelled
         try:
-            self.prefill(again)
+            self.prefill(again, tail=True)
         except BaseException:
             self._append(again)
             raise
@@ -145,6 +153,7 @@ class Engine:
         """The conversation was cleared."""
         self._last = 0
         self._folding = None
+        self._spread = None
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -189,11 +198,21 @@ class Engine:
         merge = self.settings.preset.merge
         return None if merge is None else deepcopy(self._folding) if self._folding else merge.start()
 
-    def _start(self, plan: Plan) -> Spending:
+    def _start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
-            return self.settings.preset.budget.start(plan)
+            spending = self.settings.preset.budget.start(plan)
+            if tail and self._spread is not None and not isinstance(spending, Fixed):
+                return Fixed(from_shares(self._spread[list(plan.layers)], plan))
+            return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
+
+
+def _merge(p: native.Prefill, il: int, folded: dict[int, tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]]) -> None:
+    """What `Folding.fold` gave for the heads of a layer goes into the cache."""
+    for k, (rows, keys, values) in folded.items():
+        if len(rows):
+            p.merge(il, k, rows, keys, values)
 
 
 class Watch:
@@ -214,13 +233,25 @@ class Watch:
         self._sums = "col_sum" in observe.stats
         if self._sums:
             self.observers.append((0, n, ("mean",)))
+        self._queries = observe.queries
+        if self._queries:  # the first tokens of a text are like no others
+            self.observers.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
 
-    def read(self, p: native.Prefill, first: int = 0) -> dict[str, NDArray[np.float32]]:
+    def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
         """The statistics of the layer in work, by the names of LayerStats; first: number of this watch's first observer."""
-        stats = {name: p.stat(first, name) for name in self._names}
+        stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
         if self._sums:
-            stats["col_sum"] = p.stat(first + len(self.observers) - 1, "mean") * np.float32(self._n)
+            stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
+        if self._queries:
+            stats["future"] = partial(_future, p, first + len(self.observers) - 1)
         return stats
+
+
+def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """See `edgekv.methods.base.Future`."""
+    mean, cov = p.queries(observer)
+    turn = p.rotation(n)
+    return mean @ turn.T, turn @ cov @ turn.T
 
 
 def settings_from(

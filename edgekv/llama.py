@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from edgekv import facts, native, session
+from edgekv.choose import AUTO
 from edgekv.engine import Engine, settings_from
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
-from edgekv.methods import DEFAULT
 from edgekv.stats import KVStats
 
 import llama_cpp
@@ -32,15 +32,18 @@ class Llama(llama_cpp.Llama):
 
     kv_ratio: share of the rows that is kept (0.2 keeps 20 %); 1 (default) leaves everything to the parent, bit for bit.
     kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for all rows.
-    kv_method: see `edgekv methods`; kv_profile: a profile's file for budgets per head, 'none', or None to look for one.
-    kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts stay whole. kv_tail: tokens that may gather behind the prompt before they are compressed too. kv_hidden: where hidden states
-    wait while a prompt is read: f32, f16 or disk. kv_progress(done, total) is called while a prompt is read.
+    kv_method: see `edgekv methods`; kv_profile: a profile's file for budgets per head, 'none', or None to look for one. The default,
+    'auto', takes a profile that is found and else the best method that needs none, which reads the prompt three times as long:
+    `edgekv.profiles.probe_profile.cache(model_path)` makes the profile once.
+    kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts stay whole. kv_tail: tokens that may
+    gather behind the prompt before they are compressed too. kv_hidden: where hidden states wait while a prompt is read: f32, f16 or
+    disk. kv_progress(done, total) is called while a prompt is read.
 
     Raises the EdgeKVError family (one line that says what to do) for user mistakes.
     """
 
     def __init__(
-        self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None, kv_budget_mb: float | None = None, kv_method: str = DEFAULT,
+        self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None, kv_budget_mb: float | None = None, kv_method: str = AUTO,
         kv_sink: int = 4, kv_window: int = 32, kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
         kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, kv_profile: str | None = None, flash_attn: bool | None = None, **kwargs: Any,
     ) -> None:

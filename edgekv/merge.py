@@ -6,8 +6,8 @@ key and value, with the weights exp(u) / (sum of exp(u) over what the row receiv
 The threshold is a moving average over calls: tau_t = beta * mean of u + (1 - beta) * tau_(t-1), at first the mean itself.
 
 Differences: the authors' code averages with the weights u instead. Keys are compared and merged as stored, rotated to their own tokens'
-positions. The search goes through blocks, so that no array of [n_evicted, n_kept] is made. Rows that a finished layer loses when it
-shrinks later are dropped.
+positions. The search goes through blocks, so that no array of [n_evicted, n_kept] is made. A finished layer that shrinks again while
+later layers are read merges what it loses then, by a threshold that moves on.
 """
 
 from __future__ import annotations

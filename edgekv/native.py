@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 
-ABI = 2
+ABI = 3
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2}
-STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8}
+STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
 
 
 def lib_dir() -> Path:
@@ -91,8 +91,10 @@ def _declare() -> None:
         ("evict", c_int, p, c_int32, _I32P, _I32P), ("trim_capacity", c_int, p),
         ("prefill_begin", c_void_p, p, POINTER(_PrefillParams)), ("prefill_by_layer", c_bool, p), ("prefill_score_ms", c_double, p),
         ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
-        ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
-        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_merge", c_int, p, c_int32, c_int32, _I32P, _F32P, _F32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
+        ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_queries", c_int, p, c_int32, _F32P, _F32P),
+        ("prefill_rotation", c_int, p, c_int32, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
+        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_kept", c_int, p, c_int32, c_int32, _F32P, _F32P),
+        ("prefill_merge", c_int, p, c_int32, c_int32, c_int32, _I32P, _F32P, _F32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
     ):
         fn = getattr(_lib, "edgekv_" + name)
         fn.restype, fn.argtypes = result, args
@@ -329,15 +331,39 @@ class Prefill:
         _check(_lib.edgekv_prefill_rows(self._p, head, _f32(k), _f32(v)))
         return k, v
 
+    def queries(self, observer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """An observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k], float32.
+
+        Raises Unsupported if the model's positions are no plain RoPE.
+        """
+        info = self._store.layers[self.il]
+        mean, cov = np.empty((info.n_head, info.d_k), np.float32), np.empty((info.n_head, info.d_k, info.d_k), np.float32)
+        _check(_lib.edgekv_prefill_queries(self._p, observer, _f32(mean), _f32(cov)))
+        return mean, cov
+
+    def rotation(self, n_future: int) -> NDArray[np.float32]:
+        """float32 [d_k, d_k]: R such that k . (R q) is the logit of a stored key k for a query q before RoPE, with R the mean over the next
+        n_future positions. Raises as `queries`."""
+        out = np.empty((self._store.layers[self.il].d_k,) * 2, np.float32)
+        _check(_lib.edgekv_prefill_rotation(self._p, n_future, _f32(out)))
+        return out
+
     def keep(self, rows: list[NDArray[np.int32]]) -> None:
         """evict: the layer in work keeps these rows of each head, in this order."""
         counts, flat = _lists(rows)
         _check(_lib.edgekv_prefill_keep(self._p, _i32(counts), _i32(flat)))
 
-    def merge(self, head: int, rows: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]) -> None:
-        """merge: these rows of one head, counted as just kept, get new values; k [n, d_k], v [n, d_v]."""
+    def kept(self, il: int, head: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of the n rows that one head of a finished layer holds, [n, d], float32, in the order in which `shrink` cuts them."""
+        info = self._store.layers[il]
+        k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
+        _check(_lib.edgekv_prefill_kept(self._p, il, head, _f32(k), _f32(v)))
+        return k, v
+
+    def merge(self, il: int, head: int, rows: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]) -> None:
+        """merge: these rows of one head of a finished layer, counted as stored now, get new values; k [n, d_k], v [n, d_v]."""
         rows, k, v = (np.ascontiguousarray(x, t) for x, t in ((rows, np.int32), (k, np.float32), (v, np.float32)))
-        _check(_lib.edgekv_prefill_merge(self._p, head, len(rows), _i32(rows), _f32(k), _f32(v)))
+        _check(_lib.edgekv_prefill_merge(self._p, il, head, len(rows), _i32(rows), _f32(k), _f32(v)))
 
     def shrink(self, il: int, counts: NDArray[np.int32]) -> None:
         """A finished layer shrinks to the first counts[k] rows of each head."""

@@ -79,7 +79,7 @@ def _write(shape: Shape, name: str, path: Path) -> None:
     writer = gguf.GGUFWriter(str(path), shape.arch)
     writer.add_name(f"tiny {name}")
     _add_hyperparameters(writer, shape)
-    _add_tokenizer(writer)
+    add_tokenizer(writer)
     for tensor_name, data in tensors(shape):
         _add_tensor(writer, shape, tensor_name, data)
     writer.write_header_to_file()
@@ -106,7 +106,7 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
         writer.add_sliding_window_pattern(shape.swa_layers)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     """A SentencePiece vocabulary: specials, one token per byte, letters, and a few longer pieces."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     pieces = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|endoftext|>"]  # llama.cpp asks phi3 for the last one

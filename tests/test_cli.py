@@ -107,7 +107,7 @@ def test_defaults_are_llama_cpps(fake):
     assert fake.options == options.EngineOptions(
         model="m", ctx_size=0, batch_size=2048, ubatch_size=512, threads=None, threads_batch=None, gpu_layers=-1,
         flash_attn="auto", cache_type_k="f16", cache_type_v="f16", seed=-1, verbose=False, kv_ratio=1.0, kv_budget=None,
-        kv_budget_mb=None, kv_method=methods.DEFAULT, kv_sink=4, kv_window=32, kv_min_tokens=128, kv_hidden="f32",
+        kv_budget_mb=None, kv_method="auto", kv_sink=4, kv_window=32, kv_min_tokens=128, kv_hidden="f32",
         kv_tail=512)
     sampling = {k: v for k, v in fake.calls[0].items() if k != "messages"}
     assert sampling == {"max_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
@@ -397,7 +397,7 @@ def test_methods_lists_every_preset():
     plain, records = call("methods").stdout, json.loads(call("methods", "--json").stdout)
     assert [r["name"] for r in records] == list(methods.presets())
     assert all(r["name"] in plain and r["title"] in plain for r in records)
-    assert [r["name"] for r in records if r["default"]] == [methods.DEFAULT]
+    assert "The default is auto" in plain
     assert next(r for r in records if r["name"] == "snapkv")["params"] == {"kernel": 7}
 
 

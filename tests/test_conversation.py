@@ -221,7 +221,7 @@ def test_a_tail_that_could_not_be_compressed_is_as_before(tiny, text, monkeypatc
     llm.eval(list(text(300)))
     feed(llm, text(40, seed=1))
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(llm._kv, "prefill", fail)

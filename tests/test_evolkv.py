@@ -224,7 +224,7 @@ def llm(tiny):
 
 
 def examples(llm, n: int = 2) -> list[training.Example]:
-    return training.needles(0, n, [100], lambda text: len(llm.tokenize(text.encode(), add_bos=False)))
+    return training.needles(0, n, [100], lambda text: llm.tokenize(text.encode(), add_bos=False))
 
 
 def test_more_rows_bring_the_full_cache_nearer(llm):
@@ -245,14 +245,14 @@ def test_a_scheme_is_what_the_cache_keeps(llm):
 
 
 def test_contained_answers_are_counted(llm):
-    from edgekv.eval.reading import answer
+    from edgekv.eval.reader import say
 
     (example,), everything = examples(llm, 1), np.full(3, 10**6)
     task = training.Training(llm, [example], True, "contained")
     task.score(everything)
     reading, preset = task._readings[0].reading, methods.get(training.SCORE)
     reading.compress(preset, replace(llm._kv_settings, preset=preset, table=np.full((3, 2), 10**6, np.int32)))
-    word = max(answer(llm, reading.logits, training.needle.ANSWER_TOKENS).split(), key=len)
+    word = max(say(llm, reading.logits, training.needle.ANSWER_TOKENS).split(), key=len)
     found = [training.Example(example.messages, "", answers) for answers in (("no such words", word), ("no such words",))]
     assert training.Training(llm, found, True, "contained").score(everything) == 0.5
 
@@ -288,7 +288,7 @@ def test_texts_that_do_not_fit_and_models_without_a_store_are_refused(llm, tiny)
     from edgekv.errors import Unsupported
     from tests.engine import load
 
-    long = training.needles(0, 1, [5000], lambda text: len(text.split()))
+    long = training.needles(0, 1, [5000], str.split)
     with pytest.raises(BadInput, match="ctx-size"):
         training.Training(llm, long)
     with pytest.raises(Unsupported, match="uncompressed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgekv.native import Prefill
 from tests.engine import feed, load
 from tests.reference.merge import merge as reference
 
@@ -38,6 +39,39 @@ def test_merged_rows_equal_the_reference_and_others_keep_their_bytes(tiny, text,
             touched += changed.sum()
     assert touched > 0
     assert np.isfinite(feed(merging, text(4, seed=1))).all()
+
+
+def test_what_a_finished_layer_loses_later_is_merged_too(tiny, text, nmse, monkeypatch):
+    """d2o's budgets fall while later layers are read; each cut folds the rows it takes by a threshold that moves on."""
+    cuts: dict[int, list] = {}
+    keep, shrink = Prefill.keep, Prefill.shrink
+
+    def seen_keep(self, rows):
+        cuts[self.il] = [[np.array(r) for r in rows]]
+        keep(self, rows)
+
+    def seen_shrink(self, il, counts):
+        cuts[il].append([int(n) for n in counts])
+        shrink(self, il, counts)
+
+    full = load(tiny("llama-gqa"), kv_budget=10 * N_PROMPT)
+    full.eval(list(text(N_PROMPT)))
+    monkeypatch.setattr(Prefill, "keep", seen_keep)
+    monkeypatch.setattr(Prefill, "shrink", seen_shrink)
+    merging = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method="d2o")
+    merging.eval(list(text(N_PROMPT)))
+    assert any(len(history) > 2 for history in cuts.values())
+    for il, (first, *later) in cuts.items():
+        for head, rows in enumerate(first):
+            keys, values = full._kv.store.rows(il, head)
+            gone = np.setdiff1d(np.arange(N_PROMPT), rows)
+            k, v, threshold = reference((keys[gone], values[gone]), (keys[rows], values[rows]), None)
+            for n in (counts[head] for counts in later):
+                k, v = (x.astype(np.float16).astype(np.float32) for x in (k, v))
+                if n < len(k):
+                    k, v, threshold = reference((k[n:], v[n:]), (k[:n], v[:n]), threshold)
+            got_k, got_v = merging._kv.store.rows(il, head)
+            assert got_k.shape == k.shape and nmse(got_k, k) < 1e-6 and nmse(got_v, v) < 1e-6, (il, head)
 
 
 def expected(keys, values, gone, kept):

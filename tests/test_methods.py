@@ -42,7 +42,8 @@ def layer(n_new: int = 60, n_old: tuple[int, ...] = (0, 0), seed: int = 0, il: i
         array[pos < 0] = np.nan  # padding is meaningless: a method must not let it through
     keys = rng.standard_normal((n_head, n_rows, 8)).astype(np.float32)
     return LayerStats(il, 4, n_head, n_rows, np.array(n_old, np.int32), n_new, pos, **stats, seed=seed,
-                      rows=lambda k: (keys[k, : n_old[k] + n_new], keys[k, : n_old[k] + n_new]))
+                      rows=lambda k: (keys[k, : n_old[k] + n_new], keys[k, : n_old[k] + n_new]),
+                      future=lambda n: (np.full((2 * n_head, 8), 0.3, np.float32), np.tile(np.eye(8, dtype=np.float32), (2 * n_head, 1, 1))))
 
 
 @ALL
@@ -73,7 +74,8 @@ def test_scores_do_not_depend_on_the_order_of_the_rows(name):
     stats = layer(40, (12, 12))
     order = np.random.default_rng(1).permutation(stats.n_rows)
     arrays = {name: getattr(stats, name)[:, order] for name in ("pos", *methods.STATS)}
-    turned = LayerStats(stats.il, 4, 2, stats.n_rows, stats.n_old, stats.n_new, **arrays, rows=lambda k: tuple(x[order] for x in stats.rows(k)))
+    turned = LayerStats(stats.il, 4, 2, stats.n_rows, stats.n_old, stats.n_new, **arrays, rows=lambda k: tuple(x[order] for x in stats.rows(k)),
+                        future=stats.future)
     preset = get(name)
     np.testing.assert_allclose(preset.score.score(turned), preset.score.score(stats)[:, order], rtol=1e-5, atol=1e-6)
 

@@ -6,13 +6,15 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from edgekv import methods, probe, profiles
+from edgekv.methods.expected import Expected
 from edgekv.native import Prefill
 from tests.engine import feed, load, logits, positions
 from tests.reference import budgets
 from tests.reference import scores as reference
-from tests.reference.model import Reference
+from tests.reference.model import NEOX, Reference, rope
 
 NAMES = [name for name, preset in methods.REGISTRY.items() if not preset.keeps_all]
 MIXES = ["score=keydiff,budget=pooled", "score=knorm,budget=adakv,alpha=0.5", "score=h2o,budget=pooled", "cake:gamma=100,tau1=1.6",
@@ -121,6 +123,25 @@ def read_by_reference(tiny, text):
     return read
 
 
+@pytest.mark.parametrize("name", ["adakv", "cake", "dynamickv", "d2o", "kvzip"])
+def test_an_answer_does_not_move_the_budgets(tiny, text, name):
+    """What the model writes is compressed too, but each head's share stays what the prompt made it."""
+    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3, kv_tail=64)
+    llm.eval(list(text(N_PROMPT)))
+    shares = llm.kv_stats().kept / N_PROMPT
+    assert np.ptp(shares) > 0
+    compressed = 0
+    for token in text(150, seed=3):
+        before = llm.kv_stats().kept.sum()
+        llm.eval([token])
+        kept = llm.kv_stats().kept
+        if kept.sum() < before:
+            compressed += 1
+            n_seen = llm.n_tokens - 1
+            np.testing.assert_allclose((kept - 1) / n_seen, shares, atol=2 / n_seen)
+    assert compressed == 2
+
+
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])
 @pytest.mark.parametrize("name", ["tova", "h2o", "cake", "kvzip", "knorm", "keydiff"])
@@ -145,6 +166,30 @@ def test_scores_are_those_of_the_reference(tiny, text, nmse, read_by_reference, 
                "knorm": lambda il: reference.knorm(torch_model.layers[il].k), "keydiff": lambda il: reference.keydiff(torch_model.layers[il].k)}
     for il, scores in enumerate(seen):
         assert nmse(scores, formula[name](il).numpy()) < (1e-5 if kind == "f16" else 1e-3), il
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("model", ["llama-mha", "llama-gqa", "llama-d128", "qwen2", "qwen3", "phi3", "gemma3"])
+def test_expected_attention_is_that_of_the_reference(tiny, text, nmse, monkeypatch, model, kind):
+    """Every way to turn queries: both pairings of RoPE, norms and biases before it, scales and the cache's own rotation behind it."""
+    seen, original = {}, Expected.score
+
+    def record(self, layer, params=None):
+        seen[layer.il] = original(self, layer, params)
+        return seen[layer.il]
+
+    monkeypatch.setattr(Expected, "score", record)
+    llm = load(tiny(model), kind, kv_method="expected", kv_ratio=0.3)
+    llm.eval(list(text(N_PROMPT)))
+    torch_model = Reference(tiny(model), kind, kind)
+    layers, w = torch_model.prefill(text(N_PROMPT), all_logits=False).layers, torch_model.weights
+    later = torch.arange(N_PROMPT, N_PROMPT + 512)
+    assert sorted(seen) == llm._kv.full_layers
+    for il, scores in seen.items():
+        turn = rope(torch.eye(w.d_head)[:, None].expand(-1, 512, -1), later, w.freq_base, w.arch in NEOX).permute(1, 2, 0)
+        expected = reference.expected(torch_model.layers[il].k, torch_model.layers[il].v, layers[il].raw_q, turn).numpy()
+        assert nmse(scores[:, 4:], expected[:, 4:]) < (1e-5 if kind == "f16" else 1e-3), il
+        assert (scores[:, :4] >= scores[:, 4:].max(axis=1, keepdims=True)).all()
 
 
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])

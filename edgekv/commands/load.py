@@ -24,11 +24,12 @@ def model_path(name: str) -> str:
 
 
 def load_llama(options: EngineOptions) -> Llama:
-    """The model with its context. Raises EdgeKVError."""
-    path = model_path(options.model)
+    """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
     from edgekv import Llama
+    from edgekv.commands.first_use import make_profile
 
-    threads = count_threads(options.threads)
+    path, threads = model_path(options.model), count_threads(options.threads)
+    make_profile(options, path, threads)
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
     return Llama(
         path,

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
 
 HELP = """
-* the default. Parameters are changed with NAME:parameter=value,... and any score goes with any budget:
+The default is auto: score=keydiff,budget=profile where the model has a profile (chat and run make it on first use), else kvzip.
+Parameters are changed with NAME:parameter=value,... and any score goes with any budget:
 score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none)."""
 
 
@@ -22,18 +23,17 @@ score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(as_json: bool) -> None:
     """List what --kv-method can be: scores, budgets, whose attention they look at, parameters, and where they come from."""
-    from edgekv.methods import DEFAULT, presets
+    from edgekv.methods import presets
 
-    records = [describe(preset, preset.name == DEFAULT) for preset in presets().values()]
+    records = [describe(preset) for preset in presets().values()]
     click.echo(json.dumps(records, indent=2) if as_json else as_text(records))
 
 
-def describe(preset: Preset, is_default: bool) -> dict[str, Any]:
+def describe(preset: Preset) -> dict[str, Any]:
     """One record of the JSON array; budget_* and merge_* are those of the budget and the merge, the rest is the score's and the whole's."""
     budget = None if preset.keeps_all else preset.budget
     return {
         "name": preset.name,
-        "default": is_default,
         "score": preset.score.name,
         "budget": budget and budget.name,
         "observes": observes(preset),
@@ -62,7 +62,7 @@ def observes(preset: Preset) -> str:
 
 def as_text(records: list[dict[str, Any]]) -> str:
     """A table of presets and one of budgets."""
-    presets = [(r["name"] + (" *" if r["default"] else ""), r["score"], r["budget"] or "-", r["observes"], settings({**r["params"], **r["merge_params"]}),
+    presets = [(r["name"], r["score"], r["budget"] or "-", r["observes"], settings({**r["params"], **r["merge_params"]}),
                 what(r["title"], r["paper"])) for r in records]
     budgets = {r["budget"]: (r["budget"], settings(r["budget_params"]), what(r["budget_title"], r["budget_paper"])) for r in records if r["budget"]}
     return "\n".join([table(presets, ("name", "score", "budget", "observes", "parameters", "what stays")), "",

@@ -73,7 +73,7 @@ def evolkv(model: str, output: str | None, task: str, target: int, setting: str,
     search.import_cma()
     n = count_threads(threads)
     llm = search.load(path, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
-    examples = _examples(task, seed, n_cases, n_tokens, lambda text: len(llm.tokenize(text.encode(), add_bos=False)))
+    examples = _examples(task, seed, n_cases, n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False))
     curve = Curve()
     training = Training(llm, examples, setting == "aware", fitness, curve.reading)
     needles = [*given("--lengths", n_tokens)] if task == TASK else []
@@ -91,11 +91,11 @@ def evolkv(model: str, output: str | None, task: str, target: int, setting: str,
         click.echo(f"edgekv: written to {out}", err=True)
 
 
-def _examples(task: str, seed: int, n: int, n_tokens: tuple[int, ...], count: Callable[[str], int]) -> list[Example]:
+def _examples(task: str, seed: int, n: int, n_tokens: tuple[int, ...], tokenize: Callable[[str], list[int]]) -> list[Example]:
     from edgekv.profiles import training
 
     if task == TASK:
-        return training.needles(seed, n, n_tokens, count)
+        return training.needles(seed, n, n_tokens, tokenize)
     if not task.endswith(".jsonl"):
         raise BadInput(f"there is no task '{task}'; write {TASK}, or the name of a .jsonl file")
     return training.from_file(task)[:n]

@@ -19,6 +19,7 @@ from edgekv.merge import MERGES
 from edgekv.methods import spell
 from edgekv.methods.base import STATS, Budget, LayerStats, Method, Observe, Preset, masked
 from edgekv.methods.cake import Cake
+from edgekv.methods.expected import Expected
 from edgekv.methods.full import Full
 from edgekv.methods.h2o import H2O
 from edgekv.methods.keydiff import KeyDiff
@@ -30,12 +31,11 @@ from edgekv.methods.streaming import Streaming
 from edgekv.methods.tova import TOVA
 
 __all__ = [
-    "DEFAULT", "GROUP", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
+    "GROUP", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
     "presets",
 ]
 
 GROUP = "edgekv.methods"
-DEFAULT = "snapkv"
 
 
 def _same(method: Method, budget: str = "uniform", keeps_all: bool = False) -> Preset:
@@ -67,6 +67,7 @@ REGISTRY: dict[str, Preset] = {
         _same(TOVA()),
         _same(Knorm()),
         _same(KeyDiff()),
+        _same(Expected()),
         _same(Random()),
         _same(Full(), keeps_all=True),
     )

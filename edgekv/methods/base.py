@@ -21,6 +21,10 @@ from edgekv.merge import D2O
 Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated)."""
 
+Future = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""Number n of later positions -> mean [n_head, d_k] and covariance [n_head, d_k, d_k] of their queries, on average over the next n: such
+that the logit of a stored key k [d_k] has the mean k . mean and the variance k . covariance . k."""
+
 
 @dataclass(frozen=True)
 class LayerStats:
@@ -52,6 +56,8 @@ class LayerStats:
     seed: int = 0
     rows: Rows | None = None
     """Keys and values of the layer, read when asked for."""
+    future: Future | None = None
+    """What later tokens will ask, if the method observes `queries`."""
 
     @property
     def absent(self) -> NDArray[np.bool_]:
@@ -77,6 +83,8 @@ class Observe:
     """Every token of the prompt (`col_sum`); costs a second pass over the attention."""
     last: bool = False
     """The last token of the prompt alone, instead of the window."""
+    queries: bool = False
+    """Nobody's attention: the distribution of all queries, which tells what later tokens will ask (`LayerStats.future`)."""
     probe: bool = False
     """The prompt read again behind itself, in pieces, without being stored (see `edgekv.probe`); costs a second prefill."""
     stats: tuple[str, ...] = ()

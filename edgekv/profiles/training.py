@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
-from edgekv.eval import needle
+from edgekv.eval.prompt import messages, template
+from edgekv.eval.sample import Request
+from edgekv.eval.tasks import needle
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -40,9 +42,9 @@ class Example:
     answers: tuple[str, ...]
 
 
-def needles(seed: int, n: int, lengths: Sequence[int], count: Callable[[str], int]) -> list[Example]:
-    """Needles in haystacks, see `edgekv.eval.needle.cases`."""
-    return [Example(case.messages, case.question, (case.answer,)) for case in needle.cases(seed, n, lengths, count)]
+def needles(seed: int, n: int, lengths: Sequence[int], tokenize: Callable[[str], list[int]]) -> list[Example]:
+    """Needles in haystacks, see `edgekv.eval.tasks.needle`."""
+    return [Example(messages(sample), sample.question, sample.references) for sample in needle.samples(Request(seed, n, tokenize, tuple(lengths)))]
 
 
 def from_file(path: str) -> list[Example]:
@@ -101,7 +103,7 @@ class Training:
         assert fitness in FITNESS
         self.llm, self.task = llm, hash_of(examples, aware, fitness)
         self._fitness, self._progress, self._examples = fitness, progress, list(examples)
-        self._parts = [needle.split(llm, example, aware) for example in self._examples]  # type: ignore[arg-type]
+        self._parts = [_split(llm, example, aware) for example in self._examples]
         self._readings: list[_Read] = []
         longest = max(len(text) + len(rest) for text, rest in self._parts)
         if longest + needle.ANSWER_TOKENS > llm.n_ctx():
@@ -136,9 +138,9 @@ class Training:
 
     def _expected(self, example: Example, reading: Reading, rest: list[int]) -> tuple[list[int], list[int]]:
         """Tokens that lead to the answer, and the answer's: as the model says it with its full cache, or the first answer alone."""
-        from edgekv.eval.reading import answer
+        from edgekv.eval.reader import say
 
-        said = answer(self.llm, self._follow(reading, rest), needle.ANSWER_TOKENS)
+        said = say(self.llm, self._follow(reading, rest), needle.ANSWER_TOKENS)
         text = next((said[: said.index(a) + len(a)] for a in example.answers if a in said), example.answers[0])
         begin = next((len(text) - len(a) for a in example.answers if text.endswith(a)), 0)
         tokens = self.llm.tokenize(text.encode(), add_bos=False)
@@ -146,13 +148,14 @@ class Training:
         return tokens[:n_lead], tokens[n_lead:]
 
     def _score(self, i: int, read: _Read, table: NDArray[np.int32]) -> float:
-        from edgekv.eval.reading import answer, feed
+        from edgekv.eval.reader import say
+        from edgekv.eval.reading import feed
 
         preset = methods.get(SCORE)
         read.reading.compress(preset, replace(self.llm._kv_settings, preset=preset, table=table))
         logits = self._follow(read.reading, self._parts[i][1])
         if self._fitness == "contained":
-            said = answer(self.llm, logits, needle.ANSWER_TOKENS).translate(LENIENT).casefold()
+            said = say(self.llm, logits, needle.ANSWER_TOKENS).translate(LENIENT).casefold()
             return float(any(a.translate(LENIENT).casefold() in said for a in self._examples[i].answers))
         logits = feed(self.llm, read.lead) if read.lead else logits
         found = [_probability(logits, read.answer[0])]
@@ -169,6 +172,14 @@ class Training:
         table = np.zeros((len(self._engine.store.layers), self._engine.store.n_head_kv), np.int32)
         table[self._engine.full_layers] = rows[:, None]
         return table
+
+
+def _split(llm: Llama, example: Example, aware: bool) -> tuple[list[int], list[int]]:
+    """Tokens that are compressed, and tokens that come after (none if the question is among the first)."""
+    words = template(llm, example.messages)
+    at = len(words) if aware else words.rindex(example.question)
+    rest = words[at:]
+    return llm.tokenize(words[:at].encode(), add_bos=True, special=True), llm.tokenize(rest.encode(), add_bos=False, special=True) if rest else []
 
 
 @dataclass(frozen=True)

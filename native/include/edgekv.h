@@ -12,7 +12,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 2 // changes with any signature or struct below
+#define EDGEKV_ABI 3 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK          =  0,
@@ -25,8 +25,8 @@ enum edgekv_status {
 
 enum edgekv_hidden_mode { EDGEKV_HIDDEN_F32 = 0, EDGEKV_HIDDEN_F16 = 1, EDGEKV_HIDDEN_DISK = 2 };
 
-// column statistics (see native/src/cpu/edgekv-cpu.h)
-enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 4, EDGEKV_STAT_ENTROPY = 8 };
+// column statistics (see native/src/cpu/edgekv-cpu.h); EDGEKV_STAT_QUERIES: see edgekv_prefill_queries
+enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 4, EDGEKV_STAT_ENTROPY = 8, EDGEKV_STAT_QUERIES = 16 };
 
 LLAMA_API int          edgekv_abi(void);
 LLAMA_API const char * edgekv_last_error(void);
@@ -107,13 +107,20 @@ LLAMA_API double       edgekv_prefill_score_ms(const struct edgekv_prefill * p);
 LLAMA_API int          edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
 // statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(old) + n_tokens; head k's row j at [k, j], the rest 0
 LLAMA_API int          edgekv_prefill_stat(const struct edgekv_prefill * p, int32_t observer, enum edgekv_stat stat, float * out);
+// an observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k]
+LLAMA_API int          edgekv_prefill_queries(const struct edgekv_prefill * p, int32_t observer, float * mean, float * cov);
+// what turns such a query q into one that meets stored keys, on average over the next n_future positions: k . (R q) is a logit.
+// out: R [d_k, d_k], scales and the rotation of quantised caches included
+LLAMA_API int          edgekv_prefill_rotation(const struct edgekv_prefill * p, int32_t n_future, float * out);
 // K and V of the layer in work as f32, [old + n_tokens, d]; either may be null
 LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
 // evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
 LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
-// merge: rows of one head of the layer just kept (numbers as stored now) are written anew from f32, k [n, d_k] and v [n, d_v];
-// other rows keep their bytes
-LLAMA_API int          edgekv_prefill_merge(struct edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v);
+// rows that a finished layer kept, as f32, in the order in which shrink cuts them: k [len, d_k], v [len, d_v]
+LLAMA_API int          edgekv_prefill_kept(const struct edgekv_prefill * p, int32_t il, int32_t head, float * k, float * v);
+// merge: rows of one head of a finished layer (numbers as stored now) are written anew from f32, k [n, d_k] and v [n, d_v]; other rows
+// keep their bytes
+LLAMA_API int          edgekv_prefill_merge(struct edgekv_prefill * p, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v);
 // a finished layer shrinks to its first counts[k] rows
 LLAMA_API int          edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const int32_t * counts);
 // all layers are kept: they become the conversation, logits of the prompt's last token are at llama_get_logits_ith(ctx, -1)

@@ -178,14 +178,26 @@ int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float
     return guard([&] { given(p).rows(head, k, v); });
 }
 
+int edgekv_prefill_queries(const edgekv_prefill * p, int32_t observer, float * mean, float * cov) {
+    return guard([&] { given(p).queries(observer, &given(mean), &given(cov)); });
+}
+
+int edgekv_prefill_rotation(const edgekv_prefill * p, int32_t n_future, float * out) {
+    return guard([&] { given(p).rotation(n_future, &given(out)); });
+}
+
 int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_t * rows) {
     return guard([&] {
         given(p).keep(counts, rows);
     });
 }
 
-int edgekv_prefill_merge(edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v) {
-    return guard([&] { given(p).merge(head, n, rows, k, v); });
+int edgekv_prefill_kept(const edgekv_prefill * p, int32_t il, int32_t head, float * k, float * v) {
+    return guard([&] { given(p).kept(il, head, k, v); });
+}
+
+int edgekv_prefill_merge(edgekv_prefill * p, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v) {
+    return guard([&] { given(p).merge(il, head, n, rows, k, v); });
 }
 
 int edgekv_prefill_shrink(edgekv_prefill * p, int32_t il, const int32_t * counts) {

@@ -28,14 +28,13 @@ static void store_rows(const llm_graph_context & g, const edgekv_tensors & t, gg
 
 static float softcap(const llm_graph_context & g) { return g.hparams.attn_soft_cap ? g.hparams.f_attn_logit_softcapping : 0.0f; }
 
-// flash attention of q [d, n_head, n_tokens] over n rows of each of n_head_kv heads; mask may be a strided view
+// flash attention of q [d, n_head, n_tokens] over n rows of each of n_head_kv heads
 static ggml_tensor * flash(const llm_graph_context & g, const edgekv_tensors & t, ggml_tensor * q, int64_t first, int64_t n, int n_head_kv, int64_t cap,
         ggml_tensor * mask, ggml_tensor * sinks, float scale) {
     auto view = [&](ggml_tensor * x) {
         return ggml_view_3d(g.ctx0, x, x->ne[0], n, n_head_kv, x->nb[1], cap*x->nb[1], first*x->nb[1]);
     };
-    ggml_tensor * cur = ggml_flash_attn_ext(g.ctx0, ggml_permute(g.ctx0, q, 0, 2, 1, 3), view(t.k), view(t.v), nullptr, scale, 0.0f, softcap(g));
-    cur->src[3] = mask; // set behind the constructor, which wants masks without a gap between their rows
+    ggml_tensor * cur = ggml_flash_attn_ext(g.ctx0, ggml_permute(g.ctx0, q, 0, 2, 1, 3), view(t.k), view(t.v), mask, scale, 0.0f, softcap(g));
     ggml_flash_attn_ext_add_sinks(cur, sinks);
     ggml_prec_set_acc(cur, GGML_PREC_F32);
     return cur; // [d_v, n_head, n_tokens]
@@ -93,10 +92,11 @@ static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill 
     const edgekv_scratch & s = p.scratch_of(l);
     store_rows(g, s.t, k, v, p.row_input(g, s));
     if (ggml_tensor * copy = p.capture_queries(g, l, q, scale, softcap(g), sinks)) ggml_build_forward_expand(g.gf, copy);
+    if (ggml_tensor * copy = p.capture_raw_queries(g, l, q)) ggml_build_forward_expand(g.gf, copy);
 
     if (p.store->graph_attend || !ggml_backend_buft_is_host(l.buft)) return attend_prefill_graph(g, p, l, q, sinks, scale);
 
-    edgekv_prompt_rows * r = p.prompt_rows(l, s, g.n_tokens);
+    edgekv_prompt_rows * r = p.prompt_rows(l);
     r->rows.scale = scale;
     r->rows.softcap = softcap(g);
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);

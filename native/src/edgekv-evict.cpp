@@ -43,13 +43,32 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     edgekv_gather(s.t, base, lists, *f);
     fresh[il_done] = std::move(f);
     evicted = evicted || !all;
+    note_peak();
     if (!by_layer) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
 }
 
-void edgekv_prefill::merge(int head, int n, const int32_t * rows, const float * k, const float * v) {
-    if (ended || il_done < 0 || !fresh[il_done] || head < 0 || head >= fresh[il_done]->n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no layer was kept just now, or it has no such head" };
+edgekv_layer & edgekv_prefill::finished(int il, int head) const {
+    if (ended || il < 0 || il >= (int) fresh.size() || !fresh[il] || head < 0 || head >= fresh[il]->n_head_kv) {
+        throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet, or it has no such head" };
+    }
+    return *fresh[il];
+}
+
+void edgekv_prefill::kept(int il, int head, float * k, float * v) const {
+    const auto & f = finished(il, head);
+    const auto & best = ranked[il][head];
+    auto read = [&](const ggml_tensor * t, int d, float * out) {
+        std::vector<char> host(f.len[head]*t->nb[1]);
+        if (!host.empty()) ggml_backend_tensor_get(t, host.data(), f.first[head]*t->nb[1], host.size());
+        for (int32_t i = 0; i < f.len[head]; ++i) edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], best.empty() ? i : best[i], 1, d, out + (size_t) i*d);
+    };
+    if (k) read(f.t.k, f.d_k, k);
+    if (v) read(f.t.v, f.d_v, v);
+}
+
+void edgekv_prefill::merge(int il, int head, int n, const int32_t * rows, const float * k, const float * v) {
+    auto & f = finished(il, head);
     if (n < 0 || (n > 0 && (!rows || !k || !v))) throw edgekv_error { EDGEKV_INVALID, "there are no rows to merge" };
-    auto & f = *fresh[il_done];
     for (int i = 0; i < n; ++i) if (rows[i] < 0 || rows[i] >= f.len[head]) throw edgekv_error { EDGEKV_INVALID, "a merged row is not among the kept ones" };
     auto write = [&](ggml_tensor * t, int d, const float * x) {
         std::vector<char> row(t->nb[1]);
@@ -63,8 +82,7 @@ void edgekv_prefill::merge(int head, int n, const int32_t * rows, const float * 
 }
 
 void edgekv_prefill::shrink(int il, const int32_t * counts) {
-    if (il < 0 || il >= (int) fresh.size() || !fresh[il]) throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet" };
-    auto & f = *fresh[il];
+    auto & f = finished(il, 0);
     if (f.n_swa) return;
     std::vector<std::vector<int32_t>> lists(f.n_head_kv);
     std::vector<std::vector<llama_pos>> pos(f.n_head_kv);

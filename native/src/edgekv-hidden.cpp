@@ -31,32 +31,47 @@ static bool seek(std::FILE * f, int64_t at) {
 #endif
 }
 
-edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, int64_t chunk_tokens, const std::string & dir) : mode(mode), width(width) {
-    const int64_t n = mode == EDGEKV_HIDDEN_F32 ? n_tokens : std::min(n_tokens, chunk_tokens);
-    buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), (size_t) n*width*sizeof(float)));
-    if (!buf) throw std::runtime_error("no memory for the hidden states: try --kv-hidden f16 or disk");
-    if (mode == EDGEKV_HIDDEN_F16) half.resize((size_t) n_tokens*width);
+edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, bool in_place, const std::string & dir) : mode(mode), width(width) {
+    const size_t n = (size_t) n_tokens*width;
+    if (mode == EDGEKV_HIDDEN_F16) half.resize(n);
     if (mode == EDGEKV_HIDDEN_DISK && !(file = open_temporary(dir))) throw std::runtime_error("no temporary file for the hidden states: set TMPDIR");
+    if (mode != EDGEKV_HIDDEN_F32) return;
+    if (!in_place) {
+        whole.resize(n);
+        return;
+    }
+    buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n*sizeof(float)));
+    if (!buf) throw std::bad_alloc();
 }
 
 edgekv_hidden::~edgekv_hidden() { if (file) fclose(file); }
 
-size_t edgekv_hidden::n_bytes() const { return ggml_backend_buffer_get_size(buf.get()) + half.size()*sizeof(uint16_t); }
-
-float * edgekv_hidden::place(int64_t first) const {
-    float * base = (float *) ggml_backend_buffer_get_base(buf.get());
-    return mode == EDGEKV_HIDDEN_F32 ? base + first*width : base;
+size_t edgekv_hidden::n_bytes() const {
+    return (buf ? ggml_backend_buffer_get_size(buf.get()) : 0) + half.size()*sizeof(uint16_t) + (whole.size() + staging.size())*sizeof(float);
 }
 
-float * edgekv_hidden::load(int64_t first, int64_t n) {
-    float * x = place(first);
+float * edgekv_hidden::place(int64_t first) const { return buf ? (float *) ggml_backend_buffer_get_base(buf.get()) + first*width : nullptr; }
+
+// the tensor's own memory if the CPU can reach it
+float * edgekv_hidden::staged(const ggml_tensor * t, int64_t n) {
+    if (ggml_backend_buffer_is_host(t->buffer)) return (float *) t->data;
+    if (staging.size() < (size_t) (n*width)) staging.resize(n*width);
+    return staging.data();
+}
+
+bool edgekv_hidden::load(int64_t first, int64_t n, ggml_tensor * to) {
+    if (buf) return true;
+    float * x = whole.empty() ? staged(to, n) : whole.data() + first*width;
     if (mode == EDGEKV_HIDDEN_F16) ggml_fp16_to_fp32_row((const ggml_fp16_t *) half.data() + first*width, x, n*width);
-    if (mode == EDGEKV_HIDDEN_DISK && (!seek(file, first*width*sizeof(float)) || fread(x, sizeof(float), n*width, file) != (size_t) (n*width))) return nullptr;
-    return x;
+    if (mode == EDGEKV_HIDDEN_DISK && (!seek(file, first*width*sizeof(float)) || fread(x, sizeof(float), n*width, file) != (size_t) (n*width))) return false;
+    if (x != to->data) ggml_backend_tensor_set(to, x, 0, n*width*sizeof(float));
+    return true;
 }
 
-bool edgekv_hidden::save(int64_t first, int64_t n) {
-    float * x = place(first);
+bool edgekv_hidden::save(int64_t first, int64_t n, const ggml_tensor * from) {
+    if (buf) return true;
+    float * x = whole.empty() ? staged(from, n) : whole.data() + first*width;
+    if (x != from->data) ggml_backend_tensor_get(from, x, 0, n*width*sizeof(float));
     if (mode == EDGEKV_HIDDEN_F16) {
         for (int64_t i = 0; i < n*width; ++i) x[i] = std::clamp(x[i], -65504.0f, 65504.0f); // the largest f16: a few channels of some models go beyond
         ggml_fp32_to_fp16_row(x, (ggml_fp16_t *) half.data() + first*width, n*width);

@@ -12,23 +12,28 @@
 
 class edgekv_hidden {
 public:
-    // chunk_tokens: most tokens that are worked on at once. throws std::runtime_error when memory or the file cannot be had
-    edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, int64_t chunk_tokens, const std::string & dir);
+    // in_place: graphs may read and write the f32 states where they are; else they come and go with load and save, a chunk at a time.
+    // throws std::bad_alloc, or std::runtime_error when the file cannot be had
+    edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, bool in_place, const std::string & dir);
     ~edgekv_hidden();
 
-    ggml_backend_buffer_t buffer() const { return buf.get(); }
-    // the chunk's states as f32; valid until the next load
-    float * load(int64_t first, int64_t n);
-    // what load gave has been overwritten: keep it. false if the file cannot take it
-    bool    save(int64_t first, int64_t n);
-    // the place that load would give, without reading
+    // where graphs find the states of a chunk, null if not in place
     float * place(int64_t first) const;
+    ggml_backend_buffer_t buffer() const { return buf.get(); }
+    // n states into a tensor; false if the file cannot be read
+    bool    load(int64_t first, int64_t n, ggml_tensor * to);
+    // n states from a tensor; false if the file cannot take them
+    bool    save(int64_t first, int64_t n, const ggml_tensor * from);
     size_t  n_bytes() const; // in memory
 
 private:
+    float * staged(const ggml_tensor * t, int64_t n);
+
     edgekv_hidden_mode mode;
     int64_t width;
-    ggml_backend_buffer_ptr buf; // f32: everything, else one chunk
+    ggml_backend_buffer_ptr buf;  // in place
+    std::vector<float> whole;     // f32, not in place
     std::vector<uint16_t> half;
     std::FILE * file = nullptr;
+    std::vector<float> staging;   // a chunk, for tensors that lie on a device
 };

@@ -7,8 +7,6 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 
-#include "ggml-impl.h"
-
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -59,6 +57,8 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         const auto & o = params.observers[i];
         if (o.begin < 0 || o.end <= o.begin || o.end > n_all) throw edgekv_error { EDGEKV_INVALID, "an observer lies outside the prompt" };
         p->observers.push_back(o);
+        p->wants_queries = p->wants_queries || (o.stats & EDGEKV_STAT_QUERIES);
+        p->wants_columns = p->wants_columns || (o.stats & ~EDGEKV_STAT_QUERIES);
     }
     p->tokens.assign(params.tokens, params.tokens + n_all);
     p->hidden_mode   = params.hidden;
@@ -93,9 +93,10 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         }
         p->place_inputs();
         if (p->by_layer && p->n_slice() > 1) {
-            const int64_t width = p->chunks[0].resid[0]->ne[0]*p->chunks[0].resid[0]->ne[2]*p->chunks[0].resid[0]->ne[3];
-            p->hidden = std::make_unique<edgekv_hidden>(p->hidden_mode, width, n_all, p->n_ubatch, p->dir);
+            const int64_t width = ggml_nelements(p->graphs[0]->resid[0])/p->graphs[0]->n_tokens;
+            p->hidden = std::make_unique<edgekv_hidden>(p->hidden_mode, width, n_all, p->on_cpu(), p->dir);
         }
+        p->reserve();
     } catch (const std::bad_alloc &) {
         throw no_memory("this prompt");
     }
@@ -110,6 +111,7 @@ edgekv_prefill::~edgekv_prefill() {
     scratches.clear();
     hidden.reset();
     chunks.clear();
+    graphs.clear();
     ggml_backend_sched_reset(ctx->sched.get());
     if (!ended) ctx->memory->seq_rm(0, pos0, -1); // cells of the tokens that were not read in the end
     store->active = nullptr;
@@ -123,6 +125,7 @@ void edgekv_prefill::make_scratches() {
     scratches.clear();
     scratch_index.assign(store->layers.size(), -1);
     score_params.resize(store->layers.size());
+    query_paths.resize(store->layers.size());
     tallies.assign(by_layer ? 1 : store->layers.size(), std::vector<edgekv_tally>(observers.size()));
     for (size_t il = 0; il < store->layers.size(); ++il) {
         const auto & l = *store->layers[il];
@@ -143,18 +146,20 @@ void edgekv_prefill::make_scratches() {
         if (s.t.k) continue;
         s.cap = s.n_old + n_rows;
         s.t = edgekv_tensors::make(l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap*l.n_head_kv, "scratch");
-        if (max_observed) s.queries = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries");
+        const auto queries = [&] { return edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
+        if (wants_columns) s.queries = queries();
+        if (wants_queries) s.raw_queries = queries();
     }
 }
 
-edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l, const edgekv_scratch & s, int64_t n_chunk) {
-    prompt_rows_.push_back(std::make_unique<edgekv_prompt_rows>());
-    auto & r = *prompt_rows_.back();
-    for (int k = 0; k < l.n_head_kv; ++k) {
-        r.first.push_back((int32_t) (k*s.cap + s.n_old - l.len[k]));
-        r.len.push_back((int32_t) (l.len[k] + building->row + n_chunk));
-    }
-    for (int64_t t = 0; l.n_swa && t < n_chunk; ++t) r.start.push_back((int32_t) std::max<int64_t>(0, l.len[0] + building->row + t + 1 - l.n_swa));
+edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l) {
+    const auto & s = scratch_of(l);
+    building->prompt_rows.push_back(std::make_unique<edgekv_prompt_rows>());
+    auto & r = *building->prompt_rows.back();
+    r.layer = &l;
+    for (int k = 0; k < l.n_head_kv; ++k) r.first.push_back((int32_t) (k*s.cap + s.n_old - l.len[k]));
+    r.len.resize(l.n_head_kv);
+    r.start.resize(l.n_swa ? building->n_tokens : 0);
     r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr };
     return &r;
 }
@@ -164,11 +169,14 @@ void edgekv_prefill::make_masks() {
     const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
     const int64_t n_mask = std::min(n_ubatch, n_rows);
     auto fill = [&](int64_t n_before, int n_swa) {
-        auto m = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
-        auto * x = (ggml_fp16_t *) m.t->data;
-        for (int64_t i = 0; i < n_mask; ++i) for (int64_t j = 0; j < m.t->ne[0]; ++j, ++x) {
-            const int64_t dist = n_before + i - j;
-            *x = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
+        auto m = edgekv_matrix::make(store->layers.back()->buft, GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
+        std::vector<ggml_fp16_t> row(m.t->ne[0]);
+        for (int64_t i = 0; i < n_mask; ++i) {
+            for (int64_t j = 0; j < m.t->ne[0]; ++j) {
+                const int64_t dist = n_before + i - j;
+                row[j] = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
+            }
+            ggml_backend_tensor_set(m.t, row.data(), i*m.t->nb[1], m.t->nb[1]);
         }
         return m;
     };
@@ -188,7 +196,7 @@ ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, 
     ggml_tensor * m = n_swa ? mask_swa.t : mask_full.t;
     const int64_t at = (n_swa ? mask_swa_at : mask_full_at) - before;
     GGML_ASSERT(at >= 0 && at + n <= m->ne[0]);
-    return ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t));
+    return ggml_cont(g.ctx0, ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t))); // some backends want no gaps
 }
 
 ggml_tensor * edgekv_prefill::row_input(const llm_graph_context & g, const edgekv_scratch & s) {
@@ -211,10 +219,10 @@ std::pair<int64_t, int64_t> edgekv_prefill::observed(int64_t first, int64_t n) c
 
 ggml_tensor * edgekv_prefill::capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks) {
     score_params[l.il] = { scale, softcap, sinks };
-    const auto [a, b] = observed(building->first, building->n_tokens);
-    if (a == b || l.n_swa) return nullptr;
+    const auto [a, b] = building->observed;
+    if (!wants_columns || a == b || l.n_swa) return nullptr;
     ggml_tensor * to = scratch_of(l).queries.t;
-    ggml_tensor * src = ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], (a - building->first)*q->nb[2]);
+    ggml_tensor * src = ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a*q->nb[2]);
     ggml_tensor * dst = ggml_view_3d(g.ctx0, to, q->ne[0], q->ne[1], b - a, q->ne[0]*sizeof(float), to->nb[1], 0);
     return ggml_cpy(g.ctx0, src, dst);
 }
@@ -226,7 +234,7 @@ bool edgekv_prefill::on_cpu() const {
 
 void edgekv_prefill::build_chunks() {
     chunks.clear();
-    prompt_rows_.clear();
+    graphs.clear();
     auto build = [&](int64_t first, int64_t n, int64_t row) {
         for (int64_t i = 0; i < n; i += n_ubatch) build_chunk(first + i, std::min(n_ubatch, n - i), row + i);
     };
@@ -260,17 +268,63 @@ void edgekv_prefill::build_chunk(int64_t first, int64_t n, int64_t row) {
     c.mctx = ctx->memory->init_batch(*ctx->balloc, (uint32_t) n_ubatch, false);
     if (!c.mctx || c.mctx->get_status() != LLAMA_MEMORY_STATUS_SUCCESS || !c.mctx->apply()) throw edgekv_error { EDGEKV_FAILED, "llama.cpp found no place for the batch" };
 
-    ctx->n_outputs = c.has_output ? 1 : 0;
-    c.res = std::make_unique<llm_graph_result>(ctx->gf_res_reserve->get_max_nodes());
-    c.res->reset();
-    ggml_backend_sched_reset(ctx->sched.get());
-    building = &c;
-    c.gf = ctx->model.build_graph(ctx->graph_params(c.res.get(), c.mctx->get_ubatch(), c.mctx.get(), LLM_GRAPH_TYPE_DEFAULT));
-    building = nullptr;
-    if (by_layer && !find_cuts(c)) throw not_by_layer();
-    if (!by_layer) c.cut = { 0, c.gf->n_nodes };
-    for (int i = 0; i < c.gf->n_leafs; ++i) if (c.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) c.inputs.push_back(c.gf->leafs[i]);
+    c.graph = &graph_for(c);
     chunks.push_back(std::move(c));
+}
+
+// a graph that other chunks use already, or a new one
+edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
+    auto seen = observed(c.first, c.n_tokens);
+    seen = { seen.first - c.first, seen.second - c.first };
+    const bool alone = store->graph_attend || !on_cpu(); // shapes depend on how many rows lie in front
+    for (auto & g : graphs) {
+        if (!alone && g->n_tokens == c.n_tokens && g->has_output == c.has_output && g->observed == seen) return *g;
+    }
+    graphs.push_back(std::make_unique<edgekv_graph>());
+    auto & g = *graphs.back();
+    g.n_tokens   = c.n_tokens;
+    g.has_output = c.has_output;
+    g.observed   = seen;
+    ctx->n_outputs = c.has_output ? 1 : 0;
+    g.res = std::make_unique<llm_graph_result>(ctx->gf_res_reserve->get_max_nodes());
+    g.res->reset();
+    ggml_backend_sched_reset(ctx->sched.get());
+    building = &g;
+    building_for = &c;
+    g.gf = ctx->model.build_graph(ctx->graph_params(g.res.get(), c.mctx->get_ubatch(), c.mctx.get(), LLM_GRAPH_TYPE_DEFAULT));
+    building = nullptr;
+    building_for = nullptr;
+    if (by_layer && !find_cuts(g)) throw not_by_layer();
+    if (!by_layer) g.cut = { 0, g.gf->n_nodes };
+    for (int i = 0; i < g.gf->n_leafs; ++i) if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);
+    if (ggml_backend_sched_get_n_backends(ctx->sched.get()) > 1) {
+        g.sources.resize(g.gf->n_nodes);
+        for (int i = 0; i < g.gf->n_nodes; ++i) std::copy_n(g.gf->nodes[i]->src, GGML_MAX_SRC, g.sources[i].begin());
+    }
+    return g;
+}
+
+void edgekv_graph::restore_sources() {
+    for (size_t i = 0; i < sources.size(); ++i) std::copy_n(sources[i].begin(), GGML_MAX_SRC, gf->nodes[i]->src);
+}
+
+// as it was built, before a slice was planned
+void edgekv_graph::restore() {
+    restore_sources();
+    for (size_t i = 0; i < resid.size(); ++i) {
+        resid[i]->op     = resid_op[i];
+        resid[i]->flags &= ~(GGML_TENSOR_FLAG_INPUT | GGML_TENSOR_FLAG_OUTPUT);
+    }
+}
+
+// On a device, working memory must not grow between chunks: the Vulkan backend does not survive that, and a prompt that does not fit
+// is better refused now. Graphs grow with the rows in front of a chunk.
+void edgekv_prefill::reserve() {
+    if (on_cpu()) return;
+    const size_t last = (n_tokens + n_ubatch - 1)/n_ubatch - 1;
+    for (size_t i = last > 0 ? last - 1 : 0; i < chunks.size(); ++i) {
+        for (int slice : { 0, 1, n_slice() - 1 }) if (slice < n_slice()) prepare(*chunks[i].graph, slice);
+    }
 }
 
 // ---- run: one layer over all chunks
@@ -298,8 +352,13 @@ void edgekv_prefill::run(int il) {
     }
     il_done = il;
     broken = false;
-    if (store->layers[il]->n_swa) keep(nullptr, nullptr);
     note_peak();
+    if (by_layer && il + 1 == n_layer) { // no layer comes that would need them
+        hidden.reset();
+        inputs.reset();
+        for (auto & s : scratches) { s->queries = {}; s->raw_queries = {}; }
+    }
+    if (store->layers[il]->n_swa) keep(nullptr, nullptr);
 }
 
 const edgekv_layer & edgekv_prefill::in_work() const {
@@ -307,53 +366,91 @@ const edgekv_layer & edgekv_prefill::in_work() const {
     return *store->layers[il_done];
 }
 
-void edgekv_prefill::run_slice(edgekv_chunk & c, int slice) {
-    auto * sched = ctx->sched.get();
-    std::vector<ggml_tensor *> nodes, replay, leafs;
-    if (!slice_nodes(c, slice, nodes, replay)) throw edgekv_error { EDGEKV_FAILED, "the graph changed between chunks" };
+// the graph's inputs are this chunk's
+void edgekv_prefill::bind(const edgekv_chunk & c) {
+    auto & g = *c.graph;
+    for (size_t i = 0; i < g.inputs.size(); ++i) g.inputs[i]->data = c.inputs[i];
+    for (auto & [s, t] : g.rows) {
+        if (!t->data) continue; // no layer stores rows there
+        auto * x = (int64_t *) t->data;
+        const int64_t n_head_kv = s->t.k->ne[1]/s->cap;
+        for (int64_t i = 0; i < c.n_tokens; ++i) for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k*s->cap + s->n_old + c.row + i;
+    }
+    for (auto & r : g.prompt_rows) {
+        const auto & l = *r->layer;
+        for (int k = 0; k < l.n_head_kv; ++k) r->len[k] = (int32_t) (l.len[k] + c.row + c.n_tokens);
+        for (size_t t = 0; t < r->start.size(); ++t) r->start[t] = (int32_t) std::max<int64_t>(0, l.len[0] + c.row + (int64_t) t + 1 - l.n_swa);
+    }
+}
+
+// The scheduler gets a slice of the graph: what goes in is a leaf, what comes out is kept. In place, both are the same memory: the last
+// use of what came in is the sum that goes out.
+void edgekv_prefill::prepare(edgekv_graph & g, int slice) {
+    auto & p = planned;
+    p.graph = nullptr; // until all went well
+    g.restore();
+    std::vector<ggml_tensor *> replay;
+    if (!slice_nodes(g, slice, p.nodes, replay)) throw edgekv_error { EDGEKV_FAILED, "the graph changed between chunks" };
     for (auto * t : replay) { // it may still point to where an earlier slice had it
         if (!t->view_src || t->view_src->op != GGML_OP_NONE) t->data = nullptr;
         t->buffer = nullptr;
     }
-    if (slice > 0) {
-        ggml_tensor * in = c.resid[slice - 1];
-        float * x = hidden->load(c.first, c.n_tokens);
-        if (!x) throw edgekv_error { EDGEKV_FAILED, "the hidden states could not be read back from their file" };
-        in->op = GGML_OP_NONE;
-        memset(in->src, 0, sizeof(in->src));
-        in->buffer = hidden->buffer();
-        in->data   = x;
-        leafs.push_back(in);
+    p.leafs = g.inputs;
+    for (int i = 0; i < g.gf->n_leafs; ++i) { // weights: the scheduler must know where they are
+        ggml_tensor * t = g.gf->leafs[i];
+        if (t->buffer && !(t->flags & GGML_TENSOR_FLAG_INPUT)) p.leafs.push_back(t);
     }
-    if (slice + 1 < n_slice()) { // in place: the last use of what came in is the sum that goes out
-        ggml_tensor * out = c.resid[slice];
-        out->buffer = hidden->buffer();
-        out->data   = hidden->place(c.first);
+    p.moved.clear();
+    std::unordered_set<const ggml_tensor *> moving(g.inputs.begin(), g.inputs.end());
+    ggml_tensor * in = slice > 0 ? g.resid[slice - 1] : nullptr, * out = slice + 1 < n_slice() ? g.resid[slice] : nullptr;
+    for (auto * t : { in, out }) if (t) {
+        if (hidden->buffer()) { t->buffer = hidden->buffer(); t->data = hidden->place(0); moving.insert(t); }
+        else                  { t->buffer = nullptr; t->data = nullptr; }
     }
-    leafs.insert(leafs.end(), c.inputs.begin(), c.inputs.end());
+    if (out) out->flags |= GGML_TENSOR_FLAG_OUTPUT;
+    if (in) {
+        in->op = GGML_OP_NONE; // nobody looks at its sources any more
+        in->flags = (in->flags & ~GGML_TENSOR_FLAG_OUTPUT) | GGML_TENSOR_FLAG_INPUT;
+        p.leafs.push_back(in);
+    }
+    p.gf = *g.gf;
+    p.gf.nodes   = p.nodes.data();
+    p.gf.n_nodes = (int) p.nodes.size();
+    p.gf.leafs   = p.leafs.data();
+    p.gf.n_leafs = (int) p.leafs.size();
+    p.gf.uid     = 0;
 
-    ggml_cgraph g = *c.gf;
-    g.nodes   = nodes.data();
-    g.n_nodes = (int) nodes.size();
-    g.leafs   = leafs.data();
-    g.n_leafs = (int) leafs.size();
-    g.uid     = 0;
-
-    // the allocator compares counts and sizes, never topology: plan anew whenever another slice comes
-    ggml_backend_sched_reset(sched);
-    const bool alike = planned_slice == slice && planned_nodes == g.n_nodes && planned_output == c.has_output;
-    if (!alike && !ggml_backend_sched_reserve(sched, &g)) throw std::bad_alloc();
-    planned_slice = slice; planned_nodes = g.n_nodes; planned_output = c.has_output;
-    if (!ggml_backend_sched_alloc_graph(sched, &g)) throw std::bad_alloc();
-
-    if (ctx->graph_compute(&g, true) != GGML_STATUS_SUCCESS) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
-    ggml_backend_sched_synchronize(sched);
-    if (slice + 1 < n_slice() && !hidden->save(c.first, c.n_tokens)) throw edgekv_error { EDGEKV_FAILED, "the disk is full: the hidden states could not be written" };
-    if (slice + 1 == n_slice() && c.has_output) fetch_logits(c);
+    for (auto * t : p.nodes) if (t->view_src && moving.count(t->view_src)) p.moved.push_back(t);
+    // the allocator compares counts and sizes, never topology: reserve anew for another slice
+    ggml_backend_sched_reset(ctx->sched.get());
+    if (!ggml_backend_sched_reserve(ctx->sched.get(), &p.gf)) throw std::bad_alloc();
 }
 
-void edgekv_prefill::fetch_logits(edgekv_chunk & c) {
-    ggml_tensor * t = c.res->get_logits();
+void edgekv_prefill::plan(edgekv_graph & g, int slice) {
+    prepare(g, slice);
+    g.restore_sources(); // reserving put the scheduler's copies there
+    if (!ggml_backend_sched_alloc_graph(ctx->sched.get(), &planned.gf)) throw std::bad_alloc();
+    planned.graph = &g;
+    planned.slice = slice;
+}
+
+void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
+    auto & g = *c.graph;
+    bind(c);
+    if (planned.graph != &g || planned.slice != slice) plan(g, slice);
+    ggml_tensor * in = slice > 0 ? g.resid[slice - 1] : nullptr, * out = slice + 1 < n_slice() ? g.resid[slice] : nullptr;
+    for (auto * t : { in, out }) if (t && hidden->buffer()) t->data = hidden->place(c.first);
+    for (auto * t : planned.moved) t->data = (char *) t->view_src->data + t->view_offs;
+
+    if (in && !hidden->load(c.first, c.n_tokens, in)) throw edgekv_error { EDGEKV_FAILED, "the hidden states could not be read back from their file" };
+    if (ctx->graph_compute(&planned.gf, true) != GGML_STATUS_SUCCESS) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
+    ggml_backend_sched_synchronize(ctx->sched.get());
+    if (out && !hidden->save(c.first, c.n_tokens, out)) throw edgekv_error { EDGEKV_FAILED, "the disk is full: the hidden states could not be written" };
+    if (slice + 1 == n_slice() && c.has_output) fetch_logits(g);
+}
+
+void edgekv_prefill::fetch_logits(const edgekv_graph & g) {
+    ggml_tensor * t = g.res->get_logits();
     ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(ctx->sched.get(), t);
     ggml_backend_tensor_get_async(backend, t, ctx->logits.data, 0, ctx->model.vocab.n_tokens()*sizeof(float));
     ggml_backend_sched_synchronize(ctx->sched.get());

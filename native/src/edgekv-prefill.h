@@ -7,9 +7,12 @@
 #include "edgekv-store.h"
 #include "cpu/edgekv-cpu.h"
 
+#include "ggml-impl.h"
 #include "llama-graph.h"
 #include "llama-memory.h"
 
+#include <array>
+#include <cmath>
 #include <memory>
 #include <unordered_set>
 #include <vector>
@@ -19,8 +22,17 @@
 struct edgekv_scratch {
     edgekv_tensors t;
     edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], in host memory
+    edgekv_matrix  raw_queries;   // the same before RoPE, if anybody wants them
     int64_t cap = 0, n_old = 0;
-    size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes(); }
+    size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes() + raw_queries.n_bytes(); }
+};
+
+// how a layer turns its queries
+struct edgekv_query_path {
+    ggml_tensor *       raw = nullptr;  // [d_k, n_head, n_tokens]
+    const ggml_tensor * rope = nullptr; // null: in a way that is not known here
+    bool                rotated = false; // by the rotation of quantised caches
+    float               scale = 1;
 };
 
 // what the scorer needs to know of a layer, noted while its graph is built
@@ -28,28 +40,54 @@ struct edgekv_score_params { float scale = 1, softcap = 0; const ggml_tensor * s
 
 // what the CPU kernel reads while a chunk's slice runs
 struct edgekv_prompt_rows {
+    const edgekv_layer * layer = nullptr;
     std::vector<int32_t> first, len, start; // per head; first visible row of each token (sliding window)
     edgekv_rows rows;
 };
 
+// tokens of the prompt and of the pieces behind it that go through a layer together
 struct edgekv_chunk {
     llama_memory_context_ptr mctx;
-    std::unique_ptr<llm_graph_result> res;
-    ggml_cgraph * gf = nullptr;
-    int64_t first = 0, n_tokens = 0;       // in the prompt and the pieces behind it
+    struct edgekv_graph * graph = nullptr;
+    int64_t first = 0, n_tokens = 0;
     int64_t row = 0;                       // where its rows begin behind the old ones; every piece begins behind the prompt
     bool    has_output = false;
+    std::vector<void *> inputs;            // its values for the graph's inputs
+};
+
+// One of llama.cpp's graphs. Chunks that are alike take turns in it: a graph takes about a megabyte, and a long prompt has many chunks.
+struct edgekv_graph {
+    std::unique_ptr<llm_graph_result> res;
+    ggml_cgraph * gf = nullptr;
+    int64_t n_tokens = 0;
+    bool    has_output = false;
+    std::pair<int64_t, int64_t> observed;  // tokens of the chunk whose queries are captured
     std::vector<int> cut;                  // [n_slice + 1] node where each slice begins
-    std::vector<ggml_tensor *> resid;      // [n_slice] hidden states behind each slice
+    std::vector<ggml_tensor *> resid;      // [n_slice - 1] hidden states behind each slice
+    std::vector<ggml_op> resid_op;
     std::vector<ggml_tensor *> inputs;
-    std::unordered_set<const ggml_tensor *> unread; // of these
     std::vector<std::pair<const edgekv_scratch *, ggml_tensor *>> rows; // input: row of each new token and head
+    std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows; // of each layer
+    // [n_nodes] as built, where there is more than one backend: the scheduler puts copies of its own in their place, and forgets them
+    std::vector<std::array<ggml_tensor *, GGML_MAX_SRC>> sources;
+    void restore_sources();
+    void restore();
+};
+
+// a slice of a graph as the scheduler has it
+struct edgekv_planned {
+    edgekv_graph * graph = nullptr;
+    int slice = -1;
+    ggml_cgraph gf;
+    std::vector<ggml_tensor *> nodes, leafs, moved; // moved: views of what has another address for each chunk
 };
 
 // accumulated columns of one observer in one layer
 struct edgekv_tally {
     std::vector<float> sum, max, entropy, mean, m2;
     int64_t n_seen = 0;
+    std::vector<float> q_mean, q_m2; // of the raw queries: [n_head, d_k], [n_head, d_k, d_k]
+    int64_t q_seen = 0;
 };
 
 struct edgekv_error { edgekv_status status; std::string what; };
@@ -60,19 +98,23 @@ struct edgekv_prefill {
 
     void run(int il);             // throws edgekv_error
     void keep(const int32_t * counts, const int32_t * rows);
-    void merge(int head, int n, const int32_t * rows, const float * k, const float * v);
+    void kept(int il, int head, float * k, float * v) const;
+    void merge(int il, int head, int n, const int32_t * rows, const float * k, const float * v);
     void shrink(int il, const int32_t * counts);
     void end();
     void stat(int observer, edgekv_stat which, float * out) const;
     void rows(int head, float * k, float * v) const;
+    void queries(int observer, float * mean, float * cov) const;
+    void rotation(int n_future, float * out) const;
 
     // ---- called while graphs are built (edgekv-attend.cpp)
     const edgekv_scratch & scratch_of(const edgekv_layer & l) const { return *scratches[scratch_index[l.il]]; }
-    int64_t chunk_row() const { return building->row; }
+    int64_t chunk_row() const { return building_for->row; }
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks);
+    ggml_tensor * capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q);
     // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
-    edgekv_prompt_rows * prompt_rows(const edgekv_layer & l, const edgekv_scratch & s, int64_t n_chunk);
+    edgekv_prompt_rows * prompt_rows(const edgekv_layer & l);
     // F16 [n_rows, n_tokens], for backends without a kernel of ours: row j is seen by token i if 0 <= before + i - j (< n_swa)
     ggml_tensor * mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n_rows);
 
@@ -88,15 +130,23 @@ private:
     void make_masks();
     void build_chunks();
     void build_chunk(int64_t first, int64_t n, int64_t row);
-    bool find_cuts(edgekv_chunk & c) const;
-    bool slice_nodes(const edgekv_chunk & c, int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const;
+    edgekv_graph & graph_for(const edgekv_chunk & c);
+    bool find_cuts(edgekv_graph & g) const;
+    bool slice_nodes(const edgekv_graph & g, int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const;
     void place_inputs();
     void lay_out_old(int il);
-    void run_slice(edgekv_chunk & c, int slice);
-    void fetch_logits(edgekv_chunk & c);
+    void bind(const edgekv_chunk & c);
+    void reserve();
+    void prepare(edgekv_graph & g, int slice);
+    void plan(edgekv_graph & g, int slice);
+    void run_slice(const edgekv_chunk & c, int slice);
+    void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
     void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats);
+    void tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally);
+    int64_t rotation_size() const { return (int64_t) std::lround(std::sqrt((double) key_rotation.size())); }
     void note_peak();
+    edgekv_layer & finished(int il, int head) const; // a layer that was kept, and a head of it; throws edgekv_error
     const edgekv_layer & in_work() const;  // the layer that was read last, while its rows are there; throws edgekv_error
     std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
     int  n_slice() const { return by_layer ? (int) store->layers.size() : 1; }
@@ -112,19 +162,22 @@ private:
     edgekv_progress progress = nullptr;
     void * progress_data = nullptr;
     int  n_done = 0;
-    int  planned_slice = -1, planned_nodes = 0; // what the allocator planned last
-    bool planned_output = false;
 
     std::vector<std::unique_ptr<edgekv_scratch>> scratches;
     std::vector<int> scratch_index;        // [n_layer]
     std::vector<edgekv_score_params> score_params; // [n_layer]
+    std::vector<edgekv_query_path> query_paths;    // [n_layer]
+    bool wants_queries = false, wants_columns = false; // of any observer
+    std::vector<float> key_rotation;       // of quantised caches, square
     std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
     std::vector<std::unique_ptr<edgekv_layer>> fresh; // the layers to be
     // [n_layer][n_head_kv] rows of a head that is still whole, best first: it lies in token order, but may have to shrink
     std::vector<std::vector<std::vector<int32_t>>> ranked;
+    std::vector<std::unique_ptr<edgekv_graph>> graphs;
     std::vector<edgekv_chunk> chunks;
-    std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows_; // by chunk and layer
-    edgekv_chunk * building = nullptr;
+    edgekv_graph * building = nullptr;
+    const edgekv_chunk * building_for = nullptr; // the first chunk of it
+    edgekv_planned planned;
     std::unique_ptr<edgekv_hidden> hidden;
     ggml_backend_buffer_ptr inputs;
     edgekv_matrix mask_full, mask_swa;

@@ -41,7 +41,10 @@ void edgekv_prefill::observe(const edgekv_chunk & c, int il) {
     const int64_t q0 = observed(c.first, c.n_tokens).first;
     for (size_t i = 0; i < observers.size(); ++i) {
         const int64_t a = std::max<int64_t>(observers[i].begin, c.first), b = std::min<int64_t>(observers[i].end, c.first + c.n_tokens);
-        if (a < b) score(l, a - q0, b - q0, c.row + a - c.first, tallies[by_layer ? 0 : il][i], observers[i].stats);
+        if (a >= b) continue;
+        auto & tally = tallies[by_layer ? 0 : il][i];
+        if (observers[i].stats & EDGEKV_STAT_QUERIES)  tally_queries(l, a - q0, b - q0, tally);
+        if (observers[i].stats & ~EDGEKV_STAT_QUERIES) score(l, a - q0, b - q0, c.row + a - c.first, tally, observers[i].stats);
     }
     score_ms += (ggml_time_us() - t0)/1000.0;
 }

@@ -168,12 +168,12 @@ void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, rando
     check(edgekv_prefill_keep(p, nullptr, none) == EDGEKV_INVALID && edgekv_prefill_keep(p, many, nullptr) == EDGEKV_INVALID, "null lists were kept");
     const int32_t first = 0, far = (int32_t) kept[il][0].size(), before = -1;
     const std::vector<float> ones(1024, 1.0f);
-    check(edgekv_prefill_merge(p, 0, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "rows were merged before any was kept");
+    check(edgekv_prefill_merge(p, il, 0, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "rows were merged before any was kept");
     check(keep(p, kept[il]) == 0, "layer %d: %s", il, edgekv_last_error());
-    for (const int32_t * r : { &far, &before, (const int32_t *) nullptr }) check(edgekv_prefill_merge(p, 0, 1, r, ones.data(), ones.data()) == EDGEKV_INVALID, "a row that is not there was merged");
-    check(edgekv_prefill_merge(p, c.layers[il].n_head_kv, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "a head too many was merged");
-    check(edgekv_prefill_merge(p, -1, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID && edgekv_prefill_merge(p, 0, -1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "-1 was merged");
-    check(edgekv_prefill_merge(p, 0, 1, &first, nullptr, nullptr) == EDGEKV_INVALID && edgekv_prefill_merge(p, 0, 0, nullptr, nullptr, nullptr) == 0, "nothing was merged");
+    for (const int32_t * r : { &far, &before, (const int32_t *) nullptr }) check(edgekv_prefill_merge(p, il, 0, 1, r, ones.data(), ones.data()) == EDGEKV_INVALID, "a row that is not there was merged");
+    check(edgekv_prefill_merge(p, il, c.layers[il].n_head_kv, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "a head too many was merged");
+    check(edgekv_prefill_merge(p, il, -1, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID && edgekv_prefill_merge(p, il, 0, -1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "-1 was merged");
+    check(edgekv_prefill_merge(p, il, 0, 1, &first, nullptr, nullptr) == EDGEKV_INVALID && edgekv_prefill_merge(p, il, 0, 0, nullptr, nullptr, nullptr) == 0, "nothing was merged");
 }
 
 // a prompt from begin to end; returns false if begin failed
@@ -190,7 +190,7 @@ bool read_prompt(context & c, prompt & x, random_source & rnd, double share, std
     std::vector<int32_t> none(64, 0);
     std::vector<float> big((size_t) N_CTX*1024);
     check(edgekv_prefill_end(p) < 0, "a prompt was ended twice");
-    check(edgekv_prefill_run(p, c.n_layer) < 0 && keep(p, kept.back()) < 0 && edgekv_prefill_shrink(p, 0, none.data()) < 0 && edgekv_prefill_merge(p, 0, 1, none.data(), big.data(), big.data()) < 0, "an ended prompt was changed");
+    check(edgekv_prefill_run(p, c.n_layer) < 0 && keep(p, kept.back()) < 0 && edgekv_prefill_shrink(p, 0, none.data()) < 0 && edgekv_prefill_merge(p, 0, 0, 1, none.data(), big.data(), big.data()) < 0, "an ended prompt was changed");
     check(edgekv_prefill_rows(p, 0, big.data(), nullptr) < 0 && edgekv_prefill_stat(p, 0, EDGEKV_STAT_MEAN, big.data()) < 0, "an ended prompt was read");
     check(c.state() == after, "calls behind the end changed the store");
     edgekv_prefill_free(p);
@@ -255,7 +255,7 @@ void wrong_contexts(llama_context * other) {
     check(!edgekv_prefill_by_layer(nullptr) && edgekv_prefill_score_ms(nullptr) == 0, "a prompt out of nothing");
     check(edgekv_prefill_run(nullptr, 0) < 0 && edgekv_prefill_old(nullptr, 0, x) < 0 && edgekv_prefill_stat(nullptr, 0, EDGEKV_STAT_MEAN, f) < 0 &&
           edgekv_prefill_rows(nullptr, 0, f, f) < 0 && edgekv_prefill_keep(nullptr, x, x) < 0 && edgekv_prefill_shrink(nullptr, 0, x) < 0 && edgekv_prefill_end(nullptr) < 0 &&
-          edgekv_prefill_merge(nullptr, 0, 1, x, f, f) < 0, "no prompt was read");
+          edgekv_prefill_merge(nullptr, 0, 0, 1, x, f, f) < 0, "no prompt was read");
     edgekv_prefill_free(nullptr);
 }
 

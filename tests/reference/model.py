@@ -35,11 +35,12 @@ class LayerCache:
 class LayerPass:
     """What one layer did with the tokens of one call.
 
-    q: [n_head, n_tokens, d_head] after RoPE; attention: probabilities [n_head_kv, G, n_observe, n_rows] of the last n_observe
+    q: [n_head, n_tokens, d_head] after RoPE, raw_q: the same before; attention: probabilities [n_head_kv, G, n_observe, n_rows] of the last n_observe
     tokens; col_sum: [n_head_kv, n_rows], the column sums over all tokens, mean over the G heads.
     """
 
     q: torch.Tensor
+    raw_q: torch.Tensor
     attention: torch.Tensor
     col_sum: torch.Tensor
 
@@ -115,9 +116,9 @@ class Reference:
 
     def _attention(self, il: int, x: torch.Tensor, pos: torch.Tensor, observe: int) -> tuple[torch.Tensor, LayerPass]:
         w, layer = self.weights, self.layers[il]
-        q, k, v = self._project(il, x)
+        raw_q, k, v = self._project(il, x)
         base = w.freq_base_swa if w.swa[il] else w.freq_base
-        q, k = (rope(part, pos, base, w.arch in NEOX) for part in (q, k))
+        q, k = (rope(part, pos, base, w.arch in NEOX) for part in (raw_q, k))
         layer.k = torch.cat([layer.k, round_keys(k, self.type_k)], 1)
         layer.v = torch.cat([layer.v, round_values(v, self.type_v)], 1)
         layer.pos = torch.cat([layer.pos, pos])
@@ -137,7 +138,7 @@ class Reference:
                 tail = probabilities[:, :, max(0, n_tokens - observe - first):]
                 observed.append(F.pad(tail, (0, col_sum.shape[1] - n_rows)))
         out = torch.cat(outputs, 2).reshape(w.n_head, n_tokens, w.d_head).transpose(0, 1).reshape(n_tokens, -1)
-        return out @ w.get(il, "attn_output.weight").T, LayerPass(q, torch.cat(observed, 2), col_sum)
+        return out @ w.get(il, "attn_output.weight").T, LayerPass(q, raw_q, torch.cat(observed, 2), col_sum)
 
     def _probabilities(self, il: int, q: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
         """Softmax over the visible, causal rows: [n_head_kv, G, n_q, n_rows] for queries q [n_head_kv, G, n_q, d_head] at pos."""

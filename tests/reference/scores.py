@@ -66,6 +66,25 @@ def keydiff(keys: torch.Tensor) -> torch.Tensor:
     return -F.cosine_similarity(keys, F.normalize(keys, dim=-1).mean(1, keepdim=True), dim=-1)
 
 
+def expected(keys: torch.Tensor, values: torch.Tensor, raw_q: torch.Tensor, turn: torch.Tensor, sink: int = 4, epsilon: float = 0.02) -> torch.Tensor:
+    """Expected attention, float64 [n_head_kv, n_rows]; NaN for the sinks.
+
+    keys, values: [n_head_kv, n_rows, d]; raw_q: queries before RoPE [n_head, n_rows, d]; turn: rotation matrices of later positions
+    [n_future, d, d].
+    """
+    turned = turn.double().mean(0)
+    worth = torch.full(keys.shape[:2], torch.nan, dtype=torch.float64)
+    for k in range(len(keys)):
+        x, shares = keys[k, sink:].double(), []
+        for queries in raw_q.chunk(len(keys))[k]:
+            asked = queries[sink:].double() @ turned.T / keys.shape[-1] ** 0.5
+            spread = asked - asked.mean(0)
+            variance = ((x @ spread.T) ** 2).mean(1)
+            shares.append((x @ asked.mean(0) + variance / 2).softmax(0))
+        worth[k, sink:] = (torch.stack(shares).mean(0) + epsilon) * values[k, sink:].double().norm(dim=1)
+    return worth
+
+
 def keep_best(scores: torch.Tensor, count: int, sink: int = 4, window: int = 32) -> list[np.ndarray]:
     """The rows of each KV head that survive, ascending: sinks, window, then the best scored, ties to the earlier row."""
     n_rows = scores.shape[1]

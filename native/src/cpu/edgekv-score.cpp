@@ -9,8 +9,10 @@ using namespace edgekv;
 
 namespace {
 
+constexpr int MANY_QUERIES = 16; // of one head: from here on transposing a tile pays
+
 struct workspace {
-    std::vector<float> tile, logits;
+    std::vector<float> tile, tile_t, logits;
     std::vector<const float *> q;
     std::vector<float *> s;
 };
@@ -23,13 +25,18 @@ float ** head_logits(const edgekv_rows & rows, const edgekv_queries & qs, worksp
         w.q[t] = qs.q + t*qs.stride_t + h*qs.stride_h;
         w.s[t] = w.logits.data() + (size_t) t*EDGEKV_TILE;
     }
-    tile_logits(rows, w.tile.data(), w.q.data(), qs.n_tokens, n, w.s.data());
+    if (qs.n_tokens >= MANY_QUERIES) tile_dot_transposed(w.tile_t.data(), w.q.data(), qs.n_tokens, rows.d_k, w.s.data());
+    else                             tile_dot(w.tile.data(), w.q.data(), qs.n_tokens, n, rows.d_k, w.s.data());
+    tile_scale(rows, qs.n_tokens, n, w.s.data());
     return w.s.data();
 }
 
-void load_keys(const edgekv_rows & rows, workspace & w, int k, int r, int n) {
+void load_keys(const edgekv_rows & rows, const edgekv_queries & qs, workspace & w, int k, int r, int n) {
     w.tile.resize((size_t) EDGEKV_TILE*rows.d_k);
     edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, w.tile.data());
+    if (qs.n_tokens < MANY_QUERIES) return;
+    w.tile_t.resize((size_t) EDGEKV_TILE*rows.d_k);
+    tile_transpose(w.tile.data(), n, rows.d_k, w.tile_t.data());
 }
 
 // a part is a range of whole tiles, the same fraction of every head
@@ -50,7 +57,7 @@ void edgekv_cpu_score_norm(const edgekv_rows * rows, const edgekv_queries * qs, 
         int r0, r1; part_rows(rows->len[k], part, n_parts, r0, r1);
         for (int r = r0; r < r1; r += EDGEKV_TILE) {
             const int n = std::min(EDGEKV_TILE, r1 - r);
-            load_keys(*rows, w, k, r, n);
+            load_keys(*rows, *qs, w, k, r, n);
             for (int h = k*G; h < (k + 1)*G; ++h) {
                 float ** s = head_logits(*rows, *qs, w, h, n);
                 for (int t = 0; t < qs->n_tokens; ++t) {
@@ -95,7 +102,7 @@ void edgekv_cpu_score_columns(const edgekv_rows * rows, const edgekv_queries * q
         for (int g = 0; g < G; ++g) fold_norm(*rows, *qs, norm, n_parts_norm, k*G + g, &m[(size_t) g*n_t], &inv[(size_t) g*n_t]);
         for (int r = r0; r < r1; r += EDGEKV_TILE) {
             const int n = std::min(EDGEKV_TILE, r1 - r);
-            load_keys(*rows, w, k, r, n);
+            load_keys(*rows, *qs, w, k, r, n);
             float sum[EDGEKV_TILE] = {}, mx[EDGEKV_TILE] = {}, ent[EDGEKV_TILE] = {};
             for (int g = 0; g < G; ++g) {
                 float ** s = head_logits(*rows, *qs, w, k*G + g, n);

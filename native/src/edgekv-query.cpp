@@ -1,0 +1,142 @@
+// Queries as they were before positions turned them: from their mean and covariance follows what later tokens will ask, wherever they
+// stand. llama.cpp's own graph says how a layer turns its queries; that part of it is walked backwards and, for later positions, repeated.
+#include "edgekv-prefill.h"
+
+#include "llama-context.h"
+
+#include <cstring>
+
+// from the query that attention gets back to the one that entered RoPE; unknown if there is anything else on the way
+static edgekv_query_path trace(ggml_tensor * q) {
+    edgekv_query_path path;
+    for (ggml_tensor * t = q; t; ) {
+        if (t->src[0] && ggml_nelements(t) != ggml_nelements(t->src[0]) && t->op != GGML_OP_MUL_MAT) return path;
+        switch (t->op) {
+            case GGML_OP_RESHAPE: case GGML_OP_VIEW: case GGML_OP_CONT:
+                t = t->src[0];
+                break;
+            case GGML_OP_SCALE: {
+                float sb[2];
+                memcpy(sb, t->op_params, sizeof(sb));
+                if (sb[1] != 0.0f) return path;
+                path.scale *= sb[0];
+                t = t->src[0];
+                break;
+            }
+            case GGML_OP_MUL_MAT: // the rotation of quantised caches, applied to blocks of a head
+                if (strcmp(t->src[0]->name, "attn_inp_k_rot") != 0 || path.rotated) return path;
+                path.rotated = true;
+                t = t->src[1];
+                break;
+            case GGML_OP_ROPE:
+                if (t->op_params[2] & GGML_ROPE_TYPE_MROPE) return path;
+                path.rope = t;
+                path.raw  = t->src[0];
+                return path;
+            default:
+                return path;
+        }
+    }
+    return path;
+}
+
+ggml_tensor * edgekv_prefill::capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) {
+    const auto [a, b] = building->observed;
+    if (!wants_queries || a == b || l.n_swa) return nullptr;
+    auto & path = query_paths[l.il] = trace(q);
+    if (!path.rope) return nullptr;
+    ggml_tensor * x = path.raw, * to = scratch_of(l).raw_queries.t;
+    ggml_tensor * src = ggml_view_3d(g.ctx0, x, x->ne[0], x->ne[1], b - a, x->nb[1], x->nb[2], a*x->nb[2]);
+    ggml_tensor * dst = ggml_view_3d(g.ctx0, to, x->ne[0], x->ne[1], b - a, x->ne[0]*sizeof(float), to->nb[1], 0);
+    return ggml_cpy(g.ctx0, src, dst);
+}
+
+// a little graph on the CPU backend: build adds the nodes and returns the last, fill writes the inputs
+template <typename B, typename F, typename R>
+static void compute(ggml_backend_t cpu, B && build, F && fill, R && read) {
+    ggml_context_ptr ctx { ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead_custom(16, false), nullptr, true }) };
+    ggml_tensor * out = build(ctx.get());
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), 16, false);
+    ggml_build_forward_expand(gf, out);
+    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors(ctx.get(), cpu) };
+    if (!buf) throw std::bad_alloc();
+    fill();
+    if (ggml_backend_graph_compute(cpu, gf) != GGML_STATUS_SUCCESS) throw edgekv_error { EDGEKV_FAILED, "the statistics of the queries could not be computed" };
+    read((const float *) out->data);
+}
+
+// captured queries [q0, q1) join the running mean and the running sum of products (Chan's formula, so that large means lose nothing)
+void edgekv_prefill::tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally) {
+    if (!query_paths[l.il].rope) return;
+    const int64_t d = l.d_k, H = l.n_head, n = q1 - q0, w = d*H;
+    const float * x = (const float *) scratch_of(l).raw_queries.t->data + q0*w;
+    std::vector<float> mean(w, 0.0f);
+    for (int64_t t = 0; t < n; ++t) for (int64_t i = 0; i < w; ++i) mean[i] += x[t*w + i];
+    for (float & m : mean) m /= (float) n;
+    if (tally.q_mean.empty()) {
+        tally.q_mean.assign(w, 0.0f);
+        tally.q_m2.assign(w*d, 0.0f);
+    }
+    const float na = (float) tally.q_seen, nb = (float) n, c = na*nb/(na + nb);
+    std::vector<float> delta(w);
+    for (int64_t i = 0; i < w; ++i) {
+        delta[i] = mean[i] - tally.q_mean[i];
+        tally.q_mean[i] += delta[i]*nb/(na + nb);
+    }
+    ggml_tensor * centred = nullptr;
+    compute(ctx->backend_cpu,
+        [&](ggml_context * c0) { centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H); return ggml_mul_mat(c0, centred, centred); },
+        [&] { auto * y = (float *) centred->data; for (int64_t i = 0; i < w; ++i) for (int64_t t = 0; t < n; ++t) *y++ = x[t*w + i] - mean[i]; },
+        [&](const float * products) {
+            for (int64_t h = 0; h < H; ++h) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j, ++products) {
+                tally.q_m2[(h*d + i)*d + j] += *products + delta[h*d + i]*delta[h*d + j]*c;
+            }
+        });
+    tally.q_seen += n;
+}
+
+void edgekv_prefill::queries(int observer, float * mean, float * cov) const {
+    in_work();
+    if (observer < 0 || observer >= (int) observers.size()) throw edgekv_error { EDGEKV_INVALID, "no such observer" };
+    const auto & t = tallies[by_layer ? 0 : il_done][observer];
+    if (t.q_mean.empty()) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions, or they were not asked for" };
+    std::copy(t.q_mean.begin(), t.q_mean.end(), mean);
+    for (size_t i = 0; i < t.q_m2.size(); ++i) cov[i] = t.q_m2[i]/(float) t.q_seen;
+}
+
+void edgekv_prefill::rotation(int n_future, float * out) const {
+    const auto & l = in_work();
+    const auto & path = query_paths[l.il];
+    if (n_future < 1 || n_future > 1 << 20) throw edgekv_error { EDGEKV_INVALID, "give a number of later positions" };
+    if (!path.rope) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions" };
+    const int64_t d = l.d_k;
+    const ggml_tensor * factors = path.rope->src[2];
+    std::vector<double> sum(d*d, 0.0);
+    const int step = 64; // positions at once
+    for (int first = 0; first < n_future; first += step) {
+        const int64_t n = std::min(step, n_future - first);
+        ggml_tensor * basis = nullptr, * pos = nullptr, * ff = nullptr, * rot = nullptr;
+        compute(ctx->backend_cpu,
+            [&](ggml_context * c0) {
+                basis = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d, d, n);
+                pos   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, n);
+                if (factors) ff = ggml_new_tensor_1d(c0, GGML_TYPE_F32, ggml_nelements(factors));
+                ggml_tensor * y = ggml_rope_ext(c0, basis, pos, ff, path.rope->op_params[1], path.rope->op_params[2], 0, 1, 1, 0, 1, 0, 0);
+                memcpy(y->op_params, path.rope->op_params, sizeof(y->op_params));
+                if (!path.rotated) return y;
+                const int64_t m = rotation_size();
+                rot = ggml_new_tensor_2d(c0, GGML_TYPE_F32, m, m);
+                return ggml_mul_mat(c0, rot, ggml_reshape_2d(c0, y, m, d*d*n/m));
+            },
+            [&] {
+                auto * x = (float *) basis->data;
+                for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) *x++ = i == j ? 1.0f : 0.0f;
+                for (int64_t p = 0; p < n; ++p) ((int32_t *) pos->data)[p] = (int32_t) (pos0 + n_tokens + first + p);
+                if (ff)  ggml_backend_tensor_get(factors, ff->data, 0, ggml_nbytes(ff));
+                if (rot) memcpy(rot->data, key_rotation.data(), ggml_nbytes(rot));
+            },
+            [&](const float * y) { for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d*d; ++i) sum[i] += *y++; });
+    }
+    const double scale = (double) path.scale*score_params[l.il].scale/n_future;
+    for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) out[j*d + i] = (float) (sum[i*d + j]*scale);
+}

@@ -1,0 +1,42 @@
+"""A model without a KV cache runs as in llama.cpp, and one line says so."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import recurrent
+from tests.engine import load, logits
+from tests.test_cli import call
+
+
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory):
+    return recurrent.write(tmp_path_factory.mktemp("mamba") / "mamba.gguf")
+
+
+def test_it_answers_as_without_compression(mamba, text):
+    plain, asked = load(mamba), load(mamba, kv_ratio=0.2)
+    for llm in (plain, asked):
+        llm.eval(list(text(700)))
+    assert np.array_equal(logits(plain), logits(asked))
+    assert "uncompressed" in asked.kv_stats().note and asked.kv_stats().n_seen == 700
+
+
+def test_auto_makes_no_profile_for_it(mamba, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = call("run", "-m", str(mamba), "-p", "a " * 300, "--raw", "-n", "2", "-c", "1024", "-t", "1", "--kv-ratio", "0.2", "--json")
+    assert done.exit_code == 0 and "first use" not in done.stderr and not list(tmp_path.rglob("*.gguf"))
+    assert json.loads(done.stdout)["prompt_n"] > 300
+
+
+def test_people_are_told_once(mamba):
+    done = call("run", "-m", str(mamba), "-p", "a " * 300, "--raw", "-n", "2", "-c", "1024", "-t", "1", "--kv-ratio", "0.2")
+    assert done.exit_code == 0 and done.stderr.count("recurrent layers hold no KV cache") == 1
+
+
+def test_info_says_why(mamba):
+    shape = json.loads(call("info", "-m", str(mamba), "--json").stdout)["model"]
+    assert shape["mode"] == "uncompressed" and "recurrent" in shape["note"]
