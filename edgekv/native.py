@@ -154,6 +154,11 @@ def next_context(on: bool) -> None:
     _lib.edgekv_next_context(on)
 
 
+def context_error() -> str:
+    """Why the context that `next_context` announced could not be created, one line; empty if llama.cpp itself refused it."""
+    return (_lib.edgekv_last_error() or b"").decode(errors="replace")
+
+
 def why_unsupported(model: Any) -> str | None:
     """Why this llama_model keeps llama.cpp's own cache, one line; None if it need not."""
     why = _lib.edgekv_why_unsupported(model)
