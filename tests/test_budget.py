@@ -371,3 +371,9 @@ def test_a_percentage_is_answered_with_the_share():
     with pytest.raises(BadInput, match="write 0.2 "):
         check_ratio(20)
     assert check_ratio("0.2") == Fraction("0.2").__float__()
+
+
+def test_a_pyramid_over_layers_of_different_heads_leaves_the_protected_rows():
+    have = np.array([[100, 100], [100, 100], [100, 0]], np.int32)
+    counts = REGISTRY["pyramid"].start(Plan(40, have, (0, 1, 2), 100, 4, 32, 0.4)).counts
+    assert (counts[have > 0] >= 36).all() and counts.sum() <= 200 and counts[0, 0] > counts[1, 0] > counts[2, 0]
