@@ -1,6 +1,6 @@
 """Speed and memory of edgekv beside the unpatched library of the same version, from one run.
 
-    python benchmarks/engine.py [--model demo] [--tokens 7000] [--ratio 0.2] [--threads 2] [--types f16,q8_0,q4_0] [--rounds 3]
+    python benchmarks/engine.py [--model demo] [--tokens 7000] [--ratio 0.2] [--method snapkv] [--threads 2] [--types f16,q8_0,q4_0] [--rounds 3]
     python benchmarks/engine.py --synthetic     a model of Llama-3.2-1B's shape at 16,384 tokens, one round (long)
 
 Every measurement is a process of its own (measure.py). A round measures everything once, one after the other, so that what the
@@ -60,6 +60,7 @@ class Plan:
     n_threads: int
     n_decode: int
     hidden: tuple[str, ...]
+    method: str
 
     @property
     def n_kept(self) -> int:
@@ -70,7 +71,7 @@ class Plan:
         shared = dict(model=self.model.path, tokens=self.tokens, n_decode=self.n_decode, type=TYPES[kind], n_threads=self.n_threads)
         return {"stock": Measurement("stock", n_prompt=self.n_prompt, **shared),
                 "stock short": Measurement("stock", n_prompt=self.n_kept, **shared),
-                **{hidden: Measurement("edgekv", n_prompt=self.n_prompt, ratio=self.ratio, hidden=hidden, **shared) for hidden in self.hidden}}
+                **{hidden: Measurement("edgekv", n_prompt=self.n_prompt, ratio=self.ratio, hidden=hidden, method=self.method, **shared) for hidden in self.hidden}}
 
 
 def main() -> None:
@@ -79,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = (synthetic_plan if options.synthetic else plan_of)(options, Path(folder))
         print(f"Model {plan.model.name}, prompt of {plan.n_prompt:,} tokens, ratio {plan.ratio:g} ({plan.n_kept:,} tokens kept), "
-              f"{plan.n_threads} threads, {plan.n_decode} tokens decoded, {options.rounds} rounds.\n")
+              f"method {plan.method}, {plan.n_threads} threads, {plan.n_decode} tokens decoded, {options.rounds} rounds.\n")
         for kind in options.types:
             print(table(plan, kind, [one_round(plan, kind, number) for number in range(options.rounds)]), flush=True)
 
@@ -89,6 +90,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--tokens", type=int)
     parser.add_argument("--ratio", type=float, default=0.2)
+    parser.add_argument("--method", default="snapkv")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--types", type=lambda text: text.split(","))
     parser.add_argument("--hidden", type=lambda text: tuple(text.split(",")), default=tuple(HIDDEN_BYTES))
@@ -128,7 +130,7 @@ def synthetic_plan(options: argparse.Namespace, folder: Path) -> Plan:
 def _plan(options: argparse.Namespace, model: Model, folder: Path, tokens: list[int]) -> Plan:
     file = folder / "tokens.json"
     file.write_text(json.dumps(tokens))
-    return Plan(model, str(file), options.tokens, options.ratio, options.threads, options.decode, options.hidden)
+    return Plan(model, str(file), options.tokens, options.ratio, options.threads, options.decode, options.hidden, options.method)
 
 
 def demo_path() -> Path:

@@ -32,6 +32,7 @@ class Measurement:
     n_ubatch: int = 512
     ratio: float = 1.0
     hidden: str = "f32"
+    method: str = "snapkv"
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def load(what: Measurement) -> Any:
         return Llama(what.model, **shared)
     from edgekv import Llama
 
-    return Llama(what.model, kv_ratio=what.ratio, kv_hidden=what.hidden, **shared)
+    return Llama(what.model, kv_ratio=what.ratio, kv_hidden=what.hidden, kv_method=what.method, **shared)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,11 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
 
-from edgekv.eval import needle  # noqa: E402
+from edgekv.eval.metrics import contains_all  # noqa: E402
+from edgekv.eval.prompt import messages, template  # noqa: E402
+from edgekv.eval.reader import Reader  # noqa: E402
+from edgekv.eval.sample import Request, Sample  # noqa: E402
+from edgekv.eval.tasks import needle  # noqa: E402
 from tests.reference.generate import compress, generate  # noqa: E402
 from tests.reference.model import Reference  # noqa: E402
 
@@ -44,19 +48,22 @@ def main() -> None:
     reference = Reference(options.model)
     stop = [int(llm.metadata["tokenizer.ggml.eos_token_id"])]
     tallies = [Tally(ratio) for ratio in (1.0, *options.ratios)]
-    todo = list(needle.cases(options.seed, options.n, options.lengths, lambda text: len(llm.tokenize(text.encode(), add_bos=False))))
+    request = Request(options.seed, options.n, lambda text: llm.tokenize(text.encode(), add_bos=False), tuple(options.lengths))
+    todo = list(needle.samples(request))
     for index, case in enumerate(todo):
         reference.reset()
         prompt = reference.prefill(prompt_tokens(llm, case), all_logits=False)
-        asker = None if options.reference_only else needle.Asker(llm, case, True, ["full", "snapkv"])
+        reader = None if options.reference_only else Reader(llm, ["full", "snapkv"])
+        if reader:
+            reader.read(prompt_tokens(llm, case))
         for tally in tallies:
             fork = reference.fork()
             if tally.ratio < 1:
                 compress(fork, prompt, tally.ratio)
             theirs = llm.detokenize(generate(fork, prompt, needle.ANSWER_TOKENS, stop)).decode(errors="replace")
-            ours = asker.ask("snapkv" if tally.ratio < 1 else "full", tally.ratio)[0] if asker else ""
+            ours = answer(reader, tally.ratio) if reader else ""
             count(tally, case, theirs, ours)
-            print(f"{index + 1}/{len(todo)} ratio {tally.ratio:g} needle {case.answer}: reference {theirs!r}, edgekv {ours!r}",
+            print(f"{index + 1}/{len(todo)} ratio {tally.ratio:g} needle {case.references[0]}: reference {theirs!r}, edgekv {ours!r}",
                   file=sys.stderr, flush=True)
     print(table(tallies))
 
@@ -92,16 +99,18 @@ def load(options: argparse.Namespace) -> Any:
     return Llama(options.model, kv_ratio=0.5, n_ctx=max(options.lengths) + 512, n_threads=options.threads, flash_attn=True, verbose=False)
 
 
-def prompt_tokens(llm: Any, case: needle.Case) -> list[int]:
+def prompt_tokens(llm: Any, case: Sample) -> list[int]:
     """The case's chat as tokens, through the template in the model file."""
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
-    formatter = Jinja2ChatFormatter(template=llm.metadata["tokenizer.chat_template"], eos_token="", bos_token="")
-    return llm.tokenize(formatter(messages=case.messages).prompt.encode(), add_bos=False, special=True)
+    return llm.tokenize(template(llm, messages(case)).encode(), add_bos=False, special=True)
 
 
-def count(tally: Tally, case: needle.Case, theirs: str, ours: str) -> None:
-    hits = needle.is_hit(theirs, case), needle.is_hit(ours, case)
+def answer(reader: Reader, ratio: float) -> str:
+    reader.compress("snapkv" if ratio < 1 else "full", ratio)
+    return reader.answer([], needle.ANSWER_TOKENS)
+
+
+def count(tally: Tally, case: Sample, theirs: str, ours: str) -> None:
+    hits = contains_all(theirs, case) == 1, contains_all(ours, case) == 1
     tally.cases += 1
     tally.reference += hits[0]
     tally.edgekv += hits[1]

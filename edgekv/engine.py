@@ -121,9 +121,6 @@ class Engine:
         scores = s.preset.score.score(layer, s.preset.params)
         counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
         keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window)
-        folded = {k: folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)} if folding else {}
-        p.keep(keep)
-        _merge(p, p.il, folded)
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
             n = counts[j, : self.store.layers[il].n_head_kv]
@@ -131,6 +128,9 @@ class Engine:
                       for k in np.flatnonzero(n < before[j, : len(n)]).tolist()} if folding else {}
             p.shrink(il, n)
             _merge(p, il, folded)
+        folded = {k: folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)} if folding else {}
+        p.keep(keep)  # last, when the others have made room
+        _merge(p, p.il, folded)
         return counts
 
     def bound_tail(self, tokens: NDArray[np.intc], n_more: int) -> None:

@@ -79,7 +79,7 @@ class Llama(llama_cpp.Llama):
         try:
             super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
         except ValueError as error:
-            raise BadInput(f"{model_path}: {error}") from error
+            raise BadInput(f"{model_path}: {native.context_error() or error}") from error
         finally:
             native.next_context(False)
         try:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +154,11 @@ def next_context(on: bool) -> None:
     _lib.edgekv_next_context(on)
 
 
+def context_error() -> str:
+    """Why the context that `next_context` announced could not be created, one line; empty if llama.cpp itself refused it."""
+    return (_lib.edgekv_last_error() or b"").decode(errors="replace")
+
+
 def why_unsupported(model: Any) -> str | None:
     """Why this llama_model keeps llama.cpp's own cache, one line; None if it need not."""
     why = _lib.edgekv_why_unsupported(model)
@@ -263,10 +271,26 @@ class Prefill:
         try:  # nothing may travel through the C frames
             if self._progress:
                 self._progress(done, total)
-            return True
+            return self._raised is None
         except BaseException as error:
             self._raised = error
             return False
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C is noted instead of raised: it would be raised where a callback begins, and Python throws away what leaves a callback."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield
+            return
+
+        def note(*_: Any) -> None:
+            self._raised = KeyboardInterrupt()
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def __enter__(self) -> Prefill:
         return self
@@ -286,7 +310,8 @@ class Prefill:
 
     def run(self, il: int) -> None:
         """Compute layer il; layers come in order and each must be kept before the next."""
-        status = _lib.edgekv_prefill_run(self._p, il)
+        with self._interrupts():
+            status = _lib.edgekv_prefill_run(self._p, il)
         if self._raised:
             raised, self._raised = self._raised, None
             raise raised

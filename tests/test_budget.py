@@ -70,13 +70,24 @@ SINK, WINDOW = 2, 5
 class SomeProfile:
     """A profile for whatever model the plan is of."""
 
-    name = Profile.name
+    name = "profile"
 
     def start(self, plan: Plan):
-        return Profile(lambda ratio: np.random.default_rng(5).random(plan.have.shape) ** 4).start(plan)
+        return profile_of(lambda ratio: np.random.default_rng(5).random(plan.have.shape) ** 4).start(plan)
 
 
-EVERY = pytest.mark.parametrize("budget", [*REGISTRY.values(), SomeProfile()], ids=lambda budget: budget.name)
+def profile_of(shares) -> Profile:
+    return Profile("profile", "", shares=shares)
+
+
+WITHOUT_TABLE = [budget for budget in REGISTRY.values() if isinstance(budget, Profile)]
+EVERY = pytest.mark.parametrize("budget", [*(b for b in REGISTRY.values() if b not in WITHOUT_TABLE), SomeProfile()], ids=lambda budget: budget.name)
+
+
+@pytest.mark.parametrize("budget", WITHOUT_TABLE, ids=lambda budget: budget.name)
+def test_a_profile_that_was_not_looked_up_is_no_budget(budget):
+    with pytest.raises(EdgeKVError, match="profile"):
+        budget.start(plan_of(20, np.full((2, 2), 100)))
 
 
 def plan_of(n_rows: int, have: np.ndarray, n_tokens: int | None = None) -> Plan:
@@ -296,7 +307,7 @@ def test_a_profile_that_fits_is_taken_as_it_is():
 def test_a_profile_knows_the_layers_of_the_model():
     shares = np.array([[0.9, 0.9], [0.8, 0.2], [0.1, 0.1], [0.6, 0.4]])
     plan = replace(plan_of(50, np.full((2, 2), 100)), layers=(1, 3))  # layers 0 and 2 keep a sliding window
-    assert Profile(lambda ratio: shares * ratio * 2).start(plan).update(1, None, None).tolist() == [[80, 20], [60, 40]]
+    assert profile_of(lambda ratio: shares * ratio * 2).start(plan).update(1, None, None).tolist() == [[80, 20], [60, 40]]
 
 
 # ---- what is clipped
@@ -360,3 +371,9 @@ def test_a_percentage_is_answered_with_the_share():
     with pytest.raises(BadInput, match="write 0.2 "):
         check_ratio(20)
     assert check_ratio("0.2") == Fraction("0.2").__float__()
+
+
+def test_a_pyramid_over_layers_of_different_heads_leaves_the_protected_rows():
+    have = np.array([[100, 100], [100, 100], [100, 0]], np.int32)
+    counts = REGISTRY["pyramid"].start(Plan(40, have, (0, 1, 2), 100, 4, 32, 0.4)).counts
+    assert (counts[have > 0] >= 36).all() and counts.sum() <= 200 and counts[0, 0] > counts[1, 0] > counts[2, 0]

@@ -1,11 +1,17 @@
-"""choose: auto takes the model's profile where there is one, and says what is missing where one is needed."""
+"""choose: auto takes the model's profile where there is one, presets and mixes find theirs by kind, and what is missing is said."""
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
+from edgekv import profiles
 from edgekv.choose import WITH_PROFILE, WITHOUT_PROFILE, choose
 from edgekv.errors import BadInput
+from edgekv.profiles import places
 
 
 def test_auto_uses_the_shipped_profile_of_the_demo_model(demo_model):
@@ -14,15 +20,109 @@ def test_auto_uses_the_shipped_profile_of_the_demo_model(demo_model):
     assert choose("score=random,budget=profile", str(demo_model)).budget.name == "profile"
 
 
-def test_without_a_profile_auto_takes_the_best_method_that_needs_none(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert choose("auto", str(tiny("llama-gqa"))).name == WITHOUT_PROFILE
+@pytest.mark.parametrize("kind", ["lukv", "evolkv"])
+def test_the_demo_model_has_every_kind_of_profile(demo_model, kind):
+    preset = choose(kind, str(demo_model))
+    shares = preset.budget.shares(0.2)
+    assert preset.score.name == "snapkv" and shares.mean() == pytest.approx(0.2) and np.ptp(shares) > 0.2
+    assert (np.ptp(shares, axis=1) == 0).all() == (kind == "evolkv"), "EvolKV's heads of a layer have the same"
 
 
-def test_a_mix_that_needs_a_profile_says_so(tiny, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(BadInput, match="edgekv profile probe"):
-        choose("score=random,budget=profile", str(tiny("llama-gqa")))
+@pytest.fixture
+def folder(tiny, tmp_path, monkeypatch):
+    """A model alone in a folder, nothing shipped, an empty cache: (path of the model, add(kind, score, name, value) -> path)."""
+    model = str(shutil.copy(tiny("llama-gqa"), tmp_path / "m.gguf"))
+    monkeypatch.setattr(places, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(places, "user_cache", lambda: tmp_path / "cache")
+    identity = profiles.identify(model)
+
+    def add(kind: str, score: str, name: str, first: float = 0.1, model=identity) -> str:
+        """A profile in which layer 0 has the share `first` at 0.2."""
+        shares = np.full((1, identity.n_layer, 2), (0.2 * identity.n_layer - first) / (identity.n_layer - 1), np.float32)
+        shares[0, 0] = first
+        profiles.write(profiles.Profile(model, kind, (0.2,), shares, score), tmp_path / name)
+        return str(tmp_path / name)
+
+    return model, add
+
+
+def first_of(preset) -> float:
+    return round(float(preset.budget.shares(0.2)[0, 0]), 4)
+
+
+def test_without_a_profile_auto_takes_the_best_method_that_needs_none(folder):
+    assert choose("auto", folder[0]).name == WITHOUT_PROFILE
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("score=random,budget=profile", "edgekv profile probe"), ("lukv", "edgekv profile lukv"), ("evolkv", "edgekv profile evolkv"),
+    ("score=keydiff,budget=lukv", "edgekv profile lukv"), ("evolkv:kernel=5", "edgekv profile evolkv"),
+])
+def test_what_needs_a_profile_says_so(folder, text, says):
+    for wish in (None, "none"):
+        with pytest.raises(BadInput, match=says) as error:
+            choose(text, folder[0], wish)
+        assert "\n" not in str(error.value)
+
+
+def test_profiles_lie_side_by_side_and_are_found_by_kind_and_score(folder):
+    model, add = folder
+    add("probe", "", "kvbudget-m.gguf", 0.11)
+    add("evolkv", "snapkv", "kvbudget-m.a-task.gguf", 0.12)
+    add("lukv", "keydiff", "kvbudget-m.lukv-keydiff.gguf", 0.13)
+    assert (choose("lukv", model).score.name, first_of(choose("lukv", model))) == ("keydiff", 0.13), "the only one there is brings its score"
+    add("lukv", "snapkv", "kvbudget-m.lukv-snapkv.gguf", 0.14)
+    assert [first_of(choose(text, model)) for text in ("lukv", "evolkv", "auto", "score=snapkv,budget=profile")] == [0.14, 0.12, 0.11, 0.11]
+    assert first_of(choose("score=keydiff,budget=lukv", model)) == 0.13
+    assert choose("lukv", model).name == "lukv" and choose("lukv", model).score.name == "snapkv"
+    assert choose("lukv:kernel=5", model).params.kernel == 5
+
+
+def test_in_the_cache_they_lie_side_by_side_too(folder, tmp_path):
+    model, add = folder
+    places.cached(profiles.identify(model)).parent.mkdir(parents=True)
+    for kind in ("", "evolkv"):
+        shutil.move(add(kind or "probe", "", "x.gguf", 0.15 if kind else 0.16), places.cached(profiles.identify(model), kind))
+    assert first_of(choose("evolkv", model)) == 0.15 and first_of(choose("auto", model)) == 0.16
+
+
+def test_a_task_profile_is_never_taken_unasked(folder):
+    model, add = folder
+    path = add("evolkv", "keydiff", "kvbudget-m.gguf")
+    assert choose("auto", model).name == WITHOUT_PROFILE
+    with pytest.raises(BadInput):
+        choose("score=keydiff,budget=profile", model)
+    assert choose("score=keydiff,budget=profile", model, path).budget.name == "profile"
+
+
+def test_the_file_that_is_named_wins_and_brings_its_score(folder):
+    model, add = folder
+    add("lukv", "snapkv", "kvbudget-m.lukv.gguf", 0.11)
+    path = add("lukv", "keydiff", "elsewhere.gguf", 0.12)
+    preset = choose("lukv", model, path)
+    assert (preset.score.name, first_of(preset), preset.name) == ("keydiff", 0.12, "lukv")
+
+
+@pytest.mark.parametrize(("text", "kind", "score", "says"), [
+    ("lukv", "probe", "", "of the kind 'probe', not 'lukv'"), ("evolkv", "lukv", "snapkv", "of the kind 'lukv', not 'evolkv'"),
+    ("score=h2o,budget=lukv", "lukv", "snapkv", "'snapkv', not for 'h2o'"), ("lukv:kernel=5", "lukv", "keydiff", "'keydiff', not for 'snapkv'"),
+    ("auto", "lukv", "snapkv", "'snapkv', not for 'keydiff'"),
+])
+def test_a_named_profile_of_another_kind_or_score_is_refused(folder, text, kind, score, says):
+    model, add = folder
+    path = add(kind, score, "elsewhere.gguf")
+    with pytest.raises(BadInput, match=says) as error:
+        choose(text, model, path)
+    assert "\n" not in str(error.value) and "elsewhere.gguf" in str(error.value)
+
+
+def test_a_profile_of_another_model_is_refused(folder):
+    model, add = folder
+    path = add("lukv", "snapkv", "kvbudget-m.lukv.gguf", model=replace(profiles.identify(model), embedding="ff"))
+    with pytest.raises(BadInput, match="another model"):
+        choose("lukv", model, path)
+    with pytest.raises(BadInput, match="there is no lukv profile"):
+        choose("lukv", model)
 
 
 def test_heads_keep_different_numbers_of_rows_and_the_sum_is_that_of_the_ratio(demo_model):

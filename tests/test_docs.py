@@ -22,7 +22,7 @@ def test_every_file_says_what_it_is():
     assert not silent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "patches/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/eval.md", "patches/README.md"])
 def test_paths_in_prose_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for path in re.findall(r"`((?:edgekv|native|patches|tests|docs|benchmarks)/[\w./-]+\.\w+)`", text):

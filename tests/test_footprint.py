@@ -213,8 +213,9 @@ def test_free_memory_is_some_of_the_machines():
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch):
     (tmp_path / "max").write_text("3000000\n")
-    (tmp_path / "used").write_text("1000000\n")
-    monkeypatch.setattr(machine, "_CGROUP", ((str(tmp_path / "no"), str(tmp_path / "no")), (str(tmp_path / "max"), str(tmp_path / "used"))))
-    assert machine.memory_free() == 2_000_000
+    (tmp_path / "used").write_text("1500000\n")
+    (tmp_path / "stat").write_text("anon 900000\ninactive_file 300000\nactive_file 200000\n")
+    monkeypatch.setattr(machine, "_CGROUP", (tuple(str(tmp_path / n) for n in ("no", "no", "no")), tuple(str(tmp_path / n) for n in ("max", "used", "stat"))))
+    assert machine.memory_free() == 2_000_000, "cached files give way"
     (tmp_path / "max").write_text("max\n")
     assert machine.memory_free() > 2_000_000

@@ -249,3 +249,7 @@ def test_other_packages_add_methods(monkeypatch, caplog):
 
 
 MINE = Preset("mine", get("streaming").score, BUDGETS["uniform"], "for the test")
+
+
+def test_every_published_preset_exists():
+    assert set("snapkv pyramidkv adakv cake dynamickv d2o lukv evolkv kvzip streaming h2o tova random full".split()) <= set(presets())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgekv import methods, probe
+from edgekv import methods, probe, profiles
 from edgekv.methods.expected import Expected
 from edgekv.native import Prefill
 from tests.engine import feed, load, logits, positions
@@ -21,6 +21,23 @@ MIXES = ["score=keydiff,budget=pooled", "score=knorm,budget=adakv,alpha=0.5", "s
          "score=snapkv,budget=d2o", "score=keydiff,budget=cake", "score=h2o,budget=cake", "dynamickv:m=1,r_max=2"]
 N_PROMPT, N_MORE = 500, 100
 SINK, WINDOW = 4, 32
+
+
+@pytest.fixture(scope="module")
+def profile_for(tiny, tmp_path_factory):
+    """profile_for(name): the options with which a preset that needs a profile of llama-gqa has one."""
+    model = profiles.identify(str(tiny("llama-gqa")))
+    shares = np.random.default_rng(0).random((1, model.n_layer, 2), np.float32)
+
+    def options(name: str) -> dict[str, str]:
+        kind = getattr(methods.get(name).budget, "kind", "")
+        if not kind:
+            return {}
+        path = tmp_path_factory.mktemp("profiles") / f"{kind}.gguf"
+        profiles.write(profiles.Profile(model, kind, (0.3,), shares, "snapkv"), path)
+        return {"kv_profile": str(path)}
+
+    return options
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +67,8 @@ def check_rows(llm, n_seen: int, n_rows: int) -> None:
 
 @pytest.mark.parametrize("ratio", [0.5, 0.2])
 @pytest.mark.parametrize("name", [*NAMES, *MIXES])
-def test_prompt_decoding_and_second_turn(tiny, text, peak_in_full, name, ratio):
-    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=ratio)
+def test_prompt_decoding_and_second_turn(tiny, text, peak_in_full, profile_for, name, ratio):
+    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=ratio, **profile_for(name))
     llm.eval(list(text(N_PROMPT)))
     check_rows(llm, N_PROMPT, int(ratio * N_PROMPT))
     stats = llm.kv_stats()
@@ -76,9 +93,9 @@ def test_other_models_and_quantised_caches(tiny, text, model, kind, name):
     assert np.isfinite(logits(llm)).all()
 
 
-@pytest.mark.parametrize("name", ["kvzip", "adakv", "score=keydiff,budget=pooled"])
-def test_heads_differ_where_the_budget_lets_them(tiny, text, name):
-    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3)
+@pytest.mark.parametrize("name", ["kvzip", "adakv", "lukv", "score=keydiff,budget=pooled"])
+def test_heads_differ_where_the_budget_lets_them(tiny, text, profile_for, name):
+    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3, **profile_for(name))
     llm.eval(list(text(N_PROMPT)))
     assert np.ptp(llm.kv_stats().kept, axis=1).max() > 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -380,6 +381,37 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
     assert profile.score == "keydiff" and profile.kind == "lukv"
 
 
+def test_known_answers_are_read_and_the_others_decoded(tiny, monkeypatch):
+    pytest.importorskip("scipy")
+    llm = lukv.load(str(tiny("llama-gqa")), "keydiff", 1024, n_threads=1)
+    decoded, measured, measure = [], [], lukv.measure
+    monkeypatch.setattr(oracle, "decode", lambda llm, n, question: decoded.append(question) or [7, 8, 9])
+    monkeypatch.setattr(lukv, "measure", lambda llm, weights, context, dialogues, *more: measured.extend(dialogues) or measure(
+        llm, weights, context, dialogues, *more))
+    lukv.make(llm, [lukv.Source.parse(TEXTS[0], ["where?\tin the shed", "", "when? \t", "who?"])], (0.2,))
+    answers = [answer for _, answer in measured]
+    assert answers == [llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER], [7, 8, 9], [7, 8, 9]] and len(decoded) == 2
+
+
+def test_the_two_objectives_by_hand():
+    pytest.importorskip("scipy")
+    importance = np.array([  # two questions, two layers of two heads (one of which does not exist), three rows
+        [[[3, 1, 0], [np.nan] * 3], [[2, 0, 2], [4, 0, 0]]],
+        [[[1, 1, 2], [np.nan] * 3], [[0, 1, 0], [0, 0, 1]]],
+    ], np.float32)
+    order = np.array([[[2, 0, 1], [0, 1, 2]], [[0, 1, 2], [0, 1, 2]]], np.int32)
+    paper, energy = (lukv.gains(importance, order, name) for name in ("paper", "energy"))
+    assert paper.shape == (2, 2, 2, 3) and energy.shape == (1, 2, 2, 3)
+    assert np.isnan(paper[:, 0, 1]).all() and np.isnan(energy[:, 0, 1]).all()
+    assert paper[0, 0, 0] == pytest.approx([0.375, 0.375, 0.25])  # 0, 3, 1 of 4: the late 3 is shared with the 0 before it
+    assert paper[0, 1] == pytest.approx(np.array([[0.25, 0.125, 0.125], [0.5, 0, 0]]))  # of 8 in the layer
+    first = np.array([0, 9, 1]) / 34  # 9 + 1 + 4 + 4 + 16
+    second = np.array([4, 1, 1]) / 8
+    assert energy[0, 0, 0] == pytest.approx((first + second) / 2)
+    pooled = (4 / 34 + 1 / 8) / 4  # the second row adds more than the first
+    assert energy[0, 1, 0] == pytest.approx([pooled, pooled, 2 / 34])
+
+
 def test_questions_that_do_not_do(tiny):
     llm = lukv.load(str(tiny("llama-gqa")), "snapkv", 512, n_threads=1)
     for text, asked, says in ((TEXTS[0], [], "questions"), (TEXTS[0], ["why " * 50], "60 tokens"), (TEXTS[0] * 3, ["why?"], "this model takes")):
@@ -390,6 +422,7 @@ def test_questions_that_do_not_do(tiny):
 def test_the_shipped_questions():
     sources = lukv.sources()
     assert len({question for source in sources for question in source.questions}) == 30
+    assert all(len(source.answers) == len(source.questions) and all(source.answers) for source in sources)
     assert 3500 < sum(len(source.text.split()) for source in sources) < 4500
 
 
@@ -492,3 +525,20 @@ def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     done = call(*[str(tiny("llama-gqa")) if arg == "MODEL" else arg for arg in args])
     lines = done.stderr.splitlines()
     assert done.exit_code == 2 and len(lines) == 1 and lines[0].startswith("edgekv: ") and says in lines[0], done.output
+
+
+def test_ctrl_c_while_a_text_is_read_is_not_lost(llm):
+    """Python raises it where a callback from C begins, and throws away what leaves a callback; so nothing may be raised there."""
+    raised = []
+
+    def progress(done, total):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raised.append(done)
+
+    tokens = tuple(llm.tokenize(TEXTS[0].encode()))[:N_TOKENS]
+    with pytest.raises(KeyboardInterrupt):
+        probe_profile.measure(llm, tokens, progress)
+    assert not raised and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    probe_profile.measure(llm, tokens)

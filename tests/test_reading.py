@@ -8,19 +8,11 @@ import numpy as np
 import pytest
 
 from edgekv import methods
-from edgekv.errors import Unsupported
 from tests.engine import feed as decode
 from tests.engine import load, logits, positions
 
 N_PROMPT = 500
-NAMES = ["random", "streaming", "snapkv", "pyramidkv", "adakv", "cake", "score=h2o,budget=d2o", "kvzip", "h2o", "tova", "knorm", "keydiff"]
-
-
-def test_a_merge_is_refused_in_one_line(tiny, text):
-    from edgekv.eval.reading import Reading
-
-    with pytest.raises(Unsupported, match="merges rows"):
-        Reading(load(tiny("llama-gqa"), kv_ratio=0.3), list(text(100)), [methods.get("d2o")])
+NAMES = ["random", "streaming", "snapkv", "pyramidkv", "adakv", "cake", "d2o", "score=h2o,budget=d2o", "kvzip", "h2o", "tova", "knorm", "keydiff", "expected"]
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])

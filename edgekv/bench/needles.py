@@ -27,13 +27,17 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
     """'hits/cases' over texts of n_tokens, the same for every setting."""
     from dataclasses import replace
 
-    from edgekv.eval.needle import cases, evaluate
+    from edgekv.eval.evaluate import evaluate
+    from edgekv.eval.reader import Reader
+    from edgekv.eval.sample import Request
+    from edgekv.eval.tasks.needle import TASK
 
     ratio = min(case.kv_ratio, 0.999)  # the cache has to be edgekv's for the evaluation; `full` keeps all of it
     llm = load(replace(case, n_prompt=n_tokens + ROOM, n_gen=0, n_depth=0, kv_ratio=ratio, kv_method=case.kv_method if not case.is_full else "snapkv"))
-    todo = list(cases(0, n_cases, [n_tokens], lambda text: len(llm.tokenize(text.encode(), add_bos=False))))
-    row = evaluate(llm, todo, [("full", 1.0) if case.is_full else (case.kv_method, case.kv_ratio)], aware=False)[0]
-    return f"{row.n_hits}/{row.n_cases}"
+    request = Request(0, n_cases, lambda text: llm.tokenize(text.encode(), add_bos=False), (n_tokens,))
+    row = ("full", 1.0) if case.is_full else (case.kv_method, case.kv_ratio)
+    outcomes = list(evaluate(TASK, Reader(llm, [row[0]]), list(TASK.samples(request)), [row], aware=False))
+    return f"{sum(outcome.scores['score'] == 1 for outcome in outcomes)}/{len(outcomes)}"
 
 
 if __name__ == "__main__":

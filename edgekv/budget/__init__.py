@@ -13,7 +13,7 @@ from edgekv.budget.clip import clip
 from edgekv.budget.d2o import D2O
 from edgekv.budget.dynamickv import DynamicKV
 from edgekv.budget.pooled import Pooled
-from edgekv.budget.profile import Profile, from_shares
+from edgekv.budget.profile import PROFILES, Profile, from_shares
 from edgekv.budget.pyramid import Pyramid, pyramid
 from edgekv.budget.rows import check_ratio, rows_for
 from edgekv.budget.table import table
@@ -27,7 +27,7 @@ __all__ = [
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
-        Spread("uniform", uniform, "the same for every head of every layer"), Pyramid(), AdaKV(), Cake(), DynamicKV(), D2O(), Pooled(),
+        Spread("uniform", uniform, "the same for every head of every layer"), Pyramid(), AdaKV(), Cake(), DynamicKV(), D2O(), Pooled(), *PROFILES,
     )
 }
-"""Those that need nothing from outside: a `Profile` comes with its table."""
+"""A `Profile` gets its table from `edgekv.choose`, the others need nothing from outside."""

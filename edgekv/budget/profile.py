@@ -1,7 +1,7 @@
 """profile: budgets per KV head that were measured beforehand, once per model.
 
 LU-KV and the probe profile are tables of shares: at a ratio, which part of its rows each head keeps. This module makes whole rows of
-them; where tables come from and how they are looked up is not its business.
+them; where tables come from and how they are looked up is `edgekv.choose`'s business.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgekv.budget.base import Fixed, Plan
 from edgekv.budget.share import ALMOST, flat, protected
+from edgekv.errors import EdgeKVError
 
 LEAST = 0.01
 """Share of the tokens that every head keeps."""
@@ -22,17 +23,29 @@ LEAST = 0.01
 
 @dataclass(frozen=True)
 class Profile:
-    """shares: ratio -> float [n_layer, n_head_kv], 0..1, for all layers of the model."""
+    """A profile's budget; `edgekv.choose` puts in the shares of the model at hand."""
 
-    shares: Callable[[float], NDArray[np.float64]]
+    name: str
+    title: str
     paper: str = ""
+    kind: str = ""
+    """The kind of profile that serves; empty: any that is not for one task alone."""
+    shares: Callable[[float], NDArray[np.float64]] | None = None
+    """ratio -> float [n_layer, n_head_kv], 0..1, for all layers of the model; None: not yet looked up."""
     params: ClassVar[None] = None
-    name: ClassVar[str] = "profile"
-    title: ClassVar[str] = "a share for each head, measured once for the model"
     stats: ClassVar[tuple[str, ...]] = ()
 
     def start(self, plan: Plan) -> Fixed:
+        if self.shares is None:
+            raise EdgeKVError(f"the budget '{self.name}' needs a model's profile: choose the method with the model")
         return Fixed(from_shares(self.shares(plan.ratio)[list(plan.layers)], plan))
+
+
+PROFILES = (
+    Profile("profile", "a share for each head, measured once for the model"),
+    Profile("lukv", "a share for each head, by what answers of the model needed", "LU-KV, arXiv 2602.08585", "lukv"),
+    Profile("evolkv", "a share for each layer, evolved on a task", "EvolKV, arXiv 2509.08315", "evolkv"),
+)
 
 
 def from_shares(shares: NDArray[np.float64], plan: Plan) -> NDArray[np.int32]:

@@ -41,7 +41,9 @@ class Pyramid:
         wish = pyramid(plan.n_rows, *plan.have.shape, self.params.beta, window=plan.sink + plan.window)
         n_heads = (plan.have > 0).sum(axis=1)
         if (n_heads != n_heads[0]).any():  # a layer with fewer heads weighs less, so the slope is scaled to the total
-            rows = in_proportion(wish[:, 0].astype(np.float64), plan.total, plan.have.max(axis=1).astype(np.float64), n_heads)
+            base = min(plan.sink + plan.window, plan.n_rows)
+            room = np.maximum(plan.have.max(axis=1) - base, 0).astype(np.float64)
+            rows = base + in_proportion((wish[:, 0] - base).astype(np.float64), plan.total - base * plan.n_heads, room, n_heads)
             wish = np.broadcast_to(whole(rows)[:, None], wish.shape)
         return Fixed(fit(wish, plan.have))
 

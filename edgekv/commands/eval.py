@@ -1,28 +1,30 @@
-"""edgekv eval: measure what a compressed cache costs in quality, on this machine and this model."""
+"""edgekv eval: measure what a compressed cache costs in quality, on this machine and this model.
+
+A command for each row of `edgekv.eval.tasks`; they share everything but what their task asks for.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgekv.commands.options import EngineOptions, engine_options
-from edgekv.commands.report import mib
 from edgekv.errors import BadInput
-from edgekv.eval.needle import Row, cases, evaluate, interval, settings
 
-PROMPT_TOKENS = 200  # room for the question, the chat template and the answer around a haystack
+if TYPE_CHECKING:
+    from edgekv.eval.sample import Task
+    from edgekv.eval.table import Table
+
+FORMS = ("md", "csv", "json", "jsonl")
 
 
-@click.group("eval")
-def command() -> None:
-    """Measure what compressing the cache costs in quality."""
+# ---- options
 
 
 def methods(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
@@ -39,79 +41,156 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     return [check_ratio(share.strip()) for share in value.split(",")]
 
 
-def lengths(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     """Click callback: comma-separated token counts."""
     try:
-        counts = [int(length) for length in value.split(",")]
+        counts = tuple(int(length) for length in value.split(","))
     except ValueError:
-        counts = [0]
+        counts = (0,)
     if min(counts) < 1:
         raise click.BadParameter("give numbers of tokens with commas between them, such as 1500,3000", ctx, param)
     return counts
 
 
-@command.command("needle")
-@engine_options
-@click.option("--methods", "names", default="full,random,streaming,snapkv", show_default=True, metavar="NAMES", callback=methods,
-              help="Methods to compare; 'edgekv methods' lists them.")
-@click.option("--ratios", "shares", default="1,0.5,0.2,0.1", show_default=True, metavar="RS", callback=ratios,
-              help="Shares of the cache to keep. At 1 every method is 'full', which is one row.")
-@click.option("--lengths", "n_tokens", default="1500,3000", show_default=True, metavar="NS", callback=lengths,
-              help="Lengths of the text, in tokens of this model.")
-@click.option("-n", "--cases", "n_cases", type=click.IntRange(min=1), default=100, show_default=True, metavar="N",
-              help="Needles, spread evenly over the lengths and over the depths of the text.")
-@click.option("--setting", type=click.Choice(["aware", "agnostic"]), default="aware", show_default=True,
-              help="aware: the question is in the prompt that is compressed; agnostic: it is asked after the text was compressed.")
-@click.option("-o", "--output", type=click.Choice(["md", "csv", "json"]), default="md", show_default=True, help="Form of the table.")
-def needle(engine: EngineOptions, names: list[str], shares: list[float], n_tokens: list[int], n_cases: int, setting: str, output: str) -> None:
-    """Hide 7-digit numbers in a text and ask for them, for each method and ratio.
+def names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Click callback: comma-separated names, none without a value."""
+    return tuple(filter(None, (name.strip() for name in (value or "").split(","))))
 
-    --methods and --ratios stand in for --kv-method and --kv-ratio. The same --seed (0 if none is given) draws the same cases.
-    """
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def options_of(task: Task) -> list[Decorator]:
+    """What a task's command offers beside the engine's options, in the order of the help."""
+
+    def option(*flags: str, default: str | None = None, **attributes: Any) -> Decorator:
+        return click.option(*flags, default=task.defaults.get(flags[-1], default), show_default=default is not None, **attributes)
+
+    grid = [
+        option("--methods", "names", default="full,random,streaming,snapkv", metavar="NAMES", callback=methods,
+               help="Methods to compare, full and random always among them; 'edgekv methods' lists all. With semicolons between if a name has commas."),
+        option("--ratios", "shares", default="1,0.5,0.2,0.1", metavar="RS", callback=ratios,
+               help="Shares of the cache to keep. At 1 every method is 'full', which is one row."),
+        option("-n", "--cases", "--limit", "n", default="100", type=click.IntRange(min=1), metavar="N", help=f"Samples: {_samples(task)}."),
+    ]
+    asked = {
+        "files": click.option("-f", "--file", "files", multiple=True, required="n_next" not in task.asks, metavar="FILE", help="A file to ask from, may be repeated."),
+        "lengths": option("--lengths", "n_tokens", default="1500,3000", metavar="NS", callback=lengths, help="Lengths of the text, in tokens of this model."),
+        "families": option("--families", "families", metavar="NAMES", callback=names, help="Only these, with commas between; without it: all."),
+        "n_next": option("--next", "n_next", default="256", type=click.IntRange(min=1), metavar="M", help="Tokens behind the text to feed and score."),
+    }
+    setting = click.option("--setting", type=click.Choice(["aware", "agnostic"]), default="aware", show_default=True,
+                           help="aware: the question is in the prompt that is compressed; agnostic: it is asked after the text was compressed.")
+    output = [
+        click.option("-o", "--output", "form", type=click.Choice(FORMS), default="md", show_default=True, help="Form of the table; jsonl: a line for each prediction instead."),
+        click.option("--predictions", metavar="FILE", help="Write every prediction into this file too, a line of JSON each."),
+        click.option("--plot", metavar="PNG", help="Draw the table into this file; needs matplotlib."),
+    ]
+    return [*grid, *(asked[name] for name in task.asks), *([] if task.predicts else [setting]), *output]
+
+
+def _samples(task: Task) -> str:
+    if "families" in task.asks:
+        return "so many of each family, spread over the lengths"
+    if task.predicts:
+        return "passages, spread over the lengths"
+    if "files" not in task.asks:
+        return "spread evenly over the lengths"
+    return "drawn by the seed, spread over the lengths" if "lengths" in task.asks else "so many of each file, drawn by the seed"
+
+
+# ---- commands
+
+
+class Tasks(click.Group):
+    """A command for each task, made when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from edgekv.eval.tasks import TASKS
+
+        return list(TASKS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        from edgekv.eval.tasks import get
+
+        return command_of(get(name)) if name in self.list_commands(ctx) else None
+
+
+@click.group("eval", cls=Tasks)
+def command() -> None:
+    """Measure what compressing the cache costs in quality."""
+
+
+def command_of(task: Task) -> click.Command:
+    """The command `edgekv eval <task>`."""
+
+    def call(engine: EngineOptions, **values: Any) -> None:
+        run(task, engine, **values)
+
+    call.__doc__ = (f"{task.help}\n\n--methods and --ratios stand in for --kv-method and --kv-ratio. The same --seed (0 if none is given) draws the "
+                    "same samples.")
+    for decorate in reversed(options_of(task)):
+        call = decorate(call)
+    return click.command(task.name, short_help=task.title)(engine_options(call))
+
+
+def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[float], n: int, form: str, predictions: str | None, plot: str | None,
+        setting: str = "", n_tokens: tuple[int, ...] = (), files: tuple[str, ...] = (), families: tuple[str, ...] = (), n_next: int = 0) -> None:
+    """Ask a task's samples under every method and ratio, and print the table."""
+    from edgekv.choose import learns
     from edgekv.commands.load import load_llama
+    from edgekv.eval import plot as picture
+    from edgekv.eval.evaluate import evaluate, settings
+    from edgekv.eval.reader import Reader
+    from edgekv.eval.sample import Request
+    from edgekv.eval.table import Table, line
 
-    llm = load_llama(replace(engine, kv_ratio=0.5))  # any share below 1: the cache has to be edgekv's
-    if max(n_tokens) + PROMPT_TOKENS > llm.n_ctx():
-        raise BadInput(f"a text of {max(n_tokens)} tokens does not fit the context of {llm.n_ctx()}; "
-                       "give shorter --lengths or a larger --ctx-size")
-    todo = list(cases(max(engine.seed, 0), n_cases, n_tokens, lambda text: len(llm.tokenize(text.encode(), add_bos=False))))
-    grid = settings(names, shares)
-    with click.progressbar(length=len(todo) * len(grid), label="needles", file=sys.stderr) as bar:
-        rows = evaluate(llm, todo, grid, setting == "aware", progress=lambda done, total: bar.update(done - bar.pos))
-    click.echo(FORMATS[output](rows), nl=False)
-
-
-def records(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One flat record per row, the same for every output form. Hits by length are named hits_<tokens>."""
-    return [{"method": row.method, "ratio": row.ratio, "n_seen": round(row.n_seen), "n_kept": round(row.n_kept),
-             "kv_bytes": round(row.n_bytes), **{f"hits_{length}": f"{row.hits[length]}/{n}" for length, n in row.cases.items()},
-             "hits": row.n_hits, "cases": row.n_cases, "low": round(interval(row.n_hits, row.n_cases)[0], 3),
-             "high": round(interval(row.n_hits, row.n_cases)[1], 3)} for row in rows]
-
-
-def as_markdown(rows: Sequence[Row]) -> str:
-    by_length = list(rows[0].cases)
-    head = ["method", "ratio kept", "tokens", "rows kept", "KV MiB", *(f"{length:,} tokens" for length in by_length), "hits", "95 % interval"]
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
-    for row in rows:
-        low, high = interval(row.n_hits, row.n_cases)
-        lines.append([row.method, f"{row.ratio:g}", f"{row.n_seen:,.0f}", f"{row.n_kept:,.0f}", mib(row.n_bytes),
-                      *(f"{row.hits[length]}/{row.cases[length]}" for length in by_length),
-                      f"{row.n_hits}/{row.n_cases}", f"{100 * low:.0f} to {100 * high:.0f} %"])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    if plot:
+        picture.check(plot)
+    hungry = next((name for name in names if learns(name)), "snapkv")  # has the profile made, if there is none
+    llm = load_llama(replace(engine, kv_ratio=0.5, kv_method=hungry))  # any share below 1: the cache has to be edgekv's
+    request = Request(max(engine.seed, 0), n, lambda text: llm.tokenize(text.encode(), add_bos=False), n_tokens, files, families, n_next)
+    samples, grid = list(task.samples(request)), settings(names, shares)
+    reader = Reader(llm, [name for name, _ in grid])
+    found, outcomes = evaluate(task, reader, samples, grid, setting == "aware"), []
+    with lines_to(predictions) as write, click.progressbar(found, length=len(samples) * len(grid), label=task.name, file=sys.stderr) as bar:
+        for outcome in bar:
+            outcomes.append(outcome)
+            write(line(task.name, setting, outcome))
+            if form == "jsonl":
+                click.echo(line(task.name, setting, outcome), nl=False)
+    show(Table(task, setting, outcomes), form, plot)
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    table = records(rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, table[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
+def show(table: Table, form: str, plot: str | None) -> None:
+    """The table on standard output, its picture in a file."""
+    from edgekv.eval import plot as picture
+    from edgekv.eval.table import FORMS as FORMATS
+
+    if form != "jsonl":
+        click.echo(FORMATS[form](table), nl=False)
+    if plot:
+        picture.save(table, plot)
 
 
-def as_json(rows: Sequence[Row]) -> str:
-    return json.dumps(records(rows), indent=2) + "\n"
+@contextmanager
+def lines_to(name: str | None) -> Iterator[Callable[[str], object]]:
+    """A function that writes lines beside the file of that name, which gets them in the end; if stopped, a line says where they are.
 
-
-FORMATS = {"md": as_markdown, "csv": as_csv, "json": as_json}
+    Raises BadInput if it cannot be written.
+    """
+    if name is None:
+        yield lambda line: None
+        return
+    partial = Path(name + ".partial")
+    try:
+        if Path(name).is_dir():
+            raise IsADirectoryError(None, "it is a directory")
+        with partial.open("w", encoding="utf-8") as file:
+            yield file.write
+        partial.replace(name)
+    except OSError as error:
+        raise BadInput(f"{name} cannot be written ({error.strerror}); choose another place") from None
+    except BaseException:
+        click.echo(f"edgekv: stopped; what was answered until then is in {partial}", err=True)
+        raise

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgekv.choose import AUTO, WITHOUT_PROFILE, needs_profile
+from edgekv.choose import WITHOUT_PROFILE, learns
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 
@@ -44,7 +44,7 @@ def is_wanted(options: EngineOptions, path: str) -> bool:
 
     limits = (options.kv_budget, options.kv_budget_mb, options.kv_memory)
     compresses = options.kv_ratio < 1 or any(x is not None for x in limits)
-    if not compresses or options.kv_profile is not None or not (options.kv_method == AUTO or needs_profile(options.kv_method)):
+    if not compresses or options.kv_profile is not None or not learns(options.kv_method):
         return False
     try:
         return find(path) is None and model_info(path)["mode"] == "layers"

@@ -75,11 +75,10 @@ def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 
 def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Click callback: what names a method; one that needs the model's profile is looked up with the model. Raises BadInput."""
-    from edgekv.choose import AUTO, needs_profile
+    """Click callback: what names a method; the model's profile, where one is needed, is looked up with the model. Raises BadInput."""
     from edgekv.methods import get
 
-    return value if value == AUTO or needs_profile(value) else get(value).name
+    return value if value == "auto" else get(value).name
 
 
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:

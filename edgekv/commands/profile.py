@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgekv.commands.options import MODEL, ratio
+from edgekv.commands.profile_evolkv import evolkv
+from edgekv.commands.profile_options import GPU_LAYERS, OUTPUT, RATIOS, THREADS, check_folder, command_line, given, progress_bar, read_text, summary
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile
 
 
-def ratios(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
-    """Click callback: comma-separated shares to keep, sorted. Raises BadInput."""
-    return None if value is None else tuple(sorted({ratio(ctx, param, share.strip()) for share in value.split(",")}))
-
-
-OUTPUT = click.option("-o", "--output", required=True, metavar="FILE", help="Where to write it.")
 FILE = click.argument("file", metavar="FILE")
-RATIOS = click.option("--ratios", "grid", metavar="RS", callback=ratios,
-                      help="Shares of the cache to learn, with commas; without it: a fine grid.")
-THREADS = click.option("-t", "--threads", envvar="LLAMA_ARG_THREADS", show_envvar=True, type=int, metavar="N",
-                       help="CPU threads; 0: all there are; without it: the physical cores.")
-GPU_LAYERS = click.option("-ngl", "--gpu-layers", envvar="LLAMA_ARG_N_GPU_LAYERS", show_envvar=True, type=int, default=-1, show_default=True,
-                          metavar="N", help="Layers to put on a GPU; -1: all.")
 
 
 @click.group("profile")
@@ -81,13 +68,15 @@ def probe(model: str, output: str, contexts: Sequence[str], n_tokens: int, grid:
 @OUTPUT
 @click.option("--score", default="snapkv", show_default=True, metavar="NAME", help="The score to make it for; 'edgekv methods' lists them.")
 @click.option("--text", "text_file", metavar="FILE", help="A text to learn from; without it: four that come with edgekv.")
-@click.option("--questions", "question_file", metavar="FILE", help="Questions about --text, one on each line.")
+@click.option("--questions", "question_file", metavar="FILE", help="Questions about --text, one on each line; behind a tab the right answer, if it is known.")
 @RATIOS
+@click.option("--objective", type=click.Choice(["energy", "paper"]), default="energy", show_default=True,
+              help="energy: squared importance, all layers and questions together; paper: plain importance, by layer and question.")
 @THREADS
 @GPU_LAYERS
 @click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=256), default=4096, show_default=True, metavar="N",
               help="Size of the context in tokens: text, question and answer have to fit.")
-def lukv(model: str, output: str, score: str, text_file: str | None, question_file: str | None, grid: tuple[float, ...] | None,
+def lukv(model: str, output: str, score: str, text_file: str | None, question_file: str | None, grid: tuple[float, ...] | None, objective: str,
          threads: int | None, gpu_layers: int, n_ctx: int) -> None:
     """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
 
@@ -103,59 +92,19 @@ def lukv(model: str, output: str, score: str, text_file: str | None, question_fi
     check_folder(output)
     sources = lukv.sources()
     if text_file and question_file:
-        sources = [lukv.Source(read_text(text_file), tuple(filter(None, map(str.strip, read_text(question_file).splitlines()))))]
+        sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
     n = count_threads(threads)
     llm = lukv.load(path, score, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
     recorded = command_line("lukv", "-m", Path(path).name, "--score", score, *given("--text", text_file and Path(text_file).name),
-                            *given("--questions", question_file and Path(question_file).name), *given("--ratios", grid))
+                            *given("--questions", question_file and Path(question_file).name), *given("--ratios", grid), "--objective", objective)
     partial = Path(output + ".partial")
     with progress_bar("profile", partial) as progress:
-        profile = lukv.make(llm, sources, grid or lukv.RATIOS, partial=partial, progress=progress, command=recorded)
+        profile = lukv.make(llm, sources, grid or lukv.RATIOS, objective=objective, partial=partial, progress=progress, command=recorded)
     write(profile, output)
     click.echo(summary(profile))
 
 
-def command_line(*words: str) -> str:
-    """What is recorded in a profile."""
-    return "edgekv profile " + shlex.join(words)
-
-
-def given(flag: str, value: Any) -> list[str]:
-    """A flag and its value as words, none without a value."""
-    if value is None:
-        return []
-    return [flag, ",".join(f"{x:g}" for x in value) if isinstance(value, tuple) else str(value)]
-
-
-def check_folder(output: str) -> None:
-    """Raises BadInput if a file cannot be put there: before minutes of work, not after."""
-    folder = Path(output).parent
-    if not folder.is_dir() or Path(output).is_dir():
-        raise BadInput(f"{output} cannot be written; name a file in a folder that exists")
-
-
-def read_text(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise BadInput(f"{name} cannot be read ({error.strerror})") from None
-
-
-@contextmanager
-def progress_bar(label: str, partial: Path) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error; after Ctrl-C a line says what is kept."""
-    try:
-        with click.progressbar(length=1, label=label, file=sys.stderr) as bar:
-
-            def progress(done: int, total: int) -> None:
-                bar.length = total
-                bar.update(done - bar.pos)
-
-            yield progress
-    except KeyboardInterrupt:
-        if partial.is_file():
-            click.echo(f"edgekv: stopped; what is done is in {partial}, and the same command goes on from there", err=True)
-        raise
+command.add_command(evolkv)
 
 
 # ---- look
@@ -200,15 +149,6 @@ def describe(profile: Profile) -> dict[str, Any]:
         "kind": profile.kind, "score": profile.score or "any", "sink": profile.sink, "window": profile.window, "ratios": list(profile.ratios),
         "calibration": profile.calibration[:16], "command": profile.command, "made_by": profile.made_by,
     }
-
-
-def summary(profile: Profile, share: float = 0.2) -> str:
-    """One line: how uneven the shares are."""
-    import numpy as np
-
-    shares = profile.shares_at(share)[profile.heads]
-    low, middle, high = np.quantile(shares, (0, 0.5, 1))
-    return f"at {share:g} kept, the share of a head is {low:.3f} at least, {middle:.3f} in the middle, {high:.3f} at most ({len(shares)} heads)"
 
 
 # ---- exchange

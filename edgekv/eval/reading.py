@@ -2,7 +2,7 @@
 
 The text goes through the model once, with every query observed that any of the methods asks for, and every row is kept. What each
 method would have kept is then evicted from a copy of that cache. By Theorem 1 of CAKE (top-k of top-k) the rows are those that
-compressing while reading keeps; tests hold the two against each other.
+compressing while reading keeps; tests hold the two against each other. Only methods that merge read the text anew each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgekv import native, select, session
 from edgekv.engine import Settings, Watch
-from edgekv.errors import EdgeKVError, Unsupported
+from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods import LayerStats, Preset
 
 
@@ -29,19 +29,25 @@ class Reading:
     def __init__(self, llm: Any, tokens: Sequence[int], presets: Sequence[Preset]) -> None:
         if llm._kv is None:
             raise EdgeKVError("this model runs uncompressed: there is nothing to compare")
-        for preset in presets:
-            if preset.merge is not None:  # what it folds depends on how layers shrink while they are read
-                raise Unsupported(f"'{preset.name}' merges rows, which one reading for all methods cannot show; leave the merge out")
         self._llm, self._engine, self._tokens = llm, llm._kv, list(tokens)
-        self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {p.name: [] for p in presets if not p.keeps_all}
+        scored = [p for p in presets if not p.keeps_all and p.merge is None]
+        self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {p.name: [] for p in scored}
         llm.reset()
-        self._read([p for p in presets if not p.keeps_all])
+        self._read(scored)
         self.logits: NDArray[np.float32] = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
         """Of the text's last token: the same for every method, since attention within the text is complete."""
         self._state = session.state_of(llm)
 
     def compress(self, preset: Preset, settings: Settings) -> None:
-        """Make the cache what `preset` leaves of the text under `settings`. The conversation is then the text alone."""
+        """Make the cache what `preset` leaves of the text under `settings`. The conversation is then the text alone.
+
+        A preset that merges reads the text again: what it folds depends on how layers shrink while they are read.
+        """
+        if preset.merge is not None and settings.compresses:
+            self._llm.reset()
+            self._engine.settings = settings
+            self._llm.eval(self._tokens)
+            return
         if not session.restore(self._llm, self._state, self._tokens):
             raise EdgeKVError("the cache could not be restored")
         if preset.keeps_all or not settings.compresses:
@@ -77,20 +83,30 @@ class Reading:
         self._llm.n_tokens = len(self._tokens)
 
 
-def answer(llm: Any, logits: NDArray[np.float32], n_tokens: int) -> str:
-    """Greedy continuation of the conversation in `llm`, whose next token has these logits."""
-    out: list[int] = []
-    while True:
-        token = int(logits.argmax())
-        if native.llama_cpp.llama_vocab_is_eog(native.llama_cpp.llama_model_get_vocab(llm._model.model), token) or len(out) == n_tokens:
-            return llm.detokenize(out).decode(errors="replace")
-        out.append(token)
-        logits = feed(llm, [token])
-
-
-def feed(llm: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Append tokens to the tail without compressing; the last one's logits [n_vocab]."""
+def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.float32]:
+    """Append tokens to the tail without compressing; logits [n_vocab] of the last one, or [n_tokens, n_vocab] of every one."""
     llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
-    for i in range(0, len(tokens), 32):
-        llm.eval(list(tokens[i : i + 32]))
-    return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
+    blocks = []
+    for i in range(0, len(tokens), STEP):
+        part = list(tokens[i : i + STEP])
+        if every:
+            blocks.append(_decode(llm, part))
+        else:
+            llm.eval(part)
+    return np.concatenate(blocks) if every else np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
+
+
+STEP = 32
+"""Tokens appended at once: few enough not to be read layer by layer."""
+
+
+def _decode(llm: Any, tokens: list[int]) -> NDArray[np.float32]:
+    """`llm.eval` of a few tokens with the logits of all of them, which that leaves out: they would be kept for the whole context."""
+    if llm.n_tokens + len(tokens) > llm.n_ctx():
+        raise BadInput(f"{len(tokens)} more tokens do not fit: {llm.n_tokens} of {llm.n_ctx()} are used; use a larger --ctx-size")
+    llm._batch.set_batch(batch=tokens, n_past=llm.n_tokens, logits_all=True)
+    llm._ctx.decode(llm._batch)
+    logits = np.ctypeslib.as_array(llm._ctx.get_logits(), (len(tokens), llm.n_vocab())).copy()
+    llm.input_ids[llm.n_tokens : llm.n_tokens + len(tokens)] = tokens
+    llm.n_tokens += len(tokens)
+    return logits

@@ -59,6 +59,8 @@ REGISTRY: dict[str, Preset] = {
         _same(Cake(), "cake"),
         _under(SnapKV(), "dynamickv", "dynamickv"),
         _under(H2O(), "d2o", "d2o", merge="d2o"),
+        _under(SnapKV(), "lukv", "lukv"),
+        _under(SnapKV(), "evolkv", "evolkv"),
         _same(KVzip(), "pooled"),
         _same(Streaming()),
         _same(H2O()),
@@ -94,9 +96,9 @@ def presets() -> dict[str, Preset]:
     return {**REGISTRY, **_plugins()}
 
 
-def get(text: str, *budgets: Budget) -> Preset:
-    """The preset that `text` means: a name, a name with parameters, or a mix; `budgets` may be named as well as the built-in ones.
+def get(text: str) -> Preset:
+    """The preset that `text` means: a name, a name with parameters, or a mix. Budgets of profiles have no table yet (see `edgekv.choose`).
 
     Raises BadInput if it means none.
     """
-    return spell.read(text, presets(), {**BUDGETS, **{budget.name: budget for budget in budgets}}, MERGES)
+    return spell.read(text, presets(), BUDGETS, MERGES)

@@ -50,6 +50,8 @@ class Profile:
     command: str = ""
     """The command line that made it, without folders."""
     made_by: str = field(default=f"edgekv {__version__}")
+    seed: int | None = None
+    """Of what was drawn while it was made; None if nothing was."""
 
     def __post_init__(self) -> None:
         wrong = _wrong(self)
@@ -77,13 +79,15 @@ class Profile:
         out[heads] = scale(table[i - 1] * (1 - part) + table[i] * part, ratio)
         return out
 
-    def check(self, model: Identity, score: str = "", name: str = "the profile") -> None:
-        """Raises BadInput, one line, unless this is the profile of `model` and made for `score` (empty: not asked)."""
+    def check(self, model: Identity, score: str = "", name: str = "the profile", kind: str = "") -> None:
+        """Raises BadInput, one line, unless this is the profile of `model`, made for `score` and of `kind` (empty: not asked)."""
         difference = model.difference(self.model)
         if difference:
             raise BadInput(f"{name} belongs to another model ({difference}); make one with 'edgekv profile probe -m MODEL -o FILE'")
         if score and self.score and score != self.score:
             raise BadInput(f"{name} was made for the score '{self.score}', not for '{score}'; use that score or another profile")
+        if kind and kind != self.kind:
+            raise BadInput(f"{name} is a profile of the kind '{self.kind}', not '{kind}'; make one with 'edgekv profile {kind}', or write budget=profile")
 
 
 def scale(shares: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
@@ -143,7 +147,7 @@ def _write(profile: Profile, path: Path) -> None:
     writer.add_name("KV budget profile")
     add: dict[type, Any] = {int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
     for key, value in _keys(profile).items():
-        if value != "":
+        if value not in ("", None):
             add[type(value)](_KEY + key, value)
     writer.add_tensor(_TENSOR, np.ascontiguousarray(profile.shares, np.float32))
     try:
@@ -160,7 +164,7 @@ def _keys(p: Profile) -> dict[str, Any]:
         "format": FORMAT, "model.architecture": m.arch, "model.n_layer": m.n_layer, "model.n_head_kv": list(m.n_head_kv),
         "model.d_head_k": m.d_head_k, "model.d_head_v": m.d_head_v, "model.embedding_sha256": m.embedding, "kind": p.kind, "score": p.score,
         "window": p.window, "sink": p.sink, "ratios": [float(r) for r in p.ratios], "calibration_sha256": p.calibration,
-        "command": p.command, "made_by": p.made_by,
+        "command": p.command, "made_by": p.made_by, "seed": p.seed,
     }
 
 
@@ -200,4 +204,4 @@ def _parse(path: Path) -> Profile:
                      keys["model.d_head_v"], keys["model.embedding_sha256"])
     return Profile(model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), np.array(tensor.data, np.float32),
                    keys.get("score", ""), keys["window"], keys["sink"], keys.get("calibration_sha256", ""), keys.get("command", ""),
-                   keys.get("made_by", ""))
+                   keys.get("made_by", ""), keys.get("seed"))

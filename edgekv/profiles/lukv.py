@@ -1,10 +1,18 @@
 """The LU-KV profile: rows go where they save the most of what answers will need, given how a score ranks them.
 
-Source: LU-KV, sections 4.2 and 4.3, appendix E. For a score, the rows of a head are sorted as it would keep them; what each further
-row adds to the oracle importance that is kept is made non-increasing (isotonic regression, so that the loss is convex), and the best
-gains of all layers and heads are taken: for convex losses this greedy choice is the optimum. Done for every question and ratio, the
-shares are the mean over the questions. Different from the paper, whose one text has 4,000 words, the texts that come with edgekv are four:
-small models answer questions about a page, not about fifteen.
+Source: LU-KV (arXiv 2602.08585), sections 4.2 and 4.3, appendix E. For a score, the rows of a head are sorted as it would keep them; what
+each further row adds to the oracle importance that is kept is made non-increasing (isotonic regression, so that the loss is convex), and
+the best gains of all layers and heads are taken: for convex losses this greedy choice is the optimum.
+
+Two objectives. `paper`: importance adds up to the same in every layer, a choice is made for each question, and the shares are the mean
+of the choices. `energy`, the default, differs in three points. Importance is squared: what an evicted row would have added to a head's
+output is a vector, those of many rows add up by their squares, and in a plain sum the little that thousands of rows get outweighs the
+few rows that a fact is read from. Layers are compared as they are, for all of them write into the same residual stream. And one choice
+is made for all questions of a text, by the mean of their gains: the mean of choices that each suit one question suits none.
+
+Different from the paper in both, whose one text has 4,000 words, the texts that come with edgekv are four: small models answer questions
+about a page, not about fifteen. And they come with the answers, which the model reads instead of deciding for itself what to say: a
+small model makes many of its answers up, and what it makes up does not show which rows a right answer needs.
 """
 
 from __future__ import annotations
@@ -12,7 +20,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +32,7 @@ from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.identity import identify
+from edgekv.profiles.partial import save_json
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
 
 if TYPE_CHECKING:
@@ -34,6 +43,8 @@ LEAST = 0.01
 """Share of its rows that every head keeps, about: all shares are scaled to the ratio again."""
 MAX_QUESTION = 60
 """Tokens of a question with what the chat template puts behind it: more would be compressed like a prompt."""
+OBJECTIVES = ("energy", "paper")
+"""What is minimised: see the top."""
 UNIT = 1000
 """Steps of progress for each stage: reading the text, answering, measuring."""
 Progress = Callable[[int, int], None]
@@ -41,19 +52,26 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Source:
-    """A text and questions about it."""
+    """A text, questions about it, and their right answers as far as they are known: empty, or one for each question, which may be empty."""
 
     text: str
     questions: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, lines: Iterable[str]) -> Source:
+        """From lines of a question, or of a question, a tab and the answer."""
+        parts = [line.partition("\t") for line in map(str.strip, lines) if line]
+        return cls(text, tuple(question.strip() for question, _, _ in parts), tuple(answer.strip() for _, _, answer in parts))
 
 
 def sources() -> list[Source]:
-    """Four texts with 30 questions, about 4,000 words, that come with edgekv."""
+    """Four texts with 30 questions and answers, about 4,000 words, that come with edgekv."""
     asked: dict[str, list[str]] = {}
     for line in (TEXTS / "questions.tsv").read_text(encoding="utf-8").splitlines():
-        name, question = line.split("\t")
+        name, _, question = line.partition("\t")
         asked.setdefault(name, []).append(question)
-    return [Source((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), tuple(questions)) for name, questions in asked.items()]
+    return [Source.parse((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), lines) for name, lines in asked.items()]
 
 
 def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
@@ -64,12 +82,12 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
 
 
 def make(
-    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, partial: Path | None = None, progress: Progress | None = None,
-    command: str = "",
+    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, objective: str = OBJECTIVES[0], partial: Path | None = None,
+    progress: Progress | None = None, command: str = "",
 ) -> Profile:
     """The LU-KV profile for the score of a model from `load`; every question of every source counts the same.
 
-    partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
+    objective: one of OBJECTIVES. partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
     Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be measured.
     """
     if llm._kv is None:
@@ -86,15 +104,16 @@ def make(
             if progress:
                 progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
 
-        answers = _answers(llm, context, asked, partial, report)
-        gains = measure(llm, weights, context, list(zip(asked, answers, strict=True)), functools.partial(report, 2))
-        found += [count(g, ratios) for g in gains]
-    shares, heads = np.mean(found, axis=0), taking_part(llm._kv.store)
+        answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), partial, report)
+        measured = measure(llm, weights, context, list(zip(asked, answers, strict=True)), functools.partial(report, 2))
+        choices = [count(g, ratios) for g in gains(*measured, objective)]
+        found += [(np.mean(choices, axis=0), len(asked))]
+    shares, heads = np.average([f for f, _ in found], axis=0, weights=[n for _, n in found]), taking_part(llm._kv.store)
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
     if partial is not None:
         partial.unlink(missing_ok=True)
-    calibration = hash_of([words for source in sources for words in (source.text, *source.questions)])
+    calibration = hash_of([words for source in sources for words in (source.text, *source.questions, *source.answers)])
     return Profile(identify(llm.model_path), "lukv", tuple(ratios), shares.astype(np.float32), settings.preset.score.name, settings.window,
                    settings.sink, calibration, command)
 
@@ -102,10 +121,10 @@ def make(
 def measure(
     llm: Llama, weights: oracle.OutputWeights, context: Sequence[int], dialogues: Sequence[tuple[Sequence[int], Sequence[int]]],
     progress: Progress | None = None,
-) -> NDArray[np.float32]:
-    """float32 [n_question, n_layer, n_head_kv, n_tokens]: non-increasing gains in the order in which the score keeps rows.
+) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """The rows' importance [n_question, n_layer, n_head_kv, n_tokens], and [n_layer, n_head_kv, n_tokens] the rows as the score keeps them.
 
-    dialogues: tokens of each question and of its answer. NaN for heads that take no part.
+    dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no part.
     """
     from edgekv import native, select
     from edgekv.engine import Watch
@@ -116,28 +135,48 @@ def measure(
     pieces = [[*q, *a] for q, a in dialogues]
     ends = n + np.cumsum([len(piece) for piece in pieces])
     steps = [(int(end) - len(a) - 1, int(end), ("max",)) for end, (_, a) in zip(ends, dialogues, strict=True)]
-    gains = np.full((len(dialogues), len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
+    order = np.zeros((len(kv.store.layers), kv.store.n_head_kv, n), np.int32)
+    importance = np.full((len(dialogues), *order.shape), np.nan, np.float32)
     with native.Prefill(kv.ctx, context, [*watch.observers, *steps], pieces=pieces, hidden=s.hidden, progress=progress) as p:
         for il, info in enumerate(kv.store.layers):
             p.run(il)
             if info.n_swa:
                 continue  # keeps its window by itself
-            layer = kv._layer_stats(p, watch)
+            layer, heads = kv._layer_stats(p, watch), info.n_head_kv
             scores = select.protect(s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window)
-            norms = np.stack([weights.norms(il, info.n_head, p.rows(k)[1], k, info.n_head_kv) for k in range(info.n_head_kv)])
+            norms = np.stack([weights.norms(il, info.n_head, p.rows(k)[1], k, heads) for k in range(heads)])
             attention = np.stack([p.stat(len(watch.observers) + i, "max") for i in range(len(steps))])
-            gains[:, il, : info.n_head_kv] = convex(oracle.normalise(attention * norms), np.argsort(-scores, axis=1, kind="stable"))
-            p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
-    return gains
+            importance[:, il, :heads], order[il, :heads] = attention * norms, np.argsort(-scores, axis=1, kind="stable")
+            p.keep([np.zeros(1, np.int32)] * heads)
+    return importance, order
 
 
-def convex(importance: NDArray[np.float32], order: NDArray[np.int64]) -> NDArray[np.float32]:
+def gains(importance: NDArray[np.float32], order: NDArray[np.int32], objective: str = OBJECTIVES[0]) -> NDArray[np.float32]:
+    """float32 [n_choice, n_layer, n_head_kv, n_tokens]: what each further row adds, non-increasing; what `measure` gives is taken.
+
+    paper: a choice for every question, the importance of a layer adding up to 1. energy: one choice, by the mean over the questions of the
+    squared importance, a question's adding up to 1.
+    """
+    weight = importance if objective == "paper" else importance**2
+    total = np.nansum(weight, axis=(2, 3) if objective == "paper" else (1, 2, 3), keepdims=True)
+    weight = weight / np.maximum(total, np.finfo(np.float32).tiny)
+    if objective != "paper":
+        weight = weight.mean(axis=0, keepdims=True)
+    out = np.full_like(weight, np.nan)
+    for il, heads in enumerate(np.isfinite(weight[0, :, :, 0])):
+        out[:, il, heads] = convex(weight[:, il, heads], order[il, heads])
+    return out
+
+
+def convex(importance: NDArray[np.float32], order: NDArray[np.int32]) -> NDArray[np.float32]:
     """What each further row of a head adds, made non-increasing (PAVA): its sums are the least concave curve above the true ones.
 
-    importance: float32 [n_question, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the score keeps them. Shape as importance.
+    importance: float32 [n_choice, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the score keeps them. Shape as importance.
     """
     isotonic = _isotonic()
     sorted_gains = np.take_along_axis(importance, order[None], axis=2)
+    if not sorted_gains.size:
+        return sorted_gains
     return np.apply_along_axis(lambda gains: isotonic(gains, increasing=False).x, 2, sorted_gains).astype(np.float32)
 
 
@@ -162,21 +201,26 @@ def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
     return context, asked
 
 
-def _answers(llm: Llama, context: list[int], asked: list[list[int]], partial: Path | None,
+def _answers(llm: Llama, context: list[int], asked: list[list[int]], known: Sequence[str], partial: Path | None,
              report: Callable[[int, int, int], None]) -> list[list[int]]:
-    """The answers that the model gives with its full cache, from `partial` as far as they are there. report(stage, done, total)"""
+    """Tokens of the known answers; of the others those that the model gives with its full cache, from `partial` as far as they are there.
+
+    known: the answer to each question, empty if it is not known. report(stage, done, total)
+    """
     model, done = identify(llm.model_path).digest, _saved(partial)
     names = [hashlib.sha256(repr((model, context, question)).encode()).hexdigest() for question in asked]
-    if any(name not in done for name in names):
+    answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done.get(name, [])
+               for text, name in zip(known, names, strict=True)]
+    if not all(answers):
         _read(llm, context, lambda done, total: report(0, done, total))
     for i, (name, question) in enumerate(zip(names, asked, strict=True)):
-        if name not in done:
-            done[name] = oracle.decode(llm, len(context), question)
+        if not answers[i]:
+            answers[i] = done[name] = oracle.decode(llm, len(context), question)
             if partial is not None:
-                _save(partial, done)
+                save_json(partial, done)
         report(1, i + 1, len(asked))
     llm.reset()
-    return [done[name] for name in names]
+    return answers
 
 
 def _read(llm: Llama, context: list[int], progress: Progress) -> None:
@@ -195,12 +239,3 @@ def _saved(partial: Path | None) -> dict[str, list[int]]:
         return dict(json.loads(partial.read_text())) if partial else {}
     except (OSError, ValueError, TypeError):
         return {}
-
-
-def _save(partial: Path, state: dict[str, list[int]]) -> None:
-    fresh = partial.with_name(partial.name + ".new")
-    try:
-        fresh.write_text(json.dumps(state))
-        fresh.replace(partial)
-    except OSError as error:
-        raise BadInput(f"{partial} cannot be written ({error.strerror}); choose another place") from None

@@ -1,7 +1,7 @@
 """Oracle importance: how much each row of a text contributes to answers that the model gave about it.
 
 Source: LU-KV, section 4.1 and appendix E: I_j = max over the answer's steps of A[step, j] * ||v_j W_O||, normalised within a layer.
-Answers are decoded with the full cache; then the text is read once more with every question and its answer as a piece behind it,
+Answers are known, or decoded with the full cache; then the text is read once more with every question and its answer as a piece behind it,
 whose tokens' attention is the decoding steps'. Different from the paper, one row serves the query heads of its KV head: the largest
 attention of any of them, times the mean of their norms.
 """
@@ -94,9 +94,3 @@ class OutputWeights:
 
 def _gram(weights: NDArray[np.float32]) -> NDArray[np.float32]:
     return weights.T @ weights
-
-
-def normalise(importance: NDArray[np.float32]) -> NDArray[np.float32]:
-    """importance [n_question, n_head_kv, n_rows] of one layer, each question's adding up to 1."""
-    total = importance.sum(axis=(1, 2), keepdims=True)
-    return importance / np.maximum(total, np.finfo(np.float32).tiny)

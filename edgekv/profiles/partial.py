@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,3 +56,13 @@ class Partial:
     def remove(self) -> None:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+
+
+def save_json(path: Path, state: Any) -> None:
+    """`state` in the file `path`, written beside and renamed. Raises BadInput if that cannot be done."""
+    fresh = path.with_name(path.name + ".new")
+    try:
+        fresh.write_text(json.dumps(state))
+        fresh.replace(path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None

@@ -1,7 +1,12 @@
-"""Where the profile of a model is: beside it, shipped with edgekv, or in the user's cache."""
+"""Where the profiles of a model are: beside it, shipped with edgekv, or in the user's cache.
+
+Several may lie side by side: kvbudget-<model>.gguf and kvbudget-<model>.<anything>.gguf, such as kvbudget-<model>.lukv-snapkv.gguf. What
+a profile is for, says the file; names only say where to look, and in which order: the plain one first.
+"""
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import sys
@@ -14,14 +19,17 @@ from edgekv.profiles.identity import Identity, identify
 
 NONE = "none"
 """What `--kv-profile` says to have no profile."""
+TASK_KIND = "evolkv"
+"""Profiles of this kind are for their task, and are used only when they are asked for."""
 SHIPPED = Path(__file__).parent.parent / "data" / "profiles"
 
 
-def find(model_path: str, wish: str | None = None, score: str = "") -> Profile | None:
+def find(model_path: str, wish: str | None = None, score: str = "", kind: str = "") -> Profile | None:
     """The profile for a model file, None if there is none or if none is wanted.
 
     wish: a profile's file, NONE, or None to look for one: beside the model, then shipped, then in the cache; the first that belongs to
-    this model and serves `score` (empty: any). One beside the model that does not is left out with a line in the log.
+    this model, serves `score` (empty: any) and is of `kind` (empty: any but evolkv, which is for its task alone). The plain one beside the
+    model, if it cannot be used, is left out with a line in the log.
     Raises BadInput if the file of `wish` cannot be used. A model that cannot be identified has no profile: it has no KV heads, or whoever
     loads it will say what is wrong.
     """
@@ -29,7 +37,7 @@ def find(model_path: str, wish: str | None = None, score: str = "") -> Profile |
         return None
     if wish is not None:
         profile = read(wish)
-        profile.check(identify(model_path), score, wish)
+        profile.check(identify(model_path), score, wish, kind)
         return profile
     try:
         model = identify(model_path)
@@ -39,28 +47,36 @@ def find(model_path: str, wish: str | None = None, score: str = "") -> Profile |
         try:
             profile = read(path)
             profile.check(model, score, str(path))
-            return profile
         except BadInput as error:
             if path == beside(model_path):
                 logging.getLogger("edgekv").warning("edgekv: %s", error)
+            continue
+        if profile.kind == kind or not kind and profile.kind != TASK_KIND:
+            return profile
     return None
 
 
 def candidates(model_path: str, model: Identity) -> Iterator[Path]:
     """The files that exist where `find` looks, in its order."""
-    paths = [beside(model_path), *sorted(SHIPPED.glob("*.gguf")), cached(model)]
+    paths = [*together(beside(model_path)), *sorted(SHIPPED.glob("*.gguf")), *together(cached(model))]
     return (path for path in paths if path.is_file())
 
 
-def beside(model_path: str) -> Path:
-    """The profile that lies beside a model: kvbudget-<name of the model>.gguf."""
+def together(plain: Path) -> list[Path]:
+    """A profile's path, and those beside it with something between name and ending."""
+    more = plain.parent.glob(f"{glob.escape(plain.stem)}.*.gguf")
+    return [plain, *sorted(more)]
+
+
+def beside(model_path: str, kind: str = "") -> Path:
+    """The profile that lies beside a model: kvbudget-<name of the model>.gguf, or with a kind kvbudget-<name of the model>.<kind>.gguf."""
     path = Path(model_path)
-    return path.with_name(f"kvbudget-{path.stem}.gguf")
+    return path.with_name(f"kvbudget-{path.stem}{'.' * bool(kind)}{kind}.gguf")
 
 
-def cached(model: Identity) -> Path:
-    """The profile of a model in the user's cache; the folder need not exist."""
-    return user_cache() / "profiles" / f"kvbudget-{model.digest}.gguf"
+def cached(model: Identity, kind: str = "") -> Path:
+    """The same in the user's cache, by the model's fingerprint; the folder need not exist."""
+    return user_cache() / "profiles" / f"kvbudget-{model.digest}{'.' * bool(kind)}{kind}.gguf"
 
 
 def user_cache() -> Path:

@@ -59,7 +59,8 @@ int          edgekv_abi(void)        { return EDGEKV_ABI; }
 const char * edgekv_last_error(void) { return g_error.c_str(); }
 int          edgekv_last_status(void) { return g_status; }
 
-void         edgekv_next_context(bool on)                          { edgekv_want_store(on); }
+void         edgekv_note_error(const char * what)                  { g_error = what; g_status = EDGEKV_UNSUPPORTED; }
+void         edgekv_next_context(bool on)                          { edgekv_want_store(on); g_error.clear(); g_status = EDGEKV_OK; }
 const char * edgekv_why_unsupported(const llama_model * model)     { return model ? edgekv_unsupported(*model) : "there is no model"; }
 bool         edgekv_has_store(const llama_context * ctx)           { return ctx && edgekv_store_of(ctx->get_memory()); }
 

@@ -28,14 +28,13 @@ static void store_rows(const llm_graph_context & g, const edgekv_tensors & t, gg
 
 static float softcap(const llm_graph_context & g) { return g.hparams.attn_soft_cap ? g.hparams.f_attn_logit_softcapping : 0.0f; }
 
-// flash attention of q [d, n_head, n_tokens] over n rows of each of n_head_kv heads; mask may be a strided view
+// flash attention of q [d, n_head, n_tokens] over n rows of each of n_head_kv heads
 static ggml_tensor * flash(const llm_graph_context & g, const edgekv_tensors & t, ggml_tensor * q, int64_t first, int64_t n, int n_head_kv, int64_t cap,
         ggml_tensor * mask, ggml_tensor * sinks, float scale) {
     auto view = [&](ggml_tensor * x) {
         return ggml_view_3d(g.ctx0, x, x->ne[0], n, n_head_kv, x->nb[1], cap*x->nb[1], first*x->nb[1]);
     };
-    ggml_tensor * cur = ggml_flash_attn_ext(g.ctx0, ggml_permute(g.ctx0, q, 0, 2, 1, 3), view(t.k), view(t.v), nullptr, scale, 0.0f, softcap(g));
-    cur->src[3] = mask; // set behind the constructor, which wants masks without a gap between their rows
+    ggml_tensor * cur = ggml_flash_attn_ext(g.ctx0, ggml_permute(g.ctx0, q, 0, 2, 1, 3), view(t.k), view(t.v), mask, scale, 0.0f, softcap(g));
     ggml_flash_attn_ext_add_sinks(cur, sinks);
     ggml_prec_set_acc(cur, GGML_PREC_F32);
     return cur; // [d_v, n_head, n_tokens]

@@ -112,6 +112,15 @@ const char * edgekv_unsupported(const llama_model & model) {
     return nullptr;
 }
 
+// Vulkan binds a head's rows at their offset, which must be a multiple of what the device asks for
+static void check_alignment(const edgekv_layer & l) {
+    if (std::string(ggml_backend_buft_name(l.buft)).rfind("Vulkan", 0) != 0) return;
+    const size_t unit = ggml_backend_buft_get_alignment(l.buft);
+    if (ggml_row_size(l.type_k, l.d_k) % unit || ggml_row_size(l.type_v, l.d_v) % unit) {
+        throw std::runtime_error("this Vulkan device wants rows of a multiple of " + std::to_string(unit) + " bytes: use cache type f16, or -ngl 0");
+    }
+}
+
 static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const llama_memory_params & p, const llama_cparams & c) {
     const auto & hp = model.hparams;
     auto store = std::make_unique<edgekv_store>();
@@ -126,6 +135,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
         l->type_v    = p.type_v;
         l->n_swa     = hp.is_swa(il) ? hp.n_swa : 0;
         l->buft      = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il)) : ggml_backend_cpu_buffer_type();
+        check_alignment(*l);
         l->len.assign(l->n_head_kv, 0);
         l->pos.resize(l->n_head_kv);
         l->layout(std::vector<int32_t>(l->n_head_kv, 0));
@@ -136,8 +146,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
     return store;
 }
 
-llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
-    if (!g_want_store || edgekv_unsupported(model)) return nullptr;
+static llama_memory_i * create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
     g_want_store = false; // the probe below must get upstream's own
     std::unique_ptr<llama_memory_i> probe;
     {
@@ -151,8 +160,8 @@ llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_mem
     const bool iswa  = probe && typeid(*probe) == typeid(llama_kv_cache_iswa);
     if (!plain && !iswa) return nullptr;
     probe.reset();
-    if (!cparams.flash_attn) throw std::runtime_error("edgekv: a compressed cache needs flash attention (-fa on or auto)");
-    if (cparams.n_seq_max != 1) throw std::runtime_error("edgekv: a compressed cache serves one sequence");
+    if (!cparams.flash_attn) throw std::runtime_error("a compressed cache needs flash attention (-fa on or auto)");
+    if (cparams.n_seq_max != 1) throw std::runtime_error("a compressed cache serves one sequence");
 
     // one layer with one row: enough for the cache to know its types, head sizes and rotation
     const auto & hp = model.hparams;
@@ -179,6 +188,16 @@ llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_mem
         res = std::move(kv);
     }
     return res.release();
+}
+
+llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
+    if (!g_want_store || edgekv_unsupported(model)) return nullptr;
+    try {
+        return create_memory(model, params, cparams);
+    } catch (const std::exception & e) {
+        edgekv_note_error(e.what());
+        throw;
+    }
 }
 
 uint32_t edgekv_extra_nodes(llama_memory_i * mem) {

@@ -37,6 +37,9 @@ struct edgekv_cache : T, edgekv_memory {
     void state_read (llama_io_read_i  & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) override;
 };
 
+// why a context could not be created, for edgekv_last_error: llama.cpp logs what its constructor throws and returns null
+void edgekv_note_error(const char * what);
+
 // the store of a context, or null
 edgekv_store * edgekv_store_of(llama_memory_i * mem);
 

@@ -26,6 +26,7 @@ bool edgekv_prefill::find_cuts(edgekv_graph & g) const {
         const bool same_width = il == 0 || width == ggml_nelements(g.resid[0])/g.n_tokens;
         if (!placeable || !same_width || it->second + 1 <= g.cut.back()) return false;
         g.resid.push_back(t);
+        g.resid_op.push_back(t->op);
         g.cut.push_back(it->second + 1);
     }
     g.cut.push_back(g.gf->n_nodes); // the last slice takes the head

@@ -96,6 +96,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
             const int64_t width = ggml_nelements(p->graphs[0]->resid[0])/p->graphs[0]->n_tokens;
             p->hidden = std::make_unique<edgekv_hidden>(p->hidden_mode, width, n_all, p->on_cpu(), p->dir);
         }
+        p->reserve();
     } catch (const std::bad_alloc &) {
         throw no_memory("this prompt");
     }
@@ -168,11 +169,14 @@ void edgekv_prefill::make_masks() {
     const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
     const int64_t n_mask = std::min(n_ubatch, n_rows);
     auto fill = [&](int64_t n_before, int n_swa) {
-        auto m = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
-        auto * x = (ggml_fp16_t *) m.t->data;
-        for (int64_t i = 0; i < n_mask; ++i) for (int64_t j = 0; j < m.t->ne[0]; ++j, ++x) {
-            const int64_t dist = n_before + i - j;
-            *x = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
+        auto m = edgekv_matrix::make(store->layers.back()->buft, GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
+        std::vector<ggml_fp16_t> row(m.t->ne[0]);
+        for (int64_t i = 0; i < n_mask; ++i) {
+            for (int64_t j = 0; j < m.t->ne[0]; ++j) {
+                const int64_t dist = n_before + i - j;
+                row[j] = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
+            }
+            ggml_backend_tensor_set(m.t, row.data(), i*m.t->nb[1], m.t->nb[1]);
         }
         return m;
     };
@@ -192,7 +196,7 @@ ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, 
     ggml_tensor * m = n_swa ? mask_swa.t : mask_full.t;
     const int64_t at = (n_swa ? mask_swa_at : mask_full_at) - before;
     GGML_ASSERT(at >= 0 && at + n <= m->ne[0]);
-    return ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t));
+    return ggml_cont(g.ctx0, ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t))); // some backends want no gaps
 }
 
 ggml_tensor * edgekv_prefill::row_input(const llm_graph_context & g, const edgekv_scratch & s) {
@@ -293,6 +297,10 @@ edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
     if (by_layer && !find_cuts(g)) throw not_by_layer();
     if (!by_layer) g.cut = { 0, g.gf->n_nodes };
     for (int i = 0; i < g.gf->n_leafs; ++i) if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);
+    if (ggml_backend_sched_get_n_backends(ctx->sched.get()) > 1) {
+        g.sources.resize(g.gf->n_nodes);
+        for (int i = 0; i < g.gf->n_nodes; ++i) std::copy_n(g.gf->nodes[i]->src, GGML_MAX_SRC, g.sources[i].begin());
+    }
     return g;
 }
 
@@ -333,88 +341,6 @@ void edgekv_prefill::run(int il) {
 const edgekv_layer & edgekv_prefill::in_work() const {
     if (ended || broken || il_done < 0 || !scratches[scratch_index[il_done]]->t.k) throw edgekv_error { EDGEKV_INVALID, "no layer is in work" };
     return *store->layers[il_done];
-}
-
-// the graph's inputs are this chunk's
-void edgekv_prefill::bind(const edgekv_chunk & c) {
-    auto & g = *c.graph;
-    for (size_t i = 0; i < g.inputs.size(); ++i) g.inputs[i]->data = c.inputs[i];
-    for (auto & [s, t] : g.rows) {
-        if (!t->data) continue; // no layer stores rows there
-        auto * x = (int64_t *) t->data;
-        const int64_t n_head_kv = s->t.k->ne[1]/s->cap;
-        for (int64_t i = 0; i < c.n_tokens; ++i) for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k*s->cap + s->n_old + c.row + i;
-    }
-    for (auto & r : g.prompt_rows) {
-        const auto & l = *r->layer;
-        for (int k = 0; k < l.n_head_kv; ++k) r->len[k] = (int32_t) (l.len[k] + c.row + c.n_tokens);
-        for (size_t t = 0; t < r->start.size(); ++t) r->start[t] = (int32_t) std::max<int64_t>(0, l.len[0] + c.row + (int64_t) t + 1 - l.n_swa);
-    }
-}
-
-// The scheduler gets a slice of the graph: what goes in is a leaf, what comes out is kept. In place, both are the same memory: the last
-// use of what came in is the sum that goes out.
-void edgekv_prefill::plan(edgekv_graph & g, int slice) {
-    auto & p = planned;
-    p.graph = nullptr; // until all went well
-    std::vector<ggml_tensor *> replay;
-    if (!slice_nodes(g, slice, p.nodes, replay)) throw edgekv_error { EDGEKV_FAILED, "the graph changed between chunks" };
-    for (auto * t : replay) { // it may still point to where an earlier slice had it
-        if (!t->view_src || t->view_src->op != GGML_OP_NONE) t->data = nullptr;
-        t->buffer = nullptr;
-    }
-    p.leafs = g.inputs;
-    std::unordered_set<const ggml_tensor *> moving(g.inputs.begin(), g.inputs.end());
-    ggml_tensor * in = slice > 0 ? g.resid[slice - 1] : nullptr, * out = slice + 1 < n_slice() ? g.resid[slice] : nullptr;
-    for (auto * t : { in, out }) if (t) {
-        if (hidden->buffer()) { t->buffer = hidden->buffer(); t->data = hidden->place(0); moving.insert(t); }
-        else                  { t->buffer = nullptr; t->data = nullptr; }
-    }
-    if (out) out->flags |= GGML_TENSOR_FLAG_OUTPUT;
-    if (in) {
-        in->op = GGML_OP_NONE;
-        memset(in->src, 0, sizeof(in->src));
-        in->flags = (in->flags & ~GGML_TENSOR_FLAG_OUTPUT) | GGML_TENSOR_FLAG_INPUT;
-        p.leafs.push_back(in);
-    }
-    p.gf = *g.gf;
-    p.gf.nodes   = p.nodes.data();
-    p.gf.n_nodes = (int) p.nodes.size();
-    p.gf.leafs   = p.leafs.data();
-    p.gf.n_leafs = (int) p.leafs.size();
-    p.gf.uid     = 0;
-
-    auto * sched = ctx->sched.get();
-    ggml_backend_sched_reset(sched);
-    // the allocator compares counts and sizes, never topology: reserve anew for another slice
-    if (!ggml_backend_sched_reserve(sched, &p.gf)) throw std::bad_alloc();
-    if (!ggml_backend_sched_alloc_graph(sched, &p.gf)) throw std::bad_alloc();
-    p.moved.clear();
-    for (auto * t : p.nodes) if (t->view_src && moving.count(t->view_src)) p.moved.push_back(t);
-    p.graph = &g;
-    p.slice = slice;
-}
-
-void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
-    auto & g = *c.graph;
-    bind(c);
-    if (planned.graph != &g || planned.slice != slice) plan(g, slice);
-    ggml_tensor * in = slice > 0 ? g.resid[slice - 1] : nullptr, * out = slice + 1 < n_slice() ? g.resid[slice] : nullptr;
-    for (auto * t : { in, out }) if (t && hidden->buffer()) t->data = hidden->place(c.first);
-    for (auto * t : planned.moved) t->data = (char *) t->view_src->data + t->view_offs;
-
-    if (in && !hidden->load(c.first, c.n_tokens, in)) throw edgekv_error { EDGEKV_FAILED, "the hidden states could not be read back from their file" };
-    if (ctx->graph_compute(&planned.gf, true) != GGML_STATUS_SUCCESS) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
-    ggml_backend_sched_synchronize(ctx->sched.get());
-    if (out && !hidden->save(c.first, c.n_tokens, out)) throw edgekv_error { EDGEKV_FAILED, "the disk is full: the hidden states could not be written" };
-    if (slice + 1 == n_slice() && c.has_output) fetch_logits(g);
-}
-
-void edgekv_prefill::fetch_logits(const edgekv_graph & g) {
-    ggml_tensor * t = g.res->get_logits();
-    ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(ctx->sched.get(), t);
-    ggml_backend_tensor_get_async(backend, t, ctx->logits.data, 0, ctx->model.vocab.n_tokens()*sizeof(float));
-    ggml_backend_sched_synchronize(ctx->sched.get());
 }
 
 // ---- end

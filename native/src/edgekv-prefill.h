@@ -11,6 +11,7 @@
 #include "llama-graph.h"
 #include "llama-memory.h"
 
+#include <array>
 #include <cmath>
 #include <memory>
 #include <unordered_set>
@@ -62,10 +63,15 @@ struct edgekv_graph {
     bool    has_output = false;
     std::pair<int64_t, int64_t> observed;  // tokens of the chunk whose queries are captured
     std::vector<int> cut;                  // [n_slice + 1] node where each slice begins
-    std::vector<ggml_tensor *> resid;      // [n_slice] hidden states behind each slice
+    std::vector<ggml_tensor *> resid;      // [n_slice - 1] hidden states behind each slice
+    std::vector<ggml_op> resid_op;
     std::vector<ggml_tensor *> inputs;
     std::vector<std::pair<const edgekv_scratch *, ggml_tensor *>> rows; // input: row of each new token and head
     std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows; // of each layer
+    // [n_nodes] as built, where there is more than one backend: the scheduler puts copies of its own in their place, and forgets them
+    std::vector<std::array<ggml_tensor *, GGML_MAX_SRC>> sources;
+    void restore_sources();
+    void restore();
 };
 
 // a slice of a graph as the scheduler has it
@@ -130,6 +136,8 @@ private:
     void place_inputs();
     void lay_out_old(int il);
     void bind(const edgekv_chunk & c);
+    void reserve();
+    void prepare(edgekv_graph & g, int slice);
     void plan(edgekv_graph & g, int slice);
     void run_slice(const edgekv_chunk & c, int slice);
     void fetch_logits(const edgekv_graph & g);

@@ -1,0 +1,90 @@
+"""What the commands that make profiles share: their options, and how they record and show what they do."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekv.commands.options import ratio
+from edgekv.errors import BadInput
+
+if TYPE_CHECKING:
+    from edgekv.profiles import Profile
+
+
+def ratios(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    """Click callback: comma-separated shares to keep, sorted. Raises BadInput."""
+    return None if value is None else tuple(sorted({ratio(ctx, param, share.strip()) for share in value.split(",")}))
+
+
+OUTPUT = click.option("-o", "--output", required=True, metavar="FILE", help="Where to write it.")
+RATIOS = click.option("--ratios", "grid", metavar="RS", callback=ratios,
+                      help="Shares of the cache to learn, with commas; without it: a fine grid.")
+THREADS = click.option("-t", "--threads", envvar="LLAMA_ARG_THREADS", show_envvar=True, type=int, metavar="N",
+                       help="CPU threads; 0: all there are; without it: the physical cores.")
+GPU_LAYERS = click.option("-ngl", "--gpu-layers", envvar="LLAMA_ARG_N_GPU_LAYERS", show_envvar=True, type=int, default=-1, show_default=True,
+                          metavar="N", help="Layers to put on a GPU; -1: all.")
+
+
+def command_line(*words: str) -> str:
+    """What is recorded in a profile."""
+    return "edgekv profile " + shlex.join(words)
+
+
+def given(flag: str, value: Any) -> list[str]:
+    """A flag and its value as words, none without a value."""
+    if value is None:
+        return []
+    return [flag, ",".join(f"{x:g}" for x in value) if isinstance(value, tuple) else str(value)]
+
+
+def check_folder(output: str) -> None:
+    """Raises BadInput if a file cannot be put there: before minutes of work, not after."""
+    folder = Path(output).parent
+    if not folder.is_dir() or Path(output).is_dir():
+        raise BadInput(f"{output} cannot be written; name a file in a folder that exists")
+
+
+def read_text(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise BadInput(f"{name} cannot be read ({error.strerror})") from None
+
+
+@contextmanager
+def progress_bar(label: str, partial: Path) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error; after Ctrl-C a line says what is kept."""
+    with note_what_is_kept(partial), click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield progress
+
+
+@contextmanager
+def note_what_is_kept(partial: Path) -> Iterator[None]:
+    """After Ctrl-C a line says what the same command will go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if partial.is_file():
+            click.echo(f"edgekv: stopped; what is done is in {partial}, and the same command goes on from there", err=True)
+        raise
+
+
+def summary(profile: Profile, share: float = 0.2) -> str:
+    """One line: how uneven the shares are."""
+    import numpy as np
+
+    shares = profile.shares_at(share)[profile.heads]
+    low, middle, high = np.quantile(shares, (0, 0.5, 1))
+    return f"at {share:g} kept, the share of a head is {low:.3f} at least, {middle:.3f} in the middle, {high:.3f} at most ({len(shares)} heads)"

@@ -1,0 +1,343 @@
+"""The evaluator and its commands: one reading for all rows, tables that hold together, bad input in one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edgekv import commands
+from edgekv.commands import eval as command
+from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.eval import evaluate, perplexity, plot, prompt, reader, table
+from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Sample, Task
+from edgekv.eval.tasks import TASKS
+from tests import models
+from tests.engine import feed, load
+
+GRID = [("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)]
+
+
+@dataclass
+class FakeLlama:
+    """The little of a model that the evaluation itself uses. A word is a token; its number is its length."""
+
+    ctx: int = 2000
+
+    def __post_init__(self) -> None:
+        self.metadata: dict[str, str] = {}
+
+    def n_ctx(self) -> int:
+        return self.ctx
+
+    def tokenize(self, text: bytes, add_bos: bool, special: bool = False) -> list[int]:
+        return [len(word) for word in text.split()]
+
+
+class FakeReader:
+    """Answers '7' if the ratio is at least 0.5; writes down what it is asked."""
+
+    def __init__(self, llm: FakeLlama, names: list[str]) -> None:
+        self.llm, self.names, self.log = llm, names, []
+
+    def read(self, tokens) -> None:
+        self.log.append(("read", len(tokens)))
+
+    def compress(self, name: str, ratio: float):
+        assert name in self.names
+        self.ratio = ratio
+        return SimpleNamespace(n_seen=1000, n_kept=1000 * ratio, n_bytes=int(2**20 * ratio))
+
+    def answer(self, rest, n_tokens: int, stop: str = "") -> str:
+        self.log.append(("answer", len(rest)))
+        return "It is 7, and 1000000." if self.ratio >= 0.5 else "I do not know 123."
+
+
+def sample(n: int = 0, **tags) -> Sample:
+    return Sample(f"s{n}", "one two three", "four five?", ("7",), 5, ("contains_all",), begin=" six", tags={"length": 300, **tags})
+
+
+TASK = Task("toy", "t", "h", lambda request: [], asks=("lengths",))
+
+
+def outcome(method: str, ratio: float, score: float, n: int = 0, **tags) -> Outcome:
+    return Outcome(f"s{n}", {"length": 300, **tags}, method, ratio, {"score": score}, 1100, 1000, 1000 * ratio, int(2**20 * ratio), "said", ("7",))
+
+
+# ---- prompts
+
+
+def test_aware_prompts_hold_the_question_and_agnostic_ones_do_not():
+    llm = FakeLlama()
+    assert prompt.prompt(llm, sample(), True, False) == prompt.Prompt((3, 3, 5, 4, 5, 3), ())
+    assert prompt.prompt(llm, sample(), False, False) == prompt.Prompt((3, 3, 5), (4, 5, 3))
+
+
+def test_a_question_is_found_behind_a_context_that_has_the_same_words():
+    twice = Sample("s", "four five? one", "four five?", ("7",), 5, ("contains_all",))
+    assert prompt.prompt(FakeLlama(), twice, False, False) == prompt.Prompt((4, 5, 3), (4, 5))
+
+
+def test_a_template_that_changes_the_question_is_refused(monkeypatch):
+    monkeypatch.setattr(prompt, "template", lambda llm, messages: messages[0]["content"].upper())
+    with pytest.raises(Unsupported, match="template"):
+        prompt.prompt(FakeLlama(), sample(), True, False)
+
+
+def test_a_text_that_is_too_long_loses_its_middle_or_is_refused():
+    long = Sample("s", " ".join("x" * n for n in range(1, 21)), "q?", ("7",), 5, ("contains_all",))
+    assert prompt.prompt(FakeLlama(13), long, False, True) == prompt.Prompt((1, 2, 3, 17, 18, 19, 20), (2,))
+    assert prompt.prompt(FakeLlama(13), long, True, True) == prompt.Prompt((1, 2, 3, 17, 18, 19, 20, 2), ())
+    with pytest.raises(BadInput, match="26 tokens.*context of 13.*--ctx-size"):
+        prompt.prompt(FakeLlama(13), long, True, False)
+    with pytest.raises(BadInput):
+        prompt.prompt(FakeLlama(7), long, True, True)  # no room for any text
+
+
+def test_the_chat_template_is_applied_unless_the_sample_wants_none(tiny):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
+    chat = prompt.prompt(llm, sample(), True, False).text
+    assert chat[0] == models.BOS and chat[1] == models.USER and models.ASSISTANT in chat
+    assert models.USER not in prompt.prompt(llm, Sample("s", "a", "b", ("7",), 5, ("f1",), chat=False), True, False).text
+
+
+# ---- the evaluator
+
+
+def test_full_comes_once_and_random_is_always_there():
+    assert evaluate.settings(["full", "snapkv"], [1, 0.2]) == [("full", 1.0), ("random", 0.2), ("snapkv", 0.2)]
+    assert evaluate.settings(["snapkv", "random"], [0.5]) == [("full", 1.0), ("snapkv", 0.5), ("random", 0.5)]
+    assert evaluate.settings(["full"], [0.5]) == [("full", 1.0)]
+
+
+@pytest.mark.parametrize(("aware", "log"), [(True, [("read", 6), ("answer", 0)]), (False, [("read", 3), ("answer", 3)])])
+def test_one_reading_serves_every_method_and_ratio(aware, log):
+    fake = FakeReader(FakeLlama(), ["full", "snapkv"])
+    found = list(evaluate.evaluate(TASK, fake, [sample(0), sample(1)], GRID, aware))
+    assert fake.log == 2 * [log[0], *3 * [log[1]]]
+    assert [o.scores["score"] for o in found] == [1, 1, 0, 1, 1, 0]
+    assert [(o.sample, o.method, o.ratio) for o in found[2:4]] == [("s0", "snapkv", 0.2), ("s1", "full", 1.0)]
+    assert {o.n_prompt for o in found} == {6} and found[2].n_kept == pytest.approx(200)
+
+
+def test_nothing_is_read_if_a_sample_does_not_fit():
+    fake = FakeReader(FakeLlama(8), ["full"])
+    with pytest.raises(BadInput, match="--ctx-size"):
+        evaluate.evaluate(TASK, fake, [sample()], [("full", 1.0)])
+
+
+# ---- answers and predictions of a real (tiny) model
+
+
+@pytest.fixture(scope="module")
+def tiny_reader(tiny):
+    return reader.Reader(load(tiny("llama-gqa"), kv_ratio=0.5), ["full", "snapkv", "d2o", "random"])
+
+
+def test_an_answer_is_greedy_decoding_behind_the_compressed_text(tiny, text, tiny_reader):
+    tokens, rest = text(200), text(40, seed=1)
+    tiny_reader.read(tokens)
+    tiny_reader.compress("snapkv", 0.3)
+    got = tiny_reader.answer(rest, 6)
+    one = load(tiny("llama-gqa"), kv_ratio=0.3)
+    one.eval(list(tokens))
+    logits, expected = feed(one, rest)[-1], []
+    for _ in range(6):
+        expected.append(int(logits.argmax()))
+        logits = feed(one, expected[-1:])[-1]
+    assert got == one.detokenize(expected).decode(errors="replace")
+    tiny_reader.compress("snapkv", 0.3)
+    cut = tiny_reader.answer(rest, 6, stop=got.lstrip("\n")[1])
+    assert cut == got.lstrip("\n").split(got.lstrip("\n")[1])[0]
+
+
+def softmax(logits):
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("method", ["snapkv", "d2o"])
+def test_perplexity_and_kl_are_those_of_a_direct_computation(tiny, text, tiny_reader, method):
+    n, m = 200, 70  # more than two batches
+    tokens = text(n + m + 1, seed=3)
+    passage = perplexity.Passage("p", tokens, n, {"length": n})
+    got = list(perplexity.predict(tiny_reader, [passage], [("full", 1.0), (method, 0.3)]))
+    probabilities = []
+    for options in ({"kv_ratio": 1.0}, {"kv_ratio": 0.3, "kv_method": method, "kv_tail": 1000}):
+        llm = load(tiny("llama-gqa"), **options)
+        llm.eval(list(tokens[:n]))
+        probabilities.append(softmax(feed(llm, tokens[n:-1])))
+    full, compressed = probabilities
+    at = np.arange(m), np.array(tokens[n + 1 :])
+    assert got[0].scores == {"nll": pytest.approx(-np.log(full[at]).mean(), rel=1e-3), "kl": 0, "same_top": 1}
+    assert got[1].scores["nll"] == pytest.approx(-np.log(compressed[at]).mean(), rel=1e-3)
+    assert got[1].scores["kl"] == pytest.approx((full * np.log(full / compressed)).sum(axis=1).mean(), rel=1e-2)
+    assert got[1].scores["same_top"] == pytest.approx((full.argmax(1) == compressed.argmax(1)).mean(), abs=0.03)
+    assert got[1].scores["kl"] > 1e-3 and got[1].n_kept <= 0.3 * n and got[1].n_seen == n
+
+
+def test_a_method_at_ratio_1_is_the_full_cache(text, tiny_reader):
+    (got,) = perplexity.predict(tiny_reader, [perplexity.Passage("p", text(161), 100)], [("snapkv", 1.0)])
+    assert got.scores["kl"] == 0 and got.scores["same_top"] == 1
+
+
+def test_passages_that_do_not_fit_are_refused(text, tiny_reader):
+    with pytest.raises(BadInput, match="--next"):
+        evaluate.evaluate(Task("toy", "t", "h", lambda request: [], asks=(), predicts=True), tiny_reader, [perplexity.Passage("p", text(3000), 100)], GRID)
+
+
+def test_budgets_are_kept_by_methods_that_merge(text, tiny_reader):
+    tiny_reader.read(text(300))
+    stats = tiny_reader.compress("d2o", 0.3)
+    assert stats.n_kept <= 90 and tiny_reader.llm._kv.kept().max() < 300
+
+
+# ---- tables
+
+
+def two_rows(**more) -> table.Table:
+    scores = {("full", 1.0): (1, 1, 1, 0), ("snapkv", 0.2): (0, 1, 0, 0)}
+    outcomes = [outcome(*row, score, n, length=300 if n < 2 else 600, **more) for row, column in scores.items() for n, score in enumerate(column)]
+    return table.Table(TASK, "aware", outcomes)
+
+
+def test_markdown_states_tokens_and_bytes_beside_every_ratio():
+    lines = table.as_markdown(two_rows()).splitlines()
+    assert lines[0] == "| method | ratio kept | tokens | rows kept | KV MiB | 300 tokens | 600 tokens | score | 95 % interval | samples |"
+    assert lines[2] == "| full | 1 | 1,000 | 1,000 | 1.0 | 100.0 % | 50.0 % | 75.0 % | 30.1 % to 95.4 % | 4 |"
+    assert lines[3] == "| snapkv | 0.2 | 1,000 | 200 | 0.2 | 50.0 % | 0.0 % | 25.0 % | 4.6 % to 69.9 % | 4 |"
+
+
+def test_a_single_part_has_no_column_of_its_own():
+    one = table.Table(TASK, "aware", [outcome("full", 1.0, 1.0)])
+    assert "tokens |" not in table.as_markdown(one).replace("| tokens |", "")
+
+
+def test_parts_are_named_by_what_differs():
+    families = Task("toy", "t", "h", lambda request: [], asks=(), columns=("family", "length"))
+    outcomes = [outcome("full", 1.0, 1.0, family=f, length=n) for f in ("a", "b") for n in (300, 600)]
+    assert table.Table(families, "", outcomes).groups == ["a, 300 tokens", "a, 600 tokens", "b, 300 tokens", "b, 600 tokens"]
+    assert table.Table(families, "", outcomes[::2]).groups == ["a", "b"]
+
+
+def test_json_and_csv_hold_the_same_records():
+    from_json = json.loads(table.as_json(two_rows()))
+    from_csv = list(csv.DictReader(io.StringIO(table.as_csv(two_rows()))))
+    assert [{key: str(value) for key, value in record.items()} for record in from_json] == from_csv
+    assert from_json[1] | {} == {"task": "toy", "setting": "aware", "method": "snapkv", "ratio": 0.2, "n_seen": 1000, "n_kept": 200, "kv_bytes": 209715,
+                                 "score: 300 tokens": 0.5, "score: 600 tokens": 0.0, "score": 0.25, "score_low": 0.0456, "score_high": 0.6994, "samples": 4}
+
+
+def test_perplexity_is_the_exponential_of_the_mean_and_ends_that_are_not_known_are_none():
+    task = Task("toy", "t", "h", lambda request: [], asks=(), measures=PERPLEXITY, predicts=True)
+    outcomes = [Outcome(f"p{n}", {"length": 300}, "full", 1.0, {"nll": nll, "kl": 0.5, "same_top": 1.0}, 9, 9, 9.0, 9) for n, nll in enumerate((1.0, 2.0))]
+    (record,) = table.records(table.Table(task, "", outcomes))
+    assert record["nll"] == pytest.approx(np.exp(1.5), abs=1e-4) and "setting" not in record
+    assert record["nll_low"] == pytest.approx(np.exp(1.5 - 1.96 * np.sqrt(0.5) / np.sqrt(2)), abs=1e-4)
+    assert record["same_top_low"] == 1  # a mean over tokens, no single hit
+    single = table.Table(task, "", outcomes[:1])
+    assert table.records(single)[0]["nll_high"] is None and " - |" in table.as_markdown(single)
+
+
+def test_a_prediction_is_one_line_with_all_of_it():
+    line = table.line("toy", "aware", outcome("snapkv", 0.2, 0.0, 3, depth=0.5))
+    assert line.count("\n") == 1
+    assert json.loads(line) == {"task": "toy", "setting": "aware", "method": "snapkv", "ratio": 0.2, "id": "s3", "length": 300, "depth": 0.5,
+                                "n_prompt": 1100, "n_seen": 1000, "n_kept": 200, "kv_bytes": 209715, "prediction": "said", "references": ["7"], "score": 0.0}
+
+
+def test_a_second_measure_has_columns_too():
+    task = Task("toy", "t", "h", lambda request: [], asks=(), measures=(*SCORE, Measure("exact", "exact match")))
+    one = Outcome("s", {"length": 300}, "full", 1.0, {"score": 0.5, "exact": 0.0}, 9, 9, 9.0, 9)
+    assert table.records(table.Table(task, "", [one]))[0]["exact"] == 0
+    assert "| exact match | 95 % interval |" in table.as_markdown(table.Table(task, "", [one]))
+
+
+# ---- pictures
+
+
+def test_cells_are_means_by_length_and_depth():
+    outcomes = [outcome("full", 1.0, score, length=length, bucket=bucket) for score, length, bucket in ((1, 300, 0), (0, 300, 0), (1, 600, 9))]
+    cells = plot._cells(outcomes, [300, 600], SCORE[0])
+    assert cells.shape == (plot.BUCKETS, 2) and cells[0, 0] == 0.5 and cells[9, 1] == 1 and np.isnan(cells).sum() == 18
+
+
+@pytest.mark.parametrize("heat", [False, True])
+def test_pictures_are_png_files(tmp_path, heat):
+    pytest.importorskip("matplotlib")
+    task = Task("toy", "t", "h", lambda request: [], asks=(), heat=heat)
+    outcomes = [outcome(m, r, 1.0, n, bucket=n) for m, r in (("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)) for n in range(3)]
+    plot.save(table.Table(task, "aware", outcomes), str(tmp_path / "p.png"))
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and [p.name for p in tmp_path.iterdir()] == ["p.png"]
+    figure = (plot.heat_map if heat else plot.curves)(table.Table(task, "aware", outcomes))
+    assert len([axes for axes in figure.axes if axes.get_visible()]) == (4 if heat else 1)  # a map for each row and the colour bar
+
+
+# ---- the commands
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr("edgekv.commands.load.load_llama", lambda options: FakeLlama())
+    monkeypatch.setattr("edgekv.eval.reader.Reader", FakeReader)
+    return lambda *words: CliRunner().invoke(command.command, [words[0], "-m", "x.gguf", *words[1:]], catch_exceptions=False)
+
+
+def test_the_table_of_a_task(run):
+    lines = run("needle", "-n", "4", "--lengths", "200,400").stdout.splitlines()
+    assert len(lines) == 2 + 1 + 3 * 3
+    assert lines[2] == "| full | 1 | 1,000 | 1,000 | 1.0 | 0.0 % | 0.0 % | 0.0 % | 0.0 % to 49.0 % | 4 |"
+    assert lines[-1].startswith("| snapkv | 0.1 | 1,000 | 100 | 0.1 |")
+
+
+def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
+    name = tmp_path / "all.jsonl"
+    found = run("ruler", "-n", "2", "--lengths", "700", "--families", "single,variables", "--ratios", "0.5", "-o", "jsonl", "--predictions", str(name))
+    assert found.stdout == name.read_text() and not name.with_name("all.jsonl.partial").exists()
+    records = [json.loads(line) for line in found.stdout.splitlines()]
+    assert len(records) == 2 * 2 * 4 and {r["family"] for r in records} == {"single", "variables"} and {r["setting"] for r in records} == {"aware"}
+
+
+def test_stopped_predictions_stay_beside(run, tmp_path, monkeypatch):
+    def stop(self, rest, n_tokens, stop=""):
+        if self.log.count("answer") == 3:
+            raise KeyboardInterrupt
+        self.log.append("answer")
+        return "7"
+
+    monkeypatch.setattr(FakeReader, "answer", stop)
+    found = CliRunner().invoke(command.command, ["needle", "-m", "x", "-n", "4", "--lengths", "200", "--predictions", str(tmp_path / "p")])
+    assert found.exit_code == 1 and "stopped" in found.stderr and not (tmp_path / "p").exists()
+    assert len((tmp_path / "p.partial").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("words", [
+    ("needle", "--methods", "nonsense"), ("needle", "--ratios", "20"), ("needle", "--lengths", "9000"), ("needle", "--lengths", "10"),
+    ("ruler", "--families", "nonsense"), ("gsm8k", "-f", "/nowhere"), ("squad", "-f", "/nowhere"), ("longbench", "-f", "/nowhere"), ("ppl", "-f", "/nowhere"),
+    ("needle", "--predictions", "/nowhere/p"), ("needle", "--plot", "/nowhere/p.png"), ("needle", "--predictions", "/")])
+def test_mistakes_are_one_line(run, words):
+    with pytest.raises(EdgeKVError) as error:
+        run(*words)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("words", [["gsm8k"], ["needle", "--lengths", "x"], ["needle", "-n", "0"], ["needle", "-o", "xml"], ["ppl", "--setting", "aware"],
+                                   ["needle", "-f", "x"], ["nonsense"]])
+def test_wrong_words_end_with_2(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        commands.main(["eval", words[0], "-m", "x.gguf", *words[1:]] if words != ["nonsense"] else ["eval", "nonsense"])
+    assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+def test_every_task_has_a_command():
+    context = commands.click.Context(command.command)
+    assert command.command.list_commands(context) == list(TASKS)
+    for name in TASKS:
+        assert command.command.get_command(context, name).name == name
+    assert command.command.get_command(context, "nonsense") is None
