@@ -126,7 +126,3 @@ def about(llm: Any, devices: list[dict[str, Any]]) -> dict[str, Any]:
         "model_n_params": llama_cpp.llama_model_n_params(model), "cpu_info": ", ".join(d["description"] for d in devices if d not in gpus),
         "gpu_info": ", ".join(d["description"] for d in gpus), "backends": ",".join(sorted({d["name"].rstrip("0123456789") for d in gpus})) or "CPU",
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -38,7 +38,3 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
     row = ("full", 1.0) if case.is_full else (case.kv_method, case.kv_ratio)
     outcomes = list(evaluate(TASK, Reader(llm, [row[0]]), list(TASK.samples(request)), [row], aware=False))
     return f"{sum(outcome.scores['score'] == 1 for outcome in outcomes)}/{len(outcomes)}"
-
-
-if __name__ == "__main__":
-    main()

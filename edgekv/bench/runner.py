@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import edgekv
 from edgekv.bench import fields
 from edgekv.bench.spec import Case
 from edgekv.errors import BadInput, EdgeKVError
@@ -67,7 +68,9 @@ def needles(case: Case, n_tokens: int, n_cases: int) -> str:
 def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
     """What a module of this package prints about a case. Raises BadInput with the row's name if the engine refuses it, EdgeKVError if it dies."""
     request = json.dumps({**asdict(case), **more})
-    done = subprocess.run([sys.executable, "-m", f"edgekv.bench.{module}"], input=request, text=True, stdout=subprocess.PIPE, env=_environment())
+    root = str(Path(edgekv.__file__).parent.parent)  # the same package, whatever lies in the current folder
+    code = f"import sys; sys.path[0] = {root!r}; from edgekv.bench import {module}; {module}.main()"
+    done = subprocess.run([sys.executable, "-c", code], input=request, text=True, stdout=subprocess.PIPE)
     if done.returncode != 0 or not done.stdout.strip():
         died = "was killed: the machine has not the memory" if done.returncode == -9 else f"ended with code {done.returncode}; its errors stand above"
         raise EdgeKVError(f"{case.test}, {case.setting} {died}")
@@ -75,14 +78,6 @@ def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
     if "error" in result:
         raise BadInput(f"{case.test}, {case.setting}: {result['error']}")
     return result
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with the package it runs from, wherever that lies."""
-    import edgekv
-
-    root = os.path.dirname(os.path.dirname(os.path.abspath(edgekv.__file__)))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
 
 
 def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
