@@ -117,7 +117,8 @@ def answer_with_rows(reader: Reader, reference: Reference) -> str:
     """edgekv's answer when it keeps the rows that the reference sees."""
     reader.compress("full", 1.0)
     for il, layer in enumerate(reference.layers):
-        reader.llm._kv.store.evict(il, [head.nonzero()[:, 0].numpy().astype("int32") for head in layer.visible])
+        prompt = layer.visible[:, : reader.llm.n_tokens]  # behind it lies the reference's answer
+        reader.llm._kv.store.evict(il, [head.nonzero()[:, 0].numpy().astype("int32") for head in prompt])
     return reader.answer([], needle.ANSWER_TOKENS)
 
 
