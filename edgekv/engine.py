@@ -29,7 +29,6 @@ from edgekv.merge import Folding
 from edgekv.methods import LayerStats, Preset
 from edgekv.sizes import parse_size, size_text
 
-
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
 

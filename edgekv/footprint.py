@@ -113,11 +113,10 @@ def reading(
     """What reading a prompt takes.
 
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of all.
-    even: all heads keep as many, so all layers but the last stand beside the hidden states. Else rows move between layers: those before the
-    last may hold all of them, and one more layer is kept before they make room for it (taken as its even share).
+    even: all heads keep as many, so all layers but the last stand beside the hidden states. Else those before the last may hold all rows.
     """
     kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
-    beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept + kept // max(len(layers) - 1, 1)
+    beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
     scratch = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()  # one for all layers of a shape
     layer = sum(tensor_bytes(x, x.n_head_kv * (n_old + what.n_rows)) for x in scratch)
     queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)

@@ -27,7 +27,6 @@ import llama_cpp
 from llama_cpp import _internals as internals
 
 
-
 class Llama(llama_cpp.Llama):
     """A drop-in subclass of llama_cpp.Llama.
 

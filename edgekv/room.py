@@ -3,13 +3,12 @@ one that is larger than memory ends the process."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from edgekv import facts
 from edgekv.errors import BadInput
 from edgekv.footprint import row_bytes
 from edgekv.machine import memory_free
 from edgekv.profiles.header import DAMAGE, Header, opened
+from edgekv.profiles.identity import shape
 from edgekv.sizes import size_text
 
 F16 = 1
@@ -41,16 +40,7 @@ def _at_most(path: str, n_ctx: int, type_k: int, type_v: int) -> int:
     try:
         with opened(path) as file:
             meta = Header(file).meta
-        arch = meta["general.architecture"]
-
-        def of(key: str, default: Any) -> Any:
-            return meta.get(f"{arch}.{key}", default)
-
-        heads, n_layer = of("attention.head_count", 1), of("block_count", 0)
-        kv = of("attention.head_count_kv", heads)
-        n_heads = sum(kv) if isinstance(kv, list) else kv * n_layer
-        d = of("embedding_length", 0) // (max(heads) if isinstance(heads, list) else max(heads, 1))
-        row = row_bytes(type_k, of("attention.key_length", d)) + row_bytes(type_v, of("attention.value_length", d))
-        return int(row * n_heads * (n_ctx or of("context_length", 0)))
+        arch, heads, d_head_k, d_head_v = shape(meta)
+        return sum(heads) * (row_bytes(type_k, d_head_k) + row_bytes(type_v, d_head_v)) * (n_ctx or meta[f"{arch}.context_length"])
     except (OSError, *DAMAGE):
         return 0  # whoever loads the file says what is wrong with it

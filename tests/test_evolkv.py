@@ -340,7 +340,7 @@ def test_ctrl_c_keeps_what_is_done(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("args", "says"), [
     (["--task", "poems"], "no task 'poems'"), (["--task", "missing.jsonl"], "missing.jsonl"), (["--kv-budget", "20"], "larger --kv-budget"),
-    (["--kv-budget", "900"], "smaller --kv-budget"), (["--lengths", "1,x"], "1000,2000"), (["--group", "1"], "group"),
+    (["--kv-budget", "900"], "smaller --kv-budget"), (["--lengths", "1,x"], "1500,3000"), (["--group", "1"], "group"),
     (["-o", "no/such/folder/p.gguf"], "folder"), (["--lengths", "3000"], "--ctx-size"), (["-m", "missing.gguf"], "missing.gguf"),
 ])
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):

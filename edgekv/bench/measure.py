@@ -1,8 +1,6 @@
 """One sample in a process of its own, so that its peak memory is its own: JSON in on standard input, the last line out is JSON.
 
-    echo '{"model": "m.gguf", "n_prompt": 512, ...}' | python -m edgekv.bench.measure
-
-A mistake of the user comes back as {"error": "one line"}.
+`edgekv.bench.runner` starts it. A mistake of the user comes back as {"error": "one line"}.
 """
 
 from __future__ import annotations

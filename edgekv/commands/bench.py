@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import CACHE_TYPES, COUNT, SWITCH
+from edgekv.commands.options import CACHE_TYPES, COUNT, SWITCH, split_names
 from edgekv.errors import BadInput, EdgeKVError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def ints(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> l
 
 def words(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
     """Click callback: names with commas between them, or semicolons where a name has commas itself."""
-    return [name.strip() for text in values for name in text.split(";" if ";" in text or "=" in text else ",") if name.strip()]
+    return [name for text in values for name in split_names(text)]
 
 
 def types(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import EngineOptions, engine_options
+from edgekv.commands.options import EngineOptions, engine_options, lengths, method, split_names
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ FORMS = ("md", "csv", "json", "jsonl")
 
 def methods(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
     """Click callback: names of methods with commas between them, or semicolons where a name has commas itself."""
-    from edgekv.commands.options import method
-
-    return [method(ctx, param, name.strip()) for name in value.split(";" if ";" in value or "=" in value else ",")]
+    return [method(ctx, param, name) for name in split_names(value)]
 
 
 def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
@@ -41,18 +39,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     return [check_ratio(share.strip()) for share in value.split(",")]
 
 
-def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Click callback: comma-separated token counts."""
-    try:
-        counts = tuple(int(length) for length in value.split(","))
-    except ValueError:
-        counts = (0,)
-    if min(counts) < 1:
-        raise click.BadParameter("give numbers of tokens with commas between them, such as 1500,3000", ctx, param)
-    return counts
-
-
-def names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+def families(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
     """Click callback: comma-separated names, none without a value."""
     return tuple(filter(None, (name.strip() for name in (value or "").split(","))))
 
@@ -76,7 +63,7 @@ def options_of(task: Task) -> list[Decorator]:
     asked = {
         "files": click.option("-f", "--file", "files", multiple=True, required="n_next" not in task.asks, metavar="FILE", help="A file to ask from, may be repeated."),
         "lengths": option("--lengths", "n_tokens", default="1500,3000", metavar="NS", callback=lengths, help="Lengths of the text, in tokens of this model."),
-        "families": option("--families", "families", metavar="NAMES", callback=names, help="Only these, with commas between; without it: all."),
+        "families": option("--families", "families", metavar="NAMES", callback=families, help="Only these, with commas between; without it: all."),
         "n_next": option("--next", "n_next", default="256", type=click.IntRange(min=1), metavar="M", help="Tokens behind the text to feed and score."),
     }
     setting = click.option("--setting", type=click.Choice(["aware", "agnostic"]), default="aware", show_default=True,

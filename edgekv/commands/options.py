@@ -88,6 +88,19 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
     return None if value is None else parse_size(value, param.opts[0])
 
 
+def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Click callback: comma-separated token counts."""
+    counts = tuple(int(part) if part.strip().isdecimal() else 0 for part in value.split(","))
+    if min(counts) < 1:
+        raise click.BadParameter("give numbers of tokens with commas between them, such as 1500,3000", ctx, param)
+    return counts
+
+
+def split_names(text: str) -> list[str]:
+    """Names with commas between them, or semicolons where a name has commas itself."""
+    return [name.strip() for name in text.split(";" if ";" in text or "=" in text else ",") if name.strip()]
+
+
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Click callback: a number of layers; -1 for 'auto' and 'all' (with no GPU in the build it changes nothing)."""
     if value in ("auto", "all"):

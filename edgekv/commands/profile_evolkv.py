@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.commands.options import MODEL
+from edgekv.commands.options import MODEL, lengths
 from edgekv.commands.profile_options import GPU_LAYERS, THREADS, check_folder, command_line, given, note_what_is_kept, summary
 from edgekv.errors import BadInput
 
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from edgekv.profiles.training import Example
 
 TASK, CASES, LENGTHS = "needle", 16, "1000"
-
-
-def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Click callback: comma-separated token counts."""
-    counts = tuple(int(part) if part.strip().isdecimal() else 0 for part in value.split(","))
-    if min(counts) < 1:
-        raise click.BadParameter("give numbers of tokens with commas between them, such as 1000,2000", ctx, param)
-    return counts
 
 
 @click.command("evolkv")

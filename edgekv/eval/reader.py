@@ -25,7 +25,6 @@ class Reader:
         self.llm = llm
         self._presets = {name: choose(name, llm.model_path, llm._kv_profile) for name in names}
         self._reading: Reading | None = None
-        self._compressed = False
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read a text: the conversation from now on."""

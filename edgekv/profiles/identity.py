@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 from edgekv.errors import BadInput
 from edgekv.profiles.header import DAMAGE, Header, opened
@@ -15,7 +16,6 @@ from edgekv.profiles.header import DAMAGE, Header, opened
 EMBEDDING = "token_embd.weight"
 _HASHED = 1 << 16  # bytes of the embedding
 _MAX_LAYERS = 4096  # a number that makes no sense must not fill the memory
-
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,16 @@ def identify(path: str) -> Identity:
 
 
 def _identity(header: Header) -> Identity:
-    meta = header.meta
+    arch, heads, d_head_k, d_head_v = shape(header.meta)
+    first = header.n_bytes + header.offsets[EMBEDDING]
+    embedding = header.file[first : first + _HASHED]
+    if not embedding:
+        raise ValueError("the embedding is missing")
+    return Identity(arch, len(heads), heads, d_head_k, d_head_v, hashlib.sha256(embedding).hexdigest())
+
+
+def shape(meta: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
+    """Architecture, KV heads of each layer, sizes of a K and of a V head. Raises one of DAMAGE if the metadata lack them or make no sense."""
     arch = meta["general.architecture"]
     n_layer, n_head, n_embd = (meta[f"{arch}.{key}"] for key in ("block_count", "attention.head_count", "embedding_length"))
     heads = meta.get(f"{arch}.attention.head_count_kv", n_head)
@@ -73,9 +82,4 @@ def _identity(header: Header) -> Identity:
         raise ValueError("layers and their KV heads")
     heads = tuple(heads) if isinstance(heads, list) else (heads,) * n_layer
     d_head = n_embd // (max(n_head) if isinstance(n_head, list) else n_head)
-    first = header.n_bytes + header.offsets[EMBEDDING]
-    embedding = header.file[first : first + _HASHED]
-    if not embedding:
-        raise ValueError("the embedding is missing")
-    return Identity(arch, n_layer, heads, meta.get(f"{arch}.attention.key_length", d_head),
-                    meta.get(f"{arch}.attention.value_length", d_head), hashlib.sha256(embedding).hexdigest())
+    return arch, heads, meta.get(f"{arch}.attention.key_length", d_head), meta.get(f"{arch}.attention.value_length", d_head)

@@ -74,6 +74,13 @@ struct edgekv_graph {
     void restore();
 };
 
+// the mean over n_future positions of what turns a raw query, without scales
+struct edgekv_turn {
+    const ggml_tensor * rope = nullptr;
+    int n_future = 0;
+    std::vector<double> mean;              // [d_k, d_k], image of one basis vector after the other
+};
+
 // a slice of a graph as the scheduler has it
 struct edgekv_planned {
     edgekv_graph * graph = nullptr;
@@ -143,6 +150,7 @@ private:
     void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
     void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats);
+    const std::vector<double> & mean_turn(const edgekv_layer & l, int n_future) const;
     void tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally);
     int64_t rotation_size() const { return (int64_t) std::lround(std::sqrt((double) key_rotation.size())); }
     void note_peak();
@@ -169,6 +177,7 @@ private:
     std::vector<edgekv_query_path> query_paths;    // [n_layer]
     bool wants_queries = false, wants_columns = false; // of any observer
     std::vector<float> key_rotation;       // of quantised caches, square
+    mutable edgekv_turn turn;              // the last one: most models turn all layers alike
     std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
     std::vector<std::unique_ptr<edgekv_layer>> fresh; // the layers to be
     // [n_layer][n_head_kv] rows of a head that is still whole, best first: it lies in token order, but may have to shrink

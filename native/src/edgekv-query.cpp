@@ -106,11 +106,20 @@ void edgekv_prefill::queries(int observer, float * mean, float * cov) const {
 
 void edgekv_prefill::rotation(int n_future, float * out) const {
     const auto & l = in_work();
-    const auto & path = query_paths[l.il];
     if (n_future < 1 || n_future > 1 << 20) throw edgekv_error { EDGEKV_INVALID, "give a number of later positions" };
-    if (!path.rope) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions" };
+    if (!query_paths[l.il].rope) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions" };
+    const auto & mean = mean_turn(l, n_future);
+    const double scale = (double) query_paths[l.il].scale*score_params[l.il].scale;
+    const int64_t d = l.d_k;
+    for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) out[j*d + i] = (float) (mean[i*d + j]*scale);
+}
+
+const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, int n_future) const {
+    const auto & path = query_paths[l.il];
     const int64_t d = l.d_k;
     const ggml_tensor * factors = path.rope->src[2];
+    if (turn.rope && turn.n_future == n_future && (int64_t) turn.mean.size() == d*d && turn.rope->src[2] == factors &&
+            memcmp(turn.rope->op_params, path.rope->op_params, sizeof(path.rope->op_params)) == 0) return turn.mean;
     std::vector<double> sum(d*d, 0.0);
     const int step = 64; // positions at once
     for (int first = 0; first < n_future; first += step) {
@@ -137,6 +146,7 @@ void edgekv_prefill::rotation(int n_future, float * out) const {
             },
             [&](const float * y) { for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d*d; ++i) sum[i] += *y++; });
     }
-    const double scale = (double) path.scale*score_params[l.il].scale/n_future;
-    for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) out[j*d + i] = (float) (sum[i*d + j]*scale);
+    for (double & x : sum) x /= n_future;
+    turn = { path.rope, n_future, std::move(sum) };
+    return turn.mean;
 }
