@@ -65,10 +65,11 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
     for (int h = 0; h < l.n_head_kv; ++h) {
         const int64_t before = l.len[h] + p.chunk_row();            // rows in front of this chunk
         const int64_t skip   = l.n_swa ? std::max<int64_t>(0, before - l.n_swa + 1) : 0; // rows that no token of it sees
-        first[h] = h*s.cap + s.n_old - l.len[h] + skip;
-        n[h]     = before + g.n_tokens - skip;
+        const int64_t begin = s.n_old - l.len[h] + skip, pad = begin % l.row_step;
+        first[h] = h*s.cap + begin - pad;
+        n[h]     = before + g.n_tokens - skip + pad;
         equal    = equal && l.len[h] == l.len[0];
-        masks[h] = equal && h > 0 ? masks[0] : p.mask_view(g, l.n_swa, before - skip, n[h]);
+        masks[h] = equal && h > 0 ? masks[0] : p.mask_view(g, l.n_swa, before - skip, n[h] - pad, pad);
     }
     return equal ? flash(g, s.t, q, first[0], n[0], l.n_head_kv, s.cap, masks[0], sinks, scale)
                  : flash_heads(g, s.t, l, q, sinks, scale, first, n, masks);

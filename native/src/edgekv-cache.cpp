@@ -112,13 +112,13 @@ const char * edgekv_unsupported(const llama_model & model) {
     return nullptr;
 }
 
-// Vulkan binds a head's rows at their offset, which must be a multiple of what the device asks for
-static void check_alignment(const edgekv_layer & l) {
-    if (std::string(ggml_backend_buft_name(l.buft)).rfind("Vulkan", 0) != 0) return;
+// Vulkan binds a head's rows at their offset, which must be a multiple of what the device asks for (a power of two)
+static int row_step(const edgekv_layer & l) {
+    if (std::string(ggml_backend_buft_name(l.buft)).rfind("Vulkan", 0) != 0) return 1;
     const size_t unit = ggml_backend_buft_get_alignment(l.buft);
-    if (ggml_row_size(l.type_k, l.d_k) % unit || ggml_row_size(l.type_v, l.d_v) % unit) {
-        throw std::runtime_error("this Vulkan device wants rows of a multiple of " + std::to_string(unit) + " bytes: use cache type f16, or -ngl 0");
-    }
+    int n = 1;
+    while (n*ggml_row_size(l.type_k, l.d_k) % unit || n*ggml_row_size(l.type_v, l.d_v) % unit) n *= 2;
+    return n;
 }
 
 static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const llama_memory_params & p, const llama_cparams & c) {
@@ -135,7 +135,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
         l->type_v    = p.type_v;
         l->n_swa     = hp.is_swa(il) ? hp.n_swa : 0;
         l->buft      = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il)) : ggml_backend_cpu_buffer_type();
-        check_alignment(*l);
+        l->row_step  = row_step(*l);
         l->len.assign(l->n_head_kv, 0);
         l->pos.resize(l->n_head_kv);
         l->layout(std::vector<int32_t>(l->n_head_kv, 0));

@@ -35,10 +35,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
             all = false;
         }
     }
-    auto f = std::make_unique<edgekv_layer>();
-    f->il = l.il; f->n_head = l.n_head; f->n_head_kv = l.n_head_kv; f->d_k = l.d_k; f->d_v = l.d_v;
-    f->type_k = l.type_k; f->type_v = l.type_v; f->n_swa = l.n_swa; f->buft = l.buft;
-    f->pos.resize(l.n_head_kv);
+    auto f = l.alike();
     for (int k = 0; k < l.n_head_kv; ++k) for (int32_t r : lists[k]) f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : pos0 + r - l.len[k]);
     edgekv_gather(s.t, base, lists, *f);
     fresh[il_done] = std::move(f);

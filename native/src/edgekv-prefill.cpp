@@ -144,8 +144,9 @@ void edgekv_prefill::make_scratches() {
         const auto & l = *store->layers[il];
         auto & s = *scratches[scratch_index[il]];
         if (s.t.k) continue;
-        s.cap = s.n_old + n_rows;
+        s.cap = (s.n_old + n_rows + l.row_step - 1)/l.row_step*l.row_step;
         s.t = edgekv_tensors::make(l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap*l.n_head_kv, "scratch");
+        if (l.row_step > 1) ggml_backend_buffer_clear(s.t.buf.get(), 0); // masked rows are multiplied too: they must be numbers
         const auto queries = [&] { return edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
         if (wants_columns) s.queries = queries();
         if (wants_queries) s.raw_queries = queries();
@@ -168,8 +169,10 @@ edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l) {
 void edgekv_prefill::make_masks() {
     const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
     const int64_t n_mask = std::min(n_ubatch, n_rows);
+    int n_hidden = 0; // columns that nobody sees
+    for (const auto & l : store->layers) n_hidden = std::max(n_hidden, l->row_step - 1);
     auto fill = [&](int64_t n_before, int n_swa) {
-        auto m = edgekv_matrix::make(store->layers.back()->buft, GGML_TYPE_F16, n_before + n_mask, n_mask, "mask");
+        auto m = edgekv_matrix::make(store->layers.back()->buft, GGML_TYPE_F16, n_before + n_mask + n_hidden, n_mask, "mask");
         std::vector<ggml_fp16_t> row(m.t->ne[0]);
         for (int64_t i = 0; i < n_mask; ++i) {
             for (int64_t j = 0; j < m.t->ne[0]; ++j) {
@@ -192,11 +195,14 @@ void edgekv_prefill::make_masks() {
     if (n_swa) { mask_swa_at = n_swa; mask_swa = fill(mask_swa_at, n_swa); }
 }
 
-ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n) {
+ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n, int64_t pad) {
     ggml_tensor * m = n_swa ? mask_swa.t : mask_full.t;
     const int64_t at = (n_swa ? mask_swa_at : mask_full_at) - before;
     GGML_ASSERT(at >= 0 && at + n <= m->ne[0]);
-    return ggml_cont(g.ctx0, ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], at*sizeof(ggml_fp16_t))); // some backends want no gaps
+    auto columns = [&](int64_t first, int64_t n) { // some backends want no gaps
+        return ggml_cont(g.ctx0, ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], first*sizeof(ggml_fp16_t)));
+    };
+    return pad ? ggml_concat(g.ctx0, columns(m->ne[0] - pad, pad), columns(at, n), 0) : columns(at, n);
 }
 
 ggml_tensor * edgekv_prefill::row_input(const llm_graph_context & g, const edgekv_scratch & s) {

@@ -122,8 +122,9 @@ struct edgekv_prefill {
     ggml_tensor * capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q);
     // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
     edgekv_prompt_rows * prompt_rows(const edgekv_layer & l);
-    // F16 [n_rows, n_tokens], for backends without a kernel of ours: row j is seen by token i if 0 <= before + i - j (< n_swa)
-    ggml_tensor * mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n_rows);
+    // F16 [pad + n_rows, n_tokens], for backends without a kernel of ours: row j behind the pad is seen by token i if
+    // 0 <= before + i - j (< n_swa)
+    ggml_tensor * mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n_rows, int64_t pad);
 
     llama_context * ctx = nullptr;
     edgekv_store *  store = nullptr;

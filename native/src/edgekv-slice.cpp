@@ -22,8 +22,7 @@ void edgekv_graph::restore() {
     }
 }
 
-// On a device, working memory must not grow between chunks: the Vulkan backend does not survive that, and a prompt that does not fit
-// is better refused now. Graphs grow with the rows in front of a chunk.
+// Without our kernels graphs grow with the rows in front of a chunk: a prompt that does not fit the device is better refused now.
 void edgekv_prefill::reserve() {
     if (on_cpu()) return;
     const size_t last = (n_tokens + n_ubatch - 1)/n_ubatch - 1;

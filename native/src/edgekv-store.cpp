@@ -64,16 +64,28 @@ int64_t edgekv_layer::n_rows() const {
     return n;
 }
 
-static int64_t assign_first(const std::vector<int32_t> & cap, std::vector<int32_t> & first) {
+std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
+    auto l = std::make_unique<edgekv_layer>();
+    l->il = il; l->n_head = n_head; l->n_head_kv = n_head_kv; l->d_k = d_k; l->d_v = d_v;
+    l->type_k = type_k; l->type_v = type_v; l->n_swa = n_swa; l->buft = buft; l->row_step = row_step;
+    l->pos.resize(n_head_kv);
+    return l;
+}
+
+static int64_t assign_first(const std::vector<int32_t> & cap, std::vector<int32_t> & first, int row_step) {
     int64_t n = 0;
     first.resize(cap.size());
-    for (size_t k = 0; k < cap.size(); ++k) { first[k] = (int32_t) n; n += cap[k]; }
+    for (size_t k = 0; k < cap.size(); ++k) {
+        n = (n + row_step - 1)/row_step*row_step;
+        first[k] = (int32_t) n;
+        n += cap[k];
+    }
     return std::max<int64_t>(n, 1); // a tensor has at least one row
 }
 
 void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     std::vector<int32_t> first_new;
-    const int64_t n = assign_first(cap_new, first_new);
+    const int64_t n = assign_first(cap_new, first_new, row_step);
     auto fresh = edgekv_tensors::make(buft, type_k, type_v, d_k, d_v, n, std::to_string(il).c_str());
     for (int k = 0; k < n_head_kv; ++k) {
         if (t.k) fresh.copy_rows(t, first[k], first_new[k], std::min(len[k], cap_new[k]));
@@ -89,7 +101,7 @@ void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & bas
     std::vector<int32_t> cap(to.n_head_kv);
     for (int k = 0; k < to.n_head_kv; ++k) cap[k] = (int32_t) keep[k].size();
     std::vector<int32_t> first;
-    const int64_t n = assign_first(cap, first);
+    const int64_t n = assign_first(cap, first, to.row_step);
     auto fresh = edgekv_tensors::make(to.buft, to.type_k, to.type_v, to.d_k, to.d_v, n, std::to_string(to.il).c_str());
     for (int k = 0; k < to.n_head_kv; ++k) {
         for (size_t i = 0; i < keep[k].size();) { // runs of neighbours go in one copy
@@ -232,12 +244,9 @@ static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edge
     if (get<int32_t>(io) != like.type_k || get<int32_t>(io) != like.type_v || get<int32_t>(io) != like.d_k || get<int32_t>(io) != like.d_v) {
         throw std::runtime_error("the state was saved with another model or cache type");
     }
-    auto l = std::make_unique<edgekv_layer>();
-    l->il = like.il; l->n_head = like.n_head; l->n_head_kv = like.n_head_kv; l->d_k = like.d_k; l->d_v = like.d_v;
-    l->type_k = like.type_k; l->type_v = like.type_v; l->n_swa = like.n_swa; l->buft = like.buft;
+    auto l = like.alike();
     std::vector<std::vector<char>> kv(2*l->n_head_kv);
     l->len.assign(l->n_head_kv, 0);
-    l->pos.resize(l->n_head_kv);
     std::vector<int32_t> cap(l->n_head_kv);
     const size_t nb[2] = { ggml_row_size(l->type_k, l->d_k), ggml_row_size(l->type_v, l->d_v) };
     for (int k = 0; k < l->n_head_kv; ++k) {

@@ -44,6 +44,7 @@ struct edgekv_layer {
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
     int       n_swa = 0;                     // sliding window in tokens, 0 = attends to everything
     ggml_backend_buffer_type_t buft = nullptr;
+    int       row_step = 1;                  // heads begin at multiples of it: some devices bind a head's rows at aligned offsets only
 
     edgekv_tensors        t;
     std::vector<int32_t>  first, len, cap;   // [n_head_kv], in rows
@@ -51,6 +52,7 @@ struct edgekv_layer {
 
     int32_t len_max() const;
     int64_t n_rows()  const;                 // used rows of all heads
+    std::unique_ptr<edgekv_layer> alike() const; // of the same shape, in the same place, without rows
     // new tensors with the given capacities; the first len[k] rows of each head come along
     void layout(const std::vector<int32_t> & cap_new);
 };

@@ -130,6 +130,7 @@ struct walk {
             l->type_v = rnd.one_of(TYPES);
             l->n_swa = rnd.below(3) == 0 ? rnd.range(1, 100) : 0;
             l->buft = &buffers.type;
+            l->row_step = 1 << rnd.below(4);
             l->len.assign(l->n_head_kv, 0);
             l->pos.resize(l->n_head_kv);
             l->layout(std::vector<int32_t>(l->n_head_kv, 0));
@@ -300,6 +301,7 @@ struct walk {
             n_bytes += ggml_backend_buffer_get_size(l->t.buf.get());
             int64_t next = 0;
             for (int k = 0; k < l->n_head_kv; ++k) {
+                while (next % l->row_step) ++next;
                 check(l->first[k] == next && l->len[k] >= 0 && l->len[k] <= l->cap[k] && (int) l->pos[k].size() == l->len[k], "step %d: layer %d head %d: first %d len %d cap %d pos %zu",
                       step, l->il, k, l->first[k], l->len[k], l->cap[k], l->pos[k].size());
                 next += l->cap[k];
