@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from edgekv import commands
 from edgekv.commands import eval as command
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.eval import evaluate, perplexity, plot, prompt, reader, table
+from edgekv.eval import evaluate, perplexity, plot, predictions, prompt, reader, table
 from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Sample, Task
 from edgekv.eval.tasks import TASKS
 from tests import models
@@ -246,7 +246,7 @@ def test_perplexity_is_the_exponential_of_the_mean_and_ends_that_are_not_known_a
 
 
 def test_a_prediction_is_one_line_with_all_of_it():
-    line = table.line("toy", "aware", outcome("snapkv", 0.2, 0.0, 3, depth=0.5))
+    line = predictions.line("toy", "aware", outcome("snapkv", 0.2, 0.0, 3, depth=0.5))
     assert line.count("\n") == 1
     assert json.loads(line) == {"task": "toy", "setting": "aware", "method": "snapkv", "ratio": 0.2, "id": "s3", "length": 300, "depth": 0.5,
                                 "n_prompt": 1100, "n_seen": 1000, "n_kept": 200, "kv_bytes": 209715, "prediction": "said", "references": ["7"], "score": 0.0}
@@ -304,17 +304,37 @@ def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
     assert len(records) == 2 * 2 * 4 and {r["family"] for r in records} == {"single", "variables"} and {r["setting"] for r in records} == {"aware"}
 
 
-def test_stopped_predictions_stay_beside(run, tmp_path, monkeypatch):
-    def stop(self, rest, n_tokens, stop=""):
-        if self.log.count("answer") == 3:
-            raise KeyboardInterrupt
-        self.log.append("answer")
-        return "7"
+def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch):
+    words = ["needle", "-m", "x", "-n", "4", "--lengths", "200", "--predictions", str(tmp_path / "p")]
+    partial, asked = tmp_path / "p.partial", []
 
-    monkeypatch.setattr(FakeReader, "answer", stop)
-    found = CliRunner().invoke(command.command, ["needle", "-m", "x", "-n", "4", "--lengths", "200", "--predictions", str(tmp_path / "p")])
-    assert found.exit_code == 1 and "stopped" in found.stderr and not (tmp_path / "p").exists()
-    assert len((tmp_path / "p.partial").read_text().splitlines()) == 3
+    def answer(self, rest, n_tokens, stop=""):
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        asked.append(rest)
+        return f"{len(asked)} \u2028"
+
+    monkeypatch.setattr(FakeReader, "answer", answer)
+    found = CliRunner().invoke(command.command, words)
+    assert found.exit_code == 1 and "goes on" in found.stderr and not (tmp_path / "p").exists()
+    assert len(partial.read_text().split("\n")[:-1]) == 1 + 5
+    partial.write_text(partial.read_text()[:-10])  # killed while it wrote
+    asked[:] = range(-100, 0)
+    other = CliRunner().invoke(command.command, [*words, "-o", "json"])  # asked the same, shown another way
+    assert other.exit_code == 0 and len(asked) == 100 + 4 * 10 - 4 and not partial.exists()
+    lines = [json.loads(text) for text in (tmp_path / "p").read_text().split("\n")[:-1]]
+    assert [line["prediction"] for line in lines[:5]] == ["1 \u2028", "2 \u2028", "3 \u2028", "4 \u2028", "101 \u2028"]
+    assert len({(line["id"], line["method"], line["ratio"]) for line in lines}) == len(lines) == 4 * 10
+    assert [row["samples"] for row in json.loads(other.stdout)] == [4] * 10
+
+
+def test_predictions_of_another_call_are_not_taken(run, tmp_path):
+    words = ("needle", "-n", "2", "--lengths", "200", "--predictions", str(tmp_path / "p"))
+    run(*words)
+    lines = (tmp_path / "p").read_text()
+    (tmp_path / "p.partial").write_text('{"call": {"seed": 9}}\n' + lines.replace('"prediction": "', '"prediction": "other'))
+    run(*words)
+    assert (tmp_path / "p").read_text() == lines
 
 
 @pytest.mark.parametrize("words", [

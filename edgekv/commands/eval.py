@@ -6,16 +6,13 @@ A command for each row of `edgekv.eval.tasks`; they share everything but what th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgekv.commands.options import EngineOptions, engine_options, lengths, method, split_names
-from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv.eval.sample import Task
@@ -70,7 +67,7 @@ def options_of(task: Task) -> list[Decorator]:
                            help="aware: the question is in the prompt that is compressed; agnostic: it is asked after the text was compressed.")
     output = [
         click.option("-o", "--output", "form", type=click.Choice(FORMS), default="md", show_default=True, help="Form of the table; jsonl: a line for each prediction instead."),
-        click.option("--predictions", metavar="FILE", help="Write every prediction into this file too, a line of JSON each."),
+        click.option("--predictions", metavar="FILE", help="Write every prediction into this file too, a line of JSON each. A call that was stopped goes on from there."),
         click.option("--plot", metavar="PNG", help="Draw the table into this file; needs matplotlib."),
     ]
     return [*grid, *(asked[name] for name in task.asks), *([] if task.predicts else [setting]), *output]
@@ -130,7 +127,8 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
     from edgekv.eval.evaluate import evaluate, settings
     from edgekv.eval.reader import Reader
     from edgekv.eval.sample import Request
-    from edgekv.eval.table import Table, line
+    from edgekv.eval.predictions import kept, line
+    from edgekv.eval.table import Table
 
     if plot:
         picture.check(plot)
@@ -139,14 +137,20 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
     request = Request(max(engine.seed, 0), n, lambda text: llm.tokenize(text.encode(), add_bos=False), n_tokens, files, families, n_next)
     samples, grid = list(task.samples(request)), settings(names, shares)
     reader = Reader(llm, [name for name, _ in grid])
-    found, outcomes = evaluate(task, reader, samples, grid, setting == "aware"), []
-    with lines_to(predictions) as write, click.progressbar(found, length=len(samples) * len(grid), label=task.name, file=sys.stderr) as bar:
-        for outcome in bar:
-            outcomes.append(outcome)
-            write(line(task.name, setting, outcome))
-            if form == "jsonl":
+    call = asdict(engine) | {"task": task.name, "setting": setting, "grid": grid, "n": n, "lengths": n_tokens, "files": files,
+                             "families": families, "next": n_next}
+    with kept(predictions, task.name, setting, call) as answers:
+        if form == "jsonl":
+            for outcome in answers.outcomes:
                 click.echo(line(task.name, setting, outcome), nl=False)
-    show(Table(task, setting, outcomes), form, plot)
+        known = frozenset((o.sample, o.method, o.ratio) for o in answers.outcomes)
+        found = evaluate(task, reader, samples, grid, setting == "aware", known)
+        with click.progressbar(found, length=len(samples) * len(grid) - len(known), label=task.name, file=sys.stderr) as bar:
+            for outcome in bar:
+                text = answers.add(outcome)
+                if form == "jsonl":
+                    click.echo(text, nl=False)
+    show(Table(task, setting, answers.outcomes), form, plot)
 
 
 def show(table: Table, form: str, plot: str | None) -> None:
@@ -158,26 +162,3 @@ def show(table: Table, form: str, plot: str | None) -> None:
         click.echo(FORMATS[form](table), nl=False)
     if plot:
         picture.save(table, plot)
-
-
-@contextmanager
-def lines_to(name: str | None) -> Iterator[Callable[[str], object]]:
-    """A function that writes lines beside the file of that name, which gets them in the end; if stopped, a line says where they are.
-
-    Raises BadInput if it cannot be written.
-    """
-    if name is None:
-        yield lambda line: None
-        return
-    partial = Path(name + ".partial")
-    try:
-        if Path(name).is_dir():
-            raise IsADirectoryError(None, "it is a directory")
-        with partial.open("w", encoding="utf-8") as file:
-            yield file.write
-        partial.replace(name)
-    except OSError as error:
-        raise BadInput(f"{name} cannot be written ({error.strerror}); choose another place") from None
-    except BaseException:
-        click.echo(f"edgekv: stopped; what was answered until then is in {partial}", err=True)
-        raise

@@ -83,6 +83,15 @@ class Outcome:
     references: tuple[str, ...] = ()
 
 
+Known = frozenset[tuple[str, str, float]]
+"""(sample, method, ratio) that were answered before."""
+
+
+def left(sample: str, grid: Sequence[tuple[str, float]], known: Known) -> list[tuple[str, float]]:
+    """(method, ratio) under which a sample is still to be asked."""
+    return [(method, ratio) for method, ratio in grid if (sample, method, ratio) not in known]
+
+
 @dataclass(frozen=True)
 class Measure:
     """A column of results: the mean over the samples of a metric, with its interval."""

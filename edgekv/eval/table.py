@@ -1,4 +1,4 @@
-"""Outcomes as a table with a row for each (method, ratio), and single predictions as lines of JSON."""
+"""Outcomes as a table with a row for each (method, ratio)."""
 
 from __future__ import annotations
 
@@ -106,12 +106,3 @@ def as_json(table: Table) -> str:
 
 
 FORMS = {"md": as_markdown, "csv": as_csv, "json": as_json}
-
-
-def line(task: str, setting: str, outcome: Outcome) -> str:
-    """One prediction as a line of JSON."""
-    record = {"task": task, **({"setting": setting} if setting else {}), "method": outcome.method, "ratio": outcome.ratio, "id": outcome.sample,
-              **outcome.tags, "n_prompt": outcome.n_prompt, "n_seen": outcome.n_seen, "n_kept": round(outcome.n_kept, 2), "kv_bytes": outcome.n_bytes}
-    if outcome.references:
-        record |= {"prediction": outcome.prediction, "references": list(outcome.references)}
-    return json.dumps(record | outcome.scores, ensure_ascii=False) + "\n"
