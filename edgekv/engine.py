@@ -1,4 +1,4 @@
-"""The loop: prompt -> prefill -> score -> budget -> select -> evict, layer by layer.
+"""The loop: prompt -> prefill -> score -> budget -> select -> merge -> evict, layer by layer.
 
 `Engine` belongs to one llama.cpp context with a ragged store. It knows no text, no sampling and no chat: tokens go in,
 the cache is what the method left of them.
@@ -111,7 +111,7 @@ class Engine:
     def _compress(
         self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, before: NDArray[np.int32],
     ) -> NDArray[np.int32]:
-        """score, budget, select, evict, merge for the layer in work; finished layers are cut to what the budget leaves them.
+        """score, budget, select, merge, evict for the layer in work; finished layers are cut to what the budget leaves them.
 
         before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer.
         """
@@ -123,13 +123,12 @@ class Engine:
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
             n = counts[j, : self.store.layers[il].n_head_kv]
-            folded = {k: folding.fold(il, k, *p.kept(il, k, int(before[j, k])), np.arange(n[k], dtype=np.int32))
-                      for k in np.flatnonzero(n < before[j, : len(n)]).tolist()} if folding else {}
+            if folding:
+                _fold(folding, p, il, before[j, : len(n)], [np.arange(x, dtype=np.int32) for x in n])
             p.shrink(il, n)
-            _merge(p, il, folded)
-        folded = {k: folding.fold(p.il, k, *p.rows(k), rows) for k, rows in enumerate(keep)} if folding else {}
+        if folding:
+            _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
         p.keep(keep)  # last, when the others have made room
-        _merge(p, p.il, folded)
         return counts
 
     def bound_tail(self, tokens: NDArray[np.intc], n_more: int) -> None:
@@ -243,11 +242,10 @@ class Engine:
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
 
 
-def _merge(p: native.Prefill, il: int, folded: dict[int, tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]]) -> None:
-    """What `Folding.fold` gave for the heads of a layer goes into the cache."""
-    for k, (rows, keys, values) in folded.items():
-        if len(rows):
-            p.merge(il, k, rows, keys, values)
+def _fold(folding: Folding, p: native.Prefill, il: int, n_rows: NDArray[np.int32], keep: list[NDArray[np.int32]]) -> None:
+    """merge: the heads of a layer, of n_rows [n_head_kv] rows each, fold what they are going to lose into the rows `keep`."""
+    for k, rows in enumerate(keep):
+        folding.fold(p, il, k, int(n_rows[k]), rows)
 
 
 class Watch:

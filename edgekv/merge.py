@@ -6,23 +6,20 @@ key and value, with the weights exp(u) / (sum of exp(u) over what the row receiv
 The threshold is a moving average over calls: tau_t = beta * mean of u + (1 - beta) * tau_(t-1), at first the mean itself.
 
 Differences: the authors' code averages with the weights u instead. Keys are compared and merged as stored, rotated to their own tokens'
-positions. The search goes through blocks, so that no array of [n_evicted, n_kept] is made. A finished layer that shrinks again while
-later layers are read merges what it loses then, by a threshold that moves on.
+positions. A finished layer that shrinks again while later layers are read merges what it loses then, by a threshold that moves on.
+
+Searching and folding touch rows and are native (`edgekv_prefill_nearest`, `edgekv_prefill_merge`); which rows, and by what weights, is here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-
-BLOCK_EVICTED, BLOCK_KEPT = 512, 4096
-"""Rows compared at a time: 8 MiB of cosines."""
-TINY = np.float32(1e-12)
 
 
 @dataclass(frozen=True)
@@ -51,92 +48,62 @@ class D2O:
 MERGES: dict[str, D2O | None] = {"none": None, "d2o": D2O()}
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is merged into what, for one KV head. Rows are numbers of the head's rows before it is evicted."""
+
+    rows: NDArray[np.int32]
+    """[n] rows that receive something, ascending."""
+    own: NDArray[np.float32]
+    """[n] weight of the row itself; with the weights of what it receives it adds up to 1."""
+    counts: NDArray[np.int32]
+    """[n] how many each receives."""
+    sources: NDArray[np.int32]
+    """[sum of counts] what they receive, one row's list after the other."""
+    weights: NDArray[np.float32]
+    """[sum of counts] weight of each source."""
+
+
+class Rows(Protocol):
+    """Where the rows are, see `edgekv.native.Prefill`."""
+
+    def nearest(self, il: int, head: int, gone: NDArray[np.int32], kept: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
+    def merge(self, il: int, head: int, plan: Plan) -> None: ...
+
+
 class Folding:
     """The merges of one conversation: a threshold for each layer and KV head that moves from call to call."""
 
     def __init__(self, beta: float) -> None:
         self._beta = beta
-        self._thresholds: dict[tuple[int, int], float | None] = {}
+        self._thresholds: dict[tuple[int, int], float] = {}
 
-    def fold(
-        self, il: int, head: int, keys: NDArray[np.float32], values: NDArray[np.float32], kept: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
-        """Rows that change, as numbers into `kept`, and their new keys and values.
-
-        keys [n, d_k], values [n, d_v]: all rows of the head before it is evicted to the rows `kept`.
-        """
-        gone = np.ones(len(keys), bool)
-        gone[kept] = False
-        p = plan(keys[gone], keys[kept], self._thresholds.get((il, head)), self._beta)
-        self._thresholds[il, head] = p.threshold
-        return p.rows, merged(p, keys[gone], keys[kept]), merged(p, values[gone], values[kept])
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is merged into what, for one KV head. Rows are numbers into the evicted and the kept rows that `plan` was given."""
-
-    source: NDArray[np.int32]
-    """[n_merged] evicted rows that are not dropped, ascending."""
-    target: NDArray[np.int32]
-    """[n_merged] index into `rows`: the kept row that each goes to."""
-    weight: NDArray[np.float32]
-    """[n_merged] weight of each source."""
-    rows: NDArray[np.int32]
-    """[n_touched] kept rows that receive something, ascending."""
-    own: NDArray[np.float32]
-    """[n_touched] weight of the kept row itself; with what it receives it adds up to 1."""
-    threshold: float | None
-    """tau of this call, for the next one; None as long as nothing was evicted."""
+    def fold(self, where: Rows, il: int, head: int, n_rows: int, kept: NDArray[np.int32]) -> None:
+        """Fold what one head is going to lose into what it keeps: `kept` of its n_rows rows. To be called before it is evicted."""
+        lost = np.ones(n_rows, bool)
+        lost[kept] = False
+        gone = np.flatnonzero(lost).astype(np.int32)
+        if not len(gone) or not len(kept):
+            return
+        cosine, nearest = where.nearest(il, head, gone, kept)
+        tau = threshold(cosine, self._thresholds.get((il, head)), self._beta)
+        self._thresholds[il, head] = tau
+        stay = cosine >= tau
+        where.merge(il, head, plan(gone[stay], kept[nearest[stay]], cosine[stay]))
 
 
-def plan(evicted: NDArray[np.float32], kept: NDArray[np.float32], threshold: float | None = None, beta: float = 0.7) -> Plan:
-    """Where the evicted rows of one head go.
-
-    evicted: keys [n_evicted, d], kept: keys [n_kept, d], float32. threshold: that of the call before, None at the first.
-    """
-    assert evicted.ndim == kept.ndim == 2 and 0 <= beta <= 1
-    if not len(evicted) or not len(kept):
-        return _nothing(threshold)
-    best, nearest = _nearest(_unit(evicted), _unit(kept))
-    mean = float(best.mean(dtype=np.float64))
-    tau = mean if threshold is None else beta * mean + (1 - beta) * threshold
-    source = np.flatnonzero(best >= tau).astype(np.int32)
-    rows, target = np.unique(nearest[source], return_inverse=True)
-    strength = np.exp(best[source].astype(np.float64))
-    total = np.bincount(target, strength, minlength=len(rows)) + np.e
-    return Plan(source, target.astype(np.int32), (strength / total[target]).astype(np.float32), rows.astype(np.int32),
-                (np.e / total).astype(np.float32), tau)
+def threshold(cosine: NDArray[np.float32], before: float | None, beta: float) -> float:
+    """tau of a call whose evicted rows (at least one) have these cosines; before: tau of the call before, None at the first."""
+    assert len(cosine) and 0 <= beta <= 1
+    mean = float(cosine.mean(dtype=np.float64))
+    return mean if before is None else beta * mean + (1 - beta) * before
 
 
-def merged(p: Plan, evicted: NDArray[np.float32], kept: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [n_touched, d]: the kept rows `p.rows` after the merge. The same plan serves the keys and the values of a head."""
-    if not len(p.rows):
-        return np.zeros((0, kept.shape[1]), np.float32)
-    order = np.argsort(p.target, kind="stable")  # what one row receives, side by side
-    begin = np.searchsorted(p.target[order], np.arange(len(p.rows)))
-    received = np.add.reduceat(p.weight[order, None] * evicted[p.source[order]], begin, axis=0)
-    return p.own[:, None] * kept[p.rows] + received
-
-
-def _nothing(threshold: float | None) -> Plan:
-    rows, weights = np.zeros(0, np.int32), np.zeros(0, np.float32)
-    return Plan(rows, rows, weights, rows, weights, threshold)
-
-
-def _unit(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), TINY)
-
-
-def _nearest(a: NDArray[np.float32], b: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """For each row of a [n, d] the largest product with a row of b [m, d], and which (the first of equal ones)."""
-    best, where = np.full(len(a), -np.inf, np.float32), np.zeros(len(a), np.int32)
-    for i in range(0, len(a), BLOCK_EVICTED):
-        here = slice(i, i + BLOCK_EVICTED)
-        for j in range(0, len(b), BLOCK_KEPT):
-            products = a[here] @ b[j : j + BLOCK_KEPT].T
-            column = products.argmax(axis=1)
-            value = np.take_along_axis(products, column[:, None], axis=1)[:, 0]
-            better = value > best[here]
-            best[here][better], where[here][better] = value[better], column[better] + j
-    return best, where
+def plan(sources: NDArray[np.int32], targets: NDArray[np.int32], cosine: NDArray[np.float32]) -> Plan:
+    """Row sources[i] is merged into row targets[i]; cosine[i] is that of their keys. All [n_merged]."""
+    rows, which, counts = np.unique(targets, return_inverse=True, return_counts=True)
+    strength = np.exp(cosine.astype(np.float64))
+    total = np.bincount(which, strength, minlength=len(rows)) + np.e
+    order = np.argsort(which, kind="stable")
+    return Plan(rows.astype(np.int32), (np.e / total).astype(np.float32), counts.astype(np.int32), sources[order].astype(np.int32),
+                (strength / total[which])[order].astype(np.float32))

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
+from edgekv.merge import Plan
 
-ABI = 3
+ABI = 4
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
@@ -80,6 +81,10 @@ class _PrefillParams(Structure):
 _I32P, _F32P = POINTER(c_int32), POINTER(c_float)
 
 
+class _Merge(Structure):
+    _fields_ = [("n", c_int32), ("rows", _I32P), ("own", _F32P), ("counts", _I32P), ("sources", _I32P), ("weights", _F32P)]
+
+
 def _declare() -> None:
     """Argument and result types of every function that is called below."""
     p = c_void_p
@@ -93,8 +98,8 @@ def _declare() -> None:
         ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
         ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_queries", c_int, p, c_int32, _F32P, _F32P),
         ("prefill_rotation", c_int, p, c_int32, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
-        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_kept", c_int, p, c_int32, c_int32, _F32P, _F32P),
-        ("prefill_merge", c_int, p, c_int32, c_int32, c_int32, _I32P, _F32P, _F32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
+        ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
+        ("prefill_nearest", c_int, p, c_int32, c_int32, c_int32, _I32P, c_int32, _I32P, _F32P, _I32P), ("prefill_merge", c_int, p, c_int32, c_int32, POINTER(_Merge)),
     ):
         fn = getattr(_lib, "edgekv_" + name)
         fn.restype, fn.argtypes = result, args
@@ -358,17 +363,20 @@ class Prefill:
         counts, flat = _lists(rows)
         _check(_lib.edgekv_prefill_keep(self._p, _i32(counts), _i32(flat)))
 
-    def kept(self, il: int, head: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """K and V of the n rows that one head of a finished layer holds, [n, d], float32, in the order in which `shrink` cuts them."""
-        info = self._store.layers[il]
-        k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
-        _check(_lib.edgekv_prefill_kept(self._p, il, head, _f32(k), _f32(v)))
-        return k, v
+    def nearest(self, il: int, head: int, gone: NDArray[np.int32], kept: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """For each of the rows `gone` the largest cosine that its key has with one of the rows `kept`, float32, and which: an index into kept.
 
-    def merge(self, il: int, head: int, rows: NDArray[np.int32], k: NDArray[np.float32], v: NDArray[np.float32]) -> None:
-        """merge: these rows of one head of a finished layer, counted as stored now, get new values; k [n, d_k], v [n, d_v]."""
-        rows, k, v = (np.ascontiguousarray(x, t) for x, t in ((rows, np.int32), (k, np.float32), (v, np.float32)))
-        _check(_lib.edgekv_prefill_merge(self._p, il, head, len(rows), _i32(rows), _f32(k), _f32(v)))
+        Rows of one head of the layer in work, numbered as in `keep`, or of a finished layer, in the order in which `shrink` cuts them.
+        """
+        gone, kept = np.ascontiguousarray(gone, np.int32), np.ascontiguousarray(kept, np.int32)
+        cosine, nearest = np.empty(len(gone), np.float32), np.empty(len(gone), np.int32)
+        _check(_lib.edgekv_prefill_nearest(self._p, il, head, len(gone), _i32(gone), len(kept), _i32(kept), _f32(cosine), _i32(nearest)))
+        return cosine, nearest
+
+    def merge(self, il: int, head: int, plan: Plan) -> None:
+        """merge: rows of one head, numbered as in `nearest`, receive what is going to be evicted."""
+        _check(_lib.edgekv_prefill_merge(self._p, il, head, _Merge(
+            len(plan.rows), _i32(plan.rows), _f32(plan.own), _i32(plan.counts), _i32(plan.sources), _f32(plan.weights))))
 
     def shrink(self, il: int, counts: NDArray[np.int32]) -> None:
         """A finished layer shrinks to the first counts[k] rows of each head."""

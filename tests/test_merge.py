@@ -13,117 +13,86 @@ from tests.reference import merge as reference
 shapes = st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 12), st.integers(0, 99))
 
 
-def rows(n: int, d: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values of n rows, float32."""
-    return rng.standard_normal((n, d)).astype(np.float32), rng.standard_normal((n, d + 2)).astype(np.float32)
+class Head:
+    """Rows of one head as arrays, searched and merged by plain numpy."""
+
+    def __init__(self, n: int, d: int, rng: np.random.Generator) -> None:
+        self.keys, self.values = rng.standard_normal((n, d)).astype(np.float32), rng.standard_normal((n, d + 2)).astype(np.float32)
+        self.plan: merge.Plan | None = None
+
+    def nearest(self, il, head, gone, kept):
+        unit = self.keys / np.linalg.norm(self.keys, axis=1, keepdims=True)
+        products = unit[gone] @ unit[kept].T
+        return products.max(axis=1), products.argmax(axis=1).astype(np.int32)
+
+    def merge(self, il, head, plan):
+        self.plan = plan
+        ends = np.cumsum(plan.counts)
+        for rows in (self.keys, self.values):
+            for row, own, begin, end in zip(plan.rows, plan.own, ends - plan.counts, ends, strict=True):
+                rows[row] = own * rows[row] + plan.weights[begin:end] @ rows[plan.sources[begin:end]]
 
 
-def applied(p: merge.Plan, evicted, kept) -> tuple[np.ndarray, np.ndarray]:
-    """All kept keys and values after the merge."""
-    out = tuple(x.copy() for x in kept)
-    for x, e, k in zip(out, evicted, kept, strict=True):
-        x[p.rows] = merge.merged(p, e, k)
-    return out
+def fold_as_reference(folding: merge.Folding, head: Head, kept: np.ndarray, threshold: float | None, place=(0, 0)) -> float | None:
+    """Fold, compare with the plain loop, return its threshold."""
+    gone = np.setdiff1d(np.arange(len(head.keys)), kept)
+    k, v, tau = reference.merge((head.keys[gone], head.values[gone]), (head.keys[kept], head.values[kept]), threshold)
+    before = head.keys[gone]
+    folding.fold(head, *place, len(head.keys), kept)
+    np.testing.assert_allclose(head.keys[kept], k, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(head.values[kept], v, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(head.keys[gone], before)
+    return tau
 
 
-def check(p: merge.Plan, evicted, kept, threshold: float | None) -> None:
-    k, v, tau = reference.merge(evicted, kept, threshold)
-    got_k, got_v = applied(p, evicted, kept)
-    np.testing.assert_allclose(got_k, k, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(got_v, v, rtol=1e-4, atol=1e-5)
-    assert p.threshold == pytest.approx(tau, rel=1e-5, abs=1e-6) if tau is not None else p.threshold is None
+@pytest.mark.parametrize("n, n_kept, d", [(250, 50, 64), (240, 200, 16), (31, 30, 8), (31, 1, 8), (5, 0, 8), (5, 5, 8)])
+def test_a_call_is_the_plain_loop(n, n_kept, d):
+    rng = np.random.default_rng(n)
+    fold_as_reference(merge.D2O().start(), Head(n, d, rng), rng.permutation(n)[:n_kept].astype(np.int32), None)
 
 
-@pytest.mark.parametrize("n_evicted, n_kept, d", [(200, 50, 64), (40, 200, 16), (1, 30, 8), (30, 1, 8), (5, 0, 8), (0, 5, 8)])
-def test_a_call_is_the_plain_loop(n_evicted, n_kept, d):
-    rng = np.random.default_rng(n_evicted)
-    evicted, kept = rows(n_evicted, d, rng), rows(n_kept, d, rng)
-    check(merge.plan(evicted[0], kept[0]), evicted, kept, None)
-
-
-def test_the_threshold_moves_over_the_calls():
-    rng, threshold = np.random.default_rng(0), None
-    kept = rows(20, 16, rng)
-    seen = []
-    for n in (50, 3, 0, 7, 1):
-        evicted = rows(n, 16, rng)
-        p = merge.plan(evicted[0], kept[0], threshold)
-        check(p, evicted, kept, threshold)
-        threshold, kept = p.threshold, applied(p, evicted, kept)
-        seen.append(threshold)
-    assert seen[2] == seen[1] and len(set(seen)) == 4
+def test_each_head_of_a_conversation_has_its_own_threshold_that_moves_over_the_calls():
+    rng, folding, thresholds = np.random.default_rng(0), merge.D2O().start(), {(0, 0): None, (0, 1): None, (1, 0): None}
+    for n in (70, 23, 20, 27, 21):
+        for place, before in thresholds.items():
+            thresholds[place] = fold_as_reference(folding, Head(n, 16, rng), rng.permutation(n)[:20].astype(np.int32), before, place)
+            assert (thresholds[place] == before) == (n == 20), "only a call without an evicted row leaves it where it was"
 
 
 def test_beta_is_the_weight_of_this_call():
-    rng = np.random.default_rng(0)
-    evicted, kept = rows(9, 8, rng)[0], rows(5, 8, rng)[0]
-    mean = merge.plan(evicted, kept).threshold
-    assert merge.plan(evicted, kept, 0.25, beta=0.0).threshold == 0.25
-    assert merge.plan(evicted, kept, 0.25, beta=1.0).threshold == pytest.approx(mean)
-    assert len(merge.plan(evicted, kept, 2.0, beta=0.0).source) == 0, "nothing is that similar"
-    assert len(merge.plan(evicted, kept, -2.0, beta=0.0).source) == 9
+    cosine = np.array([0.5, 0.75, 1.0], np.float32)
+    assert merge.threshold(cosine, None, 0.7) == 0.75
+    assert merge.threshold(cosine, 0.25, 0.0) == 0.25 and merge.threshold(cosine, 0.25, 1.0) == 0.75
+    assert merge.threshold(cosine, 0.25, 0.7) == pytest.approx(0.6)
 
 
 @given(shapes)
 def test_weights_add_up_to_one_and_every_source_has_one_target(shape):
-    n_evicted, n_kept, d, key = shape
+    n_gone, n_kept, d, key = shape
     rng = np.random.default_rng(key)
-    p = merge.plan(rows(n_evicted, d, rng)[0], rows(n_kept, d, rng)[0])
-    assert len(p.source) == len(p.target) == len(p.weight) and len(p.rows) == len(p.own)
-    np.testing.assert_allclose(p.own + np.bincount(p.target, p.weight, minlength=len(p.rows)), 1, rtol=1e-5)
-    assert (np.diff(p.source) > 0).all() and (np.diff(p.rows) > 0).all()
-    assert (p.rows < n_kept).all() and (p.source < n_evicted).all() and len(p.rows) <= len(p.source)
-    if n_evicted and n_kept:
-        assert len(p.source), "someone is at or above the mean"
+    head, n = Head(n_gone + n_kept, d, rng), n_gone + n_kept
+    kept = rng.permutation(n)[:n_kept].astype(np.int32)
+    merge.D2O().start().fold(head, 0, 0, n, kept)
+    p = head.plan
+    if not n_gone or not n_kept:
+        assert p is None
+        return
+    assert len(p.sources) == len(p.weights) == p.counts.sum() and len(p.rows) == len(p.own) == len(p.counts)
+    np.testing.assert_allclose(p.own + np.add.reduceat(p.weights, np.cumsum(p.counts) - p.counts), 1, rtol=1e-5)
+    assert (np.diff(p.rows) > 0).all() and (p.counts > 0).all() and len(np.unique(p.sources)) == len(p.sources)
+    assert set(p.rows) <= set(kept) and not set(p.sources) & set(kept)
+    assert len(p.sources), "someone is at or above the mean"
 
 
-@given(shapes)
-def test_blocks_change_nothing(shape):
-    n_evicted, n_kept, d, key = shape
-    rng = np.random.default_rng(key)
-    evicted, kept = rows(n_evicted, d, rng)[0], rows(n_kept, d, rng)[0]
-    whole = merge.plan(evicted, kept)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "BLOCK_EVICTED", 7)
-        patch.setattr(merge, "BLOCK_KEPT", 3)
-        parts = merge.plan(evicted, kept)
-    np.testing.assert_array_equal(parts.source, whole.source)
-    np.testing.assert_allclose(merge.merged(parts, evicted, kept), merge.merged(whole, evicted, kept), rtol=1e-5, atol=1e-6)
+def test_a_twin_is_averaged():
+    p = merge.plan(np.array([7], np.int32), np.array([3], np.int32), np.array([1], np.float32))
+    assert (p.rows.tolist(), p.counts.tolist(), p.sources.tolist()) == ([3], [1], [7])
+    assert p.own == pytest.approx(0.5) and p.weights == pytest.approx(0.5)
 
 
-def test_the_search_stays_in_its_blocks(monkeypatch):
-    largest = []
-    matmul = np.ndarray.__matmul__
-
-    class Watched(np.ndarray):
-        def __matmul__(self, other):
-            product = matmul(np.asarray(self), np.asarray(other))
-            largest.append(product.size)
-            return product
-
-    unit = merge._unit
-    monkeypatch.setattr(merge, "_unit", lambda x: unit(x).view(Watched))
-    rng = np.random.default_rng(0)
-    merge.plan(rows(3000, 4, rng)[0], rows(9000, 4, rng)[0])
-    assert max(largest) == merge.BLOCK_EVICTED * merge.BLOCK_KEPT and len(largest) == 6 * 3
-
-
-def test_equal_keys_take_the_first_and_a_twin_is_averaged():
-    key = np.array([[1, 2, 3]], np.float32)
-    p = merge.plan(2 * key, np.concatenate([key, key]))
-    assert p.rows.tolist() == [0] and p.own == pytest.approx(0.5)
-    np.testing.assert_allclose(merge.merged(p, 2 * key, np.concatenate([key, key])), 1.5 * key, rtol=1e-6)
-
-
-def test_each_head_of_a_conversation_has_its_own_threshold():
-    rng, folding, thresholds = np.random.default_rng(0), merge.D2O().start(), {(0, 0): None, (0, 1): None, (1, 0): None}
-    for _ in range(3):
-        for place in thresholds:
-            keys, values = rows(60, 8, rng)
-            kept = rng.permutation(60)[:20].astype(np.int32)
-            gone = np.setdiff1d(np.arange(60), kept)
-            k, v, tau = reference.merge((keys[gone], values[gone]), (keys[kept], values[kept]), thresholds[place])
-            changed, new_k, new_v = folding.fold(*place, keys, values, kept)
-            np.testing.assert_allclose(new_k, k[changed], rtol=1e-4, atol=1e-5)
-            np.testing.assert_allclose(new_v, v[changed], rtol=1e-4, atol=1e-5)
-            thresholds[place] = tau
+def test_sources_stand_with_their_targets():
+    p = merge.plan(np.array([9, 4, 6], np.int32), np.array([5, 2, 5], np.int32), np.array([0.0, 1.0, 0.5], np.float32))
+    assert (p.rows.tolist(), p.counts.tolist(), p.sources.tolist()) == ([2, 5], [1, 2], [4, 9, 6])
+    total = 1 + np.exp(0.5) + np.e
+    np.testing.assert_allclose(p.weights, [0.5, 1 / total, np.exp(0.5) / total], rtol=1e-6)
+    np.testing.assert_allclose(p.own, [0.5, np.e / total], rtol=1e-6)

@@ -12,7 +12,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 3 // changes with any signature or struct below
+#define EDGEKV_ABI 4 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK          =  0,
@@ -116,11 +116,27 @@ LLAMA_API int          edgekv_prefill_rotation(const struct edgekv_prefill * p, 
 LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
 // evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
 LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
-// rows that a finished layer kept, as f32, in the order in which shrink cuts them: k [len, d_k], v [len, d_v]
-LLAMA_API int          edgekv_prefill_kept(const struct edgekv_prefill * p, int32_t il, int32_t head, float * k, float * v);
-// merge: rows of one head of a finished layer (numbers as stored now) are written anew from f32, k [n, d_k] and v [n, d_v]; other rows
-// keep their bytes
-LLAMA_API int          edgekv_prefill_merge(struct edgekv_prefill * p, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v);
+
+// Merging comes before rows are evicted. Rows are those of one head of the layer in work, numbered as in keep, or of a finished layer,
+// numbered in the order in which shrink cuts them.
+
+// search: for each of the rows `gone` the one of `kept` whose key has the largest cosine with its own, the first of equal ones.
+// cosine, nearest: [n_gone]; nearest is an index into kept
+LLAMA_API int          edgekv_prefill_nearest(const struct edgekv_prefill * p, int32_t il, int32_t head, int32_t n_gone, const int32_t * gone,
+                                              int32_t n_kept, const int32_t * kept, float * cosine, int32_t * nearest);
+
+// what rows receive: rows[i] becomes own[i]*rows[i] + the sum of weight*source over its counts[i] sources, keys and values alike
+struct edgekv_merge {
+    int32_t         n;
+    const int32_t * rows;              // [n]
+    const float   * own;               // [n]
+    const int32_t * counts;            // [n]
+    const int32_t * sources;           // of rows[0], then of rows[1] ...; none of them receives anything
+    const float   * weights;           // of each source
+};
+// merge: summed in f32, written in the type of the cache; other rows keep their bytes
+LLAMA_API int          edgekv_prefill_merge(struct edgekv_prefill * p, int32_t il, int32_t head, const struct edgekv_merge * m);
+
 // a finished layer shrinks to its first counts[k] rows
 LLAMA_API int          edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const int32_t * counts);
 // all layers are kept: they become the conversation, logits of the prompt's last token are at llama_get_logits_ith(ctx, -1)

@@ -193,12 +193,13 @@ int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_
     });
 }
 
-int edgekv_prefill_kept(const edgekv_prefill * p, int32_t il, int32_t head, float * k, float * v) {
-    return guard([&] { given(p).kept(il, head, k, v); });
+int edgekv_prefill_nearest(const edgekv_prefill * p, int32_t il, int32_t head, int32_t n_gone, const int32_t * gone,
+        int32_t n_kept, const int32_t * kept, float * cosine, int32_t * nearest) {
+    return guard([&] { given(p).nearest(il, head, { n_gone, gone }, { n_kept, kept }, cosine, nearest); });
 }
 
-int edgekv_prefill_merge(edgekv_prefill * p, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v) {
-    return guard([&] { given(p).merge(il, head, n, rows, k, v); });
+int edgekv_prefill_merge(edgekv_prefill * p, int32_t il, int32_t head, const edgekv_merge * m) {
+    return guard([&] { given(p).merge(il, head, given(m)); });
 }
 
 int edgekv_prefill_shrink(edgekv_prefill * p, int32_t il, const int32_t * counts) {

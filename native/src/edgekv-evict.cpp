@@ -1,4 +1,4 @@
-// evict and merge, while a prompt is read: from the layer in work to what stays of it
+// evict, while a prompt is read: from the layer in work to what stays of it
 #include "edgekv-prefill.h"
 
 #include <algorithm>
@@ -49,33 +49,6 @@ edgekv_layer & edgekv_prefill::finished(int il, int head) const {
         throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet, or it has no such head" };
     }
     return *fresh[il];
-}
-
-void edgekv_prefill::kept(int il, int head, float * k, float * v) const {
-    const auto & f = finished(il, head);
-    const auto & best = ranked[il][head];
-    auto read = [&](const ggml_tensor * t, int d, float * out) {
-        std::vector<char> host(f.len[head]*t->nb[1]);
-        if (!host.empty()) ggml_backend_tensor_get(t, host.data(), f.first[head]*t->nb[1], host.size());
-        for (int32_t i = 0; i < f.len[head]; ++i) edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], best.empty() ? i : best[i], 1, d, out + (size_t) i*d);
-    };
-    if (k) read(f.t.k, f.d_k, k);
-    if (v) read(f.t.v, f.d_v, v);
-}
-
-void edgekv_prefill::merge(int il, int head, int n, const int32_t * rows, const float * k, const float * v) {
-    auto & f = finished(il, head);
-    if (n < 0 || (n > 0 && (!rows || !k || !v))) throw edgekv_error { EDGEKV_INVALID, "there are no rows to merge" };
-    for (int i = 0; i < n; ++i) if (rows[i] < 0 || rows[i] >= f.len[head]) throw edgekv_error { EDGEKV_INVALID, "a merged row is not among the kept ones" };
-    auto write = [&](ggml_tensor * t, int d, const float * x) {
-        std::vector<char> row(t->nb[1]);
-        for (int i = 0; i < n; ++i) {
-            ggml_quantize_chunk(t->type, x + (size_t) i*d, row.data(), 0, 1, d, nullptr);
-            ggml_backend_tensor_set(t, row.data(), (f.first[head] + (size_t) rows[i])*t->nb[1], row.size());
-        }
-    };
-    write(f.t.k, f.d_k, k);
-    write(f.t.v, f.d_v, v);
 }
 
 void edgekv_prefill::shrink(int il, const int32_t * counts) {

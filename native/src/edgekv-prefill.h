@@ -99,14 +99,24 @@ struct edgekv_tally {
 
 struct edgekv_error { edgekv_status status; std::string what; };
 
+struct edgekv_row_list { int32_t n; const int32_t * rows; };
+
+// rows of one head, some of which are about to be evicted: row i lies at first + (order ? order[i] : i)
+struct edgekv_head_rows {
+    const edgekv_tensors * t;
+    int64_t first;
+    int32_t n;
+    const int32_t * order;
+};
+
 struct edgekv_prefill {
     static std::unique_ptr<edgekv_prefill> begin(llama_context * ctx, const edgekv_prefill_params & params); // throws
     ~edgekv_prefill();
 
     void run(int il);             // throws edgekv_error
     void keep(const int32_t * counts, const int32_t * rows);
-    void kept(int il, int head, float * k, float * v) const;
-    void merge(int il, int head, int n, const int32_t * rows, const float * k, const float * v);
+    void nearest(int il, int head, const edgekv_row_list & gone, const edgekv_row_list & kept, float * cosine, int32_t * nearest) const;
+    void merge(int il, int head, const edgekv_merge & m);
     void shrink(int il, const int32_t * counts);
     void end();
     void stat(int observer, edgekv_stat which, float * out) const;
@@ -156,6 +166,7 @@ private:
     int64_t rotation_size() const { return (int64_t) std::lround(std::sqrt((double) key_rotation.size())); }
     void note_peak();
     edgekv_layer & finished(int il, int head) const; // a layer that was kept, and a head of it; throws edgekv_error
+    edgekv_head_rows rows_of(int il, int head) const; // before they are evicted; throws edgekv_error
     const edgekv_layer & in_work() const;  // the layer that was read last, while its rows are there; throws edgekv_error
     std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
     int  n_slice() const { return by_layer ? (int) store->layers.size() : 1; }

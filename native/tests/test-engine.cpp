@@ -146,6 +146,41 @@ void check_stats(const context & c, edgekv_prefill * p, int il, const prompt & x
     check(edgekv_prefill_stat(p, 0, EDGEKV_STAT_MEAN, nullptr) == EDGEKV_INVALID, "a statistic to nowhere");
 }
 
+// merging refuses what makes no sense, for a head of n_rows (at least 2) rows that are about to be evicted
+void wrong_merges(edgekv_prefill * p, int il, int n_head_kv, int n_rows) {
+    const int32_t far = n_rows, before = -1, pair[2] = { 0, 1 }, same[2] = { 1, 1 }, one[2] = { 1, 0 }, none[2] = { 0, 0 }, over[2] = { n_rows + 1, 0 }, sum[2] = { n_rows, 1 }, minus[2] = { -1, 1 };
+    const float w[2] = { 0.5f, 0.5f };
+    float cosine[2] = { 7, 7 };
+    int32_t at[2] = { 7, 7 };
+    auto near = [&](int32_t n, const int32_t * gone, int32_t m, const int32_t * kept, float * c, int32_t * a) { return edgekv_prefill_nearest(p, il, 0, n, gone, m, kept, c, a); };
+    for (const int32_t * r : { &far, &before, (const int32_t *) nullptr }) {
+        check(near(1, r, 1, pair, cosine, at) == EDGEKV_INVALID && near(1, pair, 1, r, cosine, at) == EDGEKV_INVALID, "a row that is not there was searched");
+        const edgekv_merge to { 1, r, w, one, pair + 1, w }, from { 1, pair, w, one, r, w };
+        check(edgekv_prefill_merge(p, il, 0, &to) == EDGEKV_INVALID && edgekv_prefill_merge(p, il, 0, &from) == EDGEKV_INVALID, "a row that is not there was merged");
+    }
+    check(near(-1, pair, 1, pair, cosine, at) == EDGEKV_INVALID && near(1, pair, -1, pair, cosine, at) == EDGEKV_INVALID, "-1 rows were searched");
+    check(near(1, pair, 0, nullptr, cosine, at) == EDGEKV_INVALID, "a row was searched among none");
+    check(near(1, pair, 1, pair + 1, nullptr, at) == EDGEKV_INVALID && near(1, pair, 1, pair + 1, cosine, nullptr) == EDGEKV_INVALID, "an answer to nowhere");
+    check(near(0, nullptr, 1, pair, nullptr, nullptr) == 0, "nothing was searched: %s", edgekv_last_error());
+    const edgekv_merge wrong[] = {
+        { -1, pair, w, one, pair, w }, { 2, same, w, none, pair, w },            // fewer than none; a row twice
+        { 1, pair, w, one, pair, w }, { 2, pair, w, one, pair + 1, w },             // it receives itself, or one that receives
+        { 1, pair, w, over, pair, w }, { 2, pair, w, sum, pair, w }, { 1, pair, w, minus, pair + 1, w },
+        { 1, pair, nullptr, one, pair + 1, w }, { 1, pair, w, nullptr, pair + 1, w }, { 1, pair, w, one, pair + 1, nullptr },
+    };
+    for (const auto & m : wrong) check(edgekv_prefill_merge(p, il, 0, &m) == EDGEKV_INVALID, "merge %d makes no sense", (int) (&m - wrong));
+    const edgekv_merge nothing { 0, nullptr, nullptr, nullptr, nullptr, nullptr };
+    check(edgekv_prefill_merge(p, il, 0, nullptr) == EDGEKV_INVALID && edgekv_prefill_merge(p, il, 0, &nothing) == 0, "merging nothing");
+    for (int head : { -1, n_head_kv }) {
+        check(edgekv_prefill_nearest(p, il, head, 1, pair, 1, pair + 1, cosine, at) == EDGEKV_INVALID && edgekv_prefill_merge(p, il, head, &nothing) == EDGEKV_INVALID, "head %d is not there", head);
+    }
+    for (int other : { -1, il + 1, 1 << 20 }) {
+        check(edgekv_prefill_nearest(p, other, 0, 1, pair, 1, pair + 1, cosine, at) == EDGEKV_INVALID && edgekv_prefill_merge(p, other, 0, &nothing) == EDGEKV_INVALID, "layer %d is not there", other);
+    }
+    check(cosine[0] == 7 && at[0] == 7, "a refused search wrote");
+    check(near(1, pair, 1, pair + 1, cosine, at) == 0 && std::fabs(cosine[0]) < 1.001f && at[0] == 0 && cosine[1] == 7 && at[1] == 7, "a search: %s", edgekv_last_error());
+}
+
 // one layer of a prompt: run, look, keep a random share, look at what was kept
 void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, random_source & rnd, double share, std::vector<row_lists> & kept) {
     check(edgekv_prefill_run(p, il) == 0, "layer %d: %s", il, edgekv_last_error());
@@ -166,14 +201,10 @@ void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, rando
     const int32_t many[64] = { n_rows[0] + 1 }, none[64] = { -1 };
     check(edgekv_prefill_keep(p, many, many) == EDGEKV_INVALID && edgekv_prefill_keep(p, none, none) == EDGEKV_INVALID, "impossible counts");
     check(edgekv_prefill_keep(p, nullptr, none) == EDGEKV_INVALID && edgekv_prefill_keep(p, many, nullptr) == EDGEKV_INVALID, "null lists were kept");
-    const int32_t first = 0, far = (int32_t) kept[il][0].size(), before = -1;
-    const std::vector<float> ones(1024, 1.0f);
-    check(edgekv_prefill_merge(p, il, 0, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "rows were merged before any was kept");
+    const int n_head_kv = c.layers[il].n_head_kv;
+    if (n_rows[0] > 1) wrong_merges(p, il, n_head_kv, n_rows[0]);
     check(keep(p, kept[il]) == 0, "layer %d: %s", il, edgekv_last_error());
-    for (const int32_t * r : { &far, &before, (const int32_t *) nullptr }) check(edgekv_prefill_merge(p, il, 0, 1, r, ones.data(), ones.data()) == EDGEKV_INVALID, "a row that is not there was merged");
-    check(edgekv_prefill_merge(p, il, c.layers[il].n_head_kv, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "a head too many was merged");
-    check(edgekv_prefill_merge(p, il, -1, 1, &first, ones.data(), ones.data()) == EDGEKV_INVALID && edgekv_prefill_merge(p, il, 0, -1, &first, ones.data(), ones.data()) == EDGEKV_INVALID, "-1 was merged");
-    check(edgekv_prefill_merge(p, il, 0, 1, &first, nullptr, nullptr) == EDGEKV_INVALID && edgekv_prefill_merge(p, il, 0, 0, nullptr, nullptr, nullptr) == 0, "nothing was merged");
+    if (kept[il][0].size() > 1) wrong_merges(p, il, n_head_kv, (int) kept[il][0].size());
 }
 
 // a prompt from begin to end; returns false if begin failed
@@ -188,9 +219,10 @@ bool read_prompt(context & c, prompt & x, random_source & rnd, double share, std
     check(edgekv_prefill_end(p) == 0, "%s", edgekv_last_error());
     const std::string after = c.state();
     std::vector<int32_t> none(64, 0);
+    const edgekv_merge nothing {};
     std::vector<float> big((size_t) N_CTX*1024);
     check(edgekv_prefill_end(p) < 0, "a prompt was ended twice");
-    check(edgekv_prefill_run(p, c.n_layer) < 0 && keep(p, kept.back()) < 0 && edgekv_prefill_shrink(p, 0, none.data()) < 0 && edgekv_prefill_merge(p, 0, 0, 1, none.data(), big.data(), big.data()) < 0, "an ended prompt was changed");
+    check(edgekv_prefill_run(p, c.n_layer) < 0 && keep(p, kept.back()) < 0 && edgekv_prefill_shrink(p, 0, none.data()) < 0 && edgekv_prefill_merge(p, 0, 0, &nothing) < 0 && edgekv_prefill_nearest(p, 0, 0, 1, none.data(), 1, none.data(), big.data(), none.data()) < 0, "an ended prompt was changed");
     check(edgekv_prefill_rows(p, 0, big.data(), nullptr) < 0 && edgekv_prefill_stat(p, 0, EDGEKV_STAT_MEAN, big.data()) < 0, "an ended prompt was read");
     check(c.state() == after, "calls behind the end changed the store");
     edgekv_prefill_free(p);
@@ -241,6 +273,7 @@ void check_tokens(context & c, random_source & rnd, std::initializer_list<int> s
 void wrong_contexts(llama_context * other) {
     int32_t x[64] = {};
     float f[64];
+    const edgekv_merge nothing {};
     edgekv_layer_info layer;
     edgekv_memory_info memory;
     prompt y({ 7, 8, 9 });
@@ -255,7 +288,7 @@ void wrong_contexts(llama_context * other) {
     check(!edgekv_prefill_by_layer(nullptr) && edgekv_prefill_score_ms(nullptr) == 0, "a prompt out of nothing");
     check(edgekv_prefill_run(nullptr, 0) < 0 && edgekv_prefill_old(nullptr, 0, x) < 0 && edgekv_prefill_stat(nullptr, 0, EDGEKV_STAT_MEAN, f) < 0 &&
           edgekv_prefill_rows(nullptr, 0, f, f) < 0 && edgekv_prefill_keep(nullptr, x, x) < 0 && edgekv_prefill_shrink(nullptr, 0, x) < 0 && edgekv_prefill_end(nullptr) < 0 &&
-          edgekv_prefill_merge(nullptr, 0, 0, 1, x, f, f) < 0, "no prompt was read");
+          edgekv_prefill_merge(nullptr, 0, 0, &nothing) < 0 && edgekv_prefill_nearest(nullptr, 0, 0, 1, x, 1, x, f, x) < 0, "no prompt was read");
     edgekv_prefill_free(nullptr);
 }
 

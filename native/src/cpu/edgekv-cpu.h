@@ -61,6 +61,32 @@ struct edgekv_columns {
 GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * norm, int n_parts_norm,
         const struct edgekv_columns * cols, int part, int n_parts);
 
+// Rows of one head by number: row r at base + r*nb. Folding writes to them.
+struct edgekv_numbered {
+    char          * base;
+    size_t          nb;
+    enum ggml_type  type;
+    int             d;
+};
+
+// merge, search: for each of `gone` the row of `kept` (at least one) whose key has the largest cosine, the first of equal ones; keys of
+// length 0 have cosine 0. Part p of n_parts of `gone`; out: cosine [n_gone], nearest [n_gone] as index into kept
+GGML_BACKEND_API void edgekv_cpu_merge_nearest(const struct edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept,
+        float * cosine, int32_t * nearest, int part, int n_parts);
+
+// what rows receive: row i gets the sources of the i-th list
+struct edgekv_shares {
+    int             n;
+    const int32_t * rows;      // [n]
+    const float   * own;       // [n] weight of the row itself
+    const int32_t * counts;    // [n] lengths of the lists
+    const int32_t * sources;   // the lists, one after another; no source is among `rows`
+    const float   * weights;   // of each source
+};
+
+// merge, fold: each row becomes own*row + sum of weight*source, summed in f32 and written in the rows' type; other rows keep their bytes
+GGML_BACKEND_API void edgekv_cpu_merge_fold(const struct edgekv_numbered * to, const struct edgekv_shares * shares);
+
 // rows [r0, r0 + n) of a tensor of flat rows as f32
 GGML_BACKEND_API void edgekv_cpu_rows_to_f32(enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
 

@@ -1,0 +1,111 @@
+// merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they go
+#include "edgekv-prefill.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+
+namespace {
+
+constexpr int64_t TASK_SIZE = 1 << 22; // products that are worth a thread
+
+// the rows of one head in host memory: where they lie, or a copy
+struct host_rows {
+    std::vector<char> copy;
+    edgekv_numbered   view;
+
+    host_rows(const ggml_tensor * t, int64_t first, int64_t n) : view { (char *) t->data + first*t->nb[1], t->nb[1], t->type, (int) t->ne[0] } {
+        if (ggml_backend_buffer_is_host(t->buffer)) return;
+        copy.resize(n*t->nb[1]);
+        ggml_backend_tensor_get(t, copy.data(), first*t->nb[1], copy.size());
+        view.base = copy.data();
+    }
+};
+
+struct search_job {
+    const edgekv_numbered & keys;
+    const std::vector<int32_t> & gone, & kept;
+    float * cosine;
+    int32_t * nearest;
+};
+
+void search(ggml_tensor *, int ith, int nth, void * data) {
+    const auto & j = *(const search_job *) data;
+    edgekv_cpu_merge_nearest(&j.keys, j.gone.data(), (int) j.gone.size(), j.kept.data(), (int) j.kept.size(), j.cosine, j.nearest, ith, nth);
+}
+
+// one node on the CPU backend: its threads
+bool compute_search(ggml_backend_t cpu, search_job & job) {
+    const int64_t n_tasks = (int64_t) job.gone.size()*job.kept.size()*job.keys.d/TASK_SIZE;
+    ggml_context_ptr ctx { ggml_init({ ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true }) };
+    ggml_tensor * t = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, search, (int) std::clamp<int64_t>(n_tasks, 1, 64), &job);
+    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), 1, false);
+    ggml_build_forward_expand(gf, t);
+    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors(ctx.get(), cpu) };
+    return buf && ggml_backend_graph_compute(cpu, gf) == GGML_STATUS_SUCCESS;
+}
+
+edgekv_error invalid(const char * what) { return { EDGEKV_INVALID, what }; }
+
+// rows as they lie behind the head's first one
+std::vector<int32_t> located(const edgekv_head_rows & head, int32_t n, const int32_t * rows) {
+    if (n < 0 || (n > 0 && !rows)) throw invalid("there are no rows to merge");
+    std::vector<int32_t> out(n);
+    for (int32_t i = 0; i < n; ++i) {
+        if (rows[i] < 0 || rows[i] >= head.n) throw invalid("a row to merge does not exist");
+        out[i] = head.order ? head.order[rows[i]] : rows[i];
+    }
+    return out;
+}
+
+} // namespace
+
+edgekv_head_rows edgekv_prefill::rows_of(int il, int head) const {
+    if (il != il_done || (il >= 0 && il < (int) fresh.size() && fresh[il])) {
+        const auto & f = finished(il, head);
+        const auto & best = ranked[il][head];
+        return { &f.t, f.first[head], f.len[head], best.empty() ? nullptr : best.data() };
+    }
+    const auto & l = in_work();
+    if (head < 0 || head >= l.n_head_kv) throw invalid("no such head");
+    const auto & s = scratch_of(l);
+    return { &s.t, head*s.cap + s.n_old - l.len[head], (int32_t) (l.len[head] + n_tokens), nullptr };
+}
+
+void edgekv_prefill::nearest(int il, int head, const edgekv_row_list & gone, const edgekv_row_list & kept, float * cosine, int32_t * nearest) const {
+    const auto rows = rows_of(il, head);
+    const auto from = located(rows, gone.n, gone.rows), to = located(rows, kept.n, kept.rows);
+    if (from.empty()) return;
+    if (to.empty() || !cosine || !nearest) throw invalid("there is no kept row, or no place for the answer");
+    const host_rows keys(rows.t->k, rows.first, rows.n);
+    search_job job { keys.view, from, to, cosine, nearest };
+    if (!compute_search(ctx->backend_cpu, job)) throw std::bad_alloc();
+}
+
+void edgekv_prefill::merge(int il, int head, const edgekv_merge & m) {
+    const auto rows = rows_of(il, head);
+    const auto to = located(rows, m.n, m.rows);
+    if (to.empty()) return;
+    if (!m.own || !m.counts) throw invalid("there are no weights to merge by");
+    int64_t n_sources = 0;
+    for (int i = 0; i < m.n; ++i) {
+        if (m.counts[i] < 0 || m.counts[i] > rows.n) throw invalid("a row cannot receive that many");
+        n_sources += m.counts[i];
+    }
+    if (n_sources > rows.n) throw invalid("there are not that many rows to merge");
+    if (n_sources && !m.weights) throw invalid("there are no weights to merge by");
+    const auto from = located(rows, (int32_t) n_sources, m.sources);
+    std::vector<bool> receives(rows.n, false);
+    for (int i = 0; i < m.n; ++i) {
+        if (receives[m.rows[i]]) throw invalid("a row that receives is named twice");
+        receives[m.rows[i]] = true;
+    }
+    for (int64_t i = 0; i < n_sources; ++i) if (receives[m.sources[i]]) throw invalid("a row cannot be merged and receive");
+    const edgekv_shares shares { m.n, to.data(), m.own, m.counts, from.data(), m.weights };
+    for (ggml_tensor * t : { rows.t->k, rows.t->v }) {
+        const host_rows host(t, rows.first, rows.n);
+        edgekv_cpu_merge_fold(&host.view, &shares);
+        if (host.copy.empty()) continue;
+        for (int32_t r : to) ggml_backend_tensor_set(t, host.view.base + r*t->nb[1], (rows.first + r)*t->nb[1], t->nb[1]);
+    }
+}
