@@ -9,23 +9,34 @@ namespace {
 
 constexpr int SCORE_PARTS = 16;
 
-struct score_job { edgekv_rows rows; edgekv_queries queries; edgekv_columns columns; };
+// len, n_after: of the softmax; those of the columns leave out the rows of a piece, which nobody asks about
+struct score_job { edgekv_rows rows; edgekv_queries queries; edgekv_columns columns; const int32_t * columns_len, * columns_after; };
 
 void score_norm(ggml_tensor * dst, int ith, int nth, void * data) {
     const auto & j = *(const score_job *) data;
     for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_norm(&j.rows, &j.queries, (float *) dst->data, p, SCORE_PARTS);
 }
 
-void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
+void score_fold(ggml_tensor * dst, int ith, int nth, void * data) {
     const auto & j = *(const score_job *) data;
-    for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_columns(&j.rows, &j.queries, (const float *) dst->src[0]->data, SCORE_PARTS, &j.columns, p, SCORE_PARTS);
+    edgekv_cpu_score_fold(&j.rows, &j.queries, (const float *) dst->src[0]->data, SCORE_PARTS, (float *) dst->data, ith, nth);
 }
 
-// two nodes on the CPU backend: its threads, its barrier between them
+void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
+    const auto & j = *(const score_job *) data;
+    auto rows = j.rows;
+    auto queries = j.queries;
+    rows.len = j.columns_len;
+    queries.n_after = j.columns_after;
+    for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_columns(&rows, &queries, (const float *) dst->src[0]->data, &j.columns, p, SCORE_PARTS);
+}
+
+// three nodes on the CPU backend: its threads, its barriers between them
 bool compute_score(ggml_backend_t cpu, score_job & job) {
     ggml_context_ptr ctx { ggml_init({ 4*ggml_tensor_overhead() + ggml_graph_overhead_custom(4, false), nullptr, true }) };
     ggml_tensor * norm = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, SCORE_PARTS, nullptr, 0, score_norm, GGML_N_TASKS_MAX, &job);
-    ggml_tensor * cols = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 1, 1, 1, 1, &norm, 1, score_columns, GGML_N_TASKS_MAX, &job);
+    ggml_tensor * fold = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, 1, &norm, 1, score_fold, GGML_N_TASKS_MAX, &job);
+    ggml_tensor * cols = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 1, 1, 1, 1, &fold, 1, score_columns, GGML_N_TASKS_MAX, &job);
     ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), 4, false);
     ggml_build_forward_expand(gf, cols);
     ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors(ctx.get(), cpu) };
@@ -59,12 +70,17 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
         if (x.empty()) x.assign(n, 0.0f);
         return x.data();
     };
-    std::vector<int32_t> first(l.n_head_kv), len(l.n_head_kv), n_after(n_q);
+    const int32_t n_piece = (int32_t) std::max<int64_t>(0, row0 + n_q - n_tokens); // the last rows are those of a piece
+    std::vector<int32_t> first(l.n_head_kv), len(l.n_head_kv), columns_len(l.n_head_kv), n_after(n_q), columns_after(n_q);
     for (int k = 0; k < l.n_head_kv; ++k) {
         first[k] = (int32_t) (k*s.cap + s.n_old - l.len[k]);
         len[k]   = (int32_t) (l.len[k] + row0 + n_q);
+        columns_len[k] = len[k] - n_piece;
     }
-    for (int t = 0; t < n_q; ++t) n_after[t] = n_q - 1 - t;
+    for (int t = 0; t < n_q; ++t) {
+        n_after[t] = n_q - 1 - t;
+        columns_after[t] = std::max(0, n_after[t] - n_piece);
+    }
 
     std::vector<char> host; // K of one layer, if it lies on a device
     const char * k = (const char *) s.t.k->data;
@@ -83,6 +99,8 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
     job.queries = { (const float *) s.queries.t->data + q0*l.d_k*l.n_head, (int64_t) l.d_k*l.n_head, l.d_k, n_q, n_after.data(), nullptr };
     job.columns = { want(EDGEKV_STAT_MEAN, tally.sum, n_scored), want(EDGEKV_STAT_MAX, tally.max, n_scored), want(EDGEKV_STAT_ENTROPY, tally.entropy, n_scored),
                     want(EDGEKV_STAT_VAR, tally.mean, G*n_scored), want(EDGEKV_STAT_VAR, tally.m2, G*n_scored), n_scored, tally.n_seen };
+    job.columns_len = columns_len.data();
+    job.columns_after = columns_after.data();
     if (!compute_score(ctx->backend_cpu, job)) throw std::bad_alloc();
     tally.n_seen += n_q;
 }

@@ -251,8 +251,10 @@ columns run_score(const inputs & in, int n_calls, int n_parts_norm, int n_parts)
         if (qs.start) qs.start += t0;
         std::vector<float> norm((size_t) n_parts_norm*in.n_head*n*2, NAN);
         for (int p = n_parts_norm - 1; p >= 0; --p) edgekv_cpu_score_norm(&rows, &qs, norm.data(), p, n_parts_norm);
+        std::vector<float> folded((size_t) in.n_head*n*2, NAN);
+        for (int i = 2; i >= 0; --i) edgekv_cpu_score_fold(&rows, &qs, norm.data(), n_parts_norm, folded.data(), i, 3);
         cols.c.n_seen = t0;
-        for (int p = 0; p < n_parts; ++p) edgekv_cpu_score_columns(&rows, &qs, norm.data(), n_parts_norm, &cols.c, p, n_parts);
+        for (int p = 0; p < n_parts; ++p) edgekv_cpu_score_columns(&rows, &qs, folded.data(), &cols.c, p, n_parts);
     }
     return cols;
 }

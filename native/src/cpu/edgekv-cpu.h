@@ -57,8 +57,11 @@ struct edgekv_columns {
     int64_t n_seen;
 };
 
-// score, second pass over part p of each head's rows; norm is what the first pass left (n_parts_norm parts)
-GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * norm, int n_parts_norm,
+// score, between the passes: what the parts of the first left, folded: maximum and 1/sum of each query, out [n_head][n_tokens][2]
+GGML_BACKEND_API void edgekv_cpu_score_fold(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * parts, int n_parts, float * out, int ith, int nth);
+
+// score, second pass over part p of each head's rows; norm: what was folded
+GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * norm,
         const struct edgekv_columns * cols, int part, int n_parts);
 
 // Rows of one head by number: row r at base + r*nb. Folding writes to them.

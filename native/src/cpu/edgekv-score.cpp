@@ -1,6 +1,7 @@
 // score: column statistics of the attention of some queries, without ever holding the attention matrix.
 //     a[t][h][r] = softmax_r(scale * q[t][h].k[r]) over the rows that token t sees
 // Two passes over K: maxima and sums of each query's softmax, then the columns. Work is cut by rows, so threads never share one.
+#include "edgekv-aligned.h"
 #include "edgekv-tile.h"
 
 #include <cstring>
@@ -12,31 +13,40 @@ namespace {
 constexpr int MANY_QUERIES = 16; // of one head: from here on transposing a tile pays
 
 struct workspace {
-    std::vector<float> tile, tile_t, logits;
+    aligned_floats tile_room, tile_t_room, logits_room;
+    float * tile, * tile_t;
     std::vector<const float *> q;
     std::vector<float *> s;
 };
 
 // logits of one tile for the n_tokens queries of head h
 float ** head_logits(const edgekv_rows & rows, const edgekv_queries & qs, workspace & w, int h, int n) {
-    w.logits.resize((size_t) qs.n_tokens*EDGEKV_TILE);
+    float * logits = w.logits_room.get((size_t) qs.n_tokens*EDGEKV_TILE);
     w.q.resize(qs.n_tokens); w.s.resize(qs.n_tokens);
     for (int t = 0; t < qs.n_tokens; ++t) {
         w.q[t] = qs.q + t*qs.stride_t + h*qs.stride_h;
-        w.s[t] = w.logits.data() + (size_t) t*EDGEKV_TILE;
+        w.s[t] = logits + (size_t) t*EDGEKV_TILE;
     }
-    if (qs.n_tokens >= MANY_QUERIES) tile_dot_transposed(w.tile_t.data(), w.q.data(), qs.n_tokens, rows.d_k, w.s.data());
-    else                             tile_dot(w.tile.data(), w.q.data(), qs.n_tokens, n, rows.d_k, w.s.data());
+    if (qs.n_tokens >= MANY_QUERIES) tile_dot_transposed(w.tile_t, w.q.data(), qs.n_tokens, rows.d_k, w.s.data());
+    else                             tile_dot(w.tile, w.q.data(), qs.n_tokens, n, rows.d_k, w.s.data());
     tile_scale(rows, qs.n_tokens, n, w.s.data());
     return w.s.data();
 }
 
 void load_keys(const edgekv_rows & rows, const edgekv_queries & qs, workspace & w, int k, int r, int n) {
-    w.tile.resize((size_t) EDGEKV_TILE*rows.d_k);
-    edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, w.tile.data());
+    w.tile = w.tile_room.get((size_t) EDGEKV_TILE*rows.d_k);
+    edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, w.tile);
     if (qs.n_tokens < MANY_QUERIES) return;
-    w.tile_t.resize((size_t) EDGEKV_TILE*rows.d_k);
-    tile_transpose(w.tile.data(), n, rows.d_k, w.tile_t.data());
+    w.tile_t = w.tile_t_room.get((size_t) EDGEKV_TILE*rows.d_k);
+    tile_transpose(w.tile, n, rows.d_k, w.tile_t);
+}
+
+// the highest of n logits, at least m; m rises rarely, so that is asked of all together
+float highest(const float * s, int n, float m) {
+    int n_higher = 0;
+    for (int j = 0; j < n; ++j) n_higher += s[j] > m;
+    for (int j = 0; n_higher > 0 && j < n; ++j) m = std::max(m, s[j]);
+    return m;
 }
 
 // a part is a range of whole tiles, the same fraction of every head
@@ -64,8 +74,8 @@ void edgekv_cpu_score_norm(const edgekv_rows * rows, const edgekv_queries * qs, 
                     int lo, hi; visible(*rows, *qs, t, k, lo, hi);
                     const int a = std::max(lo - r, 0), b = std::min(hi - r, n);
                     if (a >= b) continue;
-                    float * ml = out + ((size_t) h*qs->n_tokens + t)*2, m = ml[0];
-                    for (int j = a; j < b; ++j) m = std::max(m, s[t][j]);
+                    float * ml = out + ((size_t) h*qs->n_tokens + t)*2;
+                    const float m = highest(s[t] + a, b - a, ml[0]);
                     if (m > ml[0]) { ml[1] *= ml[0] == -INFINITY ? 0.0f : expf(ml[0] - m); ml[0] = m; }
                     ml[1] += (float) ggml_vec_soft_max_f32(b - a, s[t] + a, s[t] + a, m);
                 }
@@ -74,38 +84,36 @@ void edgekv_cpu_score_norm(const edgekv_rows * rows, const edgekv_queries * qs, 
     }
 }
 
-// maximum and 1/sum of every query of KV head k's group, folded over the parts of the first pass
-static void fold_norm(const edgekv_rows & rows, const edgekv_queries & qs, const float * norm, int n_parts, int h, float * m, float * inv) {
-    for (int t = 0; t < qs.n_tokens; ++t) {
-        const float sink = rows.sinks ? rows.sinks[h] : -INFINITY;
-        float mm = sink, sum = 0;
-        for (int p = 0; p < n_parts; ++p) mm = std::max(mm, norm[(((size_t) p*rows.n_head + h)*qs.n_tokens + t)*2]);
+void edgekv_cpu_score_fold(const edgekv_rows * rows, const edgekv_queries * qs, const float * parts, int n_parts, float * out, int ith, int nth) {
+    const int n = rows->n_head*qs->n_tokens; // queries of all heads
+    for (int i = ith; i < n; i += nth) {
+        const float sink = rows->sinks ? rows->sinks[i/qs->n_tokens] : -INFINITY;
+        float m = sink, sum = 0;
+        for (int p = 0; p < n_parts; ++p) m = std::max(m, parts[((size_t) p*n + i)*2]);
         for (int p = 0; p < n_parts; ++p) {
-            const float * x = norm + (((size_t) p*rows.n_head + h)*qs.n_tokens + t)*2;
-            if (x[1] > 0) sum += x[1]*expf(x[0] - mm);
+            const float * x = parts + ((size_t) p*n + i)*2;
+            if (x[1] > 0) sum += x[1]*expf(x[0] - m);
         }
-        if (rows.sinks) sum += expf(sink - mm);
-        m[t] = mm;
-        inv[t] = sum > 0 ? 1.0f/sum : 0.0f;
+        if (rows->sinks) sum += expf(sink - m);
+        out[2*i] = m;
+        out[2*i + 1] = sum > 0 ? 1.0f/sum : 0.0f;
     }
 }
 
-void edgekv_cpu_score_columns(const edgekv_rows * rows, const edgekv_queries * qs, const float * norm, int n_parts_norm,
+void edgekv_cpu_score_columns(const edgekv_rows * rows, const edgekv_queries * qs, const float * norm,
         const edgekv_columns * cols, int part, int n_parts) {
     static thread_local workspace w;
-    static thread_local std::vector<float> m, inv;
     const int G = rows->n_head/rows->n_head_kv, n_t = qs->n_tokens;
-    m.resize((size_t) G*n_t); inv.resize((size_t) G*n_t);
     for (int k = 0; k < rows->n_head_kv; ++k) {
         int r0, r1; part_rows(rows->len[k], part, n_parts, r0, r1);
         if (r0 >= r1) continue;
-        for (int g = 0; g < G; ++g) fold_norm(*rows, *qs, norm, n_parts_norm, k*G + g, &m[(size_t) g*n_t], &inv[(size_t) g*n_t]);
         for (int r = r0; r < r1; r += EDGEKV_TILE) {
             const int n = std::min(EDGEKV_TILE, r1 - r);
             load_keys(*rows, *qs, w, k, r, n);
             float sum[EDGEKV_TILE] = {}, mx[EDGEKV_TILE] = {}, ent[EDGEKV_TILE] = {};
             for (int g = 0; g < G; ++g) {
                 float ** s = head_logits(*rows, *qs, w, k*G + g, n);
+                const float * of_head = norm + (size_t) (k*G + g)*n_t*2;
                 float hs[EDGEKV_TILE] = {};
                 for (int t = 0; t < n_t; ++t) {
                     int lo, hi; visible(*rows, *qs, t, k, lo, hi);
@@ -113,8 +121,8 @@ void edgekv_cpu_score_columns(const edgekv_rows * rows, const edgekv_queries * q
                     for (int j = 0; j < std::min(a, n); ++j) s[t][j] = 0;
                     for (int j = std::max(b, 0); j < n; ++j) s[t][j] = 0;
                     if (a >= b) continue;
-                    ggml_vec_soft_max_f32(b - a, s[t] + a, s[t] + a, m[(size_t) g*n_t + t]);
-                    const float c = inv[(size_t) g*n_t + t];
+                    ggml_vec_soft_max_f32(b - a, s[t] + a, s[t] + a, of_head[2*t]);
+                    const float c = of_head[2*t + 1];
                     for (int j = a; j < b; ++j) {
                         const float p = s[t][j]*c;
                         s[t][j] = p;
