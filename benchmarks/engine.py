@@ -156,10 +156,13 @@ def one_round(plan: Plan, kind: str, number: int) -> dict[str, dict[str, Any]]:
     for name, what in names if number % 2 == 0 else reversed(names):
         print(f"round {number + 1}, {kind}: {what.side} {what.hidden if what.side == 'edgekv' else ''} {what.n_prompt} tokens",
               file=sys.stderr, flush=True)
-        environment = stock_environment() if what.side == "stock" else dict(os.environ)
-        measure = str(Path(__file__).resolve().parent / "measure.py")
-        results[name] = json.loads(_python([measure], json.dumps(asdict(what)), environment))
+        results[name] = measured(what)
     return results
+
+
+def measured(what: Measurement) -> dict[str, Any]:
+    environment = stock_environment() if what.side == "stock" else dict(os.environ)
+    return json.loads(_python([str(Path(__file__).resolve().parent / "measure.py")], json.dumps(asdict(what)), environment))
 
 
 def stock_environment() -> dict[str, str]:
@@ -210,7 +213,7 @@ def mib(n_bytes: float) -> str:
 
 def heading() -> str:
     """Machine, commit and command line."""
-    command = shlex.join(["python", "benchmarks/engine.py", *sys.argv[1:]])
+    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     return f"`{command}`, commit {commit}{' with changes' if changed else ''}, {machine()}\n"

@@ -53,7 +53,7 @@ def main() -> None:
     result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
     result["rss_bytes"] = rss_peak()
     if stats:
-        result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "compress_ms", "mode", "method")}
+        result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "compress_ms", "stage_ms", "mode", "method")}
         result["n_kept"] = float(stats.n_kept)
     print(json.dumps(result))
 

@@ -6,7 +6,6 @@ the cache is what the method left of them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from ctypes import POINTER
@@ -28,6 +27,7 @@ from edgekv.machine import memory_free
 from edgekv.merge import Folding
 from edgekv.methods import LayerStats, Preset
 from edgekv.sizes import parse_size, size_text
+from edgekv.stats import StageClock
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
@@ -70,7 +70,8 @@ class Engine:
         self.progress: Callable[[int, int], None] | None = None
         self.offloaded = False
         """Rows lie in another memory than the CPU's; hidden states and inputs never do."""
-        self.compress_ms = 0.0
+        self.clock = StageClock()
+        """What compressing the last prompt took."""
         self.by_layer = True
         self.ratio = settings.ratio
         """The share of its rows that the last prompt was to keep."""
@@ -92,19 +93,17 @@ class Engine:
         with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
             spending, folding = self._start(plan, tail), self._start_merge()
-            spent, kept = 0.0, np.zeros((0, self.store.n_head_kv), np.int32)
+            self.clock, kept = StageClock(), np.zeros((0, self.store.n_head_kv), np.int32)
             for il in range(len(self.store.layers)):
                 p.run(il)
                 if il not in plan.layers:
                     continue  # a sliding-window layer keeps its window by itself
-                start = time.perf_counter()
                 kept = self._compress(p, watch, plan, spending, folding, kept)
-                spent += time.perf_counter() - start
             p.end()
             self._folding = folding
             if not tail:
                 self._spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
-            self.compress_ms = 1e3 * spent + p.score_ms
+            self.clock.ms["observe"] = p.score_ms
         self.ratio = plan.ratio
         self._last = self.store.memory().n_past
 
@@ -115,20 +114,25 @@ class Engine:
 
         before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer.
         """
-        s, i, n_head_kv = self.settings, len(before), self.store.layers[p.il].n_head_kv
-        layer = self._layer_stats(p, watch)
-        scores = s.preset.score.score(layer, s.preset.params)
-        counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
-        keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window)
+        s, i, n_head_kv, clock = self.settings, len(before), self.store.layers[p.il].n_head_kv, self.clock
+        with clock("score"):
+            layer = self._layer_stats(p, watch)
+            scores = s.preset.score.score(layer, s.preset.params)
+        with clock("budget"):
+            counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
+        with clock("select"):
+            keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window)
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
             n = counts[j, : self.store.layers[il].n_head_kv]
-            if folding:
+            with clock("merge"):
                 _fold(folding, p, il, before[j, : len(n)], [np.arange(x, dtype=np.int32) for x in n])
-            p.shrink(il, n)
-        if folding:
+            with clock("evict"):
+                p.shrink(il, n)
+        with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
-        p.keep(keep)  # last, when the others have made room
+        with clock("evict"):
+            p.keep(keep)  # last, when the others have made room
         return counts
 
     def bound_tail(self, tokens: NDArray[np.intc], n_more: int) -> None:
@@ -242,9 +246,9 @@ class Engine:
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
 
 
-def _fold(folding: Folding, p: native.Prefill, il: int, n_rows: NDArray[np.int32], keep: list[NDArray[np.int32]]) -> None:
+def _fold(folding: Folding | None, p: native.Prefill, il: int, n_rows: NDArray[np.int32], keep: list[NDArray[np.int32]]) -> None:
     """merge: the heads of a layer, of n_rows [n_head_kv] rows each, fold what they are going to lose into the rows `keep`."""
-    for k, rows in enumerate(keep):
+    for k, rows in enumerate(keep if folding else []):
         folding.fold(p, il, k, int(n_rows[k]), rows)
 
 

@@ -205,8 +205,8 @@ class Llama(llama_cpp.Llama):
         rows, heads = sum(int(kept[il].sum()) for il in full), sum(kv.store.layers[il].n_head_kv for il in full)
         return KVStats(
             method=s.preset.name, ratio=s.ratio if s.memory is None else kv.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
-            n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms, compress_ms=kv.compress_ms,
-            mode="layers" if kv.by_layer else "full then compress",
+            n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms,
+            compress_ms=sum(kv.clock.ms.values()), stage_ms=kv.clock.ms, mode="layers" if kv.by_layer else "full then compress",
             n_bytes_limit=s.memory, note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
     def kv_save(self, path: str) -> None:

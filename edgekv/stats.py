@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +33,29 @@ class KVStats:
     prefill_ms: float
     """Reading the last prompt, compression included."""
     compress_ms: float
-    """Scoring, selecting and moving rows, as part of that."""
+    """Scoring, selecting and moving rows, as part of that: the sum of `stage_ms`."""
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
     n_bytes_limit: int | None = None
     """What `kv_memory` allows."""
     note: str = ""
     """Why the mode is not 'layers', one line; else empty."""
+    stage_ms: Mapping[str, float] = field(default_factory=dict)
+    """What each of STAGES took of the last prompt; empty if nothing was compressed."""
+
+
+STAGES = ("observe", "score", "budget", "select", "merge", "evict")
+"""Observe: statistics of attention, native, while the prompt is read (a probe's own reading is no part of it); the others come after each layer."""
+
+
+class StageClock:
+    """Milliseconds of one prompt by stage: `with clock("score"): ...`"""
+
+    def __init__(self) -> None:
+        self.ms = dict.fromkeys(STAGES, 0.0)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.ms[stage] += 1e3 * (time.perf_counter() - begin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgekv.stats import STAGES
 from tests import lib, models
 from tests.engine import MAX_NMSE, evict_likewise, feed, job, load, logits, positions, read
 from tests.reference.model import Reference
@@ -106,6 +107,14 @@ def test_hidden_states_may_wait_elsewhere(tiny, text, nmse, hidden):
 def test_the_number_of_threads_changes_nothing(tiny, text, kind):
     one, three = (read(load(tiny("llama-gqa"), kind, kv_ratio=0.3, n_threads=n), text(N_PROMPT), text(16, seed=1)) for n in (1, 3))
     assert np.array_equal(one, three)
+
+
+def test_what_compressing_took_is_told_by_stage(tiny, text):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method="d2o")
+    llm.eval(list(text(300)))
+    stats = llm.kv_stats()
+    assert tuple(stats.stage_ms) == STAGES and all(ms > 0 for ms in stats.stage_ms.values())
+    assert stats.compress_ms == pytest.approx(sum(stats.stage_ms.values())) and stats.compress_ms < stats.prefill_ms
 
 
 # ---- scores
