@@ -1,12 +1,11 @@
 """Blueprint: what a model file would take, from llama.cpp itself, without reading a weight or allocating a cache.
 
-A model without weights can have contexts; they say the exact shape of each layer's cache and how large the compute buffers are that
-llama.cpp reserves. The latter have no function in the C API, so they are read from the log lines of the pinned version.
+A model without weights can have contexts; they say the exact shape of each layer's cache and how large the buffers are that llama.cpp would
+allocate.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,20 +15,16 @@ from edgekv import facts, native
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.native import LayerInfo, llama_cpp
 
-_COMPUTE = re.compile(r": +(\S+) +compute buffer size = +([\d.]+) MiB")
-_CACHE = re.compile(r": size = +([\d.]+) MiB")
-MIB = 1024 * 1024
-
 
 @dataclass(frozen=True)
 class Context:
-    """What a context of some kind would hold: its layers (none if edgekv cannot compress), bytes by device.
+    """What a context of some kind would hold: its layers (none if edgekv cannot compress), bytes of all devices.
 
-    compute: device name -> bytes of compute buffers; cache: bytes of llama.cpp's own cache, to 0.01 MiB.
+    compute: of compute buffers; cache: of llama.cpp's own cache.
     """
 
     layers: tuple[LayerInfo, ...]
-    compute: dict[str, int]
+    compute: int
     cache: int
 
 
@@ -44,7 +39,7 @@ class Blueprint:
         self.path, self._n_ubatch = path, n_ubatch
         params = llama_cpp.llama_model_default_params()
         params.no_alloc, params.load_mode, params.n_gpu_layers = True, llama_cpp.LLAMA_LOAD_MODE_NONE, -1 if on_gpu else 0
-        with _log() as _:
+        with _quiet():
             self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
         if not self._model:
             raise BadInput(f"{path} cannot be loaded as a model")
@@ -71,7 +66,7 @@ class Blueprint:
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         native.next_context(compressed)
         try:
-            with _log() as lines:
+            with _quiet():
                 ctx = llama_cpp.llama_init_from_model(self._model, params)
         finally:
             native.next_context(False)
@@ -79,26 +74,23 @@ class Blueprint:
             raise EdgeKVError(f"llama.cpp makes no context of {n_ctx:,} tokens for {self.path}")
         try:
             store = native.Store.of(ctx)
-            text = "".join(lines)
-            compute = {name: int(float(size) * MIB) for name, size in _COMPUTE.findall(text)}
-            return Context(tuple(store.layers) if store else (), compute, int(sum(map(float, _CACHE.findall(text))) * MIB))
+            cache, compute = native.context_bytes(ctx)
+            return Context(tuple(store.layers) if store else (), compute, cache)
         finally:
             llama_cpp.llama_free(ctx)
 
 
 @contextmanager
-def _log() -> Iterator[list[str]]:
-    """What llama.cpp logs inside, instead of the bindings' own logger."""
+def _quiet() -> Iterator[None]:
+    """Without llama.cpp's log, which tells of each context as if one were to be used."""
     from llama_cpp import _logger
 
-    lines: list[str] = []
-
     @llama_cpp.llama_log_callback
-    def note(level: int, text: bytes, data: object) -> None:
-        lines.append(text.decode(errors="replace"))
+    def nothing(level: int, text: bytes, data: object) -> None:
+        pass
 
-    llama_cpp.llama_log_set(note, None)
+    llama_cpp.llama_log_set(nothing, None)
     try:
-        yield lines
+        yield
     finally:
         llama_cpp.llama_log_set(_logger.llama_log_callback, None)

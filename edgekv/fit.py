@@ -96,12 +96,11 @@ class Planner:
         b, w = self.blueprint, self.wish
         kinds = self._check_types(types)
         compressed = ratio < 1
-        context = b.context(compressed, n_ctx, *kinds, 2048 if self._on_gpu else 1)
-        compute = sum(context.compute.values())
-        shared = dict(n_ctx=n_ctx, ratio=ratio, type_k=types[0], type_v=types[1], weights=b.weights, compute=compute, process=w.process)
+        context = b.context(compressed, n_ctx, *kinds, 2048 if self._on_gpu and not compressed else 1)
+        shared = dict(n_ctx=n_ctx, ratio=ratio, type_k=types[0], type_v=types[1], weights=b.weights, compute=context.compute, process=w.process)
         if not compressed:
             return Point(n_kept=n_ctx, hidden="f32", kv=context.cache, kv_full=context.cache, tail=0, layer=0, hidden_bytes=0, inputs=0,
-                         peak=b.weights + context.cache + compute + w.process, **shared)
+                         peak=b.weights + context.cache + context.compute + w.process, **shared)
         n_rows = rows_for(n_ctx, ratio, min_tokens=w.min_tokens)
         read = reading(context.layers, extent(self.preset, n_ctx, w.window, self._n_ubatch), n_rows, n_embd=b.n_embd, n_ubatch=self._n_ubatch,
                        hidden=hidden, even=self.preset.budget.name == "uniform")
@@ -109,7 +108,7 @@ class Planner:
         full = b.context(False, n_ctx, *kinds).cache
         moving = max(read.peak, read.kept + tail)
         return Point(n_kept=n_rows, hidden=hidden, kv=read.kept, kv_full=full, tail=tail, layer=read.layer, hidden_bytes=read.hidden, inputs=read.inputs,
-                     peak=b.weights + compute + w.process + moving, **shared)
+                     peak=b.weights + context.compute + w.process + moving, **shared)
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
         """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""

@@ -68,6 +68,10 @@ class _MemoryInfo(Structure):
     _fields_ = [(n, c_int64) for n in ("n_past", "boundary", "bytes_now", "bytes_peak")]
 
 
+class _ContextBytes(Structure):
+    _fields_ = [("cache", c_int64), ("compute", c_int64)]
+
+
 _Progress = CFUNCTYPE(c_bool, c_int32, c_int32, c_void_p)
 
 
@@ -90,6 +94,7 @@ def _declare() -> None:
     p = c_void_p
     for name, result, *args in (
         ("last_error", c_char_p), ("last_status", c_int), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p),
+        ("context_bytes_get", c_int, p, POINTER(_ContextBytes)),
         ("n_layer", c_int32, p), ("layer_get", c_int, p, c_int32, POINTER(_LayerInfo)), ("len", c_int, p, c_int32, _I32P),
         ("pos", c_int, p, c_int32, c_int32, _I32P), ("rows_f32", c_int, p, c_int32, c_int32, _F32P, _F32P),
         ("rows_bytes", c_int, p, c_int32, c_int32, p, p), ("memory_get", c_int, p, POINTER(_MemoryInfo)),
@@ -162,6 +167,13 @@ def next_context(on: bool) -> None:
 def context_error() -> str:
     """Why the context that `next_context` announced could not be created, one line; empty if llama.cpp itself refused it."""
     return (_lib.edgekv_last_error() or b"").decode(errors="replace")
+
+
+def context_bytes(ctx: Any) -> tuple[int, int]:
+    """Bytes of a llama_context on all devices: its cache (llama.cpp's own, or the store) and compute buffers; without weights (no_alloc) what they would be."""
+    bytes_ = _ContextBytes()
+    _check(_lib.edgekv_context_bytes_get(ctx, bytes_))
+    return bytes_.cache, bytes_.compute
 
 
 def why_unsupported(model: Any) -> str | None:

@@ -38,7 +38,7 @@ class Expected:
         compressed = not case.is_full and sample["mode"] != "uncompressed"
         context = self._blueprint.context(compressed, n_ctx, *kinds)
         cache = self._cache(case, context) if compressed else 0  # llama.cpp's own is there when the model is loaded
-        return max(sample["peak_loaded"], sample["rss_loaded"] + sum(context.compute.values()) + cache)
+        return max(sample["peak_loaded"], sample["rss_loaded"] + context.compute + cache)
 
     def _cache(self, case: Case, context: Context) -> int:
         """K and V with what stands beside them while prompts are read: what lies before the test, the test's own, then new tokens."""

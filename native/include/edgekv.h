@@ -40,6 +40,13 @@ LLAMA_API void         edgekv_next_context(bool on);
 LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
 LLAMA_API bool         edgekv_has_store(const struct llama_context * ctx);
 
+// what llama.cpp itself allocates for a context, over all devices; of a model without weights (no_alloc) what it would allocate
+struct edgekv_context_bytes {
+    int64_t cache;                     // its own cache, or the store
+    int64_t compute;                   // buffers of the scheduler
+};
+LLAMA_API int          edgekv_context_bytes_get(const struct llama_context * ctx, struct edgekv_context_bytes * out);
+
 struct edgekv_layer_info {
     int32_t n_head, n_head_kv, d_k, d_v;
     int32_t type_k, type_v;            // ggml_type

@@ -62,6 +62,18 @@ int          edgekv_last_status(void) { return g_status; }
 void         edgekv_note_error(const char * what)                  { g_error = what; g_status = EDGEKV_UNSUPPORTED; }
 void         edgekv_next_context(bool on)                          { edgekv_want_store(on); g_error.clear(); g_status = EDGEKV_OK; }
 const char * edgekv_why_unsupported(const llama_model * model)     { return model ? edgekv_unsupported(*model) : "there is no model"; }
+
+int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * out) {
+    return guard([&] {
+        edgekv_context_bytes sum = {};
+        for (const auto & [buft, bytes] : given(ctx).memory_breakdown()) {
+            sum.cache   += (int64_t) bytes.context;
+            sum.compute += (int64_t) bytes.compute;
+        }
+        given(out) = sum;
+    });
+}
+
 bool         edgekv_has_store(const llama_context * ctx)           { return ctx && edgekv_store_of(ctx->get_memory()); }
 
 int32_t edgekv_n_layer(const llama_context * ctx) {
