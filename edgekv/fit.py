@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from edgekv import native
 from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.footprint import extent, reading
@@ -96,7 +97,7 @@ class Planner:
         b, w = self.blueprint, self.wish
         kinds = self._check_types(types)
         compressed = ratio < 1
-        context = b.context(compressed, n_ctx, *kinds, 2048 if self._on_gpu and not compressed else 1)
+        context = b.context(compressed, n_ctx, *kinds, (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1)
         shared = dict(n_ctx=n_ctx, ratio=ratio, type_k=types[0], type_v=types[1], weights=b.weights, compute=context.compute, process=w.process)
         if not compressed:
             return Point(n_kept=n_ctx, hidden="f32", kv=context.cache, kv_full=context.cache, tail=0, layer=0, hidden_bytes=0, inputs=0,

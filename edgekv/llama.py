@@ -74,7 +74,7 @@ class Llama(llama_cpp.Llama):
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
         check_whole_cache(str(model_path), kwargs.get("n_ctx", 512), kwargs.get("type_k"), kwargs.get("type_v"), compress,
                           kwargs.get("n_gpu_layers") or 0)
-        self._kv_one_output = compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
+        self._kv_few_outputs = compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
         native.next_context(compress)
         try:
             super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
@@ -227,8 +227,8 @@ class Llama(llama_cpp.Llama):
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        if self._kv_one_output:  # else llama.cpp reserves n_ubatch x n_vocab floats for logits that are never wanted
-            params.n_outputs_max = 1
+        if self._kv_few_outputs:  # else llama.cpp reserves n_ubatch x n_vocab floats for logits that are never wanted
+            params.n_outputs_max = native.OUTPUTS
         self._kv_context_params = params
 
     def _kv_attach(self, wanted: bool) -> None:
@@ -265,7 +265,7 @@ class Llama(llama_cpp.Llama):
     def _kv_new_context(self) -> None:
         """This model in a context with a store, instead of the present one."""
         self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        self.context_params.n_outputs_max = 0 if self._logits_all else 1
+        self.context_params.n_outputs_max = 0 if self._logits_all else native.OUTPUTS
         native.next_context(True)
         try:
             fresh = internals.LlamaContext(model=self._model, params=self.context_params, verbose=self.verbose)

@@ -219,3 +219,16 @@ def test_the_path_without_kernels_of_ours_agrees(tiny, text, nmse, monkeypatch, 
     expected = run()
     monkeypatch.setenv("EDGEKV_ATTEND", "graph")
     assert nmse(run(), expected) < (1e-4 if kind == "f16" else 1e-2)  # upstream's kernels round queries and sum in f16
+
+
+def test_a_batch_that_wants_too_many_logits_is_refused(tiny, text):
+    from edgekv import native
+
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
+    n = native.OUTPUTS
+    llm._batch.set_batch(list(text(n + 1)), n_past=0, logits_all=True)
+    with pytest.raises(RuntimeError):
+        llm._ctx.decode(llm._batch)
+    llm._batch.set_batch(list(text(n)), n_past=0, logits_all=True)
+    llm._ctx.decode(llm._batch)
+    assert np.isfinite(logits(llm)).all()

@@ -65,7 +65,7 @@ def test_llama_cpps_own_cache_is_predicted_too(tiny, name, kind):
 @pytest.mark.parametrize("compressed", [False, True])
 def test_compute_buffers_are_those_that_a_context_then_has(tiny, compressed):
     with Blueprint(str(tiny("llama-gqa")), n_ubatch=256) as blueprint:
-        context = blueprint.context(compressed, N_CTX, TYPES["f16"], TYPES["f16"], n_outputs=1 if compressed else 512)
+        context = blueprint.context(compressed, N_CTX, TYPES["f16"], TYPES["f16"], n_outputs=native.OUTPUTS if compressed else 512)
     llm = load(tiny("llama-gqa"), n_ctx=N_CTX, kv_ratio=0.5 if compressed else 1.0)
     cache, compute = native.context_bytes(llm._ctx.ctx)
     assert compute == context.compute and cache == context.cache

@@ -11,11 +11,8 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.choose import choose
-from edgekv.eval.reading import Reading, feed
+from edgekv.eval.reading import STEP, Reading, feed
 from edgekv.stats import KVStats
-
-BATCH = 32
-"""Tokens of a continuation that are fed at once."""
 
 
 class Reader:
@@ -44,9 +41,9 @@ class Reader:
         return say(self.llm, feed(self.llm, rest) if rest else self._reading.logits, n_tokens, stop)
 
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Feed tokens behind the text without compressing them; logits [up to BATCH, n_vocab] after each of them, in order."""
-        for i in range(0, len(tokens), BATCH):
-            yield feed(self.llm, tokens[i : i + BATCH], every=True)
+        """Feed tokens behind the text without compressing them; logits [up to STEP, n_vocab] after each of them, in order."""
+        for i in range(0, len(tokens), STEP):
+            yield feed(self.llm, tokens[i : i + STEP], every=True)
 
 
 def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:

@@ -96,8 +96,8 @@ def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.flo
     return np.concatenate(blocks) if every else np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
 
 
-STEP = 32
-"""Tokens appended at once: few enough not to be read layer by layer."""
+STEP = native.OUTPUTS
+"""Tokens appended at once: few enough not to be read layer by layer, and to give logits of each."""
 
 
 def _decode(llm: Any, tokens: list[int]) -> NDArray[np.float32]:

@@ -49,6 +49,10 @@ static std::vector<llama_kv_cache *> caches(llama_kv_cache_iswa & kv) { return {
 
 template <typename T>
 llama_memory_context_ptr edgekv_cache<T>::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
+    if (balloc.get_n_outputs() > n_outputs_max) { // llama.cpp would abort the process
+        LLAMA_LOG_ERROR("edgekv: this context gives the logits of %u tokens of a batch, not of %u\n", n_outputs_max, balloc.get_n_outputs());
+        return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
+    }
     if (!store->active && store->n_past + balloc.get_n_tokens() > n_ctx) { // the cells would have room: they hold pieces of a probe too
         return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
     }
@@ -178,6 +182,7 @@ static llama_memory_i * create_memory(const llama_model & model, const llama_mem
         kv->store = make_store(model, params, cparams);
         for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX); c->edgekv = kv->store.get(); }
         kv->n_ctx = cparams.n_ctx_seq;
+        kv->n_outputs_max = cparams.n_outputs_max;
         res = std::move(kv);
     } else {
         auto kv = std::make_unique<edgekv_cache<llama_kv_cache_iswa>>(model, params.type_k, params.type_v, false, false, true, true, 1u, 1u, 1u, 1u,
@@ -185,6 +190,7 @@ static llama_memory_i * create_memory(const llama_model & model, const llama_mem
         kv->store = make_store(model, params, cparams);
         for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX); c->edgekv = kv->store.get(); }
         kv->n_ctx = cparams.n_ctx_seq;
+        kv->n_outputs_max = cparams.n_outputs_max;
         res = std::move(kv);
     }
     return res.release();

@@ -20,6 +20,7 @@ struct edgekv_access {
 struct edgekv_memory {
     std::unique_ptr<edgekv_store> store;
     uint32_t n_ctx = 0;
+    uint32_t n_outputs_max = 0; // tokens of a batch whose logits may be asked for
     virtual ~edgekv_memory() = default;
 };
 
