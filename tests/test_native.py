@@ -60,6 +60,12 @@ def test_cpu_kernels_agree_with_plain_loops():
     check_passed(run(program("test-kernels")))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for CUDA needs Linux")
+def test_cuda_kernels_agree_with_plain_loops():
+    """Their source, compiled as C++ and run on the CPU: what they compute, not that a GPU would run them."""
+    check_passed(run(program("test-cuda")))
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_store_agrees_with_plain_vectors(seed):
     check_passed(run(program("test-store"), seed))

@@ -1,0 +1,377 @@
+// attend on CUDA: few tokens over KV heads of different length. The definition of correct is cpu/edgekv-attend.cpp.
+// The heads' rows are cut into tiles of 16, and all tiles of all heads evenly into parts: a block reads its part once for the up to 16
+// queries (tokens x heads of the group) that share it, each warp its own tiles, next tile under way while one is multiplied. Then one
+// block per query folds the parts. Grids depend on shapes only: the lengths are read on the device.
+#include "edgekv-cuda.h"
+#include "edgekv-rows.cuh"
+
+namespace edgekv_cuda {
+namespace {
+
+constexpr int ROWS = 16;        // of a tile
+constexpr int QUERIES = 16;     // of a block
+constexpr int MAX_WARPS = 4;
+constexpr int STAGES = 2;       // tiles of a warp: one in work, one on its way
+constexpr int ALIGN = 16;
+
+struct attend_args {
+    edgekv_rows rows;
+    edgekv_queries qs;
+    float * top;      // [n_slots][n_q][2] maximum and sum
+    float * values;   // [n_slots][n_q][d_v]
+    float * dst;
+    int n_parts, n_q; // n_q: queries of a KV head, tokens x group
+};
+
+// bytes of n rows at any address, fetched in pieces of 16
+__host__ __device__ constexpr size_t tile_bytes(size_t nb) { return (ROWS*nb + 2*ALIGN - 1)/ALIGN*ALIGN; }
+
+// ---- who does what
+
+struct tiles { int first, n; }; // of one head, in tiles
+
+__device__ __forceinline__ int first_seen(const edgekv_queries & qs) {
+    if (!qs.start) return 0;
+    int lo = qs.start[0];
+    for (int t = 1; t < qs.n_tokens; ++t) lo = min(lo, qs.start[t]);
+    return lo;
+}
+
+__device__ __forceinline__ tiles tiles_of(const edgekv_rows & rows, int k, int lo) {
+    const int first = lo/ROWS;
+    return { first, max(0, (rows.len[k] + ROWS - 1)/ROWS - first) };
+}
+
+__device__ __forceinline__ int total_tiles(const edgekv_rows & rows, int lo) {
+    int n = 0;
+    for (int k = 0; k < rows.n_head_kv; ++k) n += tiles_of(rows, k, lo).n;
+    return n;
+}
+
+// part p is tiles [part_begin(p), part_begin(p + 1)) of all heads; no part is empty
+__device__ __forceinline__ int part_begin(int total, int p, int n_parts) { return (int) ((int64_t) total*p/n_parts); }
+__device__ __forceinline__ int part_of(int total, int tile, int n_parts) { return (int) ((((int64_t) tile + 1)*n_parts - 1)/total); }
+
+// ---- a tile
+
+// query i of the block's 16: its row of Q and the rows that it sees
+struct query { const float * q; int lo, hi; };
+
+__device__ __forceinline__ query query_of(const attend_args & a, int k, int i) {
+    const int G = a.rows.n_head/a.rows.n_head_kv, n = blockIdx.y*QUERIES + i, t = n/G;
+    if (n >= a.n_q) return { nullptr, 0, 0 };
+    const int hidden = a.qs.n_after ? a.qs.n_after[t] : a.qs.n_tokens - 1 - t;
+    return { a.qs.q + t*a.qs.stride_t + (k*G + n % G)*a.qs.stride_h, a.qs.start ? a.qs.start[t] : 0, a.rows.len[k] - hidden };
+}
+
+// Q as the tensor cores take it: for each chunk and half of its values what the 32 lanes hold
+__device__ __forceinline__ void load_queries(const attend_args & a, int k, uint4 * to) {
+    const int n = (a.rows.d_k + CHUNK - 1)/CHUNK*2*WARP;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const int lane = i % WARP, half = i/WARP % 2, chunk = i/(2*WARP), t = lane % 4;
+        const float * q[2] = { query_of(a, k, lane/4).q, query_of(a, k, lane/4 + 8).q };
+        uint32_t x[4];
+        for (int j = 0; j < 4; ++j) {
+            const float * y = q[j % 2];
+            const int column = chunk*CHUNK + value_column(a.rows.type_k, t, 4*half + j/2*2); // its neighbour is the next value
+            x[j] = !y || column >= a.rows.d_k ? 0 : pack(y[column], y[column + 1]);
+        }
+        to[i] = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+}
+
+// where the rows of a tile lie, in memory or in shared memory: bytes in front of the first because copies are aligned
+struct stretch {
+    const char * from;
+    int shift, n_bytes;
+    __device__ stretch(const char * base, size_t nb, int64_t row, int n_rows) {
+        const char * p = base + row*nb;
+        shift = (int) ((uintptr_t) p % ALIGN);
+        from = p - shift;
+        n_bytes = shift + n_rows*(int) nb;
+    }
+    __device__ void fetch(char * to) const {
+        for (int i = threadIdx.x % WARP*ALIGN; i < n_bytes; i += WARP*ALIGN) copy16(to + i, from + i);
+    }
+};
+
+// logits of 16 queries and 16 rows: s[j] has rows 8j.. of the tile
+template <int T, int D>
+__device__ __forceinline__ void multiply_keys(const attend_args & a, const uint4 * queries, const char * tile, float (&s)[2][4]) {
+    const int lane = threadIdx.x % WARP, g = lane/4, t = lane % 4, type = T == ANY_TYPE ? (int) a.rows.type_k : T;
+    for (int j = 0; j < 2; ++j) for (int x = 0; x < 4; ++x) s[j][x] = 0;
+#pragma unroll
+    for (int i = 0; i < D/CHUNK; ++i) {
+        if (i*CHUNK >= a.rows.d_k) break;
+        const half8 k0 = read8(type, tile + g*a.rows.nb_k, i, t, a.rows.d_k), k1 = read8(type, tile + (g + 8)*a.rows.nb_k, i, t, a.rows.d_k);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const uint4 q = queries[(2*i + half)*WARP + lane];
+            mma(s[0], q, k0.w[2*half], k0.w[2*half + 1]);
+            mma(s[1], q, k1.w[2*half], k1.w[2*half + 1]);
+        }
+    }
+}
+
+// o[8i + e]: values of 64 columns i, eight at a time; p: weights of 16 queries and 16 rows, of which n are there
+template <int T, int D>
+__device__ __forceinline__ void multiply_values(const attend_args & a, const uint4 & p, const char * tile, int n, float (&o)[D/8][4]) {
+    const int lane = threadIdx.x % WARP, g = lane/4, t = lane % 4, type = T == ANY_TYPE ? (int) a.rows.type_v : T;
+    const char * row[4];
+    for (int j = 0; j < 4; ++j) row[j] = tile + min(2*t + j % 2 + j/2*8, n - 1)*a.rows.nb_v; // weights behind n are 0, what lies there need not be
+#pragma unroll
+    for (int i = 0; i < D/64; ++i) {
+        if (i*64 >= a.rows.d_v) break;
+        half8 v[4];
+        for (int j = 0; j < 4; ++j) v[j] = read8(type, row[j], 2*i + g/4, g % 4, a.rows.d_v);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+            const uint32_t pick = e % 2 ? 0x7632 : 0x5410;
+            mma(o[8*i + e], p, __byte_perm(v[0].w[e/2], v[1].w[e/2], pick), __byte_perm(v[2].w[e/2], v[3].w[e/2], pick));
+        }
+    }
+}
+
+// column that o[j] holds in lanes of column n (0..7) of the tensor cores' result
+__device__ __forceinline__ int value_of(int type, int j, int n) { return (2*(j/8) + n/4)*CHUNK + value_column(type, n % 4, j % 8); }
+
+// ---- a warp's running softmax
+
+template <int D>
+struct state {
+    float o[D/8][4];
+    float m[2], l[2]; // of queries g and g + 8; l of this lane's rows only
+
+    __device__ void clear() {
+        for (int j = 0; j < D/8; ++j) for (int x = 0; x < 4; ++x) o[j][x] = 0;
+        for (int i = 0; i < 2; ++i) { m[i] = -INFINITY; l[i] = 0; }
+    }
+
+    // the logits become weights, what is there already is scaled; the weights as the next factor
+    __device__ uint4 fold(float (&s)[2][4]) {
+        float c[2];
+        for (int i = 0; i < 2; ++i) {
+            const float top = fmaxf(m[i], max_over(fmaxf(fmaxf(s[0][2*i], s[0][2*i + 1]), fmaxf(s[1][2*i], s[1][2*i + 1])), 4));
+            c[i] = exp_below(m[i], top);
+            m[i] = top;
+            l[i] *= c[i];
+            for (int j = 0; j < 2; ++j) for (int x = 2*i; x < 2*i + 2; ++x) l[i] += s[j][x] = exp_below(s[j][x], top);
+        }
+        if (!__all_sync(ALL_LANES, c[0] == 1.0f && c[1] == 1.0f)) {
+#pragma unroll
+            for (int j = 0; j < D/8; ++j) for (int x = 0; x < 4; ++x) o[j][x] *= c[x/2];
+        }
+        return make_uint4(pack(s[0][0], s[0][1]), pack(s[0][2], s[0][3]), pack(s[1][0], s[1][1]), pack(s[1][2], s[1][3]));
+    }
+};
+
+// ---- a segment: the tiles of one head in one part
+
+// shared memory of a block: Q, then the warps' tiles; after the tiles, in their place, the sums of the warps
+struct shared_layout {
+    size_t queries, tile_k, tile_v, sums;
+    __host__ __device__ shared_layout(const edgekv_rows & rows, int D) :
+        queries((size_t) D/CHUNK*2*WARP*sizeof(uint4)), tile_k(tile_bytes(rows.nb_k)), tile_v(tile_bytes(rows.nb_v)),
+        sums((QUERIES*D + 2*MAX_WARPS*QUERIES)*sizeof(float)) {}
+    __host__ __device__ size_t stage() const { return tile_k + tile_v; }
+    __host__ __device__ size_t total(int n_warps) const {
+        const size_t n = n_warps*STAGES*stage();
+        return queries + (n > sums ? n : sums);
+    }
+};
+
+template <int T, int D>
+__device__ __forceinline__ void attend_tiles(const attend_args & a, const shared_layout & at, const uint4 * queries, char * stages, int k, int begin, int end, state<D> & st) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x/WARP, n_warps = blockDim.x/WARP, len = a.rows.len[k];
+    const query q[2] = { query_of(a, k, lane/4), query_of(a, k, lane/4 + 8) };
+    auto fetch = [&](int tile, int stage) {
+        if (tile < end) {
+            const int64_t row = (int64_t) a.rows.first[k] + tile*ROWS;
+            const int n = min(ROWS, len - tile*ROWS);
+            stretch(a.rows.k, a.rows.nb_k, row, n).fetch(stages + stage*at.stage());
+            stretch(a.rows.v, a.rows.nb_v, row, n).fetch(stages + stage*at.stage() + at.tile_k);
+        }
+        copy_commit();
+    };
+    fetch(begin + warp, 0);
+    int stage = 0;
+    for (int tile = begin + warp; tile < end; tile += n_warps, stage = 1 - stage) {
+        fetch(tile + n_warps, 1 - stage);
+        copy_wait<1>();
+        __syncwarp();
+        const int64_t row = (int64_t) a.rows.first[k] + tile*ROWS;
+        const char * tile_k = stages + stage*at.stage() + stretch(a.rows.k, a.rows.nb_k, row, 0).shift;
+        const char * tile_v = stages + stage*at.stage() + at.tile_k + stretch(a.rows.v, a.rows.nb_v, row, 0).shift;
+        float s[2][4];
+        multiply_keys<T, D>(a, queries, tile_k, s);
+        for (int j = 0; j < 2; ++j) for (int x = 0; x < 4; ++x) {
+            const int r = tile*ROWS + 8*j + 2*(lane % 4) + x % 2;
+            s[j][x] = r >= q[x/2].lo && r < q[x/2].hi ? logit(s[j][x], a.rows.scale, a.rows.softcap) : -INFINITY;
+        }
+        multiply_values<T, D>(a, st.fold(s), tile_v, min(ROWS, len - tile*ROWS), st.o);
+        __syncwarp(); // the stage is free
+    }
+    copy_wait<0>();
+}
+
+// the warps' sums into one, to the segment's slot
+template <int T, int D>
+__device__ __forceinline__ void store_segment(const attend_args & a, float * sums, int slot, state<D> & st) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x/WARP, n_warps = blockDim.x/WARP, type = T == ANY_TYPE ? (int) a.rows.type_v : T;
+    float (* tops)[QUERIES][2] = (float (*)[QUERIES][2]) (sums + QUERIES*D);
+    for (int i = 0; i < 2; ++i) {
+        st.l[i] = sum_over(st.l[i], 4);
+        tops[warp][lane/4 + 8*i][0] = st.m[i];
+        tops[warp][lane/4 + 8*i][1] = st.l[i];
+    }
+    __syncthreads();
+    float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
+    for (int i = 0; i < 2; ++i) {
+        for (int w = 0; w < n_warps; ++w) m[i] = fmaxf(m[i], tops[w][lane/4 + 8*i][0]);
+        for (int w = 0; w < n_warps; ++w) l[i] += tops[w][lane/4 + 8*i][1]*exp_below(tops[w][lane/4 + 8*i][0], m[i]);
+    }
+    for (int w = 0; w < n_warps; ++w) {
+        if (w == warp) {
+#pragma unroll
+            for (int j = 0; j < D/8; ++j) for (int x = 0; x < 4; ++x) {
+                float & to = sums[(lane/4 + x/2*8)*D + value_of(type, j, 2*(lane % 4) + x % 2)];
+                const float y = st.o[j][x]*exp_below(st.m[x/2], m[x/2]);
+                to = w ? to + y : y;
+            }
+        }
+        __syncthreads();
+    }
+    const int q0 = blockIdx.y*QUERIES, n = min(QUERIES, a.n_q - q0), d = a.rows.d_v;
+    const int64_t at = (int64_t) slot*a.n_q + q0;
+    for (int i = threadIdx.x; i < n*d; i += blockDim.x) a.values[at*d + i] = sums[i/d*D + i % d];
+    for (int i = 0; i < 2; ++i) {
+        const int q = lane/4 + 8*i;
+        if (warp || lane % 4 || q >= n) continue;
+        a.top[(at + q)*2] = m[i];
+        a.top[(at + q)*2 + 1] = l[i];
+    }
+    __syncthreads(); // the shared memory is free
+}
+
+// T: type of K and V, or ANY_TYPE; D: 64, 128 or 256, at least the heads' sizes
+template <int T, int D>
+__global__ void __launch_bounds__(MAX_WARPS*WARP, D == 256 ? 2 : 3) attend_part(const attend_args a) {
+    char * shared = dynamic_shared();
+    const shared_layout at(a.rows, D);
+    const int lo = first_seen(a.qs), total = total_tiles(a.rows, lo), n_parts = min(a.n_parts, total), p = blockIdx.x;
+    if (p >= n_parts) return;
+    const int begin = part_begin(total, p, n_parts), end = part_begin(total, p + 1, n_parts);
+    int base = 0;
+    for (int k = 0; k < a.rows.n_head_kv; ++k) {
+        const tiles t = tiles_of(a.rows, k, lo);
+        const int b = max(begin, base) - base, e = min(end, base + t.n) - base;
+        base += t.n;
+        if (b >= e) continue;
+        load_queries(a, k, (uint4 *) shared);
+        __syncthreads();
+        state<D> st;
+        st.clear();
+        char * stages = shared + at.queries;
+        attend_tiles<T, D>(a, at, (const uint4 *) shared, stages + threadIdx.x/WARP*STAGES*at.stage(), k, t.first + b, t.first + e, st);
+        __syncthreads();
+        store_segment<T, D>(a, (float *) stages, p + k, st); // p + k grows from segment to segment: a slot for each
+    }
+}
+
+// one block per head and token
+__global__ void attend_combine(const attend_args a) {
+    const int h = blockIdx.x, t = blockIdx.y, G = a.rows.n_head/a.rows.n_head_kv, k = h/G, q = t*G + h % G, d = a.rows.d_v;
+    const int lo = first_seen(a.qs), total = total_tiles(a.rows, lo), n_parts = min(a.n_parts, total);
+    int base = 0;
+    for (int i = 0; i < k; ++i) base += tiles_of(a.rows, i, lo).n;
+    const int n = tiles_of(a.rows, k, lo).n;
+    const int p0 = n ? part_of(total, base, n_parts) : 0, p1 = n ? part_of(total, base + n - 1, n_parts) + 1 : 0;
+    float m = a.rows.sinks ? a.rows.sinks[h] : -INFINITY, sum = 0;
+    for (int p = p0; p < p1; ++p) m = fmaxf(m, a.top[((int64_t) (p + k)*a.n_q + q)*2]);
+    if (a.rows.sinks) sum = exp_below(a.rows.sinks[h], m);
+    for (int p = p0; p < p1; ++p) {
+        const float * x = a.top + ((int64_t) (p + k)*a.n_q + q)*2;
+        sum += x[1]*exp_below(x[0], m);
+    }
+    for (int i = threadIdx.x; i < d; i += blockDim.x) {
+        float y = 0;
+        for (int p = p0; p < p1; ++p) {
+            const int64_t s = (int64_t) (p + k)*a.n_q + q;
+            y += a.values[s*d + i]*exp_below(a.top[s*2], m);
+        }
+        a.dst[((int64_t) t*a.rows.n_head + h)*d + i] = sum > 0 ? y/sum : 0;
+    }
+}
+
+// ---- launch
+
+typedef void (* attend_kernel)(attend_args);
+
+template <int D>
+attend_kernel kernel_for(const edgekv_rows & rows) {
+    if (rows.type_k != rows.type_v) return attend_part<ANY_TYPE, D>;
+    switch (rows.type_k) {
+        case GGML_TYPE_F16:  return attend_part<GGML_TYPE_F16, D>;
+        case GGML_TYPE_Q8_0: return attend_part<GGML_TYPE_Q8_0, D>;
+        case GGML_TYPE_Q4_0: return attend_part<GGML_TYPE_Q4_0, D>;
+        default:             return attend_part<ANY_TYPE, D>;
+    }
+}
+
+struct plan {
+    int D, n_warps, n_shared;
+    attend_kernel kernel;
+};
+
+// as many warps as the device's shared memory allows
+cudaError_t make_plan(const edgekv_rows & rows, plan & p) {
+    const int d = rows.d_k > rows.d_v ? rows.d_k : rows.d_v;
+    int device = 0, limit = 0;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (e != cudaSuccess) return e;
+    p.D = d <= 64 ? 64 : d <= 128 ? 128 : 256;
+    p.kernel = p.D == 64 ? kernel_for<64>(rows) : p.D == 128 ? kernel_for<128>(rows) : kernel_for<256>(rows);
+    const shared_layout at(rows, p.D);
+    p.n_warps = MAX_WARPS;
+    while (p.n_warps > 1 && at.total(p.n_warps) > (size_t) limit) p.n_warps /= 2;
+    p.n_shared = (int) at.total(p.n_warps);
+    return cudaFuncSetAttribute((const void *) p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.n_shared);
+}
+
+size_t n_slots(const edgekv_rows & rows, int n_parts) { return (size_t) n_parts + rows.n_head_kv; }
+
+} // namespace
+} // namespace edgekv_cuda
+
+using namespace edgekv_cuda;
+
+bool edgekv_cuda_attend_supports(enum ggml_type type_k, enum ggml_type type_v, int d_k, int d_v) {
+    return type_supported(type_k, d_k) && type_supported(type_v, d_v);
+}
+
+int edgekv_cuda_attend_parts(const edgekv_rows * rows) {
+    plan p;
+    int device = 0, n_sm = 0, n_blocks = 0;
+    if (make_plan(*rows, p) != cudaSuccess || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_blocks, p.kernel, p.n_warps*WARP, p.n_shared) != cudaSuccess) return 1;
+    return n_sm*(n_blocks > 0 ? n_blocks : 1);
+}
+
+size_t edgekv_cuda_attend_workspace(const edgekv_rows * rows, int n_tokens, int n_parts) {
+    const int n_q = n_tokens*(rows->n_head/rows->n_head_kv);
+    return n_slots(*rows, n_parts)*n_q*(2 + rows->d_v)*sizeof(float);
+}
+
+int edgekv_cuda_attend(const edgekv_rows * rows, const edgekv_queries * qs, float * dst, int n_parts, void * workspace, void * stream) {
+    plan p;
+    cudaError_t e = make_plan(*rows, p);
+    if (e != cudaSuccess) return e;
+    attend_args a = { *rows, *qs, nullptr, nullptr, dst, n_parts, qs->n_tokens*(rows->n_head/rows->n_head_kv) };
+    a.top = (float *) workspace;
+    a.values = a.top + n_slots(*rows, n_parts)*a.n_q*2;
+    e = launch(p.kernel, dim3(n_parts, (a.n_q + QUERIES - 1)/QUERIES), p.n_warps*WARP, p.n_shared, stream, a);
+    if (e != cudaSuccess) return e;
+    return launch(attend_combine, dim3(rows->n_head, qs->n_tokens), 128, 0, stream, a);
+}

@@ -1,0 +1,24 @@
+#pragma once
+// CUDA kernels of edgekv. Structs are those of the CPU kernels, their pointers point to device memory (lengths too, so that a captured
+// graph stays right while heads grow). Nothing here allocates or waits: workspace is the caller's, work is queued on the stream.
+// Each function returns a cudaError_t, 0 = queued. K and V must be readable up to the next 16 bytes behind their last row.
+
+#include "../cpu/edgekv-cpu.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- attend: decode attention over heads of different length
+
+// rows of these types and sizes can be attended to: f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl; heads of up to 256 values
+GGML_BACKEND_API bool   edgekv_cuda_attend_supports(enum ggml_type type_k, enum ggml_type type_v, int d_k, int d_v);
+// parts that fill the current device: one wave of blocks
+GGML_BACKEND_API int    edgekv_cuda_attend_parts(const struct edgekv_rows * rows);
+GGML_BACKEND_API size_t edgekv_cuda_attend_workspace(const struct edgekv_rows * rows, int n_tokens, int n_parts); // bytes
+// dst [n_tokens][n_head][d_v]
+GGML_BACKEND_API int    edgekv_cuda_attend(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, int n_parts, void * workspace, void * stream);
+
+#ifdef __cplusplus
+}
+#endif

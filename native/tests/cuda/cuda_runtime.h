@@ -1,0 +1,123 @@
+#pragma once
+// Stand-in for CUDA's header of the same name, so that kernels compile as C++ and run on the CPU: blocks one after the other, the
+// threads of a block as fibers that change at barriers. It is made to find mistakes: threads run in a chosen order, shared memory is
+// poisoned, copies arrive as late as they may, and a barrier or shuffle that not all threads reach ends the program. What it does not
+// have: warps that overtake each other between barriers, memory order, limits of a real device, and speed.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <tuple>
+
+#define __host__
+#define __device__
+#define __global__ static
+#define __forceinline__ inline
+#define __shared__ static
+#define __align__(n) alignas(n)
+#define __launch_bounds__(...)
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct uint2 { uint32_t x, y; };
+inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return { x, y, z, w }; }
+
+// ---- the threads of a block
+
+namespace standin {
+
+struct thread { dim3 index; };
+extern thread * now;             // the running thread
+extern bool backwards;           // threads run from the last to the first
+extern int  n_launches;
+
+constexpr int MAX_SHARED = 99*1024; // bytes, as consumer cards allow
+
+void run(dim3 grid, dim3 block, size_t n_shared, const std::function<void()> & kernel);
+void block_barrier();
+// all 32 lanes give n bytes and get those of all: [32][n], until the next exchange but one
+const char * exchange(const void * bytes, size_t n);
+void mma(float (&c)[4], const uint4 & a, uint32_t b0, uint32_t b1);
+void copy16(void * to, const void * from);
+void copy_commit();
+void copy_wait_but(int n_groups);
+template <int n> void copy_wait() { copy_wait_but(n); }
+char * dynamic_shared();
+
+template <typename T> T lane_value(T x, int lane) {
+    T y;
+    memcpy(&y, exchange(&x, sizeof(x)) + lane*sizeof(x), sizeof(y));
+    return y;
+}
+
+} // namespace standin
+
+#define threadIdx (standin::now->index)
+inline dim3 blockIdx, gridDim, blockDim;
+
+inline void __syncthreads() { standin::block_barrier(); }
+inline void __syncwarp()    { standin::exchange(nullptr, 0); }
+template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return standin::lane_value(x, (int) (threadIdx.x % 32) ^ mask); }
+template <typename T> T __shfl_sync(unsigned, T x, int lane)     { return standin::lane_value(x, lane); }
+inline bool __all_sync(unsigned, bool x) {
+    const char * all = standin::exchange(&x, sizeof(x));
+    for (int i = 0; i < 32; ++i) if (!all[i]) return false;
+    return true;
+}
+
+inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
+    const uint64_t bytes = (uint64_t) y << 32 | x;
+    uint32_t r = 0;
+    for (int i = 0; i < 4; ++i) {
+        uint32_t b = (uint32_t) (bytes >> 8*(selector >> 4*i & 7) & 0xff);
+        if (selector >> 4*i & 8) b = b & 0x80 ? 0xff : 0;
+        r |= b << 8*i;
+    }
+    return r;
+}
+
+inline float __expf(float x) { return expf(x); }
+inline float __logf(float x) { return logf(x); }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// ---- the runtime, as far as edgekv uses it
+
+typedef int cudaError_t;
+enum { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+typedef struct standin_stream * cudaStream_t;
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+struct cudaLaunchConfig_t { dim3 gridDim, blockDim; size_t dynamicSmemBytes; cudaStream_t stream; };
+
+inline cudaError_t cudaGetDevice(int * device) { *device = 0; return cudaSuccess; }
+inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr what, int) {
+    *value = what == cudaDevAttrMultiProcessorCount ? 3 : standin::MAX_SHARED;
+    return cudaSuccess;
+}
+inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int n) { return n <= standin::MAX_SHARED ? cudaSuccess : cudaErrorInvalidValue; }
+template <typename F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int * n, F, int, size_t) { *n = 2; return cudaSuccess; }
+inline cudaError_t cudaMalloc(void ** p, size_t n) { *p = aligned_alloc(256, (n + 255)/256*256); return *p ? cudaSuccess : cudaErrorInvalidValue; }
+inline cudaError_t cudaFree(void * p) { free(p); return cudaSuccess; }
+inline cudaError_t cudaMemset(void * p, int value, size_t n) { memset(p, value, n); return cudaSuccess; }
+inline cudaError_t cudaMemcpy(void * to, const void * from, size_t n, cudaMemcpyKind) { memcpy(to, from, n); return cudaSuccess; }
+inline cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t n, cudaMemcpyKind, cudaStream_t) { memcpy(to, from, n); return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline const char * cudaGetErrorString(cudaError_t) { return "invalid value"; }
+
+template <typename... Params, typename... Args>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * c, void (* kernel)(Params...), Args... args) {
+    if (c->dynamicSmemBytes > (size_t) standin::MAX_SHARED || c->gridDim.x == 0 || c->gridDim.y == 0) return cudaErrorInvalidValue;
+    standin::run(c->gridDim, c->blockDim, c->dynamicSmemBytes, [&] { kernel(args...); });
+    return cudaSuccess;
+}

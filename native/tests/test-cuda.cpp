@@ -1,0 +1,108 @@
+// The CUDA kernels against plain loops in double precision. Built twice: against the stand-in in cuda/, where they run on the
+// CPU and this shows their logic only, and, where there is a CUDA toolkit, for a GPU.
+//     test-cuda [seed] [number of random cases]
+#include "device.h"
+#include "kernel-cases.h"
+#include "cuda/edgekv-cuda.h"
+
+namespace {
+
+// queries, weights and scaled values are rounded to halves (2^-11 each): measured worst 8e-7
+constexpr double MAX_NMSE_ATTEND = 2e-6;
+
+const ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL };
+const int HEAD_SIZES[] = { 64, 80, 96, 128, 256 };
+const int GROUPS[]     = { 1, 3, 4, 7, 8, 16 };
+const int N_TOKENS[]   = { 1, 2, 5, 8 };
+const int LENGTHS[]    = { 0, 1, 15, 16, 17, 31, 32, 33, 255, 256, 257 };
+
+// one case's inputs on the device
+struct device_inputs {
+    device_array<char> k, v;
+    device_array<float> q, sinks;
+    device_array<int32_t> first, len, start;
+    edgekv_rows rows;
+    edgekv_queries qs;
+
+    explicit device_inputs(const inputs & in) : k(in.k.bytes), v(in.v.bytes), q(in.q), sinks(in.sinks), first(in.first), len(in.len), start(in.start), rows(in.rows), qs(in.qs) {
+        rows.k = k.data; rows.v = v.data; rows.first = first.data; rows.len = len.data; rows.sinks = sinks.or_null();
+        qs.q = q.data; qs.start = start.or_null();
+    }
+};
+
+// ---- attend
+
+void test_attend(const inputs & in, const std::vector<double> & expected) {
+    if (!check(edgekv_cuda_attend_supports(in.c.type_k, in.c.type_v, in.c.d_k, in.c.d_v), "attend: %s is not supported", in.c.name().c_str())) return;
+    device_inputs d(in);
+    for (int n_parts : { edgekv_cuda_attend_parts(&d.rows), 1, 23 }) {
+        std::vector<float> before;
+        for (int order : { 0, 1 }) {
+            set_order(order);
+            device_array<char> workspace(edgekv_cuda_attend_workspace(&d.rows, in.c.n_tokens, n_parts));
+            device_array<float> dst(expected.size());
+            must(edgekv_cuda_attend(&d.rows, &d.qs, dst.data, n_parts, workspace.data, nullptr), "attend");
+            const auto out = dst.get();
+            if (order) check(!memcmp(out.data(), before.data(), out.size()*sizeof(float)), "attend: %s: %d parts: two runs differ", in.c.name().c_str(), n_parts);
+            else       judge("attend", in, compare(out, expected), MAX_NMSE_ATTEND);
+            before = out;
+        }
+    }
+}
+
+// ---- cases
+
+std::vector<test_case> fixed_cases() {
+    std::vector<test_case> all;
+    auto add = [&](auto && change) { test_case c; change(c); all.push_back(c); };
+    for (ggml_type type : TYPES) for (int d : HEAD_SIZES) {
+        if (fits(type, d)) add([&](test_case & c) { c.type_k = c.type_v = type; c.d_k = c.d_v = d; c.len = { 33, 0, 77 }; });
+    }
+    for (auto [k, v] : { std::pair<ggml_type, ggml_type>(GGML_TYPE_F16, GGML_TYPE_Q8_0), { GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }, { GGML_TYPE_Q4_0, GGML_TYPE_F16 },
+                         { GGML_TYPE_BF16, GGML_TYPE_IQ4_NL }, { GGML_TYPE_Q5_1, GGML_TYPE_Q4_1 } }) {
+        add([&](test_case & c) { c.type_k = k; c.type_v = v; c.d_k = 96; c.d_v = 128; c.n_tokens = 2; });
+    }
+    for (auto [d_k, d_v] : { std::pair<int, int>(192, 128), { 64, 256 }, { 72, 40 } }) add([&](test_case & c) { c.d_k = d_k; c.d_v = d_v; c.len = { 21, 40 }; });
+    for (int group : GROUPS) for (int n : N_TOKENS) add([&](test_case & c) { c.group = group; c.n_tokens = n; c.len = { 70, 0, 45 }; });
+    for (int n : LENGTHS) add([&](test_case & c) { c.type_k = c.type_v = GGML_TYPE_Q8_0; c.group = 2; c.len = { n, 33, 0 }; });
+    add([&](test_case & c) { c.len = { 4096, 3 }; c.type_k = c.type_v = GGML_TYPE_Q4_0; });
+    add([&](test_case & c) { c.len = { 0, 0 }; });
+    for (int n : { 1, 8 }) for (int bits = 1; bits < 16; ++bits) add([&](test_case & c) {
+        c.n_tokens = n; c.len = { 133, 40, 100 }; c.group = 3;
+        c.window = bits & 1; c.sinks = bits & 2; c.gaps = bits & 4; c.softcap = bits & 8 ? 3.0f : 0.0f;
+    });
+    return all;
+}
+
+test_case random_case(random_source & rnd) {
+    test_case c;
+    do { c.type_k = rnd.one_of(TYPES); c.d_k = rnd.one_of(HEAD_SIZES); } while (!fits(c.type_k, c.d_k));
+    do { c.type_v = rnd.one_of(TYPES); c.d_v = rnd.one_of(HEAD_SIZES); } while (!fits(c.type_v, c.d_v));
+    if (rnd.below(2) && fits(c.type_k, c.d_v)) c.type_v = c.type_k;
+    c.group    = rnd.one_of(GROUPS);
+    c.n_tokens = rnd.one_of(N_TOKENS);
+    c.len.clear();
+    for (int i = rnd.range(1, 4); i > 0; --i) c.len.push_back(rnd.below(2) ? rnd.one_of(LENGTHS) : c.n_tokens + rnd.below(200));
+    c.window = rnd.below(2); c.sinks = rnd.below(2); c.gaps = rnd.below(2);
+    c.softcap = rnd.below(3) ? 0.0f : 0.5f + rnd.below(30);
+    return c;
+}
+
+void run(const test_case & c, random_source & rnd) {
+    const inputs in(c, rnd);
+    const auto a = attend_reference(in);
+    test_attend(in, values_reference(in, a));
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
+    const int n_random = argc > 2 ? atoi(argv[2]) : 20;
+    printf("seed %u\n", seed);
+    random_source rnd(seed);
+    for (const auto & c : fixed_cases()) run(c, rnd);
+    for (int i = 0; i < n_random; ++i) run(random_case(rnd), rnd);
+    print_table();
+    return finish();
+}
