@@ -7,8 +7,8 @@
 
 namespace {
 
-// queries, weights and scaled values are rounded to halves (2^-11 each): measured worst 8e-7
-constexpr double MAX_NMSE_ATTEND = 2e-6;
+// queries, weights and scaled values are rounded to halves (2^-11 each): measured worst 8e-7 (attend), 2e-6 (score: m2)
+constexpr double MAX_NMSE_ATTEND = 2e-6, MAX_NMSE_SCORE = 1e-5;
 
 const ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL };
 const int HEAD_SIZES[] = { 64, 80, 96, 128, 256 };
@@ -50,6 +50,46 @@ void test_attend(const inputs & in, const std::vector<double> & expected) {
     }
 }
 
+// ---- score
+
+// all tokens in n_calls calls, as chunks of a prompt come
+columns run_score(const inputs & in, device_inputs & d, int n_calls) {
+    columns cols(in);
+    device_array<float> sum(cols.sum), max(cols.max), entropy(cols.entropy), mean(cols.mean), m2(cols.m2);
+    const int n_tokens = in.c.n_tokens, longest = *std::max_element(in.len.begin(), in.len.end());
+    std::vector<int32_t> after;
+    for (int t = 0; t < n_tokens; ++t) after.push_back(n_tokens - 1 - t);
+    const device_array<int32_t> n_after(after);
+    for (int call = 0; call < n_calls; ++call) {
+        const int t0 = n_tokens*call/n_calls, n = n_tokens*(call + 1)/n_calls - t0;
+        const edgekv_columns c = { sum.data, max.data, entropy.data, mean.data, m2.data, in.n_rows, t0 };
+        edgekv_queries qs = d.qs; // the rows of later calls are there already: n_after says who does not see them
+        qs.q += t0*qs.stride_t;
+        qs.n_tokens = n;
+        qs.n_after = n_calls > 1 ? n_after.data + t0 : nullptr;
+        if (qs.start) qs.start += t0;
+        device_array<char> workspace(edgekv_cuda_score_workspace(&d.rows, n, longest));
+        must(edgekv_cuda_score(&d.rows, &qs, &c, longest, workspace.data, nullptr), "score");
+    }
+    cols.sum = sum.get(); cols.max = max.get(); cols.entropy = entropy.get(); cols.mean = mean.get(); cols.m2 = m2.get();
+    return cols;
+}
+
+void test_score(const inputs & in, const std::vector<attention> & a) {
+    const columns_reference expected(in, a);
+    device_inputs d(in);
+    d.rows.v = nullptr;
+    set_order(0);
+    const columns once = run_score(in, d, 1);
+    compare_columns("score, one call", in, once, expected, MAX_NMSE_SCORE);
+    set_order(1);
+    const columns again = run_score(in, d, 1);
+    for (auto x : { &columns::sum, &columns::max, &columns::entropy, &columns::mean, &columns::m2 }) {
+        check(!memcmp((once.*x).data(), (again.*x).data(), (once.*x).size()*sizeof(float)), "score: %s: two runs differ", in.c.name().c_str());
+    }
+    if (in.c.n_tokens > 2) compare_columns("score, calls", in, run_score(in, d, 3), expected, MAX_NMSE_SCORE);
+}
+
 // ---- cases
 
 std::vector<test_case> fixed_cases() {
@@ -62,6 +102,7 @@ std::vector<test_case> fixed_cases() {
                          { GGML_TYPE_BF16, GGML_TYPE_IQ4_NL }, { GGML_TYPE_Q5_1, GGML_TYPE_Q4_1 } }) {
         add([&](test_case & c) { c.type_k = k; c.type_v = v; c.d_k = 96; c.d_v = 128; c.n_tokens = 2; });
     }
+    for (int n : { 32, 65 }) for (int group : { 1, 4 }) add([&](test_case & c) { c.n_tokens = n; c.group = group; c.len = { 150, 0, 65 }; c.type_k = GGML_TYPE_Q8_0; });
     for (auto [d_k, d_v] : { std::pair<int, int>(192, 128), { 64, 256 }, { 72, 40 } }) add([&](test_case & c) { c.d_k = d_k; c.d_v = d_v; c.len = { 21, 40 }; });
     for (int group : GROUPS) for (int n : N_TOKENS) add([&](test_case & c) { c.group = group; c.n_tokens = n; c.len = { 70, 0, 45 }; });
     for (int n : LENGTHS) add([&](test_case & c) { c.type_k = c.type_v = GGML_TYPE_Q8_0; c.group = 2; c.len = { n, 33, 0 }; });
@@ -91,7 +132,8 @@ test_case random_case(random_source & rnd) {
 void run(const test_case & c, random_source & rnd) {
     const inputs in(c, rnd);
     const auto a = attend_reference(in);
-    test_attend(in, values_reference(in, a));
+    if (c.n_tokens <= 8) test_attend(in, values_reference(in, a)); // more are read as chunks of a prompt
+    test_score(in, a);
 }
 
 } // namespace

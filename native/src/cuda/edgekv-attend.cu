@@ -64,19 +64,11 @@ __device__ __forceinline__ query query_of(const attend_args & a, int k, int i) {
     return { a.qs.q + t*a.qs.stride_t + (k*G + n % G)*a.qs.stride_h, a.qs.start ? a.qs.start[t] : 0, a.rows.len[k] - hidden };
 }
 
-// Q as the tensor cores take it: for each chunk and half of its values what the 32 lanes hold
 __device__ __forceinline__ void load_queries(const attend_args & a, int k, uint4 * to) {
     const int n = (a.rows.d_k + CHUNK - 1)/CHUNK*2*WARP;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const int lane = i % WARP, half = i/WARP % 2, chunk = i/(2*WARP), t = lane % 4;
-        const float * q[2] = { query_of(a, k, lane/4).q, query_of(a, k, lane/4 + 8).q };
-        uint32_t x[4];
-        for (int j = 0; j < 4; ++j) {
-            const float * y = q[j % 2];
-            const int column = chunk*CHUNK + value_column(a.rows.type_k, t, 4*half + j/2*2); // its neighbour is the next value
-            x[j] = !y || column >= a.rows.d_k ? 0 : pack(y[column], y[column + 1]);
-        }
-        to[i] = make_uint4(x[0], x[1], x[2], x[3]);
+        const int row = i % WARP/4;
+        to[i] = query_fragment(a.rows.type_k, a.rows.d_k, i, query_of(a, k, row).q, query_of(a, k, row + 8).q);
     }
 }
 

@@ -19,6 +19,14 @@ GGML_BACKEND_API size_t edgekv_cuda_attend_workspace(const struct edgekv_rows * 
 // dst [n_tokens][n_head][d_v]
 GGML_BACKEND_API int    edgekv_cuda_attend(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, int n_parts, void * workspace, void * stream);
 
+// ---- score: column statistics of the attention of some queries; K of the types and sizes that attend takes
+
+// n_rows_max: at least the longest head
+GGML_BACKEND_API size_t edgekv_cuda_score_workspace(const struct edgekv_rows * rows, int n_tokens, int n_rows_max); // bytes
+// both passes; cols accumulates over calls as on the CPU
+GGML_BACKEND_API int    edgekv_cuda_score(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const struct edgekv_columns * cols, int n_rows_max,
+        void * workspace, void * stream);
+
 #ifdef __cplusplus
 }
 #endif

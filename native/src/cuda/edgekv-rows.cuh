@@ -119,6 +119,19 @@ __device__ __forceinline__ half8 read8(int type, const char * p, int i, int t, i
     }
 }
 
+// Fragment i = (2*chunk + half)*32 + lane of 16 queries, against which the rows of `type` are multiplied: q0 and q1 are queries lane/4 and
+// lane/4 + 8, null = zeros. half h goes with w[2h] and w[2h + 1] of read8.
+__device__ __forceinline__ uint4 query_fragment(int type, int d, int i, const float * q0, const float * q1) {
+    const int t = i % 4, half = i/WARP % 2, chunk = i/(2*WARP);
+    uint32_t x[4];
+    for (int j = 0; j < 4; ++j) {
+        const float * q = j % 2 ? q1 : q0;
+        const int column = chunk*CHUNK + value_column(type, t, 4*half + j/2*2); // its neighbour is the next value
+        x[j] = !q || column >= d ? 0 : pack(q[column], q[column + 1]);
+    }
+    return make_uint4(x[0], x[1], x[2], x[3]);
+}
+
 inline bool type_supported(enum ggml_type type, int d) {
     switch (type) {
         case GGML_TYPE_F16: case GGML_TYPE_BF16: return d > 0 && d <= 256 && d % 8 == 0;
