@@ -90,6 +90,45 @@ void test_score(const inputs & in, const std::vector<attention> & a) {
     if (in.c.n_tokens > 2) compare_columns("score, calls", in, run_score(in, d, 3), expected, MAX_NMSE_SCORE);
 }
 
+// ---- evict
+
+std::vector<char> gathered(const std::vector<char> & rows, size_t n_bytes, const std::vector<int32_t> & index) {
+    std::vector<char> to;
+    for (int32_t i : index) to.insert(to.end(), rows.begin() + i*n_bytes, rows.begin() + (i + 1)*n_bytes);
+    return to;
+}
+
+void test_evict(random_source & rnd, size_t n_bytes, int n_rows, int n_kept, bool ascending) {
+    std::vector<char> rows(n_rows*n_bytes);
+    for (char & x : rows) x = (char) rnd.below(256);
+    std::vector<int32_t> all(n_rows);
+    for (int i = 0; i < n_rows; ++i) all[i] = i;
+    std::shuffle(all.begin(), all.end(), rnd.g);
+    std::vector<int32_t> index(all.begin(), all.begin() + n_kept);
+    if (ascending) std::sort(index.begin(), index.end());
+    const auto expected = gathered(rows, n_bytes, index);
+    const device_array<int32_t> on_device(index);
+    const std::string name = std::to_string(n_kept) + " of " + std::to_string(n_rows) + " rows of " + std::to_string(n_bytes) + " bytes";
+
+    const device_array<char> from(rows);
+    device_array<char> to(expected.size() + 2); // what lies behind must stay
+    must(edgekv_cuda_gather(from.data, to.data, n_bytes, on_device.data, n_kept, nullptr), "gather");
+    auto got = to.get();
+    check(got.back() == '\xff' && got[expected.size()] == '\xff', "gather: %s: wrote behind the last row", name.c_str());
+    got.resize(expected.size());
+    check(got == expected, "gather: %s", name.c_str());
+    if (!ascending) return;
+
+    for (size_t n_workspace : { n_bytes, 5*n_bytes + 1, (n_rows + 1)*n_bytes }) { // rows move over each other
+        device_array<char> place(rows), workspace(n_workspace);
+        must(edgekv_cuda_compact(place.data, n_bytes, on_device.data, n_kept, workspace.data, n_workspace, nullptr), "compact");
+        got = place.get();
+        check(std::equal(got.begin() + expected.size(), got.end(), rows.begin() + expected.size()), "compact: %s: wrote behind the last row", name.c_str());
+        got.resize(expected.size());
+        check(got == expected, "compact: %s", name.c_str());
+    }
+}
+
 // ---- cases
 
 std::vector<test_case> fixed_cases() {
@@ -143,6 +182,9 @@ int main(int argc, char ** argv) {
     const int n_random = argc > 2 ? atoi(argv[2]) : 20;
     printf("seed %u\n", seed);
     random_source rnd(seed);
+    for (size_t n_bytes : { 36, 54, 68, 72, 80, 128, 136, 144, 512 }) for (int n_kept : { 0, 1, 17, 100 }) for (bool ascending : { false, true }) {
+        test_evict(rnd, n_bytes, 100, n_kept, ascending);
+    }
     for (const auto & c : fixed_cases()) run(c, rnd);
     for (int i = 0; i < n_random; ++i) run(random_case(rnd), rnd);
     print_table();

@@ -27,6 +27,13 @@ GGML_BACKEND_API size_t edgekv_cuda_score_workspace(const struct edgekv_rows * r
 GGML_BACKEND_API int    edgekv_cuda_score(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const struct edgekv_columns * cols, int n_rows_max,
         void * workspace, void * stream);
 
+// ---- evict: rows as bytes. (New rows are appended by ggml_set_rows.)
+
+// row i of to = row index[i] of from; the two do not overlap; all addresses and n_bytes are even
+GGML_BACKEND_API int edgekv_cuda_gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream);
+// the same in place: index ascends, each row moves towards the beginning or stays. workspace: room for at least one row, better thousands
+GGML_BACKEND_API int edgekv_cuda_compact(char * rows, size_t n_bytes, const int32_t * index, int n_rows, void * workspace, size_t n_workspace, void * stream);
+
 #ifdef __cplusplus
 }
 #endif
