@@ -1,8 +1,10 @@
 // attend, as graph nodes: what build_attn does instead of copying K/V into a cache and attending to all of it.
 // Two situations: a prompt that is read layer by layer (edgekv-prefill.h says where its rows lie), and new tokens behind the store.
 #include "edgekv-hooks.h"
+#include "edgekv-op.h"
 #include "edgekv-prefill.h"
 #include "edgekv-store.h"
+#include "edgekv-table.h"
 #include "cpu/edgekv-cpu.h"
 
 #include "llama-batch.h"
@@ -12,6 +14,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 static int n_parts(int64_t n_tokens) { return n_tokens == 1 ? 16 : n_tokens <= 8 ? 8 : 2; }
 
@@ -114,6 +117,7 @@ struct attend_input : llm_graph_input_i {
     struct per_layer {
         edgekv_layer * l = nullptr;
         ggml_tensor *  idx = nullptr;          // I64 [n_head_kv*n_tokens]
+        edgekv_table * table = nullptr;        // idx and lengths are in it, for a node that a device computes
         std::vector<ggml_tensor *> masks;      // F16 [n, n_tokens] per head, graph path only
         std::vector<int64_t> first;            // of the masked rows, within the head
         // read by the CPU kernel while it runs
@@ -123,15 +127,20 @@ struct attend_input : llm_graph_input_i {
     };
 
     edgekv_store * store;
+    ggml_backend_sched_t sched;
     uint64_t version;
     bool fixed = true;                         // shapes do not depend on the lengths: the graph may be used again
     std::vector<std::unique_ptr<per_layer>> layers;
 
-    explicit attend_input(edgekv_store * s) : store(s), version(s->version) {}
+    attend_input(edgekv_store * s, ggml_backend_sched_t sched) : store(s), sched(sched), version(s->version) {}
 
     void set_input(const llama_ubatch * ubatch) override {
         const int n = ubatch->n_tokens;
         for (auto & pl : layers) set_layer(*pl, ubatch, n);
+        std::set<edgekv_table *> tables;
+        for (auto & pl : layers) if (pl->table) tables.insert(pl->table);
+        if (!tables.empty()) ggml_backend_sched_synchronize(sched); // the step before may still read them
+        for (auto * t : tables) t->upload();
         store->n_past = ubatch->pos[n - 1] + 1;
     }
 
@@ -148,7 +157,6 @@ private:
             for (int t = 0; t < n; ++t) l.pos[k].push_back(ubatch->pos[t]);
             l.len[k] += n;
         }
-        ggml_backend_tensor_set(pl.idx, idx.data(), 0, ggml_nbytes(pl.idx));
         if (l.n_swa) {
             pl.start.resize(n);
             const auto & pos = l.pos[0]; // in order, the same for all heads
@@ -156,6 +164,8 @@ private:
                 pl.start[t] = (int32_t) (std::upper_bound(pos.begin(), pos.end(), ubatch->pos[t] - l.n_swa) - pos.begin());
             }
         }
+        if (pl.table) pl.table->set(l, idx, pl.start);
+        else          ggml_backend_tensor_set(pl.idx, idx.data(), 0, ggml_nbytes(pl.idx));
         for (size_t k = 0; k < pl.masks.size(); ++k) if (pl.masks[k]) set_mask(pl, (int) k, n);
     }
 
@@ -197,7 +207,7 @@ void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
 
 static attend_input * input_of(const llm_graph_context & g, edgekv_store * store) {
     for (auto & i : g.res->inputs) if (auto * a = dynamic_cast<attend_input *>(i.get())) return a;
-    return (attend_input *) g.res->add_input(std::make_unique<attend_input>(store));
+    return (attend_input *) g.res->add_input(std::make_unique<attend_input>(store, g.sched));
 }
 
 static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks) {
@@ -207,6 +217,32 @@ static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_l
     ggml_tensor * parts = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, g.n_tokens, pl.parts, a, 3, attend_part, GGML_N_TASKS_MAX, &pl);
     ggml_tensor * b[] = { parts, l.t.k, l.t.v, sinks };
     return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, b, sinks ? 4 : 3, attend_combine, GGML_N_TASKS_MAX, &pl);
+}
+
+// the same on the CPU as a kernel of ours on a device
+static void attend_node(ggml_tensor * dst, int ith, int nth, void * /*userdata*/) {
+    edgekv_op op;
+    edgekv_rows rows;
+    edgekv_queries qs;
+    GGML_ASSERT(edgekv_op_get(dst, op));
+    edgekv_op_inputs(dst, op, rows, qs);
+    edgekv_cpu_attend_prompt(&rows, &qs, (float *) dst->data, ith, nth);
+}
+
+// one node for all heads, if the device of the layer's rows has a kernel for it; else null
+static ggml_tensor * attend_device(const llm_graph_context & g, attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks, edgekv_table & table, bool always) {
+    const edgekv_layer & l = *pl.l;
+    if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
+    ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks };
+    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, sinks ? 5 : 4, attend_node, GGML_N_TASKS_MAX, nullptr);
+    edgekv_op_set(node, l.n_head_kv, pl.scale, pl.cap);
+    return always || ggml_backend_dev_supports_op(ggml_backend_buft_get_device(l.buft), node) ? node : nullptr;
+}
+
+static edgekv_table & table_of(edgekv_store & store, ggml_backend_buffer_type_t buft) {
+    auto & t = store.tables[buft];
+    if (!t) t = std::make_unique<edgekv_table>(edgekv_table::make(store, buft));
+    return *t;
 }
 
 static ggml_tensor * attend_graph(const llm_graph_context & g, attend_input & in, attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks) {
@@ -230,10 +266,18 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     in.layers.push_back(std::make_unique<attend_input::per_layer>());
     auto & pl = *in.layers.back();
     pl.l = &l; pl.scale = scale; pl.cap = softcap(g); pl.n_tokens = (int) g.n_tokens; pl.parts = n_parts(g.n_tokens);
+    const bool on_cpu = ggml_backend_buft_is_host(l.buft);
+    if (g.n_tokens <= edgekv_table::MAX_TOKENS && (on_cpu ? store->node_attend : !store->graph_attend)) {
+        edgekv_table & table = table_of(*store, l.buft);
+        if (ggml_tensor * node = attend_device(g, pl, q, sinks, table, store->node_attend)) {
+            pl.table = &table;
+            store_rows(g, l.t, k, v, table.new_rows(g.ctx0, l, g.n_tokens));
+            return node;
+        }
+    }
     pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv*g.n_tokens);
     ggml_set_input(pl.idx);
     store_rows(g, l.t, k, v, pl.idx);
-    const bool on_cpu = ggml_backend_buft_is_host(l.buft);
     return on_cpu && !store->graph_attend ? attend_cpu(g, pl, q, sinks) : attend_graph(g, in, pl, q, sinks);
 }
 

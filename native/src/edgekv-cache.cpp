@@ -145,8 +145,9 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
         l->layout(std::vector<int32_t>(l->n_head_kv, 0));
         store->layers.push_back(std::move(l));
     }
-    const char * graph = getenv("EDGEKV_ATTEND"); // "graph": the path that needs no kernel of ours, on any backend
-    store->graph_attend = graph && std::string(graph) == "graph";
+    const char * how = getenv("EDGEKV_ATTEND"); // "graph": the path that needs no kernel of ours; "node": the one of devices that have one
+    store->graph_attend = how && std::string(how) == "graph";
+    store->node_attend  = how && std::string(how) == "node";
     return store;
 }
 

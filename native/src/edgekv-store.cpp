@@ -1,5 +1,6 @@
 // Rows of the store: layout, gathering, tails, rewinding, state
 #include "edgekv-store.h"
+#include "edgekv-table.h"
 
 #include "llama-io.h"
 
@@ -116,6 +117,9 @@ void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & bas
     to.len = cap;
     to.cap = std::move(cap);
 }
+
+edgekv_store::edgekv_store() = default;
+edgekv_store::~edgekv_store() = default;
 
 size_t edgekv_store::n_bytes() const {
     size_t n = 0;

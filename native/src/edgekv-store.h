@@ -12,6 +12,7 @@
 #include <vector>
 
 struct edgekv_prefill;
+struct edgekv_table;
 class llama_io_write_i;
 class llama_io_read_i;
 
@@ -63,6 +64,11 @@ struct edgekv_store {
     llama_pos n_past   = 0;       // tokens that went in
     llama_pos boundary = 0;       // tokens before this one were selected from: they cannot be taken back one by one
     bool      graph_attend = false; // one flash-attention call per head instead of the CPU kernel
+    bool      node_attend  = false; // the node that devices have a kernel for, on the CPU too
+    std::map<ggml_backend_buffer_type_t, std::unique_ptr<edgekv_table>> tables; // made when a graph wants them
+
+    edgekv_store();
+    ~edgekv_store();
     size_t    n_bytes_peak = 0;   // highest sum of store, scratch and hidden states so far
     edgekv_prefill * active = nullptr; // the prompt being read
 

@@ -516,8 +516,8 @@ int main(int argc, char ** argv) {
     params.n_gpu_layers = 0;
     llama_model * model = llama_model_load_from_file(argv[1], params);
     if (!check(model != nullptr, "%s cannot be loaded", argv[1])) return finish();
-    for (const char * variable : { "", "EDGEKV_WHOLE", "EDGEKV_ATTEND" }) { // the ways a prompt can be read
-        if (*variable) set_variable(variable, strcmp(variable, "EDGEKV_ATTEND") ? "1" : "graph");
+    for (auto [variable, value] : { std::pair<const char *, const char *>("", ""), { "EDGEKV_WHOLE", "1" }, { "EDGEKV_ATTEND", "graph" }, { "EDGEKV_ATTEND", "node" } }) {
+        if (*variable) set_variable(variable, value); // the ways a prompt can be read and attended to
         run(model, rnd, strcmp(variable, "EDGEKV_WHOLE") != 0);
         if (*variable) set_variable(variable, "");
     }
