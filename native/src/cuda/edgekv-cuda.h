@@ -1,7 +1,7 @@
 #pragma once
 // CUDA kernels of edgekv. Structs are those of the CPU kernels, their pointers point to device memory (lengths too, so that a captured
 // graph stays right while heads grow). Nothing here allocates or waits: workspace is the caller's, work is queued on the stream.
-// Each function returns a cudaError_t, 0 = queued. K and V must be readable up to the next 16 bytes behind their last row.
+// Each function returns a cudaError_t, 0 = queued. The current device must be the one whose memory it is. K and V must be readable up to the next 16 bytes behind their last row.
 
 #include "../cpu/edgekv-cpu.h"
 
@@ -29,10 +29,14 @@ GGML_BACKEND_API int    edgekv_cuda_score(const struct edgekv_rows * rows, const
 
 // ---- evict: rows as bytes. (New rows are appended by ggml_set_rows.)
 
-// row i of to = row index[i] of from; the two do not overlap; all addresses and n_bytes are even
+// row i of to = row index[i] of from, or row i where index is null; the two do not overlap; all addresses and n_bytes are even
 GGML_BACKEND_API int edgekv_cuda_gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream);
 // the same in place: index ascends, each row moves towards the beginning or stays. workspace: room for at least one row, better thousands
 GGML_BACKEND_API int edgekv_cuda_compact(char * rows, size_t n_bytes, const int32_t * index, int n_rows, void * workspace, size_t n_workspace, void * stream);
+
+// ---- for callers without CUDA headers: makes the device that has this memory the current one and waits for all its streams
+
+GGML_BACKEND_API int edgekv_cuda_wait(const void * memory);
 
 #ifdef __cplusplus
 }

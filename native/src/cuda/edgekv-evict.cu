@@ -19,7 +19,7 @@ struct gather_args {
 template <typename U>
 __global__ void gather_rows(const gather_args a) {
     for (int i = blockIdx.x*WARPS + threadIdx.x/WARP; i < a.n_rows; i += gridDim.x*WARPS) {
-        const U * from = (const U *) (a.from + (size_t) a.index[i]*a.n_bytes);
+        const U * from = (const U *) (a.from + (size_t) (a.index ? a.index[i] : i)*a.n_bytes);
         U * to = (U *) (a.to + (size_t) i*a.n_bytes);
         for (int j = threadIdx.x % WARP; j < (int) (a.n_bytes/sizeof(U)); j += WARP) to[j] = from[j];
     }
@@ -50,4 +50,12 @@ int edgekv_cuda_compact(char * rows, size_t n_bytes, const int32_t * index, int 
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;
+}
+
+int edgekv_cuda_wait(const void * memory) {
+    cudaPointerAttributes where;
+    cudaError_t e = cudaPointerGetAttributes(&where, memory);
+    if (e == cudaSuccess) e = cudaSetDevice(where.device);
+    if (e == cudaSuccess) e = cudaDeviceSynchronize();
+    return e;
 }

@@ -100,6 +100,9 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 struct cudaLaunchConfig_t { dim3 gridDim, blockDim; size_t dynamicSmemBytes; cudaStream_t stream; };
 
+struct cudaPointerAttributes { int device; };
+inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes * where, const void *) { where->device = 0; return cudaSuccess; }
+inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int * device) { *device = 0; return cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr what, int) {
     *value = what == cudaDevAttrMultiProcessorCount ? 3 : standin::MAX_SHARED;

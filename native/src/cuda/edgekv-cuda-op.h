@@ -1,0 +1,12 @@
+#pragma once
+// What the patched ggml-cuda.cu calls: the node that edgekv-op.h describes.
+
+struct ggml_backend_cuda_context;
+struct ggml_tensor;
+
+// supports_op: of a custom node, whether it is ours and there is a kernel for its types and sizes
+bool edgekv_cuda_op_supported(const ggml_tensor * op);
+// compute_forward: queues it; false if it is not ours
+bool edgekv_cuda_op(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
+// get_proc_address: functions of edgekv-cuda.h by their names, null for any other name
+void * edgekv_cuda_function(const char * name);

@@ -1,0 +1,79 @@
+"""Our CUDA sources, and the file of llama.cpp that calls them, through nvcc, wherever it is: no warnings, no spills in attend.
+
+This says that they compile. What the kernels compute is tested in test_native.py on the CPU; neither says that they run on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.lib import ROOT
+
+KERNELS = ROOT / "native" / "src" / "cuda"
+SOURCES = ("edgekv-attend.cu", "edgekv-score.cu", "edgekv-evict.cu")
+ARCHITECTURES = (75, 80, 86, 89, 90, 120)
+FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v")
+
+
+def upstream() -> Path:
+    """The patched llama.cpp: EDGEKV_UPSTREAM_TREE, or what a build unpacked."""
+    folder = Path(os.environ.get("EDGEKV_UPSTREAM_TREE") or ROOT / "build" / "upstream")
+    if not (folder / "ggml").is_dir():
+        pytest.skip(f"llama.cpp is not in {folder}: build once, or set EDGEKV_UPSTREAM_TREE")
+    return folder
+
+
+def compile_for(architecture: int, source: Path, out: Path, *flags: str) -> str:
+    """What nvcc says of a source that compiles without a warning."""
+    if not shutil.which("nvcc"):
+        pytest.skip("nvcc is missing")
+    include = [f"-I{folder}" for folder in (upstream() / "ggml" / "include", upstream() / "ggml" / "src", KERNELS, KERNELS.parent)]
+    done = subprocess.run(["nvcc", *(flags or FLAGS), f"-arch=sm_{architecture}", *include, "-c", str(source), "-o", str(out)],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def check_kernels(architecture: int, folder: Path) -> None:
+    for source in SOURCES:
+        said = compile_for(architecture, KERNELS / source, folder / "kernel.o")
+        spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+        assert spills and all(pair == ("0", "0") for pair in spills), f"{source} spills for sm_{architecture}:\n{said[-3000:]}"
+
+
+@pytest.mark.slow
+def test_kernels_compile_without_spills(tmp_path):
+    check_kernels(86, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("EDGEKV_ALL_ARCHITECTURES") != "1", reason="three minutes: set EDGEKV_ALL_ARCHITECTURES=1")
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_compile_for_every_architecture(architecture, tmp_path):
+    check_kernels(architecture, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["patched", "ours"])
+def test_call_sites_compile(source, tmp_path):
+    """ggml-cuda.cu with our calls, and the file that it calls. They include cuBLAS: its header comes with the toolkit or with PyPI's nvidia-cublas."""
+    cublas = [folder for folder in headers_of_cublas() if (folder / "cublas_v2.h").exists()]
+    if not cublas:
+        pytest.skip("cublas_v2.h is missing: pip install nvidia-cublas, or name its folder in EDGEKV_CUBLAS")
+    path = upstream() / "ggml" / "src" / "ggml-cuda" / "ggml-cuda.cu" if source == "patched" else KERNELS / "edgekv-op.cu"
+    compile_for(86, path, tmp_path / "calls.o", "-std=c++17", "-O1", "-extended-lambda", "-Werror", "all-warnings", "-DEDGEKV_CUDA",
+                "-DGGML_CUDA_USE_GRAPHS", f"-I{cublas[0]}")
+
+
+def headers_of_cublas() -> list[Path]:
+    named = os.environ.get("EDGEKV_CUBLAS")
+    nvcc = shutil.which("nvcc")
+    return [*([Path(named)] if named else []), *([Path(nvcc).resolve().parent.parent / "include"] if nvcc else []),
+            *Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include")]
