@@ -1,4 +1,5 @@
 // score, while a prompt is read: column statistics of the observed queries over the layer in work
+#include "edgekv-device.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -82,9 +83,11 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
         columns_after[t] = std::max(0, n_after[t] - n_piece);
     }
 
-    std::vector<char> host; // K of one layer, if it lies on a device
+    const auto * device = edgekv_device::of(l.buft);
+    if (device && !device->attend_supports(l.type_k, l.type_k, l.d_k, l.d_k)) device = nullptr;
+    std::vector<char> host; // K of one layer, if it lies on a device that has no kernel for it
     const char * k = (const char *) s.t.k->data;
-    if (!ggml_backend_buffer_is_host(s.t.buf.get())) {
+    if (!device && !ggml_backend_buffer_is_host(s.t.buf.get())) {
         host.resize(ggml_nbytes(s.t.k));
         ggml_backend_tensor_get(s.t.k, host.data(), 0, host.size());
         k = host.data();
@@ -101,7 +104,8 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
                     want(EDGEKV_STAT_VAR, tally.mean, G*n_scored), want(EDGEKV_STAT_VAR, tally.m2, G*n_scored), n_scored, tally.n_seen };
     job.columns_len = columns_len.data();
     job.columns_after = columns_after.data();
-    if (!compute_score(ctx->backend_cpu, job)) throw std::bad_alloc();
+    if (device) device->score_columns(l.buft, score_work, job.rows, job.queries, job.columns); // those of a piece's own rows too
+    else if (!compute_score(ctx->backend_cpu, job)) throw std::bad_alloc();
     tally.n_seen += n_q;
 }
 

@@ -1,5 +1,6 @@
 // Rows of the store: layout, gathering, tails, rewinding, state
 #include "edgekv-store.h"
+#include "edgekv-device.h"
 #include "edgekv-table.h"
 
 #include "llama-io.h"
@@ -44,6 +45,11 @@ static void copy_tensor_rows(const ggml_tensor * from, ggml_tensor * to, int64_t
     const size_t nb = from->nb[1];
     if (ggml_backend_buffer_is_host(from->buffer) && ggml_backend_buffer_is_host(to->buffer)) {
         memcpy((char *) to->data + dst*nb, (const char *) from->data + src*nb, n*nb);
+        return;
+    }
+    const auto buft = ggml_backend_buffer_get_type(from->buffer);
+    if (const auto * device = buft == ggml_backend_buffer_get_type(to->buffer) ? edgekv_device::of(buft) : nullptr) {
+        device->move_rows(from, nullptr, src, to, dst, (int) n);
         return;
     }
     std::vector<char> host(n*nb);
@@ -98,13 +104,27 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     cap = cap_new;
 }
 
+// all rows of all heads at once
+static void gather_on_device(const edgekv_device & device, const edgekv_tensors & from, const std::vector<int64_t> & base,
+        const std::vector<std::vector<int32_t>> & keep, edgekv_tensors & to, ggml_backend_buffer_type_t buft) {
+    std::vector<int32_t> rows;
+    for (size_t k = 0; k < keep.size(); ++k) for (int32_t r : keep[k]) rows.push_back((int32_t) (base[k] + r));
+    if (rows.empty()) return;
+    const auto index = edgekv_matrix::make(buft, GGML_TYPE_I32, (int64_t) rows.size(), 1, "kept");
+    ggml_backend_tensor_set(index.t, rows.data(), 0, rows.size()*sizeof(int32_t));
+    device.move_rows(from.k, (const int32_t *) index.t->data, 0, to.k, 0, (int) rows.size());
+    device.move_rows(from.v, (const int32_t *) index.t->data, 0, to.v, 0, (int) rows.size());
+}
+
 void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to) {
     std::vector<int32_t> cap(to.n_head_kv);
     for (int k = 0; k < to.n_head_kv; ++k) cap[k] = (int32_t) keep[k].size();
     std::vector<int32_t> first;
     const int64_t n = assign_first(cap, first, to.row_step);
     auto fresh = edgekv_tensors::make(to.buft, to.type_k, to.type_v, to.d_k, to.d_v, n, std::to_string(to.il).c_str());
-    for (int k = 0; k < to.n_head_kv; ++k) {
+    const auto * device = from.k && from.buf && ggml_backend_buffer_get_type(from.buf.get()) == to.buft ? edgekv_device::of(to.buft) : nullptr;
+    if (device) gather_on_device(*device, from, base, keep, fresh, to.buft);
+    else for (int k = 0; k < to.n_head_kv; ++k) {
         for (size_t i = 0; i < keep[k].size();) { // runs of neighbours go in one copy
             size_t j = i + 1;
             while (j < keep[k].size() && keep[k][j] == keep[k][j - 1] + 1) ++j;

@@ -1,0 +1,181 @@
+// A device for tests: a backend of llama.cpp whose memory the program must not touch, with edgekv's CUDA kernels in it. Its memory is
+// locked outside of its own functions; inside, upstream's CPU backend computes what is not ours, and the stand-in our kernels.
+// So everything around the kernels is run as on a GPU: where tensors lie, who computes what, tables of lengths, scores, moved rows.
+#include "cuda_runtime.h"
+#include "cuda/edgekv-cuda.h"
+#include "edgekv-op.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
+#include "ggml-impl.h"
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <sys/mman.h>
+
+namespace {
+
+ggml_backend_dev_t the_device();
+
+// ---- memory
+
+std::map<char *, size_t> g_memory;
+int g_open = 0;
+long g_n_ours = 0; // nodes and calls that our kernels computed
+
+struct inside { // the device may touch its memory
+    inside()  { if (g_open++ == 0) protect(PROT_READ | PROT_WRITE); }
+    ~inside() { if (--g_open == 0) protect(PROT_NONE); }
+    static void protect(int how) { for (auto [p, n] : g_memory) if (mprotect(p, n, how)) abort(); }
+};
+
+char * data_of(const ggml_tensor * t) { return (char *) t->data; }
+
+void free_buffer(ggml_backend_buffer_t b) {
+    munmap(b->context, g_memory.at((char *) b->context));
+    g_memory.erase((char *) b->context);
+}
+
+const ggml_backend_buffer_i BUFFER = {
+    free_buffer,
+    [](ggml_backend_buffer_t b) { return b->context; },
+    nullptr,
+    [](ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t at, size_t n) { inside i; memset(data_of(t) + at, value, n); },
+    [](ggml_backend_buffer_t, ggml_tensor * t, const void * x, size_t at, size_t n) { inside i; memcpy(data_of(t) + at, x, n); },
+    [](ggml_backend_buffer_t, const ggml_tensor * t, void * x, size_t at, size_t n) { inside i; memcpy(x, data_of(t) + at, n); },
+    nullptr, nullptr,
+    [](ggml_backend_buffer_t, const ggml_tensor * from, ggml_tensor * to) {
+        if (!ggml_backend_buffer_is_host(from->buffer) && from->buffer->buft != to->buffer->buft) return false;
+        inside i;
+        memcpy(to->data, from->data, ggml_nbytes(from));
+        return true;
+    },
+    [](ggml_backend_buffer_t b, uint8_t value) { inside i; memset(b->context, value, b->size); },
+    nullptr,
+};
+
+ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t n) {
+    const size_t n_pages = (n + 16)/4096*4096 + 4096;
+    void * p = mmap(nullptr, n_pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+    memset(p, 0xff, n_pages); // poison
+    if (!g_open) mprotect(p, n_pages, PROT_NONE);
+    g_memory[(char *) p] = n_pages;
+    return ggml_backend_buffer_init(buft, BUFFER, p, n);
+}
+
+ggml_backend_buffer_type_t buffer_type() {
+    static ggml_backend_buffer_type buft = {
+        { [](ggml_backend_buffer_type_t) { return "Fake"; }, alloc_buffer, [](ggml_backend_buffer_type_t) -> size_t { return 128; }, nullptr, nullptr,
+          [](ggml_backend_buffer_type_t) { return false; } },
+        the_device(), nullptr };
+    return &buft;
+}
+
+// ---- computing
+
+void attend(ggml_tensor * node) {
+    edgekv_op op;
+    edgekv_rows rows;
+    edgekv_queries qs;
+    edgekv_op_get(node, op);
+    edgekv_op_inputs(node, op, rows, qs);
+    const int n_parts = edgekv_cuda_attend_parts(&rows);
+    std::vector<char> workspace(edgekv_cuda_attend_workspace(&rows, qs.n_tokens, n_parts));
+    if (edgekv_cuda_attend(&rows, &qs, (float *) node->data, n_parts, workspace.data(), nullptr)) abort();
+    ++g_n_ours;
+}
+
+ggml_backend_t cpu() {
+    static ggml_backend_t b = [] { ggml_backend_t x = ggml_backend_cpu_init(); ggml_backend_cpu_set_n_threads(x, 1); return x; }();
+    return b;
+}
+
+ggml_status graph_compute(ggml_backend_t, ggml_cgraph * graph) {
+    inside i;
+    for (int from = 0; from < graph->n_nodes;) {
+        int to = from;
+        while (to < graph->n_nodes && graph->nodes[to]->op != GGML_OP_CUSTOM) ++to;
+        ggml_cgraph part = ggml_graph_view(graph, from, to);
+        const ggml_status status = to > from ? ggml_backend_graph_compute(cpu(), &part) : GGML_STATUS_SUCCESS;
+        if (status != GGML_STATUS_SUCCESS) return status;
+        if (to < graph->n_nodes) attend(graph->nodes[to++]);
+        from = to;
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
+bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    edgekv_op ours;
+    if (op->op == GGML_OP_CUSTOM) return edgekv_op_get(op, ours) && edgekv_cuda_attend_supports(op->src[1]->type, op->src[2]->type, (int) op->src[1]->ne[0], (int) op->src[2]->ne[0]);
+    return ggml_backend_dev_supports_op(ggml_backend_get_device(cpu()), op);
+}
+
+ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) {
+    static ggml_guid guid = { 0xed, 0x6e, 0x4b };
+    ggml_backend_i i = {};
+    i.get_name = [](ggml_backend_t) { return "Fake"; };
+    i.free = [](ggml_backend_t b) { delete b; };
+    i.graph_compute = graph_compute;
+    return new ggml_backend { &guid, i, dev, nullptr };
+}
+
+ggml_backend_device_i device_interface() {
+    ggml_backend_device_i i = {};
+    i.get_name = i.get_description = [](ggml_backend_dev_t) { return "Fake0"; };
+    i.get_memory = [](ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = (size_t) 8 << 30; };
+    i.get_type = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
+    i.get_props = [](ggml_backend_dev_t dev, ggml_backend_dev_props * p) {
+        *p = {};
+        p->name = dev->iface.get_name(dev);
+        p->description = dev->iface.get_description(dev);
+        p->type = dev->iface.get_type(dev);
+        dev->iface.get_memory(dev, &p->memory_free, &p->memory_total);
+    };
+    i.init_backend = init_backend;
+    i.get_buffer_type = [](ggml_backend_dev_t) { return buffer_type(); };
+    i.supports_op = supports_op;
+    i.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) { return buft == buffer_type(); };
+    return i;
+}
+
+// ---- kernels by name
+
+int score(const edgekv_rows * rows, const edgekv_queries * qs, const edgekv_columns * cols, int n_rows_max, void * workspace, void * stream) {
+    inside i;
+    ++g_n_ours;
+    return edgekv_cuda_score(rows, qs, cols, n_rows_max, workspace, stream);
+}
+
+int gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream) {
+    inside i;
+    ++g_n_ours;
+    return edgekv_cuda_gather(from, to, n_bytes, index, n_rows, stream);
+}
+
+void * function(ggml_backend_reg_t, const char * name) {
+    const std::map<std::string, void *> all = {
+        { "edgekv_cuda_attend_supports", (void *) edgekv_cuda_attend_supports }, { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
+        { "edgekv_cuda_score", (void *) score }, { "edgekv_cuda_gather", (void *) gather }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait } };
+    const auto it = all.find(name);
+    return it == all.end() ? nullptr : it->second;
+}
+
+ggml_backend_reg * registry() {
+    static ggml_backend_reg reg = { GGML_BACKEND_API_VERSION, { [](ggml_backend_reg_t) { return "Fake"; }, [](ggml_backend_reg_t) -> size_t { return 1; },
+                                    [](ggml_backend_reg_t, size_t) { return the_device(); }, function }, nullptr };
+    return &reg;
+}
+
+ggml_backend_dev_t the_device() {
+    static ggml_backend_device dev = { device_interface(), registry(), nullptr };
+    return &dev;
+}
+
+} // namespace
+
+extern "C" ggml_backend_reg_t ggml_backend_init() { return registry(); }
+extern "C" long fake_device_n_ours() { return g_n_ours; }

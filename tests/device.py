@@ -1,0 +1,70 @@
+"""One model on the CPU and on the test device of native/tests/cuda/fake-device.cpp, in a process of its own: a backend once loaded stays.
+
+`python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device", "libs"}, and writes what came out as JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tests import models
+from tests.engine import feed, load, positions, read
+
+N_PROMPT = 500
+METHODS = ("snapkv", "cake", "h2o")
+"""Between them they ask for every statistic of a layer."""
+
+
+def tokens(n: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist()
+
+
+def ragged(path: Path, kind: str, **options: int) -> np.ndarray:
+    """Logits of a conversation over heads of different length: a prompt, single tokens, some at once, a turn, single tokens."""
+    llm = load(path, kind, kv_ratio=0.3, kv_method="random", **options)
+    llm.kv_set(budget=np.random.default_rng(0).integers(40, 300, llm.kv_stats().kept.shape).astype(np.int32))
+    first = read(llm, tokens(N_PROMPT, 0), tokens(4, 1))
+    llm.eval(tokens(10, 2))
+    llm.eval(tokens(200, 3))
+    return np.concatenate([first, feed(llm, tokens(70, 4))])  # tails grow
+
+
+def kept(path: Path, kind: str, method: str, **options: int) -> list[set[int]]:
+    """Token indices that stay in each layer and head."""
+    llm = load(path, kind, kv_ratio=0.3, kv_method=method, **options)
+    llm.eval(tokens(N_PROMPT, 0))
+    return [set(rows.tolist()) for layer in positions(llm) for rows in layer]
+
+
+def load_device(device: str, libs: str) -> ctypes.CDLL:
+    ggml = ctypes.CDLL(str(next(Path(libs).glob("libggml.*"))))
+    ggml.ggml_backend_load.restype = ctypes.c_void_p
+    assert ggml.ggml_backend_load(device.encode()), f"{device} cannot be loaded"
+    return ctypes.CDLL(device)
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    path, kind = Path(job["model"]), job["kind"]
+    os.environ["EDGEKV_ATTEND"] = "graph"  # a prompt goes through the same upstream attention as on a device
+    expected, expected_rows = ragged(path, kind), {method: kept(path, kind, method) for method in METHODS}
+    del os.environ["EDGEKV_ATTEND"]
+    device = load_device(job["device"], job["libs"])
+    before = device.fake_device_n_ours()
+    got = ragged(path, kind, n_gpu_layers=99)
+    rows = {method: kept(path, kind, method, n_gpu_layers=99) for method in METHODS}
+    print(json.dumps({
+        "nmse": float(((got - expected) ** 2).sum() / (expected**2).sum()),
+        "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
+        "n_ours": device.fake_device_n_ours() - before,
+    }))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The engine on a device with our kernels: all that a GPU changes except the GPU. native/tests/cuda/fake-device.cpp is the device.
+
+Its memory is locked outside of its own functions, so a read or write from the wrong side ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.lib import ROOT
+from tests.test_native import program
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the test device needs Linux")
+LIMITS = {"f16": 1e-4}
+"""NMSE of the logits; 1e-2 for quantised caches, where rounding sometimes falls the other way."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [
+    ("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("llama-gqa", "iq4_nl"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
+def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
+    from edgekv import native
+
+    job = {"model": str(tiny(name)), "kind": kind, "device": str(program("fake-device.so")), "libs": str(native.lib_dir())}
+    done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, capture_output=True, timeout=300)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["nmse"] < LIMITS.get(kind, 1e-2)
+    assert min(result["same"].values()) > 0.99, result["same"]  # a score that is rounded differently may swap two rows
+    assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
