@@ -6,8 +6,10 @@ Its memory is locked outside of its own functions, so a read or write from the w
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,12 +25,28 @@ LIMITS = {"f16": 1e-4}
 @pytest.mark.parametrize(("name", "kind"), [
     ("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("llama-gqa", "iq4_nl"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
-    from edgekv import native
-
-    job = {"model": str(tiny(name)), "kind": kind, "device": str(program("fake-device.so")), "libs": str(native.lib_dir())}
-    done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, capture_output=True, timeout=300)
-    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
-    result = json.loads(done.stdout.splitlines()[-1])
+    result = compare(tiny(name), kind, program("fake-device.so"))
     assert result["nmse"] < LIMITS.get(kind, 1e-2)
     assert min(result["same"].values()) > 0.99, result["same"]  # a score that is rounded differently may swap two rows
     assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(os.environ.get("EDGEKV_GPU") != "1", reason="set EDGEKV_GPU=1 where there is a GPU and a build with its backend")
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "q8_0,q4_0"])
+@pytest.mark.parametrize("name", ["llama-gqa", "llama-mha", "llama-d128", "gemma3", "qwen2"])
+def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
+    """All layers on the GPU that the library was built for. Its matrix products round differently too: the limits are looser, and a guess."""
+    result = compare(tiny(name), kind, "")
+    assert result["nmse"] < (1e-3 if kind == "f16" else 3e-2)
+    assert min(result["same"].values()) > 0.95, result["same"]
+
+
+def compare(model: Path, kind: str, device: Path | str) -> dict:
+    """What `tests.device` says of a model, in a process of its own."""
+    from edgekv import native
+
+    job = {"model": str(model), "kind": kind, "device": str(device), "libs": str(native.lib_dir())}
+    done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, capture_output=True, timeout=300)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
+    return json.loads(done.stdout.splitlines()[-1])

@@ -115,6 +115,12 @@ inline cudaError_t cudaFree(void * p) { free(p); return cudaSuccess; }
 inline cudaError_t cudaMemset(void * p, int value, size_t n) { memset(p, value, n); return cudaSuccess; }
 inline cudaError_t cudaMemcpy(void * to, const void * from, size_t n, cudaMemcpyKind) { memcpy(to, from, n); return cudaSuccess; }
 inline cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t n, cudaMemcpyKind, cudaStream_t) { memcpy(to, from, n); return cudaSuccess; }
+typedef struct standin_event * cudaEvent_t;
+inline cudaError_t cudaEventCreate(cudaEvent_t * e) { *e = nullptr; return cudaSuccess; }
+inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float * ms, cudaEvent_t, cudaEvent_t) { *ms = 1; return cudaSuccess; }
 inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline const char * cudaGetErrorString(cudaError_t) { return "invalid value"; }
 

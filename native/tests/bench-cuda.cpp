@@ -1,0 +1,144 @@
+// Times of the CUDA kernels for one layer of Llama-3-8B's shape, beside the card's own speed of copying. One line of a table each.
+//     bench-cuda [rows per head]
+#include "device.h"
+#include "cuda/edgekv-cuda.h"
+
+#include <algorithm>
+#include <string>
+
+namespace {
+
+constexpr int N_HEAD = 32, N_HEAD_KV = 8, D = 128, N_WINDOW = 32;
+constexpr int N_COPIES = 3;  // of K and V, taken in turn: together larger than any cache
+constexpr int N_RUNS = 12;   // of which the median counts
+
+// milliseconds of what f(i) queues
+template <typename F> double time_of(F && f) {
+    cudaEvent_t begin, end;
+    must(cudaEventCreate(&begin), "cudaEventCreate");
+    must(cudaEventCreate(&end), "cudaEventCreate");
+    std::vector<double> ms;
+    for (int i = 0; i < N_RUNS + 2; ++i) {
+        must(cudaEventRecord(begin, nullptr), "cudaEventRecord");
+        f(i);
+        must(cudaEventRecord(end, nullptr), "cudaEventRecord");
+        must(cudaEventSynchronize(end), "a kernel");
+        float x = 0;
+        must(cudaEventElapsedTime(&x, begin, end), "cudaEventElapsedTime");
+        if (i >= 2) ms.push_back(x); // the first two warm up
+    }
+    cudaEventDestroy(begin);
+    cudaEventDestroy(end);
+    std::sort(ms.begin(), ms.end());
+    return ms[ms.size()/2];
+}
+
+// GB/s, bytes read and written
+double copy_speed(size_t n) {
+    device_array<char> from(n), to(n);
+    const double ms = time_of([&](int) { must(cudaMemcpyAsync(to.data, from.data, n, cudaMemcpyDeviceToDevice, nullptr), "cudaMemcpyAsync"); });
+    return 2*n/ms/1e6;
+}
+
+// K and V of one layer with every byte the same: speed does not depend on values, but halves must be numbers
+struct layer {
+    size_t nb;
+    std::vector<int32_t> first, len;
+    device_array<int32_t> d_first, d_len;
+    std::vector<device_array<char> *> kv;
+    device_array<float> q;
+    edgekv_rows rows;
+
+    layer(ggml_type type, const std::vector<int32_t> & lengths, int n_tokens) :
+        nb(ggml_row_size(type, D)), first(starts(lengths)), len(lengths), d_first(first), d_len(len), q((size_t) n_tokens*N_HEAD*D) {
+        for (int i = 0; i < 2*N_COPIES; ++i) {
+            kv.push_back(new device_array<char>(n_bytes()/2));
+            must(cudaMemset(kv.back()->data, 0x11, n_bytes()/2), "cudaMemset");
+        }
+        must(cudaMemset(q.data, 0, q.n*sizeof(float)), "cudaMemset");
+        rows = { nullptr, nullptr, nb, nb, type, type, D, D, N_HEAD, N_HEAD_KV, d_first.data, d_len.data, 0.1f, 0, nullptr };
+    }
+    ~layer() { for (auto * x : kv) delete x; }
+
+    static std::vector<int32_t> starts(const std::vector<int32_t> & lengths) {
+        std::vector<int32_t> x(1, 0);
+        for (int32_t n : lengths) x.push_back(x.back() + n);
+        x.pop_back();
+        return x;
+    }
+    size_t n_rows() const { return (size_t) first.back() + len.back(); }
+    size_t n_bytes() const { return 2*n_rows()*nb; }
+    edgekv_rows copy(int i) const {
+        edgekv_rows r = rows;
+        r.k = kv[i % N_COPIES*2]->data;
+        r.v = kv[i % N_COPIES*2 + 1]->data;
+        return r;
+    }
+};
+
+double time_attend(const layer & l, int n_tokens) {
+    const int n_blocks = (n_tokens*N_HEAD/N_HEAD_KV + 15)/16, n_parts = std::max(1, edgekv_cuda_attend_parts(&l.rows)/n_blocks);
+    device_array<char> workspace(edgekv_cuda_attend_workspace(&l.rows, n_tokens, n_parts));
+    device_array<float> dst((size_t) n_tokens*N_HEAD*D);
+    const edgekv_queries qs = { l.q.data, N_HEAD*D, D, n_tokens, nullptr, nullptr };
+    return time_of([&](int i) {
+        const edgekv_rows r = l.copy(i);
+        must(edgekv_cuda_attend(&r, &qs, dst.data, n_parts, workspace.data, nullptr), "attend");
+    });
+}
+
+void bench_attend(int n_rows, double copy) {
+    printf("| attend | tokens | ms | GB/s | of the copy's speed |\n|---|---|---|---|---|\n");
+    const std::vector<int32_t> even(N_HEAD_KV, n_rows);
+    for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL }) {
+        for (int n_tokens : { 1, 4, 8 }) {
+            const layer l(type, even, n_tokens);
+            const double ms = time_attend(l, n_tokens), speed = l.n_bytes()/ms/1e6;
+            printf("| %s | %d | %.3f | %.0f | %.2f |\n", ggml_type_name(type), n_tokens, ms, speed, speed/copy);
+        }
+    }
+    printf("\n| ragged heads, the same rows in all | ms even | ms ragged | ratio |\n|---|---|---|---|\n");
+    std::vector<int32_t> ragged(N_HEAD_KV, n_rows/4);
+    ragged[3] = n_rows*N_HEAD_KV - (N_HEAD_KV - 1)*(n_rows/4); // most of them in one head
+    for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0 }) {
+        const double a = time_attend(layer(type, even, 1), 1), b = time_attend(layer(type, ragged, 1), 1);
+        printf("| %s | %.3f | %.3f | %.2f |\n", ggml_type_name(type), a, b, b/a);
+    }
+}
+
+void bench_score(int n_rows, double copy) {
+    printf("\n| one layer of a prompt | ms | |\n|---|---|---|\n");
+    const layer l(GGML_TYPE_F16, std::vector<int32_t>(N_HEAD_KV, n_rows), N_WINDOW);
+    const size_t n = l.n_rows(), G = N_HEAD/N_HEAD_KV;
+    device_array<float> sums(3*n + 2*G*n);
+    must(cudaMemset(sums.data, 0, sums.n*sizeof(float)), "cudaMemset");
+    const edgekv_queries qs = { l.q.data, N_HEAD*D, D, N_WINDOW, nullptr, nullptr };
+    device_array<char> workspace(edgekv_cuda_score_workspace(&l.rows, N_WINDOW, n_rows));
+    for (bool variance : { false, true }) {
+        edgekv_columns c = { sums.data, sums.data + n, sums.data + 2*n, nullptr, nullptr, (int64_t) n, 0 };
+        if (variance) { c.mean = sums.data + 3*n; c.m2 = c.mean + G*n; }
+        const double ms = time_of([&](int i) {
+            const edgekv_rows r = l.copy(i);
+            must(edgekv_cuda_score(&r, &qs, &c, n_rows, workspace.data, nullptr), "score");
+        });
+        printf("| score, %d queries, f16%s | %.3f | |\n", N_WINDOW, variance ? ", variance" : "", ms);
+    }
+    std::vector<int32_t> kept;
+    for (int32_t i = 0; i < (int32_t) n; ++i) if ((i*2654435761u >> 16) % 5 == 0) kept.push_back(i);
+    const device_array<int32_t> index(kept);
+    device_array<char> to(kept.size()*l.nb);
+    const double ms = time_of([&](int i) { must(edgekv_cuda_gather(l.copy(i).k, to.data, l.nb, index.data, (int) kept.size(), nullptr), "gather"); });
+    printf("| evict, K, a fifth of the rows, f16 | %.3f | %.2f of the copy's speed |\n", ms, 2*kept.size()*l.nb/ms/1e6/copy);
+}
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    const int n_rows = argc > 1 ? atoi(argv[1]) : 32768;
+    if (n_rows < 64) { printf("give a number of rows per head, 64 or more\n"); return 2; }
+    const double copy = copy_speed((size_t) n_rows*32768);
+    printf("%d query heads, %d KV heads of %d, %d rows each; copying: %.0f GB/s (read and written)\n\n", N_HEAD, N_HEAD_KV, D, n_rows, copy);
+    bench_attend(n_rows, copy);
+    bench_score(n_rows, copy);
+    return 0;
+}
