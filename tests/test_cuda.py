@@ -19,7 +19,7 @@ from tests.lib import ROOT
 KERNELS = ROOT / "native" / "src" / "cuda"
 SOURCES = ("edgekv-attend.cu", "edgekv-score.cu", "edgekv-evict.cu")
 ARCHITECTURES = (75, 80, 86, 89, 90, 120)
-FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v")
+FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wmissing-declarations,-Werror", "-Xptxas", "-v")
 
 
 def upstream() -> Path:

@@ -5,13 +5,16 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <stdexcept>
 
 const edgekv_device * edgekv_device::of(ggml_backend_buffer_type_t buft) {
+    static std::mutex mutex; // contexts may live in different threads
     static std::map<ggml_backend_reg_t, std::unique_ptr<edgekv_device>> known;
     ggml_backend_dev_t dev = ggml_backend_buft_is_host(buft) ? nullptr : ggml_backend_buft_get_device(buft);
     if (!dev) return nullptr;
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
+    const std::lock_guard<std::mutex> lock(mutex);
     const auto [it, fresh] = known.try_emplace(reg);
     if (fresh) {
         auto d = std::make_unique<edgekv_device>();

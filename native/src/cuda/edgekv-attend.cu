@@ -82,20 +82,31 @@ struct stretch {
         from = p - shift;
         n_bytes = shift + n_rows*(int) nb;
     }
-    __device__ void fetch(char * to) const {
-        for (int i = threadIdx.x % WARP*ALIGN; i < n_bytes; i += WARP*ALIGN) copy16(to + i, from + i);
+    // n_pieces: of a row in another order, 0 = as they are
+    __device__ void fetch(char * to, int n_pieces) const {
+        for (int i = threadIdx.x % WARP; i*ALIGN < n_bytes; i += WARP) {
+            const int at = n_pieces ? i ^ swizzle(i/n_pieces) : i; // a row has a multiple of eight
+            copy16(to + at*ALIGN, from + i*ALIGN);
+        }
     }
+
+    // rows of a multiple of 128 bytes would all begin in the same bank. With this order neither the lanes that read eight rows of K
+    // nor those that read four rows of V meet: rows 2n and 2n + 1 differ in bit 2, rows 2n of a tile in bits 1 and 2.
+    __device__ static int swizzle(int row) { return (row & 6) ^ (row & 1)*5; }
+    __device__ static int pieces(int type, size_t nb) { return (type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) && nb % 128 == 0 ? (int) nb/ALIGN : 0; }
 };
 
 // logits of 16 queries and 16 rows: s[j] has rows 8j.. of the tile
 template <int T, int D>
 __device__ __forceinline__ void multiply_keys(const attend_args & a, const uint4 * queries, const char * tile, float (&s)[2][4]) {
     const int lane = threadIdx.x % WARP, g = lane/4, t = lane % 4, type = T == ANY_TYPE ? (int) a.rows.type_k : T;
+    const int swizzle = stretch::pieces(type, a.rows.nb_k) ? stretch::swizzle(g) : 0; // row g + 8 has the same
     for (int j = 0; j < 2; ++j) for (int x = 0; x < 4; ++x) s[j][x] = 0;
 #pragma unroll
     for (int i = 0; i < D/CHUNK; ++i) {
         if (i*CHUNK >= a.rows.d_k) break;
-        const half8 k0 = read8(type, tile + g*a.rows.nb_k, i, t, a.rows.d_k), k1 = read8(type, tile + (g + 8)*a.rows.nb_k, i, t, a.rows.d_k);
+        const half8 k0 = read8(type, tile + g*a.rows.nb_k, i, t, a.rows.d_k, swizzle);
+        const half8 k1 = read8(type, tile + (g + 8)*a.rows.nb_k, i, t, a.rows.d_k, swizzle);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const uint4 q = queries[(2*i + half)*WARP + lane];
@@ -109,13 +120,17 @@ __device__ __forceinline__ void multiply_keys(const attend_args & a, const uint4
 template <int T, int D>
 __device__ __forceinline__ void multiply_values(const attend_args & a, const uint4 & p, const char * tile, int n, float (&o)[D/8][4]) {
     const int lane = threadIdx.x % WARP, g = lane/4, t = lane % 4, type = T == ANY_TYPE ? (int) a.rows.type_v : T;
-    const char * row[4];
-    for (int j = 0; j < 4; ++j) row[j] = tile + min(2*t + j % 2 + j/2*8, n - 1)*a.rows.nb_v; // weights behind n are 0, what lies there need not be
+    const bool swizzled = stretch::pieces(type, a.rows.nb_v) > 0;
+    int row[4], swizzle[4];
+    for (int j = 0; j < 4; ++j) {
+        row[j] = min(2*t + j % 2 + j/2*8, n - 1); // weights behind n are 0, what lies there need not be
+        swizzle[j] = swizzled ? stretch::swizzle(row[j]) : 0;
+    }
 #pragma unroll
     for (int i = 0; i < D/64; ++i) {
         if (i*64 >= a.rows.d_v) break;
         half8 v[4];
-        for (int j = 0; j < 4; ++j) v[j] = read8(type, row[j], 2*i + g/4, g % 4, a.rows.d_v);
+        for (int j = 0; j < 4; ++j) v[j] = read8(type, tile + row[j]*a.rows.nb_v, 2*i + g/4, g % 4, a.rows.d_v, swizzle[j]);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const uint32_t pick = e % 2 ? 0x7632 : 0x5410;
@@ -173,15 +188,18 @@ struct shared_layout {
 };
 
 template <int T, int D>
-__device__ __forceinline__ void attend_tiles(const attend_args & a, const shared_layout & at, const uint4 * queries, char * stages, int k, int begin, int end, state<D> & st) {
+__device__ __forceinline__ void attend_tiles(const attend_args & a, const shared_layout & at, const uint4 * queries, char * stages,
+        int k, int begin, int end, state<D> & st) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x/WARP, n_warps = blockDim.x/WARP, len = a.rows.len[k];
     const query q[2] = { query_of(a, k, lane/4), query_of(a, k, lane/4 + 8) };
+    const int pieces_k = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_k : T, a.rows.nb_k);
+    const int pieces_v = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_v : T, a.rows.nb_v);
     auto fetch = [&](int tile, int stage) {
         if (tile < end) {
             const int64_t row = (int64_t) a.rows.first[k] + tile*ROWS;
             const int n = min(ROWS, len - tile*ROWS);
-            stretch(a.rows.k, a.rows.nb_k, row, n).fetch(stages + stage*at.stage());
-            stretch(a.rows.v, a.rows.nb_v, row, n).fetch(stages + stage*at.stage() + at.tile_k);
+            stretch(a.rows.k, a.rows.nb_k, row, n).fetch(stages + stage*at.stage(), pieces_k);
+            stretch(a.rows.v, a.rows.nb_v, row, n).fetch(stages + stage*at.stage() + at.tile_k, pieces_v);
         }
         copy_commit();
     };
@@ -316,7 +334,7 @@ struct plan {
 };
 
 // as many warps as the device's shared memory allows
-cudaError_t make_plan(const edgekv_rows & rows, plan & p) {
+static cudaError_t make_plan(const edgekv_rows & rows, plan & p) {
     const int d = rows.d_k > rows.d_v ? rows.d_k : rows.d_v;
     int device = 0, limit = 0;
     cudaError_t e = cudaGetDevice(&device);
@@ -331,7 +349,7 @@ cudaError_t make_plan(const edgekv_rows & rows, plan & p) {
     return cudaFuncSetAttribute((const void *) p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.n_shared);
 }
 
-size_t n_slots(const edgekv_rows & rows, int n_parts) { return (size_t) n_parts + rows.n_head_kv; }
+static size_t n_slots(const edgekv_rows & rows, int n_parts) { return (size_t) n_parts + rows.n_head_kv; }
 
 } // namespace
 } // namespace edgekv_cuda

@@ -1,7 +1,8 @@
 #pragma once
 // CUDA kernels of edgekv. Structs are those of the CPU kernels, their pointers point to device memory (lengths too, so that a captured
 // graph stays right while heads grow). Nothing here allocates or waits: workspace is the caller's, work is queued on the stream.
-// Each function returns a cudaError_t, 0 = queued. The current device must be the one whose memory it is. K and V must be readable up to the next 16 bytes behind their last row.
+// Each function returns a cudaError_t, 0 = queued. The current device must be the one whose memory it is. K and V must be readable up
+// to the next 16 bytes behind their last row.
 
 #include "../cpu/edgekv-cpu.h"
 
@@ -17,7 +18,8 @@ GGML_BACKEND_API bool   edgekv_cuda_attend_supports(enum ggml_type type_k, enum 
 GGML_BACKEND_API int    edgekv_cuda_attend_parts(const struct edgekv_rows * rows);
 GGML_BACKEND_API size_t edgekv_cuda_attend_workspace(const struct edgekv_rows * rows, int n_tokens, int n_parts); // bytes
 // dst [n_tokens][n_head][d_v]
-GGML_BACKEND_API int    edgekv_cuda_attend(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, int n_parts, void * workspace, void * stream);
+GGML_BACKEND_API int    edgekv_cuda_attend(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, int n_parts,
+        void * workspace, void * stream);
 
 // ---- score: column statistics of the attention of some queries; K of the types and sizes that attend takes
 

@@ -84,13 +84,14 @@ __device__ __forceinline__ half8 read_iq4_nl(const char * block, int t) {
 }
 
 // eight values of lane t in chunk i of the row at p; zeros behind the d values of the row. Layouts: ggml-common.h
-__device__ __forceinline__ half8 read8(int type, const char * p, int i, int t, int d) {
+// swizzle: pieces of 16 bytes lie at their number ^ swizzle (types without blocks only)
+__device__ __forceinline__ half8 read8(int type, const char * p, int i, int t, int d, int swizzle = 0) {
     if (i*CHUNK + (has_nibbles(type) ? 0 : 8*t) >= d) return { { 0, 0, 0, 0 } };
     const __half2 none = halves(0);
     constexpr uint32_t LOW = 0x0f0f0f0f;
     switch (type) {
-        case GGML_TYPE_F16:  return read_f16(p + (i*CHUNK + 8*t)*2);
-        case GGML_TYPE_BF16: return read_bf16(p + (i*CHUNK + 8*t)*2);
+        case GGML_TYPE_F16:  return read_f16(p + ((4*i + t) ^ swizzle)*16);
+        case GGML_TYPE_BF16: return read_bf16(p + ((4*i + t) ^ swizzle)*16);
         case GGML_TYPE_Q8_0: {
             p += i*34;
             return scaled8(read4(p + 2 + 8*t) ^ 0x80808080, read4(p + 6 + 8*t) ^ 0x80808080, 128, read_scale(p), none);

@@ -258,12 +258,12 @@ __global__ void __launch_bounds__(WARPS*WARP) score_columns(const score_args a) 
 
 // ---- launch
 
-int token_tiles(int n_tokens) { return (n_tokens + TOKENS - 1)/TOKENS; }
+static int token_tiles(int n_tokens) { return (n_tokens + TOKENS - 1)/TOKENS; }
 
 // enough blocks for any device without more sums than rows are worth
-int row_parts(int n_rows_max) { const int n = (n_rows_max + 1023)/1024; return n < 1 ? 1 : n > 64 ? 64 : n; }
+static int row_parts(int n_rows_max) { const int n = (n_rows_max + 1023)/1024; return n < 1 ? 1 : n > 64 ? 64 : n; }
 
-size_t query_bytes(const edgekv_rows & rows, int n_tokens) { return (size_t) rows.n_head*token_tiles(n_tokens)*fragments(rows)*sizeof(uint4); }
+static size_t query_bytes(const edgekv_rows & rows, int n_tokens) { return (size_t) rows.n_head*token_tiles(n_tokens)*fragments(rows)*sizeof(uint4); }
 
 template <int D>
 cudaError_t launch_score(const score_args & a, int n_rows_max, void * stream) {
