@@ -13,7 +13,7 @@ struct edgekv_device {
 
     static const edgekv_device * of(ggml_backend_buffer_type_t buft); // null: none, as for main memory
 
-    // rows index[0..n) of one tensor, or rows [src, src + n) without an index, to rows [dst, ..) of another; throws std::runtime_error
+    // rows src + index[0..n) of one tensor, or rows [src, src + n) without an index, to rows [dst, ..) of another; throws std::runtime_error
     void move_rows(const ggml_tensor * from, const int32_t * index, int64_t src, ggml_tensor * to, int64_t dst, int n) const;
     // as on the CPU; only rows.k lies on the device. work: memory there, made larger when needed. throws std::runtime_error, std::bad_alloc
     void score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const;

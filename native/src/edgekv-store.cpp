@@ -104,16 +104,19 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     cap = cap_new;
 }
 
-// all rows of all heads at once
+// the rows of each head at once
 static void gather_on_device(const edgekv_device & device, const edgekv_tensors & from, const std::vector<int64_t> & base,
-        const std::vector<std::vector<int32_t>> & keep, edgekv_tensors & to, ggml_backend_buffer_type_t buft) {
+        const std::vector<std::vector<int32_t>> & keep, edgekv_tensors & to, const std::vector<int32_t> & first, ggml_backend_buffer_type_t buft) {
     std::vector<int32_t> rows;
-    for (size_t k = 0; k < keep.size(); ++k) for (int32_t r : keep[k]) rows.push_back((int32_t) (base[k] + r));
+    for (const auto & x : keep) rows.insert(rows.end(), x.begin(), x.end());
     if (rows.empty()) return;
     const auto index = edgekv_matrix::make(buft, GGML_TYPE_I32, (int64_t) rows.size(), 1, "kept");
     ggml_backend_tensor_set(index.t, rows.data(), 0, rows.size()*sizeof(int32_t));
-    device.move_rows(from.k, (const int32_t *) index.t->data, 0, to.k, 0, (int) rows.size());
-    device.move_rows(from.v, (const int32_t *) index.t->data, 0, to.v, 0, (int) rows.size());
+    const int32_t * at = (const int32_t *) index.t->data;
+    for (size_t k = 0; k < keep.size(); at += keep[k].size(), ++k) {
+        device.move_rows(from.k, at, base[k], to.k, first[k], (int) keep[k].size());
+        device.move_rows(from.v, at, base[k], to.v, first[k], (int) keep[k].size());
+    }
 }
 
 void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to) {
@@ -123,7 +126,7 @@ void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & bas
     const int64_t n = assign_first(cap, first, to.row_step);
     auto fresh = edgekv_tensors::make(to.buft, to.type_k, to.type_v, to.d_k, to.d_v, n, std::to_string(to.il).c_str());
     const auto * device = from.k && from.buf && ggml_backend_buffer_get_type(from.buf.get()) == to.buft ? edgekv_device::of(to.buft) : nullptr;
-    if (device) gather_on_device(*device, from, base, keep, fresh, to.buft);
+    if (device) gather_on_device(*device, from, base, keep, fresh, first, to.buft);
     else for (int k = 0; k < to.n_head_kv; ++k) {
         for (size_t i = 0; i < keep[k].size();) { // runs of neighbours go in one copy
             size_t j = i + 1;
