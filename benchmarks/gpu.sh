@@ -6,7 +6,8 @@
 #
 # kernels: our kernels alone, without ggml-cuda: two minutes. engine: llama.cpp with CUDA (ten minutes on 16 cores), the engine's tests
 # with all layers on the GPU, attend beside upstream's flash attention. Needs nvcc, cmake, ninja, a C++ compiler; for engine also
-# cuBLAS and the Python packages of the extra `dev`. Without a network, EDGEKV_SDIST names the archive of llama-cpp-python.
+# cuBLAS and the Python packages of the extra `dev`. Without a network, EDGEKV_SDIST names the archive of llama-cpp-python, or bring
+# build/upstream from a machine that has built (40 MiB). What was built stays in build/gpu-*, so a call that was cut short goes on.
 # MODEL=file.gguf adds `edgekv bench` with that model.
 set -uo pipefail
 cd "$(dirname "$0")/.."
