@@ -83,7 +83,7 @@ struct logits {
 
 // grid [n_parts, n_head_kv * blocks]: each warp has 16 tokens of one head of the group
 template <int D>
-__global__ void __launch_bounds__(WARPS*WARP) score_norm(const score_args a) {
+__global__ void __launch_bounds__(WARPS*WARP, 2) score_norm(const score_args a) {
     __shared__ uint4 keys[D/CHUNK*(ROWS/8)*WARP];
     const int G = a.rows.n_head/a.rows.n_head_kv, n_units = G*a.n_token_tiles, n_blocks = (n_units + WARPS - 1)/WARPS;
     const int lane = threadIdx.x % WARP, k = blockIdx.y/n_blocks, unit = blockIdx.y % n_blocks*WARPS + threadIdx.x/WARP;
@@ -235,7 +235,7 @@ __device__ __forceinline__ void store_columns(const score_args & a, const column
 
 // grid [tiles of the longest head, n_head_kv]
 template <int D>
-__global__ void __launch_bounds__(WARPS*WARP) score_columns(const score_args a) {
+__global__ void __launch_bounds__(WARPS*WARP, 2) score_columns(const score_args a) {
     __shared__ uint4 keys[D/CHUNK*(ROWS/8)*WARP];
     __shared__ warp_sums all;
     const int k = blockIdx.y, tile = blockIdx.x, G = a.rows.n_head/a.rows.n_head_kv;
