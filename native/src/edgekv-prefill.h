@@ -43,6 +43,7 @@ struct edgekv_prompt_rows {
     const edgekv_layer * layer = nullptr;
     std::vector<int32_t> first, len, start; // per head; first visible row of each token (sliding window)
     edgekv_rows rows;
+    mutable std::atomic<int32_t> next { 0 }; // the kernel's threads share its work out by it
 };
 
 // tokens of the prompt and of the pieces behind it that go through a layer together

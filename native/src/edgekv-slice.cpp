@@ -43,6 +43,7 @@ void edgekv_prefill::bind(const edgekv_chunk & c) {
     }
     for (auto & r : g.prompt_rows) {
         const auto & l = *r->layer;
+        r->next = 0;
         for (int k = 0; k < l.n_head_kv; ++k) r->len[k] = (int32_t) (l.len[k] + c.row + c.n_tokens);
         for (size_t t = 0; t < r->start.size(); ++t) r->start[t] = (int32_t) std::max<int64_t>(0, l.len[0] + c.row + (int64_t) t + 1 - l.n_swa);
     }

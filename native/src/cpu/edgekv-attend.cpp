@@ -1,7 +1,7 @@
 // attend: attention over KV heads of different length. The definition of correct is
 //     out[t][h] = sum_r softmax_r(scale * q[t][h].k[r]) v[r]   over the rows that token t sees in head h's KV head
-// Few tokens (decoding): parts of equal rows, whatever heads they fall into, then one fold; so the work is even and the result
-// does not depend on the number of threads. Many tokens (a prompt): blocks of queries that walk over all rows of their head.
+// This is for few tokens (decoding): parts of equal rows, whatever heads they fall into, then one fold; so the work is even and the
+// result does not depend on the number of threads. For many tokens see edgekv-prompt.h.
 #include "edgekv-tile.h"
 
 #include <cstring>
@@ -16,7 +16,7 @@ struct queries_block {
     std::vector<float *> o, values, s;
     std::vector<const float *> p;
     std::vector<int> lo, hi;         // visible rows of each query
-    std::vector<float> logits, tile, tile_t;
+    std::vector<float> logits, tile;
     int n = 0, lo_min = 0, hi_max = 0;
 
     // the queries of tokens [t0, t1) in KV head k; the state of (t, h) lies at state(t, h)
@@ -72,8 +72,6 @@ void clear_state(float * o, int64_t n, int d_v) {
 
 } // namespace
 
-// ---- few tokens
-
 // rows [r0, r1) of KV head k; dot products by rows, because transposing a tile for a handful of queries does not pay
 static void attend_rows(const edgekv_rows & rows, int k, int r0, int r1, queries_block & b) {
     r0 = std::max(r0, b.lo_min); r1 = std::min(r1, b.hi_max);
@@ -121,48 +119,5 @@ void edgekv_cpu_attend_combine(const edgekv_rows * rows, int n_tokens, const flo
             ggml_vec_mad_f32(d, o, x + 2, c);
         }
         if (sum > 0) ggml_vec_scale_f32(d, o, 1.0f/sum);
-    }
-}
-
-// ---- a prompt
-
-static constexpr int PROMPT_QUERIES = 192; // queries that share a converted and transposed tile
-
-// tokens [t0, t1) of KV head k, all rows
-static void attend_block(const edgekv_rows & rows, const edgekv_queries & qs, int k, int t0, int t1, float * dst) {
-    static thread_local queries_block b;
-    static thread_local std::vector<float> state;
-    const int d = rows.d_v, G = rows.n_head/rows.n_head_kv;
-    state.resize((size_t) (t1 - t0)*G*(2 + d));
-    clear_state(state.data(), (int64_t) (t1 - t0)*G, d);
-    b.set(rows, qs, k, t0, t1, [&](int t, int h) { return state.data() + ((size_t) (t - t0)*G + h - k*G)*(2 + d); });
-    b.tile_t.resize((size_t) EDGEKV_TILE*rows.d_k);
-    for (int r = b.lo_min; r < b.hi_max; r += EDGEKV_TILE) {
-        const int n = std::min(EDGEKV_TILE, b.hi_max - r);
-        edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, b.tile.data());
-        tile_transpose(b.tile.data(), n, rows.d_k, b.tile_t.data());
-        tile_dot_transposed(b.tile_t.data(), b.q.data(), b.n, rows.d_k, b.s.data());
-        tile_scale(rows, b.n, n, b.s.data());
-        b.fold(rows, k, r, n);
-    }
-    for (int i = 0; i < b.n; ++i) {
-        const int t = t0 + i/G, h = k*G + i % G;
-        float sum = b.o[i][1], c = 1;
-        if (rows.sinks) {
-            const float m = std::max(b.o[i][0], rows.sinks[h]);
-            c = expf(b.o[i][0] - m);
-            sum = sum*c + expf(rows.sinks[h] - m);
-        }
-        float * o = dst + ((size_t) t*rows.n_head + h)*d;
-        memcpy(o, b.values[i], d*sizeof(float));
-        ggml_vec_scale_f32(d, o, sum > 0 ? c/sum : 0.0f);
-    }
-}
-
-void edgekv_cpu_attend_prompt(const edgekv_rows * rows, const edgekv_queries * qs, float * dst, int ith, int nth) {
-    const int G = rows->n_head/rows->n_head_kv, t_step = std::max(1, PROMPT_QUERIES/G), n_blocks = (qs->n_tokens + t_step - 1)/t_step;
-    for (int i = ith; i < n_blocks*rows->n_head_kv; i += nth) {
-        const int k = i % rows->n_head_kv, t0 = i/rows->n_head_kv*t_step;
-        attend_block(*rows, *qs, k, t0, std::min(t0 + t_step, qs->n_tokens), dst);
     }
 }

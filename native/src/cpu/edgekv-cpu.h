@@ -5,6 +5,9 @@
 #include "ggml.h"
 #include "ggml-backend.h"
 
+#include <atomic>
+#include <cstdint>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,8 +41,8 @@ GGML_BACKEND_API void edgekv_cpu_attend_part(const struct edgekv_rows * rows, co
 // attend: fold the parts of head h, token t into dst [n_tokens][n_head][d_v]
 GGML_BACKEND_API void edgekv_cpu_attend_combine(const struct edgekv_rows * rows, int n_tokens, const float * parts, int n_parts, float * dst, int ith, int nth);
 
-// attend, for many tokens: all rows, dst [n_tokens][n_head][d_v]
-GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, int ith, int nth);
+// attend, for many tokens: all rows, dst [n_tokens][n_head][d_v]. Each of nth threads calls it with the same `next`, which starts at 0.
+GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, std::atomic<int32_t> * next, int nth);
 
 // score, first pass: row maxima and sums of the softmax of each query over part p of each head's rows
 // out [n_parts][n_head][n_tokens][2]
@@ -96,3 +99,13 @@ GGML_BACKEND_API void edgekv_cpu_rows_to_f32(enum ggml_type type, const char * b
 #ifdef __cplusplus
 }
 #endif
+
+namespace edgekv {
+
+// visible rows of token t in KV head k: [lo, hi)
+inline void visible(const edgekv_rows & rows, const edgekv_queries & qs, int t, int k, int & lo, int & hi) {
+    lo = qs.start ? qs.start[t] : 0;
+    hi = rows.len[k] - (qs.n_after ? qs.n_after[t] : qs.n_tokens - 1 - t);
+}
+
+} // namespace edgekv

@@ -1,6 +1,6 @@
 #pragma once
-// A tile: up to EDGEKV_TILE rows of one KV head as f32 in the first-level cache. Every CPU kernel reads K and V through it, so a
-// cache type needs one conversion and no kernel of its own.
+// A tile: up to EDGEKV_TILE rows of one KV head as f32 in the first-level cache. Most CPU kernels read K and V through it,
+// so a cache type needs one conversion and no kernel of its own; edgekv-panel.h is for the many queries of a prompt.
 
 #include "edgekv-cpu.h"
 #include "vec.h"
@@ -170,12 +170,6 @@ inline void tile_scale(const edgekv_rows & rows, int n_q, int n, float * const *
 inline void tile_logits(const edgekv_rows & rows, const float * k, const float * const * q, int n_q, int n, float * const * s) {
     tile_dot(k, q, n_q, n, rows.d_k, s);
     tile_scale(rows, n_q, n, s);
-}
-
-// visible rows of token t in KV head k: [lo, hi)
-inline void visible(const edgekv_rows & rows, const edgekv_queries & qs, int t, int k, int & lo, int & hi) {
-    lo = qs.start ? qs.start[t] : 0;
-    hi = rows.len[k] - (qs.n_after ? qs.n_after[t] : qs.n_tokens - 1 - t);
 }
 
 } // namespace edgekv
