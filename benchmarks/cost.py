@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 sys.path.append(str(ROOT))
 
-from engine import Plan, heading, measured, plan_of  # noqa: E402
+from engine import Plan, plan_of  # noqa: E402
 from measure import Measurement  # noqa: E402
+from process import heading, measured  # noqa: E402
 
 from edgekv.choose import choose  # noqa: E402
 from edgekv.errors import BadInput  # noqa: E402
@@ -37,7 +38,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_of(options, Path(folder))
         methods = [name for name in options.methods if usable(name, plan.model.path)]
-        print(heading())
+        print(heading("cost.py"))
         for kind in options.types:
             rounds = [one_round(plan, kind, methods, number) for number in range(options.rounds)]
             print(f"{plan.model.name}, {plan.n_prompt:,} tokens, {kind} cache, ratio {plan.ratio:g}, {plan.n_threads} threads, {options.rounds} rounds.\n")

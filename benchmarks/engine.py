@@ -12,16 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import shlex
-import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
 from statistics import median
 from typing import Any
 
@@ -30,11 +24,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 sys.path.append(str(ROOT))
 
 from measure import Measurement  # noqa: E402
+from process import TYPES, demo_path, heading, measured, text_tokens  # noqa: E402
 
 from edgekv.bench import synthetic  # noqa: E402
-from tests.lib import stock_folder  # noqa: E402
 
-TYPES = {"f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
 HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0}
 MIB = 1024 * 1024
 
@@ -76,7 +69,7 @@ class Plan:
 
 def main() -> None:
     options = parse()
-    print(heading())
+    print(heading("engine.py"))
     with tempfile.TemporaryDirectory() as folder:
         plan = (synthetic_plan if options.synthetic else plan_of)(options, Path(folder))
         print(f"Model {plan.model.name}, prompt of {plan.n_prompt:,} tokens, ratio {plan.ratio:g} ({plan.n_kept:,} tokens kept), "
@@ -133,22 +126,6 @@ def _plan(options: argparse.Namespace, model: Model, folder: Path, tokens: list[
     return Plan(model, str(file), options.tokens, options.ratio, options.threads, options.decode, options.hidden, options.method)
 
 
-def demo_path() -> Path:
-    from edgekv.demo import demo_path as find
-
-    return Path(find())
-
-
-def text_tokens(model: str, n_tokens: int) -> list[int]:
-    """n_tokens tokens of generated text from the model's own tokenizer, in a process of its own."""
-    from edgekv.eval.text import sentences
-
-    text = " ".join(islice(sentences(Random(0)), n_tokens // 8))  # a sentence has about 20 tokens
-    code = ("import sys; from llama_cpp import Llama\n"
-            "print(Llama(sys.argv[1], vocab_only=True, verbose=False).tokenize(sys.stdin.buffer.read(), add_bos=False))")
-    return json.loads(_python(["-c", code, model], text, stock_environment()))[:n_tokens]
-
-
 def one_round(plan: Plan, kind: str, number: int) -> dict[str, dict[str, Any]]:
     """Every measurement of one cache type, once. Later rounds go backwards, so that neither side is always first."""
     names = list(plan.measurements(kind).items())
@@ -158,23 +135,6 @@ def one_round(plan: Plan, kind: str, number: int) -> dict[str, dict[str, Any]]:
               file=sys.stderr, flush=True)
         results[name] = measured(what)
     return results
-
-
-def measured(what: Measurement) -> dict[str, Any]:
-    environment = stock_environment() if what.side == "stock" else dict(os.environ)
-    return json.loads(_python([str(Path(__file__).resolve().parent / "measure.py")], json.dumps(asdict(what)), environment))
-
-
-def stock_environment() -> dict[str, str]:
-    return {**os.environ, "LLAMA_CPP_LIB_PATH": str(stock_folder())}
-
-
-def _python(words: list[str], text: str, environment: dict[str, str]) -> str:
-    """The last line that a Python process prints; its errors come through."""
-    done = subprocess.run([sys.executable, *words], input=text, text=True, env=environment, stdout=subprocess.PIPE)
-    if done.returncode != 0:
-        raise SystemExit(f"{Path(words[0]).name} failed with exit code {done.returncode}; what it was doing stands above")
-    return done.stdout.strip().splitlines()[-1]
 
 
 def table(plan: Plan, kind: str, rounds: list[dict[str, dict[str, Any]]]) -> str:
@@ -209,20 +169,6 @@ def table(plan: Plan, kind: str, rounds: list[dict[str, dict[str, Any]]]) -> str
 
 def mib(n_bytes: float) -> str:
     return f"{n_bytes / MIB:,.1f}"
-
-
-def heading() -> str:
-    """Machine, commit and command line."""
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown"
-    changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return f"`{command}`, commit {commit}{' with changes' if changed else ''}, {machine()}\n"
-
-
-def machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} processors, {platform.system()}"
 
 
 if __name__ == "__main__":

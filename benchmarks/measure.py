@@ -33,6 +33,9 @@ class Measurement:
     ratio: float = 1.0
     hidden: str = "f32"
     method: str = "snapkv"
+    flash: bool = True
+    logits: str = ""
+    """Where the logits of the prompt's last token go (.npy), if anywhere."""
 
 
 def main() -> None:
@@ -41,16 +44,19 @@ def main() -> None:
     what = Measurement(**json.load(sys.stdin))
     tokens = json.loads(Path(what.tokens).read_text())
     llm = load(what)
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
     llm.eval(tokens[:what.n_prompt])
-    result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "rss_prefill_bytes": rss_peak()}
+    result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "prefill_cpu_s": time.process_time() - busy, "rss_prefill_bytes": rss_peak()}
+    if what.logits:
+        save_logits(llm, Path(what.logits))
     stats = llm.kv_stats() if what.side == "edgekv" else None  # before decoding: the tails are still empty
     for token in tokens[:WARM_UP_TOKENS]:
         llm.eval([token])
     start = time.perf_counter()
     for token in tokens[WARM_UP_TOKENS:WARM_UP_TOKENS + what.n_decode]:
         llm.eval([token])
-    result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
+    if what.n_decode:
+        result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
     result["rss_bytes"] = rss_peak()
     if stats:
         result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "compress_ms", "stage_ms", "mode", "method")}
@@ -58,10 +64,18 @@ def main() -> None:
     print(json.dumps(result))
 
 
+def save_logits(llm: Any, path: Path) -> None:
+    import llama_cpp
+    import numpy as np
+
+    n_vocab = llm.n_vocab()
+    np.save(path, np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (n_vocab,)))
+
+
 def load(what: Measurement) -> Any:
     n_ctx = -(-(what.n_prompt + what.n_decode + WARM_UP_TOKENS) // 256) * 256
     shared = dict(n_ctx=n_ctx, n_batch=what.n_ubatch, n_ubatch=what.n_ubatch, n_threads=what.n_threads, n_threads_batch=what.n_threads,
-                  flash_attn=True, type_k=what.type, type_v=what.type, verbose=False)
+                  flash_attn=what.flash, type_k=what.type, type_v=what.type, verbose=False)
     if what.side == "stock":
         from llama_cpp import Llama
 

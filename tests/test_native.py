@@ -7,6 +7,7 @@ are skipped, or fail where CI=true.
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -17,7 +18,8 @@ import pytest
 
 from tests.lib import ROOT
 
-PROGRAMS = ("test-kernels", "test-store", "test-engine")
+PROGRAMS = ("test-kernels", "test-lanes", "test-store", "test-engine")
+REGISTERS = {"test-lanes": [], "test-lanes-avx2": ["avx2", "fma"], "test-lanes-avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"]}
 SANITIZED = ROOT / "build" / "sanitize"
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "halt_on_error=1:detect_leaks=1:allocator_may_return_null=1",
@@ -64,6 +66,18 @@ def test_cpu_kernels_agree_with_plain_loops():
 def test_cuda_kernels_agree_with_plain_loops():
     """Their source, compiled as C++ and run on the CPU: what they compute, not that a GPU would run them."""
     check_passed(run(program("test-cuda")))
+
+
+@pytest.mark.parametrize("name", REGISTERS)
+def test_the_kernel_for_prompts_with_every_register(name):
+    if not REGISTERS[name]:
+        return check_passed(run(program(name)))
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("for x86 only")
+    path, cpuinfo = program(name), Path("/proc/cpuinfo")
+    if not cpuinfo.exists() or not set(REGISTERS[name]) <= set(cpuinfo.read_text().split()):
+        pytest.skip("compiled, but this machine has not the instructions")
+    check_passed(run(path))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -122,6 +136,7 @@ def sanitized() -> Path:
 @pytest.mark.slow
 def test_kernels_under_sanitizers(sanitized):
     check_passed(run(sanitized / "test-kernels", 3, 10, **SANITIZER_OPTIONS))
+    check_passed(run(sanitized / "test-lanes", 3, 5, **SANITIZER_OPTIONS))
 
 
 @pytest.mark.slow
