@@ -3,6 +3,8 @@
 #include "cpu-cases.h"
 #include "cpu/edgekv-prompt.h"
 
+#include "ggml-cpu.h"
+
 #include <cstdlib>
 
 namespace {
