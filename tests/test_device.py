@@ -47,6 +47,7 @@ def compare(model: Path, kind: str, device: Path | str) -> dict:
     from edgekv import native
 
     job = {"model": str(model), "kind": kind, "device": str(device), "libs": str(native.lib_dir())}
-    done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, capture_output=True, timeout=300)
+    environment = {**os.environ, "EDGEKV_LIB": job["libs"]}  # it runs in the tree, the library may be installed elsewhere
+    done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, env=environment, capture_output=True, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
     return json.loads(done.stdout.splitlines()[-1])
