@@ -9,28 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+LENGTHS = (2000, 4000)
+
+
 @dataclass(frozen=True)
 class Needles:
-    """Needles found in a text of n_tokens, the question asked after it was compressed; f16 cache."""
+    """Needles found in texts of LENGTHS tokens, `cases` of each, the question asked after the text was compressed; f16 cache."""
 
     model: str
     method: str
+    row: str  # what the table of docs/methods.md calls the method
     ratio: float
-    n_tokens: int
-    found: int
-    cases: int
+    found: tuple[int, ...]
+    cases: int = 50
 
     def __str__(self) -> str:
-        return (f"{self.found} of {self.cases} needles found in {self.n_tokens:,} tokens ({self.method}, f16 cache, asked after the text was compressed; "
-                "docs/methods.md)")
+        found = ", ".join(f"{n} of {self.cases} in {length:,} tokens" for n, length in zip(self.found, LENGTHS))
+        return f"needles found: {found} ({self.method}, f16 cache, asked after the text was compressed; docs/methods.md)"
 
 
 DEMO = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROFILE = "score=keydiff,budget=profile"
 MEASURED = (
-    Needles(DEMO, PROFILE, 0.2, 1539, 20, 20),
-    Needles(DEMO, PROFILE, 0.1, 1537, 8, 12),
-    Needles(DEMO, "snapkv", 0.2, 1539, 0, 20),
+    *(Needles(DEMO, PROFILE, "auto", ratio, found) for ratio, found in ((0.5, (50, 47)), (0.2, (50, 44)), (0.1, (31, 17)), (0.05, (14, 6)))),
+    *(Needles(DEMO, "lukv", "lukv", ratio, found) for ratio, found in ((0.5, (46, 46)), (0.2, (25, 19)), (0.1, (7, 5)), (0.05, (2, 0)))),
+    *(Needles(DEMO, "snapkv", "snapkv", ratio, found) for ratio, found in ((0.5, (6, 5)), (0.2, (1, 0)), (0.1, (1, 0)), (0.05, (1, 0)))),
 )
 NOT_MEASURED = "not measured"
 
