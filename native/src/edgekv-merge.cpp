@@ -1,4 +1,5 @@
 // merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they go
+#include "edgekv-compute.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -32,17 +33,6 @@ struct search_job {
 void search(ggml_tensor *, int ith, int nth, void * data) {
     const auto & j = *(const search_job *) data;
     edgekv_cpu_merge_nearest(&j.keys, j.gone.data(), (int) j.gone.size(), j.kept.data(), (int) j.kept.size(), j.cosine, j.nearest, ith, nth);
-}
-
-// one node on the CPU backend: its threads
-bool compute_search(ggml_backend_t cpu, search_job & job) {
-    const int64_t n_tasks = (int64_t) job.gone.size()*job.kept.size()*job.keys.d/TASK_SIZE;
-    ggml_context_ptr ctx { ggml_init({ ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true }) };
-    ggml_tensor * t = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, search, (int) std::clamp<int64_t>(n_tasks, 1, 64), &job);
-    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), 1, false);
-    ggml_build_forward_expand(gf, t);
-    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors(ctx.get(), cpu) };
-    return buf && ggml_backend_graph_compute(cpu, gf) == GGML_STATUS_SUCCESS;
 }
 
 edgekv_error invalid(const char * what) { return { EDGEKV_INVALID, what }; }
@@ -79,7 +69,10 @@ void edgekv_prefill::nearest(int il, int head, const edgekv_row_list & gone, con
     if (to.empty() || !cosine || !nearest) throw invalid("there is no kept row, or no place for the answer");
     const host_rows keys(rows.t->k, rows.first, rows.n);
     search_job job { keys.view, from, to, cosine, nearest };
-    if (!compute_search(ctx->backend_cpu, job)) throw std::bad_alloc();
+    const int64_t n_tasks = (int64_t) from.size()*to.size()*keys.view.d/TASK_SIZE;
+    edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) {
+        return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, search, (int) std::clamp<int64_t>(n_tasks, 1, 64), &job);
+    });
 }
 
 void edgekv_prefill::merge(int il, int head, const edgekv_merge & m) {

@@ -1,5 +1,6 @@
 // Queries as they were before positions turned them: from their mean and covariance follows what later tokens will ask, wherever they
 // stand. llama.cpp's own graph says how a layer turns its queries; that part of it is walked backwards and, for later positions, repeated.
+#include "edgekv-compute.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -51,20 +52,6 @@ ggml_tensor * edgekv_prefill::capture_raw_queries(const llm_graph_context & g, c
     return ggml_cpy(g.ctx0, src, dst);
 }
 
-// a little graph on the CPU backend: build adds the nodes and returns the last, fill writes the inputs
-template <typename B, typename F, typename R>
-static void compute(ggml_backend_t cpu, B && build, F && fill, R && read) {
-    ggml_context_ptr ctx { ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead_custom(16, false), nullptr, true }) };
-    ggml_tensor * out = build(ctx.get());
-    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), 16, false);
-    ggml_build_forward_expand(gf, out);
-    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors(ctx.get(), cpu) };
-    if (!buf) throw std::bad_alloc();
-    fill();
-    if (ggml_backend_graph_compute(cpu, gf) != GGML_STATUS_SUCCESS) throw edgekv_error { EDGEKV_FAILED, "the statistics of the queries could not be computed" };
-    read((const float *) out->data);
-}
-
 // captured queries [q0, q1) join the running mean and the running sum of products (Chan's formula, so that large means lose nothing)
 void edgekv_prefill::tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally) {
     if (!query_paths[l.il].rope) return;
@@ -84,10 +71,11 @@ void edgekv_prefill::tally_queries(const edgekv_layer & l, int64_t q0, int64_t q
         tally.q_mean[i] += delta[i]*nb/(na + nb);
     }
     ggml_tensor * centred = nullptr;
-    compute(ctx->backend_cpu,
+    edgekv_compute(ctx->backend_cpu,
         [&](ggml_context * c0) { centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H); return ggml_mul_mat(c0, centred, centred); },
         [&] { auto * y = (float *) centred->data; for (int64_t i = 0; i < w; ++i) for (int64_t t = 0; t < n; ++t) *y++ = x[t*w + i] - mean[i]; },
-        [&](const float * products) {
+        [&](const ggml_tensor * out) {
+            const auto * products = (const float *) out->data;
             for (int64_t h = 0; h < H; ++h) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j, ++products) {
                 tally.q_m2[(h*d + i)*d + j] += *products + delta[h*d + i]*delta[h*d + j]*c;
             }
@@ -125,7 +113,7 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
     for (int first = 0; first < n_future; first += step) {
         const int64_t n = std::min(step, n_future - first);
         ggml_tensor * basis = nullptr, * pos = nullptr, * ff = nullptr, * rot = nullptr;
-        compute(ctx->backend_cpu,
+        edgekv_compute(ctx->backend_cpu,
             [&](ggml_context * c0) {
                 basis = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d, d, n);
                 pos   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, n);
@@ -144,7 +132,7 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
                 if (ff)  ggml_backend_tensor_get(factors, ff->data, 0, ggml_nbytes(ff));
                 if (rot) memcpy(rot->data, key_rotation.data(), ggml_nbytes(rot));
             },
-            [&](const float * y) { for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d*d; ++i) sum[i] += *y++; });
+            [&](const ggml_tensor * out) { const auto * y = (const float *) out->data; for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d*d; ++i) sum[i] += *y++; });
     }
     for (double & x : sum) x /= n_future;
     turn = { path.rope, n_future, std::move(sum) };

@@ -1,4 +1,5 @@
 // score, while a prompt is read: column statistics of the observed queries over the layer in work
+#include "edgekv-compute.h"
 #include "edgekv-device.h"
 #include "edgekv-prefill.h"
 
@@ -32,16 +33,11 @@ void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
     for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_columns(&rows, &queries, (const float *) dst->src[0]->data, &j.columns, p, SCORE_PARTS);
 }
 
-// three nodes on the CPU backend: its threads, its barriers between them
-bool compute_score(ggml_backend_t cpu, score_job & job) {
-    ggml_context_ptr ctx { ggml_init({ 4*ggml_tensor_overhead() + ggml_graph_overhead_custom(4, false), nullptr, true }) };
-    ggml_tensor * norm = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, SCORE_PARTS, nullptr, 0, score_norm, GGML_N_TASKS_MAX, &job);
-    ggml_tensor * fold = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, 1, &norm, 1, score_fold, GGML_N_TASKS_MAX, &job);
-    ggml_tensor * cols = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 1, 1, 1, 1, &fold, 1, score_columns, GGML_N_TASKS_MAX, &job);
-    ggml_cgraph * gf = ggml_new_graph_custom(ctx.get(), 4, false);
-    ggml_build_forward_expand(gf, cols);
-    ggml_backend_buffer_ptr buf { ggml_backend_alloc_ctx_tensors(ctx.get(), cpu) };
-    return buf && ggml_backend_graph_compute(cpu, gf) == GGML_STATUS_SUCCESS;
+// the passes as nodes
+ggml_tensor * score_nodes(ggml_context * ctx, score_job & job) {
+    ggml_tensor * norm = ggml_custom_4d(ctx, GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, SCORE_PARTS, nullptr, 0, score_norm, GGML_N_TASKS_MAX, &job);
+    ggml_tensor * fold = ggml_custom_4d(ctx, GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, 1, &norm, 1, score_fold, GGML_N_TASKS_MAX, &job);
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, &fold, 1, score_columns, GGML_N_TASKS_MAX, &job);
 }
 
 } // namespace
@@ -105,7 +101,7 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
     job.columns_len = columns_len.data();
     job.columns_after = columns_after.data();
     if (device) device->score_columns(l.buft, score_work, job.rows, job.queries, job.columns); // those of a piece's own rows too
-    else if (!compute_score(ctx->backend_cpu, job)) throw std::bad_alloc();
+    else edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) { return score_nodes(c0, job); });
     tally.n_seen += n_q;
 }
 
