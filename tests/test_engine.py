@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from edgekv.stats import STAGES
 from tests import lib, models
 from tests.engine import MAX_NMSE, evict_likewise, feed, job, load, logits, positions, read
+from tests.reference.cache import turned_back
 from tests.reference.model import Reference
 from tests.reference.scores import columns, keep_best, snapkv
 
 N_PROMPT, N_DECODE = 700, 64
 KINDS = ("f16", "q8_0", "q4_0")
-LIMIT_NODE = 1e-8
+LIMIT_NODE = 1e-9
+LIMIT_STAT = 1e-7
 
 
 @pytest.fixture(scope="module")
@@ -124,24 +127,27 @@ def test_what_compressing_took_is_told_by_stage(tiny, text):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_statistics_equal_the_references(tiny, text, nmse, name, kind):
+    """Over the same rows: a value of four bits that rounds the other way in an earlier layer is none of the scorer's business."""
     from edgekv import native
 
-    n = 400
+    n, names = 400, ("mean", "var", "max", "col_entropy")
     llm = load(tiny(name), kind, kv_ratio=0.5)
-    prompt = Reference(tiny(name), kind, kind).prefill(text(n), observe=32, all_logits=False)
-    names = ("mean", "var", "max", "col_entropy")
+    rows, stats = [], {}
     with native.Prefill(llm._ctx.ctx, text(n), [(n - 32, n, names), (0, n, ("mean",))]) as prefill:
         for il, info in enumerate(llm._kv.store.layers):
             prefill.run(il)
+            k, v = (torch.from_numpy(np.stack(x)) for x in zip(*(prefill.rows(head) for head in range(info.n_head_kv)), strict=True))
+            rows.append(turned_back(k, v, kind))
             if info.n_swa:
                 continue
-            expected, layer = columns(prompt.layers[il].attention), prompt.layers[il]
-            for stat, wanted in zip(names, (expected.mean, expected.var, expected.max, expected.entropy), strict=True):
-                # squares are larger, and a value that rounds the other way in four bits shows most in the largest column
-                limit = MAX_NMSE[kind] * (5 if kind == "q4_0" and stat == "var" else 1)
-                assert nmse(prefill.stat(0, stat), wanted.numpy()) < limit, (il, stat)
-            assert nmse(prefill.stat(1, "mean") * n, layer.col_sum.numpy()) < MAX_NMSE[kind], il
+            stats[il] = [*(prefill.stat(0, stat) for stat in names), prefill.stat(1, "mean") * n]
             prefill.keep([np.arange(n, dtype=np.int32)] * info.n_head_kv)
+    prompt = Reference(tiny(name), kind, kind).prefill(text(n), observe=32, all_logits=False, rows=rows)
+    for il, got in stats.items():
+        expected, layer = columns(prompt.layers[il].attention), prompt.layers[il]
+        wanted = (expected.mean, expected.var, expected.max, expected.entropy, layer.col_sum)
+        for stat, x, y in zip((*names, "col_sum"), got, wanted, strict=True):
+            assert nmse(x, y.numpy()) < LIMIT_STAT, (il, stat)
 
 
 @pytest.mark.parametrize("name", models.ARCHITECTURES)

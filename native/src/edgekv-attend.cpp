@@ -227,8 +227,10 @@ static void attend_node(ggml_tensor * dst, int ith, int /*nth*/, void * /*userda
     edgekv_queries qs;
     GGML_ASSERT(edgekv_op_get(dst, op));
     edgekv_op_inputs(dst, op, rows, qs);
-    std::atomic<int32_t> next { 0 };
-    edgekv_cpu_attend_prompt(&rows, &qs, (float *) dst->data, &next, 1);
+    const int n = n_parts(qs.n_tokens);
+    std::vector<float> parts((size_t) n*qs.n_tokens*rows.n_head*(2 + rows.d_v));
+    for (int p = 0; p < n; ++p) edgekv_cpu_attend_part(&rows, &qs, parts.data(), p, n);
+    edgekv_cpu_attend_combine(&rows, qs.n_tokens, parts.data(), n, (float *) dst->data, 0, 1);
 }
 
 // one node for all heads, if the device of the layer's rows has a kernel for it; else null

@@ -18,15 +18,19 @@ ROTATION = 64  # llama.cpp rotates where the head size is a multiple of this
 
 def round_keys(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Rows [..., d_head] as a K cache of type `kind` gives them back; K uses the largest rotation that divides d_head."""
-    size = ROTATION
-    while x.shape[-1] % (2 * size) == 0:
-        size *= 2
-    return _round(x, kind, size)
+    return _round(x, kind, _key_rotation(x.shape[-1]))
 
 
 def round_values(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Rows [..., d_head] as a V cache of type `kind` gives them back; V always uses rotations of 64."""
     return _round(x, kind, ROTATION)
+
+
+def turned_back(k: torch.Tensor, v: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V rows [..., d_head] as a cache of type `kind` holds them, without its rotation."""
+    if kind not in QUANTISED or k.shape[-1] % ROTATION:
+        return k, v
+    return _rotate(k, _key_rotation(k.shape[-1])), _rotate(v, ROTATION)
 
 
 def round_queries(x: torch.Tensor, kind: str) -> torch.Tensor:
@@ -35,6 +39,13 @@ def round_queries(x: torch.Tensor, kind: str) -> torch.Tensor:
     Left out, this alone is an NMSE of 1e-4 (q8_0) to 7e-3 (q4_0) in the tiny models' logits.
     """
     return round_keys(x, "q8_0") if kind in QUANTISED else x
+
+
+def _key_rotation(d_head: int) -> int:
+    size = ROTATION
+    while d_head % (2 * size) == 0:
+        size *= 2
+    return size
 
 
 def _round(x: torch.Tensor, kind: str, size: int) -> torch.Tensor:

@@ -19,6 +19,8 @@ from .weights import Weights, load
 
 NEOX = ("qwen2", "qwen3", "gemma3", "phi3")  # rotate (i, i + d/2); llama rotates (2i, 2i + 1)
 QUERY_CHUNK = 256
+Rows = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""K and V of each layer, [n_head_kv, n_rows, d_head]."""
 
 
 @dataclass
@@ -72,9 +74,13 @@ class Reference:
                                   torch.zeros(shape[:2], dtype=torch.bool)) for _ in range(self.weights.n_layer)]
 
     @torch.inference_mode()
-    def prefill(self, tokens: Sequence[int], observe: int = 32, all_logits: bool = True) -> Pass:
-        """Read a prompt (or a later turn of many tokens) behind what is there."""
-        return self._forward(tokens, observe, all_logits)
+    def prefill(self, tokens: Sequence[int], observe: int = 32, all_logits: bool = True, rows: Rows | None = None) -> Pass:
+        """Read a prompt (or a later turn of many tokens) behind what is there.
+
+        rows: K and V of each layer's new rows as edgekv stored them, instead of this model's own: what depends on values that round one way
+        here and the other way there is then left out of a comparison.
+        """
+        return self._forward(tokens, observe, all_logits, rows)
 
     @torch.inference_mode()
     def decode(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -98,7 +104,7 @@ class Reference:
         other.layers = [replace(layer) for layer in self.layers]  # tensors are never changed in place
         return other
 
-    def _forward(self, tokens: Sequence[int], observe: int, all_logits: bool) -> Pass:
+    def _forward(self, tokens: Sequence[int], observe: int, all_logits: bool, rows: Rows | None = None) -> Pass:
         w = self.weights
         pos = torch.arange(len(tokens)) + len(self.layers[0].pos)
         x = w.tensors["token_embd.weight"][torch.as_tensor(tokens)]
@@ -106,7 +112,7 @@ class Reference:
             x = x * w.n_embd**0.5
         passes = []
         for il in range(w.n_layer):
-            attended, layer_pass = self._attention(il, self._norm(x, w.get(il, "attn_norm.weight")), pos, observe)
+            attended, layer_pass = self._attention(il, self._norm(x, w.get(il, "attn_norm.weight")), pos, observe, rows and rows[il])
             x = x + self._post_norm(attended, il, "post_attention_norm.weight")
             x = x + self._post_norm(self._feed_forward(il, self._norm(x, w.get(il, "ffn_norm.weight"))), il, "post_ffw_norm.weight")
             passes.append(layer_pass)
@@ -114,13 +120,14 @@ class Reference:
         head = w.tensors.get("output.weight", w.tensors["token_embd.weight"])
         return Pass(x @ head.T, passes)
 
-    def _attention(self, il: int, x: torch.Tensor, pos: torch.Tensor, observe: int) -> tuple[torch.Tensor, LayerPass]:
+    def _attention(self, il: int, x: torch.Tensor, pos: torch.Tensor, observe: int,
+                   stored: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, LayerPass]:
         w, layer = self.weights, self.layers[il]
         raw_q, k, v = self._project(il, x)
         base = w.freq_base_swa if w.swa[il] else w.freq_base
         q, k = (rope(part, pos, base, w.arch in NEOX) for part in (raw_q, k))
-        layer.k = torch.cat([layer.k, round_keys(k, self.type_k)], 1)
-        layer.v = torch.cat([layer.v, round_values(v, self.type_v)], 1)
+        k, v = stored or (round_keys(k, self.type_k), round_values(v, self.type_v))
+        layer.k, layer.v = torch.cat([layer.k, k], 1), torch.cat([layer.v, v], 1)
         layer.pos = torch.cat([layer.pos, pos])
         layer.visible = torch.cat([layer.visible, torch.ones(w.n_head_kv, len(pos), dtype=torch.bool)], 1)
 
