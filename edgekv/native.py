@@ -16,13 +16,15 @@ from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
-from edgekv.merge import Plan
+
+if TYPE_CHECKING:
+    from edgekv.merge import Plan
 
 ABI = 4
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4

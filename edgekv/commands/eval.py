@@ -125,9 +125,9 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
     from edgekv.commands.load import load_llama
     from edgekv.eval import plot as picture
     from edgekv.eval.evaluate import evaluate, settings
+    from edgekv.eval.predictions import kept, line
     from edgekv.eval.reader import Reader
     from edgekv.eval.sample import Request
-    from edgekv.eval.predictions import kept, line
     from edgekv.eval.table import Table
 
     if plot:
