@@ -156,6 +156,14 @@ def test_scores_are_the_reference_s(name, n_group):
     np.testing.assert_allclose(get(name).score.score(stats_of(attention, keys, n_observe)), expected.numpy(), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("kernel", [3, 9])
+def test_keydiff_may_be_pooled_over_neighbours(kernel):
+    attention, keys = causal_attention(2, 1, 90)
+    preset = get(f"score=keydiff,kernel={kernel}")
+    expected = torch.nn.functional.max_pool1d(reference.keydiff(keys), kernel, stride=1, padding=kernel // 2)
+    np.testing.assert_allclose(preset.score.score(stats_of(attention, keys, 1), preset.params), expected.numpy(), rtol=1e-4, atol=1e-7)
+
+
 @pytest.mark.parametrize("name", KEYS)
 def test_a_rotation_of_the_keys_changes_nothing(name):
     """A quantised cache holds keys that were multiplied by an orthonormal matrix."""
