@@ -165,6 +165,15 @@ class Engine:
             status = lib.llama_decode(self.ctx, lib.llama_batch_get_one(part.ctypes.data_as(_TOKENS), len(part)))
             assert status == 0, "these tokens stood there a moment ago"
 
+    def counts_for(self, n_tokens: int) -> NDArray[np.int32]:
+        """int32 [n_layer, n_head_kv]: rows that each head would keep of a prompt of n_tokens; the store is empty.
+
+        A budget that waits for scores spreads them as those of the last prompt were.
+        """
+        spending = self._start(self._plan(n_tokens), tail=True)
+        assert isinstance(spending, Fixed) and self.store.memory().n_past == 0
+        return spending.counts
+
     def forget(self) -> None:
         """The conversation was cleared."""
         self._last = 0

@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import commands
-from edgekv.bench import compare, fields, formats, long, runner, synthetic
+from edgekv.bench import compare, fields, fill, formats, long, measure, runner, synthetic
 from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
 from edgekv.errors import BadInput, EdgeKVError
 from tests.engine import load
+from tests.recurrent import write as write_recurrent
 
 LLAMA_BENCH_JSON = """
     build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch n_ubatch n_threads cpu_mask
@@ -31,7 +32,7 @@ LLAMA_BENCH_JSON = """
     stddev_ts samples_ns samples_ts""".split()
 """`llama-bench -o json` of llama.cpp 0c1e57098 (tools/llama-bench/llama-bench.cpp, `test::get_fields` and `json_printer::print_test`)."""
 ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_kept kv_bytes_peak mem_peak_device mem_peak_host mem_computed_host
-    compress_ms note""".split()
+    compress_ms kv_fill note""".split()
 SAMPLE = {
     "ns": 2_000_000_000, "depth_ns": 1, "method": "snapkv", "mode": "layers", "kv_tokens_full": 100, "kv_tokens_kept": 20.2, "kv_bytes_full": 1000,
     "kv_bytes_kept": 200, "kv_bytes_peak": 400, "compress_ms": 1.5, "rss_loaded": 10, "peak_loaded": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
@@ -223,6 +224,83 @@ def test_a_sample_that_dies_is_said(little, monkeypatch):
         runner.sample(CASE)
 
 
+# ---- depths that are filled
+
+
+FIRST = 512
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind):
+    from edgekv import session
+
+    def parts(llm, n):
+        """Positions, and the K and V rows of every layer, of llama.cpp's saved state: 16 bytes in front, 8 between, 12 before each block."""
+        state, row = np.frombuffer(session.state_of(llm), np.uint8), {"f16": 256, "q8_0": 136}[kind]
+        assert len(state) == 16 + 12 * n + 8 + 2 * 4 * (12 + n * row), "4 layers of 2 heads of 64 values"
+        cells, blocks = state[16: 16 + 12 * n].view(np.int32).reshape(n, 3), state[24 + 12 * n:].reshape(8, -1)
+        return cells[:, 0], blocks[:, 12:].reshape(8, n, row)
+
+    case = Case(little, 0, 8, 1300, kind, kind)
+    llm = measure.load(case)
+    first = measure.tokens(llm, FIRST)
+    llm.eval(first)
+    _, rows = parts(llm, FIRST)
+    llm.reset()
+    fill.fill(llm, first, case.n_depth)
+    places, filled = parts(llm, case.n_depth)
+    assert (places == np.arange(1300)).all() and llm.n_tokens == 1300
+    assert (filled == rows[:, np.arange(1300) % FIRST]).all()
+    measure.timed(llm, 0, 8)
+    assert llm.kv_stats().n_seen == 1308
+
+
+@pytest.mark.parametrize("method", ["snapkv", "pyramidkv", "score=keydiff,budget=pooled"])
+def test_a_filled_store_holds_what_the_budget_gives_each_head_at_that_depth(little, method):
+    case = Case(little, 0, 8, 1300, "q8_0", "f16", method, 0.2)
+    read = measure.load(case)
+    measure.timed(read, 1300)
+    llm = measure.load(case)
+    fill.fill(llm, measure.tokens(llm, FIRST), 1300)
+    kept = llm.kv_stats().kept
+    if "pooled" in method:  # spread as the first tokens' rows are, which is not known beforehand
+        assert len(set(kept.flat)) > 1 and kept.min() > 0
+    else:
+        assert (kept == read.kv_stats().kept).all()
+    assert kept.sum() == read.kv_stats().kept.sum() == 260 * kept.size
+    assert llm.kv_stats().n_bytes == pytest.approx(read.kv_stats().n_bytes, rel=1e-3)
+    first = measure.load(case)
+    first.eval(measure.tokens(first, FIRST))
+    for il in range(len(kept)):
+        for k in range(kept.shape[1]):
+            for mine, theirs in zip(llm._kv.store.rows(il, k), first._kv.store.rows(il, k), strict=True):
+                assert (mine == theirs[np.arange(len(mine)) % len(theirs)]).all()
+    measure.timed(llm, 0, 8)
+    assert llm.kv_stats().n_seen == 1308 and (llm.kv_stats().kept == kept + 8).all()
+
+
+def test_rows_say_that_they_were_filled_and_show_no_peak(little):
+    cases = lists(models=[little], n_prompt=[], n_gen=[8], n_depth=[256, 1300], full=["q8_0"], fill="repeat").cases()
+    table = runner.run(cases, 1, warm_up=False)
+    records = table.records()
+    assert [r["kv_fill"] for r in records] == ["read", "read", "repeat", "repeat"], "what is as short as the first tokens is read"
+    for r in records[2:]:
+        assert r["note"] == fields.FILLED and not (r["kv_bytes_peak"] or r["mem_peak_host"] or r["mem_computed_host"] or r["compress_ms"])
+        assert r["kv_tokens_full"] == 1308 and r["avg_ts"] > 0
+    page = formats.as_md(records)
+    assert page.startswith("Depths above 512 are filled") and re.search(r"1308 \| [\d.]+ \|  \|  \|", page) and "no peak was measured" not in page.split("\n", 1)[1]
+    assert records[1]["mem_peak_host"] and not formats.as_md(records[:2]).startswith("Depths")
+    assert [x.memory is None for x in compare.ratios(table)] == [False, True]
+
+
+@pytest.mark.parametrize("setting", [dict(kv_method="snapkv", kv_ratio=0.5), {}])
+@pytest.mark.parametrize("kind", ["window", "recurrent"])
+def test_caches_of_another_kind_are_not_filled(tiny, tmp_path, kind, setting):
+    path = tiny("gemma3") if kind == "window" else write_recurrent(tmp_path / "recurrent.gguf")
+    with pytest.raises(BadInput, match="leave --fill repeat out"):
+        runner.sample(Case(str(path), 0, 4, 1300, fill="repeat", **setting), warm_up=False)
+
+
 # ---- synthetic models
 
 
@@ -342,6 +420,15 @@ def test_long_writes_a_page_and_plots(little, quick, tmp_path):
     assert {c.n_depth for c in quick.seen} == {128, 256} and {c.n_gen for c in quick.seen} == {long.N_GEN}
 
 
+def test_a_long_page_of_filled_contexts_is_about_writing_alone(little, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = call("-m", little, "-d", "1024", "-r", "1", "--long", "--out", str(tmp_path / "out"), "--kv-method", "snapkv", "--full", "f16", "--fill", "repeat")
+    assert done.exit_code == 0, done.output
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-speed.png", "long.json", "long.md"]
+    page = (tmp_path / "out" / "long.md").read_text()
+    assert "| 1,024 | f16 x 0.2 snapkv |" in page and "--fill repeat" in page and "memory MiB" not in page and "read, tokens/s" not in page
+
+
 def test_long_leaves_out_what_does_not_fit(little, monkeypatch):
     from edgekv import machine
 
@@ -373,7 +460,8 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
     ([], "--synthetic llama-1b"), (["-m", "M", "-p", "x"], "512-4096*2"), (["-m", "M", "-p", "0", "-n", "0"], "above 0"), (["-m", "M", "-ctk", "q3"], "q4_0"),
     (["-m", "M", "--kv-ratio", "20"], "0.2"), (["-m", "M", "--kv-method", "magic"], "snapkv"), (["-m", "nowhere.gguf"], "nowhere.gguf"),
     (["-m", "M", "-pg", "5"], "512,128"), (["-m", "M", "-t", "0"], "from 1"), (["--synthetic", "gpt"], "llama-1b"), (["--synthetic", "tiny", "--eval", "needle"], "--eval"),
-    (["-m", "M", "-ct", "f16", "-ctk", "f16"], "alike"), (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
+    (["-m", "M", "-ct", "f16", "-ctk", "f16"], "alike"), (["-m", "M", "--fill", "repeat"], "-p 0"),
+    (["-m", "M", "--fill", "repeat", "-p", "0", "-fa", "off"], "-fa off"), (["-m", "M", "--fill", "x"], "repeat"), (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
 ])
 def test_mistakes_are_one_line(little, quick, args, says):
     done = call(*[little if x == "M" else x for x in args])

@@ -26,7 +26,8 @@ class Ratio:
     full: Case
     speeds: tuple[float, ...]
     kv: float
-    memory: float
+    memory: float | None
+    """None where depths were filled."""
     limit: float | None
     """The most that decoding can gain; None for another cache type or a test that reads a prompt."""
 
@@ -57,7 +58,7 @@ def ratios(table: Table) -> list[Ratio]:
             same_type = (case.type_k, case.type_v) == (other.type_k, other.type_v)
             a, b = mine[0], theirs[0]
             limit = gain_limit(a["model_size"], b["kv_bytes_full"], a["kv_bytes_kept"]) if same_type and case.n_gen and not case.n_prompt else None
-            found.append(Ratio(case, other, speeds, a["kv_bytes_kept"] / b["kv_bytes_full"], _memory(mine) / max(_memory(theirs), 1), limit))
+            found.append(Ratio(case, other, speeds, a["kv_bytes_kept"] / b["kv_bytes_full"], None if case.is_filled else _memory(mine) / max(_memory(theirs), 1), limit))
     return found
 
 
@@ -70,8 +71,9 @@ def as_md(found: Sequence[Ratio]) -> str:
     lines = ["| test | this | beside | speed | from - to | KV bytes | memory | gain limit | reached |",
              "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
     for x in found:
+        memory = f"{x.memory:.2f} x" if x.memory is not None else ""
         limit = f"{x.limit:.2f} x" if x.limit else ""
         reached = f"{100 * x.reached:.0f} %" if x.reached is not None else ""
         lines.append(f"| {x.case.test} | {x.case.setting} | {x.full.setting} | {x.speed:.2f} x | {min(x.speeds):.2f} - {max(x.speeds):.2f} "
-                     f"| {x.kv:.2f} x | {x.memory:.2f} x | {limit} | {reached} |")
+                     f"| {x.kv:.2f} x | {memory} | {limit} | {reached} |")
     return "\n".join(lines) + "\n"

@@ -25,10 +25,11 @@ SAMPLES = ("samples_ns", "samples_ts")
 """Lists behind the fields, in JSON only."""
 OURS: dict[str, type] = {
     "kv_method": str, "kv_ratio": float, "kv_tokens_full": int, "kv_tokens_kept": int, "kv_bytes_full": int, "kv_bytes_kept": int, "kv_bytes_peak": int,
-    "mem_peak_device": int, "mem_peak_host": int, "mem_computed_host": int, "compress_ms": float, "note": str,
+    "mem_peak_device": int, "mem_peak_host": int, "mem_computed_host": int, "compress_ms": float, "kv_fill": str, "note": str,
 }
 """kv_bytes_kept: of a compressed cache what is allocated, of a full one the rows in use. mem_peak_host: the process's largest resident size,
-mem_computed_host: what it should be (see `expected`). note: where the two differ by more than 2 %."""
+mem_computed_host: what it should be (see `expected`). kv_fill: how the depth got there, `repeat` if most of it was not read; peaks and compress_ms
+are 0 then. note: that, or where measured and computed memory differ by more than 2 %."""
 DEFAULTS: dict[str, Any] = {
     "build_number": 0, "cpu_mask": "0x0", "cpu_strict": False, "poll": 50, "n_cpu_moe": 0, "split_mode": "layer", "main_gpu": 0, "no_kv_offload": False,
     "devices": "auto", "tensor_split": "0.00", "tensor_buft_overrides": "none", "load_mode": "auto", "lazy_mode": "auto", "embeddings": False,
@@ -36,6 +37,7 @@ DEFAULTS: dict[str, Any] = {
 }
 FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}
 TOLERANCE = 0.02
+FILLED = "filled, not read: no peak was measured"
 
 
 def record(case: Case, samples: Sequence[dict[str, Any]], computed: int) -> dict[str, Any]:
@@ -56,7 +58,8 @@ def record(case: Case, samples: Sequence[dict[str, Any]], computed: int) -> dict
         "kv_method": first["method"], "kv_ratio": case.kv_ratio, "kv_tokens_full": first["kv_tokens_full"], "kv_tokens_kept": round(first["kv_tokens_kept"]),
         "kv_bytes_full": first["kv_bytes_full"], "kv_bytes_kept": first["kv_bytes_kept"], "kv_bytes_peak": max(s["kv_bytes_peak"] for s in samples),
         "mem_peak_device": max(s["mem_peak_device"] for s in samples), "mem_peak_host": peak, "mem_computed_host": computed,
-        "compress_ms": round(mean(s["compress_ms"] for s in samples), 3), "note": memory_note(peak, computed),
+        "compress_ms": round(mean(s["compress_ms"] for s in samples), 3), "kv_fill": "repeat" if case.is_filled else "read",
+        "note": FILLED if case.is_filled else memory_note(peak, computed),
     }
     return {name: values[name] for name in (*LLAMA_BENCH, *OURS)} | {"samples_ns": ns, "samples_ts": ts}
 

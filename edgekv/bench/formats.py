@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekv.bench.fields import LLAMA_BENCH, OURS, SAMPLES
-from edgekv.bench.spec import test_name
+from edgekv.bench.spec import FILL_FIRST, test_name
 
 Record = dict[str, Any]
 MIB, GIB = 2**20, 2**30
@@ -17,6 +17,8 @@ SHOWN = {"n_gpu_layers": "ngl", "n_threads": "threads", "n_batch": "n_batch", "n
 """Settings with a column of their own if they differ from llama-bench's defaults, by its heading."""
 USUAL = {"n_batch": 2048, "n_ubatch": 512, "flash_attn": None, "n_gpu_layers": None}
 NEEDLE = ["needles found"]
+FILLED = (f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again and again (--fill repeat): they were not read, so "
+          "no peak was measured.\n\n")
 
 
 def as_md(records: Sequence[Record]) -> str:
@@ -27,13 +29,18 @@ def as_md(records: Sequence[Record]) -> str:
     numbers = {"size", "params", "threads", "n_batch", "n_ubatch", "ngl", "kv_ratio", "test", "t/s", "tokens kept", "KV MiB", "KV peak MiB", "memory MiB"}
     rows = [[r["model_type"], _size(r["model_size"]), _params(r["model_n_params"]), r["backends"], *(str(r[name]) for name in shown), r["type_k"], r["type_v"],
              r["kv_method"], f"{r['kv_ratio']:g}", _test(r), f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}", f"{r['kv_tokens_kept']} of {r['kv_tokens_full']}",
-             f"{r['kv_bytes_kept'] / MIB:.1f}", f"{r['kv_bytes_peak'] / MIB:.1f}", _memory(r),
+             f"{r['kv_bytes_kept'] / MIB:.1f}", "" if is_filled(r) else f"{r['kv_bytes_peak'] / MIB:.1f}", _memory(r),
              *([r["eval_needle"]] if "eval_needle" in r else [])] for r in records]
     rule = ["---:" if name in numbers else "---" for name in head]
-    notes = [f"{_test(r)}, {r['type_k']}/{r['type_v']} x {r['kv_ratio']:g} {r['kv_method']}: {r['note']}" for r in records if r["note"]]
+    notes = [f"{_test(r)}, {r['type_k']}/{r['type_v']} x {r['kv_ratio']:g} {r['kv_method']}: {r['note']}" for r in records
+             if r["note"] and not is_filled(r)]
     lines = [_line(head), _line(rule), *map(_line, rows), "", *(f"* {note}" for note in notes), *([""] if notes else []),
              f"build: {records[0]['build_commit']} ({records[0]['build_number']})"]
-    return "\n".join(lines) + "\n"
+    return FILLED * any(map(is_filled, records)) + "\n".join(lines) + "\n"
+
+
+def is_filled(r: Record) -> bool:
+    return bool(r["kv_fill"] == "repeat")
 
 
 def _test(r: Record) -> str:
@@ -53,6 +60,8 @@ def _is_shown(name: str, records: Sequence[Record]) -> bool:
 
 def _memory(r: Record) -> str:
     """Measured; with a star if it is not what was computed."""
+    if is_filled(r):
+        return ""
     device = f" + {r['mem_peak_device'] / MIB:.0f} GPU" if r["mem_peak_device"] else ""
     return f"{r['mem_peak_host'] / MIB:.0f}{device}" + (" *" if r["note"] else "")
 

@@ -19,6 +19,7 @@ FIRST = 4096
 N_GEN = 32
 MARGIN = 2**30
 MIB = 2**20
+Record = dict[str, Any]
 
 
 def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
@@ -39,8 +40,10 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
 
         def peak(n: int) -> int:
             n_ctx = -(-(n + N_GEN) // 256) * 256
+            n_states = int(lists.fill == "repeat")  # a filled cache comes from a state of its size
             full = [planner.point(n_ctx, 1.0, (kind, kind), "f32") for kind in lists.full]
-            return max(p.peak for p in [*full, *(planner.point(n_ctx, r, t, lists.kv_hidden) for r in lists.kv_ratio for t in lists.types)])
+            compressed = [planner.point(n_ctx, r, t, lists.kv_hidden) for r in lists.kv_ratio for t in lists.types]
+            return max(p.peak + n_states * p.kv for p in [*full, *compressed])
 
         fitting = [n for n in contexts if peak(n) <= free]
     if not fitting:
@@ -55,7 +58,7 @@ def rows(lists: Lists, depths: Sequence[int]) -> list[Case]:
 
 
 def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
-    """The page and, where matplotlib is there, its plots; returns their paths. words: the command line's."""
+    """The page and, where matplotlib is there, its plots (of memory only if contexts were read); returns their paths. words: the command line's."""
     folder.mkdir(parents=True, exist_ok=True)
     plots = _plots(table, folder)
     page = folder / "long.md"
@@ -66,18 +69,51 @@ def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
 
 def _page(table: Table, words: Sequence[str], plots: Sequence[Path]) -> str:
     records, first = table.records(), table.samples[0][0]
-    heading = (f"# Long contexts\n\n`{shlex.join(['edgekv', *words])}`, llama.cpp {first['build_commit']}, {first['cpu_info']}"
-               f"{', ' + first['gpu_info'] if first['gpu_info'] else ''}, {table.n_rounds} rounds.\n\n")
+    is_filled = any(map(formats.is_filled, records))
+    heading = (f"# Long contexts\n\n`{shlex.join(['edgekv', *words])}`, edgekv {_version()}, llama.cpp {first['build_commit']}, {first['cpu_info']}"
+               f"{', ' + first['gpu_info'] if first['gpu_info'] else ''}, {records[0]['model_type']}, {_counted(records[0]['n_threads'], 'thread')}, "
+               f"{_counted(table.n_rounds, 'round')}.\n\n") + formats.FILLED * is_filled
     images = "".join(f"![{path.stem}]({path.name})\n" for path in plots) or "No plots: they need matplotlib (pip install matplotlib).\n"
-    reading = ["| context | cache | read, tokens/s | write, tokens/s | KV MiB | KV peak MiB | memory MiB |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: |"]
-    for case, samples, r in zip(table.cases, table.samples, records, strict=True):
-        reading.append(f"| {case.n_depth:,} | {case.setting} | {_reading(samples):.1f} | {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} "
-                       f"| {r['kv_bytes_kept'] / MIB:.1f} | {r['kv_bytes_peak'] / MIB:.1f} | {r['mem_peak_host'] / MIB:.0f}{' *' if r['note'] else ''} |")
-    notes = "" if not any(r["note"] for r in records) else "\n\\* measured memory is more than 2 % off what shapes say; `note` in long.json.\n"
+    rows = _filled_rows(table, records) if is_filled else _read_rows(table, records)
+    has_note = not is_filled and any(r["note"] for r in records)
+    notes = "\n\\* measured memory is more than 2 % off what shapes say; `note` in long.json.\n" * has_note
     limit = ("\nDecoding reads all weights and all rows once per token: (weights + full KV) / (weights + kept KV) is the most that it can gain over the "
              "full cache of the same type where memory bandwidth decides, and `reached` the share of that gain. Above 100 % the full cache was not read at "
              "the memory's speed: its attention waits for arithmetic.\n\n")
-    return heading + images + "\n" + "\n".join(reading) + "\n" + notes + limit + compare.as_md(compare.ratios(table))
+    return heading + images + "\n" + "\n".join(rows) + "\n" + notes + limit + compare.as_md(compare.ratios(table))
+
+
+def _read_rows(table: Table, records: Sequence[Record]) -> list[str]:
+    lines = ["| context | cache | read, tokens/s | write, tokens/s | KV MiB | KV peak MiB | memory MiB |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: |"]
+    for case, samples, r in zip(table.cases, table.samples, records, strict=True):
+        lines.append(f"| {case.n_depth:,} | {case.setting} | {_reading(samples):.1f} | {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} "
+                     f"| {r['kv_bytes_kept'] / MIB:.1f} | {r['kv_bytes_peak'] / MIB:.1f} | {r['mem_peak_host'] / MIB:.0f}{' *' if r['note'] else ''} |")
+    return lines
+
+
+def _filled_rows(table: Table, records: Sequence[Record]) -> list[str]:
+    """Only what does not depend on reading."""
+    return ["| context | cache | write, tokens/s | KV MiB |", "| ---: | --- | ---: | ---: |",
+            *(f"| {case.n_depth:,} | {case.setting} | {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} | {r['kv_bytes_kept'] / MIB:.1f} |"
+              for case, r in zip(table.cases, records, strict=True))]
+
+
+def _version() -> str:
+    """edgekv's version, and in a checkout its commit."""
+    import subprocess
+
+    import edgekv
+
+    git = ["git", "-C", str(Path(edgekv.__file__).parent.parent), "rev-parse", "--short", "HEAD"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        commit = ""
+    return f"{edgekv.__version__}{f' ({commit})' if commit else ''}"
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _reading(samples: Sequence[dict[str, Any]]) -> float:
@@ -92,8 +128,10 @@ def _plots(table: Table, folder: Path) -> list[Path]:
     except ImportError:
         return []
     matplotlib.use("Agg")
-    return [_plot(table, folder / "long-memory.png", "peak memory, MiB", lambda r: r["mem_peak_host"] / MIB, limits=False),
-            _plot(table, folder / "long-speed.png", "tokens/s while writing", lambda r: r["avg_ts"], limits=True)]
+    speed = _plot(table, folder / "long-speed.png", "tokens/s while writing", lambda r: r["avg_ts"], limits=True)
+    if any(case.is_filled for case in table.cases):
+        return [speed]
+    return [_plot(table, folder / "long-memory.png", "peak memory, MiB", lambda r: r["mem_peak_host"] / MIB, limits=False), speed]
 
 
 def _plot(table: Table, path: Path, title: str, value: Any, limits: bool) -> Path:

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from edgekv.bench.spec import Case
+from edgekv.bench.spec import FILL_FIRST, Case
 from edgekv.errors import EdgeKVError
 from edgekv.machine import rss_now, rss_peak
 
@@ -18,6 +18,8 @@ MIN_TOKENS = 1
 """A row's ratio holds for short prompts too, unlike in a chat (--kv-min-tokens)."""
 WARM_UP_TOKENS = 128
 """Of a prompt: enough to be read layer by layer, so that weights and code are in memory."""
+OF_READING = ("kv_bytes_peak", "compress_ms", "mem_peak_host", "mem_peak_device")
+"""What nobody knows where a depth was filled."""
 
 
 def main() -> None:
@@ -31,13 +33,14 @@ def main() -> None:
 
 
 def sample(case: Case, warm_up: bool) -> dict[str, Any]:
-    """Run a case once. ns: of the test; depth_ns: of reading what lies before it.
+    """Run a case once. ns: of the test; depth_ns: of reading what lies before it, 0 if it was filled; then there are no peaks either.
 
     rss_loaded, peak_loaded: the process when the model was loaded, weights and (in full) llama.cpp's own cache included, and its peak until then.
     """
     import numpy.random
 
     from edgekv import facts
+    from edgekv.bench.fill import fill
 
     assert numpy.random  # loaded now, so that it is no part of what the test takes
     free = device_free(facts.devices())
@@ -46,7 +49,9 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     if warm_up:
         llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
         llm.reset()
-    depth_ns = timed(llm, case.n_depth)
+    if case.is_filled:
+        fill(llm, tokens(llm, FILL_FIRST), case.n_depth)
+    depth_ns = 0 if case.is_filled else timed(llm, case.n_depth)
     if case.n_gen and not case.n_prompt:
         stats = llm.kv_stats()
         ns = timed(llm, 0, case.n_gen)
@@ -56,13 +61,14 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
         ns += timed(llm, 0, case.n_gen)
     after = llm.kv_stats()
     devices = facts.devices()
-    return {
+    found = {
         "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode, "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
         "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_peak": after.n_bytes_peak,
         "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, **loaded,
         "mem_peak_host": rss_peak(),
         "mem_peak_device": max(free - device_free(devices), 0), **about(llm, devices),
     }
+    return found | dict.fromkeys(OF_READING, 0) if case.is_filled else found
 
 
 def load(case: Case) -> Any:

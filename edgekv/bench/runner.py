@@ -81,10 +81,10 @@ def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
 
 
 def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
-    """Bytes that each row should take in host memory; 0 where weights are on a GPU."""
+    """Bytes that each row should take in host memory; 0 where weights are on a GPU, or a depth was not read."""
     from edgekv.bench.expected import Expected
 
     with ExitStack() as stack:
         models = {(c.model, c.n_ubatch): None for c in cases}
         known = {key: stack.enter_context(Expected(*key)) for key in models}
-        return [0 if s[0]["gpu_info"] else known[case.model, case.n_ubatch].host(case, s[0]) for case, s in zip(cases, samples, strict=True)]
+        return [0 if case.is_filled or s[0]["gpu_info"] else known[case.model, case.n_ubatch].host(case, s[0]) for case, s in zip(cases, samples, strict=True)]

@@ -13,6 +13,8 @@ from itertools import product
 from edgekv.errors import BadInput
 
 FULL = "full"
+FILL_FIRST = 512
+"""Tokens that are really read where a depth is filled."""
 _RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 
 
@@ -61,6 +63,13 @@ class Case:
     n_threads: int = 1
     n_gpu_layers: int = -1
     flash_attn: str = "auto"
+    fill: str = "read"
+    """How the cache gets its depth: `read`, or `repeat` the rows of the first 512 tokens; see `edgekv.bench.fill`."""
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether most of the depth is not read."""
+        return self.fill == "repeat" and self.n_depth > FILL_FIRST
 
     @property
     def test(self) -> str:
@@ -106,6 +115,7 @@ class Lists:
     kv_hidden: str = "f32"
     full: Sequence[str] = ()
     """Cache types of the full-cache rows that stand beside every compressed one."""
+    fill: str = "read"
 
     def tests(self) -> list[tuple[int, int]]:
         return [*((p, 0) for p in self.n_prompt if p), *((0, n) for n in self.n_gen if n), *(pair for pair in self.pairs if any(pair))]
@@ -116,7 +126,8 @@ class Lists:
         found = []
         for model, ngl, batch, ubatch, fa, threads, depth, (p, n) in product(
                 self.models, self.n_gpu_layers, self.n_batch, self.n_ubatch, self.flash_attn, self.n_threads, self.n_depth, self.tests()):
-            test = Case(model, p, n, depth, n_batch=batch, n_ubatch=ubatch, n_threads=threads, n_gpu_layers=ngl, flash_attn=fa)
+            test = Case(model, p, n, depth, n_batch=batch, n_ubatch=ubatch, n_threads=threads, n_gpu_layers=ngl, flash_attn=fa,
+                        fill=self.fill)
             rows = [replace(test, **x) for x in settings]
             beside = [test.full(kind) for kind in self.full] if any(not row.is_full for row in rows) else []
             found += list(dict.fromkeys([*beside, *(row for row in rows if row.is_full), *rows]))

@@ -79,6 +79,9 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 @_many("-n", "--n-gen", "n_gen", default="128", callback=ints, help="Tests that write so many tokens; 0: none.")
 @_many("-pg", "n_pairs", default="", callback=pairs, metavar="PP,TG", help="A test that reads and then writes, timed together.")
 @_many("-d", "--n-depth", "n_depth", default="0", callback=ints, help="Tokens that are read before a test begins, and not timed.")
+@click.option("--fill", type=click.Choice(("read", "repeat")), default="read", show_default=True,
+              help="How a test that only writes gets its depth: by reading it, or by repeating the rows of its first 512 tokens, which takes no time and "
+                   "leaves no peak to be measured.")
 @_many("-b", "--batch-size", "n_batch", default="2048", callback=ints, help="Logical batch sizes.")
 @_many("-ub", "--ubatch-size", "n_ubatch", default="512", callback=ints, help="Physical batch sizes.")
 @_many("-ctk", "--cache-type-k", "type_k", default="f16", callback=types, help="Types of the K cache.")
@@ -107,7 +110,7 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 @click.option("--long", "is_long", is_flag=True, help="The long-context table: 4K, 8K, 16K ... (or -d) as far as memory goes, a page with plots in --out.")
 @click.option("--out", metavar="FOLDER", default="edgekv-bench", show_default=True, help="Where --long writes its page.")
 @click.pass_context
-def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: list[int], n_pairs: list[tuple[int, int]], n_depth: list[int],
+def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: list[int], n_pairs: list[tuple[int, int]], n_depth: list[int], fill: str,
             n_batch: list[int], n_ubatch: list[int], type_k: list[str], type_v: list[str], type_kv: list[str], n_threads: list[int], n_gpu_layers: list[int],
             flash_attn: list[str], kv_ratio: list[float], kv_method: list[str], kv_hidden: str, full: list[str], repetitions: int, output: str,
             no_warmup: bool, compare: bool, equal_bytes: bool, evaluation: str | None, eval_cases: int, synthetic: str | None, is_long: bool, out: str) -> None:
@@ -132,8 +135,8 @@ def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: l
     cache = [(kind, kind) for kind in type_kv] or [(k, v) for k in type_k for v in type_v]
     with model_files(models, synthetic) as paths:
         lists = Lists(paths, n_prompt, n_gen, n_pairs, n_depth, n_batch, n_ubatch, cache, n_threads or [count_threads(None)], n_gpu_layers, flash_attn,
-                      methods, kv_ratio, kv_hidden, full)
-        check(lists)
+                      methods, kv_ratio, kv_hidden, full, fill)
+        check(lists, is_long)
         if is_long:
             long(lists, repetitions, n_depth if given("n_depth").name != "DEFAULT" else [], not no_warmup, Path(out))
             return
@@ -142,7 +145,7 @@ def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: l
         show(table, output, compare or equal_bytes, needles_of(table, eval_cases) if evaluation else {})
 
 
-def check(lists: Lists) -> None:
+def check(lists: Lists, is_long: bool = False) -> None:
     """Raises BadInput for what would fail only after minutes."""
     from edgekv.choose import choose
 
@@ -150,6 +153,10 @@ def check(lists: Lists) -> None:
         raise BadInput("there is no test; give -p or -n above 0")
     if min([*lists.n_prompt, *lists.n_gen, *lists.n_depth]) < 0 or min([*lists.n_batch, *lists.n_ubatch, *lists.n_threads]) < 1:
         raise BadInput("tokens, batch sizes and threads are counted from 1; -p, -n and -d from 0")
+    if lists.fill == "repeat" and not is_long and any(n for n, _ in lists.tests()):
+        raise BadInput("--fill repeat is for tests that only write: give -p 0")
+    if lists.fill == "repeat" and "off" in lists.flash_attn:
+        raise BadInput("--fill repeat needs flash attention: leave -fa off out")
     for model in lists.models:
         from edgekv.facts import check_gguf
 
