@@ -27,6 +27,8 @@ HIDDEN = ("f32", "f16", "disk")
 STEP = 256
 """llama.cpp rounds contexts to this many tokens."""
 CTX_MIN = 512
+CTX_MAX = 2**22
+"""Longer than any model reads; llama.cpp's own lists grow with the context even where nothing else is allocated."""
 
 
 @dataclass(frozen=True)

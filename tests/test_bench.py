@@ -5,14 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import signal
 import sqlite3
 import statistics
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
+import psutil
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -41,6 +47,9 @@ SAMPLE = {
 }
 CASE = Case("m.gguf", 100, 0, 0, kv_method="snapkv", kv_ratio=0.2)
 BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
+
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 # ---- lists and ranges
@@ -410,6 +419,54 @@ def test_what_is_complete_is_shown_after_an_error(little, monkeypatch, quick):
     assert all(len(r["samples_ns"]) == 1 for r in json.loads(done.stdout))
 
 
+def test_the_first_rounds_rows_are_shown_after_an_error(little, monkeypatch, quick):
+    real = runner.sample
+
+    def fails(case, warm_up=True):
+        if case.kv_ratio == 0.1:
+            raise BadInput("too large")
+        return real(case, warm_up)
+
+    monkeypatch.setattr(runner, "sample", fails)
+    done = call("-m", little, "-p", "16", "-n", "0", "--full", "f16", "--kv-ratio", "0.2,0.1", "--kv-method", "snapkv", "-o", "json")
+    assert "in the first round, with 2 of 3 rows: too large" in done.stderr
+    assert [r["kv_ratio"] for r in json.loads(done.stdout)] == [1, 0.2]
+    assert call("-m", little, "--kv-ratio", "0.1", "--full", "none", "--kv-method", "snapkv").exit_code == 2
+
+
+def test_progress_without_a_terminal_is_a_line_for_each_sample(little, quick):
+    done = call("-m", little, "-p", "16", "-n", "0", "--full", "q8_0", "--kv-method", "snapkv", "-r", "2")
+    assert done.stderr.splitlines() == [f"edgekv: {i} of 4: pp16, {x}" for i, x in enumerate(
+        ["q8_0 full", "f16 x 0.2 snapkv", "f16 x 0.2 snapkv", "q8_0 full"], 1)]
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_bench_leaves_no_process_and_no_model(tmp_path, sign):
+    words = ["bench", "--synthetic", "tiny", "-p", "8000", "-n", "0", "-r", "99", "--full", "none"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with subprocess.Popen([sys.executable, "-m", "edgekv", *words], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True) as bench:
+        next(line for line in bench.stderr if "1 of 99" in line)
+        sample = sample_of(bench.pid)
+        if sign == signal.SIGINT:
+            os.killpg(bench.pid, sign)  # a terminal's Ctrl-C reaches every process
+        else:
+            bench.send_signal(sign)
+        rest = bench.communicate(timeout=60)[1]
+    assert bench.returncode == (130 if sign == signal.SIGINT else 143)
+    assert not list(tmp_path.iterdir()) and not sample.is_running()
+    assert "Traceback" not in rest, rest
+
+
+def sample_of(pid: int) -> psutil.Process:
+    """The process of the sample in work, once it has loaded more than Python."""
+    for _ in range(600):
+        for process in psutil.Process(pid).children():
+            if process.memory_info().rss > 2**25 and "-c" in process.cmdline():  # before that it is a copy of its parent
+                return process
+        time.sleep(0.1)
+    raise AssertionError("no sample began")
+
+
 def test_long_writes_a_page_and_plots(little, quick, tmp_path):
     pytest.importorskip("matplotlib")
     done = call("-m", little, "-d", "128,256", "-r", "2", "--long", "--out", str(tmp_path / "out"), "--kv-method", "snapkv", "--full", "f16")
@@ -461,6 +518,7 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
     (["-m", "M", "--kv-ratio", "20"], "0.2"), (["-m", "M", "--kv-method", "magic"], "snapkv"), (["-m", "nowhere.gguf"], "nowhere.gguf"),
     (["-m", "M", "-pg", "5"], "512,128"), (["-m", "M", "-t", "0"], "from 1"), (["--synthetic", "gpt"], "llama-1b"), (["--synthetic", "tiny", "--eval", "needle"], "--eval"),
     (["-m", "M", "-ct", "f16", "-ctk", "f16"], "alike"), (["-m", "M", "--fill", "repeat"], "-p 0"),
+    (["-m", "M", "-d", "100000000"], "at most"), (["-m", "M", "--long", "-p", "512"], "leave -p out"), (["-m", "M", "-m", "M", "--long"], "one value of -m"), (["-m", "M", "--long", "--out", "M"], "--out"),
     (["-m", "M", "--fill", "repeat", "-p", "0", "-fa", "off"], "-fa off"), (["-m", "M", "--fill", "x"], "repeat"), (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
 ])
 def test_mistakes_are_one_line(little, quick, args, says):

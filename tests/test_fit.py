@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_said_with_code_2(tiny):
 
 @pytest.mark.parametrize(("args", "says"), [
     (["--memory", "lots"], "512MiB"), (["--memory", "1GiB"], "--margin"), (["--device", "CUDA9"], "choose one of: CPU"), (["--ratios", "20"], "0.2"),
-    (["--kv-method", "magic"], "snapkv"), (["--margin", "-1"], "512MiB"),
+    (["--kv-method", "magic"], "snapkv"), (["--margin", "-1"], "512MiB"), (["-c", "100000000"], "at most"),
 ])
 def test_mistakes_are_one_line(tiny, args, says):
     done = call("-m", str(tiny("llama-gqa")), *args)

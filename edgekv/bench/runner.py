@@ -32,6 +32,15 @@ class Table:
         """Rounds that all rows have been through."""
         return min(map(len, self.samples), default=0)
 
+    def measured(self) -> Table:
+        """This table; before its first round is complete, only the rows that have a sample."""
+        rows = [(case, samples) for case, samples in zip(self.cases, self.samples, strict=True) if samples]
+        if self.n_rounds or not rows:
+            return self
+        part = Table([case for case, _ in rows])
+        part.samples = [samples for _, samples in rows]
+        return part
+
     def records(self) -> list[dict[str, Any]]:
         """One record per row, of the rounds that are complete."""
         n = self.n_rounds
@@ -69,7 +78,8 @@ def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
     """What a module of this package prints about a case. Raises BadInput with the row's name if the engine refuses it, EdgeKVError if it dies."""
     request = json.dumps({**asdict(case), **more})
     root = str(Path(edgekv.__file__).parent.parent)  # the same package, whatever lies in the current folder
-    code = f"import sys; sys.path[0] = {root!r}; from edgekv.bench import {module}; {module}.main()"
+    quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"  # Ctrl-C reaches both processes, and one of them says enough
+    code = f"{quiet}; import sys; sys.path[0] = {root!r}; from edgekv.bench import {module}; {module}.main()"
     done = subprocess.run([sys.executable, "-c", code], input=request, text=True, stdout=subprocess.PIPE)
     if done.returncode != 0 or not done.stdout.strip():
         died = "was killed: the machine has not the memory" if done.returncode == -9 else f"ended with code {done.returncode}; its errors stand above"

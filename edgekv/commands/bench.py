@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from edgekv.bench.spec import Case, Lists
 
 NEEDLE_TOKENS_MIN = 500
+NOT_LONG = {"n_prompt": "-p", "n_gen": "-n", "n_pairs": "-pg", "output": "-o", "compare": "--compare", "equal_bytes": "--equal-bytes",
+            "evaluation": "--eval"}
+"""What --long decides itself."""
 
 
 def ints(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[int]:
@@ -133,11 +137,12 @@ def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: l
         raise BadInput("-ct is for K and V alike; give it, or -ctk and -ctv")
     methods = ["snapkv"] if synthetic and given("kv_method").name == "DEFAULT" else kv_method
     cache = [(kind, kind) for kind in type_kv] or [(k, v) for k in type_k for v in type_v]
-    with model_files(models, synthetic) as paths:
+    with ends_in_order(), model_files(models, synthetic) as paths:
         lists = Lists(paths, n_prompt, n_gen, n_pairs, n_depth, n_batch, n_ubatch, cache, n_threads or [count_threads(None)], n_gpu_layers, flash_attn,
                       methods, kv_ratio, kv_hidden, full, fill)
         check(lists, is_long)
         if is_long:
+            check_long(ctx, lists, Path(out))
             long(lists, repetitions, n_depth if given("n_depth").name != "DEFAULT" else [], not no_warmup, Path(out))
             return
         rows = lined_up(lists) if equal_bytes else lists.cases()
@@ -148,11 +153,14 @@ def command(ctx: click.Context, models: list[str], n_prompt: list[int], n_gen: l
 def check(lists: Lists, is_long: bool = False) -> None:
     """Raises BadInput for what would fail only after minutes."""
     from edgekv.choose import choose
+    from edgekv.fit import CTX_MAX
 
     if not lists.tests():
         raise BadInput("there is no test; give -p or -n above 0")
     if min([*lists.n_prompt, *lists.n_gen, *lists.n_depth]) < 0 or min([*lists.n_batch, *lists.n_ubatch, *lists.n_threads]) < 1:
         raise BadInput("tokens, batch sizes and threads are counted from 1; -p, -n and -d from 0")
+    if max(map(sum, lists.tests())) + max(lists.n_depth, default=0) > CTX_MAX:
+        raise BadInput(f"-p, -n and -d together are more than any model reads; give at most {CTX_MAX:,}")
     if lists.fill == "repeat" and not is_long and any(n for n, _ in lists.tests()):
         raise BadInput("--fill repeat is for tests that only write: give -p 0")
     if lists.fill == "repeat" and "off" in lists.flash_attn:
@@ -163,6 +171,34 @@ def check(lists: Lists, is_long: bool = False) -> None:
         check_gguf(model)
         for name in lists.kv_method:
             choose(name, model)
+
+
+def check_long(ctx: click.Context, lists: Lists, folder: Path) -> None:
+    """Raises BadInput for what --long has no place for, and if its folder cannot be made."""
+    for name, flag in NOT_LONG.items():
+        if ctx.get_parameter_source(name).name != "DEFAULT":
+            raise BadInput(f"--long decides by itself what it measures and writes: leave {flag} out")
+    single = {"-m": lists.models, "-t": lists.n_threads, "-b": lists.n_batch, "-ub": lists.n_ubatch, "-ngl": lists.n_gpu_layers, "-fa": lists.flash_attn}
+    for flag, values in single.items():
+        if len(values) > 1:
+            raise BadInput(f"--long is about one setting: give one value of {flag}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"the folder {folder} cannot be made ({error.strerror}): name another one with --out") from None
+
+
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Whoever ends this process (SIGTERM) ends the sample in work too, and a synthetic model is deleted."""
+    def stop(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -197,7 +233,7 @@ def lined_up(lists: Lists) -> list[Case]:
 
 
 def measure(rows: Sequence[Case], repetitions: int, warm_up: bool) -> Table:
-    """All samples, with progress. After Ctrl-C the rounds that are complete; raises Abort if there is none."""
+    """All samples, with progress. After Ctrl-C or an error the rounds that are complete; in the first one its rows so far, if there are any."""
     from edgekv.bench.runner import Table, computed, run
 
     table = Table(rows)
@@ -205,16 +241,21 @@ def measure(rows: Sequence[Case], repetitions: int, warm_up: bool) -> Table:
         with progress(len(rows) * repetitions) as report:
             return run(rows, repetitions, report, warm_up, table)
     except (KeyboardInterrupt, EdgeKVError) as stopped:
+        n_rounds, table = table.n_rounds, table.measured()
         if not table.n_rounds:
             raise
-        click.echo(f"edgekv: stopped after {table.n_rounds} of {repetitions} rounds" + (f": {stopped}" if str(stopped) else ""), err=True)
-        table.computed = computed(rows, table.samples)
+        where = f"after {n_rounds} of {repetitions} rounds" if n_rounds else f"in the first round, with {len(table.cases)} of {len(rows)} rows"
+        click.echo(f"edgekv: stopped {where}" + (f": {stopped}" if str(stopped) else ""), err=True)
+        table.computed = computed(table.cases, table.samples)
         return table
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Progress]:
-    """A bar on standard error that names the row in work."""
+    """A bar on standard error that names the row in work; a line for each sample where standard error is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, row: done < total and click.echo(f"edgekv: {done + 1} of {total}: {row.test}, {row.setting}", err=True)
+        return
     with click.progressbar(length=total, label="bench", file=sys.stderr, item_show_func=lambda row: row and f"{row.test} {row.setting}") as bar:
         def report(done: int, total: int, row: Case) -> None:
             bar.update(done - bar.pos, row)

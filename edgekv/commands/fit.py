@@ -65,9 +65,11 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
     """
     from edgekv.blueprint import Blueprint
     from edgekv.commands import load
-    from edgekv.fit import STEP, TYPES, Planner, Wish
+    from edgekv.fit import CTX_MAX, STEP, TYPES, Planner, Wish
     from edgekv.machine import rss_now
 
+    if ctx_size and ctx_size > CTX_MAX:
+        raise BadInput(f"-c {ctx_size:,} is more than any model reads; give at most {CTX_MAX:,}")
     path = load.model_path(model)
     place = Place.of(device, load.build_info()["devices"])
     total = place.free if memory_bytes is None else memory_bytes
