@@ -55,7 +55,7 @@ def progress(done: int, total: int, case: Case) -> None:
 
 def as_md(table: Table) -> str:
     """A line for each setting; its rows stand behind one another, the one that was read first."""
-    lines = ["| cache | rows of each head | read, tokens/s | filled, tokens/s | filled against read |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = ["| cache | rows of each head at the end | read, tokens/s | filled, tokens/s | filled against read |", "| --- | ---: | ---: | ---: | ---: |"]
     speeds = [[1e9 * case.n_gen / s["ns"] for s in samples] for case, samples in zip(table.cases, table.samples, strict=True)]
     for i in range(0, len(table.cases), 2):
         read, filled = speeds[i], speeds[i + 1]
