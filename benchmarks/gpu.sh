@@ -66,7 +66,7 @@ engine() {
     section "attend beside upstream's flash attention"
     note table build/gpu-engine/tests/bench-flash 32768
     section "The engine with all layers on the GPU (-ngl 99)"
-    EDGEKV_LIB=$PWD/build/gpu-engine/bin EDGEKV_GPU=1 note text last 15 "$python" -m pytest -q tests/test_device.py -k gpu
+    EDGEKV_LIB=$PWD/build/gpu-engine/bin EDGEKV_GPU=1 note text last 15 "$python" -m pytest -q -m gpu tests/test_device.py tests/test_offload.py
     [ -n "${MODEL:-}" ] || return 0
     section "edgekv bench"
     EDGEKV_LIB=$PWD/build/gpu-engine/bin note text "$python" -m edgekv bench -m "$MODEL" -ngl 99 -p 4096 -n 32 -r 3
