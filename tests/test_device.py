@@ -18,7 +18,8 @@ from tests.test_native import program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the test device needs Linux")
 LIMITS = {"f16": 1e-4}
-"""NMSE of the logits; 1e-2 for quantised caches, where rounding sometimes falls the other way."""
+"""NMSE of the logits; 1e-2 for quantised caches, where rounding sometimes falls the other way, and for merged rows, of which some find
+another nearest one."""
 
 
 @pytest.mark.slow
@@ -26,9 +27,10 @@ LIMITS = {"f16": 1e-4}
     ("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("llama-gqa", "iq4_nl"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
     result = compare(tiny(name), kind, program("fake-device.so"))
-    assert result["nmse"] < LIMITS.get(kind, 1e-2)
+    assert result["nmse"]["random"] < LIMITS.get(kind, 1e-2)
+    assert result["nmse"]["score=random,merge=d2o"] < 1e-2
     assert min(result["same"].values()) > 0.99, result["same"]  # a score that is rounded differently may swap two rows
-    assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
+    assert result["n_ours"] > 200  # attention of every token, scores, moved and merged rows were computed there
 
 
 @pytest.mark.gpu
@@ -38,7 +40,8 @@ def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
 def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     """All layers on the GPU that the library was built for. Its matrix products round differently too: the limits are looser, and a guess."""
     result = compare(tiny(name), kind, "")
-    assert result["nmse"] < (1e-3 if kind == "f16" else 3e-2)
+    assert result["nmse"]["random"] < (1e-3 if kind == "f16" else 3e-2)
+    assert result["nmse"]["score=random,merge=d2o"] < 3e-2
     assert min(result["same"].values()) > 0.95, result["same"]
 
 

@@ -1,4 +1,4 @@
-// Rows moved and judged on the device where they lie
+// Rows moved, judged and merged on the device where they lie
 #include "edgekv-device.h"
 
 #include "ggml-backend.h"
@@ -20,7 +20,10 @@ const edgekv_device * edgekv_device::of(ggml_backend_buffer_type_t buft) {
         auto d = std::make_unique<edgekv_device>();
         auto find = [&](auto & function, const char * name) { return (function = (std::decay_t<decltype(function)>) ggml_backend_reg_get_proc_address(reg, name)) != nullptr; };
         if (find(d->attend_supports, "edgekv_cuda_attend_supports") && find(d->score_workspace, "edgekv_cuda_score_workspace") &&
-            find(d->score, "edgekv_cuda_score") && find(d->gather, "edgekv_cuda_gather") && find(d->wait, "edgekv_cuda_wait")) it->second = std::move(d);
+            find(d->score, "edgekv_cuda_score") && find(d->gather, "edgekv_cuda_gather") && find(d->merge_workspace, "edgekv_cuda_merge_workspace") &&
+            find(d->merge_nearest, "edgekv_cuda_merge_nearest") && find(d->merge_fold, "edgekv_cuda_merge_fold") && find(d->wait, "edgekv_cuda_wait")) {
+            it->second = std::move(d);
+        }
     }
     return it->second.get();
 }
@@ -38,48 +41,93 @@ void edgekv_device::move_rows(const ggml_tensor * from, const int32_t * index, i
 
 namespace {
 
-// pieces of one allocation
-struct arena {
-    size_t n = 0;
-    size_t add(size_t n_bytes) { const size_t at = n; n += (n_bytes + 255)/256*256; return at; }
-};
+// Arrays of main memory and their places in one allocation on the device: they go there before a call and, some of them, come back after it
+struct shipment {
+    struct piece { const void * here; size_t n_bytes, at; };
+    size_t n_bytes = 0;
+    std::vector<piece> in, out;
+    std::vector<std::pair<const void **, size_t>> pointers; // to be turned into addresses on the device
 
-// an array that lies in main memory, and its place on the device
-struct piece { const void * here; size_t n_bytes, at; };
+    size_t room(size_t n) { const size_t at = n_bytes; n_bytes += (n + 255)/256*256; return at; }
+
+    template <typename T> void add(T *& x, size_t n, bool goes, bool returns) {
+        if (!x) return;
+        const piece p = { x, n*sizeof(*x), room(n*sizeof(*x)) };
+        if (goes)    in.push_back(p);
+        if (returns) out.push_back(p);
+        pointers.push_back({ (const void **) &x, p.at });
+    }
+    template <typename T> void send(T *& x, size_t n)     { add(x, n, true, false); }
+    template <typename T> void receive(T *& x, size_t n)  { add(x, n, false, true); }
+    template <typename T> void exchange(T *& x, size_t n) { add(x, n, true, true); }
+
+    // its first address there; work is made larger when needed
+    char * go(ggml_backend_buffer_type_t buft, edgekv_matrix & work) {
+        if (work.n_bytes() < n_bytes) {
+            work = {};
+            work = edgekv_matrix::make(buft, GGML_TYPE_I8, (int64_t) n_bytes, 1, "device_work");
+        }
+        char * base = (char *) work.t->data;
+        for (const auto & p : in) if (p.n_bytes) ggml_backend_tensor_set(work.t, p.here, p.at, p.n_bytes);
+        for (auto & [pointer, at] : pointers) *pointer = base + at;
+        return base;
+    }
+    void come_back(const edgekv_matrix & work) const {
+        for (const auto & p : out) ggml_backend_tensor_get(work.t, const_cast<void *>(p.here), p.at, p.n_bytes);
+    }
+};
 
 } // namespace
 
 void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const {
     const int n_rows_max = *std::max_element(rows.len, rows.len + rows.n_head_kv), G = rows.n_head/rows.n_head_kv;
-    arena a;
-    std::vector<piece> in, out;
-    std::vector<std::pair<const void **, size_t>> pointers; // to be turned into addresses on the device
-    auto send = [&](auto *& x, size_t n, bool back) {
-        if (!x) return;
-        const piece p = { x, n*sizeof(*x), a.add(n*sizeof(*x)) };
-        in.push_back(p);
-        if (back) out.push_back(p);
-        pointers.push_back({ (const void **) &x, p.at });
-    };
-    send(rows.first, rows.n_head_kv, false);
-    send(rows.len, rows.n_head_kv, false);
-    send(rows.sinks, rows.n_head, false);
-    send(qs.q, (qs.n_tokens - 1)*qs.stride_t + (rows.n_head - 1)*qs.stride_h + rows.d_k, false);
-    send(qs.n_after, qs.n_tokens, false);
-    send(qs.start, qs.n_tokens, false);
-    for (float ** x : { &cols.sum, &cols.max, &cols.entropy }) send(*x, cols.n_rows, true);
-    for (float ** x : { &cols.mean, &cols.m2 }) send(*x, G*cols.n_rows, true);
-    const size_t at_workspace = a.add(score_workspace(&rows, qs.n_tokens, n_rows_max));
-
-    if (work.n_bytes() < a.n) {
-        work = {};
-        work = edgekv_matrix::make(buft, GGML_TYPE_I8, (int64_t) a.n, 1, "score");
-    }
-    char * base = (char *) work.t->data;
-    for (const auto & p : in) ggml_backend_tensor_set(work.t, p.here, p.at, p.n_bytes);
-    for (auto & [pointer, at] : pointers) *pointer = base + at;
+    shipment s;
+    s.send(rows.first, rows.n_head_kv);
+    s.send(rows.len, rows.n_head_kv);
+    s.send(rows.sinks, rows.n_head);
+    s.send(qs.q, (qs.n_tokens - 1)*qs.stride_t + (rows.n_head - 1)*qs.stride_h + rows.d_k);
+    s.send(qs.n_after, qs.n_tokens);
+    s.send(qs.start, qs.n_tokens);
+    for (float ** x : { &cols.sum, &cols.max, &cols.entropy }) s.exchange(*x, cols.n_rows);
+    for (float ** x : { &cols.mean, &cols.m2 }) s.exchange(*x, G*cols.n_rows);
+    const size_t at_workspace = s.room(score_workspace(&rows, qs.n_tokens, n_rows_max));
+    char * base = s.go(buft, work);
     check(wait(base), "finish");
     check(score(&rows, &qs, &cols, n_rows_max, base + at_workspace, nullptr), "score");
     check(wait(base), "score");
-    for (const auto & p : out) ggml_backend_tensor_get(work.t, const_cast<void *>(p.here), p.at, p.n_bytes);
+    s.come_back(work);
+}
+
+void edgekv_device::find_nearest(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & keys, const std::vector<int32_t> & gone,
+        const std::vector<int32_t> & kept, float * cosine, int32_t * nearest) const {
+    const int32_t * from = gone.data(), * to = kept.data();
+    shipment s;
+    s.send(from, gone.size());
+    s.send(to, kept.size());
+    s.receive(cosine, gone.size());
+    s.receive(nearest, gone.size());
+    const size_t at_workspace = s.room(merge_workspace(&keys, (int) kept.size()));
+    char * base = s.go(buft, work);
+    check(wait(base), "finish");
+    check(merge_nearest(&keys, from, (int) gone.size(), to, (int) kept.size(), cosine, nearest, base + at_workspace, nullptr), "search");
+    check(wait(base), "search");
+    s.come_back(work);
+}
+
+void edgekv_device::fold(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & to, edgekv_shares shares) const {
+    std::vector<int32_t> begins;
+    int32_t n_sources = 0;
+    for (int i = 0; i < shares.n; n_sources += shares.counts[i++]) begins.push_back(n_sources);
+    const int32_t * begin = begins.data();
+    shipment s;
+    s.send(begin, shares.n);
+    s.send(shares.rows, shares.n);
+    s.send(shares.own, shares.n);
+    s.send(shares.counts, shares.n);
+    s.send(shares.sources, n_sources);
+    s.send(shares.weights, n_sources);
+    char * base = s.go(buft, work);
+    check(wait(base), "finish");
+    check(merge_fold(&to, &shares, begin, nullptr), "fold");
+    check(wait(base), "fold");
 }

@@ -9,14 +9,23 @@ struct edgekv_device {
     decltype(edgekv_cuda_score_workspace)  * score_workspace;
     decltype(edgekv_cuda_score)            * score;
     decltype(edgekv_cuda_gather)           * gather;
+    decltype(edgekv_cuda_merge_workspace)  * merge_workspace;
+    decltype(edgekv_cuda_merge_nearest)    * merge_nearest;
+    decltype(edgekv_cuda_merge_fold)       * merge_fold;
     decltype(edgekv_cuda_wait)             * wait;
 
     static const edgekv_device * of(ggml_backend_buffer_type_t buft); // null: none, as for main memory
+    // whether score and merge take rows of this type and size
+    bool takes(ggml_type type, int d) const { return attend_supports(type, type, d, d); }
 
     // rows src + index[0..n) of one tensor, or rows [src, src + n) without an index, to rows [dst, ..) of another; throws std::runtime_error
     void move_rows(const ggml_tensor * from, const int32_t * index, int64_t src, ggml_tensor * to, int64_t dst, int n) const;
     // as on the CPU; only rows.k lies on the device. work: memory there, made larger when needed. throws std::runtime_error, std::bad_alloc
     void score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const;
+    // merge, as on the CPU; keys.base and to.base are addresses on the device, all else lies here
+    void find_nearest(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & keys, const std::vector<int32_t> & gone,
+            const std::vector<int32_t> & kept, float * cosine, int32_t * nearest) const;
+    void fold(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & to, edgekv_shares shares) const;
 
 private:
     void check(int error, const char * what) const;

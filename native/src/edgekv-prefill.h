@@ -190,7 +190,7 @@ private:
     std::vector<edgekv_query_path> query_paths;    // [n_layer]
     bool wants_queries = false, wants_columns = false; // of any observer
     std::vector<float> key_rotation;       // of quantised caches, square
-    edgekv_matrix score_work;              // on a device with kernels of ours
+    mutable edgekv_matrix device_work;     // on a device with kernels of ours
     mutable edgekv_turn turn;              // the last one: most models turn all layers alike
     std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
     std::vector<std::unique_ptr<edgekv_layer>> fresh; // the layers to be

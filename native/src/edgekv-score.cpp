@@ -80,7 +80,7 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
     }
 
     const auto * device = edgekv_device::of(l.buft);
-    if (device && !device->attend_supports(l.type_k, l.type_k, l.d_k, l.d_k)) device = nullptr;
+    if (device && !device->takes(l.type_k, l.d_k)) device = nullptr;
     std::vector<char> host; // K of one layer, if it lies on a device that has no kernel for it
     const char * k = (const char *) s.t.k->data;
     if (!device && !ggml_backend_buffer_is_host(s.t.buf.get())) {
@@ -100,7 +100,7 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
                     want(EDGEKV_STAT_VAR, tally.mean, G*n_scored), want(EDGEKV_STAT_VAR, tally.m2, G*n_scored), n_scored, tally.n_seen };
     job.columns_len = columns_len.data();
     job.columns_after = columns_after.data();
-    if (device) device->score_columns(l.buft, score_work, job.rows, job.queries, job.columns); // those of a piece's own rows too
+    if (device) device->score_columns(l.buft, device_work, job.rows, job.queries, job.columns); // those of a piece's own rows too
     else edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) { return score_nodes(c0, job); });
     tally.n_seen += n_q;
 }

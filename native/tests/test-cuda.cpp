@@ -3,6 +3,7 @@
 //     test-cuda [seed] [number of random cases] [few: one of nine fixed cases, for a sanitizer]
 #include "device.h"
 #include "kernel-cases.h"
+#include "merge-cases.h"
 #include "cuda/edgekv-cuda.h"
 
 namespace {
@@ -129,6 +130,58 @@ void test_evict(random_source & rnd, size_t n_bytes, int n_rows, int n_kept, boo
     }
 }
 
+// ---- merge
+
+constexpr double MAX_COSINE_ERROR = 2e-4; // values are rounded to halves: measured worst TODO
+
+void test_nearest(const merge_case & c, const merge_inputs & in, edgekv_numbered keys) {
+    const device_array<int32_t> gone(in.gone), kept(in.kept);
+    std::vector<float> before;
+    for (int order : { 0, 1 }) {
+        set_order(order);
+        device_array<char> workspace(edgekv_cuda_merge_workspace(&keys, c.n_kept));
+        device_array<float> cosine(c.n_gone + 1);
+        device_array<int32_t> nearest(c.n_gone + 1);
+        must(edgekv_cuda_merge_nearest(&keys, gone.data, c.n_gone, kept.data, c.n_kept, cosine.data, nearest.data, workspace.data, nullptr), "nearest");
+        auto values = cosine.get();
+        auto rows = nearest.get();
+        check(std::isnan(values.back()) && rows.back() == -1, "nearest: %s: written behind the end", c.name().c_str());
+        values.pop_back(); rows.pop_back();
+        if (order) check(values == before, "nearest: %s: two runs differ", c.name().c_str());
+        else       judge_nearest(c, in, values, rows, MAX_COSINE_ERROR);
+        before = values;
+    }
+}
+
+void test_fold(const merge_case & c, const merge_inputs & in, edgekv_numbered to, random_source & rnd) {
+    const merge_shares s(c, in, rnd);
+    device_array<char> bytes(in.m.bytes);
+    const device_array<int32_t> rows(s.rows), counts(s.counts), begin(s.begin), sources(in.gone);
+    const device_array<float> own(s.own), weights(s.weights);
+    const edgekv_shares shares { s.view.n, rows.data, own.data, counts.data, sources.data, weights.data };
+    to.base = bytes.data;
+    must(edgekv_cuda_merge_fold(&to, &shares, begin.data, nullptr), "fold");
+    judge_fold(c, in, s, bytes.get());
+}
+
+void test_merge(random_source & rnd, int n_random) {
+    std::vector<merge_case> cases;
+    for (ggml_type type : TYPES) for (int d : HEAD_SIZES) if (fits(type, d)) cases.push_back({ type, d, 90, 77, 2, false, d == 96 });
+    for (auto [gone, kept] : MERGE_SIZES) for (bool twins : { false, true }) cases.push_back({ GGML_TYPE_F16, 64, gone, kept, 0, twins, false });
+    for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL }) cases.push_back({ type, 64, 40, 20, 100, false, false }); // most keys are zero
+    for (int i = 0; i < n_random; ++i) {
+        merge_case c { rnd.one_of(TYPES), rnd.one_of(HEAD_SIZES), rnd.below(300), rnd.range(1, 200), rnd.below(4), rnd.below(2) == 0, rnd.below(2) == 0 };
+        if (fits(c.type, c.d)) cases.push_back(c);
+    }
+    for (const auto & c : cases) {
+        const merge_inputs in(c, rnd);
+        const device_array<char> bytes(in.m.bytes);
+        const edgekv_numbered keys { bytes.data, in.m.nb, c.type, c.d };
+        test_nearest(c, in, keys);
+        test_fold(c, in, keys, rnd);
+    }
+}
+
 // ---- cases
 
 std::vector<test_case> fixed_cases() {
@@ -185,6 +238,7 @@ int main(int argc, char ** argv) {
     for (size_t n_bytes : { 36, 54, 68, 72, 80, 128, 136, 144, 512 }) for (int n_kept : { 0, 1, 17, 100 }) for (bool ascending : { false, true }) {
         test_evict(rnd, n_bytes, 100, n_kept, ascending);
     }
+    test_merge(rnd, n_random);
     const auto fixed = fixed_cases();
     const size_t step = argc > 3 && !strcmp(argv[3], "few") ? 9 : 1;
     for (size_t i = 0; i < fixed.size(); i += step) run(fixed[i], rnd);

@@ -1,6 +1,7 @@
 // The CPU kernels against plain loops in double precision over the same dequantised rows.
 //     test-kernels [seed] [number of random cases]
 #include "cpu-cases.h"
+#include "merge-cases.h"
 
 #include "ggml-cpu.h"
 
@@ -97,58 +98,7 @@ void test_rows_to_f32(random_source & rnd) {
 
 // ---- merge
 
-constexpr double MAX_COSINE_ERROR = 2e-6, MAX_FOLD_ERROR = 1e-5; // absolute; relative to the longest row that takes part
-
-struct merge_case {
-    ggml_type type;
-    int  d, n_gone, n_kept, n_zero; // n_zero: kept keys, and evicted ones, of length 0
-    bool twins, gaps;               // twins: the second half of the kept keys equals the first
-
-    std::string name() const {
-        return std::string(ggml_type_name(type)) + " d " + std::to_string(d) + ", " + std::to_string(n_gone) + " into " + std::to_string(n_kept) + ", " +
-            std::to_string(n_zero) + " zero" + (twins ? ", twins" : "") + (gaps ? ", gaps" : "");
-    }
-};
-
-// rows of one head in random places; what is neither evicted nor kept is NaN
-struct merge_inputs {
-    matrix m;
-    std::vector<int32_t> gone, kept;
-    edgekv_numbered view;
-
-    merge_inputs(const merge_case & c, random_source & rnd) {
-        const int n = c.n_gone + c.n_kept + 9;
-        std::vector<int32_t> places(n);
-        for (int i = 0; i < n; ++i) places[i] = i;
-        std::shuffle(places.begin(), places.end(), rnd.g);
-        gone.assign(places.begin(), places.begin() + c.n_gone);
-        kept.assign(places.begin() + c.n_gone, places.begin() + c.n_gone + c.n_kept);
-        std::vector<bool> used(n, false);
-        for (int32_t r : gone) used[r] = true;
-        for (int32_t r : kept) used[r] = true;
-        m.fill(rnd, c.type, c.d, n, used, c.gaps);
-        auto copy = [&](int32_t from, int32_t to) {
-            memcpy(&m.bytes[to*m.nb], &m.bytes[from*m.nb], m.nb);
-            std::copy_n(&m.f32[(size_t) from*c.d], c.d, &m.f32[(size_t) to*c.d]);
-        };
-        for (auto * list : { &gone, &kept }) for (int i = 0; i < c.n_zero && !list->empty(); ++i) zero(rnd.one_of(*list), c);
-        for (int i = 0; c.twins && i < c.n_kept/2; ++i) copy(kept[i], kept[i + c.n_kept/2]);
-        view = { m.bytes.data(), m.nb, c.type, c.d };
-    }
-
-    void zero(int32_t r, const merge_case & c) {
-        const std::vector<float> nothing(c.d, 0.0f);
-        ggml_quantize_chunk(c.type, nothing.data(), &m.bytes[r*m.nb], 0, 1, c.d, nullptr);
-        std::fill_n(&m.f32[(size_t) r*c.d], c.d, 0.0f);
-    }
-
-    double cosine(int32_t a, int32_t b, int d) const {
-        const float * x = &m.f32[(size_t) a*d], * y = &m.f32[(size_t) b*d];
-        double xy = 0, xx = 0, yy = 0;
-        for (int i = 0; i < d; ++i) { xy += (double) x[i]*y[i]; xx += (double) x[i]*x[i]; yy += (double) y[i]*y[i]; }
-        return xx > 0 && yy > 0 ? xy/std::sqrt(xx*yy) : 0.0;
-    }
-};
+constexpr double MAX_COSINE_ERROR = 2e-6;
 
 void test_nearest(const merge_case & c, const merge_inputs & in) {
     std::vector<float> cosine, first;
@@ -164,65 +114,21 @@ void test_nearest(const merge_case & c, const merge_inputs & in) {
         if (first.empty()) { first = cosine; first_nearest = nearest; }
         check(cosine == first && nearest == first_nearest, "nearest: %s: %d parts differ", c.name().c_str(), n_parts);
     }
-    for (int i = 0; i < c.n_gone; ++i) {
-        double best = -2;
-        int at = 0;
-        for (int j = 0; j < c.n_kept; ++j) {
-            const double u = in.cosine(in.gone[i], in.kept[j], c.d);
-            if (u > best) { best = u; at = j; }
-        }
-        const int j = nearest[i];
-        if (!check(j >= 0 && j < c.n_kept, "nearest: %s: row %d goes to %d", c.name().c_str(), i, j)) return;
-        check(std::fabs(cosine[i] - best) < MAX_COSINE_ERROR, "nearest: %s: row %d has cosine %g, not %g", c.name().c_str(), i, cosine[i], best);
-        check(j == at || best - in.cosine(in.gone[i], in.kept[j], c.d) < MAX_COSINE_ERROR, "nearest: %s: row %d goes to %d, not %d", c.name().c_str(), i, j, at);
-        check(!c.twins || j < c.n_kept/2 || j == 2*(c.n_kept/2), "nearest: %s: row %d goes to the second of equal keys", c.name().c_str(), i);
-    }
+    judge_nearest(c, in, cosine, nearest, MAX_COSINE_ERROR);
 }
 
-// the first half of the kept rows receives the evicted ones, unevenly and some of them nothing
-void test_fold(const merge_case & c, merge_inputs & in, random_source & rnd) {
-    const int n = (c.n_kept + 1)/2;
-    std::vector<int32_t> counts(n, 0);
-    std::vector<float> own(n), weights(c.n_gone);
-    for (int i = 0; i < c.n_gone; ++i) ++counts[rnd.below(n)*rnd.below(n)/n];
-    for (float & x : own)     x = rnd.normal();
-    for (float & x : weights) x = rnd.normal();
-    const auto before = in.m.bytes;
-    const edgekv_shares shares { n, in.kept.data(), own.data(), counts.data(), in.gone.data(), weights.data() };
-    edgekv_cpu_merge_fold(&in.view, &shares);
-
-    auto expected = before;
-    for (int i = 0, at = 0; i < n; ++i) {
-        std::vector<double> sum(c.d);
-        std::vector<float> f32(c.d), exact(c.d);
-        double largest = 0;
-        auto add = [&](int32_t r, float w) {
-            double length = 0;
-            for (int x = 0; x < c.d; ++x) { sum[x] += (double) w*in.m.f32[(size_t) r*c.d + x]; length += std::pow(w*in.m.f32[(size_t) r*c.d + x], 2); }
-            largest = std::max(largest, std::sqrt(length));
-        };
-        add(in.kept[i], own[i]);
-        for (int j = 0; j < counts[i]; ++j, ++at) add(in.gone[at], weights[at]);
-        for (int x = 0; x < c.d; ++x) f32[x] = (float) sum[x];
-        // as near to the sum as its rounding to the type: not the same bytes, because f32 and double sums may round apart
-        char * row = &expected[in.kept[i]*in.m.nb];
-        ggml_quantize_chunk(c.type, f32.data(), row, 0, 1, c.d, nullptr);
-        std::vector<float> got(c.d), ideal(c.d);
-        edgekv_cpu_rows_to_f32(c.type, in.m.bytes.data(), in.m.nb, in.kept[i], 1, c.d, got.data());
-        edgekv_cpu_rows_to_f32(c.type, expected.data(), in.m.nb, in.kept[i], 1, c.d, ideal.data());
-        double error = 0, rounding = 0;
-        for (int x = 0; x < c.d; ++x) { error += std::pow(got[x] - sum[x], 2); rounding += std::pow(ideal[x] - sum[x], 2); }
-        const double over = std::sqrt(error) - 1.05*std::sqrt(rounding);
-        check(over <= MAX_FOLD_ERROR*largest, "fold: %s: row %d is off by %g, rounding to the type by %g", c.name().c_str(), i, std::sqrt(error), std::sqrt(rounding));
-        memcpy(row, &in.m.bytes[in.kept[i]*in.m.nb], ggml_row_size(c.type, c.d));
-    }
-    check(expected == in.m.bytes, "fold: %s: a row that receives nothing was written", c.name().c_str());
+void test_fold(const merge_case & c, const merge_inputs & in, random_source & rnd) {
+    const merge_shares s(c, in, rnd);
+    auto bytes = in.m.bytes;
+    const edgekv_numbered to { bytes.data(), in.m.nb, c.type, c.d };
+    edgekv_cpu_merge_fold(&to, &s.view);
+    judge_fold(c, in, s, bytes);
 }
 
 void test_merge(random_source & rnd, int n_random) {
     std::vector<merge_case> cases;
     for (ggml_type type : TYPES) for (int d : HEAD_SIZES) if (fits(type, d)) cases.push_back({ type, d, 300, 77, 2, false, d == 96 });
-    for (auto [gone, kept] : { std::pair<int, int>(1, 1), { 600, 1 }, { 1, 600 }, { 256, 32 }, { 257, 33 }, { 255, 31 }, { 0, 5 }, { 15, 64 }, { 513, 1000 } }) {
+    for (auto [gone, kept] : MERGE_SIZES) {
         for (bool twins : { false, true }) cases.push_back({ GGML_TYPE_F16, 64, gone, kept, 0, twins, false });
     }
     for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) cases.push_back({ type, 64, 40, 20, 100, false, false }); // most keys are zero
@@ -232,7 +138,7 @@ void test_merge(random_source & rnd, int n_random) {
         if (fits(c.type, c.d)) cases.push_back(c);
     }
     for (const auto & c : cases) {
-        merge_inputs in(c, rnd);
+        const merge_inputs in(c, rnd);
         test_nearest(c, in);
         test_fold(c, in, rnd);
     }
@@ -244,7 +150,7 @@ void run(const test_case & c, random_source & rnd) {
     const auto expected = values_reference(in, a);
     test_attend_parts(in, expected);
     test_attend_prompt(in, expected);
-    if (c.spread == 1) test_score(in, a);
+    test_score(in, a);
 }
 
 } // namespace

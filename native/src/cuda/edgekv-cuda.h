@@ -36,6 +36,15 @@ GGML_BACKEND_API int edgekv_cuda_gather(const char * from, char * to, size_t n_b
 // the same in place: index ascends, each row moves towards the beginning or stays. workspace: room for at least one row, better thousands
 GGML_BACKEND_API int edgekv_cuda_compact(char * rows, size_t n_bytes, const int32_t * index, int n_rows, void * workspace, size_t n_workspace, void * stream);
 
+// ---- merge: fold evicted rows into kept ones; rows of the types and sizes that attend takes
+
+// search, as on the CPU but with values rounded to halves; gone, kept, cosine, nearest on the device, n_kept at least 1
+GGML_BACKEND_API size_t edgekv_cuda_merge_workspace(const struct edgekv_numbered * keys, int n_kept); // bytes
+GGML_BACKEND_API int    edgekv_cuda_merge_nearest(const struct edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept,
+        float * cosine, int32_t * nearest, void * workspace, void * stream);
+// fold; begin [shares->n]: where each row's list begins among the sources
+GGML_BACKEND_API int    edgekv_cuda_merge_fold(const struct edgekv_numbered * to, const struct edgekv_shares * shares, const int32_t * begin, void * stream);
+
 // ---- for callers without CUDA headers: makes the device that has this memory the current one and waits for all its streams
 
 GGML_BACKEND_API int edgekv_cuda_wait(const void * memory);

@@ -31,6 +31,9 @@ void * edgekv_cuda_function(const char * name) {
         { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
         { "edgekv_cuda_score",           (void *) edgekv_cuda_score },
         { "edgekv_cuda_gather",          (void *) edgekv_cuda_gather },
+        { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace },
+        { "edgekv_cuda_merge_nearest",   (void *) edgekv_cuda_merge_nearest },
+        { "edgekv_cuda_merge_fold",      (void *) edgekv_cuda_merge_fold },
         { "edgekv_cuda_wait",            (void *) edgekv_cuda_wait },
     };
     for (const auto & [known, function] : all) if (strcmp(name, known) == 0) return function;

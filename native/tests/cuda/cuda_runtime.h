@@ -72,6 +72,14 @@ inline bool __all_sync(unsigned, bool x) {
     return true;
 }
 
+inline unsigned __ballot_sync(unsigned, bool x) {
+    const char * all = standin::exchange(&x, sizeof(x));
+    unsigned r = 0;
+    for (int i = 0; i < 32; ++i) r |= (unsigned) (all[i] != 0) << i;
+    return r;
+}
+inline int __ffs(int x) { return __builtin_ffs(x); }
+
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
     const uint64_t bytes = (uint64_t) y << 32 | x;
     uint32_t r = 0;

@@ -156,10 +156,25 @@ int gather(const char * from, char * to, size_t n_bytes, const int32_t * index, 
     return edgekv_cuda_gather(from, to, n_bytes, index, n_rows, stream);
 }
 
+int merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept, float * cosine, int32_t * nearest,
+        void * workspace, void * stream) {
+    inside i;
+    ++g_n_ours;
+    return edgekv_cuda_merge_nearest(keys, gone, n_gone, kept, n_kept, cosine, nearest, workspace, stream);
+}
+
+int merge_fold(const edgekv_numbered * to, const edgekv_shares * shares, const int32_t * begin, void * stream) {
+    inside i;
+    ++g_n_ours;
+    return edgekv_cuda_merge_fold(to, shares, begin, stream);
+}
+
 void * function(ggml_backend_reg_t, const char * name) {
     const std::map<std::string, void *> all = {
         { "edgekv_cuda_attend_supports", (void *) edgekv_cuda_attend_supports }, { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
-        { "edgekv_cuda_score", (void *) score }, { "edgekv_cuda_gather", (void *) gather }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait } };
+        { "edgekv_cuda_score", (void *) score }, { "edgekv_cuda_gather", (void *) gather },
+        { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace }, { "edgekv_cuda_merge_nearest", (void *) merge_nearest },
+        { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait } };
     const auto it = all.find(name);
     return it == all.end() ? nullptr : it->second;
 }
