@@ -1,15 +1,10 @@
 #pragma once
-// Stand-in for CUDA's header of the same name, so that kernels compile as C++ and run on the CPU: blocks one after the other, the
-// threads of a block as fibers that change at barriers. It is made to find mistakes: threads run in a chosen order, shared memory is
-// poisoned, copies arrive as late as they may, and a barrier or shuffle that not all threads reach ends the program. What it does not
-// have: warps that overtake each other between barriers, memory order, limits of a real device, and speed.
+// Stand-in for CUDA's header of the same name, so that kernels compile as C++ and run on the CPU (fibers.h); copies arrive as late as they may.
+
+#include "../fibers.h"
 
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
-#include <functional>
 #include <tuple>
 
 #define __host__
@@ -20,52 +15,33 @@
 #define __align__(n) alignas(n)
 #define __launch_bounds__(...)
 
-struct dim3 {
-    unsigned x, y, z;
-    constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
+using dim3 = standin::size3;
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct uint2 { uint32_t x, y; };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return { x, y, z, w }; }
 
-// ---- the threads of a block
+// ---- what a block's threads do together
 
 namespace standin {
 
-struct thread { dim3 index; };
-extern thread * now;             // the running thread
-extern bool backwards;           // threads run from the last to the first
-extern int  n_launches;
-
-constexpr int MAX_SHARED = 99*1024; // bytes, as consumer cards allow
-
-void run(dim3 grid, dim3 block, size_t n_shared, const std::function<void()> & kernel);
-void block_barrier();
-// all 32 lanes give n bytes and get those of all: [32][n], until the next exchange but one
-const char * exchange(const void * bytes, size_t n);
+void launch(size3 grid, size3 block, const std::function<void()> & kernel);
 void mma(float (&c)[4], const uint4 & a, uint32_t b0, uint32_t b1);
 void copy16(void * to, const void * from);
 void copy_commit();
 void copy_wait_but(int n_groups);
 template <int n> void copy_wait() { copy_wait_but(n); }
-char * dynamic_shared();
-
-template <typename T> T lane_value(T x, int lane) {
-    T y;
-    memcpy(&y, exchange(&x, sizeof(x)) + lane*sizeof(x), sizeof(y));
-    return y;
-}
 
 } // namespace standin
 
 #define threadIdx (standin::now->index)
-inline dim3 blockIdx, gridDim, blockDim;
+inline dim3 & blockIdx = standin::group, & gridDim = standin::n_groups, & blockDim = standin::group_size;
 
 inline void __syncthreads() { standin::block_barrier(); }
 inline void __syncwarp()    { standin::exchange(nullptr, 0); }
 template <typename T> T __shfl_xor_sync(unsigned, T x, int mask) { return standin::lane_value(x, (int) (threadIdx.x % 32) ^ mask); }
 template <typename T> T __shfl_sync(unsigned, T x, int lane)     { return standin::lane_value(x, lane); }
+template <typename T> T __shfl_up_sync(unsigned, T x, int n) { return standin::lane_value(x, (int) (threadIdx.x % 32) - ((int) (threadIdx.x % 32) < n ? 0 : n)); }
 inline bool __all_sync(unsigned, bool x) {
     const char * all = standin::exchange(&x, sizeof(x));
     for (int i = 0; i < 32; ++i) if (!all[i]) return false;
@@ -135,6 +111,6 @@ inline const char * cudaGetErrorString(cudaError_t) { return "invalid value"; }
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * c, void (* kernel)(Params...), Args... args) {
     if (c->dynamicSmemBytes > (size_t) standin::MAX_SHARED || c->gridDim.x == 0 || c->gridDim.y == 0) return cudaErrorInvalidValue;
-    standin::run(c->gridDim, c->blockDim, c->dynamicSmemBytes, [&] { kernel(args...); });
+    standin::launch(c->gridDim, c->blockDim, [&] { kernel(args...); });
     return cudaSuccess;
 }
