@@ -84,6 +84,40 @@ void test_score(const inputs & in, const std::vector<attention> & a) {
     if (in.c.n_tokens > 2) compare_columns("score, calls", in, run_score(in, d, 3), expected, MAX_NMSE_SCORE);
 }
 
+// ---- select
+
+// scores with many equal ones, zeros of both signs, infinities, NaN, and numbers that arithmetic may take for zero
+float odd_score(random_source & rnd) {
+    const float some[] = { 0.0f, -0.0f, INFINITY, -INFINITY, NAN, -NAN, 1e-40f, -1e-40f, 1.0f, -1.0f, 3e38f, -3e38f };
+    return rnd.below(3) ? (float) rnd.range(-3, 3) : rnd.below(2) ? rnd.one_of(some) : rnd.normal();
+}
+
+void test_select(random_source & rnd, const std::vector<int> & lengths, bool odd) {
+    const int n_head_kv = (int) lengths.size(), longest = *std::max_element(lengths.begin(), lengths.end()), stride = longest + 3, stride_out = longest + 2;
+    std::vector<float> scores(n_head_kv*stride, INFINITY); // what is behind a head's rows must not be taken
+    std::vector<int32_t> counts, expected(n_head_kv*stride_out, -1);
+    for (int k = 0; k < n_head_kv; ++k) {
+        const int n = lengths[k];
+        const int all[] = { 0, n, n + 7, n/5, rnd.range(0, n) };
+        counts.push_back(rnd.one_of(all));
+        std::vector<int32_t> rows(n);
+        float * s = &scores[k*stride];
+        for (int i = 0; i < n; ++i) { rows[i] = i; s[i] = odd ? odd_score(rnd) : rnd.normal(); }
+        auto level = [&](int32_t r) { return std::isnan(s[r]) ? -INFINITY : s[r]; };
+        std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return level(a) > level(b); });
+        std::copy_n(rows.begin(), std::min(counts[k], n), &expected[k*stride_out]);
+    }
+    const device_array<float> on_device(scores);
+    const device_array<int32_t> len(std::vector<int32_t>(lengths.begin(), lengths.end())), n_kept(counts);
+    for (int order : { 0, 1 }) {
+        set_order(order);
+        device_array<char> workspace(edgekv_cuda_select_workspace(n_head_kv, longest));
+        device_array<int32_t> out(expected.size());
+        must(edgekv_cuda_select(on_device.data, stride, len.data, n_kept.data, n_head_kv, longest, out.data, stride_out, workspace.data, nullptr), "select");
+        check(out.get() == expected, "select: %d heads, the longest has %d rows%s", n_head_kv, longest, odd ? ", odd scores" : "");
+    }
+}
+
 // ---- evict
 
 std::vector<char> gathered(const std::vector<char> & rows, size_t n_bytes, const std::vector<int32_t> & index) {
@@ -183,6 +217,10 @@ int main(int argc, char ** argv) {
     random_source rnd(seed);
     for (size_t n_bytes : { 36, 54, 68, 72, 80, 128, 136, 144, 512 }) for (int n_kept : { 0, 1, 17, 100 }) for (bool ascending : { false, true }) {
         test_evict(rnd, n_bytes, 100, n_kept, ascending);
+    }
+    for (bool odd : { false, true }) {
+        for (int n : { 1, 2, 31, 32, 33, 511, 512, 513, 5000 }) test_select(rnd, { n }, odd);
+        for (int i = 0; i < n_random; ++i) test_select(rnd, { rnd.below(700), 0, rnd.range(1, 100), rnd.below(3000) }, odd);
     }
     test_merge(rnd, n_random);
     const auto fixed = fixed_cases();
