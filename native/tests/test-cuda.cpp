@@ -159,7 +159,7 @@ void test_evict(random_source & rnd, size_t n_bytes, int n_rows, int n_kept, boo
 
 // ---- merge
 
-constexpr double MAX_COSINE_ERROR = 2e-4; // values are rounded to halves: measured worst TODO
+constexpr double MAX_COSINE_ERROR = 3e-4; // quantised values are rounded to halves: measured worst 1.5e-4 (q8_0), f16 2e-7
 
 void test_nearest(const merge_case & c, const merge_inputs & in, edgekv_numbered keys) {
     const device_array<int32_t> gone(in.gone), kept(in.kept);

@@ -10,7 +10,8 @@
 
 namespace {
 
-// f32 sums over at most 1000 rows and 256 values, and ggml's expf: measured worst 4e-12 (attend), 2e-11 (score: m2 of flat columns)
+// f32 sums over at most 1000 rows and 256 values, and ggml's expf: measured worst 4e-12 (attend), 2e-11 (score: m2 of flat columns); wide
+// logits 3e-10 (score: entropy), for which judge allows more
 constexpr double MAX_NMSE_ATTEND = 1e-10, MAX_NMSE_SCORE = 1e-10;
 
 // ---- attend
