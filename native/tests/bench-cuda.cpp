@@ -4,6 +4,7 @@
 #include "cuda/edgekv-cuda.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 namespace {
@@ -131,6 +132,51 @@ void bench_score(int n_rows, double copy) {
     printf("| evict, K, a fifth of the rows, f16 | %.3f | %.2f of the copy's speed |\n", ms, 2*kept.size()*l.nb/ms/1e6/copy);
 }
 
+void bench_select(int n_rows) {
+    random_source rnd(1);
+    std::vector<float> scores((size_t) N_HEAD_KV*n_rows);
+    for (float & x : scores) x = std::exp(4*rnd.normal()); // as weights of attention are spread
+    const device_array<float> on_device(scores);
+    const device_array<int32_t> len(std::vector<int32_t>(N_HEAD_KV, n_rows)), counts(std::vector<int32_t>(N_HEAD_KV, n_rows/5));
+    device_array<int32_t> out(scores.size());
+    device_array<char> workspace(edgekv_cuda_select_workspace(N_HEAD_KV, n_rows));
+    const double ms = time_of([&](int) {
+        must(edgekv_cuda_select(on_device.data, n_rows, len.data, counts.data, N_HEAD_KV, n_rows, out.data, n_rows, workspace.data, nullptr), "select");
+    });
+    printf("| select, a fifth of the rows of each head | %.3f | |\n", ms);
+}
+
+// a fifth of each head's rows stays and receives the four that follow
+void bench_merge(int n_rows) {
+    const layer l(GGML_TYPE_F16, std::vector<int32_t>(N_HEAD_KV, n_rows), 1);
+    const int n_kept = n_rows/5, n_gone = 4*n_kept;
+    std::vector<int32_t> kept, gone, begin;
+    for (int32_t i = 0; i < 5*n_kept; ++i) (i % 5 ? gone : kept).push_back(i);
+    for (int32_t i = 0; i < n_kept; ++i) begin.push_back(4*i);
+    const device_array<int32_t> d_kept(kept), d_gone(gone), d_begin(begin), counts(std::vector<int32_t>(n_kept, 4));
+    const device_array<float> own(std::vector<float>(n_kept, 0.2f)), weights(std::vector<float>(n_gone, 0.2f));
+    device_array<float> cosine(n_gone);
+    device_array<int32_t> nearest(n_gone);
+    auto head = [&](int i, int k) { return edgekv_numbered { l.kv[i % N_COPIES*2]->data + l.first[k]*l.nb, l.nb, GGML_TYPE_F16, D }; };
+    const edgekv_numbered any = head(0, 0);
+    device_array<char> workspace(edgekv_cuda_merge_workspace(&any, n_kept));
+    const double search = time_of([&](int i) {
+        for (int k = 0; k < N_HEAD_KV; ++k) {
+            const edgekv_numbered keys = head(i, k);
+            must(edgekv_cuda_merge_nearest(&keys, d_gone.data, n_gone, d_kept.data, n_kept, cosine.data, nearest.data, workspace.data, nullptr), "nearest");
+        }
+    });
+    const edgekv_shares shares = { n_kept, d_kept.data, own.data, counts.data, d_gone.data, weights.data };
+    const double fold = time_of([&](int i) {
+        for (int k = 0; k < N_HEAD_KV; ++k) {
+            const edgekv_numbered to = head(i, k);
+            must(edgekv_cuda_merge_fold(&to, &shares, d_begin.data, nullptr), "fold");
+        }
+    });
+    printf("| merge, search: four fifths of the rows into one, f16 | %.3f | %.1f TFLOP/s |\n", search, 2.0*D*n_gone*n_kept*N_HEAD_KV/search/1e9);
+    printf("| merge, fold of K: the same | %.3f | |\n", fold);
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -140,5 +186,7 @@ int main(int argc, char ** argv) {
     printf("%d query heads, %d KV heads of %d, %d rows each; copying: %.0f GB/s (read and written)\n\n", N_HEAD, N_HEAD_KV, D, n_rows, copy);
     bench_attend(n_rows, copy);
     bench_score(n_rows, copy);
+    bench_select(n_rows);
+    bench_merge(n_rows);
     return 0;
 }
