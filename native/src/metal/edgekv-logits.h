@@ -1,0 +1,44 @@
+#pragma once
+// What attend and score share in Metal's language: eight queries in threadgroup memory against a row of K per lane.
+
+#include "edgekv-values.h"
+
+// query n of some: token n/n_heads, head h0 + n % n_heads; [QUERIES][d_k], zeros behind the last token
+inline void load_queries(constant edgekv_metal_layer & l, int n_heads, int h0, int n0, device const float * q, threadgroup float * to, uint tid) {
+    for (int i = (int) tid; i < QUERIES*l.d_k; i += THREADS) {
+        const int n = n0 + i/l.d_k, t = n/n_heads;
+        to[i] = t < l.n_tokens ? q[t*l.stride_t + (h0 + n % n_heads)*l.stride_h + i % l.d_k] : 0.0f;
+    }
+}
+
+// rows [lo, hi) of a head that a token sees
+struct seen_rows { int lo, hi; };
+
+inline seen_rows rows_seen(constant edgekv_metal_layer & l, int len, int t, device const int * start, device const int * after) {
+    seen_rows s = { 0, 0 };
+    if (t >= l.n_tokens) return s;
+    s.lo = l.has_start ? start[t] : 0;
+    s.hi = len - (l.has_after ? after[t] : l.n_tokens - 1 - t);
+    return s;
+}
+
+// products of a row with N vectors of d values
+template <int N>
+inline void multiply_row(int type, device const char * row, int d, threadgroup const float * vectors, thread float (&s)[N]) {
+    for (int i = 0; i < N; ++i) s[i] = 0;
+    for (int c = 0; c < d; c += CHUNK) {
+        float x[CHUNK];
+        const int n = min((int) CHUNK, d - c);
+        read_chunk(type, row + c/CHUNK*chunk_bytes(type), n, x);
+        for (int j = 0; j < n; ++j) for (int i = 0; i < N; ++i) s[i] += x[j]*vectors[i*d + c + j];
+    }
+}
+
+// scale, then soft cap
+inline float logit(float x, float scale, float softcap) {
+    x *= scale;
+    return softcap == 0 ? x : softcap*precise::tanh(x/softcap);
+}
+
+// e^(x - m), 0 where x is not there
+inline float exp_below(float x, float m) { return x > LOWEST ? exp(x - m) : 0.0f; }
