@@ -67,6 +67,7 @@ def main() -> None:
         "nmse": {m: float(((got[m] - expected[m]) ** 2).sum() / (expected[m] ** 2).sum()) for m in DRAWN},
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
         "n_ours": device.fake_device_n_ours() if device else None,
+        "n_merges": device.fake_device_n_merges() if device else None,
     }))
 
 

@@ -25,6 +25,7 @@ ggml_backend_dev_t the_device();
 std::map<char *, size_t> g_memory;
 int g_open = 0;
 long g_n_ours = 0; // nodes and calls that our kernels computed
+long g_n_merges = 0; // of them
 
 struct inside { // the device may touch its memory
     inside()  { if (g_open++ == 0) protect(PROT_READ | PROT_WRITE); }
@@ -160,12 +161,14 @@ int merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone
         void * workspace, void * stream) {
     inside i;
     ++g_n_ours;
+    ++g_n_merges;
     return edgekv_cuda_merge_nearest(keys, gone, n_gone, kept, n_kept, cosine, nearest, workspace, stream);
 }
 
 int merge_fold(const edgekv_numbered * to, const edgekv_shares * shares, const int32_t * begin, void * stream) {
     inside i;
     ++g_n_ours;
+    ++g_n_merges;
     return edgekv_cuda_merge_fold(to, shares, begin, stream);
 }
 
@@ -194,3 +197,4 @@ ggml_backend_dev_t the_device() {
 
 extern "C" ggml_backend_reg_t ggml_backend_init() { return registry(); }
 extern "C" long fake_device_n_ours() { return g_n_ours; }
+extern "C" long fake_device_n_merges() { return g_n_merges; }
