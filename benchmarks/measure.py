@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # behind an installed edgekv, which has the libraries
 
 WARM_UP_TOKENS = 8
@@ -35,7 +37,9 @@ class Measurement:
     method: str = "snapkv"
     flash: bool = True
     logits: str = ""
-    """Where the logits of the prompt's last token go (.npy), if anywhere."""
+    """Where the logits of each prompt's last token go (.npy), if anywhere."""
+    n_prompts: int = 1
+    """So many prompts, one behind the other in the file, each in an empty cache; the times are those of all."""
 
 
 def main() -> None:
@@ -45,10 +49,15 @@ def main() -> None:
     tokens = json.loads(Path(what.tokens).read_text())
     llm = load(what)
     start, busy = time.perf_counter(), time.process_time()
-    llm.eval(tokens[:what.n_prompt])
+    logits = []
+    for i in range(0, what.n_prompts * what.n_prompt, what.n_prompt):
+        llm.reset()
+        llm.eval(tokens[i : i + what.n_prompt])
+        if what.logits:
+            logits.append(last_logits(llm))
     result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "prefill_cpu_s": time.process_time() - busy, "rss_prefill_bytes": rss_peak()}
     if what.logits:
-        save_logits(llm, Path(what.logits))
+        np.save(what.logits, logits)
     stats = llm.kv_stats() if what.side == "edgekv" else None  # before decoding: the tails are still empty
     for token in tokens[:WARM_UP_TOKENS]:
         llm.eval([token])
@@ -64,12 +73,10 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def save_logits(llm: Any, path: Path) -> None:
+def last_logits(llm: Any) -> np.ndarray:
     import llama_cpp
-    import numpy as np
 
-    n_vocab = llm.n_vocab()
-    np.save(path, np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (n_vocab,)))
+    return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (llm.n_vocab(),)).copy()
 
 
 def load(what: Measurement) -> Any:
