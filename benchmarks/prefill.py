@@ -213,11 +213,11 @@ def attention(options: argparse.Namespace) -> str:
         clock = "processor time" if n_threads == 1 else "wall time"
         parts += [f"{n_threads} thread{'s' if n_threads > 1 else ''}, {clock}, fastest of {5 * options.rounds}; "
                   f"independent multiply-adds in registers reach {peak:.0f} GFLOP/s (f32).\n",
-                  "| rows | head size | heads / KV heads | queries behind rows | stock ms | edgekv ms | x stock | GFLOP/s | of the peak |",
-                  "| --- " + "| ---: " * 8 + "|"]
+                  "| rows | head size | heads / KV heads | queries behind rows | stock ms | edgekv ms | x stock | GFLOP/s | of the peak | column sums ms |",
+                  "| --- " + "| ---: " * 9 + "|"]
         parts += [f"| {case['type']} | {case['d']} | {case['n_head']} / {case['n_head_kv']} | {case['n_tokens']} behind "
                   f"{case['n_rows'] - case['n_tokens']:,} | {case['stock_ms']:.1f} | {case['ours_ms']:.1f} | {case['stock_ms'] / case['ours_ms']:.1f} "
-                  f"| {case['ours_gflops']:.0f} | {case['ours_gflops'] / peak:.0%} |" for case in cases]
+                  f"| {case['ours_gflops']:.0f} | {case['ours_gflops'] / peak:.0%} | {case['columns_ms']:.1f} |" for case in cases]
         parts.append("")
     return "\n".join(parts)
 

@@ -88,7 +88,7 @@ static void attend_prompt(ggml_tensor * dst, int, int nth, void * userdata) {
     rows.sinks = sinks ? (const float *) sinks->data : nullptr;
     const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2]/sizeof(float)), (int64_t) (q->nb[1]/sizeof(float)), (int) q->ne[2], nullptr,
                                 prompt.start.empty() ? nullptr : prompt.start.data() };
-    edgekv_cpu_attend_prompt(&rows, &qs, (float *) dst->data, &prompt.next, nth);
+    edgekv_cpu_attend_prompt(&rows, &qs, (float *) dst->data, prompt.norm, &prompt.next, nth);
 }
 
 static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
@@ -98,7 +98,7 @@ static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill 
     if (ggml_tensor * copy = p.capture_queries(g, l, q, scale, softcap(g), sinks)) ggml_build_forward_expand(g.gf, copy);
     if (ggml_tensor * copy = p.capture_raw_queries(g, l, q)) ggml_build_forward_expand(g.gf, copy);
 
-    if (p.store->graph_attend || !ggml_backend_buft_is_host(l.buft)) return attend_prefill_graph(g, p, l, q, sinks, scale);
+    if (!p.by_kernel(l)) return attend_prefill_graph(g, p, l, q, sinks, scale);
 
     edgekv_prompt_rows * r = p.prompt_rows(l);
     r->rows.scale = scale;

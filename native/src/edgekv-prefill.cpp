@@ -149,6 +149,7 @@ void edgekv_prefill::make_scratches() {
         if (l.row_step > 1) ggml_backend_buffer_clear(s.t.buf.get(), 0); // masked rows are multiplied too: they must be numbers
         const auto queries = [&] { return edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
         if (wants_columns) s.queries = queries();
+        if (wants_columns && by_kernel(l)) s.norm.resize(2*l.n_head*std::min(n_ubatch, n_all));
         if (wants_queries) s.raw_queries = queries();
     }
 }
@@ -161,6 +162,7 @@ edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l) {
     for (int k = 0; k < l.n_head_kv; ++k) r.first.push_back((int32_t) (k*s.cap + s.n_old - l.len[k]));
     r.len.resize(l.n_head_kv);
     r.start.resize(l.n_swa ? building->n_tokens : 0);
+    r.norm = l.n_swa || s.norm.empty() ? nullptr : const_cast<float *>(s.norm.data());
     r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr };
     return &r;
 }
@@ -339,7 +341,7 @@ void edgekv_prefill::run(int il) {
     if (by_layer && il + 1 == n_layer) { // no layer comes that would need them
         hidden.reset();
         inputs.reset();
-        for (auto & s : scratches) { s->queries = {}; s->raw_queries = {}; }
+        for (auto & s : scratches) { s->queries = {}; s->raw_queries = {}; s->norm = {}; }
     }
     if (store->layers[il]->n_swa) keep(nullptr, nullptr);
 }

@@ -23,6 +23,7 @@ struct edgekv_scratch {
     edgekv_tensors t;
     edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], in host memory
     edgekv_matrix  raw_queries;   // the same before RoPE, if anybody wants them
+    std::vector<float> norm;      // [n_ubatch][n_head][2] of the chunk in work: maximum and 1/sum of each softmax, where our kernel attends and somebody scores
     int64_t cap = 0, n_old = 0;
     size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes() + raw_queries.n_bytes(); }
 };
@@ -43,6 +44,7 @@ struct edgekv_prompt_rows {
     const edgekv_layer * layer = nullptr;
     std::vector<int32_t> first, len, start; // per head; first visible row of each token (sliding window)
     edgekv_rows rows;
+    float * norm = nullptr;
     mutable std::atomic<int32_t> next { 0 }; // the kernel's threads share its work out by it
 };
 
@@ -127,6 +129,7 @@ struct edgekv_prefill {
 
     // ---- called while graphs are built (edgekv-attend.cpp)
     const edgekv_scratch & scratch_of(const edgekv_layer & l) const { return *scratches[scratch_index[l.il]]; }
+    bool by_kernel(const edgekv_layer & l) const { return !store->graph_attend && ggml_backend_buft_is_host(l.buft); }
     int64_t chunk_row() const { return building_for->row; }
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks);
@@ -161,7 +164,7 @@ private:
     void run_slice(const edgekv_chunk & c, int slice);
     void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
-    void score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats);
+    void score(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, edgekv_tally & tally, uint32_t stats);
     const std::vector<double> & mean_turn(const edgekv_layer & l, int n_future) const;
     void tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally);
     int64_t rotation_size() const { return (int64_t) std::lround(std::sqrt((double) key_rotation.size())); }

@@ -9,19 +9,19 @@
 
 namespace {
 
-constexpr int SCORE_PARTS = 16;
-
 // len, n_after: of the softmax; those of the columns leave out the rows of a piece, which nobody asks about
-struct score_job { edgekv_rows rows; edgekv_queries queries; edgekv_columns columns; const int32_t * columns_len, * columns_after; };
+struct score_job {
+    edgekv_rows rows;
+    edgekv_queries queries;
+    edgekv_columns columns;
+    const int32_t * columns_len, * columns_after;
+    const float * norm;
+    std::atomic<int32_t> next { 0 };
+};
 
-void score_norm(ggml_tensor * dst, int ith, int nth, void * data) {
-    const auto & j = *(const score_job *) data;
-    for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_norm(&j.rows, &j.queries, (float *) dst->data, p, SCORE_PARTS);
-}
-
-void score_fold(ggml_tensor * dst, int ith, int nth, void * data) {
-    const auto & j = *(const score_job *) data;
-    edgekv_cpu_score_fold(&j.rows, &j.queries, (const float *) dst->src[0]->data, SCORE_PARTS, (float *) dst->data, ith, nth);
+void score_norm(ggml_tensor * dst, int, int nth, void * data) {
+    auto & j = *(score_job *) data;
+    edgekv_cpu_attend_prompt(&j.rows, &j.queries, nullptr, (float *) dst->data, &j.next, nth);
 }
 
 void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
@@ -30,14 +30,14 @@ void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
     auto queries = j.queries;
     rows.len = j.columns_len;
     queries.n_after = j.columns_after;
-    for (int p = ith; p < SCORE_PARTS; p += nth) edgekv_cpu_score_columns(&rows, &queries, (const float *) dst->src[0]->data, &j.columns, p, SCORE_PARTS);
+    edgekv_cpu_score_columns(&rows, &queries, j.norm ? j.norm : (const float *) dst->src[0]->data, &j.columns, ith, nth);
 }
 
-// the passes as nodes
+// the columns, behind the norm if attention did not leave it
 ggml_tensor * score_nodes(ggml_context * ctx, score_job & job) {
-    ggml_tensor * norm = ggml_custom_4d(ctx, GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, SCORE_PARTS, nullptr, 0, score_norm, GGML_N_TASKS_MAX, &job);
-    ggml_tensor * fold = ggml_custom_4d(ctx, GGML_TYPE_F32, 2, job.queries.n_tokens, job.rows.n_head, 1, &norm, 1, score_fold, GGML_N_TASKS_MAX, &job);
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, &fold, 1, score_columns, GGML_N_TASKS_MAX, &job);
+    ggml_tensor * norm = job.norm ? nullptr :
+        ggml_custom_4d(ctx, GGML_TYPE_F32, 2, job.rows.n_head, job.queries.n_tokens, 1, nullptr, 0, score_norm, GGML_N_TASKS_MAX, &job);
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, 1, 1, 1, 1, &norm, norm ? 1 : 0, score_columns, GGML_N_TASKS_MAX, &job);
 }
 
 } // namespace
@@ -46,22 +46,23 @@ void edgekv_prefill::observe(const edgekv_chunk & c, int il) {
     const auto & l = *store->layers[il];
     if (l.n_swa) return;
     const int64_t t0 = ggml_time_us();
-    const int64_t q0 = observed(c.first, c.n_tokens).first;
+    const int64_t first = observed(c.first, c.n_tokens).first; // of the captured queries
     for (size_t i = 0; i < observers.size(); ++i) {
         const int64_t a = std::max<int64_t>(observers[i].begin, c.first), b = std::min<int64_t>(observers[i].end, c.first + c.n_tokens);
         if (a >= b) continue;
         auto & tally = tallies[by_layer ? 0 : il][i];
-        if (observers[i].stats & EDGEKV_STAT_QUERIES)  tally_queries(l, a - q0, b - q0, tally);
-        if (observers[i].stats & ~EDGEKV_STAT_QUERIES) score(l, a - q0, b - q0, c.row + a - c.first, tally, observers[i].stats);
+        if (observers[i].stats & EDGEKV_STAT_QUERIES)  tally_queries(l, a - first, b - first, tally);
+        if (observers[i].stats & ~EDGEKV_STAT_QUERIES) score(l, c, a, b, tally, observers[i].stats);
     }
     score_ms += (ggml_time_us() - t0)/1000.0;
 }
 
-// queries [q0, q1) of the captured ones belong to the tokens whose rows begin at row0 behind the old ones
-void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64_t row0, edgekv_tally & tally, uint32_t stats) {
+// tokens [begin, end), all of chunk c
+void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, edgekv_tally & tally, uint32_t stats) {
     const auto & s = scratch_of(l);
-    const int64_t n_scored = s.cap*l.n_head_kv;
-    const int G = l.n_head/l.n_head_kv, n_q = (int) (q1 - q0);
+    const int64_t n_scored = s.cap*l.n_head_kv, at = begin - c.first, row0 = c.row + at; // row0: behind the old rows
+    const int64_t q0 = begin - observed(c.first, c.n_tokens).first; // of the captured queries
+    const int G = l.n_head/l.n_head_kv, n_q = (int) (end - begin);
     auto want = [&](uint32_t stat, std::vector<float> & x, int64_t n) -> float * {
         if (!(stats & stat)) return nullptr;
         if (x.empty()) x.assign(n, 0.0f);
@@ -98,6 +99,7 @@ void edgekv_prefill::score(const edgekv_layer & l, int64_t q0, int64_t q1, int64
     job.queries = { (const float *) s.queries.t->data + q0*l.d_k*l.n_head, (int64_t) l.d_k*l.n_head, l.d_k, n_q, n_after.data(), nullptr };
     job.columns = { want(EDGEKV_STAT_MEAN, tally.sum, n_scored), want(EDGEKV_STAT_MAX, tally.max, n_scored), want(EDGEKV_STAT_ENTROPY, tally.entropy, n_scored),
                     want(EDGEKV_STAT_VAR, tally.mean, G*n_scored), want(EDGEKV_STAT_VAR, tally.m2, G*n_scored), n_scored, tally.n_seen };
+    job.norm = s.norm.empty() ? nullptr : s.norm.data() + 2*l.n_head*at;
     job.columns_len = columns_len.data();
     job.columns_after = columns_after.data();
     if (device) device->score_columns(l.buft, device_work, job.rows, job.queries, job.columns); // those of a piece's own rows too

@@ -1,4 +1,4 @@
-// Prompt attention alone: our kernel beside ggml's flash attention over the same rows, and the processor's own f32 speed.
+// Prompt attention alone: our kernel beside ggml's flash attention over the same rows, the sums of its columns, and the processor's own f32 speed.
 //     bench-attend [threads] [repetitions]
 // One JSON object per line: first {"peak_gflops"}, then one per case. The queries are the last chunk of a prompt. Everything of a case
 // is run in turn, and the shortest of the repetitions counts, because other work of the machine only ever adds time.
@@ -81,12 +81,19 @@ struct attention {
     std::vector<int32_t> first, len;
     edgekv_rows rows;
     edgekv_queries qs;
+    std::vector<float> norm, sums;
+    edgekv_columns columns {};
     std::atomic<int32_t> next { 0 };
 };
 
 void ours_node(ggml_tensor * dst, int, int nth, void * data) {
     auto & a = *(attention *) data;
-    edgekv_cpu_attend_prompt(&a.rows, &a.qs, (float *) dst->data, &a.next, nth);
+    edgekv_cpu_attend_prompt(&a.rows, &a.qs, (float *) dst->data, a.norm.data(), &a.next, nth);
+}
+
+void columns_node(ggml_tensor *, int ith, int nth, void * data) {
+    const auto & a = *(const attention *) data;
+    edgekv_cpu_score_columns(&a.rows, &a.qs, a.norm.data(), &a.columns, ith, nth);
 }
 
 void fill(ggml_tensor * t, random_source & rnd) {
@@ -118,13 +125,17 @@ void run(const runner & r, const bench_case & c, int n_repeat) {
     for (int h = 0; h < c.n_head_kv; ++h) { a.first.push_back(h*c.n_rows); a.len.push_back(c.n_rows); }
     a.rows = { (const char *) k->data, (const char *) v->data, k->nb[1], v->nb[1], c.type, c.type, c.d, c.d, n_head, c.n_head_kv, a.first.data(), a.len.data(), scale, 0.0f, nullptr };
     a.qs   = { (const float *) q->data, (int64_t) c.d, (int64_t) c.d*c.n_tokens, c.n_tokens, nullptr, nullptr };
+    a.norm.resize((size_t) 2*n_head*c.n_tokens);
+    a.sums.resize((size_t) c.n_rows*c.n_head_kv);
+    a.columns.sum = a.sums.data();
 
     ggml_tensor * stock = ggml_flash_attn_ext(ctx.get(), q, k, v, mask, scale, 0.0f, 0.0f);
     ggml_prec_set_acc(stock, GGML_PREC_F32);
     ggml_tensor * ours = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, c.d, n_head, c.n_tokens, 1, nullptr, 0, ours_node, GGML_N_TASKS_MAX, &a);
-    ggml_cgraph * graphs[] = { graph_of(ctx.get(), stock), graph_of(ctx.get(), ours) };
-    double best[] = { INFINITY, INFINITY };
-    for (int i = 0; i < n_repeat; ++i) for (int j : { 0, 1 }) {
+    ggml_tensor * columns = ggml_custom_4d(ctx.get(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, columns_node, GGML_N_TASKS_MAX, &a);
+    ggml_cgraph * graphs[] = { graph_of(ctx.get(), stock), graph_of(ctx.get(), ours), graph_of(ctx.get(), columns) };
+    double best[] = { INFINITY, INFINITY, INFINITY };
+    for (int i = 0; i < n_repeat; ++i) for (int j : { 0, 1, 2 }) {
         a.next = 0;
         best[j] = std::min(best[j], r.seconds(graphs[j]));
     }
@@ -133,8 +144,8 @@ void run(const runner & r, const bench_case & c, int n_repeat) {
     for (int64_t i = 0; i < ggml_nelements(ours); ++i) error.add(((const float *) ours->data)[i], ((const float *) stock->data)[i]);
     const double pairs = n_head*(c.n_tokens*(double) n_before + 0.5*c.n_tokens*(c.n_tokens + 1.0)), gflop = 4e-9*c.d*pairs;
     printf("{\"type\": \"%s\", \"d\": %d, \"n_head\": %d, \"n_head_kv\": %d, \"n_rows\": %d, \"n_tokens\": %d, \"stock_ms\": %.2f, \"ours_ms\": %.2f, "
-           "\"stock_gflops\": %.1f, \"ours_gflops\": %.1f, \"difference\": %.2g}\n", ggml_type_name(c.type), c.d, n_head, c.n_head_kv, c.n_rows, c.n_tokens,
-           1e3*best[0], 1e3*best[1], gflop/best[0], gflop/best[1], error.value());
+           "\"columns_ms\": %.2f, \"stock_gflops\": %.1f, \"ours_gflops\": %.1f, \"difference\": %.2g}\n", ggml_type_name(c.type), c.d, n_head, c.n_head_kv, c.n_rows, c.n_tokens,
+           1e3*best[0], 1e3*best[1], 1e3*best[2], gflop/best[0], gflop/best[1], error.value());
     fflush(stdout);
 }
 

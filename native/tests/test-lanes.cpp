@@ -1,6 +1,7 @@
-// The kernel for prompts with every register that the flags allow, against plain loops in double precision
+// The kernels for prompts with every register that the flags allow, against plain loops in double precision
 //     test-lanes [seed] [number of random cases]
 #include "cpu-cases.h"
+#include "cpu/edgekv-columns.h"
 #include "cpu/edgekv-prompt.h"
 
 #include "ggml-cpu.h"
@@ -36,10 +37,24 @@ void test_prompt(const char * name, const inputs & in, const std::vector<double>
         auto & x = nth == 1 ? out : other;
         std::fill(x.begin(), x.end(), NAN);
         std::atomic<int32_t> next { 0 };
-        edgekv::prompt_attention<L>(in.rows, in.qs).run(w, x.data(), nth, next);
+        edgekv::prompt_attention<L>(in.rows, in.qs, x.data(), nullptr).run(w, nth, next);
     }
     check(!memcmp(out.data(), other.data(), out.size()*sizeof(float)), "%s: %s: small blocks differ from large ones", name, in.c.name().c_str());
     judge(name, in, compare(out, expected), MAX_NMSE);
+}
+
+template <class L>
+void test_score(const char * name, const inputs & in, const columns_reference & expected) {
+    constexpr int n_parts = 3;
+    typename edgekv::panels<L>::workspace w;
+    std::vector<float> norm((size_t) in.n_head*in.c.n_tokens*2, NAN);
+    edgekv_rows rows = in.rows;
+    rows.v = nullptr;
+    std::atomic<int32_t> next { 0 };
+    edgekv::prompt_attention<L>(rows, in.qs, nullptr, norm.data()).run(w, 1, next);
+    columns got(in);
+    for (int p = 0; p < n_parts; ++p) edgekv::column_scores<L>(rows, in.qs, norm.data(), got.c).run(w, p, n_parts);
+    compare_columns(name, in, got, expected, MAX_NMSE);
 }
 
 // f(lanes, name)
@@ -60,8 +75,13 @@ void each_register(F && f) {
 
 void run(const test_case & c, random_source & rnd) {
     const inputs in(c, rnd);
-    const auto expected = values_reference(in, attend_reference(in));
-    each_register([&](auto lanes, const char * name) { test_prompt<decltype(lanes)>(name, in, expected); });
+    const auto weights = attend_reference(in);
+    const auto expected = values_reference(in, weights);
+    const columns_reference expected_columns(in, weights);
+    each_register([&](auto lanes, const char * name) {
+        test_prompt<decltype(lanes)>(name, in, expected);
+        if (c.spread == 1) test_score<decltype(lanes)>(name, in, expected_columns);
+    });
 }
 
 } // namespace

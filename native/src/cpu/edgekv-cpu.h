@@ -42,11 +42,9 @@ GGML_BACKEND_API void edgekv_cpu_attend_part(const struct edgekv_rows * rows, co
 GGML_BACKEND_API void edgekv_cpu_attend_combine(const struct edgekv_rows * rows, int n_tokens, const float * parts, int n_parts, float * dst, int ith, int nth);
 
 // attend, for many tokens: all rows, dst [n_tokens][n_head][d_v]. Each of nth threads calls it with the same `next`, which starts at 0.
-GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, std::atomic<int32_t> * next, int nth);
-
-// score, first pass: row maxima and sums of the softmax of each query over part p of each head's rows
-// out [n_parts][n_head][n_tokens][2]
-GGML_BACKEND_API void edgekv_cpu_score_norm(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * out, int part, int n_parts);
+// norm [n_tokens][n_head][2] or null: of each query's softmax the maximum, as a power of two, and 1/sum. Without rows->v only that.
+GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, float * norm,
+        std::atomic<int32_t> * next, int nth);
 
 // Column statistics, indexed by the row number in the layer (first[k] + j). Null = not wanted.
 // They accumulate over calls; n_seen = queries per head seen before this call.
@@ -60,10 +58,7 @@ struct edgekv_columns {
     int64_t n_seen;
 };
 
-// score, between the passes: what the parts of the first left, folded: maximum and 1/sum of each query, out [n_head][n_tokens][2]
-GGML_BACKEND_API void edgekv_cpu_score_fold(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * parts, int n_parts, float * out, int ith, int nth);
-
-// score, second pass over part p of each head's rows; norm: what was folded
+// score, over part p of each head's rows; norm: what attend left
 GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * norm,
         const struct edgekv_columns * cols, int part, int n_parts);
 

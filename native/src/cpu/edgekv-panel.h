@@ -1,5 +1,5 @@
 #pragma once
-// Panels: many queries of a KV head at once. What edgekv-prompt.h works on.
+// Panels: many queries of a KV head at once. What edgekv-prompt.h (attend) and edgekv-columns.h (score) have in common.
 //
 // Queries lie in the lanes. A panel is as many of them as VECTORS registers have lanes, transposed once; rows of K and V are converted to
 // f32 in tiles and stay as they are: each of their values is a factor for a whole panel. So a maximum, an exp and a sum over rows go down
@@ -7,11 +7,13 @@
 //     s[row][query] = sum over j of k[row][j] q[j][query]
 // Tiles begin at fixed rows and lanes never mix, so a query's result does not depend on who its neighbours are.
 
+#include "edgekv-aligned.h"
 #include "edgekv-cpu.h"
 #include "edgekv-lanes.h"
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 namespace edgekv {
@@ -29,7 +31,9 @@ struct panels {
     const edgekv_rows & rows;
     const edgekv_queries & qs;
     int d_o; // values that a panel gathers
+    int G = rows.n_head/rows.n_head_kv;
 
+    // query number i of KV head k is that of token i/G, head k*G + i % G; lanes behind n are 0 and see nothing
     struct panel {
         float * q;                     // [d_k][P], scaled so that a logit is a power of two
         float * o;                     // [d_o][P]
@@ -38,24 +42,47 @@ struct panels {
     };
     size_t floats() const { return (size_t) (rows.d_k + d_o + 4)*P; } // of a panel
 
-    // query number i of the panel is that of token t(i), head h(i); lanes behind n are 0 and see nothing
-    template <typename F>
-    panel make(int first, int n, float * memory, F && query) const {
+    // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels
+    struct workspace {
+        aligned_floats k_room, v_room, s_room, panel_room;
+        float * k, * v, * s;
+        std::vector<panel> panels;
+        int lo, hi; // rows that any of them sees
+    };
+
+    // panels that share a converted tile: they stay in the second-level cache; but every thread shall have some
+    int panels_of_block(int nth) const {
+        const int most = std::max<int>(2, (int) ((256u << 10)/(floats()*sizeof(float))));
+        const int64_t n_panels = ((int64_t) qs.n_tokens*G + P - 1)/P*rows.n_head_kv;
+        return (int) std::min<int64_t>(most, std::max<int64_t>(2, n_panels/(4*nth)));
+    }
+
+    // queries [first, first + n) of KV head k
+    void make_block(workspace & w, int k, int first, int n) const {
+        w.k = w.k_room.get((size_t) T*rows.d_k); w.v = w.v_room.get((size_t) T*d_o); w.s = w.s_room.get((size_t) T*P);
+        float * memory = w.panel_room.get(floats()*((n + P - 1)/P));
+        w.panels.clear();
+        w.lo = INT32_MAX; w.hi = 0;
+        for (int i = 0; i < n; i += P, memory += floats()) {
+            w.panels.push_back(make(k, first + i, std::min(P, n - i), memory));
+            w.lo = std::min(w.lo, w.panels.back().lo_min); w.hi = std::max(w.hi, w.panels.back().hi_max);
+        }
+    }
+
+    panel make(int k, int first, int n, float * memory) const {
         panel p;
         p.first = first; p.n = n;
         p.q = memory; p.o = p.q + (size_t) rows.d_k*P; p.m = p.o + (size_t) d_o*P; p.sum = p.m + P; p.lo = p.sum + P; p.hi = p.lo + P;
         memset(memory, 0, floats()*sizeof(float));
+        std::fill_n(p.m, P, NOTHING);
         p.lo_min = p.hi_min = INT32_MAX;
         p.lo_max = p.hi_max = 0;
-        const int G = rows.n_head/rows.n_head_kv;
         const float scale = rows.softcap == 0.0f ? rows.scale*LOG2E : rows.scale/rows.softcap;
-        for (int i = 0; i < P; ++i) {
-            p.m[i] = NOTHING;
-            if (i >= n) continue;
-            const auto [t, h] = query(first + i);
+        for (int i = 0; i < n; ++i) {
+            const int t = (first + i)/G, h = k*G + (first + i) % G;
             const float * q = qs.q + t*qs.stride_t + h*qs.stride_h;
             for (int j = 0; j < rows.d_k; ++j) p.q[(size_t) j*P + i] = scale*q[j];
-            int lo, hi; visible(rows, qs, t, h/G, lo, hi);
+            int lo, hi; visible(rows, qs, t, k, lo, hi);
             p.lo[i] = (float) lo; p.hi[i] = (float) hi;
             p.lo_min = std::min(p.lo_min, lo); p.lo_max = std::max(p.lo_max, lo);
             p.hi_min = std::min(p.hi_min, hi); p.hi_max = std::max(p.hi_max, hi);
@@ -71,38 +98,23 @@ struct panels {
         memset(tile + (size_t) n*d, 0, (size_t) (T - n)*d*sizeof(float));
     }
 
-    // ---- matrix kernels: a block of ROWS results of a whole panel in registers
-
-    // s[i][P] = sum over j of a[i*stride + j] b[j][P]
-    template <int ROWS>
-    static void multiply(const float * a, size_t stride, const float * b, int n, float * s) {
+    // a block of ROWS results of a whole panel in registers: s[i][P] = (s[i][P], if ADD) + sum over j of a[i*to_row + j*to_step] b[j][P]
+    template <int ROWS, bool ADD>
+    static void multiply(const float * a, size_t to_row, size_t to_step, const float * b, int n, float * s) {
         typename L::reg acc[ROWS][L::VECTORS];
         for (int i = 0; i < ROWS; ++i) for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::set(0);
         for (int j = 0; j < n; ++j) {
             typename L::reg x[L::VECTORS];
             for (int v = 0; v < L::VECTORS; ++v) x[v] = L::load(b + (size_t) j*P + v*L::N);
             for (int i = 0; i < ROWS; ++i) {
-                const auto y = L::set(a[i*stride + j]);
+                const auto y = L::set(a[i*to_row + j*to_step]);
                 for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::fma(x[v], y, acc[i][v]);
             }
         }
-        for (int i = 0; i < ROWS; ++i) for (int v = 0; v < L::VECTORS; ++v) L::store(s + (size_t) i*P + v*L::N, acc[i][v]);
-    }
-
-    // o[i][P] += sum over r of a[r*stride + i] b[r][P]
-    template <int ROWS>
-    static void multiply_add(const float * a, size_t stride, const float * b, int n, float * o) {
-        typename L::reg acc[ROWS][L::VECTORS];
-        for (int i = 0; i < ROWS; ++i) for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::load(o + (size_t) i*P + v*L::N);
-        for (int r = 0; r < n; ++r) {
-            typename L::reg x[L::VECTORS];
-            for (int v = 0; v < L::VECTORS; ++v) x[v] = L::load(b + (size_t) r*P + v*L::N);
-            for (int i = 0; i < ROWS; ++i) {
-                const auto y = L::set(a[r*stride + i]);
-                for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::fma(x[v], y, acc[i][v]);
-            }
+        for (int i = 0; i < ROWS; ++i) for (int v = 0; v < L::VECTORS; ++v) {
+            float * to = s + (size_t) i*P + v*L::N;
+            L::store(to, ADD ? L::add(L::load(to), acc[i][v]) : acc[i][v]);
         }
-        for (int i = 0; i < ROWS; ++i) for (int v = 0; v < L::VECTORS; ++v) L::store(o + (size_t) i*P + v*L::N, acc[i][v]);
     }
 
     // ---- a panel and a tile
@@ -136,7 +148,7 @@ struct panels {
         n = std::min(n, p.hi_max - at);
         if (n <= 0 || at + n <= p.lo_min) return 0;
         n = (n + L::ROWS - 1)/L::ROWS*L::ROWS;
-        for (int r = 0; r < n; r += L::ROWS) multiply<L::ROWS>(tile + (size_t) r*rows.d_k, rows.d_k, p.q, rows.d_k, s + (size_t) r*P);
+        for (int r = 0; r < n; r += L::ROWS) multiply<L::ROWS, false>(tile + (size_t) r*rows.d_k, rows.d_k, 1, p.q, rows.d_k, s + (size_t) r*P);
         if (rows.softcap != 0.0f) cap(n, s);
         if (at < p.lo_max || at + n > p.hi_min) hide(p, at, n, s);
         return n;
@@ -163,13 +175,13 @@ struct panels {
                 scale_anew(p, v, m, m_new);
                 m = m_new;
             }
-            auto sum = L::load(p.sum + v*L::N);
+            auto sum = L::set(0); // of the tile: thousands of rows added one by one would lose two digits
             for (int r = 0; r < n; ++r) {
                 const auto e = exp2<L>(L::sub(L::load(x + (size_t) r*P), m));
                 L::store(x + (size_t) r*P, e);
                 sum = L::add(sum, e);
             }
-            L::store(p.sum + v*L::N, sum);
+            L::store(p.sum + v*L::N, L::add(L::load(p.sum + v*L::N), sum));
         }
     }
 };
