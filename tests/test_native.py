@@ -21,6 +21,7 @@ from tests.lib import ROOT
 PROGRAMS = ("test-kernels", "test-lanes", "test-store", "test-engine")
 REGISTERS = {"test-lanes": [], "test-lanes-avx2": ["avx2", "fma"], "test-lanes-avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"]}
 SANITIZED = ROOT / "build" / "sanitize"
+NEON = ROOT / "build" / "neon"
 SANITIZER_OPTIONS = {
     "ASAN_OPTIONS": "halt_on_error=1:detect_leaks=1:allocator_may_return_null=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
@@ -108,29 +109,27 @@ def test_upstream_operators(operator, cases):
 # ---- the same under sanitizers
 
 
-def configure_sanitized() -> list[str]:
-    command = ["cmake", "-S", ROOT, "-B", SANITIZED, "-DEDGEKV_SANITIZE=address,undefined", "-DEDGEKV_TESTS=ON", "-DCMAKE_BUILD_TYPE=Debug",
-               "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1", f"-DPython3_EXECUTABLE={sys.executable}"]
+def build(folder: Path, targets: tuple[str, ...], *options: str) -> Path:
+    """The folder of our test programs, built in a folder that stays, so that only the first build takes minutes."""
+    if sys.platform != "linux":
+        pytest.skip("tried on Linux only")
+    if not shutil.which("cmake"):
+        absent("cmake is missing: pip install cmake")
+    command = ["cmake", "-S", ROOT, "-B", folder, "-DEDGEKV_TESTS=ON", f"-DPython3_EXECUTABLE={sys.executable}", *options]
     if shutil.which("ninja"):
         command += ["-G", "Ninja"]
     if shutil.which("ccache"):
         command += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
-    return list(map(str, command))
+    run(*command)
+    run("cmake", "--build", folder, "--parallel", os.cpu_count() or 1, "--target", *targets, timeout=3000)
+    return folder / "tests"
 
 
 @pytest.fixture(scope="module")
 def sanitized() -> Path:
-    """Folder of our test programs, compiled with everything they use for AddressSanitizer and UndefinedBehaviorSanitizer.
-
-    The build stays in build/sanitize, so that only the first takes minutes.
-    """
-    if sys.platform != "linux":
-        pytest.skip("sanitizers are tried on Linux only")
-    if not shutil.which("cmake"):
-        absent("cmake is missing: pip install cmake")
-    run(*configure_sanitized())
-    run("cmake", "--build", SANITIZED, "--parallel", os.cpu_count() or 1, "--target", *PROGRAMS, timeout=3000)
-    return SANITIZED / "tests"
+    """Our test programs, compiled with everything they use for AddressSanitizer and UndefinedBehaviorSanitizer."""
+    return build(SANITIZED, PROGRAMS, "-DEDGEKV_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=Debug",
+                 "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1")
 
 
 @pytest.mark.slow
@@ -148,3 +147,25 @@ def test_store_under_sanitizers(sanitized):
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
 def test_engine_under_sanitizers(sanitized, tiny, name):
     check_passed(run(sanitized / "test-engine", tiny(name), **SANITIZER_OPTIONS))
+
+
+# ---- NEON without an ARM machine
+
+
+@pytest.fixture(scope="module")
+def neon() -> Path:
+    """The kernels' tests for ARM with NEON and its dot product, where Debian's g++-aarch64-linux-gnu is."""
+    if not shutil.which("aarch64-linux-gnu-g++"):
+        pytest.skip("aarch64-linux-gnu-g++ is missing")
+    return build(NEON, ("test-kernels", "test-lanes"), "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+                 "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc", "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF",
+                 "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "n_random"), [("test-kernels", 10), ("test-lanes", 5)])
+def test_kernels_for_neon_under_emulation(neon, name, n_random):
+    """What they compute; nothing of their speed."""
+    if not shutil.which("qemu-aarch64-static"):
+        pytest.skip("compiled; qemu-aarch64-static is missing")
+    check_passed(run("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", neon / name, 3, n_random, timeout=1200))

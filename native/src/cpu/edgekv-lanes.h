@@ -83,7 +83,7 @@ using best_lanes = simd_lanes<16, 8, 3>; // 32 registers
 #elif defined(__AVX__)
 using best_lanes = simd_lanes<8, 4, 3>;  // 16
 #elif defined(__aarch64__)
-using best_lanes = simd_lanes<4, 8, 3>;  // 32
+using best_lanes = simd_lanes<4, 4, 5>;  // 32; gcc 12 keeps 20 results in them, of 24 it writes some to the stack at every step
 #else
 using best_lanes = simd_lanes<4, 4, 3>;  // 16
 #endif
