@@ -10,12 +10,12 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.build import absent, build, run
 from tests.lib import ROOT
 
 PROGRAMS = ("test-kernels", "test-lanes", "test-store", "test-engine")
@@ -29,11 +29,6 @@ SANITIZER_OPTIONS = {
 }
 
 
-def absent(why: str) -> None:
-    """A missing program: a failure in CI, else a reason to skip."""
-    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(why)
-
-
 def program(name: str) -> Path:
     folder = Path(os.environ.get("EDGEKV_NATIVE_TESTS") or ROOT / "build" / "native-tests")
     for path in (folder / name, folder / f"{name}.exe"):
@@ -41,14 +36,6 @@ def program(name: str) -> Path:
             return path
     absent(f"{name} is not in {folder}: `python3 cli.py test` builds it, or set EDGEKV_NATIVE_TESTS to its folder")
     raise AssertionError
-
-
-def run(*command: object, timeout: float = 600, **env: str) -> str:
-    """Standard output of a program that succeeds; its last lines are the failure's message otherwise."""
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          timeout=timeout, env={**os.environ, **env})
-    assert done.returncode == 0, f"{Path(str(command[0])).name} ended with {done.returncode}:\n{done.stdout[-6000:]}"
-    return done.stdout
 
 
 def check_passed(output: str) -> None:
@@ -109,27 +96,21 @@ def test_upstream_operators(operator, cases):
 # ---- the same under sanitizers
 
 
-def build(folder: Path, targets: tuple[str, ...], *options: str) -> Path:
-    """The folder of our test programs, built in a folder that stays, so that only the first build takes minutes."""
+def compiled(folder: Path, targets: tuple[str, ...], *options: str) -> Path:
+    """The folder of our test programs, built in a folder that stays."""
     if sys.platform != "linux":
         pytest.skip("tried on Linux only")
     if not shutil.which("cmake"):
         absent("cmake is missing: pip install cmake")
-    command = ["cmake", "-S", ROOT, "-B", folder, "-DEDGEKV_TESTS=ON", f"-DPython3_EXECUTABLE={sys.executable}", *options]
-    if shutil.which("ninja"):
-        command += ["-G", "Ninja"]
-    if shutil.which("ccache"):
-        command += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
-    run(*command)
-    run("cmake", "--build", folder, "--parallel", os.cpu_count() or 1, "--target", *targets, timeout=3000)
+    build(folder, "-DEDGEKV_TESTS=ON", *options, targets=targets)
     return folder / "tests"
 
 
 @pytest.fixture(scope="module")
 def sanitized() -> Path:
     """Our test programs, compiled with everything they use for AddressSanitizer and UndefinedBehaviorSanitizer."""
-    return build(SANITIZED, PROGRAMS, "-DEDGEKV_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=Debug",
-                 "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1")
+    return compiled(SANITIZED, PROGRAMS, "-DEDGEKV_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=Debug",
+                    "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1")
 
 
 @pytest.mark.slow
@@ -157,9 +138,9 @@ def neon() -> Path:
     """The kernels' tests for ARM with NEON and its dot product, where Debian's g++-aarch64-linux-gnu is."""
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing")
-    return build(NEON, ("test-kernels", "test-lanes"), "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-                 "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc", "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF",
-                 "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16")
+    return compiled(NEON, ("test-kernels", "test-lanes"), "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+                    "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc", "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF",
+                    "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16")
 
 
 @pytest.mark.slow
