@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
 
 CTX_DEFAULT = 32768
-LOADED_BYTES = 8 * 2**20
+LOADED_BYTES = 18 * 2**20
 """What a process with a loaded model has that one with a blueprint lacks: the chat template's engine, graphs, code that runs; measured with
 the demo model."""
 
