@@ -61,4 +61,12 @@ std::vector<merge_case> merge_cases(random_source & rnd, int n_random) {
     return cases;
 }
 
+// of the fixed cases every one, or a few; then random ones
+template <typename R>
+void each_case(random_source & rnd, int n_random, bool few, R && run) {
+    const auto fixed = fixed_cases();
+    for (size_t i = 0; i < fixed.size(); i += few ? 9 : 1) run(fixed[i]);
+    for (int i = 0; i < n_random; ++i) run(random_case(rnd));
+}
+
 } // namespace

@@ -223,10 +223,7 @@ int main(int argc, char ** argv) {
         for (int i = 0; i < n_random; ++i) test_select(rnd, { rnd.below(700), 0, rnd.range(1, 100), rnd.below(3000) }, odd);
     }
     test_merge(rnd, n_random);
-    const auto fixed = fixed_cases();
-    const size_t step = argc > 3 && !strcmp(argv[3], "few") ? 9 : 1;
-    for (size_t i = 0; i < fixed.size(); i += step) run(fixed[i], rnd);
-    for (int i = 0; i < n_random; ++i) run(random_case(rnd), rnd);
+    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) { run(c, rnd); });
     print_table();
     return finish();
 }

@@ -176,11 +176,8 @@ int main(int argc, char ** argv) {
     test_layouts();
     test_table();
     for (size_t n_bytes : { 36, 54, 68, 80, 128, 136 }) for (int n_kept : { 0, 1, 17, 100 }) for (bool named : { false, true }) test_evict(rnd, n_bytes, 100, n_kept, named);
-    const auto fixed = fixed_cases();
-    const size_t step = argc > 3 && !strcmp(argv[3], "few") ? 9 : 1;
     for (const auto & c : merge_cases(rnd, n_random)) test_merge(c, rnd);
-    for (size_t i = 0; i < fixed.size(); i += step) run(fixed[i], rnd);
-    for (int i = 0; i < n_random; ++i) run(random_case(rnd), rnd);
+    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) { run(c, rnd); });
     print_table();
     return finish();
 }

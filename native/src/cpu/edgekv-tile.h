@@ -83,6 +83,7 @@ inline void mad_rows(const float * v, const float * const * p, int n, int d, flo
         o[a][j] = x;
     }
 }
+
 // the same dots against a transposed tile kt [d][EDGEKV_TILE]: rows lie in the lanes, nothing is summed across them
 template <int NQ>
 inline void dot_lanes(const float * kt, const float * const * q, int d, float * const * s) {
@@ -157,19 +158,15 @@ inline void tile_mad(const float * v, const float * const * p, int n_q, int n, i
     }
 }
 
-// scale, then soft cap
-inline void tile_scale(const edgekv_rows & rows, int n_q, int n, float * const * s) {
+// logits: dots, scaled, then the soft cap
+inline void tile_logits(const edgekv_rows & rows, const float * k, const float * const * q, int n_q, int n, float * const * s) {
+    tile_dot(k, q, n_q, n, rows.d_k, s);
     for (int a = 0; a < n_q; ++a) {
         ggml_vec_scale_f32(n, s[a], rows.softcap == 0.0f ? rows.scale : rows.scale/rows.softcap);
         if (rows.softcap != 0.0f) {
             for (int r = 0; r < n; ++r) s[a][r] = rows.softcap*tanhf(s[a][r]);
         }
     }
-}
-
-inline void tile_logits(const edgekv_rows & rows, const float * k, const float * const * q, int n_q, int n, float * const * s) {
-    tile_dot(k, q, n_q, n, rows.d_k, s);
-    tile_scale(rows, n_q, n, s);
 }
 
 } // namespace edgekv
