@@ -1,6 +1,7 @@
 """tests/test_offload.py with a library that has Vulkan, on the first device: a GPU, or Mesa's software device.
 
-Needs the shader compiler glslc, Vulkan's and SPIR-V's headers, and a driver; Debian's packages are named in docs/architecture.md.
+Needs the shader compiler glslc, Vulkan's and SPIR-V's headers, and a driver; Debian's packages are named in docs/architecture.md, and
+.ci/run installs them.
 """
 
 from __future__ import annotations
