@@ -5,43 +5,26 @@
 #include "cuda/edgekv-cuda.h"
 #include "edgekv-op.h"
 
-#include "ggml-backend-impl.h"
-#include "ggml-cpu.h"
-#include "ggml-impl.h"
+#include "../fake.h"
 
 #include <cstdio>
-#include <map>
 #include <string>
 #include <vector>
-
-#include <sys/mman.h>
 
 namespace {
 
 ggml_backend_dev_t the_device();
 
-// ---- memory
+using fake::data_of;
+using fake::inside;
 
-std::map<char *, size_t> g_memory;
-int g_open = 0;
 long g_n_ours = 0; // nodes and calls that our kernels computed
 long g_n_merges = 0; // of them
 
-struct inside { // the device may touch its memory
-    inside()  { if (g_open++ == 0) protect(PROT_READ | PROT_WRITE); }
-    ~inside() { if (--g_open == 0) protect(PROT_NONE); }
-    static void protect(int how) { for (auto [p, n] : g_memory) if (mprotect(p, n, how)) abort(); }
-};
-
-char * data_of(const ggml_tensor * t) { return (char *) t->data; }
-
-void free_buffer(ggml_backend_buffer_t b) {
-    munmap(b->context, g_memory.at((char *) b->context));
-    g_memory.erase((char *) b->context);
-}
+// ---- memory
 
 const ggml_backend_buffer_i BUFFER = {
-    free_buffer,
+    [](ggml_backend_buffer_t b) { fake::unmap_memory((char *) b->context); },
     [](ggml_backend_buffer_t b) { return b->context; },
     nullptr,
     [](ggml_backend_buffer_t, ggml_tensor * t, uint8_t value, size_t at, size_t n) { inside i; memset(data_of(t) + at, value, n); },
@@ -59,13 +42,8 @@ const ggml_backend_buffer_i BUFFER = {
 };
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t buft, size_t n) {
-    const size_t n_pages = (n + 16)/4096*4096 + 4096;
-    void * p = mmap(nullptr, n_pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return nullptr;
-    memset(p, 0xff, n_pages); // poison
-    if (!g_open) mprotect(p, n_pages, PROT_NONE);
-    g_memory[(char *) p] = n_pages;
-    return ggml_backend_buffer_init(buft, BUFFER, p, n);
+    char * p = fake::map_memory(n);
+    return p ? ggml_backend_buffer_init(buft, BUFFER, p, n) : nullptr;
 }
 
 ggml_backend_buffer_type_t buffer_type() {
@@ -90,29 +68,16 @@ void attend(ggml_tensor * node) {
     ++g_n_ours;
 }
 
-ggml_backend_t cpu() {
-    static ggml_backend_t b = [] { ggml_backend_t x = ggml_backend_cpu_init(); ggml_backend_cpu_set_n_threads(x, 1); return x; }();
-    return b;
-}
-
 ggml_status graph_compute(ggml_backend_t, ggml_cgraph * graph) {
-    inside i;
-    for (int from = 0; from < graph->n_nodes;) {
-        int to = from;
-        while (to < graph->n_nodes && graph->nodes[to]->op != GGML_OP_CUSTOM) ++to;
-        ggml_cgraph part = ggml_graph_view(graph, from, to);
-        const ggml_status status = to > from ? ggml_backend_graph_compute(cpu(), &part) : GGML_STATUS_SUCCESS;
-        if (status != GGML_STATUS_SUCCESS) return status;
-        if (to < graph->n_nodes) attend(graph->nodes[to++]);
-        from = to;
-    }
-    return GGML_STATUS_SUCCESS;
+    return fake::compute(graph, [&](int from, int to) {
+        for (int i = from; i < to; ++i) if (graph->nodes[i]->op == GGML_OP_CUSTOM) attend(graph->nodes[i]);
+    });
 }
 
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     edgekv_op ours;
     if (op->op == GGML_OP_CUSTOM) return edgekv_op_get(op, ours) && edgekv_cuda_attend_supports(op->src[1]->type, op->src[2]->type, (int) op->src[1]->ne[0], (int) op->src[2]->ne[0]);
-    return ggml_backend_dev_supports_op(ggml_backend_get_device(cpu()), op);
+    return ggml_backend_dev_supports_op(ggml_backend_get_device(fake::cpu()), op);
 }
 
 ggml_backend_t init_backend(ggml_backend_dev_t dev, const char *) {
