@@ -1,14 +1,20 @@
-"""The Metal kernels' text against the host's table, and the kernels run on the CPU: no Metal compiler has seen them."""
+"""The Metal kernels and what queues them: their text against the host's table, kernels and host run on the CPU, the patch and its call sites.
+
+No Metal compiler has seen the kernels, and nothing has run on an Apple GPU.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.lib import ROOT
+from tests.test_cuda import upstream
 from tests.test_native import check_passed, program, run
 
 METAL = ROOT / "native" / "src" / "metal"
@@ -64,3 +70,57 @@ def test_pointers_name_their_address_space(path):
 def test_metal_kernels_agree_with_plain_loops():
     """Their source, compiled as C++: what they compute, not that Metal would take it."""
     check_passed(run(program("test-metal")))
+
+
+# ---- the host
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for Metal needs Linux")
+def test_a_node_goes_through_upstreams_metal_backend():
+    """Patched, with our host code in it; what is Objective-C there is native/tests/metal/fake-metal.cpp."""
+    check_passed(run(program("test-metal-host")))
+
+
+def test_one_source_has_every_file_behind_what_it_includes():
+    """Of the kernels' files, in the order in which native/metal-source.cmake puts them together."""
+    listed = re.search(r"foreach\(name ([^)]*)\)", (ROOT / "native" / "metal-source.cmake").read_text(encoding="utf-8")).group(1).split()
+    order = [f"edgekv-{name}" for name in listed]
+    assert {path.name for path in sources()} <= set(order)
+    for at, name in enumerate(order):
+        included = re.findall(r'#include "([^"]*)"', (METAL / name).read_text(encoding="utf-8"))
+        assert set(included) <= set(order[:at]), name
+
+
+CALL_SITES = ("ggml-metal.cpp", "ggml-metal-ops.cpp")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="tried with g++ on Linux")
+@pytest.mark.parametrize("source", [*CALL_SITES, "ours"])
+def test_call_sites_compile(source):
+    """Upstream's files with our calls, with and without them, and the file that they call. <memory> comes along only in Apple's C++ library."""
+    folder = upstream() / "ggml" / "src" / "ggml-metal"
+    includes = [f"-I{path}" for path in (METAL.parent, METAL, folder.parent, upstream() / "ggml" / "include")]
+    path, flags = (METAL / "edgekv-metal-op.cpp", ["-Wall", "-Wextra", "-Werror"]) if source == "ours" else (folder / source, ["-include", "memory"])
+    for define in ["-DEDGEKV_METAL"], []:
+        done = subprocess.run(["g++", "-std=c++17", "-fsyntax-only", *flags, *define, *includes, str(path)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_the_patch_is_nothing_without_our_define():
+    """Of Metal's files: it only adds lines, all of them inside of #ifdef EDGEKV_METAL."""
+    patch = (ROOT / "patches" / "metal.patch").read_text(encoding="utf-8")
+    changed = re.split(r"^diff --git .*\n", patch, flags=re.MULTILINE)[1:]
+    names = [re.search(r"^\+\+\+ b/(\S+)", part, re.MULTILINE).group(1) for part in changed]
+    assert [Path(name).name for name in names] == ["ggml-backend.cpp", "ggml-metal-ops.cpp", "ggml-metal.cpp"]
+    for name, part in zip(names, changed, strict=True):
+        lines = [line for line in part.splitlines() if re.match(r"[+-](?![+-])", line)]
+        assert not any(line.startswith("-") for line in lines), name
+        if Path(name).name not in CALL_SITES:  # an assertion about custom nodes, of which there are none without us
+            assert len(lines) == 1
+            continue
+        inside = False
+        for line in lines:
+            opens, closes = line == "+#ifdef EDGEKV_METAL", line == "+#endif"
+            assert inside or opens or line == "+", f"{name}: {line}"
+            inside = opens or (inside and not closes)
+        assert not inside

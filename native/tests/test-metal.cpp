@@ -28,7 +28,7 @@ void test_attend(const inputs & in, const std::vector<double> & expected) {
         std::vector<float> before;
         for (bool backwards : { false, true }) {
             standin::backwards = backwards;
-            const auto a = edgekv_metal::attend_args(in.rows, in.qs, n_parts);
+            const auto a = edgekv_metal::attend_args(edgekv_metal::layer_of(in.rows, in.qs), n_parts);
             std::vector<float> parts(edgekv_metal::attend_workspace(a)/sizeof(float), NAN), out(expected.size(), NAN);
             queue(edgekv_metal::attend_part(a), a, { in.k.bytes.data(), in.v.bytes.data(), in.first.data(), in.len.data(), in.q.data(), in.start.data(), nullptr, parts.data() });
             queue(edgekv_metal::attend_combine(a), a, { parts.data(), in.sinks.data(), out.data() });

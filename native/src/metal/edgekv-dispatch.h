@@ -59,8 +59,11 @@ inline edgekv_metal_layer layer_of(const edgekv_rows & r, const edgekv_queries &
 
 // ---- attend
 
-inline edgekv_metal_attend attend_args(const edgekv_rows & r, const edgekv_queries & q, int n_parts) {
-    return { layer_of(r, q), n_parts, (int32_t) cut((int64_t) q.n_tokens*(r.n_head/r.n_head_kv), EDGEKV_METAL_QUERIES) };
+// parts that give a GPU enough threadgroups (not measured). Of shapes that a graph keeps, as the workspace is: not of the rows
+inline int attend_parts(int n_tokens, int group) { return std::max(1, 64/(int) cut((int64_t) n_tokens*group, EDGEKV_METAL_QUERIES)); }
+
+inline edgekv_metal_attend attend_args(const edgekv_metal_layer & l, int n_parts) {
+    return { l, n_parts, (int32_t) cut((int64_t) l.n_tokens*(l.n_head/l.n_head_kv), EDGEKV_METAL_QUERIES) };
 }
 
 // bytes of parts

@@ -1,4 +1,5 @@
-#pragma once
+#ifndef EDGEKV_METAL_H // guarded by name: this text is part of the kernels' one source too (native/metal-source.cmake)
+#define EDGEKV_METAL_H
 // Arguments of the Metal kernels, one struct for each in buffer 0: what host and kernels share. Members have the same size on both sides
 // and lie at multiples of it, so that nothing is padded (native/tests/test-metal.cpp holds that). Pointers are buffers of their own; one
 // that is not wanted (has_... is 0) may be any buffer.
@@ -58,3 +59,5 @@ struct edgekv_metal_fold {
     uint64_t nb;
     int32_t  type, d, n, n_chunks; // n: rows that receive; chunks of 32 values of a row
 };
+
+#endif

@@ -9,10 +9,7 @@
 
 #include <metal_stdlib>
 
-#include "metal/edgekv-attend.metal"
-#include "metal/edgekv-evict.metal"
-#include "metal/edgekv-merge.metal"
-#include "metal/edgekv-score.metal"
+#include "edgekv-kernels.metal" // the text that a device compiles (native/metal-source.cmake)
 
 #undef kernel
 #undef device
