@@ -1,4 +1,5 @@
-"""The engine on a device with our kernels: all that a GPU changes except the GPU. native/tests/cuda/fake-device.cpp is the device.
+"""The engine on a device with our kernels: all that a GPU changes except the GPU. native/tests/cuda/fake-device.cpp is the device,
+or upstream's Metal backend on native/tests/metal/fake-metal.cpp.
 
 Its memory is locked outside of its own functions, so a read or write from the wrong side ends the process.
 """
@@ -26,7 +27,17 @@ another nearest one."""
 @pytest.mark.parametrize(("name", "kind"), [
     ("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("llama-gqa", "iq4_nl"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
-    result = compare(tiny(name), kind, program("fake-device.so"))
+    check(compare(tiny(name), kind, program("fake-device.so")), kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("llama-gqa", "f16"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
+def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name, kind):
+    """Patched, with our host code in it; native/tests/metal/fake-metal.cpp is what is Objective-C there."""
+    check(compare(tiny(name), kind, program("fake-metal.so")), kind)
+
+
+def check(result: dict, kind: str) -> None:
     assert result["nmse"]["random"] < LIMITS.get(kind, 1e-2)
     assert result["nmse"]["score=random,merge=d2o"] < 1e-2
     assert min(result["same"].values()) > 0.99, result["same"]  # a score that is rounded differently may swap two rows

@@ -8,23 +8,37 @@
 #include <mutex>
 #include <stdexcept>
 
+// a backend's functions whose names begin like this: all of them, on a device that they can run on, or null
+static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, const std::string & prefix) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
+    auto d = std::make_unique<edgekv_device>();
+    bool all = true;
+    auto find = [&](auto & function, const char * name) {
+        function = (std::decay_t<decltype(function)>) ggml_backend_reg_get_proc_address(reg, (prefix + name).c_str());
+        all = all && function;
+    };
+    find(d->attend_supports, "attend_supports");
+    find(d->score_workspace, "score_workspace");
+    find(d->score, "score");
+    find(d->gather, "gather");
+    find(d->merge_workspace, "merge_workspace");
+    find(d->merge_nearest, "merge_nearest");
+    find(d->merge_fold, "merge_fold");
+    find(d->wait, "wait");
+    const auto ready = (bool (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(reg, (prefix + "ready").c_str()); // where kernels are compiled on the spot
+    if (!all || (ready && !ready(dev))) return nullptr;
+    return d;
+}
+
 const edgekv_device * edgekv_device::of(ggml_backend_buffer_type_t buft) {
     static std::mutex mutex; // contexts may live in different threads
-    static std::map<ggml_backend_reg_t, std::unique_ptr<edgekv_device>> known;
+    static std::map<ggml_backend_dev_t, std::unique_ptr<edgekv_device>> known;
     ggml_backend_dev_t dev = ggml_backend_buft_is_host(buft) ? nullptr : ggml_backend_buft_get_device(buft);
     if (!dev) return nullptr;
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto [it, fresh] = known.try_emplace(reg);
-    if (fresh) {
-        auto d = std::make_unique<edgekv_device>();
-        auto find = [&](auto & function, const char * name) { return (function = (std::decay_t<decltype(function)>) ggml_backend_reg_get_proc_address(reg, name)) != nullptr; };
-        if (find(d->attend_supports, "edgekv_cuda_attend_supports") && find(d->score_workspace, "edgekv_cuda_score_workspace") &&
-            find(d->score, "edgekv_cuda_score") && find(d->gather, "edgekv_cuda_gather") && find(d->merge_workspace, "edgekv_cuda_merge_workspace") &&
-            find(d->merge_nearest, "edgekv_cuda_merge_nearest") && find(d->merge_fold, "edgekv_cuda_merge_fold") && find(d->wait, "edgekv_cuda_wait")) {
-            it->second = std::move(d);
-        }
-    }
+    const auto [it, fresh] = known.try_emplace(dev);
+    if (fresh) it->second = functions_of(dev, "edgekv_cuda_");
+    if (fresh && !it->second) it->second = functions_of(dev, "edgekv_metal_");
     return it->second.get();
 }
 

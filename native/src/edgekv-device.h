@@ -1,5 +1,6 @@
 #pragma once
-// Kernels of ours on a device, found by name in the backend that owns the memory: this library does not link to it.
+// Kernels of ours on a device, found by name in the backend that owns the memory: this library does not link to it. Metal's functions have
+// the types of CUDA's.
 
 #include "edgekv-store.h"
 #include "cuda/edgekv-cuda.h"

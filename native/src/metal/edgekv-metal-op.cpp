@@ -1,62 +1,14 @@
-// attend as a node of a graph on Metal, through ggml-metal's C interface. Our kernels are a library of their own: one source text, put
-// together by CMake (native/metal-source.cmake), which the system compiles when a device is first asked about a node of ours. Where it
-// does not compile, the answer is no, and attention goes through upstream's kernels.
+// attend as a node of a graph on Metal
+#include "edgekv-metal-job.h"
 #include "edgekv-metal-op.h"
-#include "edgekv-dispatch.h"
+#include "edgekv-metal-queue.h"
 #include "edgekv-op.h"
 
 #include "ggml-backend-impl.h"
-#include "ggml-metal/ggml-metal-device.h"
-
-#include <initializer_list>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <string>
-
-extern const char edgekv_metal_source[];
 
 namespace {
 
 using namespace edgekv_metal;
-
-struct free_library { void operator()(ggml_metal_library * lib) const { ggml_metal_library_free(lib); } };
-
-struct kernels {
-    std::unique_ptr<ggml_metal_library, free_library> library; // null: it does not compile
-    std::map<std::string, ggml_metal_pipeline_with_params> pipelines;
-};
-
-// without a pipeline where the device cannot run it; either is found out once
-ggml_metal_pipeline_with_params pipeline_of(ggml_metal_device_t dev, const char * kernel) {
-    static std::mutex mutex; // several threads encode
-    static std::map<ggml_metal_device_t, kernels> all;
-    const std::lock_guard<std::mutex> lock(mutex);
-    const auto [of_device, new_device] = all.try_emplace(dev);
-    kernels & k = of_device->second;
-    if (new_device) k.library.reset(ggml_metal_library_init_from_source(dev, edgekv_metal_source, true));
-    const auto [it, fresh] = k.pipelines.try_emplace(kernel);
-    if (fresh && k.library) {
-        it->second = ggml_metal_library_compile_pipeline(k.library.get(), kernel, kernel, nullptr);
-        if (it->second.pipeline && ggml_metal_pipeline_max_theads_per_threadgroup(it->second) < EDGEKV_METAL_THREADS) it->second = {};
-    }
-    return it->second;
-}
-
-bool can_run(ggml_metal_device_t dev, const call & c) {
-    return c.n_shared <= ggml_metal_device_get_props(dev)->max_theadgroup_memory_size && pipeline_of(dev, c.kernel).pipeline;
-}
-
-// buffers in the order of KERNELS
-template <typename Args>
-void queue(ggml_metal_device_t dev, ggml_metal_encoder_t enc, const call & c, Args args, std::initializer_list<ggml_metal_buffer_id> buffers) {
-    ggml_metal_encoder_set_pipeline(enc, pipeline_of(dev, c.kernel));
-    ggml_metal_encoder_set_bytes(enc, &args, sizeof(args), 0);
-    int at = 0;
-    for (const auto & b : buffers) ggml_metal_encoder_set_buffer(enc, b, ++at);
-    ggml_metal_encoder_set_threadgroup_memory_size(enc, c.n_shared, 0);
-    ggml_metal_encoder_dispatch_threadgroups(enc, (int) c.groups_x, (int) c.groups_y, 1, EDGEKV_METAL_THREADS, 1, 1);
-}
 
 // a tensor's place, some bytes behind its beginning
 ggml_metal_buffer_id place(const ggml_tensor * t, size_t offset = 0) {
@@ -82,7 +34,6 @@ bool edgekv_metal_op_supported(ggml_metal_device * dev, const ggml_tensor * node
     if (!edgekv_op_get(node, op)) return false;
     const ggml_tensor * q = node->src[0], * k = node->src[1], * v = node->src[2];
     if (q->type != GGML_TYPE_F32 || q->nb[0] != sizeof(float) || !supports(k->type, (int) k->ne[0]) || !supports(v->type, (int) v->ne[0])) return false;
-    if (!ggml_metal_device_get_props(dev)->supports_gpu_family_apple7) return false; // others have simd-groups of other sizes
     const auto a = args_of(node, op);
     return can_run(dev, attend_part(a)) && can_run(dev, attend_combine(a));
 }
@@ -93,6 +44,7 @@ size_t edgekv_metal_op_extra(const ggml_tensor * node) {
 }
 
 void edgekv_metal_op_encode(ggml_metal_device * dev, ggml_metal_encoder * enc, ggml_tensor * dst) {
+    if (edgekv_metal_run_job(dev, enc, dst)) return;
     edgekv_op op;
     GGML_ASSERT(edgekv_op_get(dst, op));
     const auto a = args_of(dst, op);

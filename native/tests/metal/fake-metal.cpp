@@ -21,6 +21,7 @@ namespace {
 constexpr int N_BUFFERS = 31; // that a kernel may have
 
 long g_n_calls = 0; // of kernels of ours
+long g_n_merges = 0; // of them
 long g_n_barriers = 0;
 
 [[noreturn]] void fail(const char * what, const std::string & whom) {
@@ -151,6 +152,7 @@ static void run(const queued & q) {
     demand(metal_standin::run({ q.kernel.c_str(), q.groups_x, q.groups_y, q.n_shared }, q.args.data(), q.args.size(), buffers),
         "the call does not fit the kernel, or it wrote behind its threadgroup memory", q.kernel);
     ++g_n_calls;
+    g_n_merges += q.kernel.find("edgekv_merge") == 0;
 }
 
 static void run_waiting(ggml_metal_encoder_t enc) {
@@ -257,5 +259,5 @@ void ggml_metal_capture_next_compute(ggml_metal_t) {}
 // ---- what tests ask
 
 extern "C" long fake_device_n_ours() { return g_n_calls; }
-extern "C" long fake_device_n_merges() { return 0; }
+extern "C" long fake_device_n_merges() { return g_n_merges; }
 extern "C" long fake_metal_n_barriers() { return g_n_barriers; }
