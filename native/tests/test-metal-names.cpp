@@ -89,20 +89,21 @@ void test_score_of_sums_only(const inputs & in, const columns_reference & expect
     check(e.value() < MAX_NMSE, "score of sums only: NMSE %g", e.value());
 }
 
-// ---- evict: from a row on, to a row on; offsets that allow words of 16, 4 and 2 bytes
+// ---- evict: from a place on, to a place on; offsets that allow words of 16, 4 and 2 bytes
 
-void test_evict(random_source & rnd, size_t n_bytes, int n_rows, int n_kept, bool named, int row0) {
-    std::vector<char> rows(n_rows*n_bytes), expected((n_kept + row0)*n_bytes + 16, 'x');
+void test_evict(random_source & rnd, size_t n_bytes, int n_rows, int n_kept, bool named, int place) {
+    const size_t start = place*(n_bytes + 2);
+    std::vector<char> rows(start + n_rows*n_bytes), expected(start + n_kept*n_bytes + 16, 'x');
     for (char & x : rows) x = (char) rnd.below(256);
     std::vector<int32_t> index;
     array<char> from(rows), to(expected);
     for (int i = 0; i < n_kept; ++i) {
-        index.push_back(named ? rnd.below(n_rows - row0) : i);
-        memcpy(&expected[(i + row0)*n_bytes], &rows[(index[i] + row0)*n_bytes], n_bytes);
+        index.push_back(named ? rnd.below(n_rows) : i);
+        memcpy(&expected[start + i*n_bytes], &rows[start + index[i]*n_bytes], n_bytes);
     }
     array<int32_t> at(index);
-    must(FUNCTION(gather)(from.data + row0*n_bytes, to.data + row0*n_bytes, n_bytes, named ? at.data : nullptr, n_kept, nullptr), to.data, "gather");
-    check(to.get() == expected, "gather: %d of %d rows of %zu bytes from row %d on", n_kept, n_rows, n_bytes, row0);
+    must(FUNCTION(gather)(from.data + start, to.data + start, n_bytes, named ? at.data : nullptr, n_kept, nullptr), to.data, "gather");
+    check(to.get() == expected, "gather: %d of %d rows of %zu bytes from byte %zu on", n_kept, n_rows, n_bytes, start);
 }
 
 // ---- merge
@@ -148,8 +149,8 @@ int main(int argc, char ** argv) {
     g_reg = ggml_backend_metal_reg();
     random_source rnd(seed);
     test_names();
-    for (size_t n_bytes : { 36, 54, 68, 80, 128, 136 }) for (int n_kept : { 0, 1, 17, 90 }) for (int row0 : { 0, 1, 3 }) for (bool named : { false, true }) {
-        test_evict(rnd, n_bytes, 100, n_kept, named, row0);
+    for (size_t n_bytes : { 36, 54, 68, 80, 128, 136 }) for (int n_kept : { 0, 1, 17, 90 }) for (int place : { 0, 1, 8 }) for (bool named : { false, true }) {
+        test_evict(rnd, n_bytes, 100, n_kept, named, place);
     }
     for (const auto & c : merge_cases(rnd, n_random)) test_merge(c, rnd);
     each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) {

@@ -140,13 +140,17 @@ void ggml_metal_cv_set_bool(ggml_metal_cv_t, bool, int32_t) {}
 
 // ---- encoder
 
+// bytes that a kernel reads at once from rows
+static size_t word_of(const std::string & kernel) { return kernel.find("edgekv_gather_") == 0 ? std::stoul(kernel.substr(kernel.rfind('_') + 1)) : 2; }
+
 static void run(const queued & q) {
     std::vector<const void *> buffers;
     const size_t n = metal_standin::find(q.kernel.c_str())->n_buffers;
     for (size_t i = 1; i < q.buffers.size(); ++i) {
         const auto & b = q.buffers[i];
         if (i > n) { demand(!b.buffer, "a buffer that the kernel has not", q.kernel); continue; }
-        demand(b.buffer && b.offset <= b.buffer->n_bytes && b.offset % 2 == 0, "a buffer is missing, or the offset lies outside of it", q.kernel);
+        demand(b.buffer && b.offset <= b.buffer->n_bytes, "a buffer is missing, or the offset lies outside of it", q.kernel);
+        demand(b.offset % (i <= 2 ? word_of(q.kernel) : 2) == 0, "a word that crosses its alignment", q.kernel);
         buffers.push_back(b.buffer->base + b.offset);
     }
     demand(metal_standin::run({ q.kernel.c_str(), q.groups_x, q.groups_y, q.n_shared }, q.args.data(), q.args.size(), buffers),
