@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PATTERNS = ("cli.py", "edgekv/**/*.py", "native/*.*", "native/include/*.h", "native/src/**/*.*", "native/tests/*.*",
-            "native/tests/cuda/*.*", "native/tests/metal/*", "patches/*.patch", "benchmarks/*.*", "tests/**/*.py", "docs/**/*.md")
+            "native/tests/cuda/*.*", "native/tests/metal/**/*", "patches/*.patch", "benchmarks/*.*", "tests/**/*.py", "docs/**/*.md")
 NAMED = {  # files that cannot speak for themselves in one line
     "edgekv/__init__.py": "the package: `Llama`, errors, version",
     "native/CMakeLists.txt": "puts native/src into llama.cpp's libraries",

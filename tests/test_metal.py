@@ -72,6 +72,29 @@ def test_metal_kernels_agree_with_plain_loops():
     check_passed(run(program("test-metal")))
 
 
+def errors_of_clang(text: str) -> list[str]:
+    """What C++ for OpenCL says of the one source: it has Metal's address spaces under other names."""
+    cindex = pytest.importorskip("clang.cindex", reason="libclang is missing: pip install libclang")
+    words = ROOT / "native" / "tests" / "metal" / "spaces"
+    flags = ["-x", "clcpp", "-cl-std=clc++2021", "-target", "spir64-unknown-unknown", "-cl-no-stdinc", f"-I{words}", "-D__METAL_VERSION__=300"]
+    unit = cindex.Index.create().parse("kernels.clcpp", args=flags, unsaved_files=[("kernels.clcpp", text)])
+    return [str(said) for said in unit.diagnostics if said.severity >= cindex.Diagnostic.Error]
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("", ""),
+    ("threadgroup float * tops = shared + QUERIES*D;", "device float * tops = shared + QUERIES*D;"),
+    ("inline float read_half(device const char * p)", "inline float read_half(threadgroup const char * p)"),
+    ("thread attend_state<D> & st)", "device attend_state<D> & st)"),
+    ("device float * norm [[buffer(7)]]", "constant float * norm [[buffer(7)]]"),
+])
+def test_address_spaces_fit_each_other(right, wrong):
+    """Through calls, templates and casts, as clang sees it; with one word wrong it complains. It is not Metal's compiler."""
+    text = re.sub(r'(#include "[^"]*"|#pragma once)\n', "", "".join((METAL / name).read_text(encoding="utf-8") for name in files_of_one_source()))
+    assert right in text
+    assert bool(errors_of_clang(text.replace(right, wrong) if right else text)) == bool(right)
+
+
 # ---- the host
 
 
