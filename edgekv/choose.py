@@ -2,7 +2,7 @@
 
 `auto` is the score that the tables of docs/methods.md found best, with budgets per KV head from the model's profile; without a profile
 it is the best method that needs none. Budgets named profile, lukv or evolkv take a profile of that kind (`profile`: any), in a mix
-(score=keydiff,budget=lukv) or as a preset (lukv).
+(score=keydiff,budget=lukv) or as a preset (lukv). The score kvzap takes its maps from a profile, whatever the budget.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from edgekv import methods
 from edgekv.budget import Profile as ProfileBudget
 from edgekv.errors import BadInput
 from edgekv.methods import Preset
-from edgekv.profiles import Profile, find
+from edgekv.methods.kvzap import KVzap
+from edgekv.profiles import NONE, find
 
 AUTO = "auto"
-WITH_PROFILE = "score=keydiff,budget=profile"
+WITH_PROFILE = "kvzap"
+WITH_SHARES = "score=keydiff,budget=profile"
+"""With a profile that has no maps for kvzap: of another kind, or imported."""
 WITHOUT_PROFILE = "kvzip"
 
 
@@ -27,20 +30,27 @@ def choose(text: str, model_path: str, profile: str | None = None) -> Preset:
     a profile and there is none.
     """
     if text == AUTO:
-        preset = methods.get(WITH_PROFILE)
-        found = find(model_path, profile, preset.score.name)
-        return _with(preset, found) if found else methods.get(WITHOUT_PROFILE)
+        text = _automatic(model_path, profile)
     preset = methods.get(text)
-    return preset if not isinstance(preset.budget, ProfileBudget) else _looked_up(preset, text, model_path, profile)
+    if isinstance(preset.budget, ProfileBudget):
+        preset = _with_shares(preset, text, model_path, profile)
+    return _with_maps(preset, model_path, profile) if isinstance(preset.score, KVzap) else preset
 
 
-def _looked_up(preset: Preset, text: str, model_path: str, wish: str | None) -> Preset:
-    """`preset` with the profile that it needs.
+def _automatic(model_path: str, wish: str | None) -> str:
+    if find(model_path, wish, foretells=True):
+        return WITH_PROFILE
+    return WITH_SHARES if find(model_path, wish, methods.get(WITH_SHARES).score.name) else WITHOUT_PROFILE
+
+
+def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -> Preset:
+    """`preset` with the shares of the profile that its budget needs.
 
     A plain name leaves the score open: a profile for another one than the preset's own then brings it along.
     """
-    budget, is_open = preset.budget, text in methods.REGISTRY
+    budget = preset.budget
     assert isinstance(budget, ProfileBudget)
+    is_open = text in methods.REGISTRY and bool(budget.kind)
     scores = [""] if is_open and wish else [preset.score.name, ""][: 1 + is_open]
     found = next((p for score in scores if (p := find(model_path, wish, score, budget.kind))), None)
     if found is None:
@@ -48,17 +58,27 @@ def _looked_up(preset: Preset, text: str, model_path: str, wish: str | None) -> 
                        f"'edgekv profile {budget.kind or 'probe'}', or name one with --kv-profile")
     if is_open and found.score and found.score != preset.score.name:
         preset = replace(methods.get(f"score={found.score},budget={budget.name}"), name=preset.name)
-    return _with(preset, found)
+    assert isinstance(preset.budget, ProfileBudget)
+    return replace(preset, budget=replace(preset.budget, shares=found.shares_at))
+
+
+def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
+    """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of any that has them."""
+    found = find(model_path, wish, foretells=True) or (None if wish == NONE else find(model_path, foretells=True))
+    if found is None:
+        raise BadInput(f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv profile probe'")
+    return replace(preset, score=KVzap(found.surrogate))
 
 
 def learns(text: str) -> bool:
     """Whether the profile that first use makes would serve `text`: auto, or budgets from any profile."""
-    if text == AUTO:
+    if foretells(text):
         return True
     budget = methods.get(text).budget
     return isinstance(budget, ProfileBudget) and not budget.kind
 
 
-def _with(preset: Preset, profile: Profile) -> Preset:
-    assert isinstance(preset.budget, ProfileBudget)
-    return replace(preset, budget=replace(preset.budget, shares=profile.shares_at))
+def foretells(text: str) -> bool:
+    """Whether `text` wants maps for kvzap."""
+    return text == AUTO or isinstance(methods.get(text).score, KVzap)
+

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edgekv import profiles
-from edgekv.choose import WITH_PROFILE, WITHOUT_PROFILE, choose
+from edgekv.choose import WITH_PROFILE, WITH_SHARES, WITHOUT_PROFILE, choose, foretells, learns
 from edgekv.errors import BadInput
+from edgekv.methods.kvzap import Surrogate, n_features
 from edgekv.profiles import places
 
 
@@ -36,11 +37,13 @@ def folder(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(places, "user_cache", lambda: tmp_path / "cache")
     identity = profiles.identify(model)
 
-    def add(kind: str, score: str, name: str, first: float = 0.1, model=identity) -> str:
-        """A profile in which layer 0 has the share `first` at 0.2."""
+    def add(kind: str, score: str, name: str, first: float = 0.1, model=identity, maps: bool = False) -> str:
+        """A profile in which layer 0 has the share `first` at 0.2; maps: with `first` in all of kvzap's."""
         shares = np.full((1, identity.n_layer, 2), (0.2 * identity.n_layer - first) / (identity.n_layer - 1), np.float32)
         shares[0, 0] = first
-        profiles.write(profiles.Profile(model, kind, (0.2,), shares, score), tmp_path / name)
+        weights = np.full((*shares.shape[1:], n_features(identity.d_head_k, identity.d_head_v) + 1), first, np.float32)
+        surrogate = Surrogate(weights, "halves") if maps else None
+        profiles.write(profiles.Profile(model, kind, (0.2,), shares, score, surrogate=surrogate), tmp_path / name)
         return str(tmp_path / name)
 
     return model, add
@@ -76,6 +79,41 @@ def test_profiles_lie_side_by_side_and_are_found_by_kind_and_score(folder):
     assert first_of(choose("score=keydiff,budget=lukv", model)) == 0.13
     assert choose("lukv", model).name == "lukv" and choose("lukv", model).score.name == "snapkv"
     assert choose("lukv:kernel=5", model).params.kernel == 5
+
+
+def map_of(preset) -> float:
+    return round(float(preset.score.surrogate.weights[0, 0, 0]), 4)
+
+
+def test_auto_wants_maps_and_does_with_shares(folder):
+    model, add = folder
+    path = add("lukv", "keydiff", "kvbudget-m.lukv.gguf", 0.11)
+    assert (choose("auto", model).name, first_of(choose("auto", model))) == (WITH_SHARES, 0.11)
+    add("probe", "", "kvbudget-m.gguf", 0.12, maps=True)
+    assert (choose("auto", model).name, first_of(choose("auto", model)), map_of(choose("auto", model))) == (WITH_PROFILE, 0.12, 0.12)
+    assert choose("auto", model, path).name == WITH_SHARES, "the file that is named counts"
+    assert choose("auto", model, "none").name == WITHOUT_PROFILE
+
+
+def test_kvzap_goes_with_any_budget(folder):
+    model, add = folder
+    with pytest.raises(BadInput, match="maps for kvzap.*edgekv profile probe"):
+        choose("score=kvzap", model)
+    add("probe", "", "kvbudget-m.gguf", 0.12, maps=True)
+    path = add("lukv", "kvzap", "kvbudget-m.lukv.gguf", 0.13)
+    assert map_of(choose("score=kvzap,budget=adakv", model)) == 0.12
+    for preset in (choose("score=kvzap,budget=lukv", model), choose("score=kvzap,budget=profile", model, path)):
+        assert (first_of(preset), map_of(preset)) == (0.13, 0.12), "shares of one profile, maps of another"
+    with pytest.raises(BadInput, match="maps for kvzap"):
+        choose("score=kvzap", model, "none")
+
+
+@pytest.mark.parametrize(("text", "wants_maps", "wants_any"), [
+    ("auto", True, True), ("kvzap", True, True), ("score=kvzap,budget=adakv", True, True), ("score=random,budget=profile", False, True),
+    ("lukv", False, False), ("snapkv", False, False),
+])
+def test_what_first_use_would_make_a_profile_for(text, wants_maps, wants_any):
+    assert (foretells(text), learns(text)) == (wants_maps, wants_any)
 
 
 def test_in_the_cache_they_lie_side_by_side_too(folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import numpy as np
@@ -12,13 +13,15 @@ from hypothesis import strategies as st
 
 from edgekv import methods
 from edgekv.budget import BUDGETS
-from edgekv.errors import BadInput
+from edgekv.errors import BadInput, EdgeKVError
 from edgekv.merge import MERGES
 from edgekv.methods import LayerStats, Preset, get, presets
+from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features
 from edgekv.methods.pool import max_pool, mean_pool
 from edgekv.methods.snapkv import SnapKVParams
 from edgekv.select import keep
 from tests.reference import scores as reference
+from tests.reference.model import rope
 
 ALL = pytest.mark.parametrize("name", sorted(methods.REGISTRY))
 ATTENTION = {  # score -> (first of the observing queries counted from the end, reference)
@@ -26,6 +29,15 @@ ATTENTION = {  # score -> (first of the observing queries counted from the end, 
     "kvzip": (50, reference.kvzip),
 }
 KEYS = {"knorm": reference.knorm, "keydiff": reference.keydiff}
+
+
+def method(name: str, d: int = 8):
+    """The score of a preset; kvzap with maps for 4 layers of 2 heads of size d."""
+    score = get(name).score
+    if not isinstance(score, KVzap):
+        return score
+    weights = np.random.default_rng(9).standard_normal((4, 2, n_features(d, d) + 1)).astype(np.float32)
+    return KVzap(Surrogate(weights, "neighbours"))
 
 
 def layer(n_new: int = 60, n_old: tuple[int, ...] = (0, 0), seed: int = 0, il: int = 1, key: int = 0) -> LayerStats:
@@ -51,7 +63,7 @@ def layer(n_new: int = 60, n_old: tuple[int, ...] = (0, 0), seed: int = 0, il: i
 @pytest.mark.parametrize("n_new", [1, 3, 60])
 def test_a_score_for_every_row_and_none_for_padding(name, n_old, n_new):
     stats = layer(n_new, n_old)
-    scores = get(name).score.score(stats)
+    scores = method(name).score(stats)
     assert scores.dtype == np.float32 and scores.shape == stats.pos.shape
     assert np.isfinite(scores[stats.pos >= 0]).all() and (scores[stats.pos < 0] == -np.inf).all()
 
@@ -60,7 +72,7 @@ def test_a_score_for_every_row_and_none_for_padding(name, n_old, n_new):
 @given(count=st.integers(0, 90), old=st.integers(0, 20), key=st.integers(0, 99))
 def test_what_survives_scored_highest(name, count, old, key):
     stats = layer(60, (old, 7), key=key)
-    scores = get(name).score.score(stats)
+    scores = method(name).score(stats)
     for k, rows in enumerate(keep(scores, [count, count], stats.pos, stats.n_seen, sink=0, window=0)):
         exist = np.flatnonzero(stats.pos[k] >= 0)
         gone = np.setdiff1d(exist, rows)
@@ -76,8 +88,8 @@ def test_scores_do_not_depend_on_the_order_of_the_rows(name):
     arrays = {name: getattr(stats, name)[:, order] for name in ("pos", *methods.STATS)}
     turned = LayerStats(stats.il, 4, 2, stats.n_rows, stats.n_old, stats.n_new, **arrays, rows=lambda k: tuple(x[order] for x in stats.rows(k)),
                         future=stats.future)
-    preset = get(name)
-    np.testing.assert_allclose(preset.score.score(turned), preset.score.score(stats)[:, order], rtol=1e-5, atol=1e-6)
+    score = method(name).score
+    np.testing.assert_allclose(score(turned), score(stats)[:, order], rtol=1e-5, atol=1e-5)
 
 
 @ALL
@@ -94,7 +106,7 @@ def test_a_method_uses_only_what_it_asked_for(name):
     asked = get(name).score.observe.stats
     less = LayerStats(**{**vars(stats), **{s: None for s in methods.STATS if s not in asked}})
     assert set(get(name).budget.stats) <= set(get(name).observe.stats)
-    np.testing.assert_array_equal(get(name).score.score(less), get(name).score.score(stats))
+    np.testing.assert_array_equal(method(name).score(less), method(name).score(stats))
 
 
 def test_random_is_seeded_per_layer_and_stable_over_turns():
@@ -164,6 +176,31 @@ def test_keydiff_may_be_pooled_over_neighbours(kernel):
     np.testing.assert_allclose(preset.score.score(stats_of(attention, keys, 1), preset.params), expected.numpy(), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_what_kvzap_foretells_is_the_reference_s(pairs):
+    generator = torch.Generator().manual_seed(3)
+    keys, values = torch.randn(2, 50, 12, generator=generator), torch.randn(2, 50, 6, generator=generator)
+    weights = torch.randn(1, 2, 6 + 6 + 3 + 1, generator=generator)
+    stats = replace(stats_of(*causal_attention(2, 1, 50), 1), rows=lambda k: (keys[k].numpy(), values[k].numpy()))
+    expected, kvzap = reference.kvzap(keys, values, weights[0], pairs), KVzap(Surrogate(weights.numpy(), pairs))
+    np.testing.assert_allclose(kvzap.score(stats, KVzapParams(novelty=0)), expected.numpy(), rtol=1e-4, atol=1e-5)
+    ranks = [x.argsort(-1).argsort(-1) / 50 for x in (expected, reference.keydiff(keys))]
+    np.testing.assert_allclose(kvzap.score(stats, KVzapParams(novelty=0.5)), (ranks[0] + 0.5 * ranks[1]).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("pairs", "neox"), [("neighbours", False), ("halves", True)])
+def test_kvzap_does_not_ask_where_a_row_stands(pairs, neox):
+    keys, values = torch.randn(2, 1, 20, 16, generator=torch.Generator().manual_seed(4))
+    turned = rope(keys.expand(1, 20, 16), torch.full((20,), 700), 10000.0, neox)
+    a, b = (features(x[0].numpy(), values[0].numpy(), pairs) for x in (keys, turned))
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_kvzap_without_a_profile_says_so():
+    with pytest.raises(EdgeKVError, match="profile"):
+        get("kvzap").score.score(layer())
+
+
 @pytest.mark.parametrize("name", KEYS)
 def test_a_rotation_of_the_keys_changes_nothing(name):
     """A quantised cache holds keys that were multiplied by an orthonormal matrix."""
@@ -191,7 +228,7 @@ def test_snapkv_pools_by_token_index():
     ("score=snapkv,merge=all", "none, d2o"), ("d2o:ema=2", "0 to 1"), ("score=snapkv,budget=lots", "uniform.*pooled"), ("cake:kernal=5", "gamma, kernel, tau1, tau2"), ("h2o:kernel=5", "has none"),
     ("snapkv:kernel=4", "odd"), ("snapkv:kernel=5.5", "whole number.*7"), ("cake:gamma=much", "number.*200"), ("cake:gamma=nan", "0 or more"),
     ("cake:tau1=0", "above 0"), ("cake:gamma", "name=value"), ("cake:gamma=1,gamma=2", "twice"), ("d2o:scale=some", "unit, raw"),
-    ("adakv:alpha=2", "0 to 1"), ("dynamickv:m=0", "1 or more"), ("dynamickv:r_max=0.5", "1 or more"), ("pyramidkv:beta=0", "1 or more"),
+    ("adakv:alpha=2", "0 to 1"), ("kvzap:novelty=-1", "0 or more"), ("kvzap:novelty=nan", "0 or more"), ("dynamickv:m=0", "1 or more"), ("dynamickv:r_max=0.5", "1 or more"), ("pyramidkv:beta=0", "1 or more"),
     ("score=tova,budget=cake", "window"), ("score=kvzip,budget=cake", "window"),
 ])
 def test_what_is_misspelled_is_one_line_with_the_choice(text, offer):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgekv import methods, probe, profiles
+from edgekv import budget, methods, probe, profiles
 from edgekv.methods.expected import Expected
+from edgekv.methods.kvzap import KVzap, Surrogate, n_features
 from edgekv.native import Prefill
 from tests.engine import feed, load, logits, positions
 from tests.reference import budgets
@@ -28,13 +29,16 @@ def profile_for(tiny, tmp_path_factory):
     """profile_for(name): the options with which a preset that needs a profile of llama-gqa has one."""
     model = profiles.identify(str(tiny("llama-gqa")))
     shares = np.random.default_rng(0).random((1, model.n_layer, 2), np.float32)
+    maps = Surrogate(np.random.default_rng(1).standard_normal((model.n_layer, 2, n_features(model.d_head_k, model.d_head_v) + 1), np.float32),
+                     "neighbours")
 
     def options(name: str) -> dict[str, str]:
-        kind = getattr(methods.get(name).budget, "kind", "")
-        if not kind:
+        preset = methods.get(name)
+        if not isinstance(preset.budget, budget.Profile):
             return {}
+        kind = preset.budget.kind or "probe"
         path = tmp_path_factory.mktemp("profiles") / f"{kind}.gguf"
-        profiles.write(profiles.Profile(model, kind, (0.3,), shares, "snapkv"), path)
+        profiles.write(profiles.Profile(model, kind, (0.3,), shares, "" if kind == "probe" else "snapkv", surrogate=maps), path)
         return {"kv_profile": str(path)}
 
     return options
@@ -190,6 +194,32 @@ def test_expected_attention_is_that_of_the_reference(tiny, text, nmse, monkeypat
         expected = reference.expected(torch_model.layers[il].k, torch_model.layers[il].v, layers[il].raw_q, turn).numpy()
         assert nmse(scores[:, 4:], expected[:, 4:]) < (1e-5 if kind == "f16" else 1e-3), il
         assert (scores[:, :4] >= scores[:, 4:].max(axis=1, keepdims=True)).all()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("model", ["llama-gqa", "llama-d128", "qwen3"])
+def test_kvzap_sees_the_rows_as_they_are_without_the_cache(tiny, text, nmse, monkeypatch, tmp_path, model, kind):
+    """Quantised caches turn K and V; what is foretold of a row must not depend on that."""
+    seen, original = {}, KVzap.score
+
+    def record(self, layer, params=None):
+        seen[layer.il] = original(self, layer, params)
+        return seen[layer.il]
+
+    monkeypatch.setattr(KVzap, "score", record)
+    identity = profiles.identify(str(tiny(model)))
+    shape = (identity.n_layer, max(identity.n_head_kv))
+    maps = np.random.default_rng(2).standard_normal((*shape, n_features(identity.d_head_k, identity.d_head_v) + 1)).astype(np.float32)
+    pairs = "halves" if model == "qwen3" else "neighbours"
+    profiles.write(profiles.Profile(identity, "probe", (0.3,), np.full((1, *shape), 0.3, np.float32), surrogate=Surrogate(maps, pairs)), tmp_path / "p.gguf")
+    llm = load(tiny(model), kind, kv_method="kvzap:novelty=0", kv_ratio=0.3, kv_profile=str(tmp_path / "p.gguf"))
+    llm.eval(list(text(N_PROMPT)))
+    torch_model = Reference(tiny(model), "f16", "f16")
+    torch_model.prefill(text(N_PROMPT), all_logits=False)
+    for il, scores in seen.items():
+        rows = torch_model.layers[il]
+        expected = reference.kvzap(rows.k.float(), rows.v.float(), torch.from_numpy(maps[il]), pairs).numpy()
+        assert nmse(scores, expected) < (1e-5 if kind == "f16" else 1e-3), il
 
 
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])

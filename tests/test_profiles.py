@@ -17,9 +17,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import commands, profiles
+from edgekv import commands, native, profiles
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.profiles import Identity, Profile, curves, draw, file, lukv, oracle, probe_profile
+from edgekv.methods.kvzap import Surrogate, features, n_features
+from edgekv.profiles import Identity, Profile, curves, draw, file, lukv, oracle, probe_profile, surrogate
 from edgekv.profiles import places as lookup
 from tests import models
 
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = Identity("llama", 4, (2, 2, 1, 2), 64, 64, "ab" * 32)
 GRID = (0.1, 0.2, 0.5, 0.9)
 N_TOKENS = 200
+MAPS = Surrogate(np.random.default_rng(7).standard_normal((4, 2, n_features(64, 64) + 1)).astype(np.float32), "halves")
 TEXTS = ("a list of the things in the old shed: " + "nails, a saw, two bent rakes; " * 10, "the fog came in at nine and went at ten. " * 12)
 
 
@@ -80,6 +82,7 @@ def test_shares_lie_between_those_of_the_neighbouring_ratios():
     ({"ratios": (0.1, 0.2, 0.5)}, "4 x 4 x 2"), ({"shares": np.full((4, 4, 2), np.nan, np.float32)}, "between 0 and 1"),
     ({"shares": np.full((4, 4, 2), 1.5, np.float32)}, "between 0 and 1"), ({"shares": np.zeros((4, 4, 2), np.float32)}, "none"),
     ({"shares": np.ones((4, 4, 2), np.float32)}, "do not exist"), ({"shares": np.ones((4, 4), np.float32)}, "4 x 4, not"),
+    ({"surrogate": Surrogate(MAPS.weights[:, :, 1:], "halves")}, "maps"), ({"surrogate": Surrogate(MAPS.weights * np.float32(np.nan), "halves")}, "maps"),
 ])
 def test_tables_that_make_no_sense_are_refused(change, says):
     with pytest.raises(BadInput) as error:
@@ -91,12 +94,13 @@ def test_tables_that_make_no_sense_are_refused(change, says):
 
 
 def test_round_trip(tmp_path):
-    profile = make(score="snapkv", window=16, sink=2, calibration="cd" * 32, command="edgekv profile probe -m 'a b.gguf'")
+    profile = make(score="snapkv", window=16, sink=2, calibration="cd" * 32, command="edgekv profile probe -m 'a b.gguf'", surrogate=MAPS)
     profiles.write(profile, tmp_path / "p.gguf")
     got = profiles.read(tmp_path / "p.gguf")
-    for name in (f.name for f in fields(Profile) if f.name != "shares"):
+    for name in (f.name for f in fields(Profile) if f.name not in ("shares", "surrogate")):
         assert getattr(got, name) == getattr(profile, name), name
     assert np.array_equal(got.shares, profile.shares)
+    assert got.surrogate.pairs == MAPS.pairs and np.array_equal(got.surrogate.weights, MAPS.weights)
     assert [p.name for p in tmp_path.iterdir()] == ["p.gguf"]
     reader = gguf.GGUFReader(tmp_path / "p.gguf")
     assert reader.fields["general.type"].contents() == "kvbudget"
@@ -260,7 +264,7 @@ def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
     from edgekv import native, probe
 
     tokens = tuple(llm.tokenize(TEXTS[0].encode()))[:N_TOKENS]
-    got = probe_profile.measure(llm, tokens)
+    got, _ = probe_profile.measure(llm, tokens)
     repeated = [t for piece in probe.pieces(tokens, llm._kv.tokenize) for t in piece]
     n = len(tokens)
     with native.Prefill(llm._kv.ctx, [*tokens, *repeated], [(n, n + len(repeated), ("max",))]) as p:  # stored, the same attention
@@ -268,6 +272,39 @@ def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
             p.run(il)
             np.testing.assert_allclose(got[il], p.stat(0, "max")[:, :n], rtol=1e-2, atol=1e-5)
             p.keep([np.arange(n + len(repeated), dtype=np.int32)] * 2)
+
+
+def test_maps_are_those_of_least_squares():
+    """With texts that differ as a whole, and features of very different size; a head that takes no part stays without."""
+    rng, truth = np.random.default_rng(0), np.array([3.0, -0.02, 0.5])
+    found = []
+    for offset in (0.0, 7.0):
+        x = (rng.standard_normal((4000, 3)) * [0.1, 30, 1] + offset).astype(np.float32)
+        y = (x @ truth + offset * 5 + rng.standard_normal(4000) * 0.01).astype(np.float32)
+        found.append(np.stack([surrogate.moments(x, y), np.zeros((5, 4), np.float32)])[None])
+    weights = surrogate.solve(found, "halves").weights
+    assert weights.shape == (1, 2, 4) and not weights[0, 1].any()
+    np.testing.assert_allclose(weights[0, 0, :3], truth, rtol=0.01)
+
+
+def test_maps_foretell_what_the_probe_pays(tiny):
+    """On a text that they were not learned from, better than chance in nearly all heads; the model is random, its attention is not."""
+    llm = probe_profile.load(str(tiny("llama-gqa")), N_TOKENS, n_threads=1)
+    maps = probe_profile.make(llm, TEXTS[:1], GRID, n_tokens=N_TOKENS).surrogate
+    tokens = tuple(llm.tokenize(TEXTS[1].encode()))[:N_TOKENS]
+    rows = {}
+    keep = native.Prefill.keep
+
+    def record(self, kept):
+        rows[self.il] = [self.rows(k) for k in range(len(kept))]
+        keep(self, kept)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native.Prefill, "keep", record)
+        paid, _ = probe_profile.measure(llm, tokens)
+    found = [np.corrcoef(features(*rows[il][k], maps.pairs) @ maps.weights[il, k, :-1], surrogate.target(paid[il, k]))[0, 1]
+             for il in rows for k in range(2)]
+    assert np.median(found) > 0.3, np.round(found, 2)
 
 
 def test_layers_with_a_sliding_window_take_no_part(tiny):
@@ -292,7 +329,7 @@ def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
     assert partial.is_file() and len(read) == 4
     got = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial)
     assert len(read) == 5 and not partial.exists()
-    assert np.array_equal(got.shares, expected.shares)
+    assert np.array_equal(got.shares, expected.shares) and np.array_equal(got.surrogate.weights, expected.surrogate.weights)
     partial.write_bytes(b"PK\3\4 damaged")
     assert np.array_equal(probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial).shares, expected.shares)
 

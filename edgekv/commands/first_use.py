@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgekv.choose import WITHOUT_PROFILE, learns
+from edgekv.choose import WITHOUT_PROFILE, foretells, learns
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 
@@ -47,7 +47,7 @@ def is_wanted(options: EngineOptions, path: str) -> bool:
     if not compresses or options.kv_profile is not None or not learns(options.kv_method):
         return False
     try:
-        return find(path) is None and model_info(path)["mode"] == "layers"
+        return find(path, foretells=foretells(options.kv_method)) is None and model_info(path)["mode"] == "layers"
     except EdgeKVError:
         return False  # whoever loads the model says what is wrong with it
 

@@ -88,11 +88,11 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
 def preset_of(kv_method: str, path: str) -> Preset:
     """The method that will run: `auto` means a profile that first use makes where none is found."""
     from edgekv import methods
-    from edgekv.choose import AUTO, WITH_PROFILE, choose
+    from edgekv.choose import AUTO, choose
     from edgekv.profiles import find
 
     if kv_method == AUTO and find(path) is None:
-        return methods.get(WITH_PROFILE.replace("profile", "pooled"))  # reads as much; spreads rows as freely
+        return methods.get("score=keydiff,budget=pooled")  # reads as much; spreads rows as freely
     return choose(kv_method, path)
 
 

@@ -24,6 +24,7 @@ from edgekv.methods.full import Full
 from edgekv.methods.h2o import H2O
 from edgekv.methods.keydiff import KeyDiff
 from edgekv.methods.knorm import Knorm
+from edgekv.methods.kvzap import KVzap
 from edgekv.methods.kvzip import KVzip
 from edgekv.methods.random import Random
 from edgekv.methods.snapkv import SnapKV
@@ -62,6 +63,7 @@ REGISTRY: dict[str, Preset] = {
         _under(SnapKV(), "lukv", "lukv"),
         _under(SnapKV(), "evolkv", "evolkv"),
         _same(KVzip(), "pooled"),
+        _same(KVzap(), "profile"),
         _same(Streaming()),
         _same(H2O()),
         _same(TOVA()),

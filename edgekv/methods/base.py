@@ -56,6 +56,8 @@ class LayerStats:
     seed: int = 0
     rows: Rows | None = None
     """Keys and values of the layer, read when asked for."""
+    blocks: tuple[int, int] = (0, 0)
+    """Sizes of the matrices that K and V were multiplied by for a quantised cache, see `edgekv.rotation`."""
     future: Future | None = None
     """What later tokens will ask, if the method observes `queries`."""
 

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from edgekv import __version__
 from edgekv.errors import BadInput
+from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.profiles.header import Header, opened
 from edgekv.profiles.identity import Identity
 
 KINDS = ("probe", "lukv", "evolkv", "imported")
 TYPE, FORMAT = "kvbudget", 1
 _KEY = "edgekv.profile."
-_TENSOR = _KEY + "shares"
+_TENSOR, _MAPS = _KEY + "shares", _KEY + "surrogate"
 _MAX_BYTES = 1 << 28  # far above any profile: a larger file is something else
 
 
@@ -52,6 +53,8 @@ class Profile:
     made_by: str = field(default=f"edgekv {__version__}")
     seed: int | None = None
     """Of what was drawn while it was made; None if nothing was."""
+    surrogate: Surrogate | None = None
+    """What the score kvzap needs; None if it was not made."""
 
     def __post_init__(self) -> None:
         wrong = _wrong(self)
@@ -116,6 +119,9 @@ def _wrong(p: Profile) -> str | None:
     exists = np.arange(expected[2]) < np.asarray(p.model.n_head_kv)[:, None]
     if p.heads[~exists].any() or not p.heads.any():
         return "it gives rows to heads that do not exist, or to none"
+    maps = p.surrogate and p.surrogate.weights
+    if maps is not None and (maps.shape != (*expected[1:], n_features(p.model.d_head_k, p.model.d_head_v) + 1) or not np.isfinite(maps).all()):
+        return "its maps do not fit the model"
     return None
 
 
@@ -150,6 +156,8 @@ def _write(profile: Profile, path: Path) -> None:
         if value not in ("", None):
             add[type(value)](_KEY + key, value)
     writer.add_tensor(_TENSOR, np.ascontiguousarray(profile.shares, np.float32))
+    if profile.surrogate:
+        writer.add_tensor(_MAPS, np.ascontiguousarray(profile.surrogate.weights, np.float32))
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -165,6 +173,7 @@ def _keys(p: Profile) -> dict[str, Any]:
         "model.d_head_k": m.d_head_k, "model.d_head_v": m.d_head_v, "model.embedding_sha256": m.embedding, "kind": p.kind, "score": p.score,
         "window": p.window, "sink": p.sink, "ratios": [float(r) for r in p.ratios], "calibration_sha256": p.calibration,
         "command": p.command, "made_by": p.made_by, "seed": p.seed,
+        "surrogate.pairs": p.surrogate.pairs if p.surrogate else "",
     }
 
 
@@ -197,11 +206,12 @@ def _parse(path: Path) -> Profile:
         raise BadInput("this is a GGUF file, but no profile; name a kvbudget-*.gguf file")
     if keys.get("format") != FORMAT:
         raise BadInput("the profile is of another edgekv version; make it again with 'edgekv profile'")
-    tensor = next(t for t in reader.tensors if t.name == _TENSOR)
-    if tensor.tensor_type != gguf.GGMLQuantizationType.F32:
+    tensors = {t.name: t for t in reader.tensors}
+    if any(t.tensor_type != gguf.GGMLQuantizationType.F32 for t in tensors.values()):
         raise BadInput("the profile is damaged: its table is no f32; make it again with 'edgekv profile'")
+    surrogate = Surrogate(np.array(tensors[_MAPS].data, np.float32), PAIRS[PAIRS.index(keys["surrogate.pairs"])]) if _MAPS in tensors else None
     model = Identity(keys["model.architecture"], keys["model.n_layer"], tuple(keys["model.n_head_kv"]), keys["model.d_head_k"],
                      keys["model.d_head_v"], keys["model.embedding_sha256"])
-    return Profile(model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), np.array(tensor.data, np.float32),
+    return Profile(model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), np.array(tensors[_TENSOR].data, np.float32),
                    keys.get("score", ""), keys["window"], keys["sink"], keys.get("calibration_sha256", ""), keys.get("command", ""),
-                   keys.get("made_by", ""), keys.get("seed"))
+                   keys.get("made_by", ""), keys.get("seed"), surrogate)

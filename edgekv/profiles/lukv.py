@@ -78,7 +78,7 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
     """A model whose cache keeps every row, with `score` as its method. options: of `llama_cpp.Llama`."""
     from edgekv import Llama
 
-    return Llama(path, kv_budget=1 << 30, kv_method=score, kv_profile="none", n_ctx=n_ctx, verbose=False, **options)
+    return Llama(path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, verbose=False, **options)
 
 
 def make(

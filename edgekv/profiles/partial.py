@@ -16,21 +16,22 @@ from edgekv.errors import BadInput
 
 
 class Partial:
-    """Shares [n_ratio, n_layer, n_head_kv] of the texts that are done, by their tokens; kept in the file `path` if there is one.
+    """What was measured on the texts that are done, arrays by name, by their tokens; kept in the file `path` if there is one.
 
-    key: of the model and the grid; what the file has for others, or a file that cannot be read, counts for nothing.
+    key: of the model and of what is measured; what the file has for others, or a file that cannot be read, counts for nothing.
     """
 
     def __init__(self, path: Path | None, key: str) -> None:
         self.path, self._key = path, key
-        self._done: dict[str, NDArray[np.float64]] = {}
+        self._done: dict[str, dict[str, NDArray[Any]]] = {}
         if path is None or not path.is_file():
             return
         try:
             with path.open("rb") as f, np.load(f, allow_pickle=False) as saved:
-                self._done = {name: saved[name] for name in saved.files if name.startswith(key)}
+                for text, _, part in (name.partition(".") for name in saved.files if name.startswith(key)):
+                    self._done.setdefault(text, {})[part] = saved[f"{text}.{part}"]
         except (OSError, ValueError, zipfile.BadZipFile):
-            pass
+            self._done = {}
 
     def _name(self, tokens: tuple[int, ...]) -> str:
         return self._key + hashlib.sha256(repr(tokens).encode()).hexdigest()
@@ -38,17 +39,17 @@ class Partial:
     def __contains__(self, tokens: tuple[int, ...]) -> bool:
         return self._name(tokens) in self._done
 
-    def __getitem__(self, tokens: tuple[int, ...]) -> NDArray[np.float64]:
+    def __getitem__(self, tokens: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         return self._done[self._name(tokens)]
 
-    def add(self, tokens: tuple[int, ...], shares: NDArray[np.float64]) -> None:
-        self._done[self._name(tokens)] = shares
+    def add(self, tokens: tuple[int, ...], **found: NDArray[Any]) -> None:
+        self._done[self._name(tokens)] = found
         if self.path is None:
             return
         fresh = self.path.with_name(self.path.name + ".new")
         try:
             with fresh.open("wb") as f:
-                np.savez(f, **self._done)  # type: ignore[arg-type]
+                np.savez(f, **{f"{text}.{part}": x for text, parts in self._done.items() for part, x in parts.items()})  # type: ignore[arg-type]
             os.replace(fresh, self.path)
         except OSError as error:
             raise BadInput(f"{self.path} cannot be written ({error.strerror}); choose another place") from None

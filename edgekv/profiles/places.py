@@ -24,8 +24,10 @@ TASK_KIND = "evolkv"
 SHIPPED = Path(__file__).parent.parent / "data" / "profiles"
 
 
-def find(model_path: str, wish: str | None = None, score: str = "", kind: str = "") -> Profile | None:
+def find(model_path: str, wish: str | None = None, score: str = "", kind: str = "", foretells: bool = False) -> Profile | None:
     """The profile for a model file, None if there is none or if none is wanted.
+
+    foretells: only one that has what the score kvzap needs.
 
     wish: a profile's file, NONE, or None to look for one: beside the model, then shipped, then in the cache; the first that belongs to
     this model, serves `score` (empty: any) and is of `kind` (empty: any but evolkv, which is for its task alone). The plain one beside the
@@ -38,7 +40,7 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
     if wish is not None:
         profile = read(wish)
         profile.check(identify(model_path), score, wish, kind)
-        return profile
+        return profile if profile.surrogate or not foretells else None
     try:
         model = identify(model_path)
     except BadInput:
@@ -51,7 +53,7 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
             if path == beside(model_path):
                 logging.getLogger("edgekv").warning("edgekv: %s", error)
             continue
-        if profile.kind == kind or not kind and profile.kind != TASK_KIND:
+        if (profile.kind == kind or not kind and profile.kind != TASK_KIND) and (profile.surrogate or not foretells):
             return profile
     return None
 

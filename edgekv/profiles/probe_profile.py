@@ -4,6 +4,8 @@ Each text is read once with the repeat probe behind it (`edgekv.probe`). A row i
 it; all rows of all layers and heads are ranked together, and for every ratio of a grid each head's share of the best ones is counted
 (KVzip's pooled selection, arXiv 2505.23416). One pass gives the whole grid, and any score may use the result: which heads get the
 rows decides more than which rows. No row is protected here: shares must not depend on the length of the calibration texts.
+
+The same pass teaches the score kvzap to foretell what the probe pays (`edgekv.profiles.surrogate`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Unsupported
+from edgekv.methods.kvzap import PAIRS, features, n_features
+from edgekv.profiles import surrogate
 from edgekv.profiles.file import Profile, write
 from edgekv.profiles.identity import Identity, identify
 from edgekv.profiles.partial import Partial
@@ -78,12 +82,15 @@ def make(
                 progress(UNIT * i + UNIT * done // total, UNIT * len(tokens))
 
         if context not in found:
-            found.add(context, count(measure(llm, context, report), ratios))
+            scores, moments = measure(llm, context, report)
+            found.add(context, shares=count(scores, ratios), moments=moments)
         report(1, 1)
-    shares = np.mean([found[context] for context in tokens], axis=0)
+    shares = np.mean([found[context]["shares"] for context in tokens], axis=0)
     shares = np.where(taking_part(store), np.maximum(shares, LEAST), 0)
+    maps = surrogate.solve([found[context]["moments"] for context in tokens], pairs_of(llm))
     found.remove()
-    return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command)
+    return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command,
+                   surrogate=maps)
 
 
 def cache(path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, **options: Any) -> Profile:
@@ -106,22 +113,36 @@ def cache(path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, 
     return profile
 
 
-def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None) -> NDArray[np.float32]:
-    """float32 [n_layer, n_head_kv, n_tokens]: the most attention that the repeat probe pays to each row; NaN for heads that take no part."""
-    from edgekv import native, probe
+def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """float32 [n_layer, n_head_kv, n_tokens]: the most attention that the repeat probe pays to each row; NaN for heads that take no part.
+    And what is learned from it, float32 [n_layer, n_head_kv, ...]: `surrogate.moments` of each head, zeros for those."""
+    from edgekv import native, probe, rotation
 
     kv, n = llm._kv, len(tokens)
     assert kv is not None
+    model, pairs = identify(llm.model_path), pairs_of(llm)
+    f = n_features(model.d_head_k, model.d_head_v)
     pieces = probe.pieces(tokens, kv.tokenize)
     observers: list[tuple[int, int, tuple[str, ...]]] = [(n, n + sum(map(len, pieces)), ("max",))]
     scores = np.full((len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
+    moments = np.zeros((*scores.shape[:2], f + 2, f + 1), np.float32)
     with native.Prefill(kv.ctx, tokens, observers, pieces=pieces, hidden=kv.settings.hidden, progress=progress) as p:
         for il, info in enumerate(kv.store.layers):
             p.run(il)
             if not info.n_swa:  # a sliding-window layer keeps its window by itself
                 scores[il, : info.n_head_kv] = p.stat(0, "max")
+                for k in range(info.n_head_kv):
+                    keys, values = (rotation.undo(rows, size) for rows, size in zip(p.rows(k), rotation.blocks(info), strict=True))
+                    moments[il, k] = surrogate.moments(features(keys, values, pairs), surrogate.target(scores[il, k]))
                 p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
-    return scores
+    return scores, moments
+
+
+def pairs_of(llm: Llama) -> str:
+    """Which values of a key RoPE turns together in this model, one of `edgekv.methods.kvzap.PAIRS`."""
+    from edgekv.native import llama_cpp
+
+    return PAIRS[llama_cpp.llama_model_rope_type(llm._model.model) not in (llama_cpp.LLAMA_ROPE_TYPE_NONE, llama_cpp.LLAMA_ROPE_TYPE_NORM)]
 
 
 def taking_part(store: Store) -> NDArray[np.bool_]:
@@ -155,4 +176,4 @@ def hash_of(contexts: Sequence[str]) -> str:
 
 
 def _key(model: Identity, ratios: Sequence[float]) -> str:
-    return hashlib.sha256(repr((model, tuple(ratios))).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((model, tuple(ratios), "shares, moments")).encode()).hexdigest()[:16]

@@ -66,6 +66,14 @@ def keydiff(keys: torch.Tensor) -> torch.Tensor:
     return -F.cosine_similarity(keys, F.normalize(keys, dim=-1).mean(1, keepdim=True), dim=-1)
 
 
+def kvzap(keys: torch.Tensor, values: torch.Tensor, weights: torch.Tensor, pairs: str) -> torch.Tensor:
+    """KVzap: what linear maps [n_head_kv, n_features + 1] foretell of keys [n_head_kv, n_rows, d_k] and values [.., d_v]. [n_head_kv, n_rows]."""
+    turned = keys.unflatten(-1, (-1, 2)).norm(dim=-1) if pairs == "neighbours" else torch.stack(keys.chunk(2, -1)).norm(dim=0)
+    lengths = torch.cat([turned, keys.norm(dim=-1, keepdim=True), values.norm(dim=-1, keepdim=True)], -1)
+    features = torch.cat([F.normalize(values, dim=-1), (lengths + 1e-3).log(), keydiff(keys)[..., None], torch.ones_like(keys[..., :1])], -1)
+    return (features * weights[:, None]).sum(-1)
+
+
 def expected(keys: torch.Tensor, values: torch.Tensor, raw_q: torch.Tensor, turn: torch.Tensor, sink: int = 4, epsilon: float = 0.02) -> torch.Tensor:
     """Expected attention, float64 [n_head_kv, n_rows]; NaN for the sinks.
 

@@ -1,0 +1,101 @@
+"""kvzap: rows by the attention that the repeat probe would pay to them, foretold from the row alone.
+
+Paper: Jeblick and Jegou, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891: for each KV head a linear map foretells the
+logarithm of KVzip's score (arXiv 2505.23416), so that no text needs to be read twice. The maps (a `Surrogate`) are learned once per model
+with the probe profile, see `edgekv.profiles.surrogate`; `edgekv.choose` puts them in.
+
+Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of earlier turns can be judged again. What
+turns with the position does not go into it: of the key only the lengths of the pairs that RoPE turns, and KeyDiff's score. The target is
+KVzip's score, the most attention, not weighted by the value's length. Rows are ranked within the budgets; the paper has one threshold.
+The rank of what is foretold and KeyDiff's rank count the same (`novelty`): maps from a few thousand tokens of prose misjudge what
+they have not seen, such as a number among words, and that is what KeyDiff finds. Quantised caches are turned back first
+(`edgekv.rotation`), so one profile serves all cache types.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv import rotation
+from edgekv.errors import BadInput, EdgeKVError
+from edgekv.methods.base import LayerStats, Observe
+from edgekv.methods.keydiff import unlike_the_mean
+
+PAIRS = ("neighbours", "halves")
+"""Which two values of a key RoPE turns together: 2 i and 2 i + 1, or i and i + d_k / 2."""
+TINY = np.float32(1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class Surrogate:
+    """A linear map for each KV head. weights: float32 [n_layer, n_head_kv, n_features + 1], the last one a constant; pairs: one of PAIRS."""
+
+    weights: NDArray[np.float32]
+    pairs: str
+
+    def __post_init__(self) -> None:
+        assert self.pairs in PAIRS and self.weights.ndim == 3
+
+
+@dataclass(frozen=True)
+class KVzapParams:
+    novelty: float = 1.0
+    """Weight of KeyDiff's rank beside the rank of what is foretold; 0: the latter alone, as in the paper."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.novelty < np.inf:
+            raise BadInput(f"novelty {self.novelty:g} is not 0 or more; the default is 1")
+
+
+@dataclass(frozen=True)
+class KVzap:
+    name: ClassVar[str] = "kvzap"
+    title: ClassVar[str] = "rows that repeating the text would need most, as foretold from the row"
+    paper: ClassVar[str] = "KVzap, arXiv 2601.07891"
+    observe: ClassVar[Observe] = Observe()
+    params: ClassVar[KVzapParams] = KVzapParams()
+    surrogate: Surrogate | None = None
+    """Of the model at hand; None: not yet looked up."""
+
+    def score(self, layer: LayerStats, params: KVzapParams | None = None) -> NDArray[np.float32]:
+        if self.surrogate is None:
+            raise EdgeKVError("the score 'kvzap' needs a model's profile: choose the method with the model")
+        assert layer.rows is not None, "this method reads the rows"
+        out = np.full(layer.pos.shape, -np.inf, np.float32)
+        for k in range(layer.n_head_kv):
+            keys, values = (rotation.undo(rows, size) for rows, size in zip(layer.rows(k), layer.blocks, strict=True))
+            seen, weights = features(keys, values, self.surrogate.pairs), self.surrogate.weights[layer.il, k]
+            out[k, : len(keys)] = _joined(seen @ weights[:-1] + weights[-1], seen[:, -1], (params or self.params).novelty)
+        return out
+
+
+def _joined(foretold: NDArray[np.float32], unlike: NDArray[np.float32], novelty: float) -> NDArray[np.float32]:
+    """[n] of [n]: the sum of the ranks (0..1, weighted); without novelty what is foretold, as it is."""
+    return foretold if novelty == 0 else _rank(foretold) + np.float32(novelty) * _rank(unlike)
+
+
+def _rank(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n]: the share of the values that are lower."""
+    return np.searchsorted(np.sort(x), x).astype(np.float32) / np.float32(len(x))
+
+
+def n_features(d_k: int, d_v: int) -> int:
+    """Length of what `features` says of a row."""
+    return d_v + d_k // 2 + 3
+
+
+def features(keys: NDArray[np.float32], values: NDArray[np.float32], pairs: str) -> NDArray[np.float32]:
+    """float32 [n, n_features]: a row's value without its length [d_v], the logarithms of the key's pairs [d_k / 2], of the key's and of the
+    value's length, and KeyDiff's score. keys [n, d_k], values [n, d_v]."""
+    half = keys.shape[1] // 2
+    first, second = (keys[:, 0 : 2 * half : 2], keys[:, 1 : 2 * half : 2]) if pairs == "neighbours" else (keys[:, :half], keys[:, half : 2 * half])
+    k, v = (np.linalg.norm(x, axis=1, keepdims=True) for x in (keys, values))
+    return np.concatenate([values / np.maximum(v, TINY), _log(np.hypot(first, second)), _log(k), _log(v), unlike_the_mean(keys)[:, None]], axis=1)
+
+
+def _log(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.log(x + np.float32(1e-3))
