@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from edgekv.budget import BUDGETS as REGISTRY
@@ -195,6 +195,7 @@ def test_adakv_counts_the_best_scores_of_a_layer(plan, key, ties):
 
 
 @given(plan=plans(ragged=False), key=st.integers(0, 9), m=st.integers(1, 5), r_max=st.sampled_from([1.0, 1.5, 2.0, 10.0]))
+@example(plan=plan_of(9, np.full((5, 4), 26)), key=4, m=3, r_max=1.5)  # the layers to come need room for what is protected
 def test_dynamickv_is_its_algorithm(plan, key, m, r_max):
     assume(free(plan) > 0)
     layers = layers_of(plan, key)

@@ -67,7 +67,7 @@ class _Progressive:
         more = self._plan.have[: i + 1] - self._least[: i + 1]
         self._rows = np.append(self._rows, min(self._most, float(more[i].max())))
         counts = self._counts(more)
-        if (i + 1) % self._m == 0 or i + 1 == len(self._plan.have) or counts.sum() > self._plan.total:
+        if (i + 1) % self._m == 0 or i + 1 == len(self._plan.have) or (counts - self._least[: i + 1]).sum() > self._free:
             self._rows = in_proportion(self._shares(), self._free, self._rows, self._n_heads[: i + 1])
             counts = self._counts(more)
         return counts
