@@ -282,7 +282,7 @@ def test_maps_are_those_of_least_squares():
         x = (rng.standard_normal((4000, 3)) * [0.1, 30, 1] + offset).astype(np.float32)
         y = (x @ truth + offset * 5 + rng.standard_normal(4000) * 0.01).astype(np.float32)
         found.append(np.stack([surrogate.moments(x, y), np.zeros((5, 4), np.float32)])[None])
-    weights = surrogate.solve(found, "halves").weights
+    weights = surrogate.solve(np.mean(found, axis=0), "halves").weights
     assert weights.shape == (1, 2, 4) and not weights[0, 1].any()
     np.testing.assert_allclose(weights[0, 0, :3], truth, rtol=0.01)
 
@@ -327,8 +327,12 @@ def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial, progress=stop)
     assert partial.is_file() and len(read) == 4
+    kept = partial.read_bytes()
     got = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial)
     assert len(read) == 5 and not partial.exists()
+    partial.write_bytes(kept)
+    other = probe_profile.make(llm, TEXTS[1:], GRID, n_tokens=N_TOKENS, partial=partial)
+    assert not np.array_equal(other.surrogate.weights, expected.surrogate.weights), "what was read for other texts does not count"
     assert np.array_equal(got.shares, expected.shares) and np.array_equal(got.surrogate.weights, expected.surrogate.weights)
     partial.write_bytes(b"PK\3\4 damaged")
     assert np.array_equal(probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial).shares, expected.shares)

@@ -14,42 +14,50 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
 
+SUM = "sum"
+
 
 class Partial:
-    """What was measured on the texts that are done, arrays by name, by their tokens; kept in the file `path` if there is one.
+    """What was measured on the texts that are done, by their tokens, and a sum over them; kept in the file `path` if there is one.
 
     key: of the model and of what is measured; what the file has for others, or a file that cannot be read, counts for nothing.
     """
 
     def __init__(self, path: Path | None, key: str) -> None:
-        self.path, self._key = path, key
-        self._done: dict[str, dict[str, NDArray[Any]]] = {}
+        self.path, self._sum = path, key + SUM
+        self._done: dict[str, NDArray[Any]] = {}
         if path is None or not path.is_file():
             return
         try:
             with path.open("rb") as f, np.load(f, allow_pickle=False) as saved:
-                for text, _, part in (name.partition(".") for name in saved.files if name.startswith(key)):
-                    self._done.setdefault(text, {})[part] = saved[f"{text}.{part}"]
+                self._done = {name: saved[name] for name in saved.files if name.startswith(key)}
         except (OSError, ValueError, zipfile.BadZipFile):
-            self._done = {}
+            pass
 
     def _name(self, tokens: tuple[int, ...]) -> str:
-        return self._key + hashlib.sha256(repr(tokens).encode()).hexdigest()
+        return self._sum.removesuffix(SUM) + hashlib.sha256(repr(tokens).encode()).hexdigest()
 
     def __contains__(self, tokens: tuple[int, ...]) -> bool:
         return self._name(tokens) in self._done
 
-    def __getitem__(self, tokens: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    def __getitem__(self, tokens: tuple[int, ...]) -> NDArray[Any]:
         return self._done[self._name(tokens)]
 
-    def add(self, tokens: tuple[int, ...], **found: NDArray[Any]) -> None:
+    @property
+    def sum(self) -> NDArray[Any]:
+        """Over all texts that are done."""
+        return self._done[self._sum]
+
+    def add(self, tokens: tuple[int, ...], found: NDArray[Any], summand: NDArray[Any]) -> None:
+        """A text is done. found: what is kept of it; summand: what goes into the sum, which may be large."""
         self._done[self._name(tokens)] = found
+        self._done[self._sum] = summand + self._done.get(self._sum, 0)
         if self.path is None:
             return
         fresh = self.path.with_name(self.path.name + ".new")
         try:
             with fresh.open("wb") as f:
-                np.savez(f, **{f"{text}.{part}": x for text, parts in self._done.items() for part, x in parts.items()})  # type: ignore[arg-type]
+                np.savez(f, **self._done)  # type: ignore[arg-type]
             os.replace(fresh, self.path)
         except OSError as error:
             raise BadInput(f"{self.path} cannot be written ({error.strerror}); choose another place") from None

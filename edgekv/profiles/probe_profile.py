@@ -74,7 +74,7 @@ def make(
     assert store.memory().n_past == 0, "the model holds a conversation"
     model = identify(llm.model_path)
     tokens = [_tokens(llm, text, n_tokens) for text in contexts]
-    found = Partial(partial, _key(model, ratios))
+    found = Partial(partial, _key(model, ratios, tokens))
     for i, context in enumerate(tokens):
 
         def report(done: int, total: int, i: int = i) -> None:
@@ -83,11 +83,11 @@ def make(
 
         if context not in found:
             scores, moments = measure(llm, context, report)
-            found.add(context, shares=count(scores, ratios), moments=moments)
+            found.add(context, count(scores, ratios), moments)
         report(1, 1)
-    shares = np.mean([found[context]["shares"] for context in tokens], axis=0)
+    shares = np.mean([found[context] for context in tokens], axis=0)
     shares = np.where(taking_part(store), np.maximum(shares, LEAST), 0)
-    maps = surrogate.solve([found[context]["moments"] for context in tokens], pairs_of(llm))
+    maps = surrogate.solve(found.sum / len(set(tokens)), pairs_of(llm))
     found.remove()
     return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command,
                    surrogate=maps)
@@ -175,5 +175,6 @@ def hash_of(contexts: Sequence[str]) -> str:
     return hashlib.sha256("\0".join(contexts).encode()).hexdigest()
 
 
-def _key(model: Identity, ratios: Sequence[float]) -> str:
-    return hashlib.sha256(repr((model, tuple(ratios), "shares, moments")).encode()).hexdigest()[:16]
+def _key(model: Identity, ratios: Sequence[float], texts: Sequence[tuple[int, ...]]) -> str:
+    """Of all that goes into the sum: with other texts nothing of an earlier call counts."""
+    return hashlib.sha256(repr((model, tuple(ratios), list(texts))).encode()).hexdigest()[:16]
