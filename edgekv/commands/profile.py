@@ -147,7 +147,7 @@ def describe(profile: Profile) -> dict[str, Any]:
     return {
         "architecture": model.arch, "layers": model.n_layer, "kv_heads": max(model.n_head_kv), "embedding": model.embedding[:16],
         "kind": profile.kind, "score": profile.score or "any", "sink": profile.sink, "window": profile.window, "ratios": list(profile.ratios),
-        "calibration": profile.calibration[:16], "command": profile.command, "made_by": profile.made_by,
+        "maps": "kvzap" if profile.surrogate else "", "calibration": profile.calibration[:16], "command": profile.command, "made_by": profile.made_by,
     }
 
 
