@@ -16,6 +16,8 @@ from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.merge import MERGES
 from edgekv.methods import LayerStats, Preset, get, presets
+from edgekv.methods import kvzap as kvzap_module
+from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features
 from edgekv.methods.pool import max_pool, mean_pool
 from edgekv.methods.snapkv import SnapKVParams
@@ -177,7 +179,8 @@ def test_keydiff_may_be_pooled_over_neighbours(kernel):
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-def test_what_kvzap_foretells_is_the_reference_s(pairs):
+def test_what_kvzap_foretells_is_the_reference_s(pairs, monkeypatch):
+    monkeypatch.setattr(kvzap_module, "BLOCK", 16)
     generator = torch.Generator().manual_seed(3)
     keys, values = torch.randn(2, 50, 12, generator=generator), torch.randn(2, 50, 6, generator=generator)
     weights = torch.randn(1, 2, 6 + 6 + 3 + 1, generator=generator)
@@ -192,7 +195,7 @@ def test_what_kvzap_foretells_is_the_reference_s(pairs):
 def test_kvzap_does_not_ask_where_a_row_stands(pairs, neox):
     keys, values = torch.randn(2, 1, 20, 16, generator=torch.Generator().manual_seed(4))
     turned = rope(keys.expand(1, 20, 16), torch.full((20,), 700), 10000.0, neox)
-    a, b = (features(x[0].numpy(), values[0].numpy(), pairs) for x in (keys, turned))
+    a, b = (features(x[0].numpy(), values[0].numpy(), unlike_the_mean(x[0].numpy()), pairs) for x in (keys, turned))
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from edgekv import commands, native, profiles
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import Surrogate, features, n_features
 from edgekv.profiles import Identity, Profile, curves, draw, file, lukv, oracle, probe_profile, surrogate
 from edgekv.profiles import places as lookup
@@ -302,7 +303,7 @@ def test_maps_foretell_what_the_probe_pays(tiny):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native.Prefill, "keep", record)
         paid, _ = probe_profile.measure(llm, tokens)
-    found = [np.corrcoef(features(*rows[il][k], maps.pairs) @ maps.weights[il, k, :-1], surrogate.target(paid[il, k]))[0, 1]
+    found = [np.corrcoef(features(*rows[il][k], unlike_the_mean(rows[il][k][0]), maps.pairs) @ maps.weights[il, k, :-1], surrogate.target(paid[il, k]))[0, 1]
              for il in rows for k in range(2)]
     assert np.median(found) > 0.3, np.round(found, 2)
 

@@ -28,6 +28,8 @@ from edgekv.methods.keydiff import unlike_the_mean
 PAIRS = ("neighbours", "halves")
 """Which two values of a key RoPE turns together: 2 i and 2 i + 1, or i and i + d_k / 2."""
 TINY = np.float32(1e-6)
+BLOCK = 4096
+"""Rows that are looked at together: what is made of them is as large as they are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +69,23 @@ class KVzap:
         assert layer.rows is not None, "this method reads the rows"
         out = np.full(layer.pos.shape, -np.inf, np.float32)
         for k in range(layer.n_head_kv):
-            keys, values = (rotation.undo(rows, size) for rows, size in zip(layer.rows(k), layer.blocks, strict=True))
-            seen, weights = features(keys, values, self.surrogate.pairs), self.surrogate.weights[layer.il, k]
-            out[k, : len(keys)] = _joined(seen @ weights[:-1] + weights[-1], seen[:, -1], (params or self.params).novelty)
+            keys, values = layer.rows(k)
+            unlike = unlike_the_mean(keys)
+            foretold = _foretell(keys, values, unlike, layer.blocks, self.surrogate.weights[layer.il, k], self.surrogate.pairs)
+            out[k, : len(keys)] = _joined(foretold, unlike, (params or self.params).novelty)
         return out
+
+
+def _foretell(
+    keys: NDArray[np.float32], values: NDArray[np.float32], unlike: NDArray[np.float32], blocks: tuple[int, int], weights: NDArray[np.float32], pairs: str,
+) -> NDArray[np.float32]:
+    """[n]: the logarithm of what the probe would pay to the rows of one head; some rows at a time."""
+    out = np.empty(len(keys), np.float32)
+    for i in range(0, len(keys), BLOCK):
+        rows = slice(i, i + BLOCK)
+        plain = (rotation.undo(x[rows], size) for x, size in zip((keys, values), blocks, strict=True))
+        out[rows] = features(*plain, unlike[rows], pairs) @ weights[:-1] + weights[-1]
+    return out
 
 
 def _joined(foretold: NDArray[np.float32], unlike: NDArray[np.float32], novelty: float) -> NDArray[np.float32]:
@@ -88,13 +103,13 @@ def n_features(d_k: int, d_v: int) -> int:
     return d_v + d_k // 2 + 3
 
 
-def features(keys: NDArray[np.float32], values: NDArray[np.float32], pairs: str) -> NDArray[np.float32]:
+def features(keys: NDArray[np.float32], values: NDArray[np.float32], unlike: NDArray[np.float32], pairs: str) -> NDArray[np.float32]:
     """float32 [n, n_features]: a row's value without its length [d_v], the logarithms of the key's pairs [d_k / 2], of the key's and of the
-    value's length, and KeyDiff's score. keys [n, d_k], values [n, d_v]."""
+    value's length, and KeyDiff's score. keys [n, d_k], values [n, d_v], unlike [n]: that score."""
     half = keys.shape[1] // 2
     first, second = (keys[:, 0 : 2 * half : 2], keys[:, 1 : 2 * half : 2]) if pairs == "neighbours" else (keys[:, :half], keys[:, half : 2 * half])
     k, v = (np.linalg.norm(x, axis=1, keepdims=True) for x in (keys, values))
-    return np.concatenate([values / np.maximum(v, TINY), _log(np.hypot(first, second)), _log(k), _log(v), unlike_the_mean(keys)[:, None]], axis=1)
+    return np.concatenate([values / np.maximum(v, TINY), _log(np.hypot(first, second)), _log(k), _log(v), unlike[:, None]], axis=1)
 
 
 def _log(x: NDArray[np.float32]) -> NDArray[np.float32]:

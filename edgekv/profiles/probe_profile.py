@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Unsupported
+from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, features, n_features
 from edgekv.profiles import surrogate
 from edgekv.profiles.file import Profile, write
@@ -133,7 +134,7 @@ def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None)
                 scores[il, : info.n_head_kv] = p.stat(0, "max")
                 for k in range(info.n_head_kv):
                     keys, values = (rotation.undo(rows, size) for rows, size in zip(p.rows(k), rotation.blocks(info), strict=True))
-                    moments[il, k] = surrogate.moments(features(keys, values, pairs), surrogate.target(scores[il, k]))
+                    moments[il, k] = surrogate.moments(features(keys, values, unlike_the_mean(keys), pairs), surrogate.target(scores[il, k]))
                 p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
     return scores, moments
 
