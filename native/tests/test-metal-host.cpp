@@ -151,6 +151,9 @@ void test_support(ggml_backend_reg_t reg, random_source & rnd) {
         return ggml_backend_dev_supports_op(dev, node);
     };
     auto as_it_is = [](ggml_tensor *) {};
+    unsetenv("EDGEKV_METAL");
+    check(!asked(apple, test_case(), as_it_is), "nobody asked for the kernels");
+    setenv("EDGEKV_METAL", "1", 1);
     for (int i = 0; i < N_DEVICES; ++i) for (int n = 0; n < 2; ++n) { // twice: the answer is remembered
         check(asked(ggml_backend_reg_dev_get(reg, i), test_case(), as_it_is) == (i == APPLE), "device %d says the wrong thing", i);
     }

@@ -2,6 +2,8 @@
 // system compiles when a device is first asked about a kernel.
 #include "edgekv-metal-queue.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,9 +38,16 @@ ggml_metal_pipeline_with_params pipeline_of(ggml_metal_device_t dev, const char 
     return it->second;
 }
 
+// No Apple GPU has run the kernels yet: whoever wants them says so. Without them a device is used as any other backend's.
+bool wanted() {
+    const char * word = getenv("EDGEKV_METAL");
+    return word && strcmp(word, "1") == 0;
+}
+
 } // namespace
 
 bool can_run(ggml_metal_device_t dev, const call & c) {
+    if (!wanted()) return false;
     const auto * props = ggml_metal_device_get_props(dev);
     return props->supports_gpu_family_apple7 && // others have simd-groups of other sizes
            c.n_shared <= props->max_theadgroup_memory_size && pipeline_of(dev, c.kernel).pipeline;
