@@ -64,7 +64,9 @@ def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -
 
 def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
     """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of any that has them."""
-    found = find(model_path, wish, foretells=True) or (None if wish == NONE else find(model_path, foretells=True))
+    found = find(model_path, wish, foretells=True)
+    if found is None and wish not in (None, NONE):
+        found = find(model_path, foretells=True)
     if found is None:
         raise BadInput(f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv profile probe'")
     return replace(preset, score=KVzap(found.surrogate))
@@ -81,4 +83,3 @@ def learns(text: str) -> bool:
 def foretells(text: str) -> bool:
     """Whether `text` wants maps for kvzap."""
     return text == AUTO or isinstance(methods.get(text).score, KVzap)
-

@@ -91,7 +91,7 @@ def preset_of(kv_method: str, path: str) -> Preset:
     from edgekv.choose import AUTO, choose
     from edgekv.profiles import find
 
-    if kv_method == AUTO and find(path) is None:
+    if kv_method == AUTO and find(path, foretells=True) is None:
         return methods.get("score=keydiff,budget=pooled")  # reads as much; spreads rows as freely
     return choose(kv_method, path)
 

@@ -24,7 +24,7 @@ class Partial:
     """
 
     def __init__(self, path: Path | None, key: str) -> None:
-        self.path, self._sum = path, key + SUM
+        self.path, self._key = path, key
         self._done: dict[str, NDArray[Any]] = {}
         if path is None or not path.is_file():
             return
@@ -35,7 +35,7 @@ class Partial:
             pass
 
     def _name(self, tokens: tuple[int, ...]) -> str:
-        return self._sum.removesuffix(SUM) + hashlib.sha256(repr(tokens).encode()).hexdigest()
+        return self._key + hashlib.sha256(repr(tokens).encode()).hexdigest()
 
     def __contains__(self, tokens: tuple[int, ...]) -> bool:
         return self._name(tokens) in self._done
@@ -46,12 +46,12 @@ class Partial:
     @property
     def sum(self) -> NDArray[Any]:
         """Over all texts that are done."""
-        return self._done[self._sum]
+        return self._done[self._key + SUM]
 
     def add(self, tokens: tuple[int, ...], found: NDArray[Any], summand: NDArray[Any]) -> None:
         """A text is done. found: what is kept of it; summand: what goes into the sum, which may be large."""
         self._done[self._name(tokens)] = found
-        self._done[self._sum] = summand + self._done.get(self._sum, 0)
+        self._done[self._key + SUM] = summand + self._done.get(self._key + SUM, 0)
         if self.path is None:
             return
         fresh = self.path.with_name(self.path.name + ".new")
