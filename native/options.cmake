@@ -7,6 +7,7 @@ foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP)
     set(LLAMA_BUILD_${part} OFF CACHE BOOL "")
 endforeach()
 set(LLAMA_CURL OFF CACHE BOOL "")
+set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_DIR}/amx.cmake" CACHE FILEPATH "")
 
 # The tree has no repository of its own: git would report the commit of whatever
 # repository lies around it, and every commit there would recompile the libraries.

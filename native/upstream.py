@@ -277,9 +277,10 @@ def write(path: Path, data: bytes) -> None:
 def build_stock(out: Path) -> Path:
     """Build the unpatched libraries with the options of the patched ones; return their folder."""
     source, options = out / "llama.cpp", ROOT / "native" / "options.cmake"
+    compiled = options.read_bytes() + options.with_name("amx.cmake").read_bytes()
     prepare(source, stock=True)
     cmake_args = os.environ.get("CMAKE_ARGS", "")
-    stamp = {"source": read_stamp(source)["sha256"], "options": sha256(options.read_bytes()), "cmake_args": cmake_args}
+    stamp = {"source": read_stamp(source)["sha256"], "options": sha256(compiled), "cmake_args": cmake_args}
     if read_stamp(out) == stamp:
         return out / "bin"
     cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
