@@ -315,6 +315,15 @@ def test_layers_with_a_sliding_window_take_no_part(tiny):
     assert profile.shares_at(0.2)[profile.heads].mean() == pytest.approx(0.2)
 
 
+def test_heads_of_different_size_get_shares_and_no_maps(llm, monkeypatch):
+    model = profiles.identify(llm.model_path)
+    other = replace(model, d_head_k=2 * model.d_head_k)
+    assert probe_profile.heads_alike(llm._kv.store, model) and not probe_profile.heads_alike(llm._kv.store, other)
+    monkeypatch.setattr(probe_profile, "identify", lambda path: other)
+    profile = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS)
+    assert profile.surrogate is None and profile.shares.any()
+
+
 def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
     partial, read = tmp_path / "p.partial", []
     measure = probe_profile.measure

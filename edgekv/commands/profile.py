@@ -32,7 +32,7 @@ def command() -> None:
 @command.command("probe")
 @MODEL
 @OUTPUT
-@click.option("--contexts", multiple=True, metavar="FILE", help="A text to learn from, may be repeated; without it: six that come with edgekv.")
+@click.option("--contexts", multiple=True, metavar="FILE", help="A text to learn from, may be repeated; without it: those that come with edgekv.")
 @click.option("--tokens", "n_tokens", type=click.IntRange(min=64), default=1536, show_default=True, metavar="N",
               help="Tokens of each text that are read, at most.")
 @RATIOS

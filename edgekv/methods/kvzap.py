@@ -7,9 +7,9 @@ with the probe profile, see `edgekv.profiles.surrogate`; `edgekv.choose` puts th
 Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of earlier turns can be judged again. What
 turns with the position does not go into it: of the key only the lengths of the pairs that RoPE turns, and KeyDiff's score. The target is
 KVzip's score, the most attention, not weighted by the value's length. Rows are ranked within the budgets; the paper has one threshold.
-The rank of what is foretold and KeyDiff's rank count the same (`novelty`): maps from a few thousand tokens of prose misjudge what
-they have not seen, such as a number among words, and that is what KeyDiff finds. Quantised caches are turned back first
-(`edgekv.rotation`), so one profile serves all cache types.
+KeyDiff's rank can be added (`novelty`): maps that were learned from a few thousand tokens of prose misjudge what they have not seen, such
+as a number among words, and that is what KeyDiff finds. With edgekv's own texts, which have figures, it does more harm than good.
+Quantised caches are turned back first (`edgekv.rotation`), so one profile serves all cache types.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Surrogate:
 
 @dataclass(frozen=True)
 class KVzapParams:
-    novelty: float = 1.0
-    """Weight of KeyDiff's rank beside the rank of what is foretold; 0: the latter alone, as in the paper."""
+    novelty: float = 0.0
+    """Weight of KeyDiff's rank beside the rank of what is foretold; 0: what is foretold alone, as in the paper."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.novelty < np.inf:
-            raise BadInput(f"novelty {self.novelty:g} is not 0 or more; the default is 1")
+            raise BadInput(f"novelty {self.novelty:g} is not 0 or more; 1 counts KeyDiff's rank as much as the map's")
 
 
 @dataclass(frozen=True)

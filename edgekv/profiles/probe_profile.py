@@ -88,7 +88,7 @@ def make(
         report(1, 1)
     shares = np.mean([found[context] for context in tokens], axis=0)
     shares = np.where(taking_part(store), np.maximum(shares, LEAST), 0)
-    maps = surrogate.solve(found.sum / len(set(tokens)), pairs_of(llm))
+    maps = surrogate.solve(found.sum / len(set(tokens)), pairs_of(llm)) if heads_alike(store, model) else None
     found.remove()
     return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command,
                    surrogate=maps)
@@ -116,13 +116,14 @@ def cache(path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, 
 
 def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """float32 [n_layer, n_head_kv, n_tokens]: the most attention that the repeat probe pays to each row; NaN for heads that take no part.
-    And what is learned from it, float32 [n_layer, n_head_kv, ...]: `surrogate.moments` of each head, zeros for those."""
+    And what is learned from it, float32 [n_layer, n_head_kv, ...]: `surrogate.moments` of each head, zeros for those and where heads are
+    not alike."""
     from edgekv import native, probe, rotation
 
     kv, n = llm._kv, len(tokens)
     assert kv is not None
     model, pairs = identify(llm.model_path), pairs_of(llm)
-    f = n_features(model.d_head_k, model.d_head_v)
+    f, learns = n_features(model.d_head_k, model.d_head_v), heads_alike(kv.store, model)
     pieces = probe.pieces(tokens, kv.tokenize)
     observers: list[tuple[int, int, tuple[str, ...]]] = [(n, n + sum(map(len, pieces)), ("max",))]
     scores = np.full((len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
@@ -132,7 +133,7 @@ def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None)
             p.run(il)
             if not info.n_swa:  # a sliding-window layer keeps its window by itself
                 scores[il, : info.n_head_kv] = p.stat(0, "max")
-                for k in range(info.n_head_kv):
+                for k in range(info.n_head_kv if learns else 0):
                     keys, values = (rotation.undo(rows, size) for rows, size in zip(p.rows(k), rotation.blocks(info), strict=True))
                     moments[il, k] = surrogate.moments(features(keys, values, unlike_the_mean(keys), pairs), surrogate.target(scores[il, k]))
                 p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
@@ -144,6 +145,11 @@ def pairs_of(llm: Llama) -> str:
     from edgekv.native import llama_cpp
 
     return PAIRS[llama_cpp.llama_model_rope_type(llm._model.model) not in (llama_cpp.LLAMA_ROPE_TYPE_NONE, llama_cpp.LLAMA_ROPE_TYPE_NORM)]
+
+
+def heads_alike(store: Store, model: Identity) -> bool:
+    """Whether all heads that take part have the size that the model's file names: the maps of kvzap are one table."""
+    return all((info.d_k, info.d_v) == (model.d_head_k, model.d_head_v) for info in store.layers if not info.n_swa)
 
 
 def taking_part(store: Store) -> NDArray[np.bool_]:
