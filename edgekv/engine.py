@@ -206,7 +206,7 @@ class Engine:
             pos[k, :n] = self.store.positions(p.il, k)
             pos[k, n : n + p.n_tokens] = np.arange(first, first + p.n_tokens)
         return LayerStats(p.il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, rows=p.rows,
-                          blocks=rotation.blocks(self.store.layers[p.il]), **watch.read(p, first_observer))
+                          foretell=p.foretell, blocks=rotation.blocks(self.store.layers[p.il]), **watch.read(p, first_observer))
 
     def _plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""

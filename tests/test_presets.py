@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from edgekv import budget, methods, probe, profiles
+from edgekv.errors import EdgeKVError
 from edgekv.methods.expected import Expected
-from edgekv.methods.kvzap import KVzap, Surrogate, n_features
+from edgekv.methods.keydiff import KeyDiff, unlike_the_mean
+from edgekv.methods.kvzap import PAIRS, KVzap, Surrogate, foretell, n_features
 from edgekv.native import Prefill
 from tests.engine import feed, load, logits, positions
 from tests.reference import budgets
@@ -220,6 +222,38 @@ def test_kvzap_sees_the_rows_as_they_are_without_the_cache(tiny, text, nmse, mon
         rows = torch_model.layers[il]
         expected = reference.kvzap(rows.k.float(), rows.v.float(), torch.from_numpy(maps[il]), pairs).numpy()
         assert nmse(scores, expected) < (1e-5 if kind == "f16" else 1e-3), il
+
+
+@pytest.mark.parametrize(("model", "kind"), [("llama-gqa", "f16"), ("llama-gqa", "bf16"), ("qwen3", "q8_0"), ("llama-d128", "q4_0")])
+def test_kvzap_is_the_same_natively_and_in_numpy(tiny, text, monkeypatch, model, kind):
+    """Over blocks of rows, and for rows of an earlier turn."""
+    seen = []
+
+    def record(self, layer, params=None):
+        for k in range(layer.n_head_kv):
+            keys, values = layer.rows(k)
+            weights = rng.standard_normal(n_features(keys.shape[1], values.shape[1]) + 1).astype(np.float32)
+            for pairs in PAIRS:
+                plain = foretell(keys, values, unlike_the_mean(keys), layer.blocks, weights, pairs)
+                np.testing.assert_allclose(layer.foretell(k, weights, pairs == PAIRS[0], layer.blocks), plain, rtol=1e-4, atol=1e-4)
+        seen.append(len(keys))
+        return np.where(layer.pos >= 0, rng.random(layer.pos.shape, np.float32), -np.inf).astype(np.float32)
+
+    rng = np.random.default_rng(5)
+    monkeypatch.setattr(KeyDiff, "score", record)
+    llm = load(tiny(model), kind, kv_method="score=keydiff,budget=uniform", kv_ratio=0.5, n_ctx=4096)
+    llm.eval(list(text(1100)))
+    llm.eval(list(text(1400))[1100:])
+    assert {1100, 850} <= set(seen)
+
+
+def test_a_map_that_does_not_fit_is_refused(tiny, text):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
+    with Prefill(llm._ctx.ctx, text(100), []) as p:
+        p.run(0)
+        for weights, blocks in ((np.zeros(5, np.float32), (0, 0)), (np.zeros(100, np.float32), (48, 0)), (np.zeros(100, np.float32), (0, -64))):
+            with pytest.raises(EdgeKVError, match="map does not fit|blocks of that size"):
+                p.foretell(0, weights, True, blocks)
 
 
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])

@@ -76,7 +76,7 @@ class Reading:
                 for preset, watch, at in zip(presets, watches, first, strict=False):
                     layer = self._engine._layer_stats(p, watch, int(at))
                     scores = preset.score.score(layer, preset.params)
-                    self._scores[preset.name].append((scores, replace(layer, rows=None)))
+                    self._scores[preset.name].append((scores, replace(layer, rows=None, foretell=None)))
                 p.keep([np.arange(len(self._tokens), dtype=np.int32)] * info.n_head_kv)
             p.end()
         self._llm.input_ids[: len(self._tokens)] = self._tokens

@@ -21,6 +21,9 @@ from edgekv.merge import D2O
 Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated)."""
 
+Foretell = Callable[[int, NDArray[np.float32], bool, tuple[int, int]], NDArray[np.float32]]
+"""(KV head, weights, whether neighbours, blocks) -> float32 [n_rows_of_head], see `edgekv.native.Prefill.foretell`."""
+
 Future = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """Number n of later positions -> mean [n_head, d_k] and covariance [n_head, d_k, d_k] of their queries, on average over the next n: such
 that the logit of a stored key k [d_k] has the mean k . mean and the variance k . covariance . k."""
@@ -56,6 +59,8 @@ class LayerStats:
     seed: int = 0
     rows: Rows | None = None
     """Keys and values of the layer, read when asked for."""
+    foretell: Foretell | None = None
+    """A linear map of kvzap over the rows, natively; None: from `rows`."""
     blocks: tuple[int, int] = (0, 0)
     """Sizes of the matrices that K and V were multiplied by for a quantised cache, see `edgekv.rotation`."""
     future: Future | None = None

@@ -121,6 +121,11 @@ LLAMA_API int          edgekv_prefill_queries(const struct edgekv_prefill * p, i
 LLAMA_API int          edgekv_prefill_rotation(const struct edgekv_prefill * p, int32_t n_future, float * out);
 // K and V of the layer in work as f32, [old + n_tokens, d]; either may be null
 LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
+// what a linear map of the score kvzap (edgekv/methods/kvzap.py) says of each row of one head of the layer in work: out [old + n_tokens].
+// weights [d_v + d_k/2 + 4]; neighbours: RoPE turns values 2 i and 2 i + 1 of a key together, else i and i + d_k/2; turn_k, turn_v: K and V
+// are stored times a Walsh-Hadamard matrix of this size, block by block, 0: as they are
+LLAMA_API int          edgekv_prefill_foretell(const struct edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights,
+                                               bool neighbours, int32_t turn_k, int32_t turn_v, float * out);
 // evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
 LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
 

@@ -1,6 +1,7 @@
 // merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they go
 #include "edgekv-compute.h"
 #include "edgekv-device.h"
+#include "edgekv-host-rows.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -16,21 +17,6 @@ const edgekv_device * device_for(const ggml_tensor * t) {
     const auto * device = edgekv_device::of(ggml_backend_buffer_get_type(t->buffer));
     return device && device->takes(t->type, (int) t->ne[0]) ? device : nullptr;
 }
-
-edgekv_numbered rows_at(const ggml_tensor * t, int64_t first) { return { (char *) t->data + first*t->nb[1], t->nb[1], t->type, (int) t->ne[0] }; }
-
-// the rows of one head in host memory: where they lie, or a copy
-struct host_rows {
-    std::vector<char> copy;
-    edgekv_numbered   view;
-
-    host_rows(const ggml_tensor * t, int64_t first, int64_t n) : view(rows_at(t, first)) {
-        if (ggml_backend_buffer_is_host(t->buffer)) return;
-        copy.resize(n*t->nb[1]);
-        ggml_backend_tensor_get(t, copy.data(), first*t->nb[1], copy.size());
-        view.base = copy.data();
-    }
-};
 
 struct search_job {
     const edgekv_numbered & keys;
@@ -77,10 +63,10 @@ void edgekv_prefill::nearest(int il, int head, const edgekv_row_list & gone, con
     if (from.empty()) return;
     if (to.empty() || !cosine || !nearest) throw invalid("there is no kept row, or no place for the answer");
     if (const auto * device = device_for(rows.t->k)) {
-        device->find_nearest(ggml_backend_buffer_get_type(rows.t->k->buffer), device_work, rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
+        device->find_nearest(ggml_backend_buffer_get_type(rows.t->k->buffer), device_work, edgekv_rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
         return;
     }
-    const host_rows keys(rows.t->k, rows.first, rows.n);
+    const edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
     search_job job { keys.view, from, to, cosine, nearest };
     const int64_t n_tasks = (int64_t) from.size()*to.size()*keys.view.d/TASK_SIZE;
     edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) {
@@ -110,10 +96,10 @@ void edgekv_prefill::merge(int il, int head, const edgekv_merge & m) {
     const edgekv_shares shares { m.n, to.data(), m.own, m.counts, from.data(), m.weights };
     for (ggml_tensor * t : { rows.t->k, rows.t->v }) {
         if (const auto * device = device_for(t)) {
-            device->fold(ggml_backend_buffer_get_type(t->buffer), device_work, rows_at(t, rows.first), shares);
+            device->fold(ggml_backend_buffer_get_type(t->buffer), device_work, edgekv_rows_at(t, rows.first), shares);
             continue;
         }
-        const host_rows host(t, rows.first, rows.n);
+        const edgekv_host_rows host(t, rows.first, rows.n);
         edgekv_cpu_merge_fold(&host.view, &shares);
         if (host.copy.empty()) continue;
         for (int32_t r : to) ggml_backend_tensor_set(t, host.view.base + r*t->nb[1], (rows.first + r)*t->nb[1], t->nb[1]);

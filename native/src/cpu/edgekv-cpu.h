@@ -88,6 +88,20 @@ struct edgekv_shares {
 // merge, fold: each row becomes own*row + sum of weight*source, summed in f32 and written in the rows' type; other rows keep their bytes
 GGML_BACKEND_API void edgekv_cpu_merge_fold(const struct edgekv_numbered * to, const struct edgekv_shares * shares);
 
+// the linear map of the score kvzap, see edgekv_prefill_foretell
+struct edgekv_map {
+    const float * weights;    // [d_v + d_k/2 + 4]
+    bool          neighbours; // RoPE turns values 2 i and 2 i + 1 together, else i and i + d_k/2
+    int           turn_k, turn_v; // rows are stored times a Walsh-Hadamard matrix of this size, block by block; 0: they are not
+};
+
+// foretell: sum [d] of the keys [first, first + n), each with length 1
+GGML_BACKEND_API void edgekv_cpu_key_sum(const struct edgekv_numbered * keys, int first, int n, float * sum);
+
+// foretell: out[first, first + n), of the rows of those numbers; direction: of the sum of all keys, with length 1
+GGML_BACKEND_API void edgekv_cpu_foretell(const struct edgekv_numbered * keys, const struct edgekv_numbered * values, const float * direction,
+        const struct edgekv_map * map, int first, int n, float * out);
+
 // rows [r0, r0 + n) of a tensor of flat rows as f32
 GGML_BACKEND_API void edgekv_cpu_rows_to_f32(enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
 
