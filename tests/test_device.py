@@ -37,6 +37,17 @@ def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name
     check(compare(tiny(name), kind, program("fake-metal.so")), kind)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["attend", "score", "gather", "nearest", "fold"])
+def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
+    """native/src/edgekv-trial.cpp holds them against the CPU's before they are used."""
+    result = compare(tiny("llama-gqa"), "f16", program("fake-device.so"), FAKE_FAULT=fault)
+    assert result["nmse"]["random"] < LIMITS["f16"] and result["nmse"]["score=random,merge=d2o"] < 1e-2
+    assert min(result["same"].values()) > 0.99, result["same"]
+    assert (result["n_ours"] < 50) == (fault == "gather")  # rows that do not arrive put everything in doubt, the others themselves
+    assert (result["n_merges"] > 10) == (fault == "attend")
+
+
 def check(result: dict, kind: str) -> None:
     assert result["nmse"]["random"] < LIMITS.get(kind, 1e-2)
     assert result["nmse"]["score=random,merge=d2o"] < 1e-2
@@ -57,12 +68,12 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     assert min(result["same"].values()) > 0.95, result["same"]
 
 
-def compare(model: Path, kind: str, device: Path | str) -> dict:
-    """What `tests.device` says of a model, in a process of its own."""
+def compare(model: Path, kind: str, device: Path | str, **more: str) -> dict:
+    """What `tests.device` says of a model, in a process of its own. more: of its environment."""
     from edgekv import native
 
     job = {"model": str(model), "kind": kind, "device": str(device), "libs": str(native.lib_dir())}
-    environment = {**os.environ, "EDGEKV_LIB": job["libs"]}  # it runs in the tree, the library may be installed elsewhere
+    environment = {**os.environ, "EDGEKV_LIB": job["libs"], **more}  # it runs in the tree, the library may be installed elsewhere
     done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, env=environment, capture_output=True, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
     return json.loads(done.stdout.splitlines()[-1])

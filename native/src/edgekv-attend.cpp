@@ -1,6 +1,7 @@
 // attend, as graph nodes: what build_attn does instead of copying K/V into a cache and attending to all of it.
 // Two situations: a prompt that is read layer by layer (edgekv-prefill.h says where its rows lie), and new tokens behind the store.
 #include "edgekv-hooks.h"
+#include "edgekv-device.h"
 #include "edgekv-op.h"
 #include "edgekv-prefill.h"
 #include "edgekv-store.h"
@@ -236,6 +237,8 @@ static void attend_node(ggml_tensor * dst, int ith, int /*nth*/, void * /*userda
 // one node for all heads, if the device of the layer's rows has a kernel for it; else null
 static ggml_tensor * attend_device(const llm_graph_context & g, attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks, edgekv_table & table, bool always) {
     const edgekv_layer & l = *pl.l;
+    const auto * device = always ? nullptr : edgekv_device::of(l.buft);
+    if (!always && !(device && device->attends(l.type_k, l.type_v, l.d_k, l.d_v))) return nullptr;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks };
     ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, sinks ? 5 : 4, attend_node, GGML_N_TASKS_MAX, nullptr);

@@ -4,14 +4,12 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <stdexcept>
 
 // a backend's functions whose names begin like this: all of them, on a device that they can run on, or null
-static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, const std::string & prefix) {
+static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const std::string & prefix) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
-    auto d = std::make_unique<edgekv_device>();
+    auto d = std::make_unique<edgekv_device>(dev, buft);
     bool all = true;
     auto find = [&](auto & function, const char * name) {
         function = (std::decay_t<decltype(function)>) ggml_backend_reg_get_proc_address(reg, (prefix + name).c_str());
@@ -26,7 +24,7 @@ static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, const
     find(d->merge_fold, "merge_fold");
     find(d->wait, "wait");
     const auto ready = (bool (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(reg, (prefix + "ready").c_str()); // where kernels are compiled on the spot
-    if (!all || (ready && !ready(dev))) return nullptr;
+    if (!all || (ready && !ready(dev)) || !d->moves_right()) return nullptr;
     return d;
 }
 
@@ -37,8 +35,8 @@ const edgekv_device * edgekv_device::of(ggml_backend_buffer_type_t buft) {
     if (!dev) return nullptr;
     const std::lock_guard<std::mutex> lock(mutex);
     const auto [it, fresh] = known.try_emplace(dev);
-    if (fresh) it->second = functions_of(dev, "edgekv_cuda_");
-    if (fresh && !it->second) it->second = functions_of(dev, "edgekv_metal_");
+    if (fresh) it->second = functions_of(dev, buft, "edgekv_cuda_");
+    if (fresh && !it->second) it->second = functions_of(dev, buft, "edgekv_metal_");
     return it->second.get();
 }
 

@@ -5,7 +5,14 @@
 #include "edgekv-store.h"
 #include "cuda/edgekv-cuda.h"
 
+#include <array>
+#include <functional>
+#include <map>
+#include <mutex>
+
 struct edgekv_device {
+    edgekv_device(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) : dev(dev), buft(buft) {}
+
     decltype(edgekv_cuda_attend_supports)  * attend_supports;
     decltype(edgekv_cuda_score_workspace)  * score_workspace;
     decltype(edgekv_cuda_score)            * score;
@@ -16,10 +23,13 @@ struct edgekv_device {
     decltype(edgekv_cuda_wait)             * wait;
 
     static const edgekv_device * of(ggml_backend_buffer_type_t buft); // null: none, as for main memory
-    // whether score and merge take rows of this type and size
-    bool takes(ggml_type type, int d) const { return attend_supports(type, type, d, d); }
+    // whether score and merge take rows of this type and size, and attention such K and V; and, tried once, whether they do it right
+    bool takes(ggml_type type, int d) const;
+    bool attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const;
+    bool moves_right() const;
 
-    // rows src + index[0..n) of one tensor, or rows [src, src + n) without an index, to rows [dst, ..) of another; throws std::runtime_error
+    // rows src + index[0..n) of one tensor, or rows [src, src + n) without an index, to rows [dst, ..) of another; the index lies on the
+    // device too; throws std::runtime_error
     void move_rows(const ggml_tensor * from, const int32_t * index, int64_t src, ggml_tensor * to, int64_t dst, int n) const;
     // as on the CPU; only rows.k lies on the device. work: memory there, made larger when needed. throws std::runtime_error, std::bad_alloc
     void score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const;
@@ -30,4 +40,10 @@ struct edgekv_device {
 
 private:
     void check(int error, const char * what) const;
+    bool tried(const std::array<int, 4> & what, const std::function<bool()> & trial) const;
+
+    ggml_backend_dev_t dev;
+    ggml_backend_buffer_type_t buft;
+    mutable std::mutex mutex; // contexts may live in different threads
+    mutable std::map<std::array<int, 4>, bool> outcomes;
 };

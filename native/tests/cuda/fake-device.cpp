@@ -54,6 +54,12 @@ ggml_backend_buffer_type_t buffer_type() {
     return &buft;
 }
 
+// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, score, gather, nearest or fold
+bool faulty(const char * what) {
+    const char * wish = getenv("FAKE_FAULT");
+    return wish && strcmp(wish, what) == 0;
+}
+
 // ---- computing
 
 void attend(ggml_tensor * node) {
@@ -65,6 +71,7 @@ void attend(ggml_tensor * node) {
     const int n_parts = edgekv_cuda_attend_parts(&rows);
     std::vector<char> workspace(edgekv_cuda_attend_workspace(&rows, qs.n_tokens, n_parts));
     if (edgekv_cuda_attend(&rows, &qs, (float *) node->data, n_parts, workspace.data(), nullptr)) abort();
+    if (faulty("attend")) ((float *) node->data)[0] += 9;
     ++g_n_ours;
 }
 
@@ -113,13 +120,15 @@ ggml_backend_device_i device_interface() {
 int score(const edgekv_rows * rows, const edgekv_queries * qs, const edgekv_columns * cols, int n_rows_max, void * workspace, void * stream) {
     inside i;
     ++g_n_ours;
-    return edgekv_cuda_score(rows, qs, cols, n_rows_max, workspace, stream);
+    const int error = edgekv_cuda_score(rows, qs, cols, n_rows_max, workspace, stream);
+    if (faulty("score")) cols->sum[7] = 0.9f;
+    return error;
 }
 
 int gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream) {
     inside i;
     ++g_n_ours;
-    return edgekv_cuda_gather(from, to, n_bytes, index, n_rows, stream);
+    return edgekv_cuda_gather(from, to, n_bytes, index, n_rows - faulty("gather"), stream);
 }
 
 int merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept, float * cosine, int32_t * nearest,
@@ -127,14 +136,16 @@ int merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone
     inside i;
     ++g_n_ours;
     ++g_n_merges;
-    return edgekv_cuda_merge_nearest(keys, gone, n_gone, kept, n_kept, cosine, nearest, workspace, stream);
+    const int error = edgekv_cuda_merge_nearest(keys, gone, n_gone, kept, n_kept, cosine, nearest, workspace, stream);
+    if (faulty("nearest")) std::fill_n(nearest, n_gone, 0);
+    return error;
 }
 
 int merge_fold(const edgekv_numbered * to, const edgekv_shares * shares, const int32_t * begin, void * stream) {
     inside i;
     ++g_n_ours;
     ++g_n_merges;
-    return edgekv_cuda_merge_fold(to, shares, begin, stream);
+    return faulty("fold") ? 1 : edgekv_cuda_merge_fold(to, shares, begin, stream);
 }
 
 void * function(ggml_backend_reg_t, const char * name) {

@@ -1,0 +1,223 @@
+// trial: before a device's kernels are used on rows of a type and size, they are held against the CPU's on a few rows. What was never run
+// on the hardware at hand, or was compiled wrongly for it, then costs speed and not answers.
+#include "edgekv-compute.h"
+#include "edgekv-device.h"
+#include "edgekv-op.h"
+
+#include "llama-impl.h"
+
+#include <random>
+#include <stdexcept>
+
+namespace {
+
+constexpr int    N_ROWS = 96, N_HEAD = 4, N_HEAD_KV = 2, N_TOKENS = 5;
+constexpr double MAX_NMSE = 1e-3, MAX_COSINE_ERROR = 5e-3; // products of halves are within 1e-5 and 2e-4
+
+// heads of different length, with rows behind the first that belong to nobody
+constexpr int32_t HEADS[] = { 0, 50, 37, 46 }; // first row of each, length of each
+
+double nmse(const std::vector<float> & got, const std::vector<float> & expected) {
+    double error = 0, square = 1e-30;
+    for (size_t i = 0; i < got.size(); ++i) {
+        error  += ((double) got[i] - expected[i])*((double) got[i] - expected[i]);
+        square += (double) expected[i]*expected[i];
+    }
+    return std::isfinite(error) ? error/square : INFINITY;
+}
+
+std::vector<float> normal(size_t n, int seed) {
+    std::mt19937 g(seed);
+    std::normal_distribution<float> normal(0, 1);
+    std::vector<float> out(n);
+    for (float & x : out) x = normal(g);
+    return out;
+}
+
+// the same rows here and on the device
+struct twin {
+    std::vector<char> here;
+    edgekv_matrix there;
+
+    twin(ggml_backend_buffer_type_t buft, ggml_type type, int d, int seed) : here(N_ROWS*ggml_row_size(type, d)),
+            there(edgekv_matrix::make(buft, type, d, N_ROWS, "trial")) {
+        const auto x = normal((size_t) N_ROWS*d, seed);
+        ggml_quantize_chunk(type, x.data(), here.data(), 0, N_ROWS, d, nullptr);
+        ggml_backend_tensor_set(there.t, here.data(), 0, here.size());
+    }
+
+    const ggml_tensor * t() const { return there.t; }
+    edgekv_numbered at(char * base) const { return { base, t()->nb[1], t()->type, (int) t()->ne[0] }; }
+    edgekv_numbered at_home()  { return at(here.data()); }
+    edgekv_numbered abroad() const { return at((char *) t()->data); }
+
+    std::vector<char> read() const {
+        std::vector<char> out(here.size());
+        ggml_backend_tensor_get(t(), out.data(), 0, out.size());
+        return out;
+    }
+    std::vector<float> f32(const std::vector<char> & rows) const {
+        std::vector<float> out((size_t) ggml_nelements(t()));
+        edgekv_cpu_rows_to_f32(t()->type, rows.data(), t()->nb[1], 0, N_ROWS, (int) t()->ne[0], out.data());
+        return out;
+    }
+};
+
+edgekv_rows rows_of(const char * k, const char * v, const ggml_tensor * tk, const ggml_tensor * tv) {
+    return { k, v, tk->nb[1], tv->nb[1], tk->type, tv->type, (int) tk->ne[0], (int) tv->ne[0], N_HEAD, N_HEAD_KV, HEADS, HEADS + N_HEAD_KV,
+             1/std::sqrt((float) tk->ne[0]), 0, nullptr };
+}
+
+// ---- score
+
+struct columns {
+    std::vector<float> sum, max, entropy, mean, m2;
+    columns() { for (auto * x : { &sum, &max, &entropy, &mean, &m2 }) x->assign(N_HEAD/N_HEAD_KV*N_ROWS, 0.0f); }
+    edgekv_columns c() { return { sum.data(), max.data(), entropy.data(), mean.data(), m2.data(), N_ROWS, 0 }; }
+};
+
+bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const twin & keys) {
+    const int d = (int) keys.t()->ne[0];
+    const auto q = normal((size_t) N_TOKENS*N_HEAD*d, 3);
+    const edgekv_queries qs = { q.data(), N_HEAD*d, d, N_TOKENS, nullptr, nullptr };
+    edgekv_rows rows = rows_of(keys.here.data(), nullptr, keys.t(), keys.t());
+    columns expected, got;
+    std::vector<float> norm((size_t) 2*N_HEAD*N_TOKENS);
+    std::atomic<int32_t> next { 0 };
+    edgekv_cpu_attend_prompt(&rows, &qs, nullptr, norm.data(), &next, 1);
+    const auto here = expected.c();
+    edgekv_cpu_score_columns(&rows, &qs, norm.data(), &here, 0, 1);
+    rows.k = (const char *) keys.t()->data;
+    edgekv_matrix work;
+    device.score_columns(buft, work, rows, qs, got.c());
+    for (auto x : { &columns::sum, &columns::max, &columns::entropy, &columns::mean, &columns::m2 }) if (!(nmse(got.*x, expected.*x) < MAX_NMSE)) return false;
+    return true;
+}
+
+// ---- merge
+
+bool finds_nearest(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin & keys) {
+    std::vector<int32_t> gone, kept;
+    for (int i = 0; i < N_ROWS; ++i) (i % 3 ? gone : kept).push_back(i);
+    std::vector<float> cosine(gone.size()), expected(gone.size());
+    std::vector<int32_t> nearest(gone.size(), -1), expected_nearest(gone.size());
+    const auto home = keys.at_home();
+    edgekv_cpu_merge_nearest(&home, gone.data(), (int) gone.size(), kept.data(), (int) kept.size(), expected.data(), expected_nearest.data(), 0, 1);
+    edgekv_matrix work;
+    device.find_nearest(buft, work, keys.abroad(), gone, kept, cosine.data(), nearest.data());
+    size_t n_same = 0;
+    for (size_t i = 0; i < gone.size(); ++i) {
+        if (!(std::fabs(cosine[i] - expected[i]) < MAX_COSINE_ERROR)) return false;
+        n_same += nearest[i] == expected_nearest[i];
+    }
+    return 10*n_same > 8*gone.size(); // two may be as near but for rounding
+}
+
+bool folds(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin & rows) {
+    const int32_t to[] = { 3, 40, 95 }, counts[] = { 2, 0, 3 }, sources[] = { 7, 8, 1, 50, 51 };
+    const float own[] = { 0.5f, 1.0f, 0.25f }, weights[] = { 0.25f, 0.25f, 0.25f, 0.3f, 0.2f };
+    const edgekv_shares shares = { 3, to, own, counts, sources, weights };
+    const auto home = rows.at_home();
+    edgekv_cpu_merge_fold(&home, &shares);
+    edgekv_matrix work;
+    device.fold(buft, work, rows.abroad(), shares);
+    const auto got = rows.read();
+    const size_t nb = rows.t()->nb[1];
+    for (int i = 0; i < N_ROWS; ++i) {
+        if (std::find(std::begin(to), std::end(to), i) == std::end(to) && memcmp(&got[i*nb], &rows.here[i*nb], nb)) return false;
+    }
+    return nmse(rows.f32(got), rows.f32(rows.here)) < MAX_NMSE;
+}
+
+// ---- attend
+
+void not_here(ggml_tensor *, int, int, void *) {}
+
+std::vector<float> attended(const twin & k, const twin & v, const std::vector<float> & q) {
+    const edgekv_rows rows = rows_of(k.here.data(), v.here.data(), k.t(), v.t());
+    const edgekv_queries qs = { q.data(), N_HEAD*rows.d_k, rows.d_k, N_TOKENS, nullptr, nullptr };
+    std::vector<float> parts((size_t) N_TOKENS*N_HEAD*(2 + rows.d_v)), out((size_t) N_TOKENS*N_HEAD*rows.d_v);
+    edgekv_cpu_attend_part(&rows, &qs, parts.data(), 0, 1);
+    edgekv_cpu_attend_combine(&rows, N_TOKENS, parts.data(), 1, out.data(), 0, 1);
+    return out;
+}
+
+bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v) {
+    const ggml_backend_ptr backend { ggml_backend_dev_init(dev, nullptr) };
+    if (!backend) return false;
+    const int64_t d_k = k.t()->ne[0], d_v = v.t()->ne[0];
+    const auto q = normal((size_t) N_TOKENS*N_HEAD*d_k, 4);
+    std::vector<float> got((size_t) N_TOKENS*N_HEAD*d_v);
+    ggml_tensor * queries = nullptr, * heads = nullptr;
+    edgekv_compute(backend.get(),
+        [&](ggml_context * c0) {
+            queries = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d_k, N_HEAD, N_TOKENS);
+            heads   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, std::size(HEADS));
+            ggml_tensor * a[] = { queries, k.there.t, v.there.t, heads };
+            ggml_tensor * node = ggml_custom_4d(c0, GGML_TYPE_F32, d_v, N_HEAD, N_TOKENS, 1, a, 4, not_here, 1, nullptr);
+            edgekv_op_set(node, N_HEAD_KV, 1/std::sqrt((float) d_k), 0);
+            return node;
+        },
+        [&] { ggml_backend_tensor_set(queries, q.data(), 0, ggml_nbytes(queries)); ggml_backend_tensor_set(heads, HEADS, 0, sizeof(HEADS)); },
+        [&](const ggml_tensor * out) { ggml_backend_tensor_get(out, got.data(), 0, ggml_nbytes(out)); });
+    return nmse(got, attended(k, v, q)) < MAX_NMSE;
+}
+
+// what the trial says; an error is a no
+template <typename T> bool passes(ggml_backend_dev_t dev, const std::string & what, T && trial) {
+    std::string why = "they compute something else than the CPU";
+    try {
+        if (trial()) return true;
+    } catch (const std::exception & e) {
+        why = e.what();
+    } catch (const edgekv_error & e) {
+        why = e.what;
+    }
+    LLAMA_LOG_WARN("edgekv: the kernels of %s for %s are left alone: %s; please report it\n", ggml_backend_dev_name(dev), what.c_str(), why.c_str());
+    return false;
+}
+
+} // namespace
+
+bool edgekv_device::moves_right() const {
+    return passes(dev, "moving rows", [&] {
+        const twin from(buft, GGML_TYPE_F16, 64, 1), to(buft, GGML_TYPE_F16, 64, 2);
+        std::vector<int32_t> index;
+        for (int i = 0; i < 40; ++i) index.push_back((7*i + 5) % (N_ROWS - 10));
+        const auto there = edgekv_matrix::make(buft, GGML_TYPE_I32, (int64_t) index.size(), 1, "trial");
+        ggml_backend_tensor_set(there.t, index.data(), 0, ggml_nbytes(there.t));
+        move_rows(from.t(), (const int32_t *) there.t->data, 10, to.there.t, 3, (int) index.size());
+        move_rows(from.t(), nullptr, 20, to.there.t, 50, 11);
+        auto expected = to.here;
+        const size_t nb = to.t()->nb[1];
+        for (size_t i = 0; i < index.size(); ++i) memcpy(&expected[(3 + i)*nb], &from.here[(10 + index[i])*nb], nb);
+        memcpy(&expected[50*nb], &from.here[20*nb], 11*nb);
+        return to.read() == expected;
+    });
+}
+
+bool edgekv_device::takes(ggml_type type, int d) const {
+    if (!attend_supports(type, type, d, d)) return false;
+    return tried({ type, type, d, 0 }, [&] {
+        return passes(dev, std::string(ggml_type_name(type)) + " rows of " + std::to_string(d), [&] {
+            twin rows(buft, type, d, 1);
+            return scores(*this, buft, rows) && finds_nearest(*this, buft, rows) && folds(*this, buft, rows);
+        });
+    });
+}
+
+bool edgekv_device::attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const {
+    if (!attend_supports(type_k, type_v, d_k, d_v)) return false;
+    return tried({ type_k, type_v, d_k, d_v }, [&] {
+        return passes(dev, std::string("attention over ") + ggml_type_name(type_k) + " and " + ggml_type_name(type_v) + " rows", [&] {
+            return attends_right(dev, twin(buft, type_k, d_k, 1), twin(buft, type_v, d_v, 2));
+        });
+    });
+}
+
+bool edgekv_device::tried(const std::array<int, 4> & what, const std::function<bool()> & trial) const {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto [it, fresh] = outcomes.try_emplace(what);
+    if (fresh) it->second = trial();
+    return it->second;
+}
