@@ -368,7 +368,7 @@ def test_short_texts_and_uncompressed_models_are_refused(llm, tiny):
 
 def test_the_shipped_texts():
     texts = probe_profile.texts()
-    assert len(texts) == 6 and all(900 < len(text.split()) < 1300 for text in texts)
+    assert len(texts) == 8 and all(3500 < len(text) < 6500 for text in texts)
 
 
 # ---- LU-KV

@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 
 
 def texts() -> list[str]:
-    """The calibration texts that come with edgekv, about 1,000 words each."""
+    """The calibration texts that come with edgekv, 500 to 1,100 words each: prose, talk, instructions, figures, records and code."""
     return [path.read_text(encoding="utf-8") for path in sorted(TEXTS.glob("*.txt"))]
 
 
