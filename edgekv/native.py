@@ -106,7 +106,7 @@ def _declare() -> None:
         ("prefill_begin", c_void_p, p, POINTER(_PrefillParams)), ("prefill_by_layer", c_bool, p), ("prefill_score_ms", c_double, p),
         ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
         ("prefill_rows", c_int, p, c_int32, _F32P, _F32P),
-        ("prefill_foretell", c_int, p, c_int32, _F32P, c_int32, c_bool, c_int32, c_int32, _F32P), ("prefill_queries", c_int, p, c_int32, _F32P, _F32P),
+        ("prefill_foretell", c_int, p, c_int32, _F32P, c_int32, c_bool, c_int32, c_int32, _F32P, _F32P), ("prefill_queries", c_int, p, c_int32, _F32P, _F32P),
         ("prefill_rotation", c_int, p, c_int32, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
         ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
         ("prefill_nearest", c_int, p, c_int32, c_int32, c_int32, _I32P, c_int32, _I32P, _F32P, _I32P), ("prefill_merge", c_int, p, c_int32, c_int32, POINTER(_Merge)),
@@ -358,13 +358,13 @@ class Prefill:
         _check(_lib.edgekv_prefill_rows(self._p, head, _f32(k), _f32(v)))
         return k, v
 
-    def foretell(self, head: int, weights: NDArray[np.float32], neighbours: bool, blocks: tuple[int, int]) -> NDArray[np.float32]:
-        """float32 [n_old + n_tokens]: what a map of `edgekv.methods.kvzap` (weights [n_features + 1]) says of the rows of one head of the
-        layer in work. neighbours: which values of a key RoPE turns together; blocks: see `edgekv.rotation`."""
-        out = np.empty(int(self.n_old()[head]) + self.n_tokens, np.float32)
+    def foretell(self, head: int, weights: NDArray[np.float32], neighbours: bool, blocks: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """float32 [n_old + n_tokens] each: what a map of `edgekv.methods.kvzap` (weights [n_features + 1]) says of the rows of one head of
+        the layer in work, and KeyDiff's score. neighbours: which values of a key RoPE turns together; blocks: see `edgekv.rotation`."""
+        out, unlike = np.empty((2, int(self.n_old()[head]) + self.n_tokens), np.float32)
         weights = np.ascontiguousarray(weights, np.float32)
-        _check(_lib.edgekv_prefill_foretell(self._p, head, _f32(weights), len(weights), neighbours, *blocks, _f32(out)))
-        return out
+        _check(_lib.edgekv_prefill_foretell(self._p, head, _f32(weights), len(weights), neighbours, *blocks, _f32(out), _f32(unlike)))
+        return out, unlike
 
     def queries(self, observer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """An observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k], float32.

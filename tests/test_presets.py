@@ -235,7 +235,9 @@ def test_kvzap_is_the_same_natively_and_in_numpy(tiny, text, monkeypatch, model,
             weights = rng.standard_normal(n_features(keys.shape[1], values.shape[1]) + 1).astype(np.float32)
             for pairs in PAIRS:
                 plain = foretell(keys, values, unlike_the_mean(keys), layer.blocks, weights, pairs)
-                np.testing.assert_allclose(layer.foretell(k, weights, pairs == PAIRS[0], layer.blocks), plain, rtol=1e-4, atol=1e-4)
+                foretold, unlike = layer.foretell(k, weights, pairs == PAIRS[0], layer.blocks)
+                np.testing.assert_allclose(foretold, plain, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(unlike, unlike_the_mean(keys), rtol=1e-4, atol=1e-5)
         seen.append(len(keys))
         return np.where(layer.pos >= 0, rng.random(layer.pos.shape, np.float32), -np.inf).astype(np.float32)
 

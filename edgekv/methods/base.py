@@ -21,8 +21,8 @@ from edgekv.merge import D2O
 Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated)."""
 
-Foretell = Callable[[int, NDArray[np.float32], bool, tuple[int, int]], NDArray[np.float32]]
-"""(KV head, weights, whether neighbours, blocks) -> float32 [n_rows_of_head], see `edgekv.native.Prefill.foretell`."""
+Foretell = Callable[[int, NDArray[np.float32], bool, tuple[int, int]], tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""(KV head, weights, whether neighbours, blocks) -> float32 [n_rows_of_head] each, see `edgekv.native.Prefill.foretell`."""
 
 Future = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """Number n of later positions -> mean [n_head, d_k] and covariance [n_head, d_k, d_k] of their queries, on average over the next n: such

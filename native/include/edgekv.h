@@ -123,9 +123,10 @@ LLAMA_API int          edgekv_prefill_rotation(const struct edgekv_prefill * p, 
 LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
 // what a linear map of the score kvzap (edgekv/methods/kvzap.py) says of each row of one head of the layer in work: out [old + n_tokens].
 // weights [d_v + d_k/2 + 4]; neighbours: RoPE turns values 2 i and 2 i + 1 of a key together, else i and i + d_k/2; turn_k, turn_v: K and V
-// are stored times a Walsh-Hadamard matrix of this size, block by block, 0: as they are
+// are stored times a Walsh-Hadamard matrix of this size, block by block, 0: as they are. unlike: KeyDiff's score, -cosine of each key with
+// the mean direction of all
 LLAMA_API int          edgekv_prefill_foretell(const struct edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights,
-                                               bool neighbours, int32_t turn_k, int32_t turn_v, float * out);
+                                               bool neighbours, int32_t turn_k, int32_t turn_v, float * out, float * unlike);
 // evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
 LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
 

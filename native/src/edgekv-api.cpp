@@ -192,8 +192,8 @@ int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float
 }
 
 int edgekv_prefill_foretell(const edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights, bool neighbours,
-        int32_t turn_k, int32_t turn_v, float * out) {
-    return guard([&] { given(p).foretell(head, { weights, neighbours, turn_k, turn_v }, n_weights, &given(out)); });
+        int32_t turn_k, int32_t turn_v, float * out, float * unlike) {
+    return guard([&] { given(p).foretell(head, { weights, neighbours, turn_k, turn_v }, n_weights, &given(out), &given(unlike)); });
 }
 
 int edgekv_prefill_queries(const edgekv_prefill * p, int32_t observer, float * mean, float * cov) {

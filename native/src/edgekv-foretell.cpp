@@ -15,7 +15,7 @@ struct job {
     const edgekv_numbered & keys, & values;
     const edgekv_map & map;
     int n;
-    float * out;
+    float * out, * unlike;
     std::vector<float> sums; // [n_blocks][d_k]
 
     int n_blocks() const { return (n + BLOCK - 1)/BLOCK; }
@@ -35,21 +35,21 @@ void foretell(ggml_tensor *, int ith, int nth, void * data) {
     for (double x : mean) square += x*x;
     std::vector<float> direction(j.keys.d);
     for (int i = 0; i < j.keys.d; ++i) direction[i] = (float) (mean[i]/std::max(std::sqrt(square), 1e-12));
-    for (int b = ith; b < j.n_blocks(); b += nth) edgekv_cpu_foretell(&j.keys, &j.values, direction.data(), &j.map, b*BLOCK, j.rows_in(b), j.out);
+    for (int b = ith; b < j.n_blocks(); b += nth) edgekv_cpu_foretell(&j.keys, &j.values, direction.data(), &j.map, b*BLOCK, j.rows_in(b), j.out, j.unlike);
 }
 
 bool is_block(int size, int d) { return size == 0 || (size > 0 && (size & (size - 1)) == 0 && d % size == 0); }
 
 } // namespace
 
-void edgekv_prefill::foretell(int head, const edgekv_map & map, int n_weights, float * out) const {
+void edgekv_prefill::foretell(int head, const edgekv_map & map, int n_weights, float * out, float * unlike) const {
     const auto & l = in_work();
     if (!map.weights || n_weights != l.d_v + l.d_k/2 + 4) throw edgekv_error { EDGEKV_INVALID, "the map does not fit the heads of this layer" };
     if (!is_block(map.turn_k, l.d_k) || !is_block(map.turn_v, l.d_v)) throw edgekv_error { EDGEKV_INVALID, "rows cannot be turned in blocks of that size" };
     const auto rows = rows_of(il_done, head);
     if (rows.n == 0) return;
     const edgekv_host_rows keys(rows.t->k, rows.first, rows.n), values(rows.t->v, rows.first, rows.n);
-    job j { keys.view, values.view, map, rows.n, out, {} };
+    job j { keys.view, values.view, map, rows.n, out, unlike, {} };
     j.sums.resize((size_t) j.n_blocks()*l.d_k);
     const int n_tasks = std::min(j.n_blocks(), 64);
     edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) {

@@ -124,7 +124,7 @@ struct edgekv_prefill {
     void end();
     void stat(int observer, edgekv_stat which, float * out) const;
     void rows(int head, float * k, float * v) const;
-    void foretell(int head, const edgekv_map & map, int n_weights, float * out) const;
+    void foretell(int head, const edgekv_map & map, int n_weights, float * out, float * unlike) const;
     void queries(int observer, float * mean, float * cov) const;
     void rotation(int n_future, float * out) const;
 

@@ -98,9 +98,10 @@ struct edgekv_map {
 // foretell: sum [d] of the keys [first, first + n), each with length 1
 GGML_BACKEND_API void edgekv_cpu_key_sum(const struct edgekv_numbered * keys, int first, int n, float * sum);
 
-// foretell: out[first, first + n), of the rows of those numbers; direction: of the sum of all keys, with length 1
+// foretell: out[first, first + n), of the rows of those numbers; direction: of the sum of all keys, with length 1; unlike, in the same
+// places: -cosine of a key with it
 GGML_BACKEND_API void edgekv_cpu_foretell(const struct edgekv_numbered * keys, const struct edgekv_numbered * values, const float * direction,
-        const struct edgekv_map * map, int first, int n, float * out);
+        const struct edgekv_map * map, int first, int n, float * out, float * unlike);
 
 // rows [r0, r0 + n) of a tensor of flat rows as f32
 GGML_BACKEND_API void edgekv_cpu_rows_to_f32(enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
