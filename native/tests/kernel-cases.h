@@ -195,8 +195,9 @@ struct columns_reference {
 };
 
 inline void compare_columns(const char * kernel, const inputs & in, const columns & got, const columns_reference & expected, double limit) {
-    auto each = [&](const char * stat, const std::vector<float> & x, const std::vector<double> & y) {
+    auto each = [&](const char * stat, const std::vector<float> & x, const std::vector<double> & y, double least = 0) {
         nmse e;
+        e.ref = least;
         bool untouched = true;
         for (size_t i = 0; i < x.size(); ++i) {
             if (in.used[i % in.n_rows]) e.add(x[i], y[i]);
@@ -207,7 +208,7 @@ inline void compare_columns(const char * kernel, const inputs & in, const column
     };
     each("sum", got.sum, expected.sum);
     each("max", got.max, expected.max);
-    each("entropy", got.entropy, expected.entropy);
+    each("entropy", got.entropy, expected.entropy, 1e-3); // where one row has nearly all of every query, -a log a is what f32 leaves of 1
     each("mean", got.mean, expected.mean);
     each("m2", got.m2, expected.m2);
 }
