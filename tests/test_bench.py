@@ -455,6 +455,12 @@ def test_a_stopped_bench_leaves_no_process_and_no_model(tmp_path, sign):
     assert "Traceback" not in rest, rest
 
 
+def test_a_sample_that_hears_of_ctrl_c_first_ends_the_bench_alike(monkeypatch):
+    monkeypatch.setattr(runner.subprocess, "run", lambda *args, **options: subprocess.CompletedProcess([], -signal.SIGINT, ""))
+    with pytest.raises(KeyboardInterrupt):
+        runner.child("measure", CASE)
+
+
 def sample_of(pid: int) -> psutil.Process:
     """The process of the sample in work, once it has loaded more than Python."""
     for _ in range(600):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -81,6 +82,8 @@ def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
     quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"  # Ctrl-C reaches both processes, and one of them says enough
     code = f"{quiet}; import sys; sys.path[0] = {root!r}; from edgekv.bench import {module}; {module}.main()"
     done = subprocess.run([sys.executable, "-c", code], input=request, text=True, stdout=subprocess.PIPE)
+    if done.returncode == -signal.SIGINT:  # it may be gone before this process has heard of the Ctrl-C
+        raise KeyboardInterrupt
     if done.returncode != 0 or not done.stdout.strip():
         died = "was killed: the machine has not the memory" if done.returncode == -9 else f"ended with code {done.returncode}; its errors stand above"
         raise EdgeKVError(f"{case.test}, {case.setting} {died}")
