@@ -263,6 +263,14 @@ def test_commands_of_a_chat(fake):
     assert "snapkv" in result.stderr and "rows kept" in result.stderr
 
 
+@pytest.mark.parametrize(("leave", "forget"), [("/bye", "/clear"), ("/exit", "/reset")])
+def test_commands_as_llama_cpp_and_ollama_call_them(fake, tmp_path, leave, forget):
+    (tmp_path / "doc").write_text("a text")
+    result = call("chat", "-m", "m", stdin=f"one\n{forget}\n/read {tmp_path / 'doc'}\ntwo\n{leave}\nthree\n")
+    assert result.exit_code == 0 and [m["content"] for m in fake.calls[-1]["messages"]] == ["a text\n\ntwo"]
+    assert all(name in call("chat", "-m", "m", stdin="/?\n").stderr for name in slash.ALIASES)
+
+
 def test_a_full_context_is_said(fake, monkeypatch):
     chunks = ({"role": "assistant"}, None), ({"content": "x"}, "length")
     monkeypatch.setattr(fake, "create_chat_completion", lambda **_: (

@@ -23,6 +23,7 @@ class Quit(Exception):
 def run(conversation: Conversation, line: str) -> str | None:
     """Carries out a line that begins with '/'. Returns a question to ask now, or None. Raises BadInput and Quit."""
     name, _, rest = line.partition(" ")
+    name = ALIASES.get(name, name)
     if name not in COMMANDS:
         raise BadInput(f"there is no command {name}; /help lists them")
     return COMMANDS[name](conversation, rest.strip())
@@ -31,7 +32,7 @@ def run(conversation: Conversation, line: str) -> str | None:
 def help_(conversation: Conversation, rest: str) -> None:
     """/help | this list"""
     rows = [[part.strip() for part in (command.__doc__ or "").split("|")] for command in COMMANDS.values()]
-    say(table([*rows, ["Ctrl-C", "stop the reply, or reading"], ["Ctrl-D", "leave"]]))
+    say(table([*rows, [" ".join(ALIASES), "as elsewhere: " + ", ".join(dict.fromkeys(ALIASES.values()))], ["Ctrl-C", "stop the reply, or reading"], ["Ctrl-D", "leave"]]))
 
 
 def file(conversation: Conversation, rest: str) -> str | None:
@@ -97,6 +98,8 @@ COMMANDS: dict[str, Command] = {
     "/help": help_, "/file": file, "/stats": stats, "/save": save, "/load": load, "/reset": reset,
     "/system": system, "/ratio": ratio, "/quit": quit_,
 }
+ALIASES = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset", "/read": "/file", "/?": "/help"}
+"""What llama.cpp and Ollama call them."""
 
 
 def say(text: str) -> None:
