@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests import readme_map
+from tests import readme_map, support_table
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -15,6 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_map_is_up_to_date():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme_map.readme(text) == text, "python -m tests.readme_map writes it anew"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the stand-ins for CUDA and Metal need Linux")
+def test_the_table_of_kernels_is_up_to_date():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert support_table.readme(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
 
 
 def test_every_file_says_what_it_is():

@@ -42,10 +42,12 @@ struct random_source {
 // normalised mean squared error, summed as it goes; a value that is not finite makes it infinite
 struct nmse {
     double err = 0, ref = 0;
-    void add(double got, double expected) {
+    void add(double got, double expected) { add(got, expected, expected); }
+    // size: what the error stands beside
+    void add(double got, double expected, double size) {
         if (!std::isfinite(got)) { err = INFINITY; return; }
         err += (got - expected)*(got - expected);
-        ref += expected*expected;
+        ref += size*size;
     }
     double value() const { return ref > 0 ? err/ref : err; }
 };

@@ -1,7 +1,9 @@
 // The CPU kernels against plain loops in double precision over the same dequantised rows.
 //     test-kernels [seed] [number of random cases]
+//     test-kernels --support
 #include "cpu-cases.h"
 #include "merge-cases.h"
+#include "support.h"
 
 #include "ggml-cpu.h"
 
@@ -222,13 +224,32 @@ void run(const test_case & c, random_source & rnd) {
     test_score(in, a);
 }
 
+// every kernel over a few rows: nothing refuses a size, so what counts is what comes out
+bool takes(ggml_type type, int d) {
+    if (!fits(type, d)) return false;
+    test_case c;
+    c.type_k = c.type_v = type;
+    c.d_k = c.d_v = d;
+    c.group = c.n_tokens = 2;
+    c.len = { 9 };
+    const merge_case folded { type, d, 5, 4, 1, false, false };
+    random_source rnd((uint32_t) d);
+    const int failed = g_failed;
+    run(c, rnd);
+    const merge_inputs in(folded, rnd);
+    test_nearest(folded, in);
+    test_fold(folded, in, rnd);
+    return g_failed == failed;
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
+    ggml_cpu_init(); // its table of f16 values
+    if (print_support(argc, argv, TYPES, takes)) return g_failed > 0;
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_random = argc > 2 ? atoi(argv[2]) : 60;
     printf("seed %u\n", seed);
-    ggml_cpu_init(); // its table of f16 values
     random_source rnd(seed);
     test_rows_to_f32(rnd);
     test_foretell(rnd);

@@ -1,0 +1,26 @@
+#pragma once
+// What `--support` prints: the head sizes that a backend's kernels take, a line for each cache type. README's table is made of it.
+
+#include "ggml.h"
+
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+constexpr int LARGEST_HEAD = 512; // of any model that llama.cpp knows
+
+// true: it was asked for, and is printed: type, smallest and largest size, step. takes(type, size): whether there are kernels
+template <typename Types, typename Takes>
+bool print_support(int argc, char ** argv, const Types & types, Takes && takes) {
+    if (argc < 2 || strcmp(argv[1], "--support") != 0) return false;
+    for (ggml_type type : types) {
+        std::vector<int> sizes;
+        for (int d = 1; d <= LARGEST_HEAD; ++d) if (takes(type, d)) sizes.push_back(d);
+        const int step = sizes.size() > 1 ? sizes[1] - sizes[0] : 1;
+        bool regular = !sizes.empty();
+        for (size_t i = 1; i < sizes.size(); ++i) regular = regular && sizes[i] - sizes[i - 1] == step;
+        if (regular) printf("%s\t%d\t%d\t%d\n", ggml_type_name(type), sizes.front(), sizes.back(), step);
+        else         printf("%s\tirregular\n", ggml_type_name(type));
+    }
+    return true;
+}

@@ -1,0 +1,46 @@
+"""The README's table of cache types and head sizes that there are kernels for, made from what the native test programs say.
+
+    python -m tests.support_table      writes it into README.md; the programs as in test_native.py
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.build import run
+from tests.lib import ROOT
+from tests.test_native import program
+
+PROGRAMS = {"CPU": "test-kernels", "CUDA": "test-cuda", "Metal": "test-metal"}
+NOT_FOR_USERS = "f32"
+"""A type that the CPU kernels know and no cache has."""
+
+
+def make() -> str:
+    sizes = {backend: dict(of_program(name)) for backend, name in PROGRAMS.items()}
+    lines = ["| cache type | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    for kind in sizes["CPU"]:
+        if kind != NOT_FOR_USERS:
+            lines.append(f"| {kind} | " + " | ".join(of.get(kind, "no") for of in sizes.values()) + " |")
+    return "\n".join(lines)
+
+
+def of_program(name: str) -> list[tuple[str, str]]:
+    """(cache type, head sizes in words) of each line."""
+    lines = [line.split("\t") for line in run(program(name), "--support").splitlines()]
+    return [(kind, words(*map(int, numbers))) for kind, *numbers in lines]
+
+
+def words(first: int, last: int, step: int) -> str:
+    return f"{first} to {last}" if step == 1 else f"multiples of {step}, up to {last}"
+
+
+def readme(text: str) -> str:
+    """`text` of the README with its table made anew: the one behind its heading."""
+    return re.sub(r"(## Kernels\n.*?\n\n)\|.*?\|\n\n", lambda found: f"{found[1]}{make()}\n\n", text, count=1, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    page: Path = ROOT / "README.md"
+    page.write_text(readme(page.read_text(encoding="utf-8")), encoding="utf-8")
