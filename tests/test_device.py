@@ -38,14 +38,15 @@ def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["attend", "score", "gather", "nearest", "fold"])
+@pytest.mark.parametrize("fault", ["attend", "sinks", "softcap", "windows", "score", "gather", "nearest", "fold"])
 def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
     """native/src/edgekv-trial.cpp holds them against the CPU's before they are used."""
     result = compare(tiny("llama-gqa"), "f16", program("fake-device.so"), FAKE_FAULT=fault)
     assert result["nmse"]["random"] < LIMITS["f16"] and result["nmse"]["score=random,merge=d2o"] < 1e-2
     assert min(result["same"].values()) > 0.99, result["same"]
     assert (result["n_ours"] < 50) == (fault == "gather")  # rows that do not arrive put everything in doubt, the others themselves
-    assert (result["n_merges"] > 10) == (fault == "attend")
+    assert (result["n_merges"] > 10) == (fault in ("attend", "sinks", "softcap", "windows"))
+    assert "are left alone" in result["said"]  # to everybody, not only with -v
 
 
 def check(result: dict, kind: str) -> None:
@@ -76,4 +77,4 @@ def compare(model: Path, kind: str, device: Path | str, **more: str) -> dict:
     environment = {**os.environ, "EDGEKV_LIB": job["libs"], **more}  # it runs in the tree, the library may be installed elsewhere
     done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, env=environment, capture_output=True, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
-    return json.loads(done.stdout.splitlines()[-1])
+    return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}

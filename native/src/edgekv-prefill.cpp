@@ -1,6 +1,7 @@
 // Reading a prompt layer by layer: memory, graphs, and the loops turned round
 #include "edgekv-prefill.h"
 #include "edgekv-cache.h"
+#include "edgekv-device.h"
 
 #include "llama-batch.h"
 #include "llama-context.h"
@@ -116,6 +117,7 @@ edgekv_prefill::~edgekv_prefill() {
     if (!ended) ctx->memory->seq_rm(0, pos0, -1); // cells of the tokens that were not read in the end
     store->active = nullptr;
     ++store->version;
+    edgekv_device::report();
 #ifdef __GLIBC__
     malloc_trim(0); // glibc keeps freed buffers of this size otherwise, and the process would look as big as at its peak
 #endif

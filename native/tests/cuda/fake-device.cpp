@@ -54,7 +54,7 @@ ggml_backend_buffer_type_t buffer_type() {
     return &buft;
 }
 
-// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, score, gather, nearest or fold
+// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, sinks, softcap, windows, score, gather, nearest or fold
 bool faulty(const char * what) {
     const char * wish = getenv("FAKE_FAULT");
     return wish && strcmp(wish, what) == 0;
@@ -71,7 +71,7 @@ void attend(ggml_tensor * node) {
     const int n_parts = edgekv_cuda_attend_parts(&rows);
     std::vector<char> workspace(edgekv_cuda_attend_workspace(&rows, qs.n_tokens, n_parts));
     if (edgekv_cuda_attend(&rows, &qs, (float *) node->data, n_parts, workspace.data(), nullptr)) abort();
-    if (faulty("attend")) ((float *) node->data)[0] += 9;
+    if (faulty("attend") || (faulty("sinks") && rows.sinks) || (faulty("softcap") && rows.softcap > 0) || (faulty("windows") && qs.start)) ((float *) node->data)[0] += 9;
     ++g_n_ours;
 }
 
