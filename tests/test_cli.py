@@ -69,6 +69,7 @@ def test_help_and_methods_load_no_library(args):
     (["run", "-m", "m"], "-p TEXT"),
     (["run", "-m", "m", "-p", " "], "empty"),
     (["run", "-m", "m", "-f", "a", "-"], "not both"),
+    (["run", "-m", "m", "-p", "x", "y"], "once"),
     (["run", "-m", "m", "--raw", "-sys", "s", "-p", "x"], "--raw"),
     (["run", "-m", "m", "--no-such"], "--no-such"),
     (["run", "-m", "m", "-p", "x", "-n", "0"], "-1"),
@@ -178,7 +179,8 @@ def test_run_reads_files_and_standard_input(fake, tmp_path):
     (tmp_path / "doc.txt").write_text("a text\n")
     call("run", "-m", "m", "-f", str(tmp_path / "doc.txt"), "-p", "a question")
     call("run", "-m", "m", "-", stdin="piped\n")
-    assert [c["messages"][-1]["content"] for c in fake.calls] == ["a text\n\na question", "piped"]
+    call("run", "-m", "m", "-f", str(tmp_path / "doc.txt"), "as with Ollama")
+    assert [c["messages"][-1]["content"] for c in fake.calls] == ["a text\n\na question", "piped", "a text\n\nas with Ollama"]
 
 
 def test_a_prompt_too_long_is_one_line(fake):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from edgekv.stats import KVStats
 
 
+STDIN = "-"
+
+
 @click.command("run", short_help="Answer one prompt.")
 @engine_options
 @sampling_options
@@ -30,15 +33,15 @@ if TYPE_CHECKING:
 @click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
 @click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the answer and what it cost.")
-@click.argument("stdin", type=click.Choice(["-"]), required=False, metavar="[-]")
+@click.argument("words", required=False, metavar="[PROMPT|-]")
 def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str | None, prompt: str | None,
-            file: str | None, raw: bool, as_json: bool, stdin: str | None) -> None:
-    """Answer one prompt: -p TEXT, -f FILE, or - for standard input.
+            file: str | None, raw: bool, as_json: bool, words: str | None) -> None:
+    """Answer one prompt: -p TEXT or just the text, -f FILE, or - for standard input.
 
     -p may stand beside -f or -: first the text, then what to do with it. The answer goes to standard output, everything
     else to standard error.
     """
-    text = prompt_text(prompt, file, stdin)
+    text = prompt_text(prompt, file, words)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")
     from edgekv.commands.load import load_llama, sampling_arguments
@@ -51,14 +54,18 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
         raise click.Abort from None
 
 
-def prompt_text(prompt: str | None, file: str | None, stdin: str | None) -> str:
+def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
     """The prompt from where it was given. Raises BadInput if that is nowhere, twice, or empty."""
-    if file and stdin:
+    if file and words == STDIN:
         raise BadInput("give -f FILE or -, not both")
+    if words not in (None, STDIN):
+        if prompt is not None:
+            raise BadInput(f"give the prompt once: -p TEXT, or '{words}' (quote a text with blanks)")
+        prompt = words
     parts = []
     if file:
         parts.append(read_document(file))
-    if stdin:
+    if words == STDIN:
         parts.append(decode(sys.stdin.buffer.read(), "standard input"))
     if prompt is not None:
         parts.append(encodable(prompt))
