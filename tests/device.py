@@ -68,6 +68,7 @@ def main() -> None:
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,
+        "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4) if hasattr(device, "fake_device_n_pinned") else None,
     }))
 
 

@@ -31,50 +31,58 @@ static bool seek(std::FILE * f, int64_t at) {
 #endif
 }
 
-edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, bool in_place, const std::string & dir) : mode(mode), width(width) {
-    const size_t n = (size_t) n_tokens*width;
-    if (mode == EDGEKV_HIDDEN_F16) half.resize(n);
-    if (mode == EDGEKV_HIDDEN_DISK && !(file = open_temporary(dir))) throw std::runtime_error("no temporary file for the hidden states: set TMPDIR");
-    if (mode != EDGEKV_HIDDEN_F32) return;
-    if (!in_place) {
-        whole.resize(n);
-        return;
-    }
-    buf.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n*sizeof(float)));
-    if (!buf) throw std::bad_alloc();
+static ggml_backend_buffer_type_t memory_for(ggml_backend_dev_t device) {
+    const auto pinned = device ? ggml_backend_dev_host_buffer_type(device) : nullptr;
+    return pinned ? pinned : ggml_backend_cpu_buffer_type();
+}
+
+edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, ggml_backend_dev_t device, const std::string & dir) :
+        mode(mode), width(width), buft(memory_for(device)), in_place(mode == EDGEKV_HIDDEN_F32 && !device) {
+    if (mode != EDGEKV_HIDDEN_DISK) buf = allocate((size_t) n_tokens*width*(mode == EDGEKV_HIDDEN_F16 ? sizeof(ggml_fp16_t) : sizeof(float)));
+    else if (!(file = open_temporary(dir))) throw std::runtime_error("no temporary file for the hidden states: set TMPDIR");
 }
 
 edgekv_hidden::~edgekv_hidden() { if (file) fclose(file); }
 
-size_t edgekv_hidden::n_bytes() const {
-    return (buf ? ggml_backend_buffer_get_size(buf.get()) : 0) + half.size()*sizeof(uint16_t) + (whole.size() + staging.size())*sizeof(float);
+ggml_backend_buffer_ptr edgekv_hidden::allocate(size_t n_bytes) const {
+    ggml_backend_buffer_ptr p { ggml_backend_buft_alloc_buffer(buft, n_bytes) };
+    if (!p) throw std::bad_alloc();
+    return p;
 }
 
-float * edgekv_hidden::place(int64_t first) const { return buf ? (float *) ggml_backend_buffer_get_base(buf.get()) + first*width : nullptr; }
+size_t edgekv_hidden::n_bytes() const {
+    return (buf ? ggml_backend_buffer_get_size(buf.get()) : 0) + (staging ? ggml_backend_buffer_get_size(staging.get()) : 0);
+}
+
+float *       edgekv_hidden::f32(int64_t first) const { return (float *) ggml_backend_buffer_get_base(buf.get()) + first*width; }
+ggml_fp16_t * edgekv_hidden::f16(int64_t first) const { return (ggml_fp16_t *) ggml_backend_buffer_get_base(buf.get()) + first*width; }
+
+float * edgekv_hidden::place(int64_t first) const { return in_place ? f32(first) : nullptr; }
 
 // the tensor's own memory if the CPU can reach it
 float * edgekv_hidden::staged(const ggml_tensor * t, int64_t n) {
     if (ggml_backend_buffer_is_host(t->buffer)) return (float *) t->data;
-    if (staging.size() < (size_t) (n*width)) staging.resize(n*width);
-    return staging.data();
+    const size_t n_bytes = n*width*sizeof(float);
+    if (!staging || ggml_backend_buffer_get_size(staging.get()) < n_bytes) staging = allocate(n_bytes);
+    return (float *) ggml_backend_buffer_get_base(staging.get());
 }
 
 bool edgekv_hidden::load(int64_t first, int64_t n, ggml_tensor * to) {
-    if (buf) return true;
-    float * x = whole.empty() ? staged(to, n) : whole.data() + first*width;
-    if (mode == EDGEKV_HIDDEN_F16) ggml_fp16_to_fp32_row((const ggml_fp16_t *) half.data() + first*width, x, n*width);
+    if (in_place) return true;
+    float * x = mode == EDGEKV_HIDDEN_F32 ? f32(first) : staged(to, n);
+    if (mode == EDGEKV_HIDDEN_F16) ggml_fp16_to_fp32_row(f16(first), x, n*width);
     if (mode == EDGEKV_HIDDEN_DISK && (!seek(file, first*width*sizeof(float)) || fread(x, sizeof(float), n*width, file) != (size_t) (n*width))) return false;
     if (x != to->data) ggml_backend_tensor_set(to, x, 0, n*width*sizeof(float));
     return true;
 }
 
 bool edgekv_hidden::save(int64_t first, int64_t n, const ggml_tensor * from) {
-    if (buf) return true;
-    float * x = whole.empty() ? staged(from, n) : whole.data() + first*width;
+    if (in_place) return true;
+    float * x = mode == EDGEKV_HIDDEN_F32 ? f32(first) : staged(from, n);
     if (x != from->data) ggml_backend_tensor_get(from, x, 0, n*width*sizeof(float));
     if (mode == EDGEKV_HIDDEN_F16) {
         for (int64_t i = 0; i < n*width; ++i) x[i] = std::clamp(x[i], -65504.0f, 65504.0f); // the largest f16: a few channels of some models go beyond
-        ggml_fp32_to_fp16_row(x, (ggml_fp16_t *) half.data() + first*width, n*width);
+        ggml_fp32_to_fp16_row(x, f16(first), n*width);
     }
     if (mode == EDGEKV_HIDDEN_DISK) return seek(file, first*width*sizeof(float)) && fwrite(x, sizeof(float), n*width, file) == (size_t) (n*width);
     return true;

@@ -8,18 +8,18 @@
 #include <cstdio>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 class edgekv_hidden {
 public:
-    // in_place: graphs may read and write the f32 states where they are; else they come and go with load and save, a chunk at a time.
+    // device: where graphs compute; null: on the CPU, and they may read and write f32 states where they are. Else states come and go with
+    // load and save, a chunk at a time, through memory that the device copies from at full speed (pinned), if it has such.
     // throws std::bad_alloc, or std::runtime_error when the file cannot be had
-    edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, bool in_place, const std::string & dir);
+    edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, ggml_backend_dev_t device, const std::string & dir);
     ~edgekv_hidden();
 
     // where graphs find the states of a chunk, null if not in place
     float * place(int64_t first) const;
-    ggml_backend_buffer_t buffer() const { return buf.get(); }
+    ggml_backend_buffer_t buffer() const { return in_place ? buf.get() : nullptr; }
     // n states into a tensor; false if the file cannot be read
     bool    load(int64_t first, int64_t n, ggml_tensor * to);
     // n states from a tensor; false if the file cannot take them
@@ -27,13 +27,16 @@ public:
     size_t  n_bytes() const; // in memory
 
 private:
-    float * staged(const ggml_tensor * t, int64_t n);
+    ggml_backend_buffer_ptr allocate(size_t n_bytes) const;
+    float *       f32(int64_t first) const;
+    ggml_fp16_t * f16(int64_t first) const;
+    float *       staged(const ggml_tensor * t, int64_t n);
 
     edgekv_hidden_mode mode;
     int64_t width;
-    ggml_backend_buffer_ptr buf;  // in place
-    std::vector<float> whole;     // f32, not in place
-    std::vector<uint16_t> half;
+    ggml_backend_buffer_type_t buft;
+    bool in_place;
+    ggml_backend_buffer_ptr buf;      // all states, f32 or f16
     std::FILE * file = nullptr;
-    std::vector<float> staging;   // a chunk, for tensors that lie on a device
+    ggml_backend_buffer_ptr staging;  // a chunk, for tensors that lie on a device
 };

@@ -95,7 +95,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         p->place_inputs();
         if (p->by_layer && p->n_slice() > 1) {
             const int64_t width = ggml_nelements(p->graphs[0]->resid[0])/p->graphs[0]->n_tokens;
-            p->hidden = std::make_unique<edgekv_hidden>(p->hidden_mode, width, n_all, p->on_cpu(), p->dir);
+            p->hidden = std::make_unique<edgekv_hidden>(p->hidden_mode, width, n_all, p->device(), p->dir);
         }
         p->reserve();
     } catch (const std::bad_alloc &) {
@@ -237,9 +237,10 @@ ggml_tensor * edgekv_prefill::capture_queries(const llm_graph_context & g, const
     return ggml_cpy(g.ctx0, src, dst);
 }
 
-bool edgekv_prefill::on_cpu() const {
-    for (const auto & l : store->layers) if (!ggml_backend_buft_is_host(l->buft)) return false;
-    return true;
+// the first that layers lie on; null: all are in main memory
+ggml_backend_dev_t edgekv_prefill::device() const {
+    for (const auto & l : store->layers) if (!ggml_backend_buft_is_host(l->buft)) return ggml_backend_buft_get_device(l->buft);
+    return nullptr;
 }
 
 void edgekv_prefill::build_chunks() {

@@ -148,7 +148,8 @@ struct edgekv_prefill {
     double score_ms = 0;          // spent on statistics so far
 
 private:
-    bool on_cpu() const;
+    ggml_backend_dev_t device() const;
+    bool on_cpu() const { return !device(); }
     void make_scratches();
     void make_masks();
     void build_chunks();

@@ -7,6 +7,7 @@
 
 #include "../fake.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ using fake::inside;
 
 long g_n_ours = 0; // nodes and calls that our kernels computed
 long g_n_merges = 0; // of them
+std::vector<size_t> g_pinned; // sizes of all buffers in pinned memory so far
 
 // ---- memory
 
@@ -51,6 +53,22 @@ ggml_backend_buffer_type_t buffer_type() {
         { [](ggml_backend_buffer_type_t) { return "Fake"; }, alloc_buffer, [](ggml_backend_buffer_type_t) -> size_t { return 128; }, nullptr, nullptr,
           [](ggml_backend_buffer_type_t) { return false; } },
         the_device(), nullptr };
+    return &buft;
+}
+
+// main memory that a GPU copies from at full speed
+ggml_backend_buffer_type_t pinned_type() {
+    static ggml_backend_buffer_type buft = [] {
+        auto t = *ggml_backend_cpu_buffer_type();
+        t.device = the_device();
+        t.iface.get_name = [](ggml_backend_buffer_type_t) { return "Fake_Host"; };
+        t.iface.alloc_buffer = [](ggml_backend_buffer_type_t buft, size_t n) {
+            ggml_backend_buffer_t b = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n);
+            if (b) { b->buft = buft; g_pinned.push_back(n); }
+            return b;
+        };
+        return t;
+    }();
     return &buft;
 }
 
@@ -110,8 +128,9 @@ ggml_backend_device_i device_interface() {
     };
     i.init_backend = init_backend;
     i.get_buffer_type = [](ggml_backend_dev_t) { return buffer_type(); };
+    i.get_host_buffer_type = [](ggml_backend_dev_t) { return pinned_type(); };
     i.supports_op = supports_op;
-    i.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) { return buft == buffer_type(); };
+    i.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) { return buft == buffer_type(); }; // pinned memory is reached by copies only
     return i;
 }
 
@@ -174,3 +193,5 @@ ggml_backend_dev_t the_device() {
 extern "C" ggml_backend_reg_t ggml_backend_init() { return registry(); }
 extern "C" long fake_device_n_ours() { return g_n_ours; }
 extern "C" long fake_device_n_merges() { return g_n_merges; }
+// buffers of this size in pinned memory
+extern "C" long fake_device_n_pinned(long n_bytes) { return std::count(g_pinned.begin(), g_pinned.end(), (size_t) n_bytes); }
