@@ -31,6 +31,12 @@ def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
 
 
 @pytest.mark.slow
+def test_scores_may_come_a_few_tokens_at_a_time(tiny):
+    """What a long prompt's are cut into, lest a device is busy for seconds."""
+    check(compare(tiny("llama-gqa"), "f16", program("fake-device.so"), EDGEKV_SCORE_WORK="1"), "f16")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("llama-gqa", "f16"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
 def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name, kind):
     """Patched, with our host code in it; native/tests/metal/fake-metal.cpp is what is Objective-C there."""

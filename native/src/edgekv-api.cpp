@@ -55,6 +55,9 @@ static edgekv_layer & layer_of(const llama_context * ctx, int32_t il, int32_t he
     return l;
 }
 
+// devices write rows while the program goes on
+static void settled(const llama_context * ctx) { const_cast<llama_context *>(ctx)->synchronize(); }
+
 int          edgekv_abi(void)        { return EDGEKV_ABI; }
 const char * edgekv_last_error(void) { return g_error.c_str(); }
 int          edgekv_last_status(void) { return g_status; }
@@ -104,6 +107,7 @@ static void read_rows(const ggml_tensor * t, int64_t first, int64_t n, void * ou
 int edgekv_rows_bytes(const llama_context * ctx, int32_t il, int32_t head, void * k, void * v) {
     return guard([&] {
         const auto & l = layer_of(ctx, il, head);
+        settled(ctx);
         read_rows(l.t.k, l.first[head], l.len[head], k);
         read_rows(l.t.v, l.first[head], l.len[head], v);
     });
@@ -112,6 +116,7 @@ int edgekv_rows_bytes(const llama_context * ctx, int32_t il, int32_t head, void 
 int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float * k, float * v) {
     return guard([&] {
         const auto & l = layer_of(ctx, il, head);
+        settled(ctx);
         auto read = [&](const ggml_tensor * t, int d, float * out) {
             if (!out) return;
             std::vector<char> host(l.len[head]*t->nb[1]);
@@ -138,6 +143,7 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
         if (s.active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
         if (l.n_swa)  throw edgekv_error { EDGEKV_INVALID, "a sliding-window layer keeps its window by itself" };
         given(counts);
+        settled(ctx);
         std::vector<std::vector<int32_t>> keep(l.n_head_kv);
         std::vector<std::vector<llama_pos>> pos(l.n_head_kv);
         std::vector<int64_t> base(l.first.begin(), l.first.end());

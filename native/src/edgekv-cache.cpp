@@ -116,10 +116,15 @@ const char * edgekv_unsupported(const llama_model & model) {
     return nullptr;
 }
 
-// Vulkan binds a head's rows at their offset, which must be a multiple of what the device asks for (a power of two)
+// Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which must be what the device asks for; CUDA
+// reads q8_0 rows as whole numbers of 4 bytes before it attends to them
+static size_t unit_of(ggml_backend_buffer_type_t buft) {
+    const std::string name = ggml_backend_buft_name(buft);
+    return name.rfind("Vulkan", 0) == 0 ? ggml_backend_buft_get_alignment(buft) : name.rfind("CUDA", 0) == 0 ? 4 : 1;
+}
+
 static int row_step(const edgekv_layer & l) {
-    if (std::string(ggml_backend_buft_name(l.buft)).rfind("Vulkan", 0) != 0) return 1;
-    const size_t unit = ggml_backend_buft_get_alignment(l.buft);
+    const size_t unit = unit_of(l.buft);
     int n = 1;
     while (n*ggml_row_size(l.type_k, l.d_k) % unit || n*ggml_row_size(l.type_v, l.d_v) % unit) n *= 2;
     return n;

@@ -4,6 +4,8 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <numeric>
 #include <stdexcept>
 
 // a backend's functions whose names begin like this: all of them, on a device that they can run on, or null
@@ -23,9 +25,11 @@ static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, ggml_
     find(d->merge_nearest, "merge_nearest");
     find(d->merge_fold, "merge_fold");
     find(d->wait, "wait");
-    const auto ready = (bool (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(reg, (prefix + "ready").c_str()); // where kernels are compiled on the spot
-    if (!all || (ready && !ready(dev)) || !d->moves_right()) return nullptr;
-    return d;
+    if (!all) return nullptr;
+    const auto ready = (int (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(reg, (prefix + "ready").c_str()); // where kernels are compiled on the spot
+    const int is_ready = ready ? ready(dev) : 1;
+    if (is_ready < 0) edgekv_device::left_alone(dev, "everything", "they do not compile for it, or it is too old; --verbose shows what its compiler says");
+    return is_ready > 0 && d->moves_right() ? std::move(d) : nullptr;
 }
 
 const edgekv_device * edgekv_device::of(ggml_backend_buffer_type_t buft) {
@@ -60,7 +64,7 @@ struct shipment {
     std::vector<piece> in, out;
     std::vector<std::pair<const void **, size_t>> pointers; // to be turned into addresses on the device
 
-    size_t room(size_t n) { const size_t at = n_bytes; n_bytes += (n + 255)/256*256; return at; }
+    size_t room(size_t n) { const size_t at = n_bytes; n_bytes += (n + 256)/256*256; return at; } // of nothing too: its address may be looked at
 
     template <typename T> void add(T *& x, size_t n, bool goes, bool returns) {
         if (!x) return;
@@ -75,7 +79,7 @@ struct shipment {
 
     // its first address there; work is made larger when needed
     char * go(ggml_backend_buffer_type_t buft, edgekv_matrix & work) {
-        if (work.n_bytes() < n_bytes) {
+        if (work.n_bytes() < n_bytes || ggml_backend_buffer_get_type(work.t->buffer) != buft) { // layers may lie on several devices
             work = {};
             work = edgekv_matrix::make(buft, GGML_TYPE_I8, (int64_t) n_bytes, 1, "device_work");
         }
@@ -91,8 +95,19 @@ struct shipment {
 
 } // namespace
 
+// Multiplications that a device is given at once: some systems end what keeps a GPU from drawing for seconds
+static double most_work() {
+    const char * n = getenv("EDGEKV_SCORE_WORK"); // for tests
+    return n ? atof(n) : 1e10;
+}
+
 void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const {
     const int n_rows_max = *std::max_element(rows.len, rows.len + rows.n_head_kv), G = rows.n_head/rows.n_head_kv;
+    const double each = std::accumulate(rows.len, rows.len + rows.n_head_kv, 0.0)*G*rows.d_k;
+    const int n_slice = (int) std::clamp(most_work()/std::max(each, 1.0)/16, 1.0, 1e6)*16; // tokens; kernels take 8 or 16 of them together
+    std::vector<int32_t> after(qs.n_tokens);
+    for (int t = 0; t < qs.n_tokens; ++t) after[t] = qs.n_after ? qs.n_after[t] : qs.n_tokens - 1 - t;
+    qs.n_after = after.data();
     shipment s;
     s.send(rows.first, rows.n_head_kv);
     s.send(rows.len, rows.n_head_kv);
@@ -102,11 +117,19 @@ void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix
     s.send(qs.start, qs.n_tokens);
     for (float ** x : { &cols.sum, &cols.max, &cols.entropy }) s.exchange(*x, cols.n_rows);
     for (float ** x : { &cols.mean, &cols.m2 }) s.exchange(*x, G*cols.n_rows);
-    const size_t at_workspace = s.room(score_workspace(&rows, qs.n_tokens, n_rows_max));
+    const size_t at_workspace = s.room(score_workspace(&rows, std::min(n_slice, qs.n_tokens), n_rows_max));
     char * base = s.go(buft, work);
     check(wait(base), "finish");
-    check(score(&rows, &qs, &cols, n_rows_max, base + at_workspace, nullptr), "score");
-    check(wait(base), "score");
+    for (int left = qs.n_tokens; left > 0;) {
+        qs.n_tokens = std::min(left, n_slice);
+        check(score(&rows, &qs, &cols, n_rows_max, base + at_workspace, nullptr), "score");
+        check(wait(base), "score");
+        left        -= qs.n_tokens;
+        cols.n_seen += qs.n_tokens;
+        qs.q        += qs.n_tokens*qs.stride_t;
+        qs.n_after  += qs.n_tokens;
+        if (qs.start) qs.start += qs.n_tokens;
+    }
     s.come_back(work);
 }
 

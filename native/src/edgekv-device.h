@@ -27,7 +27,8 @@ struct edgekv_device {
     bool takes(ggml_type type, int d) const;
     bool attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const;
     bool moves_right() const;
-    static void report(); // logs what was found since the last time to do something wrong
+    static void left_alone(ggml_backend_dev_t dev, const std::string & what, const std::string & why); // for the next report
+    static void report(); // logs what was left alone since the last time
 
     // rows src + index[0..n) of one tensor, or rows [src, src + n) without an index, to rows [dst, ..) of another; the index lies on the
     // device too; throws std::runtime_error

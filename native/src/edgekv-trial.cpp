@@ -203,12 +203,16 @@ template <typename T> bool passes(ggml_backend_dev_t dev, const std::string & wh
     } catch (const edgekv_error & e) {
         why = e.what;
     }
-    const std::lock_guard<std::mutex> lock(pending.mutex);
-    pending.lines.push_back(std::string("the kernels of ") + ggml_backend_dev_name(dev) + " for " + what + " are left alone: " + why + "; please report it");
+    edgekv_device::left_alone(dev, what, why + "; please report it");
     return false;
 }
 
 } // namespace
+
+void edgekv_device::left_alone(ggml_backend_dev_t dev, const std::string & what, const std::string & why) {
+    const std::lock_guard<std::mutex> lock(pending.mutex);
+    pending.lines.push_back(std::string("the kernels of ") + ggml_backend_dev_name(dev) + " for " + what + " are left alone: " + why);
+}
 
 void edgekv_device::report() {
     const std::lock_guard<std::mutex> lock(pending.mutex);
@@ -216,20 +220,25 @@ void edgekv_device::report() {
     pending.lines.clear();
 }
 
+static bool moves(const edgekv_device & device, ggml_backend_buffer_type_t buft, ggml_type type, int d) {
+    const twin from(buft, type, d, 1), to(buft, type, d, 2);
+    std::vector<int32_t> index;
+    for (int i = 0; i < 40; ++i) index.push_back((7*i + 5) % (N_ROWS - 10));
+    const auto there = edgekv_matrix::make(buft, GGML_TYPE_I32, (int64_t) index.size(), 1, "trial");
+    ggml_backend_tensor_set(there.t, index.data(), 0, ggml_nbytes(there.t));
+    device.move_rows(from.t(), (const int32_t *) there.t->data, 10, to.there.t, 3, (int) index.size());
+    device.move_rows(from.t(), nullptr, 20, to.there.t, 50, 11);
+    auto expected = to.here;
+    const size_t nb = to.t()->nb[1];
+    for (size_t i = 0; i < index.size(); ++i) memcpy(&expected[(3 + i)*nb], &from.here[(10 + index[i])*nb], nb);
+    memcpy(&expected[50*nb], &from.here[20*nb], 11*nb);
+    return to.read() == expected;
+}
+
+// rows of a multiple of 16, of 4 and of 2 bytes: kernels may be different ones
 bool edgekv_device::moves_right() const {
     return passes(dev, "moving rows", [&] {
-        const twin from(buft, GGML_TYPE_F16, 64, 1), to(buft, GGML_TYPE_F16, 64, 2);
-        std::vector<int32_t> index;
-        for (int i = 0; i < 40; ++i) index.push_back((7*i + 5) % (N_ROWS - 10));
-        const auto there = edgekv_matrix::make(buft, GGML_TYPE_I32, (int64_t) index.size(), 1, "trial");
-        ggml_backend_tensor_set(there.t, index.data(), 0, ggml_nbytes(there.t));
-        move_rows(from.t(), (const int32_t *) there.t->data, 10, to.there.t, 3, (int) index.size());
-        move_rows(from.t(), nullptr, 20, to.there.t, 50, 11);
-        auto expected = to.here;
-        const size_t nb = to.t()->nb[1];
-        for (size_t i = 0; i < index.size(); ++i) memcpy(&expected[(3 + i)*nb], &from.here[(10 + index[i])*nb], nb);
-        memcpy(&expected[50*nb], &from.here[20*nb], 11*nb);
-        return to.read() == expected;
+        return moves(*this, buft, GGML_TYPE_F16, 64) && moves(*this, buft, GGML_TYPE_Q8_0, 128) && moves(*this, buft, GGML_TYPE_Q8_0, 32);
     });
 }
 

@@ -128,9 +128,9 @@ void test_merge(const merge_case & c, random_source & rnd) {
 // ---- who has them
 
 void test_names() {
-    const auto ready = (bool (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(g_reg, "edgekv_metal_ready");
+    const auto ready = (int (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(g_reg, "edgekv_metal_ready");
     if (!check(ready, "no function says whether a device is ready")) return;
-    for (int i = 0; i < N_DEVICES; ++i) check(ready(ggml_backend_reg_dev_get(g_reg, i)) == (i == APPLE), "device %d says the wrong thing", i);
+    for (int i = 0; i < N_DEVICES; ++i) check(ready(ggml_backend_reg_dev_get(g_reg, i)) == (i == APPLE ? 1 : -1), "device %d says the wrong thing", i);
     check(!ggml_backend_reg_get_proc_address(g_reg, "edgekv_cuda_score") && !ggml_backend_reg_get_proc_address(g_reg, "edgekv_metal_"), "a function of another name");
     check(ggml_backend_reg_get_proc_address(g_reg, "ggml_backend_get_features"), "upstream's functions are gone");
     int here;

@@ -159,7 +159,7 @@ struct state {
         float c[2];
         for (int i = 0; i < 2; ++i) {
             const float top = fmaxf(m[i], max_over(fmaxf(fmaxf(s[0][2*i], s[0][2*i + 1]), fmaxf(s[1][2*i], s[1][2*i + 1])), 4));
-            c[i] = exp_below(m[i], top);
+            c[i] = m[i] == top ? 1.0f : exp_below(m[i], top); // of a query that sees nothing too
             m[i] = top;
             l[i] *= c[i];
             for (int j = 0; j < 2; ++j) for (int x = 2*i; x < 2*i + 2; ++x) l[i] += s[j][x] = exp_below(s[j][x], top);
@@ -339,14 +339,14 @@ static cudaError_t make_plan(const edgekv_rows & rows, plan & p) {
     int device = 0, limit = 0;
     cudaError_t e = cudaGetDevice(&device);
     if (e == cudaSuccess) e = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (e != cudaSuccess) return e;
+    if (e != cudaSuccess) return told(e);
     p.D = d <= 64 ? 64 : d <= 128 ? 128 : 256;
     p.kernel = p.D == 64 ? kernel_for<64>(rows) : p.D == 128 ? kernel_for<128>(rows) : kernel_for<256>(rows);
     const shared_layout at(rows, p.D);
     p.n_warps = MAX_WARPS;
     while (p.n_warps > 1 && at.total(p.n_warps) > (size_t) limit) p.n_warps /= 2;
     p.n_shared = (int) at.total(p.n_warps);
-    return cudaFuncSetAttribute((const void *) p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.n_shared);
+    return told(cudaFuncSetAttribute((const void *) p.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit)); // the same for every caller
 }
 
 static size_t n_slots(const edgekv_rows & rows, int n_parts) { return (size_t) n_parts + rows.n_head_kv; }

@@ -57,5 +57,5 @@ int edgekv_cuda_wait(const void * memory) {
     cudaError_t e = cudaPointerGetAttributes(&where, memory);
     if (e == cudaSuccess) e = cudaSetDevice(where.device);
     if (e == cudaSuccess) e = cudaDeviceSynchronize();
-    return e;
+    return told(e);
 }

@@ -3,6 +3,7 @@
 #include "edgekv-cuda.h"
 #include "edgekv-op.h"
 
+#include "ggml-backend.h"
 #include "ggml-cuda/common.cuh"
 
 bool edgekv_cuda_op_supported(const ggml_tensor * node) {
@@ -25,8 +26,18 @@ bool edgekv_cuda_op(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     return true;
 }
 
+// 1: the kernels were compiled for this device, from Turing on; 0: not
+static int ready(ggml_backend_dev_t dev) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
+    for (size_t i = 0; i < ggml_backend_reg_dev_count(reg); ++i) {
+        if (ggml_backend_reg_dev_get(reg, i) == dev) return turing_mma_available(ggml_cuda_info().devices[i].cc);
+    }
+    return 0;
+}
+
 void * edgekv_cuda_function(const char * name) {
     static const std::pair<const char *, void *> all[] = {
+        { "edgekv_cuda_ready",           (void *) ready },
         { "edgekv_cuda_attend_supports", (void *) edgekv_cuda_attend_supports },
         { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
         { "edgekv_cuda_score",           (void *) edgekv_cuda_score },

@@ -53,12 +53,12 @@ void run_here(ggml_tensor *, int, int, void *) { GGML_ABORT("a job for Metal"); 
 
 struct free_context { void operator()(ggml_context * x) const { ggml_free(x); } };
 
-// of a device, made when first wanted and never freed: its last words might find a logger that is gone
-ggml_metal_t context_of(ggml_metal_device_t dev) {
+// of a device, made when first wanted and not freed at the end: its last words might find a logger that is gone
+ggml_metal_t & context_of(ggml_metal_device_t dev) {
     static std::map<ggml_metal_device_t, ggml_metal_t> all;
-    const auto [it, fresh] = all.try_emplace(dev, nullptr);
-    if (fresh && (it->second = ggml_metal_init(dev))) ggml_metal_set_n_cb(it->second, 0);
-    return it->second;
+    ggml_metal_t & ctx = all[dev];
+    if (!ctx && (ctx = ggml_metal_init(dev))) ggml_metal_set_n_cb(ctx, 0);
+    return ctx;
 }
 
 std::mutex & one_by_one() { static std::mutex m; return m; } // a context is for one thread
@@ -68,14 +68,19 @@ int compute(const void * where, const job * j, bool wait) {
     const memory m = memory_at(where);
     if (!m.dev) return GGML_STATUS_FAILED;
     const std::lock_guard<std::mutex> lock(one_by_one());
-    const ggml_metal_t ctx = context_of(m.dev);
+    ggml_metal_t & ctx = context_of(m.dev);
     if (!ctx) return GGML_STATUS_FAILED;
     const std::unique_ptr<ggml_context, free_context> g(ggml_init({ ggml_tensor_overhead() + ggml_graph_overhead_custom(1, false), nullptr, true }));
     if (!g) return GGML_STATUS_ALLOC_FAILED;
     ggml_cgraph * graph = ggml_new_graph_custom(g.get(), 1, false);
     if (j) ggml_build_forward_expand(graph, ggml_custom_4d(g.get(), GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, run_here, 1, const_cast<job *>(j)));
     if (wait) ggml_metal_synchronize(ctx);
-    return ggml_metal_graph_compute(ctx, graph); // of no nodes: only says whether anything before it failed
+    const int status = ggml_metal_graph_compute(ctx, graph); // of no nodes: only says whether anything before it failed
+    if (status != GGML_STATUS_SUCCESS) { // it would refuse everything from now on
+        ggml_metal_free(ctx);
+        ctx = nullptr;
+    }
+    return status;
 }
 
 int queue_job(const void * where, const job & j) { return compute(where, &j, false); }
@@ -130,11 +135,12 @@ int fold(const edgekv_numbered * to, const edgekv_shares * s, const int32_t * be
     });
 }
 
-// whether all kernels are there, for heads of up to 256 values: they were compiled just now
-bool ready(ggml_backend_dev_t dev) {
+// whether all kernels are there, for heads of up to 256 values: they were compiled just now. 1; 0: nobody asked for them; -1: they are not
+int ready(ggml_backend_dev_t dev) {
+    if (!wanted()) return 0;
     const uint32_t n_shared = merge_nearest({ 0, GGML_TYPE_F16, 256, 1, 1 }).n_shared; // the most that any of them takes
-    for (const auto & k : KERNELS) if (!can_run((ggml_metal_device_t) dev->context, { k.kernel, 1, 1, n_shared })) return false;
-    return true;
+    for (const auto & k : KERNELS) if (!can_run((ggml_metal_device_t) dev->context, { k.kernel, 1, 1, n_shared })) return -1;
+    return 1;
 }
 
 template <typename F> void * as(F * f) { return (void *) f; } // F: what the caller takes it for
@@ -163,7 +169,7 @@ void edgekv_metal_memory_gone(ggml_metal_buffer * buffer) {
 
 void * edgekv_metal_function(const char * name) {
     static const std::pair<const char *, void *> all[] = {
-        { "edgekv_metal_ready",           as<bool(ggml_backend_dev_t)>(ready) },
+        { "edgekv_metal_ready",           as<int(ggml_backend_dev_t)>(ready) },
         { "edgekv_metal_attend_supports", as<decltype(edgekv_cuda_attend_supports)>(attend_supports) },
         { "edgekv_metal_score_workspace", as<decltype(edgekv_cuda_score_workspace)>(score_workspace) },
         { "edgekv_metal_score",           as<decltype(edgekv_cuda_score)>(score) },

@@ -38,13 +38,12 @@ ggml_metal_pipeline_with_params pipeline_of(ggml_metal_device_t dev, const char 
     return it->second;
 }
 
-// No Apple GPU has run the kernels yet: whoever wants them says so. Without them a device is used as any other backend's.
+} // namespace
+
 bool wanted() {
     const char * word = getenv("EDGEKV_METAL");
     return word && strcmp(word, "1") == 0;
 }
-
-} // namespace
 
 bool can_run(ggml_metal_device_t dev, const call & c) {
     if (!wanted()) return false;

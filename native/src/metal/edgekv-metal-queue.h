@@ -9,6 +9,9 @@
 
 namespace edgekv_metal {
 
+// No Apple GPU has run the kernels yet: whoever wants them says so, by EDGEKV_METAL=1. Without them a device is used as any other backend's
+bool wanted();
+
 // whether a device takes this call; the kernel is compiled when first asked
 bool can_run(ggml_metal_device_t dev, const call & c);
 

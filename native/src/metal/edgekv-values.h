@@ -1,5 +1,5 @@
 #pragma once
-// Values of rows of any cache type, exact, and back, in Metal's language. Rounding is that of ggml's reference functions
+// Values of rows of any cache type, exact, and back, in Metal's language. Rounding is that of ggml's reference functions, but for what fast arithmetic makes of a quotient
 // (quantize_row_*_ref, ggml-quants.c); layouts: ggml-common.h. A chunk is 32 values: a block of any quantised type.
 // Metal's fast arithmetic knows no infinity: what is not there is LOWEST.
 
@@ -11,7 +11,7 @@ using namespace metal;
 
 enum { LANES = EDGEKV_METAL_LANES, SIMDGROUPS = EDGEKV_METAL_SIMDGROUPS, THREADS = EDGEKV_METAL_THREADS, QUERIES = EDGEKV_METAL_QUERIES, CHUNK = 32 };
 
-constant float LOWEST = -3e38f;
+constant float LOWEST = -1e38f; // twice it, or times log2(e), is still a number
 
 // ggml's kvalues_iq4nl
 constant float IQ4_NL_VALUES[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
