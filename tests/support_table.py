@@ -19,11 +19,12 @@ NOT_FOR_USERS = "f32"
 
 def make() -> str:
     sizes = {backend: dict(of_program(name)) for backend, name in PROGRAMS.items()}
-    lines = ["| cache type | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    kinds: dict[tuple[str, ...], list[str]] = {}  # those with the same sizes everywhere
     for kind in sizes["CPU"]:
         if kind != NOT_FOR_USERS:
-            lines.append(f"| {kind} | " + " | ".join(of.get(kind, "no") for of in sizes.values()) + " |")
-    return "\n".join(lines)
+            kinds.setdefault(tuple(of.get(kind, "no") for of in sizes.values()), []).append(kind)
+    rows = [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in kinds.items()]
+    return "\n".join(["| cache types | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|", *rows])
 
 
 def of_program(name: str) -> list[tuple[str, str]]:

@@ -32,7 +32,8 @@ def run(conversation: Conversation, line: str) -> str | None:
 def help_(conversation: Conversation, rest: str) -> None:
     """/help | this list"""
     rows = [[part.strip() for part in (command.__doc__ or "").split("|")] for command in COMMANDS.values()]
-    say(table([*rows, [" ".join(ALIASES), "as elsewhere: " + ", ".join(dict.fromkeys(ALIASES.values()))], ["Ctrl-C", "stop the reply, or reading"], ["Ctrl-D", "leave"]]))
+    others = [" ".join(ALIASES), "as elsewhere: " + ", ".join(dict.fromkeys(ALIASES.values()))]
+    say(table([*rows, others, ["Ctrl-C", "stop the reply, or reading"], ["Ctrl-D", "leave"]]))
 
 
 def file(conversation: Conversation, rest: str) -> str | None:

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-constexpr int LARGEST_HEAD = 512; // of any model that llama.cpp knows
+constexpr int LARGEST_HEAD = 512; // that is asked about
 
 // true: it was asked for, and is printed: type, smallest and largest size, step. takes(type, size): whether there are kernels
 template <typename Types, typename Takes>

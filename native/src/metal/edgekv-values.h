@@ -1,6 +1,7 @@
 #pragma once
-// Values of rows of any cache type, exact, and back, in Metal's language. Rounding is that of ggml's reference functions, but for what fast arithmetic makes of a quotient
-// (quantize_row_*_ref, ggml-quants.c); layouts: ggml-common.h. A chunk is 32 values: a block of any quantised type.
+// Values of rows of any cache type, exact, and back, in Metal's language. Rounding is that of ggml's reference functions
+// (quantize_row_*_ref, ggml-quants.c), but for what fast arithmetic makes of a quotient; layouts: ggml-common.h. A chunk is 32 values: a
+// block of any quantised type.
 // Metal's fast arithmetic knows no infinity: what is not there is LOWEST.
 
 #include "edgekv-metal.h"

@@ -72,7 +72,8 @@ ggml_backend_buffer_type_t pinned_type() {
     return &buft;
 }
 
-// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, sinks, softcap, windows, score, gather, nearest or fold
+// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, sinks, softcap, windows, score, gather,
+// odd_gather (rows of an odd number of pairs of bytes), nearest or fold
 bool faulty(const char * what) {
     const char * wish = getenv("FAKE_FAULT");
     return wish && strcmp(wish, what) == 0;
@@ -147,7 +148,7 @@ int score(const edgekv_rows * rows, const edgekv_queries * qs, const edgekv_colu
 int gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream) {
     inside i;
     ++g_n_ours;
-    return edgekv_cuda_gather(from, to, n_bytes, index, n_rows - faulty("gather"), stream);
+    return edgekv_cuda_gather(from, to, n_bytes, index, n_rows - (faulty("gather") || (faulty("odd_gather") && n_bytes % 4)), stream);
 }
 
 int merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept, float * cosine, int32_t * nearest,
