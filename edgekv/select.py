@@ -40,24 +40,23 @@ def _keep_head(
     score: NDArray[np.float32], count: int, pos: NDArray[np.int32], n_seen: int, sink: int, window: int
 ) -> NDArray[np.int32]:
     """`keep` for one head: score, pos [n_rows]."""
-    rows = _in_token_order(pos)
-    token = pos[rows]
+    rows, token = np.arange(len(pos), dtype=np.int32), pos
+    if len(pos) and not (pos[0] >= 0 and (pos[1:] > pos[:-1]).all()):  # not the rows of a first turn
+        rows = _in_token_order(pos)
+        token, score = pos[rows], score[rows]
     n_sink = int(np.searchsorted(token, sink))
     n_before = max(int(np.searchsorted(token, n_seen - window)), n_sink)
     protected = np.concatenate([rows[:n_sink], rows[n_before:]])
     if count <= len(protected):
         return protected[len(protected) - count :]
-    rest = rows[n_sink:n_before]
-    return np.concatenate([protected, rest[_top(score[rest], count - len(protected))]])
+    rest = _top(score[n_sink:n_before], count - len(protected))
+    return np.concatenate([protected, rows[n_sink:n_before][rest]])
 
 
 def _in_token_order(pos: NDArray[np.int32]) -> NDArray[np.int32]:
     """Indices of the rows that exist, by token index."""
     rows = np.flatnonzero(pos >= 0).astype(np.int32)
-    token = pos[rows]
-    if (token[1:] > token[:-1]).all():  # rows of a first turn
-        return rows
-    return rows[np.argsort(token, kind="stable")]
+    return rows[np.argsort(pos[rows], kind="stable")]
 
 
 def _top(score: NDArray[np.float32], n: int) -> NDArray[np.int64]:
@@ -65,10 +64,9 @@ def _top(score: NDArray[np.float32], n: int) -> NDArray[np.int64]:
 
     Score and index are packed into one integer that sorts like the pair, which needs no slow stable sort.
     """
-    key = np.where(np.isnan(score), np.inf, 0.0 - score).astype(np.float32) + np.float32(0)  # no -0.0 beside 0.0
-    bits = key.view(np.int32)
+    key = np.float32(0) - score  # never -0.0
+    key[np.isnan(key)] = np.inf
+    index = np.flatnonzero(key <= np.partition(key, n - 1)[n - 1]) if 0 < n < len(key) else np.arange(len(key))
+    bits = key[index].view(np.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
-    packed = (ordered.astype(np.int64) << 32) | np.arange(len(score))
-    if n < len(packed):
-        packed = np.partition(packed, n)[:n]
-    return np.sort(packed) & 0xFFFFFFFF
+    return np.sort((ordered.astype(np.int64) << 32) | index)[:n] & 0xFFFFFFFF

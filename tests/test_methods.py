@@ -21,6 +21,7 @@ from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features
 from edgekv.methods.pool import max_pool, mean_pool
 from edgekv.methods.snapkv import SnapKVParams
+from edgekv.parallel import MANY
 from edgekv.select import keep
 from tests.reference import scores as reference
 from tests.reference.model import rope
@@ -189,6 +190,16 @@ def test_what_kvzap_foretells_is_the_reference_s(pairs, monkeypatch):
     np.testing.assert_allclose(kvzap.score(stats, KVzapParams(novelty=0)), expected.numpy(), rtol=1e-4, atol=1e-5)
     ranks = [x.argsort(-1).argsort(-1) / 50 for x in (expected, reference.keydiff(keys))]
     np.testing.assert_allclose(kvzap.score(stats, KVzapParams(novelty=0.5)), (ranks[0] + 0.5 * ranks[1]).numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 50, 3 * MANY])
+def test_kvzap_ranks_equal_rows_alike_and_long_heads_side_by_side(n):
+    rng = np.random.default_rng(n)
+    heads = [tuple(np.round(rng.standard_normal((2, n)), digits).astype(np.float32)) for digits in (1, 2, 6)]
+    layer = LayerStats(0, 1, 3, n, np.zeros(3, np.int32), n, np.tile(np.arange(n, dtype=np.int32), (3, 1)), foretell=lambda k, *_: heads[k])
+    ranks = [[np.searchsorted(np.sort(x), x) / n for x in head] for head in heads]
+    scores = KVzap(Surrogate(np.zeros((1, 3, 4), np.float32), "halves")).score(layer, KVzapParams(novelty=0.5))
+    np.testing.assert_allclose(scores, [a + 0.5 * b for a, b in ranks], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("pairs", "neox"), [("neighbours", False), ("halves", True)])

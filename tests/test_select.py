@@ -17,13 +17,13 @@ from tests.test_native import program
 
 @st.composite
 def heads(draw):
-    """(scores, pos, n_seen): heads of different lengths with gaps between the token indices, in any order."""
-    n_head, n_seen = draw(st.integers(1, 4)), draw(st.integers(1, 120))
+    """(scores, pos, n_seen): heads of different lengths, the tokens of each in order or in any, with gaps."""
+    n_head, n_seen, in_order = draw(st.integers(1, 4)), draw(st.integers(1, 120)), draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     pos = np.full((n_head, n_seen), -1, np.int32)
     for k in range(n_head):
         n = rng.integers(0, n_seen + 1)
-        pos[k, :n] = rng.permutation(n_seen)[:n]
+        pos[k, :n] = np.arange(n) if in_order else rng.permutation(n_seen)[:n]
     levels = draw(st.sampled_from([2, 5, 10**6]))  # few levels: many ties
     scores = rng.integers(0, levels, pos.shape).astype(np.float32) - levels // 2
     return scores, pos, n_seen

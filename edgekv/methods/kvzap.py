@@ -24,6 +24,7 @@ from edgekv import rotation
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods.base import LayerStats, Observe
 from edgekv.methods.keydiff import unlike_the_mean
+from edgekv.parallel import each_head
 
 PAIRS = ("neighbours", "halves")
 """Which two values of a key RoPE turns together: 2 i and 2 i + 1, or i and i + d_k / 2."""
@@ -66,24 +67,22 @@ class KVzap:
     def score(self, layer: LayerStats, params: KVzapParams | None = None) -> NDArray[np.float32]:
         if self.surrogate is None:
             raise EdgeKVError("the score 'kvzap' needs a model's profile: choose the method with the model")
-        out, novelty = np.full(layer.pos.shape, -np.inf, np.float32), (params or self.params).novelty
-        for k in range(layer.n_head_kv):
-            scores = self._of_head(layer, k, np.float32(novelty))
+        novelty, heads = np.float32((params or self.params).novelty), [self._of_head(layer, k) for k in range(layer.n_head_kv)]
+        out = np.full(layer.pos.shape, -np.inf, np.float32)
+        for k, scores in enumerate(each_head(lambda k: _together(*heads[k], novelty), *layer.pos.shape)):
             out[k, : len(scores)] = scores
         return out
 
-    def _of_head(self, layer: LayerStats, k: int, novelty: np.float32) -> NDArray[np.float32]:
-        """[n]. With novelty the sum of the ranks (0..1, weighted), without what is foretold, as it is."""
+    def _of_head(self, layer: LayerStats, k: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """[n] each: what is foretold, and KeyDiff's score."""
         assert self.surrogate is not None
         weights, pairs = self.surrogate.weights[layer.il, k], self.surrogate.pairs
         if layer.foretell is not None:
-            foretold, unlike = layer.foretell(k, weights, pairs == PAIRS[0], layer.blocks)
-        else:
-            assert layer.rows is not None, "this method reads the rows"
-            keys, values = layer.rows(k)
-            unlike = unlike_the_mean(keys)
-            foretold = foretell(keys, values, unlike, layer.blocks, weights, pairs)
-        return foretold if novelty == 0 else _rank(foretold) + novelty * _rank(unlike)
+            return layer.foretell(k, weights, pairs == PAIRS[0], layer.blocks)
+        assert layer.rows is not None, "this method reads the rows"
+        keys, values = layer.rows(k)
+        unlike = unlike_the_mean(keys)
+        return foretell(keys, values, unlike, layer.blocks, weights, pairs), unlike
 
 
 def foretell(
@@ -98,9 +97,20 @@ def foretell(
     return out
 
 
+def _together(foretold: NDArray[np.float32], unlike: NDArray[np.float32], novelty: np.float32) -> NDArray[np.float32]:
+    """[n]. With novelty the sum of the ranks (0..1, weighted), without what is foretold, as it is."""
+    return foretold if novelty == 0 else _rank(foretold) + novelty * _rank(unlike)
+
+
 def _rank(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """[n]: the share of the values that are lower."""
-    return np.searchsorted(np.sort(x), x).astype(np.float32) / np.float32(len(x))
+    order = np.argsort(x)
+    ascending = x[order]
+    place = np.arange(len(x), dtype=np.int32)
+    place[1:][ascending[1:] == ascending[:-1]] = 0  # equal ones have the place of the first
+    out = np.empty(len(x), np.float32)
+    out[order] = np.maximum.accumulate(place).astype(np.float32) / np.float32(len(x))
+    return out
 
 
 def n_features(d_k: int, d_v: int) -> int:
