@@ -10,17 +10,19 @@ import ctypes
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edgekv import facts
 from tests import models
-from tests.engine import feed, load, positions, read
+from tests.engine import feed, load, positions, random_profile, read
 
 N_PROMPT = 500
-METHODS = ("snapkv", "cake", "h2o")
-"""Between them they ask for every statistic of a layer."""
+METHODS = ("snapkv", "cake", "h2o", "kvzap")
+"""Between them they ask for every statistic of a layer, and for what is foretold of its rows."""
 DRAWN = ("random", "score=random,merge=d2o")
 """Rows are drawn, so that the same ones stay whatever a device rounds."""
 
@@ -29,7 +31,7 @@ def tokens(n: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist()
 
 
-def ragged(path: Path, kind: str, method: str, **options: int) -> np.ndarray:
+def ragged(path: Path, kind: str, method: str, **options: Any) -> np.ndarray:
     """Logits of a conversation over heads of different length: a prompt, single tokens, some at once, a turn, single tokens."""
     llm = load(path, kind, kv_ratio=0.3, kv_method=method, **options)
     llm.kv_set(budget=np.random.default_rng(0).integers(40, 300, llm.kv_stats().kept.shape).astype(np.int32))
@@ -39,9 +41,12 @@ def ragged(path: Path, kind: str, method: str, **options: int) -> np.ndarray:
     return np.concatenate([first, feed(llm, tokens(70, 4))])  # tails grow
 
 
-def kept(path: Path, kind: str, method: str, **options: int) -> list[set[int]]:
+def kept(path: Path, kind: str, method: str, **options: Any) -> list[set[int]]:
     """Token indices that stay in each layer and head."""
-    llm = load(path, kind, kv_ratio=0.3, kv_method=method, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        profile = Path(folder, "profile.gguf")
+        random_profile(path, profile)
+        llm = load(path, kind, kv_ratio=0.3, kv_method=method, kv_profile=str(profile), **options)
     llm.eval(tokens(N_PROMPT, 0))
     return [set(rows.tolist()) for layer in positions(llm) for rows in layer]
 
@@ -68,6 +73,7 @@ def main() -> None:
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,
+        "n_foretold": device.fake_device_n_foretold() if hasattr(device, "fake_device_n_foretold") else None,
         "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4) if hasattr(device, "fake_device_n_pinned") else None,
     }))
 

@@ -28,6 +28,18 @@ def load(path: Path, kind: str = "f16", **options: Any) -> Any:
     return Llama(str(path), type_k=TYPES[type_k], type_v=TYPES[type_v], **options)
 
 
+def random_profile(model: Path, to: Path, pairs: str = "neighbours") -> np.ndarray:
+    """Write a profile with the same share for every head and random maps for kvzap; returns the maps, float32 [n_layer, n_head_kv, n_weights]."""
+    from edgekv import profiles
+    from edgekv.methods.kvzap import Surrogate, n_features
+
+    identity = profiles.identify(str(model))
+    shape = (identity.n_layer, max(identity.n_head_kv))
+    maps = np.random.default_rng(2).standard_normal((*shape, n_features(identity.d_head_k, identity.d_head_v) + 1)).astype(np.float32)
+    profiles.write(profiles.Profile(identity, "probe", (0.3,), np.full((1, *shape), 0.3, np.float32), surrogate=Surrogate(maps, pairs)), to)
+    return maps
+
+
 def job(path: Path, kind: str, tokens: Sequence[int], decode: Sequence[int], **options: Any) -> lib.Job:
     """The same for the unpatched library."""
     return lib.Job(str(path), tuple(tokens), tuple(decode), type_k=TYPES[kind], type_v=TYPES[kind], **{**SHARED, **options})

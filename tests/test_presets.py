@@ -14,7 +14,7 @@ from edgekv.methods.expected import Expected
 from edgekv.methods.keydiff import KeyDiff, unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, KVzap, Surrogate, foretell, n_features
 from edgekv.native import Prefill
-from tests.engine import feed, load, logits, positions
+from tests.engine import feed, load, logits, positions, random_profile
 from tests.reference import budgets
 from tests.reference import scores as reference
 from tests.reference.model import NEOX, Reference, rope
@@ -209,11 +209,8 @@ def test_kvzap_sees_the_rows_as_they_are_without_the_cache(tiny, text, nmse, mon
         return seen[layer.il]
 
     monkeypatch.setattr(KVzap, "score", record)
-    identity = profiles.identify(str(tiny(model)))
-    shape = (identity.n_layer, max(identity.n_head_kv))
-    maps = np.random.default_rng(2).standard_normal((*shape, n_features(identity.d_head_k, identity.d_head_v) + 1)).astype(np.float32)
     pairs = "halves" if model == "qwen3" else "neighbours"
-    profiles.write(profiles.Profile(identity, "probe", (0.3,), np.full((1, *shape), 0.3, np.float32), surrogate=Surrogate(maps, pairs)), tmp_path / "p.gguf")
+    maps = random_profile(tiny(model), tmp_path / "p.gguf", pairs)
     llm = load(tiny(model), kind, kv_method="kvzap:novelty=0", kv_ratio=0.3, kv_profile=str(tmp_path / "p.gguf"))
     llm.eval(list(text(N_PROMPT)))
     torch_model = Reference(tiny(model), "f16", "f16")

@@ -26,6 +26,8 @@ static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, ggml_
     find(d->merge_fold, "merge_fold");
     find(d->wait, "wait");
     if (!all) return nullptr;
+    find(d->foretell_workspace, "foretell_workspace"); // Metal has none: its rows lie in the CPU's reach
+    find(d->foretell, "foretell");
     const auto ready = (int (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(reg, (prefix + "ready").c_str()); // where kernels are compiled on the spot
     const int is_ready = ready ? ready(dev) : 1;
     if (is_ready < 0) edgekv_device::left_alone(dev, "everything", "they do not compile for it, or it is too old; --verbose shows what its compiler says");
@@ -130,6 +132,20 @@ void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix
         qs.n_after  += qs.n_tokens;
         if (qs.start) qs.start += qs.n_tokens;
     }
+    s.come_back(work);
+}
+
+void edgekv_device::foretell_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & keys, const edgekv_numbered & values, edgekv_map map,
+        int n, float * out, float * unlike) const {
+    shipment s;
+    s.send(map.weights, values.d + keys.d/2 + 4);
+    s.receive(out, n);
+    s.receive(unlike, n);
+    const size_t at_workspace = s.room(foretell_workspace(&keys, n));
+    char * base = s.go(buft, work);
+    check(wait(base), "finish");
+    check(foretell(&keys, &values, &map, n, out, unlike, base + at_workspace, nullptr), "foretell");
+    check(wait(base), "foretell");
     s.come_back(work);
 }
 

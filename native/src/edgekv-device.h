@@ -5,7 +5,6 @@
 #include "edgekv-store.h"
 #include "cuda/edgekv-cuda.h"
 
-#include <array>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -16,6 +15,8 @@ struct edgekv_device {
     decltype(edgekv_cuda_attend_supports)  * attend_supports;
     decltype(edgekv_cuda_score_workspace)  * score_workspace;
     decltype(edgekv_cuda_score)            * score;
+    decltype(edgekv_cuda_foretell_workspace) * foretell_workspace; // null: this backend has no such kernel
+    decltype(edgekv_cuda_foretell)         * foretell;
     decltype(edgekv_cuda_gather)           * gather;
     decltype(edgekv_cuda_merge_workspace)  * merge_workspace;
     decltype(edgekv_cuda_merge_nearest)    * merge_nearest;
@@ -26,6 +27,7 @@ struct edgekv_device {
     // whether score and merge take rows of this type and size, and attention such K and V; and, tried once, whether they do it right
     bool takes(ggml_type type, int d) const;
     bool attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const;
+    bool foretells(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const;
     bool moves_right() const;
     static void left_alone(ggml_backend_dev_t dev, const std::string & what, const std::string & why); // for the next report
     static void report(); // logs what was left alone since the last time
@@ -35,6 +37,9 @@ struct edgekv_device {
     void move_rows(const ggml_tensor * from, const int32_t * index, int64_t src, ggml_tensor * to, int64_t dst, int n) const;
     // as on the CPU; only rows.k lies on the device. work: memory there, made larger when needed. throws std::runtime_error, std::bad_alloc
     void score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const;
+    // of rows [0, n) of a head; both lie on the device, the map here
+    void foretell_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & keys, const edgekv_numbered & values, edgekv_map map,
+            int n, float * out, float * unlike) const;
     // merge, as on the CPU; keys.base and to.base are addresses on the device, all else lies here
     void find_nearest(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & keys, const std::vector<int32_t> & gone,
             const std::vector<int32_t> & kept, float * cosine, int32_t * nearest) const;
@@ -42,10 +47,10 @@ struct edgekv_device {
 
 private:
     void check(int error, const char * what) const;
-    bool tried(const std::array<int, 4> & what, const std::function<bool()> & trial) const;
+    bool tried(const std::string & what, const std::function<bool()> & trial) const;
 
     ggml_backend_dev_t dev;
     ggml_backend_buffer_type_t buft;
     mutable std::mutex mutex; // contexts may live in different threads
-    mutable std::map<std::array<int, 4>, bool> outcomes;
+    mutable std::map<std::string, bool> outcomes;
 };

@@ -1,5 +1,6 @@
 // foretell: what a linear map says of each row of the layer in work
 #include "edgekv-compute.h"
+#include "edgekv-device.h"
 #include "edgekv-host-rows.h"
 #include "edgekv-prefill.h"
 
@@ -29,13 +30,13 @@ void sum_keys(ggml_tensor *, int ith, int nth, void * data) {
 
 void foretell(ggml_tensor *, int ith, int nth, void * data) {
     auto & j = *(job *) data;
-    std::vector<double> mean(j.keys.d, 0.0);
-    for (size_t i = 0; i < j.sums.size(); ++i) mean[i % j.keys.d] += j.sums[i]/j.n;
-    double square = 0;
-    for (double x : mean) square += x*x;
-    std::vector<float> direction(j.keys.d);
-    for (int i = 0; i < j.keys.d; ++i) direction[i] = (float) (mean[i]/std::max(std::sqrt(square), 1e-12));
-    for (int b = ith; b < j.n_blocks(); b += nth) edgekv_cpu_foretell(&j.keys, &j.values, direction.data(), &j.map, b*BLOCK, j.rows_in(b), j.out, j.unlike);
+    std::vector<float> sum(j.keys.d);
+    for (int i = 0; i < j.keys.d; ++i) {
+        double all = 0;
+        for (size_t b = i; b < j.sums.size(); b += j.keys.d) all += j.sums[b];
+        sum[i] = (float) all;
+    }
+    for (int b = ith; b < j.n_blocks(); b += nth) edgekv_cpu_foretell(&j.keys, &j.values, sum.data(), &j.map, b*BLOCK, j.rows_in(b), j.out, j.unlike);
 }
 
 bool is_block(int size, int d) { return size == 0 || (size > 0 && (size & (size - 1)) == 0 && d % size == 0); }
@@ -48,6 +49,12 @@ void edgekv_prefill::foretell(int head, const edgekv_map & map, int n_weights, f
     if (!is_block(map.turn_k, l.d_k) || !is_block(map.turn_v, l.d_v)) throw edgekv_error { EDGEKV_INVALID, "rows cannot be turned in blocks of that size" };
     const auto rows = rows_of(il_done, head);
     if (rows.n == 0) return;
+    const auto buft = ggml_backend_buffer_get_type(rows.t->k->buffer);
+    const auto * device = edgekv_device::of(buft);
+    if (device && device->foretells(l.type_k, l.type_v, l.d_k, l.d_v)) {
+        device->foretell_rows(buft, device_work, edgekv_rows_at(rows.t->k, rows.first), edgekv_rows_at(rows.t->v, rows.first), map, rows.n, out, unlike);
+        return;
+    }
     const edgekv_host_rows keys(rows.t->k, rows.first, rows.n), values(rows.t->v, rows.first, rows.n);
     job j { keys.view, values.view, map, rows.n, out, unlike, {} };
     j.sums.resize((size_t) j.n_blocks()*l.d_k);

@@ -111,6 +111,21 @@ bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const
     return true;
 }
 
+// ---- foretell
+
+bool foretells_right(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin & keys, twin & values, bool other) {
+    const int d_k = (int) keys.t()->ne[0], d_v = (int) values.t()->ne[0];
+    const auto weights = normal((size_t) d_v + d_k/2 + 4, 5);
+    const edgekv_map map = { weights.data(), other, other ? d_k & -d_k : 0, other ? d_v & -d_v : 0 };
+    const auto k = keys.at_home(), v = values.at_home();
+    std::vector<float> sum(d_k), expected(N_ROWS), expected_unlike(N_ROWS), out(N_ROWS), unlike(N_ROWS);
+    edgekv_cpu_key_sum(&k, 0, N_ROWS, sum.data());
+    edgekv_cpu_foretell(&k, &v, sum.data(), &map, 0, N_ROWS, expected.data(), expected_unlike.data());
+    edgekv_matrix work;
+    device.foretell_rows(buft, work, keys.abroad(), values.abroad(), map, N_ROWS, out.data(), unlike.data());
+    return nmse(out, expected) < MAX_NMSE && nmse(unlike, expected_unlike) < MAX_NMSE;
+}
+
 // ---- merge
 
 bool finds_nearest(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin & keys) {
@@ -242,29 +257,37 @@ bool edgekv_device::moves_right() const {
     });
 }
 
+static std::string rows_named(ggml_type type, int d) { return std::string(ggml_type_name(type)) + " rows of " + std::to_string(d); }
+
+static std::string rows_named(ggml_type type_k, int d_k, ggml_type type_v, int d_v) { return rows_named(type_k, d_k) + " and " + rows_named(type_v, d_v); }
+
 bool edgekv_device::takes(ggml_type type, int d) const {
     if (!attend_supports(type, type, d, d)) return false;
-    return tried({ type, type, d, 0 }, [&] {
-        return passes(dev, std::string(ggml_type_name(type)) + " rows of " + std::to_string(d), [&] {
-            twin rows(buft, type, d, 1);
-            return in_every_variant([&](const variant & x) { return scores(*this, buft, rows, x); }) && finds_nearest(*this, buft, rows) && folds(*this, buft, rows);
-        });
+    return tried(rows_named(type, d), [&] {
+        twin rows(buft, type, d, 1);
+        return in_every_variant([&](const variant & x) { return scores(*this, buft, rows, x); }) && finds_nearest(*this, buft, rows) && folds(*this, buft, rows);
     });
 }
 
 bool edgekv_device::attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const {
     if (!attend_supports(type_k, type_v, d_k, d_v)) return false;
-    return tried({ type_k, type_v, d_k, d_v }, [&] {
-        return passes(dev, std::string("attention over ") + ggml_type_name(type_k) + " and " + ggml_type_name(type_v) + " rows", [&] {
-            const twin k(buft, type_k, d_k, 1), v(buft, type_v, d_v, 2);
-            return in_every_variant([&](const variant & x) { return attends_right(dev, k, v, x); });
-        });
+    return tried("attention over " + rows_named(type_k, d_k, type_v, d_v), [&] {
+        const twin k(buft, type_k, d_k, 1), v(buft, type_v, d_v, 2);
+        return in_every_variant([&](const variant & x) { return attends_right(dev, k, v, x); });
     });
 }
 
-bool edgekv_device::tried(const std::array<int, 4> & what, const std::function<bool()> & trial) const {
+bool edgekv_device::foretells(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const {
+    if (!foretell || !foretell_workspace || !attend_supports(type_k, type_v, d_k, d_v)) return false;
+    return tried("kvzap's maps of " + rows_named(type_k, d_k, type_v, d_v), [&] {
+        twin k(buft, type_k, d_k, 1), v(buft, type_v, d_v, 2);
+        return foretells_right(*this, buft, k, v, false) && foretells_right(*this, buft, k, v, true);
+    });
+}
+
+bool edgekv_device::tried(const std::string & what, const std::function<bool()> & trial) const {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto [it, fresh] = outcomes.try_emplace(what);
-    if (fresh) it->second = trial();
+    if (fresh) it->second = passes(dev, what, trial);
     return it->second;
 }

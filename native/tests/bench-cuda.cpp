@@ -132,6 +132,26 @@ void bench_score(int n_rows, double copy) {
     printf("| evict, K, a fifth of the rows, f16 | %.3f | %.2f of the copy's speed |\n", ms, 2*kept.size()*l.nb/ms/1e6/copy);
 }
 
+// all heads, as the engine asks: one after another
+void bench_foretell(int n_rows, double copy) {
+    for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0 }) {
+        const layer l(type, std::vector<int32_t>(N_HEAD_KV, n_rows), 1);
+        const device_array<float> weights(std::vector<float>(D + D/2 + 4, 0.1f));
+        const edgekv_map map = { weights.data, false, 0, 0 };
+        device_array<float> out(n_rows), unlike(n_rows);
+        auto head = [&](int i, int k, int v) { return edgekv_numbered { l.kv[i % N_COPIES*2 + v]->data + l.first[k]*l.nb, l.nb, type, D }; };
+        const edgekv_numbered any = head(0, 0, 0);
+        device_array<char> workspace(edgekv_cuda_foretell_workspace(&any, n_rows));
+        const double ms = time_of([&](int i) {
+            for (int k = 0; k < N_HEAD_KV; ++k) {
+                const edgekv_numbered keys = head(i, k, 0), values = head(i, k, 1);
+                must(edgekv_cuda_foretell(&keys, &values, &map, n_rows, out.data, unlike.data, workspace.data, nullptr), "foretell");
+            }
+        });
+        printf("| foretell, %s | %.3f | %.2f of the copy's speed, keys read twice |\n", ggml_type_name(type), ms, 1.5*l.n_bytes()/ms/1e6/copy);
+    }
+}
+
 void bench_select(int n_rows) {
     random_source rnd(1);
     std::vector<float> scores((size_t) N_HEAD_KV*n_rows);
@@ -186,6 +206,7 @@ int main(int argc, char ** argv) {
     printf("%d query heads, %d KV heads of %d, %d rows each; copying: %.0f GB/s (read and written)\n\n", N_HEAD, N_HEAD_KV, D, n_rows, copy);
     bench_attend(n_rows, copy);
     bench_score(n_rows, copy);
+    bench_foretell(n_rows, copy);
     bench_select(n_rows);
     bench_merge(n_rows);
     return 0;

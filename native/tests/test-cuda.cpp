@@ -3,6 +3,7 @@
 //     test-cuda [seed] [number of random cases] [few: one of nine fixed cases, for a sanitizer]
 //     test-cuda --support
 #include "device.h"
+#include "foretell-cases.h"
 #include "gpu-cases.h"
 #include "support.h"
 #include "cuda/edgekv-cuda.h"
@@ -120,6 +121,32 @@ void test_select(random_source & rnd, const std::vector<int> & lengths, bool odd
     }
 }
 
+// ---- foretell
+
+constexpr double MAX_FORETELL_ERROR = 1e-3; // a GPU's fast logarithms; with exact ones 1e-5
+
+void test_foretell(random_source & rnd) {
+    for (const auto & c : foretell_cases(TYPES, HEAD_SIZES)) {
+        const foretell_inputs in(c, rnd);
+        const device_array<char> key_bytes(in.keys.bytes), value_bytes(in.values.bytes);
+        const device_array<float> weights(in.weights);
+        const edgekv_numbered keys = in.keys_at(key_bytes.data), values = in.values_at(value_bytes.data);
+        edgekv_map map = in.map;
+        map.weights = weights.data;
+        std::vector<float> before;
+        for (int order : { 0, 1 }) {
+            set_order(order);
+            device_array<char> workspace(edgekv_cuda_foretell_workspace(&keys, c.n));
+            device_array<float> out(c.n + 1), unlike(c.n + 1);
+            must(edgekv_cuda_foretell(&keys, &values, &map, c.n, out.data, unlike.data, workspace.data, nullptr), "foretell");
+            const auto got = out.get();
+            if (order) check(!memcmp(got.data(), before.data(), got.size()*sizeof(float)), "foretell: %s: two runs differ", c.name().c_str());
+            else       judge_foretell(c, in, got, unlike.get(), MAX_FORETELL_ERROR);
+            before = got;
+        }
+    }
+}
+
 // ---- evict
 
 std::vector<char> gathered(const std::vector<char> & rows, size_t n_bytes, const std::vector<int32_t> & index) {
@@ -225,6 +252,7 @@ int main(int argc, char ** argv) {
         for (int n : { 1, 2, 31, 32, 33, 511, 512, 513, 5000 }) test_select(rnd, { n }, odd);
         for (int i = 0; i < n_random; ++i) test_select(rnd, { rnd.below(700), 0, rnd.range(1, 100), rnd.below(3000) }, odd);
     }
+    test_foretell(rnd);
     test_merge(rnd, n_random);
     each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) { run(c, rnd); });
     print_table();

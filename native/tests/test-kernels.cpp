@@ -2,6 +2,7 @@
 //     test-kernels [seed] [number of random cases]
 //     test-kernels --support
 #include "cpu-cases.h"
+#include "foretell-cases.h"
 #include "merge-cases.h"
 #include "support.h"
 
@@ -153,65 +154,18 @@ void test_merge(random_source & rnd, int n_random) {
 
 // ---- foretell
 
-void turned(std::vector<double> & x, int size) {
-    const auto from = x;
-    for (size_t i = 0; size && i < x.size(); ++i) {
-        x[i] = 0;
-        for (int j = 0; j < size; ++j) x[i] += (__builtin_popcount((int) i % size & j) % 2 ? -1 : 1)*from[i - i % size + j]/std::sqrt((double) size);
-    }
-}
-
-double length(const std::vector<double> & x) {
-    double square = 0;
-    for (double a : x) square += a*a;
-    return std::sqrt(square);
-}
-
-// edgekv/methods/kvzap.py once more, in double precision
-std::vector<double> foretell_reference(const matrix & keys, const matrix & values, int d_k, int d_v, int n, const edgekv_map & map) {
-    std::vector<double> mean(d_k, 0.0), out(n);
-    auto row = [](const matrix & m, int i, int d) { return std::vector<double>(m.f32.begin() + (size_t) i*d, m.f32.begin() + (size_t) (i + 1)*d); };
-    for (int i = 0; i < n; ++i) {
-        const auto k = row(keys, i, d_k);
-        for (int j = 0; j < d_k; ++j) mean[j] += k[j]/std::max(length(k), 1e-12);
-    }
-    for (int i = 0; i < n; ++i) {
-        auto k = row(keys, i, d_k), v = row(values, i, d_v);
-        const double l_k = length(k), l_v = length(v);
-        double cosine = 0;
-        for (int j = 0; j < d_k; ++j) cosine += k[j]*mean[j]/std::max(l_k*length(mean), 1e-12);
-        turned(k, map.turn_k);
-        turned(v, map.turn_v);
-        const float * w = map.weights;
-        for (double x : v) out[i] += *w++*x/std::max(l_v, 1e-6);
-        for (int j = 0; j < d_k/2; ++j) out[i] += *w++*std::log(1e-3 + (map.neighbours ? std::hypot(k[2*j], k[2*j + 1]) : std::hypot(k[j], k[j + d_k/2])));
-        out[i] += w[0]*std::log(l_k + 1e-3) + w[1]*std::log(l_v + 1e-3) - w[2]*cosine + w[3];
-    }
-    return out;
-}
-
 void test_foretell(random_source & rnd) {
-    for (ggml_type type : TYPES) for (int d : HEAD_SIZES) for (bool turn : { false, true }) for (int n : { 1, 63, 64, 65, 200 }) {
-        if (!fits(type, d)) continue;
-        const int d_k = d, d_v = turn ? 64 : d;
-        matrix keys, values;
-        keys.fill(rnd, type, d_k, n, std::vector<bool>(n, true), n == 65);
-        values.fill(rnd, type, d_v, n, std::vector<bool>(n, true), n == 200);
-        std::vector<float> weights(d_v + d_k/2 + 4), sum(d_k + 1, NAN), rest(d_k, NAN), out(n + 1, NAN), unlike(n + 1, NAN);
-        for (float & x : weights) x = rnd.normal();
-        const edgekv_map map { weights.data(), n % 2 == 1, turn ? d_k & -d_k : 0, turn ? 64 : 0 };
-        const edgekv_numbered k { keys.bytes.data(), keys.nb, type, d_k }, v { values.bytes.data(), values.nb, type, d_v };
-        edgekv_cpu_key_sum(&k, 0, n/2, sum.data());
-        edgekv_cpu_key_sum(&k, n/2, n - n/2, rest.data());
-        double square = 0;
-        for (int j = 0; j < d_k; ++j) { sum[j] += rest[j]; square += (double) sum[j]*sum[j]; }
-        for (int j = 0; j < d_k; ++j) sum[j] /= (float) std::sqrt(std::max(square, 1e-24));
-        edgekv_cpu_foretell(&k, &v, sum.data(), &map, n/3, n - n/3, out.data(), unlike.data());
-        edgekv_cpu_foretell(&k, &v, sum.data(), &map, 0, n/3, out.data(), unlike.data());
-        const auto expected = foretell_reference(keys, values, d_k, d_v, n, map);
-        double worst = 0;
-        for (int i = 0; i < n; ++i) worst = std::max(worst, std::fabs(out[i] - expected[i])/(1 + std::fabs(expected[i])));
-        check(worst < 1e-4 && std::isnan(out[n]) && std::isnan(unlike[n]) && std::isnan(sum[d_k]), "foretell: %s d %d n %d%s: off by %g", ggml_type_name(type), d, n, turn ? " turned" : "", worst);
+    for (const auto & c : foretell_cases(TYPES, HEAD_SIZES)) {
+        const foretell_inputs in(c, rnd);
+        const edgekv_numbered k = in.keys_at(in.keys.bytes.data()), v = in.values_at(in.values.bytes.data());
+        std::vector<float> sum(c.d_k + 1, NAN), rest(c.d_k, NAN), out(c.n + 1, NAN), unlike(c.n + 1, NAN);
+        edgekv_cpu_key_sum(&k, 0, c.n/2, sum.data());
+        edgekv_cpu_key_sum(&k, c.n/2, c.n - c.n/2, rest.data());
+        for (int j = 0; j < c.d_k; ++j) sum[j] += rest[j];
+        edgekv_cpu_foretell(&k, &v, sum.data(), &in.map, c.n/3, c.n - c.n/3, out.data(), unlike.data());
+        edgekv_cpu_foretell(&k, &v, sum.data(), &in.map, 0, c.n/3, out.data(), unlike.data());
+        check(std::isnan(sum[c.d_k]), "foretell: %s: sums behind the last", c.name().c_str());
+        judge_foretell(c, in, out, unlike, 1e-4);
     }
 }
 

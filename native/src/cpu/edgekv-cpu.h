@@ -98,9 +98,9 @@ struct edgekv_map {
 // foretell: sum [d] of the keys [first, first + n), each with length 1
 GGML_BACKEND_API void edgekv_cpu_key_sum(const struct edgekv_numbered * keys, int first, int n, float * sum);
 
-// foretell: out[first, first + n), of the rows of those numbers; direction: of the sum of all keys, with length 1; unlike, in the same
-// places: -cosine of a key with it
-GGML_BACKEND_API void edgekv_cpu_foretell(const struct edgekv_numbered * keys, const struct edgekv_numbered * values, const float * direction,
+// foretell: out[first, first + n), of the rows of those numbers; sum: of all keys, as above; unlike, in the same places: -cosine of a key
+// with it
+GGML_BACKEND_API void edgekv_cpu_foretell(const struct edgekv_numbered * keys, const struct edgekv_numbered * values, const float * sum,
         const struct edgekv_map * map, int first, int n, float * out, float * unlike);
 
 // rows [r0, r0 + n) of a tensor of flat rows as f32

@@ -64,10 +64,11 @@ void edgekv_cpu_key_sum(const edgekv_numbered * keys, int first, int n, float * 
     }
 }
 
-void edgekv_cpu_foretell(const edgekv_numbered * keys, const edgekv_numbered * values, const float * direction, const edgekv_map * map,
+void edgekv_cpu_foretell(const edgekv_numbered * keys, const edgekv_numbered * values, const float * sum, const edgekv_map * map,
         int first, int n, float * out, float * unlike) {
     static thread_local workspace w;
     const int d_k = keys->d, d_v = values->d, half = d_k/2;
+    const float l_sum = std::max(length(sum, d_k), 1e-12f);
     float * k = w.keys.get((size_t) BLOCK*d_k), * v = w.values.get((size_t) BLOCK*d_v), * logs = w.logs.get((size_t) half + 2), * of_value = w.map.get(d_v);
     std::copy_n(map->weights, d_v, of_value);
     if (map->turn_v) turn(of_value, d_v, map->turn_v); // instead of the values: the matrix is symmetric
@@ -80,7 +81,7 @@ void edgekv_cpu_foretell(const edgekv_numbered * keys, const edgekv_numbered * v
             float * key = k + (size_t) i*d_k;
             const float * value = v + (size_t) i*d_v;
             const float l_k = length(key, d_k), l_v = length(value, d_v);
-            unlike[r + i] = -dot(key, direction, d_k)/std::max(l_k, 1e-12f);
+            unlike[r + i] = -dot(key, sum, d_k)/l_sum/std::max(l_k, 1e-12f);
             if (map->turn_k) turn(key, d_k, map->turn_k);
             const int step = map->neighbours ? 2 : 1, other = map->neighbours ? 1 : half;
             for (int j = 0; j < half; ++j) logs[j] = std::sqrt(key[step*j]*key[step*j] + key[step*j + other]*key[step*j + other]) + LEAST;

@@ -37,6 +37,13 @@ GGML_BACKEND_API size_t edgekv_cuda_select_workspace(int n_head_kv, int n_rows_m
 GGML_BACKEND_API int    edgekv_cuda_select(const float * scores, int64_t stride, const int32_t * len, const int32_t * counts, int n_head_kv, int n_rows_max,
         int32_t * out, int64_t stride_out, void * workspace, void * stream);
 
+// ---- foretell: the linear map of the score kvzap over the rows [0, n) of a head, of the types and sizes that attend takes
+
+GGML_BACKEND_API size_t edgekv_cuda_foretell_workspace(const struct edgekv_numbered * keys, int n); // bytes
+// out, unlike [n]: as on the CPU
+GGML_BACKEND_API int    edgekv_cuda_foretell(const struct edgekv_numbered * keys, const struct edgekv_numbered * values, const struct edgekv_map * map, int n,
+        float * out, float * unlike, void * workspace, void * stream);
+
 // ---- evict: rows as bytes. (New rows are appended by ggml_set_rows.)
 
 // row i of to = row index[i] of from, or row i where index is null; the two do not overlap; all addresses and n_bytes are even

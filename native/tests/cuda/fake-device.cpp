@@ -20,7 +20,7 @@ using fake::data_of;
 using fake::inside;
 
 long g_n_ours = 0; // nodes and calls that our kernels computed
-long g_n_merges = 0; // of them
+long g_n_merges = 0, g_n_foretold = 0; // of them
 std::vector<size_t> g_pinned; // sizes of all buffers in pinned memory so far
 
 // ---- memory
@@ -73,7 +73,7 @@ ggml_backend_buffer_type_t pinned_type() {
 }
 
 // a kernel that computes something wrong, for tests: FAKE_FAULT=attend, sinks, softcap, windows, score, gather,
-// odd_gather (rows of an odd number of pairs of bytes), nearest or fold
+// odd_gather (rows of an odd number of pairs of bytes), foretell, nearest or fold
 bool faulty(const char * what) {
     const char * wish = getenv("FAKE_FAULT");
     return wish && strcmp(wish, what) == 0;
@@ -145,6 +145,15 @@ int score(const edgekv_rows * rows, const edgekv_queries * qs, const edgekv_colu
     return error;
 }
 
+int foretell(const edgekv_numbered * keys, const edgekv_numbered * values, const edgekv_map * map, int n, float * out, float * unlike, void * workspace, void * stream) {
+    inside i;
+    ++g_n_ours;
+    ++g_n_foretold;
+    const int error = edgekv_cuda_foretell(keys, values, map, n, out, unlike, workspace, stream);
+    if (faulty("foretell")) out[n - 1] += 30;
+    return error;
+}
+
 int gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream) {
     inside i;
     ++g_n_ours;
@@ -172,6 +181,7 @@ void * function(ggml_backend_reg_t, const char * name) {
     const std::map<std::string, void *> all = {
         { "edgekv_cuda_attend_supports", (void *) edgekv_cuda_attend_supports }, { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
         { "edgekv_cuda_score", (void *) score }, { "edgekv_cuda_gather", (void *) gather },
+        { "edgekv_cuda_foretell_workspace", (void *) edgekv_cuda_foretell_workspace }, { "edgekv_cuda_foretell", (void *) foretell },
         { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace }, { "edgekv_cuda_merge_nearest", (void *) merge_nearest },
         { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait } };
     const auto it = all.find(name);
@@ -194,5 +204,6 @@ ggml_backend_dev_t the_device() {
 extern "C" ggml_backend_reg_t ggml_backend_init() { return registry(); }
 extern "C" long fake_device_n_ours() { return g_n_ours; }
 extern "C" long fake_device_n_merges() { return g_n_merges; }
+extern "C" long fake_device_n_foretold() { return g_n_foretold; }
 // buffers of this size in pinned memory
 extern "C" long fake_device_n_pinned(long n_bytes) { return std::count(g_pinned.begin(), g_pinned.end(), (size_t) n_bytes); }
