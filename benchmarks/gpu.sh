@@ -42,7 +42,7 @@ configure() { # folder, options
 
 kernels() {
     configure build/gpu-kernels -DEDGEKV_CUDA_TESTS=ON
-    cmake --build build/gpu-kernels --parallel "$jobs" --target test-cuda-device bench-cuda-device > build/gpu-build.txt 2>&1 || { tail -n 40 build/gpu-build.txt; exit 1; }
+    cmake --build build/gpu-kernels --parallel "$jobs" --target test-cuda-device > build/gpu-build.txt 2>&1 || { tail -n 40 build/gpu-build.txt; exit 1; }
     local tests=build/gpu-kernels/tests
     section "Kernels against plain loops"
     note text last 70 "$tests/test-cuda-device"
@@ -56,7 +56,7 @@ kernels() {
         echo "compute-sanitizer is missing." >> "$part"
     fi
     section "Speed of the kernels"
-    note table "$tests/bench-cuda-device" 32768
+    note table "$tests/test-cuda-device" --perf 32768
 }
 
 engine() {

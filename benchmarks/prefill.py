@@ -2,7 +2,7 @@
 
     python benchmarks/prefill.py [--weights q4_0,q8_0] [--tokens 512,2000,6000] [--types f16,q8_0] [--threads 2] [--rounds 3]
     python benchmarks/prefill.py --synthetic [--tokens 16000]     a model of Llama-3.2-1B's shape, random q4_0 weights (long)
-    python benchmarks/prefill.py --attention                      attention alone (the program bench-attend)
+    python benchmarks/prefill.py --attention                      attention alone (test-kernels --perf)
     python benchmarks/prefill.py --precision [--tokens 128] [--types f16,q8_0,q4_0] [--rounds 60]     logits against f32 throughout
 
 The demo model's Q4_1 weights have no fast path in llama.cpp, so copies with other weights are made (in a temporary folder). Every
@@ -207,7 +207,7 @@ def attention(options: argparse.Namespace) -> str:
     """The native program's cases, with one thread (its processor time) and with the wanted number (wall time)."""
     parts = []
     for n_threads in dict.fromkeys((1, options.threads)):
-        done = subprocess.run([program(), str(n_threads), str(5 * options.rounds)], stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run([program(), "--perf", str(n_threads), str(5 * options.rounds)], stdout=subprocess.PIPE, text=True, check=True)
         head, *cases = map(json.loads, done.stdout.splitlines())
         peak = head["peak_gflops"]
         clock = "processor time" if n_threads == 1 else "wall time"
@@ -224,10 +224,10 @@ def attention(options: argparse.Namespace) -> str:
 
 def program() -> str:
     folder = Path(os.environ.get("EDGEKV_NATIVE_TESTS") or HERE.parent / "build" / "native-tests")
-    for path in (folder / "bench-attend", folder / "bench-attend.exe"):
+    for path in (folder / "test-kernels", folder / "test-kernels.exe"):
         if path.exists():
             return str(path)
-    raise SystemExit(f"bench-attend is not in {folder}: `python3 cli.py test` builds it, or set EDGEKV_NATIVE_TESTS to its folder")
+    raise SystemExit(f"test-kernels is not in {folder}: `python3 cli.py test` builds it, or set EDGEKV_NATIVE_TESTS to its folder")
 
 
 if __name__ == "__main__":

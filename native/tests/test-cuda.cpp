@@ -1,11 +1,12 @@
 // The CUDA kernels against plain loops in double precision. Built twice: against the stand-in in cuda/, where they run on the
 // CPU and this shows their logic only, and, where there is a CUDA toolkit, for a GPU.
-//     test-cuda [seed] [number of random cases] [few: one of nine fixed cases, for a sanitizer]
+//     test-cuda [--test] [seed] [number of random cases] [few: one of nine fixed cases, for a sanitizer]
+//     test-cuda --perf [rows per head]     (on the stand-in times mean nothing)
 //     test-cuda --support
 #include "device.h"
 #include "foretell-cases.h"
 #include "gpu-cases.h"
-#include "support.h"
+#include "modes.h"
 #include "cuda/edgekv-cuda.h"
 
 namespace {
@@ -241,6 +242,8 @@ void run(const test_case & c, random_source & rnd) {
 
 int main(int argc, char ** argv) {
     if (print_support(argc, argv, TYPES, [](ggml_type type, int d) { return edgekv_cuda_attend_supports(type, type, d, d); })) return 0;
+    if (asked(argc, argv, "--perf")) return perf(argc, argv);
+    asked(argc, argv, "--test");
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_random = argc > 2 ? atoi(argv[2]) : 20;
     printf("seed %u\n", seed);

@@ -1,10 +1,11 @@
 // The CPU kernels against plain loops in double precision over the same dequantised rows.
-//     test-kernels [seed] [number of random cases]
+//     test-kernels [--test] [seed] [number of random cases]
+//     test-kernels --perf [threads] [repetitions]
 //     test-kernels --support
 #include "cpu-cases.h"
 #include "foretell-cases.h"
 #include "merge-cases.h"
-#include "support.h"
+#include "modes.h"
 
 #include "ggml-cpu.h"
 
@@ -201,6 +202,8 @@ bool takes(ggml_type type, int d) {
 int main(int argc, char ** argv) {
     ggml_cpu_init(); // its table of f16 values
     if (print_support(argc, argv, TYPES, takes)) return g_failed > 0;
+    if (asked(argc, argv, "--perf")) return perf(argc, argv);
+    asked(argc, argv, "--test");
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_random = argc > 2 ? atoi(argv[2]) : 60;
     printf("seed %u\n", seed);

@@ -3,7 +3,7 @@
 //     test-metal [seed] [number of random cases] [few: one of nine fixed cases]
 //     test-metal --support
 #include "gpu-cases.h"
-#include "support.h"
+#include "modes.h"
 #include "fibers.h"
 #include "metal/kernels.h"
 
@@ -172,6 +172,7 @@ void run(const test_case & c, random_source & rnd) {
 
 int main(int argc, char ** argv) {
     if (print_support(argc, argv, TYPES, edgekv_metal::supports)) return 0;
+    asked(argc, argv, "--test");
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_random = argc > 2 ? atoi(argv[2]) : 20;
     printf("seed %u\n", seed);

@@ -1,6 +1,7 @@
 // Times of the CUDA kernels for one layer of Llama-3-8B's shape, beside the card's own speed of copying. One line of a table each.
-//     bench-cuda [rows per head]
+//     test-cuda --perf [rows per head]
 #include "device.h"
+#include "modes.h"
 #include "cuda/edgekv-cuda.h"
 
 #include <algorithm>
@@ -199,7 +200,7 @@ void bench_merge(int n_rows) {
 
 } // namespace
 
-int main(int argc, char ** argv) {
+int perf(int argc, char ** argv) {
     const int n_rows = argc > 1 ? atoi(argv[1]) : 32768;
     if (n_rows < 64) { printf("give a number of rows per head, 64 or more\n"); return 2; }
     const double copy = copy_speed((size_t) n_rows*32768);

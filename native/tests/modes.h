@@ -1,5 +1,6 @@
 #pragma once
-// What `--support` prints: the head sizes that a backend's kernels take, a line for each cache type. README's table is made of it.
+// What a program of kernels can be asked for: --test (the default), --perf, and --support, the head sizes that a backend's kernels take, a
+// line for each cache type. README's table is made of that.
 
 #include "ggml.h"
 
@@ -7,12 +8,24 @@
 #include <cstring>
 #include <vector>
 
+// --perf: perf-kernels.cpp or perf-cuda.cpp
+int perf(int argc, char ** argv);
+
+// whether the first argument is `mode`, which is taken away then
+inline bool asked(int & argc, char **& argv, const char * mode) {
+    if (argc < 2 || strcmp(argv[1], mode) != 0) return false;
+    argv[1] = argv[0];
+    --argc;
+    ++argv;
+    return true;
+}
+
 constexpr int LARGEST_HEAD = 512; // that is asked about
 
 // true: it was asked for, and is printed: type, smallest and largest size, step. takes(type, size): whether there are kernels
 template <typename Types, typename Takes>
-bool print_support(int argc, char ** argv, const Types & types, Takes && takes) {
-    if (argc < 2 || strcmp(argv[1], "--support") != 0) return false;
+bool print_support(int & argc, char **& argv, const Types & types, Takes && takes) {
+    if (!asked(argc, argv, "--support")) return false;
     for (ggml_type type : types) {
         std::vector<int> sizes;
         for (int d = 1; d <= LARGEST_HEAD; ++d) if (takes(type, d)) sizes.push_back(d);

@@ -1,8 +1,9 @@
 // Prompt attention alone: our kernel beside ggml's flash attention over the same rows, the sums of its columns, and the processor's own f32 speed.
-//     bench-attend [threads] [repetitions]
+//     test-kernels --perf [threads] [repetitions]
 // One JSON object per line: first {"peak_gflops"}, then one per case. The queries are the last chunk of a prompt. Everything of a case
 // is run in turn, and the shortest of the repetitions counts, because other work of the machine only ever adds time.
 #include "check.h"
+#include "modes.h"
 #include "cpu/edgekv-cpu.h"
 #include "cpu/edgekv-lanes.h"
 
@@ -151,9 +152,10 @@ void run(const runner & r, const bench_case & c, int n_repeat) {
 
 } // namespace
 
-int main(int argc, char ** argv) {
+int perf(int argc, char ** argv) {
     const int n_threads = argc > 1 ? atoi(argv[1]) : 1, n_repeat = argc > 2 ? atoi(argv[2]) : 5;
     const runner r(n_threads);
     printf("{\"n_threads\": %d, \"peak_gflops\": %.1f}\n", n_threads, peak_gflops(r, 3*n_repeat));
     for (const auto & c : CASES) run(r, c, n_repeat);
+    return 0;
 }
