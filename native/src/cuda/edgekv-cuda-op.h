@@ -1,5 +1,7 @@
 #pragma once
-// What the patched ggml-cuda.cu calls: the node that edgekv-op.h describes.
+// What the patched ggml-cuda.cu calls: the node that edgekv-op.h describes; and what it offers.
+
+#include <mutex>
 
 struct ggml_backend_cuda_context;
 struct ggml_tensor;
@@ -10,3 +12,6 @@ bool edgekv_cuda_op_supported(const ggml_tensor * op);
 bool edgekv_cuda_op(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 // get_proc_address: functions of edgekv-cuda.h by their names, null for any other name
 void * edgekv_cuda_function(const char * name);
+
+// ggml-cuda.cu's own: waits until no thread records a CUDA graph; none begins to while the lock is held
+std::unique_lock<std::mutex> edgekv_cuda_no_recording();

@@ -35,6 +35,12 @@ static int ready(ggml_backend_dev_t dev) {
     return 0;
 }
 
+// a graph that another thread records cannot be waited for, and would be lost
+static int wait_unrecorded(const void * memory) {
+    const auto lock = edgekv_cuda_no_recording();
+    return edgekv_cuda_wait(memory);
+}
+
 void * edgekv_cuda_function(const char * name) {
     static const std::pair<const char *, void *> all[] = {
         { "edgekv_cuda_ready",           (void *) ready },
@@ -47,7 +53,7 @@ void * edgekv_cuda_function(const char * name) {
         { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace },
         { "edgekv_cuda_merge_nearest",   (void *) edgekv_cuda_merge_nearest },
         { "edgekv_cuda_merge_fold",      (void *) edgekv_cuda_merge_fold },
-        { "edgekv_cuda_wait",            (void *) edgekv_cuda_wait },
+        { "edgekv_cuda_wait",            (void *) wait_unrecorded },
     };
     for (const auto & [known, function] : all) if (strcmp(name, known) == 0) return function;
     return nullptr;
