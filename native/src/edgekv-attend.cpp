@@ -291,6 +291,7 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks,
         float kq_scale, int il) {
     edgekv_layer & l = *store->layers[il];
+    store->sched = g.sched;
     ggml_tensor * cur = store->active ? attend_prefill(g, *store->active, l, q, k, v, sinks, kq_scale)
                                       : attend_store(g, store, l, q, k, v, sinks, kq_scale);
     cur = ggml_reshape_2d(g.ctx0, cur, cur->ne[0]*cur->ne[1], cur->ne[2]);

@@ -174,6 +174,7 @@ void edgekv_store::reserve_tail(int32_t n) {
         bool fits = true;
         for (int k = 0; k < l->n_head_kv; ++k) fits = fits && l->len[k] + n <= l->cap[k];
         if (fits) continue;
+        settle();
         ++version; // first: one of the two may move the tensors and the other fail
         drop_window(*l, n_past);
         std::vector<int32_t> cap(l->n_head_kv);
@@ -205,6 +206,7 @@ bool edgekv_store::trim(llama_pos p0) {
 }
 
 void edgekv_store::clear() {
+    settle();
     for (auto & l : layers) {
         if (!l) continue;
         std::fill(l->len.begin(), l->len.end(), 0);
@@ -311,6 +313,7 @@ void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx) {
         fresh[i] = read_layer(io, *layers[i], n_past_new);
         if (!plausible(*fresh[i], n_past_new, boundary_new)) throw std::runtime_error("the state is damaged");
     }
+    settle();
     layers   = std::move(fresh);
     n_past   = n_past_new;
     boundary = boundary_new;

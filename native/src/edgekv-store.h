@@ -66,6 +66,7 @@ struct edgekv_store {
     bool      graph_attend = false; // one flash-attention call per head instead of the CPU kernel
     bool      node_attend  = false; // the node that devices have a kernel for, on the CPU too
     std::map<ggml_backend_buffer_type_t, std::unique_ptr<edgekv_table>> tables; // made when a graph wants them
+    ggml_backend_sched_t sched = nullptr; // whose graphs read and write the rows; set with each of them, null before the first
 
     edgekv_store();
     ~edgekv_store();
@@ -74,6 +75,8 @@ struct edgekv_store {
 
     size_t n_bytes() const;
     void   note_peak(size_t n_bytes_extra = 0);
+    // waits for graphs that are still at work on the rows: a device goes on behind our back
+    void   settle() const { if (sched) ggml_backend_sched_synchronize(sched); }
     // room for n more rows in every head; sliding-window layers drop what no future token sees
     void   reserve_tail(int32_t n);
     // forget tokens >= p0; false if that cannot be done exactly

@@ -4,6 +4,7 @@
 #include "edgekv-store.h"
 
 #include "ggml-backend-impl.h"
+#include "ggml-cpu.h"
 #include "llama-io.h"
 
 #include <algorithm>
@@ -413,6 +414,29 @@ void test_every_byte() {
     stranger.check_same();
 }
 
+int g_n_waits = 0;
+
+// tensors that a graph may still be at work on are waited for before they move
+void test_waits() {
+    ggml_backend_t backend = ggml_backend_cpu_init();
+    backend->iface.synchronize = [](ggml_backend_t) { ++g_n_waits; };
+    ggml_backend_buffer_type_t buft = ggml_backend_cpu_buffer_type();
+    ggml_backend_sched_t sched = ggml_backend_sched_new(&backend, &buft, 1, 16, false, false);
+    {
+        walk w(5, true);
+        auto waits = [&](auto && step) { g_n_waits = 0; step(); return g_n_waits; };
+        check(waits([&] { w.append(); w.store.reserve_tail(500); }) == 0, "a store without graphs waited");
+        w.store.sched = sched;
+        check(waits([&] { w.store.reserve_tail(500); }) == 0, "a tail that has room waited");
+        check(waits([&] { w.store.reserve_tail(600); }) > 0, "a tail grew and did not wait");
+        w.save();
+        check(waits([&] { bytes_in in(w.saved); w.store.read(in, N_CTX); }) > 0, "rows were replaced and nobody waited");
+        check(waits([&] { w.store.clear(); }) > 0, "rows were forgotten and nobody waited");
+    }
+    ggml_backend_sched_free(sched);
+    ggml_backend_free(backend);
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -421,6 +445,7 @@ int main(int argc, char ** argv) {
     printf("seed %u, %d steps\n", seed, n_steps);
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // refused allocations are told
     test_every_byte();
+    test_waits();
     for (uint32_t i = 0; i < 6 && g_failed < 20; ++i) walk(1000*seed + i, i % 2 == 0).run(n_steps);
     return finish();
 }
