@@ -23,3 +23,7 @@ def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "edgekv")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along

@@ -64,7 +64,7 @@ def _top(score: NDArray[np.float32], n: int) -> NDArray[np.int64]:
 
     Score and index are packed into one integer that sorts like the pair, which needs no slow stable sort.
     """
-    key = np.float32(0) - score  # never -0.0
+    key = 0 - np.asarray(score, np.float32)  # never -0.0
     key[np.isnan(key)] = np.inf
     index = np.flatnonzero(key <= np.partition(key, n - 1)[n - 1]) if 0 < n < len(key) else np.arange(len(key))
     bits = key[index].view(np.int32)

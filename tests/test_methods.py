@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 
@@ -23,6 +26,7 @@ from edgekv.methods.pool import max_pool, mean_pool
 from edgekv.methods.snapkv import SnapKVParams
 from edgekv.parallel import MANY
 from edgekv.select import keep
+from tests.lib import ROOT
 from tests.reference import scores as reference
 from tests.reference.model import rope
 
@@ -190,6 +194,22 @@ def test_what_kvzap_foretells_is_the_reference_s(pairs, monkeypatch):
     np.testing.assert_allclose(kvzap.score(stats, KVzapParams(novelty=0)), expected.numpy(), rtol=1e-4, atol=1e-5)
     ranks = [x.argsort(-1).argsort(-1) / 50 for x in (expected, reference.keydiff(keys))]
     np.testing.assert_allclose(kvzap.score(stats, KVzapParams(novelty=0.5)), (ranks[0] + 0.5 * ranks[1]).numpy(), rtol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_heads_are_served_in_a_forked_process_too():
+    code = ("import os, sys; from edgekv.parallel import MANY, each_head\n"
+            "ask = lambda: each_head(lambda k: k * k, 5, MANY)\n"
+            "assert ask() == [0, 1, 4, 9, 16]; pid = os.fork()\n"
+            "if pid == 0: os._exit(ask() != [0, 1, 4, 9, 16])\n"
+            "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))")
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+
+
+def test_ranks_of_nothing_and_of_what_is_not_a_number():
+    assert len(kvzap_module._rank(np.zeros(0, np.float32))) == 0
+    nan, inf = np.nan, np.inf
+    assert kvzap_module._rank(np.array([2, nan, -1, nan, inf, -0.0, 0.0, -inf], np.float32)).tolist() == [6 / 8, 0, 3 / 8, 0, 7 / 8, 4 / 8, 4 / 8, 0]
 
 
 @pytest.mark.parametrize("n", [1, 50, 3 * MANY])

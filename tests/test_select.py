@@ -104,3 +104,12 @@ def test_unusable_scores_come_last(worst):
 def test_the_device_selects_the_same_rows():
     done = subprocess.run([sys.executable, "-m", "tests.device_select", program("fake-device.so")], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_scores_of_any_number_type_are_ranked():
+    """A method from elsewhere may give float64 or integers."""
+    pos = np.arange(50, dtype=np.int32)[None]
+    scores = np.random.default_rng(1).permutation(50)[None]
+    expected = keep(scores.astype(np.float32), [20], pos, 50, 1, 2)
+    for kind in (np.float64, np.int32):
+        np.testing.assert_array_equal(keep(scores.astype(kind), [20], pos, 50, 1, 2), expected)

@@ -103,7 +103,8 @@ def _together(foretold: NDArray[np.float32], unlike: NDArray[np.float32], novelt
 
 
 def _rank(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[n]: the share of the values that are lower."""
+    """[n]: the share of the values that are lower; NaN counts as the lowest."""
+    x = np.where(np.isnan(x), np.float32(-np.inf), x)
     order = np.argsort(x)
     ascending = x[order]
     place = np.arange(len(x), dtype=np.int32)

@@ -20,7 +20,7 @@ Pool = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 def by_token(values: NDArray[np.float32], layer: LayerStats, pool: Pool, kernel: int, empty: float) -> NDArray[np.float32]:
     """Scores [n_head_kv, n_rows]: `pool` over `kernel` tokens around each row's token; `empty` stands for tokens without a row."""
     if (layer.pos == np.arange(layer.n_rows)).all():  # a first turn: a row for each token, in order
-        return pool(values, kernel)
+        return pool(values.astype(np.float32, copy=False), kernel)
     tokens = np.full((layer.n_head_kv, layer.n_seen), empty, np.float32)
     head, row = np.nonzero(~layer.absent)
     token = layer.pos[head, row]

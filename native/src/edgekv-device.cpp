@@ -51,11 +51,17 @@ void edgekv_device::check(int error, const char * what) const {
 }
 
 void edgekv_device::move_rows(const ggml_tensor * from, const int32_t * index, int64_t src, ggml_tensor * to, int64_t dst, int n) const {
-    const size_t nb = from->nb[1];
-    check(wait(to->data), "finish");
-    check(gather((const char *) from->data + src*nb, (char *) to->data + dst*nb, nb, index, n, nullptr), "move rows");
-    check(wait(to->data), "move rows");
+    settle(to);
+    queue_rows(from, index, src, to, dst, n);
+    settle(to);
 }
+
+void edgekv_device::queue_rows(const ggml_tensor * from, const int32_t * index, int64_t src, ggml_tensor * to, int64_t dst, int n) const {
+    const size_t nb = from->nb[1];
+    check(gather((const char *) from->data + src*nb, (char *) to->data + dst*nb, nb, index, n, nullptr), "move rows");
+}
+
+void edgekv_device::settle(const ggml_tensor * t) const { check(wait(t->data), "finish"); }
 
 namespace {
 

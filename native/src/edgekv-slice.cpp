@@ -109,8 +109,9 @@ void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
     for (auto * t : planned.moved) t->data = (char *) t->view_src->data + t->view_offs;
 
     if (in && !hidden->load(c.first, c.n_tokens, in)) throw edgekv_error { EDGEKV_FAILED, "the hidden states could not be read back from their file" };
-    if (ctx->graph_compute(&planned.gf, true) != GGML_STATUS_SUCCESS) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
-    ggml_backend_sched_synchronize(ctx->sched.get());
+    const ggml_status status = ctx->graph_compute(&planned.gf, true);
+    ggml_backend_sched_synchronize(ctx->sched.get()); // of what was stopped too: its memory is about to go
+    if (status != GGML_STATUS_SUCCESS) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
     if (out && !hidden->save(c.first, c.n_tokens, out)) throw edgekv_error { EDGEKV_FAILED, "the disk is full: the hidden states could not be written" };
     if (slice + 1 == n_slice() && c.has_output) fetch_logits(g);
 }

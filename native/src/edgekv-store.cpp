@@ -113,10 +113,12 @@ static void gather_on_device(const edgekv_device & device, const edgekv_tensors 
     const auto index = edgekv_matrix::make(buft, GGML_TYPE_I32, (int64_t) rows.size(), 1, "kept");
     ggml_backend_tensor_set(index.t, rows.data(), 0, rows.size()*sizeof(int32_t));
     const int32_t * at = (const int32_t *) index.t->data;
+    device.settle(to.k);
     for (size_t k = 0; k < keep.size(); at += keep[k].size(), ++k) {
-        device.move_rows(from.k, at, base[k], to.k, first[k], (int) keep[k].size());
-        device.move_rows(from.v, at, base[k], to.v, first[k], (int) keep[k].size());
+        device.queue_rows(from.k, at, base[k], to.k, first[k], (int) keep[k].size());
+        device.queue_rows(from.v, at, base[k], to.v, first[k], (int) keep[k].size());
     }
+    device.settle(to.k);
 }
 
 void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to) {

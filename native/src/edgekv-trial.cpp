@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int    N_ROWS = 96, N_HEAD = 4, N_HEAD_KV = 2, N_TOKENS = 8;
+constexpr int    N_ROWS = 96, N_MANY = 600, N_HEAD = 4, N_HEAD_KV = 2, N_TOKENS = 8;
 constexpr double MAX_NMSE = 1e-3, MAX_COSINE_ERROR = 5e-3; // products of halves are within 1e-5 and 2e-4
 
 // heads of different length, with rows behind the first that belong to nobody
@@ -54,10 +54,10 @@ struct twin {
     std::vector<char> here;
     edgekv_matrix there;
 
-    twin(ggml_backend_buffer_type_t buft, ggml_type type, int d, int seed) : here(N_ROWS*ggml_row_size(type, d)),
-            there(edgekv_matrix::make(buft, type, d, N_ROWS, "trial")) {
-        const auto x = normal((size_t) N_ROWS*d, seed);
-        ggml_quantize_chunk(type, x.data(), here.data(), 0, N_ROWS, d, nullptr);
+    twin(ggml_backend_buffer_type_t buft, ggml_type type, int d, int seed, int n_rows = N_ROWS) : here(n_rows*ggml_row_size(type, d)),
+            there(edgekv_matrix::make(buft, type, d, n_rows, "trial")) {
+        const auto x = normal((size_t) n_rows*d, seed);
+        ggml_quantize_chunk(type, x.data(), here.data(), 0, n_rows, d, nullptr);
         ggml_backend_tensor_set(there.t, here.data(), 0, here.size());
     }
 
@@ -111,19 +111,29 @@ bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const
     return true;
 }
 
-// ---- foretell
+// ---- foretell: rows enough for several blocks of a kernel
+
+// no value is far off either
+bool close(const std::vector<float> & got, const std::vector<float> & expected) {
+    double square = 0, worst = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        square += (double) expected[i]*expected[i]/expected.size();
+        worst = std::max(worst, std::fabs((double) got[i] - expected[i]));
+    }
+    return nmse(got, expected) < MAX_NMSE && worst < 0.1*std::sqrt(square);
+}
 
 bool foretells_right(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin & keys, twin & values, bool other) {
     const int d_k = (int) keys.t()->ne[0], d_v = (int) values.t()->ne[0];
     const auto weights = normal((size_t) d_v + d_k/2 + 4, 5);
     const edgekv_map map = { weights.data(), other, other ? d_k & -d_k : 0, other ? d_v & -d_v : 0 };
     const auto k = keys.at_home(), v = values.at_home();
-    std::vector<float> sum(d_k), expected(N_ROWS), expected_unlike(N_ROWS), out(N_ROWS), unlike(N_ROWS);
-    edgekv_cpu_key_sum(&k, 0, N_ROWS, sum.data());
-    edgekv_cpu_foretell(&k, &v, sum.data(), &map, 0, N_ROWS, expected.data(), expected_unlike.data());
+    std::vector<float> sum(d_k), expected(N_MANY), expected_unlike(N_MANY), out(N_MANY), unlike(N_MANY);
+    edgekv_cpu_key_sum(&k, 0, N_MANY, sum.data());
+    edgekv_cpu_foretell(&k, &v, sum.data(), &map, 0, N_MANY, expected.data(), expected_unlike.data());
     edgekv_matrix work;
-    device.foretell_rows(buft, work, keys.abroad(), values.abroad(), map, N_ROWS, out.data(), unlike.data());
-    return nmse(out, expected) < MAX_NMSE && nmse(unlike, expected_unlike) < MAX_NMSE;
+    device.foretell_rows(buft, work, keys.abroad(), values.abroad(), map, N_MANY, out.data(), unlike.data());
+    return close(out, expected) && close(unlike, expected_unlike);
 }
 
 // ---- merge
@@ -213,6 +223,8 @@ template <typename T> bool passes(ggml_backend_dev_t dev, const std::string & wh
     std::string why = "they compute something else than the CPU";
     try {
         if (trial()) return true;
+    } catch (const std::bad_alloc &) {
+        throw; // says nothing about kernels
     } catch (const std::exception & e) {
         why = e.what();
     } catch (const edgekv_error & e) {
@@ -252,9 +264,14 @@ static bool moves(const edgekv_device & device, ggml_backend_buffer_type_t buft,
 
 // rows of a multiple of 16, of 4 and of 2 bytes: kernels may be different ones
 bool edgekv_device::moves_right() const {
-    return passes(dev, "moving rows", [&] {
-        return moves(*this, buft, GGML_TYPE_F16, 64) && moves(*this, buft, GGML_TYPE_Q8_0, 128) && moves(*this, buft, GGML_TYPE_Q8_0, 32);
-    });
+    try {
+        return passes(dev, "moving rows", [&] {
+            return moves(*this, buft, GGML_TYPE_F16, 64) && moves(*this, buft, GGML_TYPE_Q8_0, 128) && moves(*this, buft, GGML_TYPE_Q8_0, 32);
+        });
+    } catch (const std::bad_alloc &) {
+        left_alone(dev, "everything", "there is no memory to try them");
+        return false;
+    }
 }
 
 static std::string rows_named(ggml_type type, int d) { return std::string(ggml_type_name(type)) + " rows of " + std::to_string(d); }
@@ -280,14 +297,18 @@ bool edgekv_device::attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v
 bool edgekv_device::foretells(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const {
     if (!foretell || !foretell_workspace || !attend_supports(type_k, type_v, d_k, d_v)) return false;
     return tried("kvzap's maps of " + rows_named(type_k, d_k, type_v, d_v), [&] {
-        twin k(buft, type_k, d_k, 1), v(buft, type_v, d_v, 2);
+        twin k(buft, type_k, d_k, 1, N_MANY), v(buft, type_v, d_v, 2, N_MANY);
         return foretells_right(*this, buft, k, v, false) && foretells_right(*this, buft, k, v, true);
     });
 }
 
 bool edgekv_device::tried(const std::string & what, const std::function<bool()> & trial) const {
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto [it, fresh] = outcomes.try_emplace(what);
-    if (fresh) it->second = passes(dev, what, trial);
-    return it->second;
+    const auto it = outcomes.find(what);
+    if (it != outcomes.end()) return it->second;
+    try {
+        return outcomes[what] = passes(dev, what, trial);
+    } catch (const std::bad_alloc &) {
+        return false; // this time: there is no room to try
+    }
 }

@@ -12,6 +12,7 @@ constexpr int WARPS = 8;
 constexpr int BLOCK = 256;   // rows of one sum
 constexpr int MAX_D = 256;
 constexpr int VALUES = MAX_D/WARP; // of a row, for each lane
+static_assert(WARPS*WARP == MAX_D, "sum_keys adds up with a thread for each column");
 constexpr float TINY = 1e-6f, LEAST = 1e-3f, NO_LENGTH = 1e-12f; // as there
 
 struct foretell_args {
