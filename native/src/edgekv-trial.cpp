@@ -295,7 +295,7 @@ bool edgekv_device::attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v
 }
 
 bool edgekv_device::foretells(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const {
-    if (!foretell || !foretell_workspace || !attend_supports(type_k, type_v, d_k, d_v)) return false;
+    if (!foretell || !attend_supports(type_k, type_v, d_k, d_v)) return false;
     return tried("kvzap's maps of " + rows_named(type_k, d_k, type_v, d_v), [&] {
         twin k(buft, type_k, d_k, 1, N_MANY), v(buft, type_v, d_v, 2, N_MANY);
         return foretells_right(*this, buft, k, v, false) && foretells_right(*this, buft, k, v, true);

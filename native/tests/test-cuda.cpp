@@ -124,7 +124,7 @@ void test_select(random_source & rnd, const std::vector<int> & lengths, bool odd
 
 // ---- foretell
 
-constexpr double MAX_FORETELL_ERROR = 1e-3; // a GPU's fast logarithms; with exact ones 1e-5
+constexpr double MAX_FORETELL_ERROR = 1e-3; // a GPU's fast logarithms; with exact ones, on the stand-in, worst 2e-6
 
 void test_foretell(random_source & rnd) {
     for (const auto & c : foretell_cases(TYPES, HEAD_SIZES)) {
