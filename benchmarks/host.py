@@ -27,8 +27,11 @@ from edgekv.budget.profile import Profile  # noqa: E402
 from edgekv.methods import LayerStats, Preset  # noqa: E402
 from edgekv.methods.kvzap import KVzap, Surrogate  # noqa: E402
 from edgekv.stats import StageClock  # noqa: E402
+from edgekv.summary import Summary  # noqa: E402
 
-STAGES = ("score", "budget", "select")
+STAGES = ("score", "budget", "select", "merge")
+GROUP, D = 4, 128
+"""Query heads on a KV head, and values of a head: Llama-3-8B's."""
 
 
 def main() -> None:
@@ -58,7 +61,10 @@ def layer_of(options: argparse.Namespace, rng: np.random.Generator) -> LayerStat
     stats = {name: rng.random((n_heads, n), dtype=np.float32) for name in ("mean", "var", "max", "col_entropy", "col_sum")}
     foretold = rng.standard_normal((2, n), dtype=np.float32)
     pos = np.tile(np.arange(n, dtype=np.int32), (n_heads, 1))
-    return LayerStats(0, options.layers, n_heads, n, np.zeros(n_heads, np.int32), n, pos, foretell=lambda *_: (foretold[0], foretold[1]), **stats)
+    rows = rng.standard_normal((2, n, D), dtype=np.float32)
+    asked = 0.1 * rng.standard_normal((GROUP * n_heads, D), dtype=np.float32), np.tile(0.01 * np.eye(D, dtype=np.float32), (GROUP * n_heads, 1, 1))
+    return LayerStats(0, options.layers, n_heads, n, np.zeros(n_heads, np.int32), n, pos, foretell=lambda *_: (foretold[0], foretold[1]),
+                      rows=lambda _: (rows[0], rows[1]), future=lambda _: asked, **stats)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -72,7 +78,7 @@ def presets(options: argparse.Namespace, rng: np.random.Generator) -> list[Prese
     by_profile = Profile("profile", "", shares=lambda _: shares)
     surrogate = Surrogate(np.zeros((options.layers, options.heads, 1), np.float32), "halves")  # what it foretells is made up too
     snapkv = methods.get("snapkv").score
-    return [Preset("auto", KVzap(surrogate), by_profile, ""), Preset("snapkv, profile", snapkv, by_profile, ""),
+    return [Preset("auto", KVzap(surrogate), by_profile, "", merge=Summary()), Preset("snapkv, profile", snapkv, by_profile, ""),
             *(methods.get(name) for name in ("snapkv", "adakv", "cake", "dynamickv", "h2o", "streaming"))]
 
 
@@ -89,7 +95,11 @@ def one_run(preset: Preset, layer: LayerStats, plan: Plan) -> StageClock:
     with clock("budget"):
         counts = spending.update(0, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
     with clock("select"):
-        select.keep(scores, counts[0], layer.pos, layer.n_seen, plan.sink, plan.window)
+        keep = select.keep(scores, counts[0], layer.pos, layer.n_seen, plan.sink, plan.window)
+    with clock("merge"):
+        if isinstance(preset.merge, Summary):
+            assert layer.rows is not None and layer.future is not None
+            preset.merge.of_layer(layer.rows, layer.future(preset.merge.params.later), keep, layer.pos, layer.n_seen, plan.sink, plan.window)
     return clock
 
 

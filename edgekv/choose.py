@@ -17,8 +17,8 @@ from edgekv.methods.kvzap import KVzap
 from edgekv.profiles import NONE, find
 
 AUTO = "auto"
-WITH_PROFILE = "kvzap"
-WITH_SHARES = "score=keydiff,budget=profile"
+WITH_PROFILE = "edgekv"
+WITH_SHARES = "score=keydiff,budget=profile,merge=summary"
 """With a profile that has no maps for kvzap: of another kind, or imported."""
 WITHOUT_PROFILE = "kvzip"
 

@@ -21,13 +21,14 @@ from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.choose import choose
-from edgekv.errors import BadInput
+from edgekv.errors import BadInput, Unsupported
 from edgekv.footprint import Extent, Reading, reading
 from edgekv.machine import memory_free
-from edgekv.merge import Folding
+from edgekv.merge import D2O, Folding
 from edgekv.methods import LayerStats, Preset
 from edgekv.sizes import parse_size, size_text
 from edgekv.stats import StageClock
+from edgekv.summary import Asked, Summary, Summed
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
@@ -77,6 +78,7 @@ class Engine:
         """The share of its rows that the last prompt was to keep."""
         self._last = 0  # tokens seen when the tail was compressed last
         self._folding: Folding | None = None
+        self._asked: dict[int, Asked] = {}  # by layer: queries of the last prompt that had enough, before RoPE
         self._spread: NDArray[np.float64] | None = None  # [n_layer, n_head_kv] share of its rows that each head kept of the last prompt
 
     def prefill(self, tokens: Sequence[int], tail: bool = False) -> None:
@@ -93,22 +95,25 @@ class Engine:
         with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
             spending, folding = self._start(plan, tail), self._start_merge()
+            summing = Summing(self, p, watch)
             self.clock, kept = StageClock(), np.zeros((0, self.store.n_head_kv), np.int32)
             for il in range(len(self.store.layers)):
                 p.run(il)
                 if il not in plan.layers:
                     continue  # a sliding-window layer keeps its window by itself
-                kept = self._compress(p, watch, plan, spending, folding, kept)
+                kept = self._compress(p, watch, plan, spending, folding, summing, kept)
             p.end()
             self._folding = folding
             if not tail:
                 self._spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             self.clock.ms["observe"] = p.score_ms
+        with self.clock("merge"):
+            summing.end()
         self.ratio = plan.ratio
         self._last = self.store.memory().n_past
 
     def _compress(
-        self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, before: NDArray[np.int32],
+        self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, summing: Summing, before: NDArray[np.int32],
     ) -> NDArray[np.int32]:
         """score, budget, select, merge, evict for the layer in work; finished layers are cut to what the budget leaves them.
 
@@ -131,6 +136,7 @@ class Engine:
                 p.shrink(il, n)
         with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
+            keep = summing.sum_up(layer, keep)
         with clock("evict"):
             p.keep(keep)  # last, when the others have made room
         return counts
@@ -178,6 +184,7 @@ class Engine:
         """The conversation was cleared."""
         self._last = 0
         self._folding = None
+        self._asked = {}
         self._spread = None
         self.ratio = self.settings.ratio
 
@@ -243,7 +250,7 @@ class Engine:
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves no trace."""
         merge = self.settings.preset.merge
-        return None if merge is None else deepcopy(self._folding) if self._folding else merge.start()
+        return None if not isinstance(merge, D2O) else deepcopy(self._folding) if self._folding else merge.start()
 
     def _start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
@@ -259,6 +266,55 @@ def _fold(folding: Folding | None, p: native.Prefill, il: int, n_rows: NDArray[n
     """merge: the heads of a layer, of n_rows [n_head_kv] rows each, fold what they are going to lose into the rows `keep`."""
     for k, rows in enumerate(keep if folding else []):
         folding.fold(p, il, k, int(n_rows[k]), rows)
+
+
+ENOUGH = 256
+"""Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do."""
+
+
+class Summing:
+    """The summary rows of one prompt: made layer by layer, written when all layers are kept."""
+
+    def __init__(self, engine: Engine, p: native.Prefill, watch: Watch) -> None:
+        self._engine, self._p, self._watch = engine, p, watch
+        merge = engine.settings.preset.merge
+        self._merge = merge if isinstance(merge, Summary) else None
+        self._found: dict[int, list[Summed]] = {}
+        self._asked = dict(engine._asked)
+
+    def sum_up(self, layer: LayerStats, keep: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+        """The rows to keep of the layer in work, in the order to be stored."""
+        if self._merge is None or all(len(kept) == n for kept, n in zip(keep, layer.n_old + layer.n_new, strict=True)):
+            return keep
+        try:
+            if layer.n_new >= ENOUGH:
+                self._asked[layer.il] = self._watch.queries(self._p)
+            if layer.il not in self._asked:
+                return keep
+            (mean, cov), turn = self._asked[layer.il], self._p.rotation(self._merge.params.later)
+        except Unsupported:  # positions that are no plain RoPE: rows are dropped, as without a summary
+            self._merge = None
+            return keep
+        assert layer.rows is not None
+        s = self._engine.settings
+        found = self._merge.of_layer(layer.rows, (mean @ turn.T, turn @ cov @ turn.T), keep, layer.pos, layer.n_seen, s.sink, s.window)
+        self._found[layer.il] = found
+        return [head.keep for head in found]
+
+    def end(self) -> None:
+        """The prompt is the conversation now: the rows become what was made. What a layer lost since then is not in it."""
+        self._engine._asked = self._asked
+        for il, found in self._found.items():
+            write(self._engine.store, il, found)
+
+
+def write(store: native.Store, il: int, found: list[Summed]) -> None:
+    """Put summary rows into a layer that keeps what they say, or the first rows of that."""
+    length = store.length(il)
+    for k, head in enumerate(found):
+        m = min(len(head.keys), int(length[k]) - head.first)
+        if m > 0:
+            store.write(il, k, np.arange(head.first, head.first + m, dtype=np.int32), head.keys[:m], head.values[:m])
 
 
 class Watch:
@@ -299,6 +355,11 @@ class Watch:
         if self._queries:
             stats["future"] = partial(_future, p, first + len(self.observers) - 1)
         return stats
+
+    def queries(self, p: native.Prefill) -> Asked:
+        """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if positions are no plain RoPE."""
+        assert self._queries
+        return p.queries(len(self.observers) - 1)
 
 
 def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

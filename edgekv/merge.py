@@ -1,4 +1,4 @@
-"""merge: what becomes of evicted rows: dropped, or folded into the kept rows they resemble.
+"""merge: evicted rows are folded into the kept rows that they resemble, as in D2O. `edgekv.summary` is the other merge.
 
 Paper: Wan et al., D2O: Dynamic Discriminative Operations, arXiv 2406.13035, section 4.2.2, eq. 9 to 11. Per KV head: each evicted key
 finds the kept key with the largest cosine u; evicted rows whose u is below a threshold are dropped, the others are added to their row,
@@ -43,9 +43,6 @@ class D2O:
 
     def start(self) -> Folding:
         return Folding(self.params.ema)
-
-
-MERGES: dict[str, D2O | None] = {"none": None, "d2o": D2O()}
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 if TYPE_CHECKING:
     from edgekv.merge import Plan
 
-ABI = 4
+ABI = 5
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
@@ -102,7 +102,7 @@ def _declare() -> None:
         ("n_layer", c_int32, p), ("layer_get", c_int, p, c_int32, POINTER(_LayerInfo)), ("len", c_int, p, c_int32, _I32P),
         ("pos", c_int, p, c_int32, c_int32, _I32P), ("rows_f32", c_int, p, c_int32, c_int32, _F32P, _F32P),
         ("rows_bytes", c_int, p, c_int32, c_int32, p, p), ("memory_get", c_int, p, POINTER(_MemoryInfo)),
-        ("evict", c_int, p, c_int32, _I32P, _I32P), ("trim_capacity", c_int, p),
+        ("evict", c_int, p, c_int32, _I32P, _I32P), ("write_rows", c_int, p, c_int32, c_int32, c_int32, _I32P, _F32P, _F32P), ("trim_capacity", c_int, p),
         ("prefill_begin", c_void_p, p, POINTER(_PrefillParams)), ("prefill_by_layer", c_bool, p), ("prefill_score_ms", c_double, p),
         ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
         ("prefill_rows", c_int, p, c_int32, _F32P, _F32P),
@@ -245,6 +245,13 @@ class Store:
         """Keep only these rows (row numbers per head), in this order."""
         counts, rows = _lists(keep)
         _check(_lib.edgekv_evict(self.ctx, il, _i32(counts), _i32(rows)))
+
+    def write(self, il: int, head: int, rows: NDArray[np.int32], keys: NDArray[np.float32], values: NDArray[np.float32]) -> None:
+        """These rows of one head become keys [n, d_k] and values [n, d_v], as the cache's type holds them. Raises BadInput if that cannot."""
+        rows = np.ascontiguousarray(rows, np.int32)
+        keys, values = (np.ascontiguousarray(x, np.float32) for x in (keys, values))
+        assert keys.shape == (len(rows), self.layers[il].d_k) and values.shape == (len(rows), self.layers[il].d_v)
+        _check(_lib.edgekv_write_rows(self.ctx, il, head, len(rows), _i32(rows), _f32(keys), _f32(values)))
 
     def trim_capacity(self) -> None:
         """Room that no row uses goes back to the allocator."""

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from edgekv import methods
 from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.merge import MERGES
 from edgekv.methods import LayerStats, Preset, get, presets
 from edgekv.methods import kvzap as kvzap_module
 from edgekv.methods.keydiff import unlike_the_mean
@@ -300,8 +299,9 @@ def test_a_name_spells_its_preset(text):
 def test_no_parameter_belongs_to_two_stages():
     for preset in methods.REGISTRY.values():
         for budget in BUDGETS.values():
-            names = [name for params in (preset.score.params, budget.params, MERGES["d2o"].params) if params for name in vars(params)]
-            assert len(names) == len(set(names)), (preset.name, budget.name)
+            for merge in filter(None, methods.MERGES.values()):
+                names = [name for params in (preset.score.params, budget.params, merge.params) if params for name in vars(params)]
+                assert len(names) == len(set(names)), (preset.name, budget.name, merge.name)
 
 
 def test_a_merge_is_part_of_a_mix():

@@ -12,7 +12,8 @@ from tests.engine import feed as decode
 from tests.engine import load, logits, positions
 
 N_PROMPT = 500
-NAMES = ["random", "streaming", "snapkv", "pyramidkv", "adakv", "cake", "d2o", "score=h2o,budget=d2o", "kvzip", "h2o", "tova", "knorm", "keydiff", "expected"]
+NAMES = ["random", "streaming", "snapkv", "pyramidkv", "adakv", "cake", "d2o", "score=h2o,budget=d2o", "kvzip", "h2o", "tova", "knorm", "keydiff", "expected",
+         "score=keydiff,merge=summary,worst=5"]
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
 
 HELP = """
-The default is auto: kvzap with the model's profile (chat and run make it on first use), without one kvzip.
+The default is auto: edgekv with the model's profile (chat and run make it on first use), without one kvzip.
 Parameters are changed with NAME:parameter=value,... and any score goes with any budget:
 score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none)."""
 

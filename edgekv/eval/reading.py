@@ -2,22 +2,26 @@
 
 The text goes through the model once, with every query observed that any of the methods asks for, and every row is kept. What each
 method would have kept is then evicted from a copy of that cache. By Theorem 1 of CAKE (top-k of top-k) the rows are those that
-compressing while reading keeps; tests hold the two against each other. Only methods that merge read the text anew each time.
+compressing while reading keeps; tests hold the two against each other. Only D2O's merges read the text anew each time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native, select, session
-from edgekv.engine import Settings, Watch
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.engine import ENOUGH, Settings, Watch, write
+from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.merge import D2O
 from edgekv.methods import LayerStats, Preset
+from edgekv.methods.base import Future
+from edgekv.summary import Summary
 
 
 class Reading:
@@ -30,7 +34,7 @@ class Reading:
         if llm._kv is None:
             raise EdgeKVError("this model runs uncompressed: there is nothing to compare")
         self._llm, self._engine, self._tokens = llm, llm._kv, list(tokens)
-        scored = [p for p in presets if not p.keeps_all and p.merge is None]
+        scored = [p for p in presets if not p.keeps_all and not isinstance(p.merge, D2O)]
         self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {p.name: [] for p in scored}
         llm.reset()
         self._read(scored)
@@ -41,9 +45,9 @@ class Reading:
     def compress(self, preset: Preset, settings: Settings) -> None:
         """Make the cache what `preset` leaves of the text under `settings`. The conversation is then the text alone.
 
-        A preset that merges reads the text again: what it folds depends on how layers shrink while they are read.
+        A preset that merges as D2O does reads the text again: what it folds depends on how layers shrink while they are read.
         """
-        if preset.merge is not None and settings.compresses:
+        if isinstance(preset.merge, D2O) and settings.compresses:
             self._llm.reset()
             self._engine.settings = settings
             self._llm.eval(self._tokens)
@@ -61,7 +65,15 @@ class Reading:
             counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, settings.sink, settings.window), layer)
         for i, (scores, layer) in enumerate(read):
             rows = select.keep(scores, counts[i, : layer.n_head_kv], layer.pos, layer.n_seen, settings.sink, settings.window)
-            engine.store.evict(plan.layers[i], rows)
+            self._evict(plan.layers[i], rows, layer, preset, settings)
+
+    def _evict(self, il: int, keep: list[NDArray[np.int32]], layer: LayerStats, preset: Preset, settings: Settings) -> None:
+        store, found = self._engine.store, []
+        if isinstance(preset.merge, Summary) and layer.future and layer.n_new >= ENOUGH:
+            asked, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
+            found = preset.merge.of_layer(rows, asked, keep, layer.pos, layer.n_seen, settings.sink, settings.window)
+        store.evict(il, [head.keep for head in found] if found else keep)
+        write(store, il, found)
 
     def _read(self, presets: Sequence[Preset]) -> None:
         watches = [Watch(replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize) for p in presets]
@@ -76,11 +88,22 @@ class Reading:
                 for preset, watch, at in zip(presets, watches, first, strict=False):
                     layer = self._engine._layer_stats(p, watch, int(at))
                     scores = preset.score.score(layer, preset.params)
-                    self._scores[preset.name].append((scores, replace(layer, rows=None, foretell=None)))
+                    self._scores[preset.name].append((scores, replace(layer, rows=None, foretell=None, future=_later(layer, preset))))
                 p.keep([np.arange(len(self._tokens), dtype=np.int32)] * info.n_head_kv)
             p.end()
         self._llm.input_ids[: len(self._tokens)] = self._tokens
         self._llm.n_tokens = len(self._tokens)
+
+
+def _later(layer: LayerStats, preset: Preset) -> Future | None:
+    """What a summary will ask of `layer.future`, which goes with the prompt; None if it will not, or cannot."""
+    if not isinstance(preset.merge, Summary) or layer.future is None:
+        return None
+    try:
+        later = layer.future(preset.merge.params.later)
+    except Unsupported:
+        return None
+    return lambda n: later
 
 
 def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.float32]:

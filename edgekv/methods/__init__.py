@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 
 from edgekv.budget import BUDGETS
-from edgekv.merge import MERGES
+from edgekv.merge import D2O
 from edgekv.methods import spell
 from edgekv.methods.base import STATS, Budget, LayerStats, Method, Observe, Preset, masked
 from edgekv.methods.cake import Cake
@@ -30,13 +30,15 @@ from edgekv.methods.random import Random
 from edgekv.methods.snapkv import SnapKV
 from edgekv.methods.streaming import Streaming
 from edgekv.methods.tova import TOVA
+from edgekv.summary import Summary
 
 __all__ = [
-    "GROUP", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
+    "GROUP", "MERGES", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
     "presets",
 ]
 
 GROUP = "edgekv.methods"
+MERGES: dict[str, D2O | Summary | None] = {"none": None, "d2o": D2O(), "summary": Summary()}
 
 
 def _same(method: Method, budget: str = "uniform", keeps_all: bool = False) -> Preset:
@@ -64,6 +66,7 @@ REGISTRY: dict[str, Preset] = {
         _under(SnapKV(), "evolkv", "evolkv"),
         _same(KVzip(), "pooled"),
         _same(KVzap(), "profile"),
+        _under(KVzap(), "profile", "edgekv", merge="summary"),
         _same(Streaming()),
         _same(H2O()),
         _same(TOVA()),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgekv.budget.base import Budget
 from edgekv.errors import BadInput
 from edgekv.merge import D2O
+from edgekv.summary import Summary
 
 Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated)."""
@@ -144,13 +145,14 @@ class Preset:
     """Parameters of the score, None: its defaults. The budget holds its own."""
     keeps_all: bool = False
     """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched library does."""
-    merge: D2O | None = None
+    merge: D2O | Summary | None = None
     """What becomes of evicted rows; None: they are dropped."""
 
     @property
     def observe(self) -> Observe:
-        """What score and budget together need to know of a layer's attention."""
-        return self.score.observe.asking(getattr(self.budget, "stats", ()))
+        """What score, budget and merge together need to know of a layer's attention."""
+        asked = self.score.observe.asking(getattr(self.budget, "stats", ()))
+        return replace(asked, queries=True) if isinstance(self.merge, Summary) else asked
 
 
 def masked(scores: NDArray[np.floating], layer: LayerStats) -> NDArray[np.float32]:

@@ -17,11 +17,12 @@ from edgekv.budget.base import Budget
 from edgekv.errors import BadInput
 from edgekv.merge import D2O
 from edgekv.methods.base import Preset
+from edgekv.summary import Summary
 
 T = TypeVar("T")
 
 
-def read(text: str, presets: Mapping[str, Preset], budgets: Mapping[str, Budget], merges: Mapping[str, D2O | None]) -> Preset:
+def read(text: str, presets: Mapping[str, Preset], budgets: Mapping[str, Budget], merges: Mapping[str, D2O | Summary | None]) -> Preset:
     """The preset that `text` means; presets, budgets and merges by name are what there is to mix.
 
     Raises BadInput, one line that names what can be written instead.
@@ -52,7 +53,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _mix(
-    given: dict[str, str], presets: Mapping[str, Preset], budgets: Mapping[str, Budget], merges: Mapping[str, D2O | None]
+    given: dict[str, str], presets: Mapping[str, Preset], budgets: Mapping[str, Budget], merges: Mapping[str, D2O | Summary | None]
 ) -> Preset:
     """Takes score, budget and merge out of `given` and puts them together."""
     scores = {p.score.name: p.score for p in presets.values() if not p.keeps_all}

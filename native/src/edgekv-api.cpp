@@ -5,7 +5,9 @@
 
 #include "llama-context.h"
 
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -162,6 +164,33 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
         l.pos = std::move(pos);
         s.boundary = s.n_past;
         ++s.version;
+    });
+}
+
+int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v) {
+    return guard([&] {
+        const auto & l = layer_of(ctx, il, head);
+        if (store_of(ctx).active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+        if (n < 0) throw edgekv_error { EDGEKV_INVALID, "there are no rows to write" };
+        if (n == 0) return;
+        for (int32_t i = 0; i < n; ++i) {
+            if ((&given(rows))[i] < 0 || rows[i] >= l.len[head]) throw edgekv_error { EDGEKV_INVALID, "a row to write does not exist" };
+        }
+        settled(ctx);
+        const struct { ggml_tensor * t; int d; const float * x; } parts[] = { { l.t.k, l.d_k, &given(k) }, { l.t.v, l.d_v, &given(v) } };
+        for (const auto & [t, d, x] : parts) { // nothing is written unless all can be: an infinite half would reach every later token
+            const float most = t->type == GGML_TYPE_F16 ? 65504.0f : std::numeric_limits<float>::max();
+            for (int64_t i = 0; i < (int64_t) n*d; ++i) {
+                if (!(std::fabs(x[i]) <= most)) throw edgekv_error { EDGEKV_INVALID, "a row to write is not finite" };
+            }
+        }
+        for (const auto & [t, d, x] : parts) {
+            std::vector<char> row(t->nb[1]);
+            for (int32_t i = 0; i < n; ++i) {
+                ggml_quantize_chunk(t->type, x + (int64_t) i*d, row.data(), 0, 1, d, nullptr);
+                ggml_backend_tensor_set(t, row.data(), (l.first[head] + rows[i])*t->nb[1], row.size());
+            }
+        }
     });
 }
 

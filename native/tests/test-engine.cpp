@@ -4,6 +4,7 @@
 #include "edgekv.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -281,7 +282,7 @@ void wrong_contexts(llama_context * other) {
         check(!edgekv_has_store(ctx) && edgekv_n_layer(ctx) == 0, "a store out of nothing");
         check(edgekv_layer_get(ctx, 0, &layer) < 0 && edgekv_len(ctx, 0, x) < 0 && edgekv_pos(ctx, 0, 0, x) < 0 && edgekv_rows_f32(ctx, 0, 0, f, f) < 0 &&
               edgekv_rows_bytes(ctx, 0, 0, f, f) < 0 && edgekv_memory_get(ctx, &memory) < 0 && edgekv_evict(ctx, 0, x, x) < 0 && edgekv_trim_capacity(ctx) < 0 &&
-              !edgekv_prefill_begin(ctx, y.get()), "a context without a store was used");
+              edgekv_write_rows(ctx, 0, 0, 1, x, f, f) < 0 && !edgekv_prefill_begin(ctx, y.get()), "a context without a store was used");
         check(strlen(edgekv_last_error()) > 0, "no reason was given");
     }
     check(edgekv_why_unsupported(nullptr) != nullptr, "no model is supported");
@@ -300,10 +301,11 @@ void wrong_arguments(context & c) {
     for (int il : { -1, c.n_layer, INT32_MAX, INT32_MIN }) {
         check(edgekv_layer_get(c.ctx, il, &layer) == EDGEKV_INVALID && edgekv_len(c.ctx, il, x) == EDGEKV_INVALID && edgekv_pos(c.ctx, il, 0, x) == EDGEKV_INVALID &&
               edgekv_rows_f32(c.ctx, il, 0, f.data(), f.data()) == EDGEKV_INVALID && edgekv_rows_bytes(c.ctx, il, 0, f.data(), f.data()) == EDGEKV_INVALID &&
-              edgekv_evict(c.ctx, il, x, x) == EDGEKV_INVALID, "layer %d", il);
+              edgekv_evict(c.ctx, il, x, x) == EDGEKV_INVALID && edgekv_write_rows(c.ctx, il, 0, 1, x, f.data(), f.data()) == EDGEKV_INVALID, "layer %d", il);
     }
     for (int k : { -1, c.layers[0].n_head_kv, INT32_MAX }) {
-        check(edgekv_pos(c.ctx, 0, k, x) == EDGEKV_INVALID && edgekv_rows_f32(c.ctx, 0, k, f.data(), nullptr) == EDGEKV_INVALID && edgekv_rows_bytes(c.ctx, 0, k, f.data(), nullptr) == EDGEKV_INVALID, "head %d", k);
+        check(edgekv_pos(c.ctx, 0, k, x) == EDGEKV_INVALID && edgekv_rows_f32(c.ctx, 0, k, f.data(), nullptr) == EDGEKV_INVALID && edgekv_rows_bytes(c.ctx, 0, k, f.data(), nullptr) == EDGEKV_INVALID &&
+              edgekv_write_rows(c.ctx, 0, k, 1, x, f.data(), f.data()) == EDGEKV_INVALID, "head %d", k);
     }
     check(edgekv_layer_get(c.ctx, 0, nullptr) == EDGEKV_INVALID && edgekv_len(c.ctx, 0, nullptr) == EDGEKV_INVALID && edgekv_pos(c.ctx, 0, 0, nullptr) == (c.len(0)[0] ? EDGEKV_INVALID : 0) &&
           edgekv_memory_get(c.ctx, nullptr) == EDGEKV_INVALID && edgekv_evict(c.ctx, 0, nullptr, x) == EDGEKV_INVALID, "an answer to nowhere");
@@ -321,8 +323,17 @@ void wrong_arguments(context & c) {
         check(edgekv_evict(c.ctx, il, counts.data(), rows.data()) == EDGEKV_INVALID, "a row twice");
         for (int32_t r : { -1, len[0], INT32_MAX, INT32_MIN }) {
             rows[1] = r;
-            check(edgekv_evict(c.ctx, il, counts.data(), rows.data()) == EDGEKV_INVALID, "row %d", r);
+            check(edgekv_evict(c.ctx, il, counts.data(), rows.data()) == EDGEKV_INVALID && edgekv_write_rows(c.ctx, il, 0, 1, &r, f.data(), f.data()) == EDGEKV_INVALID, "row %d", r);
         }
+        const float endless[] = { NAN, INFINITY, -INFINITY };
+        for (float e : endless) { // in the last value of V, when K could have been written already
+            std::vector<float> v(c.layers[il].d_v, 1.0f);
+            v.back() = e;
+            check(edgekv_write_rows(c.ctx, il, 0, 1, x, f.data(), v.data()) == EDGEKV_INVALID, "%g was written", (double) e);
+        }
+        check(edgekv_write_rows(c.ctx, il, 0, 1, nullptr, f.data(), f.data()) == EDGEKV_INVALID && edgekv_write_rows(c.ctx, il, 0, 1, x, nullptr, f.data()) == EDGEKV_INVALID &&
+              edgekv_write_rows(c.ctx, il, 0, 1, x, f.data(), nullptr) == EDGEKV_INVALID && edgekv_write_rows(c.ctx, il, 0, -1, x, f.data(), f.data()) == EDGEKV_INVALID &&
+              edgekv_write_rows(c.ctx, il, 0, 0, nullptr, nullptr, nullptr) == EDGEKV_OK, "rows out of nothing were written");
         if (!c.layers[il].n_swa) continue;
         rows[1] = 1;
         check(edgekv_evict(c.ctx, il, counts.data(), rows.data()) == EDGEKV_INVALID, "a sliding window was thinned");

@@ -1,0 +1,215 @@
+"""summary: rows that stand for what a head lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgekv import methods, select
+from edgekv.errors import BadInput, Unsupported
+from edgekv.native import Prefill
+from edgekv.summary import Summary, SummaryParams, draw
+from tests.engine import feed, load, positions
+from tests.reference.summary import summary as reference
+
+MIX = "score=keydiff,budget={},merge=summary"
+N_PROMPT = 500
+
+
+def head(n: int = 300, d: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """keys, values [n, d], and queries with a mean, such as attention's are."""
+    rng = np.random.default_rng(seed)
+    keys, values = (rng.standard_normal((2, n, d)) * np.array([0.5, 1])[:, None, None]).astype(np.float32)
+    mean, cov = rng.standard_normal((2, d)).astype(np.float32), np.stack([0.05 * np.eye(d, dtype=np.float32)] * 2)
+    return keys, values, draw(mean, cov, 64)
+
+
+def kept(n: int, count: int, seed: int = 1) -> np.ndarray:
+    scores = np.random.default_rng(seed).random((1, n)).astype(np.float32)
+    return select.keep(scores, [count], np.arange(n, dtype=np.int32)[None], n)[0]
+
+
+def attend(queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    weights = np.exp(queries.astype(np.float64) @ keys.T.astype(np.float64))
+    return weights @ values / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_a_row_is_what_the_reference_says(seed, rows):
+    keys, values, queries = head(seed=seed)
+    found = Summary(SummaryParams(rows=rows, worst=9.0)).of_head(keys, values, queries, kept(300, 100), 36, 4)
+    places = found.keep[found.first : found.first + rows]
+    gone = np.setdiff1d(np.arange(300), np.setdiff1d(found.keep, places))
+    for i, (key, value, _) in enumerate(reference(keys, values, queries, np.array_split(gone, rows), 0.03)):
+        np.testing.assert_allclose(found.keys[i], key, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.values[i], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attention_is_nearer_to_that_over_all_rows(seed):
+    keys, values, queries = head(seed=seed)
+    keep = kept(300, 100)
+    found = Summary().of_head(keys, values, queries, keep, 36, 4)
+    assert len(found.keys) == 8 and sorted(found.keep) == sorted(keep)
+    new_keys, new_values = keys.copy(), values.copy()
+    places = found.keep[found.first : found.first + 8]
+    new_keys[places], new_values[places] = found.keys, found.values
+    want = attend(queries, keys, values)
+    dropped, summed = (np.square(attend(queries, k[keep], v[keep]) - want).sum() for k, v in ((keys, values), (new_keys, new_values)))
+    assert summed < 0.2 * dropped
+
+
+def test_equal_rows_are_summed_up_exactly():
+    """A hundred times the same row is one row whose logits are higher by log 100."""
+    keys, values, _ = head()
+    queries = draw(np.ones((1, 16), np.float32), 0.01 * np.eye(16, dtype=np.float32)[None], 256)
+    keys[100:200], values[100:200] = keys[100], values[100]
+    keep = np.concatenate([np.arange(100), np.arange(200, 300)]).astype(np.int32)
+    found = Summary(SummaryParams(rows=1, ridge=1e-9, worst=9.0)).of_head(keys, values, queries, keep, 200, 4)
+    assert found.keep[found.first] == 4  # nothing but protected rows: the oldest that is no sink goes
+    gone = np.append(np.arange(100, 200), 4)
+    (key, value, _), = reference(keys, values, queries, [np.sort(gone)], 1e-9)
+    np.testing.assert_allclose(found.keys[0], key, rtol=2e-2, atol=2e-2)
+    assert np.abs(queries @ found.keys[0] - np.log(100) - queries @ keys[100]).mean() < 0.1
+
+
+def test_summary_rows_take_the_place_of_the_least():
+    keys, values, queries = head()
+    keep = kept(300, 100)
+    found = Summary(SummaryParams(rows=4)).of_head(keys, values, queries, keep, 36, 4)
+    assert found.first == 36 and list(found.keep[:36]) == list(keep[:36])
+    assert sorted(found.keep[36:40]) == sorted(keep[-4:]) and list(found.keep[40:]) == list(keep[36:-4])
+    tight = kept(300, 36)
+    found = Summary(SummaryParams(rows=4)).of_head(keys, values, queries, tight, 36, 4)
+    assert sorted(found.keep[found.first :]) == sorted(tight[4:8]), "the window's oldest"
+    assert len(Summary().of_head(keys, values, queries, kept(300, 7), 7, 0).keys) == 0, "too few rows to give one away"
+
+
+def test_what_cannot_be_summed_up_is_dropped():
+    keys, values, queries = head()
+    keep = kept(300, 100)
+    found = Summary(SummaryParams(worst=1e-6)).of_head(keys, values, queries, keep, 36, 4)
+    assert len(found.keys) == 0 and list(found.keep) == list(keep)
+
+
+def test_of_a_long_run_some_rows_are_looked_at():
+    keys, values, queries = head(20000)
+    keep = kept(20000, 4000)
+    few = Summary(SummaryParams(worst=9.0)).of_head(keys, values, queries, keep, 36, 4)
+    places = few.keep[few.first : few.first + 8]
+    gone = np.setdiff1d(np.arange(20000), np.setdiff1d(few.keep, places))
+    for i, (key, value, _) in enumerate(reference(keys, values, queries, np.array_split(gone, 8), 0.03)):
+        assert np.abs(queries @ (few.keys[i] - key)).mean() < 0.5 and np.abs(few.values[i] - value).max() < 0.5
+
+
+def test_draws_have_the_distribution_and_are_always_the_same():
+    rng = np.random.default_rng(0)
+    mean, root = rng.standard_normal((2, 8)).astype(np.float32), rng.standard_normal((8, 8)).astype(np.float32)
+    cov = np.stack([root @ root.T, np.zeros((8, 8), np.float32)])
+    found = draw(mean, cov, 20000).reshape(2, 20000, 8)
+    np.testing.assert_allclose(found[0].mean(axis=0), mean[0], atol=0.1)
+    np.testing.assert_allclose(np.cov(found[0].T), cov[0], atol=0.05 * np.abs(cov[0]).max())
+    np.testing.assert_allclose(found[1], np.broadcast_to(mean[1], (20000, 8)), atol=1e-4)
+    assert np.array_equal(found.reshape(-1, 8), draw(mean, cov, 20000))
+
+
+@pytest.mark.parametrize(("text", "message"), [("rows=0", "1 or more"), ("draws=0", "1 or more"), ("later=-1", "1 or more"), ("ridge=0", "above 0"),
+                                               ("worst=nan", "above 0")])
+def test_wrong_parameters_are_one_line(text, message):
+    with pytest.raises(BadInput, match=message):
+        methods.get(f"{MIX.format('uniform')},{text}")
+
+
+# ---- on the engine
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("model", ["llama-mha", "llama-gqa", "gemma3"])
+def test_other_rows_keep_their_bytes(tiny, text, model, kind):
+    plain, summed = (load(tiny(model), kind, kv_ratio=0.3, kv_method=name) for name in ("score=keydiff", MIX.format("uniform") + ",worst=5"))
+    for llm in (plain, summed):
+        llm.eval(list(text(N_PROMPT)))
+    changed = 0
+    for il, info in enumerate(plain._kv.store.layers):
+        for k in range(info.n_head_kv):
+            before, after = (by_token(llm._kv.store, il, k) for llm in (plain, summed))
+            assert before.keys() == after.keys()
+            different = sum(before[token] != after[token] for token in before)
+            assert different <= (0 if info.n_swa else 8)
+            changed += different
+    assert changed > 0
+    assert np.isfinite(feed(summed, text(4, seed=1))).all()
+
+
+def by_token(store, il, k) -> dict[int, tuple[bytes, bytes]]:
+    n = int(store.length(il)[k])
+    parts = [[x[i * len(x) // n : (i + 1) * len(x) // n] for i in range(n)] for x in store.row_bytes(il, k)]
+    return {int(p): pair for p, *pair in zip(store.positions(il, k), *parts, strict=True)}
+
+
+def test_a_summary_brings_the_answer_nearer_to_the_full_cache(tiny, text, nmse):
+    """By little here: queries of random weights have no mean to speak of."""
+    full, plain, summed = (load(tiny("llama-gqa"), kv_ratio=ratio, kv_method=name) for ratio, name in (
+        (1.0, "full"), (0.2, "score=random"), (0.2, "score=random,merge=summary,worst=5")))
+    logits = []
+    for llm in (full, plain, summed):
+        llm.eval(list(text(2000)))
+        logits.append(feed(llm, text(8, seed=1)))
+    assert nmse(logits[2], logits[0]) < nmse(logits[1], logits[0])
+
+
+@pytest.mark.parametrize("budget", ["uniform", "cake", "dynamickv", "d2o", "pooled"])
+def test_any_budget_can_be_summed_up(tiny, text, budget):
+    plain, summed = (load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=f"score=cake,budget={budget}{merge}") for merge in ("", ",merge=summary,worst=5"))
+    for llm in (plain, summed):
+        llm.eval(list(text(N_PROMPT)))
+    assert (plain._kv.kept() == summed._kv.kept()).all()
+    assert np.isfinite(feed(summed, text(4, seed=1))).all()
+
+
+def test_later_turns_are_summed_up_by_the_prompts_queries(tiny, text):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=MIX.format("uniform") + ",worst=5", kv_tail=64)
+    llm.eval(list(text(N_PROMPT)))
+    asked = llm._kv._asked
+    assert len(asked) == len(llm._kv.store.layers)
+    for i in range(4):
+        llm.eval(list(text(60, seed=i)))
+    assert llm._kv.store.memory().boundary > N_PROMPT, "the tail was compressed"
+    assert all(llm._kv._asked[il] is asked[il] for il in asked), "too few tokens to say what will be asked"
+    assert np.isfinite(feed(llm, text(4, seed=9))).all()
+    llm.reset()
+    llm.eval(list(text(100)))
+    assert llm._kv._asked == {} and llm._kv.kept().max() < 100, "a short prompt is compressed without a summary"
+
+
+def test_a_model_without_plain_positions_drops_rows(tiny, text, monkeypatch):
+    def refuse(self, *_):
+        raise Unsupported("positions")
+
+    plain, summed = (load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=name) for name in ("score=keydiff", MIX.format("uniform")))
+    plain.eval(list(text(N_PROMPT)))
+    monkeypatch.setattr(Prefill, "rotation", refuse)
+    summed.eval(list(text(N_PROMPT)))
+    assert all(np.array_equal(a, b) for x, y in zip(positions(plain), positions(summed), strict=True) for a, b in zip(x, y, strict=True))
+    assert plain._kv.store.row_bytes(0, 0) == summed._kv.store.row_bytes(0, 0)
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_rows_are_written_as_the_cache_holds_them(tiny, text, kind):
+    llm = load(tiny("llama-gqa"), kind, kv_ratio=0.5)
+    llm.eval(list(text(200)))
+    store, info = llm._kv.store, llm._kv.store.layers[1]
+    rng = np.random.default_rng(0)
+    keys, values = (rng.standard_normal((2, d)).astype(np.float32) for d in (info.d_k, info.d_v))
+    before = by_token(store, 1, 0)
+    store.write(1, 0, np.array([3, 50]), keys, values)
+    token = store.positions(1, 0)
+    assert sum(before[t] != pair for t, pair in by_token(store, 1, 0).items()) == 2 and before[token[3]] != by_token(store, 1, 0)[token[3]]
+    for got, want in zip(store.rows(1, 0), (keys, values), strict=True):
+        np.testing.assert_allclose(got[[3, 50]], want, atol={"f16": 2e-3, "q8_0": 0.02, "q4_0": 0.4}[kind])
+    after = store.row_bytes(1, 0)
+    for rows, k in (([-1], keys[:1]), ([len(token)], keys[:1]), ([0], np.full_like(keys[:1], np.nan)), ([0], np.full_like(keys[:1], np.inf))):
+        with pytest.raises(BadInput):
+            store.write(1, 0, np.array(rows), k, values[:1])
+    assert store.row_bytes(1, 0) == after
