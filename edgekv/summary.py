@@ -46,6 +46,8 @@ class SummaryParams:
     """Added to the second moments of the queries (relative to their mean)."""
     worst: float = 0.7
     """Error of a key, root mean square of the logarithm, above which its run is dropped."""
+    least: float = 0.0
+    """Share of the queries' attention that a head's lost rows must have had together; with less they are dropped."""
     later: int = 64
     """Later positions that queries are turned to, on average."""
     draws: int = 64
@@ -55,6 +57,8 @@ class SummaryParams:
         for name, value in (("rows", self.rows), ("later", self.later), ("draws", self.draws)):
             if value < 1:
                 raise BadInput(f"{name} {value} is no number of them; give 1 or more")
+        if not 0 <= self.least <= 1:
+            raise BadInput(f"least {self.least:g} is no share; give a number from 0 to 1, such as 0.05")
         for name, number in (("ridge", self.ridge), ("worst", self.worst)):
             if not 0 < number < np.inf:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
@@ -126,6 +130,8 @@ class Summary:
     def _sum_up(self, keep: NDArray[np.int32], n_safe: int, places: NDArray[np.int32], seen: Seen, queries: NDArray[np.float32]) -> Summed:
         runs, kept = ([(run, *_attend(queries, run)) for run in part] for part in seen)
         total = np.logaddexp.reduce([own for *_, own in runs + kept])
+        if np.exp([own - total for *_, own in runs]).sum(axis=0).mean() < self.params.least:
+            return _as_is(keep)
         found = [self._run(shares, own, total, queries, run.keys, run.values) for run, shares, own in runs]
         good = [pair for pair in found if pair is not None]
         if not good:

@@ -23,7 +23,7 @@ from tests.engine import feed, load, positions, random_profile, read
 N_PROMPT = 500
 METHODS = ("snapkv", "cake", "h2o", "kvzap")
 """Between them they ask for every statistic of a layer, and for what is foretold of its rows."""
-DRAWN = ("random", "score=random,merge=d2o")
+DRAWN = ("random", "score=random,merge=d2o", "score=random,merge=summary,worst=5")
 """Rows are drawn, so that the same ones stay whatever a device rounds."""
 
 

@@ -59,8 +59,8 @@ def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
 
 
 def check(result: dict, kind: str) -> None:
-    assert result["nmse"]["random"] < LIMITS.get(kind, 1e-2)
-    assert result["nmse"]["score=random,merge=d2o"] < 1e-2
+    merged = result["nmse"].pop("score=random,merge=d2o")
+    assert merged < 1e-2 and max(result["nmse"].values()) < LIMITS.get(kind, 1e-2)
     assert min(result["same"].values()) > 0.99, result["same"]  # a score that is rounded differently may swap two rows
     assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
     assert result["n_merges"] > 10  # a search, and a fold of keys and values, in each layer and head

@@ -93,6 +93,15 @@ def test_what_cannot_be_summed_up_is_dropped():
     assert len(found.keys) == 0 and list(found.keep) == list(keep)
 
 
+def test_a_head_that_loses_little_attention_has_no_summary():
+    """Retrieval heads keep what they look at; a row for the rest could only be in the way."""
+    keys, values, queries = head()
+    queries, keep = queries[:64], kept(300, 100)
+    keys[0] = 2 * queries.mean(axis=0)  # a sink
+    assert len(Summary(SummaryParams(least=0.2)).of_head(keys, values, queries, keep, 36, 4).keys) == 0
+    assert len(Summary(SummaryParams(worst=9.0)).of_head(keys, values, queries, keep, 36, 4).keys) == 8
+
+
 def test_of_a_long_run_some_rows_are_looked_at():
     keys, values, queries = head(20000)
     keep = kept(20000, 4000)
@@ -115,7 +124,7 @@ def test_draws_have_the_distribution_and_are_always_the_same():
 
 
 @pytest.mark.parametrize(("text", "message"), [("rows=0", "1 or more"), ("draws=0", "1 or more"), ("later=-1", "1 or more"), ("ridge=0", "above 0"),
-                                               ("worst=nan", "above 0")])
+                                               ("worst=nan", "above 0"), ("least=2", "0 to 1")])
 def test_wrong_parameters_are_one_line(text, message):
     with pytest.raises(BadInput, match=message):
         methods.get(f"{MIX.format('uniform')},{text}")
