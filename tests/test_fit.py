@@ -162,7 +162,7 @@ def test_known_qualities_are_those_of_the_docs():
     lengths = " ".join(f"{n:,} tokens |" for n in quality.LENGTHS)
     header = f"| method | ratio kept | tokens | rows kept | KV MiB | {lengths}"
     tables = [part[part.index(header):].split("\n\n")[0] for part in text.split("**Query-agnostic")[1:] if header in part]
-    assert len(tables) == 2
+    assert len(tables) == 3
     for x in quality.MEASURED:
         assert sum(x.found) <= len(x.found) * x.cases and len(x.found) == len(quality.LENGTHS)
         shares = " ".join(rf"{100 * n / x.cases:.1f} % \|" for n in x.found)
