@@ -1,4 +1,4 @@
-"""What Python does for one finished layer, whatever device has the rows: making scores of statistics, budgets, choosing rows.
+"""What Python does for one finished layer, whatever device has the rows: scores of statistics, budgets, choosing rows, summaries.
 
     python benchmarks/host.py [--tokens 32768] [--heads 8] [--layers 32] [--ratio 0.2] [--runs 9]
 
@@ -73,7 +73,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def presets(options: argparse.Namespace, rng: np.random.Generator) -> list[Preset]:
-    """Methods that need neither rows nor queries, and what `auto` is with a profile: made up here."""
+    """Methods whose score needs neither rows nor queries, and what `auto` is with a profile: made up here."""
     shares = rng.random((options.layers, options.heads)) ** 3
     by_profile = Profile("profile", "", shares=lambda _: shares)
     surrogate = Surrogate(np.zeros((options.layers, options.heads, 1), np.float32), "halves")  # what it foretells is made up too

@@ -1,6 +1,6 @@
 """choose: from the user's words to a method, with the model's own profile where there is one.
 
-`auto` is the score that the tables of docs/methods.md found best, with budgets per KV head from the model's profile; without a profile
+`auto` is what the tables of docs/methods.md found best, score and merge, with budgets per KV head from the model's profile; without a profile
 it is the best method that needs none. Budgets named profile, lukv or evolkv take a profile of that kind (`profile`: any), in a mix
 (score=keydiff,budget=lukv) or as a preset (lukv). The score kvzap takes its maps from a profile, whatever the budget.
 """
@@ -18,7 +18,7 @@ from edgekv.profiles import NONE, find
 
 AUTO = "auto"
 WITH_PROFILE = "edgekv"
-WITH_SHARES = "score=keydiff,budget=profile,merge=summary"
+WITH_SHARES = "score=keydiff,budget=profile"
 """With a profile that has no maps for kvzap: of another kind, or imported."""
 WITHOUT_PROFILE = "kvzip"
 

@@ -291,13 +291,13 @@ class Summing:
                 self._asked[layer.il] = self._watch.queries(self._p)
             if layer.il not in self._asked:
                 return keep
-            (mean, cov), turn = self._asked[layer.il], self._p.rotation(self._merge.params.later)
+            asked = turned(self._asked[layer.il], self._p.rotation(self._merge.params.later))
         except Unsupported:  # positions that are no plain RoPE: rows are dropped, as without a summary
             self._merge = None
             return keep
         assert layer.rows is not None
         s = self._engine.settings
-        found = self._merge.of_layer(layer.rows, (mean @ turn.T, turn @ cov @ turn.T), keep, layer.pos, layer.n_seen, s.sink, s.window)
+        found = self._merge.of_layer(layer.rows, asked, keep, layer.pos, layer.n_seen, s.sink, s.window)
         self._found[layer.il] = found
         return [head.keep for head in found]
 
@@ -364,8 +364,12 @@ class Watch:
 
 def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """See `edgekv.methods.base.Future`."""
-    mean, cov = p.queries(observer)
-    turn = p.rotation(n)
+    return turned(p.queries(observer), p.rotation(n))
+
+
+def turned(asked: Asked, turn: NDArray[np.float32]) -> Asked:
+    """Queries before RoPE at the positions that `edgekv.native.Prefill.rotation` stands for."""
+    mean, cov = asked
     return mean @ turn.T, turn @ cov @ turn.T
 
 

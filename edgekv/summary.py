@@ -1,7 +1,7 @@
 """summary: a few rows of each KV head stand for all the rows that it lost.
 
-Evicting rows takes the attention that they got from the softmax's sum, and all that is kept counts for more than it should: in heads that
-look at everything a little, that is what compression changes most. A summary row gets as much attention as the rows that it stands for
+Evicting rows takes the attention that they got from the softmax's sum, and all that is kept counts for more than it should, most of all in
+heads that look at everything a little. A summary row gets as much attention as the rows that it stands for
 would have got together, and its value is theirs on average. With the lost rows of a head in a few runs of neighbouring tokens, the
 key k of a run is a ridge regression over queries q, such as later tokens will ask, of
 

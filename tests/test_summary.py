@@ -174,6 +174,8 @@ def test_any_budget_can_be_summed_up(tiny, text, budget):
     for llm in (plain, summed):
         llm.eval(list(text(N_PROMPT)))
     assert (plain._kv.kept() == summed._kv.kept()).all()
+    before, after = ([by_token(llm._kv.store, 2, k) for k in range(2)] for llm in (plain, summed))
+    assert any(x.get(t) != pair for x, y in zip(before, after, strict=True) for t, pair in y.items())
     assert np.isfinite(feed(summed, text(4, seed=1))).all()
 
 

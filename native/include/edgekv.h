@@ -74,7 +74,7 @@ LLAMA_API int          edgekv_memory_get(const struct llama_context * ctx, struc
 
 // keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each list in the order to be stored
 LLAMA_API int          edgekv_evict(struct llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows);
-// n rows of one head are written anew, in the type of the cache: k [n, d_k], v [n, d_v], all finite; other rows keep their bytes
+// n rows of one head are written anew, in the type of the cache: k [n, d_k], v [n, d_v], all finite as f16; other rows keep their bytes
 LLAMA_API int          edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v);
 // room that no row uses goes back to the allocator
 LLAMA_API int          edgekv_trim_capacity(struct llama_context * ctx);

@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <stdexcept>
 
@@ -178,10 +177,9 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n, 
         }
         settled(ctx);
         const struct { ggml_tensor * t; int d; const float * x; } parts[] = { { l.t.k, l.d_k, &given(k) }, { l.t.v, l.d_v, &given(v) } };
-        for (const auto & [t, d, x] : parts) { // nothing is written unless all can be: an infinite half would reach every later token
-            const float most = t->type == GGML_TYPE_F16 ? 65504.0f : std::numeric_limits<float>::max();
+        for (const auto & [t, d, x] : parts) { // nothing is written unless all can be: an infinite half, of a value or a block's scale, would reach every later token
             for (int64_t i = 0; i < (int64_t) n*d; ++i) {
-                if (!(std::fabs(x[i]) <= most)) throw edgekv_error { EDGEKV_INVALID, "a row to write is not finite" };
+                if (!(std::fabs(x[i]) <= 65504.0f)) throw edgekv_error { EDGEKV_INVALID, "a row to write is not finite" };
             }
         }
         for (const auto & [t, d, x] : parts) {
