@@ -1,18 +1,21 @@
 """summary: a few rows of each KV head stand for all the rows that it lost.
 
 Evicting rows takes the attention that they got from the softmax's sum, and all that is kept counts for more than it should, most of all in
-heads that look at everything a little. A summary row gets as much attention as the rows that it stands for
-would have got together, and its value is theirs on average. With the lost rows of a head in a few runs of neighbouring tokens, the
-key k of a run is a ridge regression over queries q, such as later tokens will ask, of
+heads that look at everything a little. A summary row gets as much attention as the rows that it stands for would have got together, and
+its value is theirs on average. This is edgekv's own merge, of none of the papers.
 
-    q . k = log sum_j exp(q . k_j),    weighted by the run's share of q's attention,
+The lost rows of a head are put into groups whose keys answer alike: k-means, with two keys as far apart as their logits are for queries
+such as later tokens will ask, and values beside them that count as much. The key k of a group is wanted to be, for such queries q,
 
-and its value the average of sum_j softmax_j(q . k_j) v_j under the same weights. Queries are drawn from the normal distribution that
-Expected Attention takes them for (arXiv 2510.00636): mean and covariance of the prompt's queries before RoPE, turned to later positions.
-This is edgekv's own merge, of none of the papers.
+    q . k = log sum_j exp(q . k_j),    weighted by the group's share of q's attention.
 
-A run whose key misses the sum by too much says nothing and is dropped, as without a summary. Summary rows are rows like any others: of the
-cache's type, in the place of the least of what was kept, counted in the budget, and judged and summed up again in a later turn.
+k is the average of the k_j under that attention, which is the slope of the right side, averaged too, and what it leaves over, the logarithm
+of their number above all, by ridge regression. The value is the average of the v_j under the same attention. Queries are drawn from the
+normal distribution that Expected Attention takes them for (arXiv 2510.00636): mean and covariance of the prompt's queries before RoPE,
+turned to later positions.
+
+A group whose key misses the sum by too much says nothing and is dropped, as without a summary. Summary rows are rows like any others: of
+the cache's type, in the place of the least of what was kept, counted in the budget, and judged and summed up again in a later turn.
 """
 
 from __future__ import annotations
@@ -28,26 +31,26 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput
 from edgekv.parallel import each_head
 
-MAX_SHARE = 8
+MAX_SHARE = 4
 """A head's summary takes one of this many of its rows, at most."""
 LONGEST = 4
-"""A key may be this much longer than the longest of the rows that it stands for: in a quantised row more would drown the rest."""
-MOST, MOST_KEPT = 512, 128
-"""Rows of a run that are looked at (every second one, or third, for a run of more), and of as many runs of what a head keeps."""
+"""A key may be this much longer than the longest of the rows that it stands for."""
+LOST, KEPT = 4096, 512
+"""Rows of what a head loses, and of what it keeps, that are looked at where there are more, evenly spaced."""
+ROUNDS = 3
+"""Of k-means."""
 JITTER = 1e-3
 """Added to the variances (relative to their mean) of queries: fewer tokens than dimensions leave some without any."""
 
 
 @dataclass(frozen=True)
 class SummaryParams:
-    rows: int = 8
+    rows: int = 16
     """Rows of each head that sum up."""
-    ridge: float = 0.03
+    ridge: float = 0.1
     """Added to the second moments of the queries (relative to their mean)."""
-    worst: float = 0.7
-    """Error of a key, root mean square of the logarithm, above which its run is dropped."""
-    least: float = 0.0
-    """Share of the queries' attention that a head's lost rows must have had together; with less they are dropped."""
+    worst: float = 2.0
+    """Error of a key, root mean square of the logarithm, above which its group is dropped."""
     later: int = 64
     """Later positions that queries are turned to, on average."""
     draws: int = 64
@@ -57,8 +60,6 @@ class SummaryParams:
         for name, value in (("rows", self.rows), ("later", self.later), ("draws", self.draws)):
             if value < 1:
                 raise BadInput(f"{name} {value} is no number of them; give 1 or more")
-        if not 0 <= self.least <= 1:
-            raise BadInput(f"least {self.least:g} is no share; give a number from 0 to 1, such as 0.05")
         for name, number in (("ridge", self.ridge), ("worst", self.worst)):
             if not 0 < number < np.inf:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
@@ -67,6 +68,10 @@ class SummaryParams:
 Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
 Asked = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits are its products with them."""
+
+
+Row = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""A key [d_k] and a value [d_v]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,77 +100,133 @@ class Summary:
         """The heads of a layer, of which `keep` stays. rows: see `edgekv.methods.LayerStats`; asked: the queries, turned to later positions;
         the others as for `edgekv.select.keep`."""
         mean, cov = asked
-        group, loss = len(mean) // len(keep), []
+        group, losses = len(mean) // len(keep), []
         for k, kept in enumerate(keep):
-            token = pos[k, kept]
-            n_safe = int(((token < sink) | (token >= n_seen - window)).sum())
-            n_sink = int((token[:n_safe] < sink).sum())
-            places, lost = self._lost(int((pos[k] >= 0).sum()), kept, n_safe, n_sink)
-            loss.append((kept, n_safe, places, _look(*rows(k), lost, len(places)) if len(places) else None))
+            loss = self._lost(int((pos[k] >= 0).sum()), kept, pos[k, kept], n_seen, sink, window)
+            losses.append((loss, look(*rows(k), loss.rows) if len(loss.places) else None))
 
         def summed(k: int) -> Summed:
-            kept, n_safe, places, seen = loss[k]
+            loss, seen = losses[k]
+            if seen is None:
+                return loss.put([])
             heads = slice(k * group, (k + 1) * group)
-            return self._sum_up(kept, n_safe, places, seen, draw(mean[heads], cov[heads], self.params.draws)) if seen else _as_is(kept)
+            return loss.put(stand_for(seen, draw(mean[heads], cov[heads], self.params.draws), len(loss.places), self.params))
 
         return each_head(summed, len(keep), pos.shape[1])
 
-    def of_head(
-        self, keys: NDArray[np.float32], values: NDArray[np.float32], queries: NDArray[np.float32], keep: NDArray[np.int32], n_safe: int, n_sink: int,
-    ) -> Summed:
-        """keys [n, d_k], values [n, d_v]: all rows of a head, as stored; queries [m, d_k]: see `draw`; keep: the rows that stay, as
-        `edgekv.select.keep` orders them: n_safe protected ones, of which the first n_sink are sinks."""
-        places, lost = self._lost(len(keys), keep, n_safe, n_sink)
-        return self._sum_up(keep, n_safe, places, _look(keys, values, lost, len(places)), queries) if len(places) else _as_is(keep)
-
-    def _lost(self, n: int, keep: NDArray[np.int32], n_safe: int, n_sink: int) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-        """Rows that give their places to the summary, the least worth first, then the window's oldest; and bool [n]: what it stands for."""
+    def _lost(self, n: int, keep: NDArray[np.int32], token: NDArray[np.int32], n_seen: int, sink: int, window: int) -> Loss:
+        """n: rows of the head; keep: those that stay, as `edgekv.select.keep` orders them, of the tokens `token`."""
         n_rows = min(self.params.rows, len(keep) // MAX_SHARE) if len(keep) < n else 0
+        n_safe = int(((token < sink) | (token >= n_seen - window)).sum())
+        n_sink = int((token[:n_safe] < sink).sum())
         places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[:n_rows]
         lost = np.ones(n, bool)
         lost[keep] = False
         lost[places] = True
-        return places, lost
+        return Loss(keep, n_safe, places, lost)
 
-    def _sum_up(self, keep: NDArray[np.int32], n_safe: int, places: NDArray[np.int32], seen: Seen, queries: NDArray[np.float32]) -> Summed:
-        runs, kept = ([(run, *_attend(queries, run)) for run in part] for part in seen)
-        total = np.logaddexp.reduce([own for *_, own in runs + kept])
-        if np.exp([own - total for *_, own in runs]).sum(axis=0).mean() < self.params.least:
-            return _as_is(keep)
-        found = [self._run(shares, own, total, queries, run.keys, run.values) for run, shares, own in runs]
-        good = [pair for pair in found if pair is not None]
-        if not good:
-            return _as_is(keep)
-        places = places[: len(good)]  # a row whose place was not needed stays; that it is summed up too weighs little
-        stay = ~np.isin(keep, places)
-        first = int(stay[:n_safe].sum())
-        rest = keep[stay]
-        k, v = (np.array(x, np.float32) for x in zip(*good, strict=True))
-        return Summed(np.concatenate([rest[:first], places, rest[first:]]).astype(np.int32), first, k, v)
 
-    def _run(
-        self, shares: NDArray[np.float32], own: NDArray[np.float32], total: NDArray[np.float32], queries: NDArray[np.float32],
-        keys: NDArray[np.float32], values: NDArray[np.float32],
-    ) -> tuple[NDArray[np.float64], NDArray[np.float32]] | None:
-        """The row that stands for the rows `keys`, `values` [n, d]. shares [m, n]: their attention among themselves; own, total [m]: the
-        logarithm of the sum of their exponentials, and of all rows'."""
-        weight = np.exp(own - total).astype(np.float64) + 1e-6
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What a head loses: `rows` bool [n], those of `keep` among them that give their `places` to the summary (the least worth first, then the
+    window's oldest). The first n_safe rows of `keep` are protected."""
+
+    keep: NDArray[np.int32]
+    n_safe: int
+    places: NDArray[np.int32]
+    rows: NDArray[np.bool_]
+
+    def put(self, found: list[Row]) -> Summed:
+        """Keys and values into the places, behind the protected rows."""
+        if not found:
+            return Summed(self.keep, 0, np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
+        places = self.places[: len(found)]  # a row whose place was not needed stays; that it is summed up too weighs little
+        stay = ~np.isin(self.keep, places)
+        first, rest = int(stay[: self.n_safe].sum()), self.keep[stay]
+        keys, values = (np.array(x, np.float32) for x in zip(*found, strict=True))
+        return Summed(np.concatenate([rest[:first], places, rest[first:]]).astype(np.int32), first, keys, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """Rows of a head that are looked at: keys [n, d_k] and values [n, d_v] of what it loses, keys [m, d_k] of what it keeps, and how many rows
+    each of them stands for."""
+
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+    each: float
+    kept: NDArray[np.float32]
+    each_kept: float
+
+
+def look(keys: NDArray[np.float32], values: NDArray[np.float32], lost: NDArray[np.bool_]) -> Look:
+    """Copies: the rows of a long prompt's other heads need not stay in memory."""
+    gone, kept = np.flatnonzero(lost), np.flatnonzero(~lost)
+    some, some_kept = _spaced(gone, LOST), _spaced(kept, KEPT)
+    return Look(keys[some], values[some], len(gone) / len(some), keys[some_kept], len(kept) / max(1, len(some_kept)))
+
+
+def _spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(int)]
+
+
+def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: SummaryParams) -> list[Row]:
+    """A row for each of up to n groups of the lost rows. queries [m, d_k]: see `draw`."""
+    label = alike(seen.keys, seen.values, queries, n)
+    groups = [np.flatnonzero(label == j) for j in np.unique(label)]
+    logits = queries @ seen.keys.T
+    shares, sums = zip(*(_attend(logits[:, group]) for group in groups), strict=True)
+    sums = [own + np.float32(np.log(seen.each)) for own in sums]
+    kept = [_attend(queries @ seen.kept.T)[1] + np.float32(np.log(seen.each_kept))] if len(seen.kept) else []
+    total = np.logaddexp.reduce(sums + kept)
+    found = []
+    for group, share, own in zip(groups, shares, sums, strict=True):
+        weight = np.exp(own - total) + np.float32(1e-6)
         weight /= weight.sum()
-        q = queries.astype(np.float64)
-        moments = q.T @ (q * weight[:, None])
-        key = np.linalg.solve(moments + self.params.ridge * np.trace(moments) / len(moments) * np.eye(len(moments)), q.T @ (weight * own))
-        error = np.sqrt((weight * (q @ key - own) ** 2).sum())
-        if not error <= self.params.worst or np.linalg.norm(key) > LONGEST * np.linalg.norm(keys, axis=1).max():
-            return None
-        return key, (weight.astype(np.float32) @ shares) @ values
+        mean, keys = weight @ share, seen.keys[group]
+        key, error = regress(queries, weight, own, mean @ keys, p.ridge)
+        if error <= p.worst and np.linalg.norm(key) <= LONGEST * np.linalg.norm(keys, axis=1).max():
+            found.append((key, mean @ seen.values[group]))
+    return found
+
+
+def alike(keys: NDArray[np.float32], values: NDArray[np.float32], queries: NDArray[np.float32], n: int) -> NDArray[np.int64]:
+    """Which of up to n groups each row is in, int [rows]."""
+    spread = queries - queries.mean(axis=0)
+    logits = keys @ np.linalg.cholesky(_spread_out(spread.T @ spread / len(spread))).astype(np.float32)
+    points = np.concatenate([logits, values * np.sqrt(_variance(logits) / (_variance(values) + np.float32(1e-12)))], axis=1)
+    centres = points[np.linspace(0, len(points) - 1, n).astype(int)]
+    for _ in range(ROUNDS):
+        label = (np.square(centres).sum(axis=1) / 2 - points @ centres.T).argmin(axis=1)
+        member = label == np.arange(n)[:, None]
+        size = member.sum(axis=1, keepdims=True)
+        centres = np.where(size > 0, (member.astype(np.float32) @ points) / np.maximum(size, 1), centres).astype(np.float32)
+    return label
+
+
+def _variance(rows: NDArray[np.float32]) -> np.float32:
+    return rows.var(axis=0).sum()
+
+
+def regress(
+    queries: NDArray[np.float32], weight: NDArray[np.float32], wanted: NDArray[np.float32], start: NDArray[np.float32], ridge: float
+) -> tuple[NDArray[np.float32], float]:
+    """The key whose logits for `queries` [m, d] are `wanted` [m], near to the key `start`; and its error."""
+    moments = (queries.T @ (queries * weight[:, None])).astype(np.float64)
+    rest = queries.T @ (weight * (wanted - queries @ start))
+    key = (start + np.linalg.solve(moments + ridge * np.trace(moments) / len(moments) * np.eye(len(moments)), rest)).astype(np.float32)
+    return key, float(np.sqrt((weight * np.square(queries @ key - wanted)).sum()))
 
 
 def draw(mean: NDArray[np.float32], cov: NDArray[np.float32], n: int) -> NDArray[np.float32]:
     """float32 [n_head * n, d]: n queries of each head, normally distributed (mean [n_head, d], cov [n_head, d, d]); always the same draws."""
     normal = _normal(n, mean.shape[1])
-    d = mean.shape[1]
-    spread = cov.astype(np.float64) + (JITTER * np.trace(cov, axis1=1, axis2=2) / d + 1e-12)[:, None, None] * np.eye(d)
-    return np.concatenate([m + normal @ np.linalg.cholesky(c).T for m, c in zip(mean, spread, strict=True)]).astype(np.float32)
+    return np.concatenate([m + normal @ np.linalg.cholesky(_spread_out(c)).T for m, c in zip(mean, cov, strict=True)]).astype(np.float32)
+
+
+def _spread_out(cov: NDArray[np.float32]) -> NDArray[np.float64]:
+    """With a little variance in all directions."""
+    return cov + (JITTER * np.trace(cov, dtype=np.float64) / len(cov) + 1e-12) * np.eye(len(cov))
 
 
 @lru_cache(maxsize=4)
@@ -173,38 +234,9 @@ def _normal(n: int, d: int) -> NDArray[np.float64]:
     return np.random.default_rng(0).standard_normal((n, d))
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """Neighbouring rows: keys [n, d_k] and values [n, d_v] of those that are looked at, and how many each stands for."""
-
-    keys: NDArray[np.float32]
-    values: NDArray[np.float32]
-    weight: np.float32
-
-
-Seen = tuple[list[Run], list[Run]]
-"""What a head loses, in runs, and what it keeps."""
-
-
-def _look(keys: NDArray[np.float32], values: NDArray[np.float32], lost: NDArray[np.bool_], n_runs: int) -> Seen:
-    def runs(rows: NDArray[np.int64], most: int) -> list[Run]:
-        parts = [run for run in np.array_split(rows, n_runs) if len(run)]
-        few = [run[:: -(-len(run) // most)] for run in parts]
-        return [Run(keys[some], values[some], np.float32(len(run) / len(some))) for run, some in zip(parts, few, strict=True)]
-
-    return runs(np.flatnonzero(lost), MOST), runs(np.flatnonzero(~lost), MOST_KEPT)
-
-
-def _as_is(keep: NDArray[np.int32]) -> Summed:
-    return Summed(keep, 0, np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
-
-
-def _attend(queries: NDArray[np.float32], run: Run) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Attention of the queries to the rows of a run among themselves [m, n], and the logarithm [m] of the sum of the run's exponentials."""
-    shares = queries @ run.keys.T
-    most = shares.max(axis=1, keepdims=True)
-    shares -= most
-    np.exp(shares, out=shares)
+def _attend(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Attention of queries to rows [m, n] among themselves, from their logits, and the logarithm [m] of the sum of the exponentials."""
+    most = logits.max(axis=1, keepdims=True)
+    shares = np.exp(logits - most)
     total = shares.sum(axis=1, keepdims=True)
-    shares /= total
-    return shares, (np.log(total * run.weight) + most)[:, 0]
+    return shares / total, (np.log(total) + most)[:, 0]
