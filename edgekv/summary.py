@@ -173,31 +173,36 @@ def _spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
 def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: SummaryParams) -> list[Row]:
     """A row for each of up to n groups of the lost rows. queries [m, d_k]: see `draw`."""
     label = alike(seen.keys, seen.values, queries, n)
-    groups = [np.flatnonzero(label == j) for j in np.unique(label)]
-    logits = queries @ seen.keys.T
-    shares, sums = zip(*(_attend(logits[:, group]) for group in groups), strict=True)
-    sums = [own + np.float32(np.log(seen.each)) for own in sums]
-    kept = [_attend(queries @ seen.kept.T)[1] + np.float32(np.log(seen.each_kept))] if len(seen.kept) else []
-    total = np.logaddexp.reduce(sums + kept)
-    found = []
-    for group, share, own in zip(groups, shares, sums, strict=True):
-        weight = np.exp(own - total) + np.float32(1e-6)
-        weight /= weight.sum()
-        mean, keys = weight @ share, seen.keys[group]
-        key, error = regress(queries, weight, own, mean @ keys, p.ridge)
-        if error <= p.worst and np.linalg.norm(key) <= LONGEST * np.linalg.norm(keys, axis=1).max():
-            found.append((key, mean @ seen.values[group]))
-    return found
+    order = np.argsort(label, kind="stable")
+    keys, values = seen.keys[order], seen.values[order]
+    first = np.flatnonzero(np.diff(label[order], prepend=-1))
+    groups = [slice(start, end) for start, end in zip(first, [*first[1:], len(keys)])]
+    logits = queries @ keys.T
+    own = np.stack([_attend(logits[:, group]) for group in groups], axis=1) + np.float32(np.log(seen.each))
+    total = np.logaddexp.reduce(own, axis=1)
+    if len(seen.kept):
+        total = np.logaddexp(total, _attend(queries @ seen.kept.T) + np.float32(np.log(seen.each_kept)))
+    weight = np.exp(own - total[:, None]) + np.float32(1e-6)
+    weight /= weight.sum(axis=0)
+    means = [weight[:, g] @ logits[:, group] for g, group in enumerate(groups)]
+    start = np.stack([mean @ keys[group] for mean, group in zip(means, groups, strict=True)])
+    found, errors = regress(queries, weight, own, start, p.ridge)
+    longest = LONGEST * np.maximum.reduceat(np.linalg.norm(keys, axis=1), first)
+    good = (errors <= p.worst) & (np.linalg.norm(found, axis=1) <= longest)
+    return [(found[g], means[g] @ values[groups[g]]) for g in np.flatnonzero(good)]
 
 
 def alike(keys: NDArray[np.float32], values: NDArray[np.float32], queries: NDArray[np.float32], n: int) -> NDArray[np.int64]:
     """Which of up to n groups each row is in, int [rows]."""
     spread = queries - queries.mean(axis=0)
-    logits = keys @ np.linalg.cholesky(_spread_out(spread.T @ spread / len(spread))).astype(np.float32)
-    points = np.concatenate([logits, values * np.sqrt(_variance(logits) / (_variance(values) + np.float32(1e-12)))], axis=1)
+    metric = np.linalg.cholesky(_spread_out(spread.T @ spread / len(spread))).astype(np.float32)
+    points = np.empty((len(keys), keys.shape[1] + values.shape[1]), np.float32)
+    as_logits, as_values = np.split(points, [keys.shape[1]], axis=1)
+    np.matmul(keys, metric, out=as_logits)
+    np.multiply(values, np.sqrt(_variance(as_logits) / (_variance(values) + np.float32(1e-12))), out=as_values)
     centres = points[np.linspace(0, len(points) - 1, n).astype(int)]
     for _ in range(ROUNDS):
-        label = (np.square(centres).sum(axis=1) / 2 - points @ centres.T).argmin(axis=1)
+        label = (np.square(centres).sum(axis=1, keepdims=True) / 2 - centres @ points.T).argmin(axis=0)
         member = label == np.arange(n)[:, None]
         size = member.sum(axis=1, keepdims=True)
         centres = np.where(size > 0, (member.astype(np.float32) @ points) / np.maximum(size, 1), centres).astype(np.float32)
@@ -205,17 +210,21 @@ def alike(keys: NDArray[np.float32], values: NDArray[np.float32], queries: NDArr
 
 
 def _variance(rows: NDArray[np.float32]) -> np.float32:
+    """Of all dimensions together."""
     return rows.var(axis=0).sum()
 
 
 def regress(
     queries: NDArray[np.float32], weight: NDArray[np.float32], wanted: NDArray[np.float32], start: NDArray[np.float32], ridge: float
-) -> tuple[NDArray[np.float32], float]:
-    """The key whose logits for `queries` [m, d] are `wanted` [m], near to the key `start`; and its error."""
-    moments = (queries.T @ (queries * weight[:, None])).astype(np.float64)
-    rest = queries.T @ (weight * (wanted - queries @ start))
-    key = (start + np.linalg.solve(moments + ridge * np.trace(moments) / len(moments) * np.eye(len(moments)), rest)).astype(np.float32)
-    return key, float(np.sqrt((weight * np.square(queries @ key - wanted)).sum()))
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """For each of g groups the key, float32 [g, d], near to `start` [g, d], whose logits for `queries` [m, d] are `wanted` [m, g]; and its
+    error [g], the root mean square under `weight` [m, g]."""
+    moments = ((queries.T * weight.T[:, None]) @ queries).astype(np.float64)
+    power = np.trace(moments, axis1=1, axis2=2) / queries.shape[1]
+    rest = (weight * (wanted - queries @ start.T)).T @ queries
+    step = np.linalg.solve(moments + (ridge * power)[:, None, None] * np.eye(queries.shape[1]), rest[..., None])[..., 0]
+    keys = (start + step).astype(np.float32)
+    return keys, np.sqrt((weight * np.square(queries @ keys.T - wanted)).sum(axis=0))
 
 
 def draw(mean: NDArray[np.float32], cov: NDArray[np.float32], n: int) -> NDArray[np.float32]:
@@ -234,9 +243,11 @@ def _normal(n: int, d: int) -> NDArray[np.float64]:
     return np.random.default_rng(0).standard_normal((n, d))
 
 
-def _attend(logits: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Attention of queries to rows [m, n] among themselves, from their logits, and the logarithm [m] of the sum of the exponentials."""
+def _attend(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Overwrites logits [m, n] with the attention of queries to rows among themselves; the logarithm [m] of the sum of the exponentials."""
     most = logits.max(axis=1, keepdims=True)
-    shares = np.exp(logits - most)
-    total = shares.sum(axis=1, keepdims=True)
-    return shares / total, (np.log(total) + most)[:, 0]
+    logits -= most
+    np.exp(logits, out=logits)
+    total = logits.sum(axis=1, keepdims=True)
+    logits /= total
+    return (np.log(total) + most)[:, 0]
