@@ -18,7 +18,7 @@ from edgekv.profiles import NONE, find
 
 AUTO = "auto"
 WITH_PROFILE = "edgekv"
-WITH_SHARES = "score=keydiff,budget=profile"
+WITH_SHARES = "score=keydiff,budget=profile,merge=summary"
 """With a profile that has no maps for kvzap: of another kind, or imported."""
 WITHOUT_PROFILE = "kvzip"
 
