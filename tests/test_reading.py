@@ -13,7 +13,7 @@ from tests.engine import load, logits, positions
 
 N_PROMPT = 500
 NAMES = ["random", "streaming", "snapkv", "pyramidkv", "adakv", "cake", "d2o", "score=h2o,budget=d2o", "kvzip", "h2o", "tova", "knorm", "keydiff", "expected",
-         "score=keydiff,merge=summary"]
+         "score=keydiff,merge=summary", "score=kvzip,budget=pooled,merge=summary", "score=cake,budget=cake,merge=summary"]
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])

@@ -60,19 +60,24 @@ class Reading:
         engine.settings = settings
         plan = engine._plan(0)
         spending = engine._start(plan)
-        read = self._scores[preset.name]
+        read, first = self._scores[preset.name], []
         for i, (scores, layer) in enumerate(read):
             counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, settings.sink, settings.window), layer)
+            first.append(counts[i, : layer.n_head_kv].copy())
         for i, (scores, layer) in enumerate(read):
-            rows = select.keep(scores, counts[i, : layer.n_head_kv], layer.pos, layer.n_seen, settings.sink, settings.window)
-            self._evict(plan.layers[i], rows, layer, preset, settings)
+            keep = select.keep(scores, first[i], layer.pos, layer.n_seen, settings.sink, settings.window)
+            self._evict(plan.layers[i], keep, counts[i], layer, preset, settings)
 
-    def _evict(self, il: int, keep: list[NDArray[np.int32]], layer: LayerStats, preset: Preset, settings: Settings) -> None:
+    def _evict(
+        self, il: int, keep: list[NDArray[np.int32]], counts: NDArray[np.int32], layer: LayerStats, preset: Preset, settings: Settings,
+    ) -> None:
+        """keep: what stayed when the layer had been read, which a summary is made for; counts: how many of each head's in the end."""
         store, found = self._engine.store, []
         if isinstance(preset.merge, Summary) and layer.future and layer.n_new >= ENOUGH:
             asked, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
             found = preset.merge.of_layer(rows, asked, keep, layer.pos, layer.n_seen, settings.sink, settings.window)
-        store.evict(il, [head.keep for head in found] if found else keep)
+            keep = [head.keep for head in found]
+        store.evict(il, [kept[:n] for kept, n in zip(keep, counts)])
         write(store, il, found)
 
     def _read(self, presets: Sequence[Preset]) -> None:
