@@ -27,7 +27,7 @@ from edgekv.budget.profile import Profile  # noqa: E402
 from edgekv.methods import LayerStats, Preset  # noqa: E402
 from edgekv.methods.kvzap import KVzap, Surrogate  # noqa: E402
 from edgekv.stats import StageClock  # noqa: E402
-from edgekv.summary import Summary  # noqa: E402
+from edgekv.summary import Summary, look  # noqa: E402
 
 STAGES = ("score", "budget", "select", "merge")
 GROUP, D = 4, 128
@@ -64,7 +64,7 @@ def layer_of(options: argparse.Namespace, rng: np.random.Generator) -> LayerStat
     rows = rng.standard_normal((2, n, D), dtype=np.float32)
     asked = 0.1 * rng.standard_normal((GROUP * n_heads, D), dtype=np.float32), np.tile(0.01 * np.eye(D, dtype=np.float32), (GROUP * n_heads, 1, 1))
     return LayerStats(0, options.layers, n_heads, n, np.zeros(n_heads, np.int32), n, pos, foretell=lambda *_: (foretold[0], foretold[1]),
-                      rows=lambda _: (rows[0], rows[1]), future=lambda _: asked, **stats)
+                      rows=lambda _, some=slice(None): (rows[0][some], rows[1][some]), future=lambda _: asked, **stats)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -99,7 +99,8 @@ def one_run(preset: Preset, layer: LayerStats, plan: Plan) -> StageClock:
     with clock("merge"):
         if isinstance(preset.merge, Summary):
             assert layer.rows is not None and layer.future is not None
-            preset.merge.of_layer(layer.rows, layer.future(preset.merge.params.later), keep, layer.pos, layer.n_seen, plan.sink, plan.window)
+            losses = preset.merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
+            preset.merge.sum_up(losses, look(layer.rows, losses), layer.future(preset.merge.params.later))
     return clock
 
 

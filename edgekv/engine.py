@@ -21,14 +21,15 @@ from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.choose import choose
-from edgekv.errors import BadInput, Unsupported
+from edgekv.errors import BadInput
 from edgekv.footprint import Extent, Reading, reading
 from edgekv.machine import memory_free
 from edgekv.merge import D2O, Folding
 from edgekv.methods import LayerStats, Preset
 from edgekv.sizes import parse_size, size_text
 from edgekv.stats import StageClock
-from edgekv.summary import Asked, Summary, Summed
+from edgekv.summary import Asked, Summary
+from edgekv.summing import Summing, turned
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
@@ -92,10 +93,20 @@ class Engine:
         watch, plan = Watch(self.settings, tokens, self.tokenize), self._plan(len(tokens))
         if not tail:
             self._check_room(watch, plan)
-        with native.Prefill(self.ctx, tokens, watch.observers, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
+        with self._start_summary() as summing:
+            self._read(tokens, watch, plan, tail, summing)
+            with self.clock("merge"):
+                summing.end(self.store)
+        self._asked = summing.asked
+        self.ratio = plan.ratio
+        self._last = self.store.memory().n_past
+
+    def _read(self, tokens: Sequence[int], watch: Watch, plan: Plan, tail: bool, summing: Summing) -> None:
+        """Read the prompt and keep what `plan` leaves of it: the conversation is then what it left."""
+        with native.Prefill(
+            self.ctx, tokens, watch.observers, every=watch.every, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
             self.by_layer = p.by_layer
             spending, folding = self._start(plan, tail), self._start_merge()
-            summing = Summing(self, p, watch)
             self.clock, kept = StageClock(), np.zeros((0, self.store.n_head_kv), np.int32)
             for il in range(len(self.store.layers)):
                 p.run(il)
@@ -107,10 +118,6 @@ class Engine:
             if not tail:
                 self._spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             self.clock.ms["observe"] = p.score_ms
-        with self.clock("merge"):
-            summing.end()
-        self.ratio = plan.ratio
-        self._last = self.store.memory().n_past
 
     def _compress(
         self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, summing: Summing, before: NDArray[np.int32],
@@ -136,7 +143,7 @@ class Engine:
                 p.shrink(il, n)
         with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
-            keep = summing.sum_up(layer, keep)
+            keep = summing.sum_up(p, layer, keep, partial(watch.queries, p))
         with clock("evict"):
             p.keep(keep)  # last, when the others have made room
         return counts
@@ -252,6 +259,10 @@ class Engine:
         merge = self.settings.preset.merge
         return None if not isinstance(merge, D2O) else deepcopy(self._folding) if self._folding else merge.start()
 
+    def _start_summary(self) -> Summing:
+        merge = self.settings.preset.merge
+        return Summing(merge if isinstance(merge, Summary) else None, self._asked, self.settings.sink, self.settings.window, self.offloaded)
+
     def _start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
@@ -268,53 +279,8 @@ def _fold(folding: Folding | None, p: native.Prefill, il: int, n_rows: NDArray[n
         folding.fold(p, il, k, int(n_rows[k]), rows)
 
 
-ENOUGH = 256
-"""Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do."""
-
-
-class Summing:
-    """The summary rows of one prompt: made layer by layer, written when all layers are kept."""
-
-    def __init__(self, engine: Engine, p: native.Prefill, watch: Watch) -> None:
-        self._engine, self._p, self._watch = engine, p, watch
-        merge = engine.settings.preset.merge
-        self._merge = merge if isinstance(merge, Summary) else None
-        self._found: dict[int, list[Summed]] = {}
-        self._asked = dict(engine._asked)
-
-    def sum_up(self, layer: LayerStats, keep: list[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
-        """The rows to keep of the layer in work, in the order to be stored."""
-        if self._merge is None or all(len(kept) == n for kept, n in zip(keep, layer.n_old + layer.n_new, strict=True)):
-            return keep
-        try:
-            if layer.n_new >= ENOUGH:
-                self._asked[layer.il] = self._watch.queries(self._p)
-            if layer.il not in self._asked:
-                return keep
-            asked = turned(self._asked[layer.il], self._p.rotation(self._merge.params.later))
-        except Unsupported:  # positions that are no plain RoPE: rows are dropped, as without a summary
-            self._merge = None
-            return keep
-        assert layer.rows is not None
-        s = self._engine.settings
-        found = self._merge.of_layer(layer.rows, asked, keep, layer.pos, layer.n_seen, s.sink, s.window)
-        self._found[layer.il] = found
-        return [head.keep for head in found]
-
-    def end(self) -> None:
-        """The prompt is the conversation now: the rows become what was made. What a layer lost since then is not in it."""
-        self._engine._asked = self._asked
-        for il, found in self._found.items():
-            write(self._engine.store, il, found)
-
-
-def write(store: native.Store, il: int, found: list[Summed]) -> None:
-    """Put summary rows into a layer that keeps what they say, or the first rows of that."""
-    length = store.length(il)
-    for k, head in enumerate(found):
-        m = min(len(head.keys), int(length[k]) - head.first)
-        if m > 0:
-            store.write(il, k, np.arange(head.first, head.first + m, dtype=np.int32), head.keys[:m], head.values[:m])
+MANY = 2048
+"""Tokens whose queries a summary looks at where there are twice as many or more, evenly spaced."""
 
 
 class Watch:
@@ -336,8 +302,10 @@ class Watch:
         if self._sums:
             self.observers.append((0, n, ("mean",)))
         self._queries = observe.queries
+        self.every = [1] * len(self.observers)
         if self._queries:  # the first tokens of a text are like no others
             self.observers.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
+            self.every.append(1 if settings.preset.score.observe.queries else max(1, n // MANY))
 
     def extent(self, n_ubatch: int) -> Extent:
         """What goes through a layer."""
@@ -365,12 +333,6 @@ class Watch:
 def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """See `edgekv.methods.base.Future`."""
     return turned(p.queries(observer), p.rotation(n))
-
-
-def turned(asked: Asked, turn: NDArray[np.float32]) -> Asked:
-    """Queries before RoPE at the positions that `edgekv.native.Prefill.rotation` stands for."""
-    mean, cov = asked
-    return mean @ turn.T, turn @ cov @ turn.T
 
 
 def settings_from(

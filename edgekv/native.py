@@ -61,7 +61,7 @@ _lib = llama_cpp._lib
 
 
 class _Observer(Structure):
-    _fields_ = [("begin", c_int32), ("end", c_int32), ("stats", c_uint32)]
+    _fields_ = [("begin", c_int32), ("end", c_int32), ("stats", c_uint32), ("every", c_int32)]
 
 
 class _LayerInfo(Structure):
@@ -105,7 +105,7 @@ def _declare() -> None:
         ("evict", c_int, p, c_int32, _I32P, _I32P), ("write_rows", c_int, p, c_int32, c_int32, c_int32, _I32P, _F32P, _F32P), ("trim_capacity", c_int, p),
         ("prefill_begin", c_void_p, p, POINTER(_PrefillParams)), ("prefill_by_layer", c_bool, p), ("prefill_score_ms", c_double, p),
         ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
-        ("prefill_rows", c_int, p, c_int32, _F32P, _F32P),
+        ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_some_rows", c_int, p, c_int32, c_int32, _I32P, _F32P, _F32P),
         ("prefill_foretell", c_int, p, c_int32, _F32P, c_int32, c_bool, c_int32, c_int32, _F32P, _F32P), ("prefill_queries", c_int, p, c_int32, _F32P, _F32P),
         ("prefill_rotation", c_int, p, c_int32, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),
         ("prefill_shrink", c_int, p, c_int32, _I32P), ("prefill_end", c_int, p), ("prefill_free", None, p),
@@ -222,12 +222,12 @@ class Store:
         _check(_lib.edgekv_pos(self.ctx, il, head, _i32(out)))
         return out
 
-    def rows(self, il: int, head: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """K [rows, d_k] and V [rows, d_v] of one head as float32."""
+    def rows(self, il: int, head: int, some: NDArray[np.int32] | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K [rows, d_k] and V [rows, d_v] of one head as float32; or of `some` of its rows."""
         n, info = int(self.length(il)[head]), self.layers[il]
         k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
         _check(_lib.edgekv_rows_f32(self.ctx, il, head, _f32(k), _f32(v)))
-        return k, v
+        return (k, v) if some is None else (k[some], v[some])
 
     def row_bytes(self, il: int, head: int) -> tuple[bytes, bytes]:
         """K and V of one head as they are stored."""
@@ -271,13 +271,14 @@ class Prefill:
     """A prompt that is read layer by layer. Use as a context manager: leaving it without `end` forgets the prompt.
 
     tokens: the prompt; pieces: token lists, each read behind the prompt, seeing no other piece and never stored.
-    observers: (begin, end, names of STATS), tokens counted through the prompt and all pieces.
+    observers: (begin, end, names of STATS), tokens counted through the prompt and all pieces; every: `queries` looks at one of so many
+    tokens, for each of them.
     progress(done, total) is called between chunks; if it raises, reading stops and the exception comes out of `run`.
     """
 
     def __init__(
         self, ctx: Any, tokens: Iterable[int], observers: list[tuple[int, int, tuple[str, ...]]], *, pieces: Sequence[Sequence[int]] = (),
-        hidden: str = "f32", hidden_dir: str | None = None, progress: Callable[[int, int], None] | None = None,
+        every: Sequence[int] = (), hidden: str = "f32", hidden_dir: str | None = None, progress: Callable[[int, int], None] | None = None,
     ) -> None:
         tokens = list(tokens)
         self.n_tokens = len(tokens)
@@ -287,7 +288,7 @@ class Prefill:
         self._tokens = np.asarray(tokens + [t for piece in pieces for t in piece], np.int32)
         self._pieces = np.asarray([len(piece) for piece in pieces] or [0], np.int32)
         self._observers = (_Observer * max(len(observers), 1))(*(
-            _Observer(a, b, sum(STATS[s] for s in stats)) for a, b, stats in observers))
+            _Observer(a, b, sum(STATS[s] for s in stats), step) for (a, b, stats), step in zip(observers, every or [1] * len(observers), strict=True)))
         self._callback = _Progress(self._report)
         params = _PrefillParams(_i32(self._tokens), self.n_tokens, _i32(self._pieces), len(pieces), self._observers, len(observers), HIDDEN[hidden],
                                 hidden_dir.encode() if hidden_dir else None, self._callback, None)
@@ -358,11 +359,14 @@ class Prefill:
         _check(_lib.edgekv_prefill_stat(self._p, observer, STATS[name], _f32(out)))
         return out
 
-    def rows(self, head: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """K and V of one head of the layer in work, [n_old + n_tokens, d], float32."""
-        n, info = int(self.n_old()[head]) + self.n_tokens, self._store.layers[self.il]
+    def rows(self, head: int, some: NDArray[np.int32] | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of one head of the layer in work, [n_old + n_tokens, d], float32; or of `some` of its rows."""
+        n, info = int(self.n_old()[head]) + self.n_tokens if some is None else len(some), self._store.layers[self.il]
         k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
-        _check(_lib.edgekv_prefill_rows(self._p, head, _f32(k), _f32(v)))
+        if some is None:
+            _check(_lib.edgekv_prefill_rows(self._p, head, _f32(k), _f32(v)))
+        else:
+            _check(_lib.edgekv_prefill_some_rows(self._p, head, n, _i32(np.ascontiguousarray(some, np.int32)), _f32(k), _f32(v)))
         return k, v
 
     def foretell(self, head: int, weights: NDArray[np.float32], neighbours: bool, blocks: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

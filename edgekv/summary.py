@@ -65,21 +65,29 @@ class SummaryParams:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
 
 
-Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
+Rows = Callable[[int, NDArray[np.int32]], tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""KV head, row numbers [n] -> keys [n, d_k] and values [n, d_v], as stored."""
 Asked = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits are its products with them."""
-
-
 Row = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A key [d_k] and a value [d_v]."""
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
-    """What one head keeps, in the order to be stored: `keep` [n] row numbers, of which those from `first` on become `keys` [m, d_k] and
-    `values` [m, d_v], m being 0 or more."""
+class Loss:
+    """What one head loses: `lost` [n] row numbers. It keeps `keep`, in the order to be stored, of which up to n_places rows from `first` on are
+    to become the summary; they are among the lost ones. The least worth is the first of them."""
 
     keep: NDArray[np.int32]
+    first: int
+    n_places: int
+    lost: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """What stands in a head's rows from `first` on: keys [m, d_k] and values [m, d_v], m being 0 or more."""
+
     first: int
     keys: NDArray[np.float32]
     values: NDArray[np.float32]
@@ -94,57 +102,33 @@ class Summary:
     title: ClassVar[str] = "a few rows stand for all that are evicted"
     paper: ClassVar[str] = ""
 
-    def of_layer(
-        self, rows: Rows, asked: Asked, keep: list[NDArray[np.int32]], pos: NDArray[np.int32], n_seen: int, sink: int, window: int,
-    ) -> list[Summed]:
-        """The heads of a layer, of which `keep` stays. rows: see `edgekv.methods.LayerStats`; asked: the queries, turned to later positions;
-        the others as for `edgekv.select.keep`."""
-        mean, cov = asked
-        group, losses = len(mean) // len(keep), []
-        for k, kept in enumerate(keep):
-            loss = self._lost(int((pos[k] >= 0).sum()), kept, pos[k, kept], n_seen, sink, window)
-            losses.append((loss, look(*rows(k), loss.rows) if len(loss.places) else None))
+    def losses(self, keep: list[NDArray[np.int32]], pos: NDArray[np.int32], n_seen: int, sink: int, window: int) -> list[Loss]:
+        """Of the heads of a layer, of which `keep` stays as `edgekv.select.keep` orders it; the others as there."""
+        return [self._loss(int((pos[k] >= 0).sum()), kept, pos[k, kept], n_seen, sink, window) for k, kept in enumerate(keep)]
 
-        def summed(k: int) -> Summed:
-            loss, seen = losses[k]
-            if seen is None:
-                return loss.put([])
-            heads = slice(k * group, (k + 1) * group)
-            return loss.put(stand_for(seen, draw(mean[heads], cov[heads], self.params.draws), len(loss.places), self.params))
-
-        return each_head(summed, len(keep), pos.shape[1])
-
-    def _lost(self, n: int, keep: NDArray[np.int32], token: NDArray[np.int32], n_seen: int, sink: int, window: int) -> Loss:
-        """n: rows of the head; keep: those that stay, as `edgekv.select.keep` orders them, of the tokens `token`."""
+    def _loss(self, n: int, keep: NDArray[np.int32], token: NDArray[np.int32], n_seen: int, sink: int, window: int) -> Loss:
+        """n: rows of the head; keep: those that stay, of the tokens `token`."""
         n_rows = min(self.params.rows, len(keep) // MAX_SHARE) if len(keep) < n else 0
         n_safe = int(((token < sink) | (token >= n_seen - window)).sum())
         n_sink = int((token[:n_safe] < sink).sum())
-        places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[:n_rows]
-        lost = np.ones(n, bool)
-        lost[keep] = False
-        lost[places] = True
-        return Loss(keep, n_safe, places, lost)
+        places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[:n_rows]  # the least worth, then the window's oldest
+        stay = ~np.isin(keep, places)
+        first, rest = int(stay[:n_safe].sum()), keep[stay]
+        lost = np.setdiff1d(np.arange(n, dtype=np.int32), rest, assume_unique=True)
+        return Loss(np.concatenate([rest[:first], places, rest[first:]]).astype(np.int32), first, n_rows, lost)
 
+    def sum_up(self, losses: list[Loss], seen: list[Look | None], asked: Asked) -> list[Summed]:
+        """The summaries of a layer's heads. seen: see `look`; asked: the queries, turned to later positions."""
+        mean, cov = asked
+        group = len(mean) // len(losses)
 
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """What a head loses: `rows` bool [n], those of `keep` among them that give their `places` to the summary (the least worth first, then the
-    window's oldest). The first n_safe rows of `keep` are protected."""
+        def summed(k: int) -> Summed:
+            loss, rows, heads = losses[k], seen[k], slice(k * group, (k + 1) * group)
+            found = [] if rows is None else stand_for(rows, draw(mean[heads], cov[heads], self.params.draws), loss.n_places, self.params)
+            keys, values = (np.array(x, np.float32) for x in zip(*found, strict=True)) if found else np.zeros((2, 0, 0), np.float32)
+            return Summed(loss.first, keys, values)
 
-    keep: NDArray[np.int32]
-    n_safe: int
-    places: NDArray[np.int32]
-    rows: NDArray[np.bool_]
-
-    def put(self, found: list[Row]) -> Summed:
-        """Keys and values into the places, behind the protected rows."""
-        if not found:
-            return Summed(self.keep, 0, np.zeros((0, 0), np.float32), np.zeros((0, 0), np.float32))
-        places = self.places[: len(found)]  # a row whose place was not needed stays; that it is summed up too weighs little
-        stay = ~np.isin(self.keep, places)
-        first, rest = int(stay[: self.n_safe].sum()), self.keep[stay]
-        keys, values = (np.array(x, np.float32) for x in zip(*found, strict=True))
-        return Summed(np.concatenate([rest[:first], places, rest[first:]]).astype(np.int32), first, keys, values)
+        return each_head(summed, len(losses), max(len(loss.lost) for loss in losses))
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,14 +143,20 @@ class Look:
     each_kept: float
 
 
-def look(keys: NDArray[np.float32], values: NDArray[np.float32], lost: NDArray[np.bool_]) -> Look:
-    """Copies: the rows of a long prompt's other heads need not stay in memory."""
-    gone, kept = np.flatnonzero(lost), np.flatnonzero(~lost)
-    some, some_kept = _spaced(gone, LOST), _spaced(kept, KEPT)
-    return Look(keys[some], values[some], len(gone) / len(some), keys[some_kept], len(kept) / max(1, len(some_kept)))
+def look(rows: Rows, losses: list[Loss]) -> list[Look | None]:
+    """For each head; None where no summary is to be made. Rows of a long prompt that are not looked at are not fetched either."""
+    return [_look(rows, k, loss) if loss.n_places else None for k, loss in enumerate(losses)]
 
 
-def _spaced(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _look(rows: Rows, head: int, loss: Loss) -> Look:
+    kept = np.sort(np.concatenate([loss.keep[: loss.first], loss.keep[loss.first + loss.n_places :]]))
+    some, some_kept = _spaced(loss.lost, LOST), _spaced(kept, KEPT)
+    keys, values = rows(head, np.concatenate([some, some_kept]))
+    n = len(some)
+    return Look(keys[:n], values[:n], len(loss.lost) / n, keys[n:], len(kept) / max(1, len(some_kept)))
+
+
+def _spaced(rows: NDArray[np.int32], most: int) -> NDArray[np.int32]:
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(int)]
 
 

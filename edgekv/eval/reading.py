@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native, select, session
-from edgekv.engine import ENOUGH, Settings, Watch, write
+from edgekv.engine import Settings, Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.merge import D2O
 from edgekv.methods import LayerStats, Preset
 from edgekv.methods.base import Future
-from edgekv.summary import Summary
+from edgekv.summary import Summary, look
+from edgekv.summing import ENOUGH, write
 
 
 class Reading:
@@ -75,17 +76,18 @@ class Reading:
         store, found = self._engine.store, []
         if isinstance(preset.merge, Summary) and layer.future and layer.n_new >= ENOUGH:
             asked, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
-            found = preset.merge.of_layer(rows, asked, keep, layer.pos, layer.n_seen, settings.sink, settings.window)
-            keep = [head.keep for head in found]
+            losses = preset.merge.losses(keep, layer.pos, layer.n_seen, settings.sink, settings.window)
+            found = preset.merge.sum_up(losses, look(rows, losses), asked)
+            keep = [head.keep for head in losses]
         store.evict(il, [kept[:n] for kept, n in zip(keep, counts)])
         write(store, il, found)
 
     def _read(self, presets: Sequence[Preset]) -> None:
         watches = [Watch(replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize) for p in presets]
-        observers = [o for w in watches for o in w.observers]
+        observers, every = [o for w in watches for o in w.observers], [n for w in watches for n in w.every]
         pieces = next((w.pieces for w in watches if w.pieces), [])
         first = np.cumsum([0] + [len(w.observers) for w in watches])
-        with native.Prefill(self._llm._ctx.ctx, self._tokens, observers, pieces=pieces) as p:
+        with native.Prefill(self._llm._ctx.ctx, self._tokens, observers, every=every, pieces=pieces) as p:
             for il, info in enumerate(self._engine.store.layers):
                 p.run(il)
                 if info.n_swa:

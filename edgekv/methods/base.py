@@ -19,8 +19,8 @@ from edgekv.errors import BadInput
 from edgekv.merge import D2O
 from edgekv.summary import Summary
 
-Rows = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated)."""
+Rows = Callable[..., tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated); with row numbers [n] behind it, of these."""
 
 Foretell = Callable[[int, NDArray[np.float32], bool, tuple[int, int]], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """(KV head, weights, whether neighbours, blocks) -> float32 [n_rows_of_head] each, see `edgekv.native.Prefill.foretell`."""

@@ -84,6 +84,7 @@ LLAMA_API int          edgekv_trim_capacity(struct llama_context * ctx);
 struct edgekv_observer {
     int32_t  begin, end;               // tokens of the prompt (and of the pieces behind it) whose queries judge the keys
     uint32_t stats;                    // edgekv_stat, or-ed
+    int32_t  every;                    // EDGEKV_STAT_QUERIES looks at one of so many tokens of each ubatch; 0: at all, as 1
 };
 
 struct edgekv_prefill;
@@ -123,6 +124,8 @@ LLAMA_API int          edgekv_prefill_queries(const struct edgekv_prefill * p, i
 LLAMA_API int          edgekv_prefill_rotation(const struct edgekv_prefill * p, int32_t n_future, float * out);
 // K and V of the layer in work as f32, [old + n_tokens, d]; either may be null
 LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
+// the same of n of its rows, [n, d]; from a device only these travel
+LLAMA_API int          edgekv_prefill_some_rows(const struct edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, float * k, float * v);
 // what a linear map of the score kvzap (edgekv/methods/kvzap.py) says of each row of one head of the layer in work: out [old + n_tokens].
 // weights [d_v + d_k/2 + 4]; neighbours: RoPE turns values 2 i and 2 i + 1 of a key together, else i and i + d_k/2; turn_k, turn_v: K and V
 // are stored times a Walsh-Hadamard matrix of this size, block by block, 0: as they are. unlike: KeyDiff's score, -cosine of each key with

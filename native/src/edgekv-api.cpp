@@ -224,6 +224,10 @@ int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float
     return guard([&] { given(p).rows(head, k, v); });
 }
 
+int edgekv_prefill_some_rows(const edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, float * k, float * v) {
+    return guard([&] { given(p).some_rows(head, { n, rows }, k, v); });
+}
+
 int edgekv_prefill_foretell(const edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights, bool neighbours,
         int32_t turn_k, int32_t turn_v, float * out, float * unlike) {
     return guard([&] { given(p).foretell(head, { weights, neighbours, turn_k, turn_v }, n_weights, &given(out), &given(unlike)); });

@@ -141,6 +141,18 @@ void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix
     s.come_back(work);
 }
 
+void edgekv_device::fetch_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & rows, const std::vector<int32_t> & which, char * out) const {
+    const int32_t * index = which.data();
+    shipment s;
+    s.send(index, which.size());
+    s.receive(out, which.size()*rows.nb);
+    char * base = s.go(buft, work);
+    check(wait(base), "finish");
+    check(gather(rows.base, out, rows.nb, index, (int) which.size(), nullptr), "move rows");
+    check(wait(base), "move rows");
+    s.come_back(work);
+}
+
 void edgekv_device::foretell_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & keys, const edgekv_numbered & values, edgekv_map map,
         int n, float * out, float * unlike) const {
     shipment s;

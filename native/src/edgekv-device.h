@@ -38,6 +38,8 @@ struct edgekv_device {
     // the same without waiting for what was queued before or for the rows, for many of them: settle goes before and behind
     void queue_rows(const ggml_tensor * from, const int32_t * index, int64_t src, ggml_tensor * to, int64_t dst, int n) const;
     void settle(const ggml_tensor * t) const;
+    // the bytes of some rows, gathered there first: `rows.base` is an address on the device
+    void fetch_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & rows, const std::vector<int32_t> & which, char * out) const;
     // as on the CPU; only rows.k lies on the device. work: memory there, made larger when needed. throws std::runtime_error, std::bad_alloc
     void score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const;
     // of rows [0, n) of a head; both lie on the device, the map here

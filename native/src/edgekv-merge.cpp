@@ -51,10 +51,7 @@ edgekv_head_rows edgekv_prefill::rows_of(int il, int head) const {
         const auto & best = ranked[il][head];
         return { &f.t, f.first[head], f.len[head], best.empty() ? nullptr : best.data() };
     }
-    const auto & l = in_work();
-    if (head < 0 || head >= l.n_head_kv) throw invalid("no such head");
-    const auto & s = scratch_of(l);
-    return { &s.t, head*s.cap + s.n_old - l.len[head], (int32_t) (l.len[head] + n_tokens), nullptr };
+    return rows_read(head);
 }
 
 void edgekv_prefill::nearest(int il, int head, const edgekv_row_list & gone, const edgekv_row_list & kept, float * cosine, int32_t * nearest) const {

@@ -57,7 +57,13 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     for (int i = 0; i < params.n_observers; ++i) {
         const auto & o = params.observers[i];
         if (o.begin < 0 || o.end <= o.begin || o.end > n_all) throw edgekv_error { EDGEKV_INVALID, "an observer lies outside the prompt" };
+        if (o.every < 0) throw edgekv_error { EDGEKV_INVALID, "an observer cannot look at one of " + std::to_string(o.every) + " tokens" };
         p->observers.push_back(o);
+        p->observers.back().every = std::max(o.every, 1);
+        if (o.stats & EDGEKV_STAT_QUERIES) {
+            const int64_t step = p->observers.back().every;
+            p->query_step = !p->wants_queries || p->query_step == step ? step : 1;
+        }
         p->wants_queries = p->wants_queries || (o.stats & EDGEKV_STAT_QUERIES);
         p->wants_columns = p->wants_columns || (o.stats & ~EDGEKV_STAT_QUERIES);
     }

@@ -124,6 +124,7 @@ struct edgekv_prefill {
     void end();
     void stat(int observer, edgekv_stat which, float * out) const;
     void rows(int head, float * k, float * v) const;
+    void some_rows(int head, const edgekv_row_list & which, float * k, float * v) const;
     void foretell(int head, const edgekv_map & map, int n_weights, float * out, float * unlike) const;
     void queries(int observer, float * mean, float * cov) const;
     void rotation(int n_future, float * out) const;
@@ -168,10 +169,11 @@ private:
     void observe(const edgekv_chunk & c, int il);
     void score(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, edgekv_tally & tally, uint32_t stats);
     const std::vector<double> & mean_turn(const edgekv_layer & l, int n_future) const;
-    void tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally);
+    void tally_queries(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, int64_t every, edgekv_tally & tally);
     int64_t rotation_size() const { return (int64_t) std::lround(std::sqrt((double) key_rotation.size())); }
     void note_peak();
     edgekv_layer & finished(int il, int head) const; // a layer that was kept, and a head of it; throws edgekv_error
+    edgekv_head_rows rows_read(int head) const; // of the layer in work, all of them; throws edgekv_error
     edgekv_head_rows rows_of(int il, int head) const; // before they are evicted; throws edgekv_error
     const edgekv_layer & in_work() const;  // the layer that was read last, while its rows are there; throws edgekv_error
     std::pair<int64_t, int64_t> observed(int64_t first, int64_t n) const; // tokens of [first, first + n) that any observer wants
@@ -194,6 +196,7 @@ private:
     std::vector<edgekv_score_params> score_params; // [n_layer]
     std::vector<edgekv_query_path> query_paths;    // [n_layer]
     bool wants_queries = false, wants_columns = false; // of any observer
+    int64_t query_step = 0; // one of so many tokens of a chunk has its query captured before RoPE: as `every` of all that want them, or 1
     std::vector<float> key_rotation;       // of quantised caches, square
     mutable edgekv_matrix device_work;     // on a device with kernels of ours
     mutable edgekv_turn turn;              // the last one: most models turn all layers alike

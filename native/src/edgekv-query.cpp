@@ -41,30 +41,38 @@ static edgekv_query_path trace(ggml_tensor * q) {
     return path;
 }
 
+static int64_t next_multiple(int64_t x, int64_t of) { return (x + of - 1)/of*of; }
+
 ggml_tensor * edgekv_prefill::capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) {
     const auto [a, b] = building->observed;
     if (!wants_queries || a == b || l.n_swa) return nullptr;
     auto & path = query_paths[l.il] = trace(q);
     if (!path.rope) return nullptr;
+    const int64_t first = next_multiple(a, query_step), n = next_multiple(b, query_step)/query_step - first/query_step;
+    if (n == 0) return nullptr;
     ggml_tensor * x = path.raw, * to = scratch_of(l).raw_queries.t;
-    ggml_tensor * src = ggml_view_3d(g.ctx0, x, x->ne[0], x->ne[1], b - a, x->nb[1], x->nb[2], a*x->nb[2]);
-    ggml_tensor * dst = ggml_view_3d(g.ctx0, to, x->ne[0], x->ne[1], b - a, x->ne[0]*sizeof(float), to->nb[1], 0);
+    ggml_tensor * src = ggml_view_3d(g.ctx0, x, x->ne[0], x->ne[1], n, x->nb[1], query_step*x->nb[2], first*x->nb[2]);
+    ggml_tensor * dst = ggml_view_3d(g.ctx0, to, x->ne[0], x->ne[1], n, x->ne[0]*sizeof(float), to->nb[1], 0);
     return ggml_cpy(g.ctx0, src, dst);
 }
 
-// captured queries [q0, q1) join the running mean and the running sum of products (Chan's formula, so that large means lose nothing)
-void edgekv_prefill::tally_queries(const edgekv_layer & l, int64_t q0, int64_t q1, edgekv_tally & tally) {
+// queries of tokens [begin, end) of chunk c join the running mean and the running sum of products (Chan's formula, so that large means lose
+// nothing)
+void edgekv_prefill::tally_queries(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, int64_t every, edgekv_tally & tally) {
     if (!query_paths[l.il].rope) return;
-    const int64_t d = l.d_k, H = l.n_head, n = q1 - q0, w = d*H;
-    const float * x = (const float *) scratch_of(l).raw_queries.t->data + q0*w;
+    const int64_t first = next_multiple(begin - c.first, every), n = next_multiple(end - c.first, every)/every - first/every;
+    if (n == 0) return;
+    const int64_t captured = next_multiple(observed(c.first, c.n_tokens).first - c.first, query_step); // the first token that was
+    const int64_t d = l.d_k, H = l.n_head, w = d*H, step = every/query_step*w;
+    const float * x = (const float *) scratch_of(l).raw_queries.t->data + (first - captured)/query_step*w;
     std::vector<float> mean(w, 0.0f);
-    for (int64_t t = 0; t < n; ++t) for (int64_t i = 0; i < w; ++i) mean[i] += x[t*w + i];
+    for (int64_t t = 0; t < n; ++t) for (int64_t i = 0; i < w; ++i) mean[i] += x[t*step + i];
     for (float & m : mean) m /= (float) n;
     if (tally.q_mean.empty()) {
         tally.q_mean.assign(w, 0.0f);
         tally.q_m2.assign(w*d, 0.0f);
     }
-    const float na = (float) tally.q_seen, nb = (float) n, c = na*nb/(na + nb);
+    const float na = (float) tally.q_seen, nb = (float) n, both = na*nb/(na + nb);
     std::vector<float> delta(w);
     for (int64_t i = 0; i < w; ++i) {
         delta[i] = mean[i] - tally.q_mean[i];
@@ -73,11 +81,17 @@ void edgekv_prefill::tally_queries(const edgekv_layer & l, int64_t q0, int64_t q
     ggml_tensor * centred = nullptr;
     edgekv_compute(ctx->backend_cpu,
         [&](ggml_context * c0) { centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H); return ggml_mul_mat(c0, centred, centred); },
-        [&] { auto * y = (float *) centred->data; for (int64_t i = 0; i < w; ++i) for (int64_t t = 0; t < n; ++t) *y++ = x[t*w + i] - mean[i]; },
+        [&] {
+            auto * y = (float *) centred->data;
+            const int64_t near = 16; // values of a query that lie in one cache line
+            for (int64_t i0 = 0; i0 < w; i0 += near) for (int64_t t = 0; t < n; ++t) {
+                for (int64_t i = i0; i < std::min(i0 + near, w); ++i) y[i*n + t] = x[t*step + i] - mean[i];
+            }
+        },
         [&](const ggml_tensor * out) {
             const auto * products = (const float *) out->data;
             for (int64_t h = 0; h < H; ++h) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j, ++products) {
-                tally.q_m2[(h*d + i)*d + j] += *products + delta[h*d + i]*delta[h*d + j]*c;
+                tally.q_m2[(h*d + i)*d + j] += *products + delta[h*d + i]*delta[h*d + j]*both;
             }
         });
     tally.q_seen += n;

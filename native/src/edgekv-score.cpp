@@ -46,12 +46,11 @@ void edgekv_prefill::observe(const edgekv_chunk & c, int il) {
     const auto & l = *store->layers[il];
     if (l.n_swa) return;
     const int64_t t0 = ggml_time_us();
-    const int64_t first = observed(c.first, c.n_tokens).first; // of the captured queries
     for (size_t i = 0; i < observers.size(); ++i) {
         const int64_t a = std::max<int64_t>(observers[i].begin, c.first), b = std::min<int64_t>(observers[i].end, c.first + c.n_tokens);
         if (a >= b) continue;
         auto & tally = tallies[by_layer ? 0 : il][i];
-        if (observers[i].stats & EDGEKV_STAT_QUERIES)  tally_queries(l, a - first, b - first, tally);
+        if (observers[i].stats & EDGEKV_STAT_QUERIES)  tally_queries(l, c, a, b, observers[i].every, tally);
         if (observers[i].stats & ~EDGEKV_STAT_QUERIES) score(l, c, a, b, tally, observers[i].stats);
     }
     score_ms += (ggml_time_us() - t0)/1000.0;
@@ -133,16 +132,3 @@ void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {
     }
 }
 
-void edgekv_prefill::rows(int head, float * k, float * v) const {
-    const auto & l = in_work();
-    if (head < 0 || head >= l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
-    const auto & s = scratch_of(l);
-    const int64_t from = head*s.cap + s.n_old - l.len[head], n = l.len[head] + n_tokens;
-    auto read = [&](const ggml_tensor * t, int d, float * out) {
-        std::vector<char> host(n*t->nb[1]);
-        ggml_backend_tensor_get(t, host.data(), from*t->nb[1], host.size());
-        edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, (int) n, d, out);
-    };
-    if (k) read(s.t.k, l.d_k, k);
-    if (v) read(s.t.v, l.d_v, v);
-}

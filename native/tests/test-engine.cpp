@@ -99,7 +99,7 @@ struct prompt {
     prompt(std::vector<llama_token> t, int n_probe = 0) : tokens(std::move(t)) {
         if (n_probe) pieces.push_back(n_probe);
         params.n_tokens = (int32_t) tokens.size() - n_probe;
-        observers = { { std::max(0, params.n_tokens - 16), (int32_t) tokens.size(), EDGEKV_STAT_MEAN | EDGEKV_STAT_VAR | EDGEKV_STAT_MAX | EDGEKV_STAT_ENTROPY }, { 0, params.n_tokens, EDGEKV_STAT_MEAN } };
+        observers = { { std::max(0, params.n_tokens - 16), (int32_t) tokens.size(), EDGEKV_STAT_MEAN | EDGEKV_STAT_VAR | EDGEKV_STAT_MAX | EDGEKV_STAT_ENTROPY, 0 }, { 0, params.n_tokens, EDGEKV_STAT_MEAN | EDGEKV_STAT_QUERIES, 3 } };
     }
     edgekv_prefill_params * get() {
         params.tokens = tokens.data();
@@ -183,6 +183,21 @@ void wrong_merges(edgekv_prefill * p, int il, int n_head_kv, int n_rows) {
 }
 
 // one layer of a prompt: run, look, keep a random share, look at what was kept
+// some rows of head 0 are those of all, and what is not there is not read
+void check_rows(edgekv_prefill * p, const edgekv_layer_info & l, int32_t n) {
+    std::vector<float> k((size_t) n*l.d_k), some((size_t) 3*l.d_k);
+    const int32_t rows[] = { n - 1, 0, n - 1 }, far[] = { 0, n, 0 }, before[] = { -1, 0, 0 };
+    check(edgekv_prefill_rows(p, 0, k.data(), nullptr) == 0 && edgekv_prefill_some_rows(p, 0, 3, rows, some.data(), nullptr) == 0, "%s", edgekv_last_error());
+    for (int i = 0; i < 3; ++i) check(memcmp(&some[(size_t) i*l.d_k], &k[(size_t) rows[i]*l.d_k], l.d_k*sizeof(float)) == 0, "row %d is another one", rows[i]);
+    check(edgekv_prefill_some_rows(p, 0, 0, nullptr, some.data(), some.data()) == 0 && edgekv_prefill_some_rows(p, 0, 3, rows, nullptr, nullptr) == 0, "nothing could not be read");
+    for (const int32_t * wrong : { far, before, (const int32_t *) nullptr }) {
+        check(edgekv_prefill_some_rows(p, 0, 3, wrong, some.data(), nullptr) == EDGEKV_INVALID, "a row that is not there was read");
+    }
+    check(edgekv_prefill_some_rows(p, 0, -1, rows, some.data(), nullptr) == EDGEKV_INVALID, "-1 rows were read");
+    check(edgekv_prefill_some_rows(p, -1, 3, rows, some.data(), nullptr) == EDGEKV_INVALID && edgekv_prefill_some_rows(p, l.n_head_kv, 3, rows, some.data(), nullptr) == EDGEKV_INVALID,
+          "a head that is not there was read");
+}
+
 void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, random_source & rnd, double share, std::vector<row_lists> & kept) {
     check(edgekv_prefill_run(p, il) == 0, "layer %d: %s", il, edgekv_last_error());
     check(edgekv_prefill_run(p, il) == EDGEKV_INVALID, "a layer was read twice");
@@ -192,6 +207,7 @@ void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, rando
     kept.push_back(choose(rnd, n_rows, share));
     if (c.layers[il].n_swa) return;
     check_stats(c, p, il, x);
+    check_rows(p, c.layers[il], n_rows[0]);
     row_lists bad = kept[il];
     bad[0][0] = n_rows[0];
     check(keep(p, bad) == EDGEKV_INVALID, "a row that is not there was kept");
@@ -224,7 +240,7 @@ bool read_prompt(context & c, prompt & x, random_source & rnd, double share, std
     std::vector<float> big((size_t) N_CTX*1024);
     check(edgekv_prefill_end(p) < 0, "a prompt was ended twice");
     check(edgekv_prefill_run(p, c.n_layer) < 0 && keep(p, kept.back()) < 0 && edgekv_prefill_shrink(p, 0, none.data()) < 0 && edgekv_prefill_merge(p, 0, 0, &nothing) < 0 && edgekv_prefill_nearest(p, 0, 0, 1, none.data(), 1, none.data(), big.data(), none.data()) < 0, "an ended prompt was changed");
-    check(edgekv_prefill_rows(p, 0, big.data(), nullptr) < 0 && edgekv_prefill_stat(p, 0, EDGEKV_STAT_MEAN, big.data()) < 0, "an ended prompt was read");
+    check(edgekv_prefill_rows(p, 0, big.data(), nullptr) < 0 && edgekv_prefill_some_rows(p, 0, 1, none.data(), big.data(), nullptr) < 0 && edgekv_prefill_stat(p, 0, EDGEKV_STAT_MEAN, big.data()) < 0, "an ended prompt was read");
     check(c.state() == after, "calls behind the end changed the store");
     edgekv_prefill_free(p);
     check(c.state() == after, "freeing an ended prompt changed the store");
@@ -288,7 +304,7 @@ void wrong_contexts(llama_context * other) {
     check(edgekv_why_unsupported(nullptr) != nullptr, "no model is supported");
     check(!edgekv_prefill_by_layer(nullptr) && edgekv_prefill_score_ms(nullptr) == 0, "a prompt out of nothing");
     check(edgekv_prefill_run(nullptr, 0) < 0 && edgekv_prefill_old(nullptr, 0, x) < 0 && edgekv_prefill_stat(nullptr, 0, EDGEKV_STAT_MEAN, f) < 0 &&
-          edgekv_prefill_rows(nullptr, 0, f, f) < 0 && edgekv_prefill_keep(nullptr, x, x) < 0 && edgekv_prefill_shrink(nullptr, 0, x) < 0 && edgekv_prefill_end(nullptr) < 0 &&
+          edgekv_prefill_rows(nullptr, 0, f, f) < 0 && edgekv_prefill_some_rows(nullptr, 0, 1, x, f, f) < 0 && edgekv_prefill_keep(nullptr, x, x) < 0 && edgekv_prefill_shrink(nullptr, 0, x) < 0 && edgekv_prefill_end(nullptr) < 0 &&
           edgekv_prefill_merge(nullptr, 0, 0, &nothing) < 0 && edgekv_prefill_nearest(nullptr, 0, 0, 1, x, 1, x, f, x) < 0, "no prompt was read");
     edgekv_prefill_free(nullptr);
 }
@@ -367,6 +383,7 @@ void wrong_prompts(context & c, bool by_layer) {
     refused("observers from nowhere", [](prompt &, edgekv_prefill_params & p) { p.observers = nullptr; });
     refused("an observer too far", [](prompt & x, edgekv_prefill_params &) { x.observers[0].end = 7; });
     refused("an observer of nothing", [](prompt & x, edgekv_prefill_params &) { x.observers[0].end = x.observers[0].begin; });
+    refused("an observer of less than every token", [](prompt & x, edgekv_prefill_params &) { x.observers[1].every = -1; });
     refused("an observer before",  [](prompt & x, edgekv_prefill_params &) { x.observers[0].begin = -1; });
     refused("hidden mode 3",       [](prompt &, edgekv_prefill_params & p) { p.hidden = (edgekv_hidden_mode) 3; });
     if (by_layer) refused("a folder that is not there", [](prompt &, edgekv_prefill_params & p) { p.hidden = EDGEKV_HIDDEN_DISK; p.dir = "/no/such/folder"; });

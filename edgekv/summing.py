@@ -1,0 +1,89 @@
+"""The summaries of a prompt's layers, from the layer in work to the store; `edgekv.summary` says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv import native
+from edgekv.errors import Unsupported
+from edgekv.methods import LayerStats
+from edgekv.summary import Asked, Summary, Summed, look
+
+ENOUGH = 256
+"""Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do."""
+
+
+class Summing:
+    """The summary rows of one prompt: made layer by layer, written when all layers are kept.
+
+    Where the rows lie on a device, a layer's summary is made by a thread while the device reads the next layer; the processor's own cores
+    have no time to spare while they read. A context manager: leaving it waits for that thread.
+    """
+
+    def __init__(self, merge: Summary | None, asked: Mapping[int, Asked], sink: int, window: int, aside: bool) -> None:
+        """asked: by layer, queries of an earlier prompt before RoPE; aside: the rows lie on a device."""
+        self._merge, self._sink, self._window = merge, sink, window
+        self.asked = dict(asked)
+        self._found: dict[int, list[Summed] | Future[list[Summed]]] = {}
+        self._aside = ThreadPoolExecutor(1, "edgekv-summary") if merge and aside else None
+
+    def __enter__(self) -> Summing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._aside:
+            self._aside.shutdown(cancel_futures=True)
+
+    def sum_up(
+        self, p: native.Prefill, layer: LayerStats, keep: list[NDArray[np.int32]], queries: Callable[[], Asked],
+    ) -> list[NDArray[np.int32]]:
+        """The rows to keep of the layer in work, in the order to be stored. queries: those of the prompt, before RoPE."""
+        if self._merge is None or all(len(kept) == n for kept, n in zip(keep, layer.n_old + layer.n_new, strict=True)):
+            return keep
+        try:
+            if layer.n_new >= ENOUGH:
+                self.asked[layer.il] = queries()
+            if layer.il not in self.asked:
+                return keep
+            asked = turned(self.asked[layer.il], p.rotation(self._merge.params.later))
+        except Unsupported:  # positions that are no plain RoPE: rows are dropped, as without a summary
+            self._merge = None
+            return keep
+        assert layer.rows is not None
+        losses = self._merge.losses(keep, layer.pos, layer.n_seen, self._sink, self._window)
+        self._wait()  # so that rows of one layer at most wait for the thread
+        make = partial(self._merge.sum_up, losses, look(layer.rows, losses), asked)
+        self._found[layer.il] = self._aside.submit(make) if self._aside else make()
+        return [head.keep for head in losses]
+
+    def _wait(self) -> None:
+        for il, found in self._found.items():
+            if isinstance(found, Future):
+                self._found[il] = found.result()
+
+    def end(self, store: native.Store) -> None:
+        """The prompt is the conversation now: the rows become what was made. What a layer lost since then is not in it."""
+        self._wait()
+        for il, found in self._found.items():
+            assert not isinstance(found, Future)
+            write(store, il, found)
+
+
+def write(store: native.Store, il: int, found: list[Summed]) -> None:
+    """Put summary rows into a layer that keeps what they say, or the first rows of that."""
+    length = store.length(il)
+    for k, head in enumerate(found):
+        m = min(len(head.keys), int(length[k]) - head.first)
+        if m > 0:
+            store.write(il, k, np.arange(head.first, head.first + m, dtype=np.int32), head.keys[:m], head.values[:m])
+
+
+def turned(asked: Asked, turn: NDArray[np.float32]) -> Asked:
+    """Queries before RoPE at the positions that `edgekv.native.Prefill.rotation` stands for."""
+    mean, cov = asked
+    return mean @ turn.T, turn @ cov @ turn.T

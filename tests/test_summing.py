@@ -1,0 +1,109 @@
+"""What a summary needs of the layer in work, and when it is made."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edgekv import engine
+from edgekv.errors import BadInput
+from edgekv.native import Prefill
+from edgekv.summary import Summary
+from tests.engine import feed, load
+
+METHOD = "score=keydiff,budget=uniform,merge=summary,worst=5"
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("old", [0, 200])
+def test_some_rows_are_those_of_all(tiny, text, kind, old):
+    llm = load(tiny("llama-gqa"), kind, kv_ratio=0.5)
+    if old:
+        llm.eval(list(text(old)))
+    some = np.array([7, 0, 299, 7, 150], np.int32)
+    with Prefill(llm._ctx.ctx, text(300, seed=1), []) as p:
+        p.run(0)
+        for head in range(2):
+            for rows, chosen in zip(p.rows(head), p.rows(head, some), strict=True):
+                assert len(rows) == len(llm._kv.store.positions(0, head)) + 300
+                assert np.array_equal(chosen, rows[some])
+        assert all(len(x) == 0 for x in p.rows(0, some[:0]))
+        for wrong in ([-1], [old + 300]):
+            with pytest.raises(BadInput, match="does not exist"):
+                p.rows(0, np.array(wrong))
+        with pytest.raises(BadInput, match="no such head"):
+            p.rows(2, some)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 300), (5, 300), (130, 290)])
+def test_one_of_so_many_queries_is_looked_at(tiny, text, begin, end):
+    """Against the queries of single tokens; alone, beside an observer of all queries, and beside one of columns."""
+    llm, tokens, every, n_ubatch = load(tiny("llama-gqa"), kv_ratio=0.5, n_ubatch=128), text(300), 3, 128
+
+    def queries(observers, steps):
+        with Prefill(llm._ctx.ctx, tokens, observers, every=steps) as p:
+            p.run(0)
+            return [p.queries(i) if "queries" in names else None for i, (*_, names) in enumerate(observers)]
+
+    single = np.stack([mean for mean, _ in queries([(t, t + 1, ("queries",)) for t in range(300)], [])])
+    asked = single[[t for t in range(begin, end) if t % n_ubatch % every == 0]]
+    centred = asked - asked.mean(axis=0)
+    cov = np.einsum("thi,thj->hij", centred, centred) / len(asked)
+    one = (begin, end, ("queries",))
+    for observers, steps in (([one], [every]), ([one, (0, 300, ("queries",))], [every, 1]), ([one, (290, 300, ("mean",))], [every, 1]),
+                             ([one, (100, 220, ("queries", "mean"))], [every, every])):
+        found_mean, found_cov = queries(observers, steps)[0]
+        np.testing.assert_allclose(found_mean, asked.mean(axis=0), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found_cov, cov, rtol=1e-3, atol=1e-4 * np.abs(cov).max())
+    with pytest.raises(BadInput, match="one of -1 tokens"):
+        queries([one], [-1])
+
+
+@pytest.mark.parametrize(("score", "n", "every"), [("keydiff", 499, 1), ("keydiff", 500, 2), ("keydiff", 1300, 5), ("expected", 1300, 1)])
+def test_a_long_prompts_summary_looks_at_some_of_its_queries(tiny, text, monkeypatch, score, n, every):
+    """A score that is a paper's looks at all."""
+    monkeypatch.setattr(engine, "MANY", 250)
+    llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=METHOD.replace("keydiff", score))
+    assert engine.Watch(llm._kv.settings, text(n), None).every[-1] == every
+    llm.eval(list(text(n)))
+    assert np.isfinite(feed(llm, text(4, seed=1))).all()
+
+
+@pytest.mark.parametrize("budget", ["uniform", "pooled"])
+def test_a_summary_made_aside_is_the_same(tiny, text, monkeypatch, budget):
+    threads = []
+    plain = Summary.sum_up
+    monkeypatch.setattr(Summary, "sum_up", lambda *args: threads.append(threading.current_thread().name) or plain(*args))
+    stored = []
+    for aside in (False, True):
+        llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD.replace("uniform", budget).replace("keydiff", "snapkv"))
+        llm._kv.offloaded = aside
+        llm.eval(list(text(500)))
+        store = llm._kv.store
+        stored.append([store.row_bytes(il, k) for il, info in enumerate(store.layers) for k in range(info.n_head_kv)])
+    assert stored[0] == stored[1]
+    half = len(threads) // 2
+    assert half and set(threads[:half]) == {"MainThread"} and all(name.startswith("edgekv-summary") for name in threads[half:])
+    assert not any(thread.name.startswith("edgekv-summary") for thread in threading.enumerate())
+
+
+def test_what_fails_aside_fails_the_prompt_and_changes_nothing(tiny, text, monkeypatch):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD)
+    llm._kv.offloaded = True
+
+    def fail(*_):
+        time.sleep(0.01)
+        raise MemoryError("aside")
+
+    monkeypatch.setattr(Summary, "sum_up", fail)
+    with pytest.raises(MemoryError, match="aside"):
+        llm.eval(list(text(500)))
+    assert llm._kv.store.memory().n_past == 0 and llm._kv._asked == {}
+    assert not any(thread.name.startswith("edgekv-summary") for thread in threading.enumerate())
+    monkeypatch.undo()
+    llm.reset()
+    llm.eval(list(text(500)))
+    assert llm._kv.kept().max() <= 150
