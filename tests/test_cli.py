@@ -409,6 +409,9 @@ def test_methods_lists_every_preset():
     assert all(r["name"] in plain and r["title"] in plain for r in records)
     assert "The default is auto" in plain
     assert next(r for r in records if r["name"] == "snapkv")["params"] == {"kernel": 7}
+    assert "evicted rows are folded into the kept ones they resemble [D2O" in plain
+    assert {r["merge"] for r in records} == {"none", "d2o", "summary"} == set(methods.MERGES)
+    assert next(r for r in records if r["name"] == "edgekv")["merge_params"]["rows"] == 16
 
 
 def test_tables_line_up():

@@ -45,6 +45,8 @@ def describe(preset: Preset) -> dict[str, Any]:
         "paper": preset.paper,
         "budget_title": budget.title if budget else "",
         "budget_paper": budget.paper if budget else "",
+        "merge_title": preset.merge.title if preset.merge else "",
+        "merge_paper": preset.merge.paper if preset.merge else "",
     }
 
 
@@ -61,12 +63,14 @@ def observes(preset: Preset) -> str:
 
 
 def as_text(records: list[dict[str, Any]]) -> str:
-    """A table of presets and one of budgets."""
-    presets = [(r["name"], r["score"], r["budget"] or "-", r["observes"], settings({**r["params"], **r["merge_params"]}),
-                what(r["title"], r["paper"])) for r in records]
+    """A table of presets, one of budgets, and one of merges."""
+    presets = [(r["name"], r["score"], r["budget"] or "-", r["merge"], r["observes"], settings(r["params"]), what(r["title"], r["paper"]))
+               for r in records]
     budgets = {r["budget"]: (r["budget"], settings(r["budget_params"]), what(r["budget_title"], r["budget_paper"])) for r in records if r["budget"]}
-    return "\n".join([table(presets, ("name", "score", "budget", "observes", "parameters", "what stays")), "",
-                      table(budgets.values(), ("budget", "parameters", "how many rows each head keeps")), HELP])
+    merges = {r["merge"]: (r["merge"], settings(r["merge_params"]), what(r["merge_title"], r["merge_paper"])) for r in records if r["merge_title"]}
+    return "\n".join([table(presets, ("name", "score", "budget", "merge", "observes", "parameters", "what stays")), "",
+                      table(budgets.values(), ("budget", "parameters", "how many rows each head keeps")), "",
+                      table(merges.values(), ("merge", "parameters", "what becomes of the others")), HELP])
 
 
 def settings(values: dict[str, Any]) -> str:
