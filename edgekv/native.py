@@ -26,7 +26,7 @@ from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 if TYPE_CHECKING:
     from edgekv.merge import Plan
 
-ABI = 5
+ABI = 6
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
