@@ -53,6 +53,7 @@ class Llama(llama_cpp.Llama):
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._kv: Engine | None = None
         self._kv_prefill_ms = 0.0
+        self._kv_stage_ms: dict[str, float] = {}  # of that, what compressing took; empty if nothing was compressed
         self._kv_note = ""
         self._kv_cancel = threading.Event()
         self.kv_progress = kv_progress
@@ -97,13 +98,14 @@ class Llama(llama_cpp.Llama):
         if not tokens:
             return
         self._kv_cancel.clear()
-        begin = time.perf_counter()
+        begin, clock = time.perf_counter(), self._kv and self._kv.clock
         if self._kv is None:
             self._kv_eval_whole(tokens)
         else:
             self._kv_eval(self._kv, tokens)
         if len(tokens) > 1:
             self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
+            self._kv_stage_ms = self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}  # a short turn may be appended as it is
 
     def _kv_eval_whole(self, tokens: list[int]) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
@@ -207,7 +209,7 @@ class Llama(llama_cpp.Llama):
         return KVStats(
             method=s.preset.name, ratio=s.ratio if s.memory is None else kv.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
             n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms,
-            compress_ms=sum(kv.clock.ms.values()), stage_ms=kv.clock.ms, mode="layers" if kv.by_layer else "full then compress",
+            compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
             n_bytes_limit=s.memory, note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
     def kv_save(self, path: str) -> None:

@@ -121,6 +121,18 @@ def test_what_compressing_took_is_told_by_stage(tiny, text):
     assert stats.compress_ms == pytest.approx(sum(stats.stage_ms.values())) and stats.compress_ms < stats.prefill_ms
 
 
+def test_what_compressing_took_is_that_of_the_last_prompt(tiny, text):
+    """Not of an earlier one when a short turn is appended as it is, nor of the tail while the model writes."""
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_tail=64)
+    llm.eval(list(text(300)))
+    first = dict(llm.kv_stats().stage_ms)
+    feed(llm, text(100, seed=1))
+    assert llm._kv.store.memory().boundary > 300, "the tail was compressed"
+    assert dict(llm.kv_stats().stage_ms) == first
+    llm.eval(list(text(5, seed=2)))
+    assert llm.kv_stats().compress_ms == 0 and llm.kv_stats().stage_ms == {}
+
+
 # ---- scores
 
 
