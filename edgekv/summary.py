@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-from edgekv.parallel import each_head
+from edgekv.parallel import each_head, one_thread_for_products
 
 MAX_SHARE = 4
 """A head's summary takes one of this many of its rows, at most."""
@@ -128,7 +128,8 @@ class Summary:
             keys, values = (np.array(x, np.float32) for x in zip(*found, strict=True)) if found else np.zeros((2, 0, 0), np.float32)
             return Summed(loss.first, keys, values)
 
-        return each_head(summed, len(losses), max(len(loss.lost) for loss in losses))
+        with one_thread_for_products():
+            return each_head(summed, len(losses), max(len(loss.lost) for loss in losses))
 
 
 @dataclass(frozen=True, eq=False)

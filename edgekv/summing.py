@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.errors import Unsupported
 from edgekv.methods import LayerStats
+from edgekv.parallel import one_thread_for_products
 from edgekv.summary import Asked, Summary, Summed, look
 
 ENOUGH = 256
@@ -86,4 +87,5 @@ def write(store: native.Store, il: int, found: list[Summed]) -> None:
 def turned(asked: Asked, turn: NDArray[np.float32]) -> Asked:
     """Queries before RoPE at the positions that `edgekv.native.Prefill.rotation` stands for."""
     mean, cov = asked
-    return mean @ turn.T, turn @ cov @ turn.T
+    with one_thread_for_products():
+        return mean @ turn.T, turn @ cov @ turn.T

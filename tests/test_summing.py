@@ -7,11 +7,12 @@ import time
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from edgekv import engine
+from edgekv import engine, summary
 from edgekv.errors import BadInput
 from edgekv.native import Prefill
-from edgekv.summary import Summary
+from edgekv.summary import Summary, stand_for
 from tests.engine import feed, load
 
 METHOD = "score=keydiff,budget=uniform,merge=summary,worst=5"
@@ -107,3 +108,25 @@ def test_what_fails_aside_fails_the_prompt_and_changes_nothing(tiny, text, monke
     llm.reset()
     llm.eval(list(text(500)))
     assert llm._kv.kept().max() <= 150
+
+
+def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypatch):
+    """Threads of numpy's BLAS wait for work in a loop, on the cores that read the next layer."""
+    def blas_threads():
+        return [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
+
+    plain, inside = Summary.sum_up, []
+
+    def spy(*args):
+        before = blas_threads()
+        try:
+            return plain(*args)
+        finally:
+            assert blas_threads() == before
+
+    monkeypatch.setattr(Summary, "sum_up", spy)
+    monkeypatch.setattr(summary, "stand_for", lambda *args: inside.append(blas_threads()) or stand_for(*args))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD)
+    with threadpool_limits(2, "blas"):
+        llm.eval(list(text(500)))
+    assert inside and all(set(threads) == {1} for threads in inside)
