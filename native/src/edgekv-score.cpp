@@ -131,4 +131,3 @@ void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {
         }
     }
 }
-

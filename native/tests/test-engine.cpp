@@ -182,7 +182,6 @@ void wrong_merges(edgekv_prefill * p, int il, int n_head_kv, int n_rows) {
     check(near(1, pair, 1, pair + 1, cosine, at) == 0 && std::fabs(cosine[0]) < 1.001f && at[0] == 0 && cosine[1] == 7 && at[1] == 7, "a search: %s", edgekv_last_error());
 }
 
-// one layer of a prompt: run, look, keep a random share, look at what was kept
 // some rows of head 0 are those of all, and what is not there is not read
 void check_rows(edgekv_prefill * p, const edgekv_layer_info & l, int32_t n) {
     std::vector<float> k((size_t) n*l.d_k), some((size_t) 3*l.d_k);
@@ -198,6 +197,7 @@ void check_rows(edgekv_prefill * p, const edgekv_layer_info & l, int32_t n) {
           "a head that is not there was read");
 }
 
+// one layer of a prompt: run, look, keep a random share, look at what was kept
 void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, random_source & rnd, double share, std::vector<row_lists> & kept) {
     check(edgekv_prefill_run(p, il) == 0, "layer %d: %s", il, edgekv_last_error());
     check(edgekv_prefill_run(p, il) == EDGEKV_INVALID, "a layer was read twice");
