@@ -93,7 +93,7 @@ class Engine:
         watch, plan = Watch(self.settings, tokens, self.tokenize), self._plan(len(tokens))
         if not tail:
             self._check_room(watch, plan)
-        with self._start_summary() as summing:
+        with self._start_summary(plan) as summing:
             self._read(tokens, watch, plan, tail, summing)
             with self.clock("merge"):
                 summing.end(self.store)
@@ -131,9 +131,9 @@ class Engine:
             layer = self._layer_stats(p, watch)
             scores = s.preset.score.score(layer, s.preset.params)
         with clock("budget"):
-            counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, s.sink, s.window), layer)
+            counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
         with clock("select"):
-            keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, s.sink, s.window)
+            keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, plan.sink, plan.window)
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
             n = counts[j, : self.store.layers[il].n_head_kv]
@@ -233,7 +233,9 @@ class Engine:
             n_tokens, s.ratio, s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
-        return Plan(n_rows, have, tuple(full), n_tokens, s.sink, s.window, n_rows / n_tokens)
+        merge = s.preset.merge if s.table is None else None
+        window = merge.window(n_rows, s.window) if isinstance(merge, Summary) else s.window
+        return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
 
     def reading(self, watch: Watch, plan: Plan) -> Reading:
         """The bytes that a prompt is going to take, on top of what the process has."""
@@ -259,9 +261,9 @@ class Engine:
         merge = self.settings.preset.merge
         return None if not isinstance(merge, D2O) else deepcopy(self._folding) if self._folding else merge.start()
 
-    def _start_summary(self) -> Summing:
+    def _start_summary(self, plan: Plan) -> Summing:
         merge = self.settings.preset.merge
-        return Summing(merge if isinstance(merge, Summary) else None, self._asked, self.settings.sink, self.settings.window, self.offloaded)
+        return Summing(merge if isinstance(merge, Summary) else None, self._asked, plan.sink, plan.window, self.offloaded)
 
     def _start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:

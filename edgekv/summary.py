@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput
 from edgekv.parallel import each_head, one_thread_for_products
 
+RECENT_SHARE = 5
+"""The tokens that always stay are one in this many of the rows, at most (or the window)."""
 MAX_SHARE = 4
 """A head's summary takes one of this many of its rows, at most."""
 LONGEST = 4
@@ -55,11 +57,13 @@ class SummaryParams:
     """Later positions that queries are turned to, on average."""
     draws: int = 64
     """Queries that are drawn for each query head."""
+    recent: int = 96
+    """Last tokens that always stay, if they are no more than a fifth of the rows; --kv-window does in any case."""
 
     def __post_init__(self) -> None:
-        for name, value in (("rows", self.rows), ("later", self.later), ("draws", self.draws)):
-            if value < 1:
-                raise BadInput(f"{name} {value} is no number of them; give 1 or more")
+        for name, value, least in (("rows", self.rows, 1), ("later", self.later, 1), ("draws", self.draws, 1), ("recent", self.recent, 0)):
+            if value < least:
+                raise BadInput(f"{name} {value} is no number of them; give {least} or more")
         for name, number in (("ridge", self.ridge), ("worst", self.worst)):
             if not 0 < number < np.inf:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
@@ -101,6 +105,14 @@ class Summary:
     name: ClassVar[str] = "summary"
     title: ClassVar[str] = "a few rows stand for all that are evicted"
     paper: ClassVar[str] = ""
+
+    def window(self, n_rows: int, window: int) -> int:
+        """Last tokens that always stay where heads keep n_rows on average: `window`, or more.
+
+        A question at the end of a prompt is longer than the window of methods that look at its attention, and a summary of the text, which
+        is like the text's own queries, stands for none of it.
+        """
+        return max(window, min(self.params.recent, n_rows // RECENT_SHARE))
 
     def losses(self, keep: list[NDArray[np.int32]], pos: NDArray[np.int32], n_seen: int, sink: int, window: int) -> list[Loss]:
         """Of the heads of a layer, of which `keep` stays as `edgekv.select.keep` orders it; the others as there."""

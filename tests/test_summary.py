@@ -9,6 +9,7 @@ import pytest
 
 from edgekv import methods, select
 from edgekv.errors import BadInput, Unsupported
+from edgekv.eval.reading import Reading
 from edgekv.native import Prefill
 from edgekv.summary import JITTER, ROUNDS, Summary, SummaryParams, alike, draw, look
 from tests.engine import feed, load, positions
@@ -141,6 +142,12 @@ def test_what_cannot_be_summed_up_is_dropped():
         assert len(found.keys) == 0 and sorted(found.keep) == sorted(keep), "the key misses, or is far longer than any of the head's"
 
 
+@pytest.mark.parametrize(("n_rows", "window", "recent", "stay"), [
+    (1000, 32, 96, 96), (400, 32, 96, 80), (128, 32, 96, 32), (400, 128, 96, 128), (400, 32, 0, 32), (0, 1, 96, 1)])
+def test_a_fifth_of_the_rows_may_be_recent(n_rows, window, recent, stay):
+    assert Summary(SummaryParams(recent=recent)).window(n_rows, window) == stay
+
+
 def test_draws_have_the_distribution_and_are_always_the_same():
     rng = np.random.default_rng(0)
     mean, root = rng.standard_normal((2, 8)).astype(np.float32), rng.standard_normal((8, 8)).astype(np.float32)
@@ -152,7 +159,7 @@ def test_draws_have_the_distribution_and_are_always_the_same():
     assert np.array_equal(found.reshape(-1, 8), draw(mean, cov, 20000))
 
 
-@pytest.mark.parametrize(("text", "message"), [("rows=0", "1 or more"), ("draws=0", "1 or more"), ("later=-1", "1 or more"), ("ridge=0", "above 0"),
+@pytest.mark.parametrize(("text", "message"), [("rows=0", "1 or more"), ("draws=0", "1 or more"), ("later=-1", "1 or more"), ("recent=-1", "0 or more"), ("ridge=0", "above 0"),
                                                ("worst=nan", "above 0")])
 def test_wrong_parameters_are_one_line(text, message):
     with pytest.raises(BadInput, match=message):
@@ -184,6 +191,23 @@ def by_token(store, il, k) -> dict[int, tuple[bytes, bytes]]:
     n = int(store.length(il)[k])
     parts = [[x[i * len(x) // n : (i + 1) * len(x) // n] for i in range(n)] for x in store.row_bytes(il, k)]
     return {int(p): pair for p, *pair in zip(store.positions(il, k), *parts, strict=True)}
+
+
+@pytest.mark.parametrize(("recent", "ratio", "stay"), [(96, 0.5, 50), (40, 0.5, 40), (0, 0.5, 32), (96, 0.3, 32)])
+def test_more_than_the_window_stays_where_there_is_room(tiny, text, recent, ratio, stay):
+    """Rows of 250 (or 150); the evaluator keeps the same."""
+    name = f"{MIX.format('uniform')},recent={recent}"
+    llm, other = (load(tiny("llama-gqa"), kv_ratio=ratio, kv_method=name) for _ in range(2))
+    tokens = list(text(N_PROMPT))
+    llm.eval(tokens)
+    heads = [set(rows.tolist()) for layer in positions(llm) for rows in layer]
+    last = [set(range(N_PROMPT - n, N_PROMPT)) for n in (stay, stay + 1)]
+    assert all(last[0] <= rows for rows in heads) and not all(last[1] <= rows for rows in heads)
+    Reading(other, tokens, [methods.get(name)]).compress(methods.get(name), other._kv_settings)
+    assert [set(rows.tolist()) for layer in positions(other) for rows in layer] == heads
+    llm = load(tiny("llama-gqa"), kv_budget=np.full((len(positions(llm)), 2), 60), kv_method=name)
+    llm.eval(tokens)
+    assert (llm._kv.kept() == 60).all(), "a table's rows are not known to be many"
 
 
 def test_a_summary_brings_the_answer_nearer_to_the_full_cache(tiny, text, nmse):

@@ -37,6 +37,7 @@ class Plan:
     """Tokens seen, this turn's included."""
     sink: int
     window: int
+    """Last tokens that always stay; with a summary they may be more than the user's window."""
     ratio: float
     """n_rows / n_tokens."""
 

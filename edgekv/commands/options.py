@@ -183,7 +183,7 @@ ENGINE: tuple[Decorator, ...] = (
     _kv("--kv-profile", metavar="FILE", help="Budgets per KV head from this profile; 'none': from no profile; without it: one that is found."),
     _kv("--kv-sink", type=FROM_ZERO, default=4, metavar="N", help="First tokens that always stay."),
     _kv("--kv-window", type=COUNT, default=32, metavar="N",
-        help="Last tokens that always stay, and whose attention is observed."),
+        help="Last tokens that always stay, and whose attention is observed; edgekv lets up to 96 stay (its parameter recent)."),
     _kv("--kv-min-tokens", type=COUNT, default=128, metavar="N", help="A ratio never keeps fewer tokens."),
     _kv("--kv-hidden", type=click.Choice(("f32", "f16", "disk")), default="f32",
         help="Where a prompt's hidden states wait: in memory as f32 or f16, or in a temporary file."),

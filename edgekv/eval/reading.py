@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native, select, session
+from edgekv.budget import Plan
 from edgekv.engine import Settings, Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.merge import D2O
@@ -63,20 +64,20 @@ class Reading:
         spending = engine._start(plan)
         read, first = self._scores[preset.name], []
         for i, (scores, layer) in enumerate(read):
-            counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, settings.sink, settings.window), layer)
+            counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
             first.append(counts[i, : layer.n_head_kv].copy())
         for i, (scores, layer) in enumerate(read):
-            keep = select.keep(scores, first[i], layer.pos, layer.n_seen, settings.sink, settings.window)
-            self._evict(plan.layers[i], keep, counts[i], layer, preset, settings)
+            keep = select.keep(scores, first[i], layer.pos, layer.n_seen, plan.sink, plan.window)
+            self._evict(plan.layers[i], keep, counts[i], layer, preset, plan)
 
     def _evict(
-        self, il: int, keep: list[NDArray[np.int32]], counts: NDArray[np.int32], layer: LayerStats, preset: Preset, settings: Settings,
+        self, il: int, keep: list[NDArray[np.int32]], counts: NDArray[np.int32], layer: LayerStats, preset: Preset, plan: Plan,
     ) -> None:
         """keep: what stayed when the layer had been read, which a summary is made for; counts: how many of each head's in the end."""
         store, found = self._engine.store, []
         if isinstance(preset.merge, Summary) and layer.future and layer.n_new >= ENOUGH:
             asked, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
-            losses = preset.merge.losses(keep, layer.pos, layer.n_seen, settings.sink, settings.window)
+            losses = preset.merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
             found = preset.merge.sum_up(losses, look(rows, losses), asked)
             keep = [head.keep for head in losses]
         store.evict(il, [kept[:n] for kept, n in zip(keep, counts)])
