@@ -85,8 +85,8 @@ class Engine:
     def prefill(self, tokens: Sequence[int], tail: bool = False) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
-        tail: they are the end of what the model wrote, not a prompt; then each head's share stays what the prompt made it (as in CAKE),
-        because a few tokens of an answer say little about heads.
+        tail: they are the end of what the model wrote, not a prompt; then each head's share stays what the prompt made it (in CAKE: its
+        number of rows), because a few tokens of an answer say little about heads.
         Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they fit neither the context nor the
         machine's memory (nothing has been allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is then as before.
         """
@@ -294,13 +294,13 @@ class Watch:
     def __init__(self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None) -> None:
         observe, n = settings.preset.observe, len(tokens)
         self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
-        names = tuple(x for x in observe.stats if x != "col_sum")
+        names = observe.judged
         self.observers: list[tuple[int, int, tuple[str, ...]]] = []
         if names:
-            begin = n if observe.probe else n - 1 if observe.last else max(n - settings.window, 0)
+            begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[observe.judges]
             self.observers.append((begin, n + sum(map(len, self.pieces)), names))
         self._names, self._n = names, n
-        self._sums = "col_sum" in observe.stats
+        self._sums = observe.sums
         if self._sums:
             self.observers.append((0, n, ("mean",)))
         self._queries = observe.queries

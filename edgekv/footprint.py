@@ -82,8 +82,8 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
         instruction = 12 + LEAD
         n_all = 2 * n_tokens + instruction * -(-n_tokens // PIECE)
         n_rows = n_tokens + min(n_tokens, PIECE) + instruction
-    wide = observe.probe or observe.all_queries or observe.queries
-    n_observed = min(n_ubatch, n_all) if wide else min(n_ubatch, n_tokens, 1 if observe.last else window)
+    wide = observe.probe or observe.sums or observe.queries or (observe.judges == "all" and bool(observe.judged))
+    n_observed = min(n_ubatch, n_all) if wide else min(n_ubatch, n_tokens, 1 if observe.judges == "last" else window)
     columns = bool(observe.stats)
     return Extent(n_tokens, n_all, n_rows, n_observed if columns or observe.queries else 0, int(columns) + int(observe.queries))
 

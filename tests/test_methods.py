@@ -262,7 +262,8 @@ def test_snapkv_pools_by_token_index():
     ("snapkv:kernel=4", "odd"), ("snapkv:kernel=5.5", "whole number.*7"), ("cake:gamma=much", "number.*200"), ("cake:gamma=nan", "0 or more"),
     ("cake:tau1=0", "above 0"), ("cake:gamma", "name=value"), ("cake:gamma=1,gamma=2", "twice"), ("d2o:scale=some", "unit, raw"),
     ("adakv:alpha=2", "0 to 1"), ("kvzap:novelty=-1", "0 or more"), ("kvzap:novelty=nan", "0 or more"), ("dynamickv:m=0", "1 or more"), ("dynamickv:r_max=0.5", "1 or more"), ("pyramidkv:beta=0", "1 or more"),
-    ("score=tova,budget=cake", "window"), ("score=kvzip,budget=cake", "window"),
+    ("snapkv:queries=some", "window, all, last, probe"), ("h2o:queries=window", "sum over all tokens; leave queries out"),
+    ("score=keydiff,queries=probe", "nobody's attention; leave queries out"), ("snapkv:queries=all,queries=last", "twice"),
 ])
 def test_what_is_misspelled_is_one_line_with_the_choice(text, offer):
     with pytest.raises(BadInput, match=offer) as caught:
@@ -280,9 +281,7 @@ def test_parameters_reach_the_score_and_the_budget():
 
 @pytest.mark.parametrize("score", sorted({p.score.name for p in methods.REGISTRY.values() if not p.keeps_all}))
 @pytest.mark.parametrize("budget", sorted(BUDGETS))
-def test_any_score_goes_with_any_budget_that_can_see_what_it_needs(score, budget):
-    if budget == "cake" and score in ("tova", "kvzip"):
-        return
+def test_any_score_goes_with_any_budget(score, budget):
     preset = get(f"score={score}, budget={budget}")
     assert (preset.score.name, preset.budget.name) == (score, budget)
     assert set(preset.score.observe.stats) | set(preset.budget.stats) == set(preset.observe.stats)
@@ -290,7 +289,16 @@ def test_any_score_goes_with_any_budget_that_can_see_what_it_needs(score, budget
     assert get(f"score={score}").budget.name == "uniform"
 
 
-@pytest.mark.parametrize("text", ["cake:gamma=100,tau1=1.6", "score=cake,budget=pyramid,gamma=0.5,beta=7", "d2o:scale=raw"])
+def test_queries_are_a_choice_of_their_own():
+    """The score's paper names them, the user may name others; a budget that looks at attention looks at the same."""
+    assert [get(name).observe.judges for name in ("snapkv", "tova", "kvzip", "snapkv:queries=probe")] == ["window", "last", "probe", "probe"]
+    mixed = get("score=kvzip,budget=cake,queries=all").observe
+    assert mixed.judges == "all" and set(mixed.judged) == {"max", "var", "col_entropy"} and not mixed.probe
+    assert get("score=keydiff,budget=cake,queries=probe").observe.probe and not get("score=keydiff").observe.probe
+    assert get("d2o").observe.sums and not get("d2o").observe.judged
+
+
+@pytest.mark.parametrize("text", ["cake:gamma=100,tau1=1.6", "snapkv:queries=probe,kernel=5", "score=kvzip,budget=cake,queries=all", "score=cake,budget=pyramid,gamma=0.5,beta=7", "d2o:scale=raw"])
 def test_a_name_spells_its_preset(text):
     preset = get(text)
     assert preset.name == text and get(preset.name) == preset

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 HELP = """
 The default is auto: edgekv with the model's profile (chat and run make it on first use), without one kvzip.
-Parameters are changed with NAME:parameter=value,... and any score goes with any budget:
-score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none)."""
+Parameters are changed with NAME:parameter=value,... and any score goes with any budget and merge:
+score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none).
+Where attention is observed, queries=window, all, last or probe says whose: snapkv:queries=probe."""
 
 
 @click.command("methods", short_help="List what --kv-method can be.")
@@ -58,7 +59,7 @@ def params(values: Any) -> dict[str, Any]:
 def observes(preset: Preset) -> str:
     """Whose queries judge the keys."""
     observe = preset.observe
-    judges = {"window": observe.window, "all queries": observe.all_queries, "last": observe.last, "probe": observe.probe}
+    judges = {observe.judges: bool(observe.judged), "all": observe.sums}
     return " + ".join(name for name, used in judges.items() if used) or "nobody"
 
 

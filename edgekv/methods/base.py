@@ -1,7 +1,7 @@
 """What a method sees of a layer, and what it must offer.
 
-A method answers two of the five questions of a compression: whose queries judge the keys (`observe`) and what each row
-is worth (`score`). How many rows stay is the budget's answer, which ones `edgekv.select`'s. Nothing here knows a model,
+A method answers two of the five questions of a compression: whose queries judge the keys (`observe`, unless the preset says otherwise) and
+what each row is worth (`score`). How many rows stay is the budget's answer, which ones `edgekv.select`'s. Nothing here knows a model,
 a cache or the native library.
 """
 
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.base import Budget
-from edgekv.errors import BadInput
 from edgekv.merge import D2O
 from edgekv.summary import Summary
 
@@ -79,40 +78,48 @@ class LayerStats:
 
 
 STATS = ("mean", "var", "max", "col_entropy", "col_sum")
+JUDGES = {
+    "window": "the last tokens of the prompt",
+    "all": "every token of the prompt; costs a second pass over the attention",
+    "last": "the prompt's last token",
+    "probe": "the prompt read again behind itself, in pieces, without being stored; costs a second prefill",
+}
+"""Whose queries can judge the keys."""
 
 
 @dataclass(frozen=True)
 class Observe:
-    """Whose queries judge the keys, and which of `STATS` the scorer has to make of them."""
+    """Which of `STATS` the scorer has to make of a layer's attention, and whose queries judge the keys in them."""
 
-    window: bool = False
-    """The last tokens of the prompt."""
-    all_queries: bool = False
-    """Every token of the prompt (`col_sum`); costs a second pass over the attention."""
-    last: bool = False
-    """The last token of the prompt alone, instead of the window."""
+    stats: tuple[str, ...] = ()
+    judges: str = "window"
+    """One of `JUDGES`; the column sums are of every token whoever judges."""
     queries: bool = False
     """Nobody's attention: the distribution of all queries, which tells what later tokens will ask (`LayerStats.future`)."""
-    probe: bool = False
-    """The prompt read again behind itself, in pieces, without being stored (see `edgekv.probe`); costs a second prefill."""
-    stats: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         unknown = set(self.stats) - set(STATS)
         assert not unknown, f"no such statistics: {unknown}"
+        assert self.judges in JUDGES
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """The statistics in which `judges` judge."""
+        return tuple(x for x in self.stats if x != "col_sum")
+
+    @property
+    def sums(self) -> bool:
+        """Whether every token's attention is summed up."""
+        return "col_sum" in self.stats
+
+    @property
+    def probe(self) -> bool:
+        """Whether the prompt is read twice (see `edgekv.probe`)."""
+        return self.judges == "probe" and bool(self.judged)
 
     def asking(self, stats: tuple[str, ...]) -> Observe:
-        """The same with more statistics, for a budget: of the window, and of all tokens for the column sums.
-
-        Raises BadInput if others than the window's queries judge the keys.
-        """
-        missing = tuple(x for x in stats if x not in self.stats)
-        of_window = any(x != "col_sum" for x in stats)
-        if of_window and (self.last or self.probe):
-            raise BadInput("this budget looks at the attention of the window; give a score that does too, or that needs none")
-        if not missing:
-            return self
-        return replace(self, window=self.window or of_window, all_queries=self.all_queries or "col_sum" in missing, stats=self.stats + missing)
+        """The same with more statistics, for a budget, which looks at the queries that the score looks at."""
+        return replace(self, stats=self.stats + tuple(x for x in stats if x not in self.stats))
 
 
 class Method(Protocol):
@@ -147,11 +154,14 @@ class Preset:
     """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched library does."""
     merge: D2O | Summary | None = None
     """What becomes of evicted rows; None: they are dropped."""
+    judges: str = ""
+    """Whose queries judge the keys (`JUDGES`); empty: those that the score's paper takes."""
 
     @property
     def observe(self) -> Observe:
         """What score, budget and merge together need to know of a layer's attention."""
         asked = self.score.observe.asking(getattr(self.budget, "stats", ()))
+        asked = replace(asked, judges=self.judges or asked.judges)
         return replace(asked, queries=True) if isinstance(self.merge, Summary) else asked
 
 

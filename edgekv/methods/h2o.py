@@ -21,7 +21,7 @@ class H2O:
     name = "h2o"
     title = "rows that the whole prompt attends to"
     paper = "H2O, arXiv 2306.14048"
-    observe = Observe(all_queries=True, stats=("col_sum",))
+    observe = Observe(("col_sum",))
     params = None
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:

@@ -21,7 +21,7 @@ class KVzip:
     name = "kvzip"
     title = "rows that repeating the prompt needs; reads the prompt twice"
     paper = "KVzip, arXiv 2505.23416"
-    observe = Observe(probe=True, stats=("max",))
+    observe = Observe(("max",), "probe")
     params = None
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:

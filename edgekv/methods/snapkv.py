@@ -31,7 +31,7 @@ class SnapKV:
     name = "snapkv"
     title = "rows that the end of the prompt attends to, pooled over neighbours"
     paper = "SnapKV, arXiv 2404.14469"
-    observe = Observe(window=True, stats=("mean",))
+    observe = Observe(("mean",))
     params = SnapKVParams()
 
     def score(self, layer: LayerStats, params: SnapKVParams | None = None) -> NDArray[np.float32]:

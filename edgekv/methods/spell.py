@@ -3,6 +3,7 @@
     cake                               a preset
     cake:gamma=100,tau1=1.6            a preset with other parameters, of its score, budget or merge
     score=keydiff,budget=pooled        a mix of any score, budget (uniform if none is named) and merge (none), parameters behind them
+    snapkv:queries=probe               either of them with other queries to judge the keys
 
 The name of what comes out spells the same thing again.
 """
@@ -16,10 +17,11 @@ from typing import Any, TypeVar
 from edgekv.budget.base import Budget
 from edgekv.errors import BadInput
 from edgekv.merge import D2O
-from edgekv.methods.base import Preset
+from edgekv.methods.base import JUDGES, Preset
 from edgekv.summary import Summary
 
 T = TypeVar("T")
+QUERIES = "queries"
 
 
 def read(text: str, presets: Mapping[str, Preset], budgets: Mapping[str, Budget], merges: Mapping[str, D2O | Summary | None]) -> Preset:
@@ -62,7 +64,6 @@ def _mix(
     score = _choice("score", given.pop("score"), scores)
     budget = _choice("budget", given.pop("budget", "uniform"), budgets)
     merge = _choice("merge", given.pop("merge", "none"), merges)
-    score.observe.asking(budget.stats)  # refuses pairs that look at different queries
     stages = [score, budget, *([merge] if merge else [])]
     name = f"score={score.name},budget={budget.name}" + (f",merge={merge.name}" if merge else "")
     papers = dict.fromkeys(stage.paper for stage in stages if stage.paper)
@@ -79,14 +80,25 @@ def _with_params(base: Preset, given: dict[str, str]) -> Preset:
     stages = {"params": base.params or base.score.params, "budget": getattr(base.budget, "params", None), "merge": base.merge and base.merge.params}
     owner = {key: stage for stage, params in stages.items() for key in _defaults(params)}
     changed: dict[str, dict[str, Any]] = {stage: {} for stage in stages}
+    parts: dict[str, Any] = {"judges": _judges(base, given[QUERIES])} if QUERIES in given else {}
     for key, text in given.items():
+        if key == QUERIES:
+            continue
         if key not in owner:
             raise BadInput(f"'{base.name}' has no parameter '{key}'; {_offer(owner)}")
         changed[owner[key]][key] = _value(key, text, getattr(stages[owner[key]], key))
     new = {stage: replace(stages[stage], **values) for stage, values in changed.items() if values}
-    parts: dict[str, Any] = {stage: new[stage] if stage == "params" else replace(getattr(base, stage), params=new[stage]) for stage in new}
-    values = [f"{key}={_text(getattr(new[owner[key]], key))}" for key in given]
+    parts |= {stage: new[stage] if stage == "params" else replace(getattr(base, stage), params=new[stage]) for stage in new}
+    values = [f"{key}={given[key] if key == QUERIES else _text(getattr(new[owner[key]], key))}" for key in given]
     return replace(base, name=base.name + ("," if "=" in base.name else ":") + ",".join(values), **parts)
+
+
+def _judges(base: Preset, name: str) -> str:
+    """Whose queries judge the keys: `name`, if there is anything for them to judge."""
+    _choice("choice of queries", name, JUDGES)
+    if not base.observe.judged:
+        raise BadInput(f"'{base.name}' looks at nobody's attention{' but the sum over all tokens' if base.observe.sums else ''}; leave {QUERIES} out")
+    return name
 
 
 def _defaults(params: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class TOVA:
     name = "tova"
     title = "rows that the last token attends to"
     paper = "TOVA, arXiv 2401.06104"
-    observe = Observe(last=True, stats=("mean",))
+    observe = Observe(("mean",), "last")
     params = None
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
