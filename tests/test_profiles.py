@@ -423,9 +423,16 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
 
     with pytest.raises(KeyboardInterrupt):
         lukv.make(llm, sources, partial=partial, progress=stop)
-    assert len(json.loads(partial.read_text())) == 3
-    steps = []
+    assert len(json.loads(partial.read_text())) == 3 + 1, "three answers and the first text"
+    steps, measured, measure = [], [], lukv.measure
+    monkeypatch.setattr(lukv, "measure", lambda llm, weights, context, *more: measured.append(context) or measure(llm, weights, context, *more))
+    kept = partial.read_bytes()
     profile = lukv.make(llm, sources, partial=partial, progress=lambda *step: steps.append(step))
+    assert len(measured) == 1
+    partial.write_bytes(kept)
+    lukv.make(llm, sources, (0.5,), partial=partial)
+    assert len(measured) == 3, "what was measured for other ratios does not count"
+    assert np.array_equal(lukv.make(llm, sources).shares, profile.shares)
     assert profile.shares.shape == (99, 3, 2) and profile.shares.min() > 0.5 * lukv.LEAST and not partial.exists()
     assert profile.shares.mean(axis=(1, 2)) == pytest.approx(np.array(profile.ratios), rel=0.005)
     assert steps == sorted(steps) and steps[-1] == (6000, 6000)

@@ -80,7 +80,7 @@ def lukv(model: str, output: str, score: str, text_file: str | None, question_fi
          threads: int | None, gpu_layers: int, n_ctx: int) -> None:
     """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
 
-    It serves the score that it was made for. Stopped with Ctrl-C, the same command keeps the answers.
+    It serves the score that it was made for. Stopped with Ctrl-C, the same command goes on with the next text.
     """
     from edgekv.commands.load import count_threads, model_path
     from edgekv.profiles import identify, lukv, write

@@ -87,7 +87,8 @@ def make(
 ) -> Profile:
     """The LU-KV profile for the score of a model from `load`; every question of every source counts the same.
 
-    objective: one of OBJECTIVES. partial: where answers are kept, so that the same call goes on after it was stopped. progress(done, total) may raise to stop it.
+    objective: one of OBJECTIVES. partial: where answers and finished texts are kept, so that the same call goes on after it was stopped.
+    progress(done, total) may raise to stop it.
     Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be measured.
     """
     if llm._kv is None:
@@ -97,22 +98,25 @@ def make(
         raise Unsupported(f"the score '{settings.preset.score.name}' reads a probe of its own: make the profile with 'edgekv profile probe'")
     _isotonic()  # say now what is missing, not after minutes
     tokens = [_tokens(llm, source) for source in sources]
-    weights, found = oracle.OutputWeights(llm.model_path), []
+    weights, done, found = oracle.OutputWeights(llm.model_path), Saved(partial), []
+    measures = (identify(llm.model_path).digest, settings.preset.name, settings.window, settings.sink, objective, tuple(ratios))
     for i, (context, asked) in enumerate(tokens):
 
         def report(stage: int, done: int, total: int, i: int = i) -> None:
             if progress:
                 progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
 
-        answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), partial, report)
-        measured = measure(llm, weights, context, list(zip(asked, answers, strict=True)), functools.partial(report, 2))
-        choices = [count(g, ratios) for g in gains(*measured, objective)]
-        found += [(np.mean(choices, axis=0), len(asked))]
+        answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), done, report)
+        dialogues = list(zip(asked, answers, strict=True))
+        if (name := _name(*measures, context, dialogues)) not in done:
+            measured = measure(llm, weights, context, dialogues, functools.partial(report, 2))
+            done.put(name, np.mean([count(g, ratios) for g in gains(*measured, objective)], axis=0).tolist())
+        report(2, 1, 1)
+        found += [(np.array(done[name]), len(asked))]
     shares, heads = np.average([f for f, _ in found], axis=0, weights=[n for _, n in found]), taking_part(llm._kv.store)
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
-    if partial is not None:
-        partial.unlink(missing_ok=True)
+    done.remove()
     calibration = hash_of([words for source in sources for words in (source.text, *source.questions, *source.answers)])
     return Profile(identify(llm.model_path), "lukv", tuple(ratios), shares.astype(np.float32), settings.preset.score.name, settings.window,
                    settings.sink, calibration, command)
@@ -201,23 +205,21 @@ def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
     return context, asked
 
 
-def _answers(llm: Llama, context: list[int], asked: list[list[int]], known: Sequence[str], partial: Path | None,
+def _answers(llm: Llama, context: list[int], asked: list[list[int]], known: Sequence[str], done: Saved,
              report: Callable[[int, int, int], None]) -> list[list[int]]:
-    """Tokens of the known answers; of the others those that the model gives with its full cache, from `partial` as far as they are there.
+    """Tokens of the known answers; of the others those that the model gives with its full cache, from `done` as far as they are there.
 
     known: the answer to each question, empty if it is not known. report(stage, done, total)
     """
-    model, done = identify(llm.model_path).digest, _saved(partial)
-    names = [hashlib.sha256(repr((model, context, question)).encode()).hexdigest() for question in asked]
-    answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done.get(name, [])
+    names = [_name(identify(llm.model_path).digest, context, question) for question in asked]
+    answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done[name] if name in done else []
                for text, name in zip(known, names, strict=True)]
     if not all(answers):
         _read(llm, context, lambda done, total: report(0, done, total))
     for i, (name, question) in enumerate(zip(names, asked, strict=True)):
         if not answers[i]:
-            answers[i] = done[name] = oracle.decode(llm, len(context), question)
-            if partial is not None:
-                save_json(partial, done)
+            answers[i] = oracle.decode(llm, len(context), question)
+            done.put(name, answers[i])
         report(1, i + 1, len(asked))
     llm.reset()
     return answers
@@ -233,9 +235,34 @@ def _read(llm: Llama, context: list[int], progress: Progress) -> None:
         llm.kv_progress = None
 
 
-def _saved(partial: Path | None) -> dict[str, list[int]]:
-    """Answers of an earlier run, by model, text and question; none if the file is damaged."""
-    try:
-        return dict(json.loads(partial.read_text())) if partial else {}
-    except (OSError, ValueError, TypeError):
-        return {}
+class Saved:
+    """Answers and the shares of finished texts, of this run and of an earlier one, by what they depend on; kept in the file `path` if there is one.
+
+    A damaged file counts for nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self._done = path, dict[str, Any]()
+        try:
+            self._done = dict(json.loads(path.read_text())) if path else {}
+        except (OSError, ValueError, TypeError):
+            pass
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._done
+
+    def __getitem__(self, name: str) -> Any:
+        return self._done[name]
+
+    def put(self, name: str, value: Any) -> None:
+        self._done[name] = value
+        if self.path is not None:
+            save_json(self.path, self._done)
+
+    def remove(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def _name(*what: Any) -> str:
+    return hashlib.sha256(repr(what).encode()).hexdigest()

@@ -72,6 +72,7 @@ class OutputWeights:
         import gguf
 
         self._tensors = {t.name: t for t in gguf.GGUFReader(path).tensors if t.name.endswith(".attn_output.weight")}
+        self._last: tuple[int, NDArray[np.float32]] | None = None
 
     def norms(self, il: int, n_head: int, values: NDArray[np.float32], head: int, n_head_kv: int) -> NDArray[np.float32]:
         """float32 [n_rows]: ||v W_O||, the mean over the query heads of KV head `head`. values: float32 [n_rows, d_v].
@@ -86,10 +87,13 @@ class OutputWeights:
     def _weights(self, il: int, n_in: int) -> NDArray[np.float32]:
         from gguf.quants import dequantize
 
+        if self._last is not None and self._last[0] == il:
+            return self._last[1]
         tensor: Any = self._tensors.get(f"blk.{il}.attn_output.weight")
         if tensor is None or int(tensor.shape[0]) != n_in:
             raise Unsupported(f"layer {il} has no output projection that LU-KV knows: make the profile with 'edgekv profile probe'")
-        return dequantize(tensor.data, tensor.tensor_type)
+        self._last = il, dequantize(tensor.data, tensor.tensor_type)
+        return self._last[1]
 
 
 def _gram(weights: NDArray[np.float32]) -> NDArray[np.float32]:
