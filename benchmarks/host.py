@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -89,6 +90,8 @@ def stages(preset: Preset, layer: LayerStats, plan: Plan, n_runs: int) -> list[f
 
 
 def one_run(preset: Preset, layer: LayerStats, plan: Plan) -> StageClock:
+    if isinstance(preset.merge, Summary):
+        plan = replace(plan, window=preset.merge.window(plan.n_rows, plan.window))
     clock, spending = StageClock(), preset.budget.start(plan)
     with clock("score"):
         scores = preset.score.score(layer, preset.params)

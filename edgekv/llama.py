@@ -35,7 +35,7 @@ class Llama(llama_cpp.Llama):
     kv_memory: bytes, or a size such as "2GiB", that K and V never exceed between prompts, however long they are: kept rows, the tail and the
     room allocated for it. While a prompt is read, one layer in full, its hidden states and (in later turns) the old rows come on top.
     kv_method: see `edgekv methods`; kv_profile: a profile's file for budgets per head, 'none', or None to look for one. The default,
-    'auto', takes a profile that is found and else the best method that needs none, which reads the prompt three times as long:
+    'auto', takes a profile that is found and else the best method that needs none, which takes more than twice as long to read a prompt:
     `edgekv.profiles.probe_profile.cache(model_path)` makes the profile once.
     kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts stay whole. kv_tail: tokens that may
     gather behind the prompt before they are compressed too. kv_hidden: where hidden states wait while a prompt is read: f32, f16 or

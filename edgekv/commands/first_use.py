@@ -31,7 +31,7 @@ def make_profile(options: EngineOptions, path: str, threads: int) -> None:
         with click.progressbar(length=1, label="profile", file=sys.stderr) as bar:
             probe_profile.cache(path, Report(bar), n_threads=threads, n_threads_batch=threads, n_gpu_layers=options.gpu_layers)
     except KeyboardInterrupt:
-        click.echo(f"\nedgekv: skipped; {WITHOUT_PROFILE} is used, which reads prompts three times as long. The next start goes on from here",
+        click.echo(f"\nedgekv: skipped; {WITHOUT_PROFILE} is used, which takes more than twice as long to read a prompt. The next start goes on from here",
                    err=True)
     except (BadInput, Unsupported) as error:
         click.echo(f"edgekv: {error}", err=True)
