@@ -130,13 +130,18 @@ def read_by_reference(tiny, text):
     return read
 
 
-@pytest.mark.parametrize("name", ["adakv", "cake", "dynamickv", "d2o", "kvzip"])
-def test_an_answer_does_not_move_the_budgets(tiny, text, name):
+TABLES = ("pyramidkv", "lukv", "evolkv", "kvzap", "edgekv")
+"""Presets whose budgets do not depend on the prompt."""
+UNEVEN = ("adakv", "cake", "dynamickv", "d2o", "kvzip", "lukv")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_does_not_move_the_budgets(tiny, text, profile_for, name):
     """What the model writes is compressed too, but each head's share stays what the prompt made it."""
-    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3, kv_tail=64)
+    llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3, kv_tail=64, **profile_for(name))
     llm.eval(list(text(N_PROMPT)))
     shares = llm.kv_stats().kept / N_PROMPT
-    assert np.ptp(shares) > 0
+    assert np.ptp(shares) > 0 or name not in UNEVEN
     compressed = 0
     for token in text(150, seed=3):
         before = llm.kv_stats().kept.sum()
@@ -145,7 +150,8 @@ def test_an_answer_does_not_move_the_budgets(tiny, text, name):
         if kept.sum() < before:
             compressed += 1
             n_seen = llm.n_tokens - 1
-            np.testing.assert_allclose((kept - 1) / n_seen, shares, atol=2 / n_seen)
+            floor = 0.02 if name in TABLES else 0  # sinks and window are a smaller share of a longer text, and the others' a larger one
+            np.testing.assert_allclose((kept - 1) / n_seen, shares, atol=2 / n_seen + floor)
     assert compressed == 2
 
 
