@@ -535,3 +535,22 @@ def test_a_synthetic_model_is_measured_and_goes_away(quick):
     done = call("--synthetic", "tiny:q8_0", "-p", "8", "-n", "0", "-r", "1", "-o", "json")
     assert done.exit_code == 0, done.output
     assert {c.kv_method for c in quick.seen if not c.is_full} == {"snapkv"} and not Path(quick.seen[0].model).exists()
+
+
+def test_the_lowest_of_a_number_is_seen_while_something_runs():
+    from time import monotonic, sleep
+
+    from edgekv.bench.lowest import Lowest
+
+    now = [100]
+    with Lowest(lambda: now[0]) as lowest:
+        now[0], end = 40, monotonic() + 10
+        while lowest.value != 40 and monotonic() < end:
+            sleep(0.01)
+        now[0] = 0  # a device that does not say
+        sleep(0.03)
+        now[0] = 90
+    assert lowest.value == 40
+    with Lowest(lambda: now[0]) as lowest:
+        now[0] = 30
+    assert lowest.value == 30  # the end is looked at, however short it was

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
+from edgekv.bench.lowest import Lowest
 from edgekv.bench.spec import FILL_FIRST, Case
 from edgekv.errors import EdgeKVError
 from edgekv.machine import rss_now, rss_peak
@@ -44,21 +46,18 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
 
     assert numpy.random  # loaded now, so that it is no part of what the test takes
     free = device_free(facts.devices())
-    llm = load(case)
-    loaded = {"rss_loaded": rss_now(), "peak_loaded": rss_peak() or 0}
-    if warm_up:
-        llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
-        llm.reset()
-    if case.is_filled:
-        fill(llm, tokens(llm, FILL_FIRST), case.n_depth)
-    depth_ns = 0 if case.is_filled else timed(llm, case.n_depth)
-    if case.n_gen and not case.n_prompt:
-        stats = llm.kv_stats()
-        ns = timed(llm, 0, case.n_gen)
-    else:
+    with Lowest(lambda: device_free(facts.devices())) if free else nullcontext() as lowest:
+        llm = load(case)
+        loaded = {"rss_loaded": rss_now(), "peak_loaded": rss_peak() or 0}
+        if warm_up:
+            llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
+            llm.reset()
+        if case.is_filled:
+            fill(llm, tokens(llm, FILL_FIRST), case.n_depth)
+        depth_ns = 0 if case.is_filled else timed(llm, case.n_depth)
         ns = timed(llm, case.n_prompt)
-        stats = llm.kv_stats()
-        ns += timed(llm, 0, case.n_gen)
+    stats = llm.kv_stats()
+    ns += timed(llm, 0, case.n_gen)
     after = llm.kv_stats()
     devices = facts.devices()
     found = {
@@ -66,7 +65,7 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
         "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_peak": after.n_bytes_peak,
         "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, **loaded,
         "mem_peak_host": rss_peak(),
-        "mem_peak_device": max(free - device_free(devices), 0), **about(llm, devices),
+        "mem_peak_device": max(free - min(device_free(devices), lowest.value), 0) if lowest else 0, **about(llm, devices),
     }
     return found | dict.fromkeys(OF_READING, 0) if case.is_filled else found
 
