@@ -2,91 +2,168 @@
 # On a machine with an NVIDIA GPU: build for that card only, run every case of the CUDA kernels (some under compute-sanitizer), the
 # engine on the GPU, and the benchmarks; what came out goes to docs/benchmarks/gpu.md.
 #
-#     benchmarks/gpu.sh [kernels] [engine]     both stages by default
+#     benchmarks/gpu.sh [stage ...]     kernels sanitizer speed engine tests bench: all of them by default
 #
-# kernels: our kernels alone, without ggml-cuda: two minutes. engine: llama.cpp with CUDA (ten minutes on 16 cores), the engine's tests
-# with all layers on the GPU, attend beside upstream's flash attention. Needs nvcc, cmake, ninja, a C++ compiler; for engine also
-# cuBLAS and the Python packages of the extra `dev`. Without a network, EDGEKV_SDIST names the archive of llama-cpp-python, or bring
-# build/upstream from a machine that has built (40 MiB). What was built stays in build/gpu-*, so a call that was cut short goes on.
-# MODEL=file.gguf adds `edgekv bench` with that model.
+# kernels    our kernels alone, without ggml-cuda, against plain loops: two minutes with the build
+# sanitizer  fewer cases of them under compute-sanitizer
+# speed      times of each kernel beside the card's own speed of copying
+# engine     llama.cpp with CUDA (ten minutes on 16 cores), then attend beside upstream's flash attention
+# tests      the engine's tests with all layers on the GPU
+# bench      a model of Llama-3-8B's shape with random q4_0 weights: what compressing adds to reading a prompt, device memory beside what
+#            `edgekv fit` plans, writing behind 32K and 128K tokens. MODEL=file.gguf adds `edgekv bench` with that model
+#
+# Needs nvcc, cmake, ninja, a C++ compiler; from engine on also cuBLAS and the Python packages of the extra `dev`. Without a network,
+# EDGEKV_SDIST names the archive of llama-cpp-python, or bring build/upstream from a machine that has built (40 MiB). The card is the one
+# that CUDA programs get: the first of CUDA_VISIBLE_DEVICES where that is set.
+#
+# Each step has its part of the report in build/gpu-report/, written when the step ends, and the report is put together from the parts
+# there are, of earlier calls too; what a step printed stays whole in build/gpu-report/full/. So a call that was cut short loses one step.
+# EDGEKV_GPU_OUT      where the report goes, instead of docs/benchmarks/gpu.md
+# EDGEKV_GPU_RESUME=1 leaves out steps that went well before, at the same commit
+# EDGEKV_GPU_DEPTHS   contexts of bench, instead of 32768,131072; EDGEKV_GPU_SHAPE its model, instead of llama-8b; EDGEKV_GPU_NGL its layers
+#                     on the GPU, instead of 99
 set -uo pipefail
 cd "$(dirname "$0")/.."
-stages=${*:-kernels engine}
+stages=${*:-kernels sanitizer speed engine tests bench}
 out=${EDGEKV_GPU_OUT:-docs/benchmarks/gpu.md}
-jobs=$(nproc)
+jobs=${JOBS:-$(nproc)}
 python=${PYTHON:-python3}
-part=$(mktemp)
+shape=${EDGEKV_GPU_SHAPE:-llama-8b}
+depths=${EDGEKV_GPU_DEPTHS:-32768,131072}
+ngl=${EDGEKV_GPU_NGL:-99}
+parts=build/gpu-report
+call=$(date -u +%Y%m%dT%H%M%S)
+commit=$(git describe --always --dirty 2> /dev/null || echo unknown)
 failed=0
 
-command -v nvcc > /dev/null || { echo "nvcc is missing: install the CUDA toolkit and put its bin folder into PATH"; exit 2; }
-sm=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | head -n 1 | tr -d .)
-[ -n "$sm" ] || { echo "there is no NVIDIA GPU here: nvidia-smi names none"; exit 2; }
-
-section() { printf '\n## %s\n\n' "$1" >> "$part"; }
-# runs a command, its output as text or as it is (tables); notes a failure and goes on
-note() {
-    local form=$1; shift
-    [ "$form" = text ] && printf '```\n' >> "$part"
-    "$@" >> "$part" 2>&1
-    local rc=$?
-    [ "$form" = text ] && printf '```\n' >> "$part"
-    if [ $rc -ne 0 ]; then failed=1; printf '\nFailed (%s): `%s`\n\n' "$rc" "$*" >> "$part"; fi
-    return $rc
-}
-last() { local n=$1; shift; "$@" > build/gpu-output.txt 2>&1; local rc=$?; tail -n "$n" build/gpu-output.txt; return $rc; }
-configure() { # folder, options
-    local folder=$1; shift
-    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DEDGEKV_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES="$sm-real" "$@" > build/gpu-configure.txt 2>&1 ||
-        { tail -n 20 build/gpu-configure.txt; exit 1; }
-}
-
-kernels() {
-    configure build/gpu-kernels -DEDGEKV_CUDA_TESTS=ON
-    cmake --build build/gpu-kernels --parallel "$jobs" --target test-cuda-device > build/gpu-build.txt 2>&1 || { tail -n 40 build/gpu-build.txt; exit 1; }
-    local tests=build/gpu-kernels/tests
-    section "Kernels against plain loops"
-    note text last 70 "$tests/test-cuda-device"
-    note text last 1 "$tests/test-cuda-device" 2 200
-    section "The same under compute-sanitizer (fewer cases)"
-    if command -v compute-sanitizer > /dev/null; then
-        for tool in memcheck racecheck synccheck; do
-            note text last 4 compute-sanitizer --tool "$tool" --error-exitcode 9 "$tests/test-cuda-device" 1 4 few
-        done
-    else
-        echo "compute-sanitizer is missing." >> "$part"
-    fi
-    section "Speed of the kernels"
-    note table "$tests/test-cuda-device" --perf 32768
-}
-
-engine() {
-    configure build/gpu-engine -DGGML_CUDA=ON
-    cmake --build build/gpu-engine --parallel "$jobs" --target edgekv bench-flash test-backend-ops > build/gpu-build.txt 2>&1 || { tail -n 40 build/gpu-build.txt; exit 1; }
-    cp build/gpu-engine/build-info.json build/gpu-engine/bin/
-    section "attend beside upstream's flash attention"
-    note table build/gpu-engine/tests/bench-flash 32768
-    section "The engine with all layers on the GPU (-ngl 99)"
-    EDGEKV_LIB=$PWD/build/gpu-engine/bin EDGEKV_GPU=1 note text last 15 "$python" -m pytest -q -m gpu tests/test_device.py tests/test_offload.py
-    [ -n "${MODEL:-}" ] || return 0
-    section "edgekv bench"
-    EDGEKV_LIB=$PWD/build/gpu-engine/bin note text "$python" -m edgekv bench -m "$MODEL" -ngl 99 -p 4096 -n 32 -r 3
-}
-
-mkdir -p build "$(dirname "$out")"
-{
-    echo "# CUDA kernels on a GPU"
-    echo
-    echo "Written by \`benchmarks/gpu.sh $stages\`, $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD 2> /dev/null || echo unknown)."
-    echo
-    echo "- card: $(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader | head -n 1) (sm_$sm)"
-    echo "- compiler: $(nvcc --version | grep release)"
-} > "$part"
 for stage in $stages; do
     case $stage in
-        kernels|engine) $stage ;;
-        *) echo "there is no stage $stage: kernels, engine"; exit 2 ;;
+        kernels|sanitizer|speed|engine|tests|bench) ;;
+        *) echo "there is no stage $stage: kernels, sanitizer, speed, engine, tests, bench"; exit 2 ;;
     esac
 done
-mv "$part" "$out"
+command -v nvcc > /dev/null || { echo "nvcc is missing: install the CUDA toolkit and put its bin folder into PATH"; exit 2; }
+mkdir -p "$parts/full" "$(dirname "$out")"
+visible=${CUDA_VISIBLE_DEVICES-0}
+export CUDA_VISIBLE_DEVICES=${visible%%,*} # llama.cpp would share its layers out over all cards
+nvcc -o "$parts/card" benchmarks/card.cu && "$parts/card" > "$parts/card.txt" || { echo "CUDA finds no GPU here; what it says stands above"; exit 2; }
+sm=$(head -n 1 "$parts/card.txt")
+
+# ---- the report
+
+assemble() {
+    {
+        echo "# CUDA kernels on a GPU"
+        echo
+        echo "Written by \`benchmarks/gpu.sh\`; a section is what one step printed, at the commit and on the card that it names."
+        cat "$parts"/[0-9]*.md 2> /dev/null || true # there may be none yet
+    } > "$out.new" && mv "$out.new" "$out"
+}
+
+# what of a step's output is shown
+whole()    { cat "$1"; } # what came on standard error, progress, only where it failed
+text()     { printf '```\n'; cat "$1"; printf '```\n'; }
+# of a sanitizer what it found, of a program its failures and its last line
+findings() { printf '```\n'; grep -E '^=========|^FAILED|passed,' "$1" > "$1.found"; head_and_tail "$1.found"; rm "$1.found"; printf '```\n'; }
+tested()   { printf '```\n'; grep -E '^(FAILED|ERROR|SKIPPED|E  )|passed|failed|error' "$1"; printf '```\n'; }
+tail_of()  { printf '```\n'; tail -n 40 "$1"; printf '```\n'; }
+head_and_tail() {
+    if [ "$(wc -l < "$1")" -le 80 ]; then cat "$1"; return; fi
+    head -n 60 "$1"; echo "..."; tail -n 20 "$1"
+}
+
+# step name, title, what is shown, command: runs it and writes its part of the report. The name's number is its place there.
+step() {
+    local name=$1 title=$2 show=$3 rc log=$parts/full/$call-$1.txt begin=$SECONDS; shift 3
+    if [ -n "${EDGEKV_GPU_RESUME:-}" ] && [ "$(cat "$parts/$name.done" 2> /dev/null)" = "$commit" ]; then echo "$title: done before"; return 0; fi
+    echo "$title"
+    rm -f "$parts/$name.done"
+    if [ ! -e "$parts/$name.md" ]; then printf '\n## %s\n\nBegun at commit %s, and not ended.\n' "$title" "$commit" > "$parts/$name.md"; assemble; fi
+    if [ "$show" = whole ]; then "$@" > "$log" 2> "$log.progress"; else "$@" > "$log" 2>&1; fi
+    rc=$?
+    {
+        printf '\n## %s\n\n' "$title"
+        printf 'Commit %s, %s, %s (sm_%s), %d s.\n\n' "$commit" "$(date -u +%Y-%m-%d)" "$(sed -n 2p "$parts/card.txt")" "$sm" $((SECONDS - begin))
+        if [ $rc -ne 0 ]; then printf '**Failed** (%s): `%s`\n\n' "$rc" "$*"; fi
+        $show "$log"
+        if [ $rc -ne 0 ] && [ -s "$log.progress" ]; then echo; tail_of "$log.progress"; fi
+    } > "$parts/$name.new"
+    mv "$parts/$name.new" "$parts/$name.md"
+    if [ $rc -eq 0 ]; then echo "$commit" > "$parts/$name.done"; else failed=1; fi
+    assemble
+    return $rc
+}
+# a build has a part only where it failed
+build() { step "$1" "$2" tail_of make_targets "${@:3}" && rm -f "$parts/$1.md" "$parts/$1.done" && assemble; }
+make_targets() { # folder, target, ..., --, options of cmake
+    local folder=$1 targets=(); shift
+    while [ "$1" != -- ]; do targets+=("$1"); shift; done
+    shift
+    cmake -S . -B "$folder" -G Ninja -DCMAKE_BUILD_TYPE=Release -DEDGEKV_TESTS=ON -DCMAKE_CUDA_ARCHITECTURES="$sm-real" "$@" &&
+        cmake --build "$folder" --parallel "$jobs" --target "${targets[@]}"
+}
+
+# ---- stages
+
+build_kernels() { build 10-build "Building the kernels" build/gpu-kernels test-cuda-device -- -DEDGEKV_CUDA_TESTS=ON; }
+kernels() {
+    build_kernels || return
+    step 11-cases "Kernels against plain loops" text build/gpu-kernels/tests/test-cuda-device
+    step 12-random "The same, 200 random cases" text build/gpu-kernels/tests/test-cuda-device 2 200
+}
+sanitizer() {
+    build_kernels || return
+    local n=0
+    for tool in memcheck racecheck synccheck; do
+        step "2$((n++))-$tool" "A few cases under compute-sanitizer's $tool" findings \
+            compute-sanitizer --tool "$tool" --error-exitcode 9 build/gpu-kernels/tests/test-cuda-device 1 4 few
+    done
+}
+speed() {
+    build_kernels || return
+    step 30-speed "Speed of the kernels" whole build/gpu-kernels/tests/test-cuda-device --perf 32768
+}
+build_engine() {
+    build 40-build "Building the engine" build/gpu-engine edgekv bench-flash -- -DGGML_CUDA=ON || return
+    cp build/gpu-engine/build-info.json build/gpu-engine/bin/
+    export EDGEKV_LIB=$PWD/build/gpu-engine/bin
+}
+engine() {
+    build_engine || return
+    step 41-flash "attend beside upstream's flash attention" whole build/gpu-engine/tests/bench-flash 32768
+}
+tests() {
+    build_engine || return
+    export EDGEKV_GPU=1
+    local n=0
+    for model in llama-gqa llama-mha llama-d128 gemma3 qwen2; do # each a few minutes
+        step "5$((n++))-$model" "The engine on the GPU beside the CPU: $model" tested \
+            "$python" -m pytest -q -rfE --tb=short -m gpu tests/test_device.py -k "test_a_gpu and $model"
+    done
+    step 55-offload "Layers on the GPU, all of them or some" tested "$python" -m pytest -q -rfEs --tb=short -m gpu tests/test_offload.py
+}
+write_model() {
+    [ -e "$1" ] && return
+    "$python" -c 'import sys; from pathlib import Path; from edgekv.bench import synthetic; synthetic.write(Path(sys.argv[1]), *synthetic.parse(sys.argv[2]))' \
+        "$1.new" "$shape" && mv "$1.new" "$1"
+}
+bench() {
+    build_engine || return
+    local model=$parts/${shape/:/-}.gguf n=2 first=${depths%%,*}
+    step 60-model "Writing a model of the shape $shape" tail_of write_model "$model" || return
+    rm -f "$parts/60-model.md"
+    step 61-share "Score, select and evict beside the rest of a prompt's reading" whole \
+        "$python" benchmarks/share.py -m "$model" -ngl "$ngl" --tokens "$first"
+    step 62-memory "Device memory beside the plan" whole \
+        "$python" benchmarks/fit.py -m "$model" -ngl "$ngl" --points "0.2:f16:$first,0.2:q8_0:$first,1:f16:$first"
+    for depth in ${depths//,/ }; do
+        step "6$((++n))-decode-$depth" "Writing behind $depth tokens, a fifth kept and all" whole \
+            "$python" -m edgekv bench -m "$model" --kv-method snapkv -ngl "$ngl" -p 0 -n 64 -d "$depth" --fill repeat --full f16 --compare -r 3
+    done
+    [ -n "${MODEL:-}" ] || return 0
+    step 69-model "edgekv bench" whole "$python" -m edgekv bench -m "$MODEL" -ngl "$ngl" -p 4096 -n 32 -r 3 --compare
+}
+
+for stage in $stages; do $stage || failed=1; done
 cat "$out"
 exit $failed

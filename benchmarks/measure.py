@@ -40,6 +40,7 @@ class Measurement:
     """Where the logits of each prompt's last token go (.npy), if anywhere."""
     n_prompts: int = 1
     """So many prompts, one behind the other in the file, each in an empty cache; the times are those of all."""
+    n_gpu_layers: int = 0
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
         result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
     result["rss_bytes"] = rss_peak()
     if stats:
-        result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "compress_ms", "stage_ms", "mode", "method")}
+        result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "prefill_ms", "compress_ms", "stage_ms", "mode", "method")}
         result["n_kept"] = float(stats.n_kept)
     print(json.dumps(result))
 
@@ -82,7 +83,7 @@ def last_logits(llm: Any) -> np.ndarray:
 def load(what: Measurement) -> Any:
     n_ctx = -(-(what.n_prompt + what.n_decode + WARM_UP_TOKENS) // 256) * 256
     shared = dict(n_ctx=n_ctx, n_batch=what.n_ubatch, n_ubatch=what.n_ubatch, n_threads=what.n_threads, n_threads_batch=what.n_threads,
-                  flash_attn=what.flash, type_k=what.type, type_v=what.type, verbose=False)
+                  flash_attn=what.flash, type_k=what.type, type_v=what.type, n_gpu_layers=what.n_gpu_layers, verbose=False)
     if what.side == "stock":
         from llama_cpp import Llama
 
