@@ -25,6 +25,12 @@ METHODS = ("snapkv", "cake", "h2o", "kvzap")
 """Between them they ask for every statistic of a layer, and for what is foretold of its rows."""
 DRAWN = ("random", "score=random,merge=d2o", "score=random,merge=summary,worst=5")
 """Rows are drawn, so that the same ones stay whatever a device rounds."""
+TRIED = ("snapkv", "kvzap")
+"""Before these two have run on a device all its kernels were tried, which counts as calls too."""
+GPU = 1
+"""ggml's GGML_BACKEND_DEVICE_TYPE_GPU."""
+VERBS = ("attend", "score", "foretell", "gather", "nearest", "fold")
+"""Of `edgekv_cuda_calls`."""
 
 
 def tokens(n: int, seed: int) -> list[int]:
@@ -58,6 +64,23 @@ def load_device(device: str, libs: str) -> ctypes.CDLL:
     return ctypes.CDLL(device)
 
 
+def kernel_calls(libs: str) -> dict[str, int] | None:
+    """How often each kernel of ours was queued on CUDA devices; None where the first device has none that were compiled for it."""
+    lib = {name: ctypes.CDLL(str(next(Path(libs).glob(f"lib{name}.*")))) for name in ("ggml", "ggml-base")}
+    lib["ggml"].ggml_backend_dev_by_type.restype = ctypes.c_void_p
+    device = lib["ggml"].ggml_backend_dev_by_type(GPU)
+    if not device:
+        return None
+    registry, function = lib["ggml-base"].ggml_backend_dev_backend_reg, lib["ggml-base"].ggml_backend_reg_get_proc_address
+    registry.restype, registry.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
+    ready, calls = (function(registry(device), name) for name in (b"edgekv_cuda_ready", b"edgekv_cuda_calls"))
+    if not calls or (ready and not ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(ready)(device)):
+        return None
+    count = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p)(calls)
+    return {verb: count(verb.encode()) for verb in VERBS}
+
+
 def main() -> None:
     job = json.load(sys.stdin)
     path, kind = Path(job["model"]), job["kind"]
@@ -66,11 +89,16 @@ def main() -> None:
     del os.environ["EDGEKV_ATTEND"]
     device = load_device(job["device"], job["libs"]) if job["device"] else None
     assert any(d["name"].upper() != "CPU" for d in facts.devices()), "there is no device"
+    for method in TRIED:
+        kept(path, kind, method, n_gpu_layers=99)
+    tried = kernel_calls(job["libs"])
     got = {method: ragged(path, kind, method, n_gpu_layers=99) for method in DRAWN}
     rows = {method: kept(path, kind, method, n_gpu_layers=99) for method in METHODS}
+    calls = kernel_calls(job["libs"])
     print(json.dumps({
         "nmse": {m: float(((got[m] - expected[m]) ** 2).sum() / (expected[m] ** 2).sum()) for m in DRAWN},
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
+        "calls": calls and {verb: calls[verb] - tried[verb] for verb in VERBS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,
         "n_foretold": device.fake_device_n_foretold() if hasattr(device, "fake_device_n_foretold") else None,

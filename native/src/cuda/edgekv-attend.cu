@@ -2,6 +2,7 @@
 // The heads' rows are cut into tiles of 16, and all tiles of all heads evenly into parts: a block reads its part once for the up to 16
 // queries (tokens x heads of the group) that share it, each warp its own tiles, next tile under way while one is multiplied. Then one
 // block per query folds the parts. Grids depend on shapes only: the lengths are read on the device.
+#include "edgekv-calls.h"
 #include "edgekv-cuda.h"
 #include "edgekv-rows.cuh"
 
@@ -375,6 +376,7 @@ size_t edgekv_cuda_attend_workspace(const edgekv_rows * rows, int n_tokens, int 
 }
 
 int edgekv_cuda_attend(const edgekv_rows * rows, const edgekv_queries * qs, float * dst, int n_parts, void * workspace, void * stream) {
+    count(ATTEND);
     plan p;
     cudaError_t e = make_plan(*rows, p);
     if (e != cudaSuccess) return e;

@@ -64,6 +64,10 @@ GGML_BACKEND_API int    edgekv_cuda_merge_fold(const struct edgekv_numbered * to
 
 GGML_BACKEND_API int edgekv_cuda_wait(const void * memory);
 
+// ---- for tests: how often attend, score, foretell, gather, nearest or fold was queued since the program began; -1 for another name
+
+GGML_BACKEND_API long edgekv_cuda_calls(const char * verb);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,4 +1,5 @@
 // evict on CUDA: rows move as bytes, whatever their type.
+#include "edgekv-calls.h"
 #include "edgekv-cuda.h"
 #include "edgekv-device.cuh"
 
@@ -31,6 +32,7 @@ __global__ void gather_rows(const gather_args a) {
 using namespace edgekv_cuda;
 
 int edgekv_cuda_gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream) {
+    count(GATHER);
     if (n_rows <= 0) return cudaSuccess;
     const size_t odd = (uintptr_t) from | (uintptr_t) to | n_bytes;
     const auto kernel = odd % 16 == 0 ? gather_rows<uint4> : odd % 8 == 0 ? gather_rows<uint2> : odd % 4 == 0 ? gather_rows<uint32_t> : gather_rows<uint16_t>;
@@ -58,4 +60,9 @@ int edgekv_cuda_wait(const void * memory) {
     if (e == cudaSuccess) e = cudaSetDevice(where.device);
     if (e == cudaSuccess) e = cudaDeviceSynchronize();
     return told(e);
+}
+
+long edgekv_cuda_calls(const char * verb) {
+    for (int v = 0; v < N_VERBS; ++v) if (strcmp(verb, VERB_NAMES[v]) == 0) return g_n_calls[v];
+    return -1;
 }

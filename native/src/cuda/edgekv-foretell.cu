@@ -2,6 +2,7 @@
 // cpu/edgekv-foretell.cpp.
 // First the mean direction of the keys: sums over blocks of rows, added up in order, so that two runs agree. Then a warp per row, its key in
 // shared memory, where RoPE's pairs are found whichever they are.
+#include "edgekv-calls.h"
 #include "edgekv-cuda.h"
 #include "edgekv-quantize.cuh"
 
@@ -138,6 +139,7 @@ size_t edgekv_cuda_foretell_workspace(const edgekv_numbered * keys, int n) { ret
 
 int edgekv_cuda_foretell(const edgekv_numbered * keys, const edgekv_numbered * values, const edgekv_map * map, int n, float * out, float * unlike,
         void * workspace, void * stream) {
+    count(FORETELL);
     if (n <= 0) return cudaSuccess;
     foretell_args a = { *keys, *values, *map, n, (float *) workspace, nullptr, out, unlike };
     a.direction = a.sums + (size_t) n_blocks(n)*keys->d;

@@ -2,6 +2,7 @@
 // Search: kept rows are packed once for the tensor cores, with the inverse of their lengths; a block holds 64 evicted rows in registers
 // and walks over all kept ones. Values are rounded to halves there (2^-11). Fold: a warp sums 32 values of one row in f32, one per lane,
 // which is a block of any quantised type, and writes them in that type.
+#include "edgekv-calls.h"
 #include "edgekv-cuda.h"
 #include "edgekv-quantize.cuh"
 #include "edgekv-rows.cuh"
@@ -161,6 +162,7 @@ size_t edgekv_cuda_merge_workspace(const edgekv_numbered * keys, int n_kept) {
 
 int edgekv_cuda_merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept,
         float * cosine, int32_t * nearest, void * workspace, void * stream) {
+    count(NEAREST);
     if (n_gone <= 0) return cudaSuccess;
     if (n_kept <= 0) return cudaErrorInvalidValue;
     nearest_args a = { *keys, gone, kept, n_gone, n_kept, (uint4 *) workspace, nullptr, cosine, nearest };
@@ -172,6 +174,7 @@ int edgekv_cuda_merge_nearest(const edgekv_numbered * keys, const int32_t * gone
 }
 
 int edgekv_cuda_merge_fold(const edgekv_numbered * to, const edgekv_shares * shares, const int32_t * begin, void * stream) {
+    count(FOLD);
     if (shares->n <= 0) return cudaSuccess;
     return launch(fold_rows, dim3((shares->n + WARPS - 1)/WARPS, chunks_of(*to)), WARPS*WARP, 0, stream, fold_args { *to, *shares, begin });
 }

@@ -54,6 +54,7 @@ void * edgekv_cuda_function(const char * name) {
         { "edgekv_cuda_merge_nearest",   (void *) edgekv_cuda_merge_nearest },
         { "edgekv_cuda_merge_fold",      (void *) edgekv_cuda_merge_fold },
         { "edgekv_cuda_wait",            (void *) wait_unrecorded },
+        { "edgekv_cuda_calls",           (void *) edgekv_cuda_calls },
     };
     for (const auto & [known, function] : all) if (strcmp(name, known) == 0) return function;
     return nullptr;

@@ -1,6 +1,7 @@
 // score on CUDA: column statistics of the attention of some queries. The definition of correct is cpu/edgekv-score.cpp.
 // Two passes over K, no attention matrix: each query's log of the sum of exponentials, over parts of the rows and then folded; then the
 // columns, where a block owns 64 rows and walks over all queries of their KV head. Queries are packed for the tensor cores beforehand.
+#include "edgekv-calls.h"
 #include "edgekv-cuda.h"
 #include "edgekv-rows.cuh"
 
@@ -285,6 +286,7 @@ size_t edgekv_cuda_score_workspace(const edgekv_rows * rows, int n_tokens, int n
 }
 
 int edgekv_cuda_score(const edgekv_rows * rows, const edgekv_queries * qs, const edgekv_columns * cols, int n_rows_max, void * workspace, void * stream) {
+    count(SCORE);
     if (n_rows_max <= 0 || qs->n_tokens <= 0) return cudaSuccess;
     score_args a = { *rows, *qs, *cols, (uint4 *) workspace, nullptr, nullptr, row_parts(n_rows_max), token_tiles(qs->n_tokens) };
     a.norm = (float *) ((char *) workspace + query_bytes(*rows, qs->n_tokens));

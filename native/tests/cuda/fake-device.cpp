@@ -183,7 +183,8 @@ void * function(ggml_backend_reg_t, const char * name) {
         { "edgekv_cuda_score", (void *) score }, { "edgekv_cuda_gather", (void *) gather },
         { "edgekv_cuda_foretell_workspace", (void *) edgekv_cuda_foretell_workspace }, { "edgekv_cuda_foretell", (void *) foretell },
         { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace }, { "edgekv_cuda_merge_nearest", (void *) merge_nearest },
-        { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait } };
+        { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait },
+        { "edgekv_cuda_calls", (void *) edgekv_cuda_calls } };
     const auto it = all.find(name);
     return it == all.end() ? nullptr : it->second;
 }
