@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from edgekv import facts, native
 from edgekv.errors import BadInput, EdgeKVError
@@ -57,6 +57,15 @@ class Blueprint:
     def __exit__(self, *_: object) -> None:
         llama_cpp.llama_model_free(self._model)
         self._model = None
+
+    @cached_property
+    def on_host(self) -> int:
+        """Bytes of the weights that stay in main memory where all layers are on a GPU: the token table, unless the output shares it, which is
+        then there as well."""
+        from edgekv.gguf_sizes import tensor_sizes
+
+        sizes = tensor_sizes(self.path)
+        return sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0
 
     def _context(self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1) -> Context:
         """n_outputs: tokens of a chunk whose logits are reserved; 1 is what a prompt really uses, n_batch what the bindings ask for."""

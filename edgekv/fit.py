@@ -52,8 +52,9 @@ class Wish:
 class Point:
     """One way to run: a context filled by one prompt. All sizes in bytes.
 
-    kv: kept rows, or llama.cpp's whole cache at ratio 1; tail: what new tokens may take behind them; layer, hidden, inputs: while the
-    prompt is read; compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same time.
+    kv: kept rows, or llama.cpp's whole cache at ratio 1; tail: what new tokens may take behind them; layer, hidden, inputs, masks: while
+    the prompt is read; compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same time, on a GPU if the layers
+    are on one: hidden states, inputs and host_weights are in main memory then, and no part of it.
     """
 
     n_ctx: int
@@ -72,6 +73,8 @@ class Point:
     compute: int
     process: int
     peak: int
+    masks: int = 0
+    host_weights: int = 0
 
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
@@ -100,18 +103,21 @@ class Planner:
         kinds = self._check_types(types)
         compressed = ratio < 1
         context = b.context(compressed, n_ctx, *kinds, (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1)
-        shared = dict(n_ctx=n_ctx, ratio=ratio, type_k=types[0], type_v=types[1], weights=b.weights, compute=context.compute, process=w.process)
+        host = b.on_host if self._on_gpu else 0
+        weights = b.weights - host
+        shared = dict(n_ctx=n_ctx, ratio=ratio, type_k=types[0], type_v=types[1], weights=weights, compute=context.compute, process=w.process,
+                      host_weights=host)
         if not compressed:
             return Point(n_kept=n_ctx, hidden="f32", kv=context.cache, kv_full=context.cache, tail=0, layer=0, hidden_bytes=0, inputs=0,
-                         peak=b.weights + context.cache + context.compute + w.process, **shared)
+                         peak=weights + context.cache + context.compute + w.process, **shared)
         n_rows = rows_for(n_ctx, ratio, min_tokens=w.min_tokens)
         read = reading(context.layers, extent(self.preset, n_ctx, w.window, self._n_ubatch), n_rows, n_embd=b.n_embd, n_ubatch=self._n_ubatch,
-                       hidden=hidden, even=self.preset.budget.name == "uniform")
+                       hidden=hidden, even=self.preset.budget.name == "uniform", on_gpu=self._on_gpu)
         tail = reserve(context.layers, w.tail, w.window)
         full = b.context(False, n_ctx, *kinds).cache
         moving = max(read.peak, read.kept + tail)
         return Point(n_kept=n_rows, hidden=hidden, kv=read.kept, kv_full=full, tail=tail, layer=read.layer, hidden_bytes=read.hidden, inputs=read.inputs,
-                     peak=b.weights + context.compute + w.process + moving, **shared)
+                     masks=read.masks, peak=weights + context.compute + w.process + moving, **shared)
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
         """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""

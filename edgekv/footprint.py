@@ -52,6 +52,17 @@ def kept_bytes(layers: Sequence[LayerInfo], n_tokens: int, n_rows: int) -> int:
     return sum(tensor_bytes(x, x.n_head_kv * (min(n_tokens, x.n_swa + SWA_SLACK) if x.n_swa else min(n_rows, n_tokens))) for x in layers)
 
 
+def mask_bytes(layers: Sequence[LayerInfo], n_rows: int, n_ubatch: int) -> int:
+    """Masks of a prompt on a device (f16), one for layers that see everything and one for windows: every chunk's is a part of it.
+
+    n_rows: the longest head while the prompt is read.
+    """
+    n = min(n_ubatch, n_rows)
+    windows = [x.n_swa for x in layers if x.n_swa]
+    widths = [n_rows] * any(not x.n_swa for x in layers) + windows[-1:]
+    return sum(2 * n * (width + n) for width in widths)
+
+
 def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
     """llama.cpp's own cache for n_ctx tokens (sliding-window layers in full, as the bindings ask for)."""
     return sum(x.bytes_row * x.n_head_kv * n_ctx for x in layers)
@@ -90,7 +101,7 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes while a prompt is read, by what they are for."""
+    """Bytes while a prompt is read, by what they are for. on_gpu: hidden states and inputs are in main memory, and count elsewhere."""
 
     kept: int
     beside_hidden: int
@@ -99,21 +110,24 @@ class Reading:
     layer: int
     hidden: int
     inputs: int
+    masks: int = 0
+    on_gpu: bool = False
 
     @property
     def peak(self) -> int:
-        """The most that stands at the same time."""
-        return self.old + self.layer + max(self.beside_hidden + self.hidden + self.inputs, self.kept)
+        """The most that stands at the same time, on the device if the layers are on one."""
+        elsewhere = self.on_gpu * (self.hidden + self.inputs)
+        return self.old + self.layer + self.masks + max(self.beside_hidden + self.hidden + self.inputs - elsewhere, self.kept)
 
 
 def reading(
     layers: Sequence[LayerInfo], what: Extent, n_rows: int, *, n_embd: int, n_ubatch: int, hidden: str = "f32", n_old: int = 0, old_bytes: int = 0,
-    even: bool = False,
+    even: bool = False, on_gpu: bool = False,
 ) -> Reading:
     """What reading a prompt takes.
 
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of all.
-    even: all heads keep as many, so all layers but the last stand beside the hidden states. Else those before the last may hold all rows.
+    on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last stand beside the hidden states. Else those before the last may hold all rows.
     """
     kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
     beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
@@ -123,7 +137,8 @@ def reading(
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return Reading(kept=kept, beside_hidden=beside, old=old_bytes, layer=layer, hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
-                   inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL)
+                   inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
+                   masks=mask_bytes(layers, n_old + what.n_rows, n_ubatch) if on_gpu else 0, on_gpu=on_gpu)
 
 
 def _rotations(x: LayerInfo) -> int:

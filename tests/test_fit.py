@@ -20,6 +20,7 @@ from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
 from edgekv.errors import BadInput
 from edgekv.fit import HIDDEN, RATIOS, Planner, Wish
+from edgekv.gguf_sizes import tensor_sizes
 from edgekv.native import LayerInfo
 from edgekv.sizes import size_text
 from tests import models
@@ -98,7 +99,7 @@ def test_the_processs_peak_is_within_5_percent_of_the_plan(demo_model, tmp_path,
 class FakeBlueprint:
     """A model of 32 layers at the public face of `Blueprint`."""
 
-    weights, n_embd, n_ctx_train, why = 4 * 2**30, 4096, 131072, ""
+    weights, n_embd, n_ctx_train, why, on_host = 4 * 2**30, 4096, 131072, "", 281 * 2**20
     shape = {"d_head_k": 128, "d_head_v": 128}
 
     def context(self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1) -> Context:
@@ -119,6 +120,50 @@ def test_the_sum_is_the_one_in_the_design():
         got = (point.kv, point.layer, point.hidden_bytes, point.kv_full)
         assert [x / 2**30 for x in got] == pytest.approx(parts, rel=0.01)
         assert point.peak >= point.weights + point.compute + point.kv * 31 // 32 + point.layer + point.hidden_bytes
+
+
+def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
+    """Llama-3-8B at 32K, ubatches of 512: 31/32 or all of the kept rows, one layer, a mask of 512 x (32768 + 512) halves."""
+    preset, wish = methods.get("snapkv"), Wish(0, 32768)
+    here, there = (Planner(FakeBlueprint(), preset, wish, on_gpu=x).point(32768, 0.2, ("f16", "f16"), "f32") for x in (False, True))  # type: ignore[arg-type]
+    assert (here.masks, here.host_weights, there.masks, there.host_weights) == (0, 0, 2 * 512 * (32768 + 512), 281 * 2**20)
+    assert there.weights == here.weights - there.host_weights == 4 * 2**30 - 281 * 2**20
+    assert (there.kv, there.layer, there.hidden_bytes, there.inputs) == (here.kv, here.layer, here.hidden_bytes, here.inputs)
+    assert there.peak == there.weights + there.compute + max(there.kv + there.layer + there.masks, there.kv + there.tail)
+    assert here.peak == here.weights + here.compute + here.kv * 31 // 32 + here.layer + here.hidden_bytes + here.inputs
+    full = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 1.0, ("f16", "f16"), "f32")  # type: ignore[arg-type]
+    assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
+    plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)  # type: ignore[arg-type]
+    assert plan.best(32768) == replace(there, hidden="f32")  # states in a file would not help it
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2"])
+def test_the_token_table_stays_in_main_memory_unless_the_output_shares_it(tiny, name):
+    import gguf
+
+    sizes = {t.name: int(t.n_bytes) for t in gguf.GGUFReader(str(tiny(name))).tensors}
+    assert tensor_sizes(tiny(name)) == sizes
+    with Blueprint(str(tiny(name))) as blueprint:
+        assert blueprint.on_host == (sizes["token_embd.weight"] if "output.weight" in sizes else 0)
+
+
+def test_sizes_are_found_behind_any_kind_of_value(tmp_path):
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "llama")
+    for kind, value in (("uint8", 1), ("int16", -2), ("uint32", 3), ("float32", 0.5), ("bool", True), ("string", "ä" * 9), ("uint64", 4), ("float64", 0.1)):
+        getattr(writer, f"add_{kind}")(f"a.{kind}", value)
+    writer.add_array("a.words", ["x", "yy", ""])
+    writer.add_array("a.numbers", [1, 2, 3])
+    writer.add_array("a.truths", [True, False])
+    writer.add_tensor("token_embd.weight", np.zeros((3, 5), np.float16))
+    writer.add_tensor("output.weight", np.zeros((2, 18), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert tensor_sizes(tmp_path / "x.gguf") == {"token_embd.weight": 30, "output.weight": 36}
 
 
 @settings(deadline=None, max_examples=40)

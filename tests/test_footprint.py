@@ -10,7 +10,7 @@ from edgekv import machine
 from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.engine import Watch
 from edgekv.errors import BadInput
-from edgekv.footprint import extent, full_bytes, kept_bytes, reading
+from edgekv.footprint import extent, full_bytes, kept_bytes, mask_bytes, reading
 from edgekv.sizes import parse_size, size_text
 from tests import models
 from tests.engine import load
@@ -61,6 +61,19 @@ def test_kept_bytes_are_predicted_to_the_byte_and_the_peak_within_its_bound(tiny
 @pytest.mark.parametrize("method", ["tova", "random", "h2o", "score=expected,budget=uniform", "score=kvzip,budget=uniform"])
 def test_whoever_judges_the_keys_the_prediction_holds(tiny, text, method):
     check(tiny("llama-gqa"), "f16", list(text(N_PROMPT)), method, 0.2, "f16")
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
+def test_masks_of_a_device_are_predicted(tiny, text, name, monkeypatch):
+    """EDGEKV_ATTEND=graph: the CPU goes the way of devices."""
+    peaks = []
+    for how in ("", "graph"):
+        monkeypatch.setenv("EDGEKV_ATTEND", how)
+        llm = load(tiny(name), kv_ratio=0.2, kv_method="snapkv")
+        llm.eval(list(text(N_PROMPT)))
+        peaks.append(llm.kv_stats().n_bytes_peak)
+    masks = mask_bytes(llm._kv.store.layers, N_PROMPT, 256)
+    assert masks > 0 and peaks[1] - peaks[0] == pytest.approx(masks, rel=0.15)  # inputs are other ones too
 
 
 @pytest.mark.parametrize("method", ["adakv", "pyramidkv", "cake", "kvzip"])

@@ -165,10 +165,11 @@ class Report:
 
     def costs(self, point: Point) -> list[str]:
         full = f" (all rows {mib(point.kv_full)})" if point.ratio < 1 else ""
-        rows = [("weights", mib(point.weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
+        there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
+        rows = [("weights", mib(point.weights)), ("token table in main memory", mib(point.host_weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
                 ("new tokens, at most", mib(point.tail)),
-                ("one layer in full", mib(point.layer)), (f"hidden states ({point.hidden})", mib(point.hidden_bytes)),
-                ("queries and inputs", mib(point.inputs)),
+                ("one layer in full", mib(point.layer)), ("masks of the prompt", mib(point.masks)),
+                (f"hidden states ({point.hidden}){there}", mib(point.hidden_bytes)), (f"queries and inputs{there}", mib(point.inputs)),
                 ("compute buffers", mib(point.compute)), ("process", mib(point.process)), ("at the peak", mib(point.peak))]
         if point.hidden == "disk":
             rows.append(("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx)))
