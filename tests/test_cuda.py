@@ -9,11 +9,11 @@ import os
 import re
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
 
+from tests import cublas
 from tests.lib import ROOT
 
 KERNELS = ROOT / "native" / "src" / "cuda"
@@ -59,17 +59,8 @@ def test_kernels_compile_without_spills(architecture, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["patched", "ours"])
 def test_call_sites_compile(source, tmp_path):
-    """ggml-cuda.cu with our calls, and the file that it calls. They include cuBLAS: its header comes with the toolkit or with PyPI's nvidia-cublas."""
-    cublas = [folder for folder in headers_of_cublas() if (folder / "cublas_v2.h").exists()]
-    if not cublas:
-        pytest.skip("cublas_v2.h is missing: pip install nvidia-cublas, or name its folder in EDGEKV_CUBLAS")
-    path = upstream() / "ggml" / "src" / "ggml-cuda" / "ggml-cuda.cu" if source == "patched" else KERNELS / "edgekv-op.cu"
+    """ggml-cuda.cu with our calls, and the file that it calls. They include cuBLAS: its header comes with the toolkit, or from PyPI."""
+    patched = upstream() / "ggml" / "src" / "ggml-cuda" / "ggml-cuda.cu"
+    path = patched if source == "patched" else KERNELS / "edgekv-op.cu"
     compile_for(86, path, tmp_path / "calls.o", "-std=c++17", "-O1", "-extended-lambda", "-Werror", "all-warnings", "-DEDGEKV_CUDA",
-                "-DGGML_CUDA_USE_GRAPHS", f"-I{cublas[0]}")
-
-
-def headers_of_cublas() -> list[Path]:
-    named = os.environ.get("EDGEKV_CUBLAS")
-    nvcc = shutil.which("nvcc")
-    return [*([Path(named)] if named else []), *([Path(nvcc).resolve().parent.parent / "include"] if nvcc else []),
-            *Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include")]
+                "-DGGML_CUDA_USE_GRAPHS", f"-I{cublas.folder()}")
