@@ -8,7 +8,7 @@ const ggml_type TYPES[] = { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_T
 const int HEAD_SIZES[] = { 64, 80, 96, 128, 256 };
 const int GROUPS[]     = { 1, 3, 4, 7, 16 };
 const int N_TOKENS[]   = { 1, 2, 8, 65, 300 };
-const int LENGTHS[]    = { 0, 1, 31, 32, 33, 255, 257, 1000 };
+const int LENGTHS[]    = { 0, 1, 31, 32, 33, 255, 256, 257, 1000, 4096 };
 
 std::vector<test_case> fixed_cases() {
     std::vector<test_case> all;
