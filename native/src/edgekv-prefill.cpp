@@ -326,7 +326,9 @@ edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
 void edgekv_prefill::lay_out_old(int il) {
     const auto & l = *store->layers[il];
     auto & s = *scratches[scratch_index[il]];
-    for (int k = 0; k < l.n_head_kv; ++k) s.t.copy_rows(l.t, l.first[k], k*s.cap + s.n_old - l.len[k], l.len[k]);
+    std::vector<int32_t> to(l.n_head_kv);
+    for (int k = 0; k < l.n_head_kv; ++k) to[k] = (int32_t) (k*s.cap + s.n_old - l.len[k]);
+    s.t.copy_heads(l.t, l.first, to, l.len);
 }
 
 void edgekv_prefill::run(int il) {

@@ -63,6 +63,24 @@ void edgekv_tensors::copy_rows(const edgekv_tensors & from, int64_t src, int64_t
     copy_tensor_rows(from.v, v, src, dst, n);
 }
 
+// a device is waited for twice, not before and behind each head
+void edgekv_tensors::copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src, const std::vector<int32_t> & dst, const std::vector<int32_t> & n) {
+    if (std::all_of(n.begin(), n.end(), [](int32_t x) { return x == 0; })) return;
+    const auto buft = ggml_backend_buffer_get_type(from.buf.get());
+    const auto * device = buft == ggml_backend_buffer_get_type(buf.get()) ? edgekv_device::of(buft) : nullptr;
+    if (!device) {
+        for (size_t h = 0; h < n.size(); ++h) copy_rows(from, src[h], dst[h], n[h]);
+        return;
+    }
+    device->settle(k);
+    for (size_t h = 0; h < n.size(); ++h) {
+        if (n[h] == 0) continue;
+        device->queue_rows(from.k, nullptr, src[h], k, dst[h], n[h]);
+        device->queue_rows(from.v, nullptr, src[h], v, dst[h], n[h]);
+    }
+    device->settle(k); // the old rows' memory is about to go
+}
+
 int32_t edgekv_layer::len_max() const { return len.empty() ? 0 : *std::max_element(len.begin(), len.end()); }
 
 int64_t edgekv_layer::n_rows() const {
@@ -95,10 +113,10 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     const int64_t n = assign_first(cap_new, first_new, row_step);
     auto fresh = edgekv_tensors::make(buft, type_k, type_v, d_k, d_v, n, std::to_string(il).c_str());
     for (int k = 0; k < n_head_kv; ++k) {
-        if (t.k) fresh.copy_rows(t, first[k], first_new[k], std::min(len[k], cap_new[k]));
         len[k] = std::min(len[k], cap_new[k]);
         pos[k].resize(len[k]);
     }
+    if (t.k) fresh.copy_heads(t, first, first_new, len);
     t = std::move(fresh);
     first = std::move(first_new);
     cap = cap_new;

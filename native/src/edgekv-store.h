@@ -28,6 +28,8 @@ struct edgekv_tensors {
     size_t n_bytes() const;
     // rows [src, src + n) of another set of tensors of the same shape to rows [dst, dst + n), K and V
     void copy_rows(const edgekv_tensors & from, int64_t src, int64_t dst, int64_t n);
+    // the same of each head: n[h] rows from src[h] on to dst[h]
+    void copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src, const std::vector<int32_t> & dst, const std::vector<int32_t> & n);
 };
 
 // one matrix in a buffer of its own
