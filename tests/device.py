@@ -57,6 +57,30 @@ def kept(path: Path, kind: str, method: str, **options: Any) -> list[set[int]]:
     return [set(rows.tolist()) for layer in positions(llm) for rows in layer]
 
 
+def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logits [4, n_vocab] behind a conversation that went on undisturbed, after turns that were cancelled at several points, and after it was saved
+    and loaded into another context. Summary rows are in it: they are written when the prompt has ended."""
+    from edgekv.errors import Cancelled
+
+    first, *others = (load(path, kind, kv_ratio=0.3, kv_method=DRAWN[-1], **options) for _ in range(3))
+    for llm in (first, others[0]):
+        llm.eval(tokens(N_PROMPT, 0))
+        llm.eval(tokens(5, 1))
+    cancelled, loaded = others
+    for at in (0.0, 0.3, 0.9):
+        cancelled.kv_progress = lambda done, total: cancelled.kv_cancel() if done >= at * total else None
+        try:
+            cancelled.eval(tokens(400, 2))
+            raise AssertionError(f"at {at:g} of a turn nothing was cancelled")
+        except Cancelled:
+            pass
+    cancelled.kv_progress = None
+    with tempfile.TemporaryDirectory() as folder:
+        first.kv_save(str(Path(folder, "chat")))
+        loaded.kv_load(str(Path(folder, "chat")))
+    return tuple(feed(llm, tokens(4, 3)) for llm in (first, cancelled, loaded))
+
+
 def load_device(device: str, libs: str) -> ctypes.CDLL:
     ggml = ctypes.CDLL(str(next(Path(libs).glob("libggml.*"))))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
@@ -95,9 +119,11 @@ def main() -> None:
     got = {method: ragged(path, kind, method, n_gpu_layers=99) for method in DRAWN}
     rows = {method: kept(path, kind, method, n_gpu_layers=99) for method in METHODS}
     calls = kernel_calls(job["libs"])
+    undisturbed, cancelled, loaded = interrupted(path, kind, n_gpu_layers=99)
     print(json.dumps({
         "nmse": {m: float(((got[m] - expected[m]) ** 2).sum() / (expected[m] ** 2).sum()) for m in DRAWN},
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
+        "unharmed": {"cancelled": bool((undisturbed == cancelled).all()), "loaded": bool((undisturbed == loaded).all())},
         "calls": calls and {verb: calls[verb] - tried[verb] for verb in VERBS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,

@@ -65,6 +65,7 @@ def check(result: dict, kind: str) -> None:
     assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
     assert result["n_merges"] > 10  # a search, and a fold of keys and values, in each layer and head
     assert result["n_foretold"] is None or result["n_foretold"] > 2  # two in the trial; Metal's backend has no such kernel
+    assert result["unharmed"] == {"cancelled": True, "loaded": True}  # bit for bit
     check_used(result)
     assert result["n_pinned"] != 0  # hidden states wait where the device copies from at full speed
 
@@ -85,6 +86,7 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     assert result["nmse"]["random"] < (1e-3 if kind == "f16" else 3e-2)
     assert result["nmse"]["score=random,merge=d2o"] < 3e-2
     assert min(result["same"].values()) > 0.95, result["same"]
+    assert result["unharmed"] == {"cancelled": True, "loaded": True}
     check_used(result)
 
 
