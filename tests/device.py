@@ -81,6 +81,10 @@ def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.n
     return tuple(feed(llm, tokens(4, 3)) for llm in (first, cancelled, loaded))
 
 
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    return float(((got - expected) ** 2).sum() / (expected**2).sum())
+
+
 def load_device(device: str, libs: str) -> ctypes.CDLL:
     ggml = ctypes.CDLL(str(next(Path(libs).glob("libggml.*"))))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
@@ -121,9 +125,9 @@ def main() -> None:
     calls = kernel_calls(job["libs"])
     undisturbed, cancelled, loaded = interrupted(path, kind, n_gpu_layers=99)
     print(json.dumps({
-        "nmse": {m: float(((got[m] - expected[m]) ** 2).sum() / (expected[m] ** 2).sum()) for m in DRAWN},
+        "nmse": {m: nmse(got[m], expected[m]) for m in DRAWN},
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
-        "unharmed": {"cancelled": bool((undisturbed == cancelled).all()), "loaded": bool((undisturbed == loaded).all())},
+        "harm": {"cancelled": nmse(cancelled, undisturbed), "loaded": nmse(loaded, undisturbed)},
         "calls": calls and {verb: calls[verb] - tried[verb] for verb in VERBS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,

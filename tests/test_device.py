@@ -65,9 +65,14 @@ def check(result: dict, kind: str) -> None:
     assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
     assert result["n_merges"] > 10  # a search, and a fold of keys and values, in each layer and head
     assert result["n_foretold"] is None or result["n_foretold"] > 2  # two in the trial; Metal's backend has no such kernel
-    assert result["unharmed"] == {"cancelled": True, "loaded": True}  # bit for bit
+    check_unharmed(result)
     check_used(result)
     assert result["n_pinned"] != 0  # hidden states wait where the device copies from at full speed
+
+
+def check_unharmed(result: dict) -> None:
+    """A turn that was cancelled leaves no trace; what is loaded differs by rounding, with sliding windows (8e-8 was seen on the stand-in)."""
+    assert result["harm"]["cancelled"] == 0 and result["harm"]["loaded"] < 1e-6, result["harm"]
 
 
 def check_used(result: dict) -> None:
@@ -86,7 +91,7 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     assert result["nmse"]["random"] < (1e-3 if kind == "f16" else 3e-2)
     assert result["nmse"]["score=random,merge=d2o"] < 3e-2
     assert min(result["same"].values()) > 0.95, result["same"]
-    assert result["unharmed"] == {"cancelled": True, "loaded": True}
+    check_unharmed(result)
     check_used(result)
 
 
