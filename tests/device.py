@@ -19,6 +19,7 @@ import numpy as np
 from edgekv import facts
 from tests import models
 from tests.engine import feed, load, positions, random_profile, read
+from tests.lib import nmse
 
 N_PROMPT = 500
 METHODS = ("snapkv", "cake", "h2o", "kvzap")
@@ -81,10 +82,6 @@ def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.n
     return tuple(feed(llm, tokens(4, 3)) for llm in (first, cancelled, loaded))
 
 
-def nmse(got: np.ndarray, expected: np.ndarray) -> float:
-    return float(((got - expected) ** 2).sum() / (expected**2).sum())
-
-
 def load_device(device: str, libs: str) -> ctypes.CDLL:
     ggml = ctypes.CDLL(str(next(Path(libs).glob("libggml.*"))))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
@@ -123,17 +120,17 @@ def main() -> None:
     got = {method: ragged(path, kind, method, n_gpu_layers=99) for method in DRAWN}
     rows = {method: kept(path, kind, method, n_gpu_layers=99) for method in METHODS}
     calls = kernel_calls(job["libs"])
-    undisturbed, cancelled, loaded = interrupted(path, kind, n_gpu_layers=99)
-    print(json.dumps({
+    result = {
         "nmse": {m: nmse(got[m], expected[m]) for m in DRAWN},
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
-        "harm": {"cancelled": nmse(cancelled, undisturbed), "loaded": nmse(loaded, undisturbed)},
         "calls": calls and {verb: calls[verb] - tried[verb] for verb in VERBS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,
         "n_foretold": device.fake_device_n_foretold() if hasattr(device, "fake_device_n_foretold") else None,
         "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4) if hasattr(device, "fake_device_n_pinned") else None,
-    }))
+    }
+    undisturbed, cancelled, loaded = interrupted(path, kind, n_gpu_layers=99)  # after what is counted
+    print(json.dumps({**result, "harm": {"cancelled": nmse(cancelled, undisturbed), "loaded": nmse(loaded, undisturbed)}}))
 
 
 if __name__ == "__main__":

@@ -124,3 +124,8 @@ def _main() -> None:
 
 if __name__ == "__main__":
     _main()
+
+
+def nmse(got: np.ndarray, expected: np.ndarray) -> float:
+    """Normalised mean squared error."""
+    return float(((got - expected) ** 2).sum() / (expected**2).sum())
