@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.identity import identify
-from edgekv.profiles.partial import save_json
+from edgekv.profiles.partial import Saved
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
 
 if TYPE_CHECKING:
@@ -233,35 +232,6 @@ def _read(llm: Llama, context: list[int], progress: Progress) -> None:
         llm.eval(context)
     finally:
         llm.kv_progress = None
-
-
-class Saved:
-    """Answers and the shares of finished texts, of this run and of an earlier one, by what they depend on; kept in the file `path` if there is one.
-
-    A damaged file counts for nothing.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.path, self._done = path, dict[str, Any]()
-        try:
-            self._done = dict(json.loads(path.read_text())) if path else {}
-        except (OSError, ValueError, TypeError):
-            pass
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._done
-
-    def __getitem__(self, name: str) -> Any:
-        return self._done[name]
-
-    def put(self, name: str, value: Any) -> None:
-        self._done[name] = value
-        if self.path is not None:
-            save_json(self.path, self._done)
-
-    def remove(self) -> None:
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
 
 
 def _name(*what: Any) -> str:

@@ -75,3 +75,32 @@ def save_json(path: Path, state: Any) -> None:
         fresh.replace(path)
     except OSError as error:
         raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+
+
+class Saved:
+    """What was found in this run and in an earlier one, by name; kept in the file `path` if there is one.
+
+    A damaged file counts for nothing.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self._done = path, dict[str, Any]()
+        try:
+            self._done = dict(json.loads(path.read_text())) if path else {}
+        except (OSError, ValueError, TypeError):
+            pass
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._done
+
+    def __getitem__(self, name: str) -> Any:
+        return self._done[name]
+
+    def put(self, name: str, value: Any) -> None:
+        self._done[name] = value
+        if self.path is not None:
+            save_json(self.path, self._done)
+
+    def remove(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

@@ -103,7 +103,7 @@ class Training:
         assert fitness in FITNESS
         self.llm, self.task = llm, hash_of(examples, aware, fitness)
         self._fitness, self._progress, self._examples = fitness, progress, list(examples)
-        self._parts = [_split(llm, example, aware) for example in self._examples]
+        self._parts = [split(llm, example, aware) for example in self._examples]
         self._readings: list[_Read] = []
         longest = max(len(text) + len(rest) for text, rest in self._parts)
         if longest + needle.ANSWER_TOKENS > llm.n_ctx():
@@ -174,7 +174,7 @@ class Training:
         return table
 
 
-def _split(llm: Llama, example: Example, aware: bool) -> tuple[list[int], list[int]]:
+def split(llm: Llama, example: Example, aware: bool) -> tuple[list[int], list[int]]:
     """Tokens that are compressed, and tokens that come after (none if the question is among the first)."""
     words = template(llm, example.messages)
     at = len(words) if aware else words.rindex(example.question)
