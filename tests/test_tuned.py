@@ -129,6 +129,18 @@ def test_a_stopped_search_goes_on_and_ends_the_same(llm, profile, fake, tmp_path
     assert Fake.asked - asked == asked + 6, "of the text that was being asked, six tables are tried again"
 
 
+def test_more_cases_have_those_of_the_first_round(llm, profile, fake, tmp_path):
+    def stop(done, total):
+        if done == 25:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned.make(llm, profile, replace(PLAN, rounds=1), partial=tmp_path / "p", progress=stop)
+    assert Fake.asked == 25, "four texts with six tables each, and a check"
+    tuned.make(llm, profile, replace(PLAN, rounds=1, n_cases=6), partial=tmp_path / "p")
+    assert Fake.asked == 25 + 2 * 6 + 2 * PLAN.n_checks
+
+
 def test_the_kept_maps_go_along(llm, profile, fake):
     start = replace(profile, shares=profile.shares, surrogate=None)
     assert tuned.make(llm, start, PLAN)[0].surrogate is None

@@ -95,14 +95,14 @@ def make(llm: Llama, start: Profile, plan: Plan = Plan(), *, partial: Path | Non
          command: str = "") -> tuple[Profile, Check]:
     """The tuned profile of a model from `load`, and how much nearer it is. start: the profile that its method takes.
 
-    partial: where finished texts are kept, so that the same call goes on after it was stopped; gone in the end. progress(done, total) may
-    raise to stop it. Raises BadInput if the result is no nearer, Unsupported if the model keeps llama.cpp's own cache.
+    partial: where finished texts are kept, so that the same call goes on after it was stopped, and one with more cases has those of the first
+    round; gone in the end. progress(done, total) may raise to stop it. Raises BadInput if the result is no nearer, Unsupported if the model keeps llama.cpp's own cache.
     """
     if llm._kv is None:
         raise Unsupported(f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}")
     ratio, settings, heads = float(llm._kv_settings.ratio), llm._kv_settings, start.heads
     shares, moves, done = start.shares_at(ratio), np.zeros(heads.shape), 0
-    saved, key = Saved(partial), (start.model, settings.preset.name, ratio, settings.window, settings.sink, shares.tobytes(), plan)
+    saved, key = Saved(partial), (start.model, settings.preset.name, ratio, settings.window, settings.sink, plan.n_tokens)
 
     def measured(seed: int, tables: list[Table]) -> NDArray[np.float64]:
         nonlocal done
