@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands, methods
+from edgekv.budget import BUDGETS
 from edgekv.commands import load, options, report, slash, text
 from edgekv.commands.docs import page
 from edgekv.errors import BadInput, Unsupported
@@ -406,6 +407,7 @@ def test_info(monkeypatch):
 def test_methods_lists_every_preset():
     plain, records = call("methods").stdout, json.loads(call("methods", "--json").stdout)
     assert [r["name"] for r in records] == list(methods.presets())
+    assert all(f"\n{name} " in plain for name in BUDGETS), "those in no preset too"
     assert all(r["name"] in plain and r["title"] in plain for r in records)
     assert "The default is auto" in plain
     assert next(r for r in records if r["name"] == "snapkv")["params"] == {"kernel": 7}

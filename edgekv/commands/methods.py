@@ -65,9 +65,12 @@ def observes(preset: Preset) -> str:
 
 def as_text(records: list[dict[str, Any]]) -> str:
     """A table of presets, one of budgets, and one of merges."""
+    from edgekv.budget import BUDGETS
+
     presets = [(r["name"], r["score"], r["budget"] or "-", r["merge"], r["observes"], settings(r["params"]), what(r["title"], r["paper"]))
                for r in records]
-    budgets = {r["budget"]: (r["budget"], settings(r["budget_params"]), what(r["budget_title"], r["budget_paper"])) for r in records if r["budget"]}
+    mixed = {b.name: (b.name, settings(params(b.params)), what(b.title, b.paper)) for b in BUDGETS.values()}  # those in no preset too
+    budgets = mixed | {r["budget"]: (r["budget"], settings(r["budget_params"]), what(r["budget_title"], r["budget_paper"])) for r in records if r["budget"]}
     merges = {r["merge"]: (r["merge"], settings(r["merge_params"]), what(r["merge_title"], r["merge_paper"])) for r in records if r["merge_title"]}
     return "\n".join([table(presets, ("name", "score", "budget", "merge", "observes", "parameters", "what stays")), "",
                       table(budgets.values(), ("budget", "parameters", "how many rows each head keeps")), "",
