@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -67,23 +66,13 @@ def test_full_heads_stay_and_none_is_above_one():
     np.testing.assert_allclose(tuned.moved(np.array([[0.95, 0.5, 0.2]]), np.array([[-1.0, 2.0, np.log(2)]])), [[0.95, 1, 0.4]])
 
 
-def test_heads_move_for_the_lead_while_it_is_less_than_the_full_caches():
-    signs = np.random.default_rng(0).choice([-1.0, 1.0], (400, 3))
-    tables = np.stack([signs, -signs], axis=1).reshape(-1, 3)
-    near = np.stack([np.exp(-0.02 * tables[:, 0]), 0.01 * tables[:, 1] - 0.5], axis=1)
-    np.testing.assert_allclose(tuned.moves_from(signs, near), [0.145, 0.218, 0], atol=0.01)
-    np.testing.assert_allclose(tuned.moves_from(signs, near + [0, 0.6]), [0.145, 0, 0], atol=0.01)
-
-
 # ---- the search
 
 
 class Fake:
-    """Instead of `Nearness`: the loss is how far the shares, scaled to the ratio, are from half as much again for head (0, 1); the lead is that
-    much of what `led` says of the shares."""
+    """Instead of `Nearness`: the loss is how far the shares, scaled to the ratio, are from half as much again for head (0, 1)."""
 
     asked = 0
-    led = staticmethod(lambda shares: 0.0)
 
     def __init__(self, llm, case):
         self.wanted = profiles.find(llm.model_path).shares_at(0.4)
@@ -92,8 +81,7 @@ class Fake:
 
     def __call__(self, shares):
         Fake.asked += 1
-        kl = 0.01 * np.exp(0.25 * np.square(np.log(shares) - np.log(self.wanted)).sum() + 0.01 * self.noise.standard_normal())
-        return nearness.Near(float(kl), float(self.led(shares)))
+        return float(0.01 * np.exp(0.25 * np.square(np.log(shares) - np.log(self.wanted)).sum() + 0.01 * self.noise.standard_normal()))
 
 
 @pytest.fixture
@@ -105,7 +93,7 @@ def fake(monkeypatch):
 def test_the_search_moves_to_where_it_is_nearer(llm, profile, fake, tmp_path):
     steps = []
     found, check = tuned.make(llm, profile, replace(PLAN, n_cases=20, n_checks=3), partial=tmp_path / "p", progress=lambda *x: steps.append(x), command="c")
-    assert check.after.kl < check.before.kl and check.n == 3 and Fake.asked == 2 * (2 * 20 * 3 + 3) == steps[-1][1] == steps[-1][0] == len(steps)
+    assert check.after < check.before and check.n == 3 and Fake.asked == 2 * (2 * 20 * 3 + 3) == steps[-1][1] == steps[-1][0] == len(steps)
     gain = np.log(found.shares_at(0.4) / profile.shares_at(0.4))
     others = np.delete(gain.ravel(), 1)
     assert gain[0, 1] - others.max() > 0.15 and np.abs(others - np.median(others)).max() < 0.2
@@ -142,14 +130,13 @@ def test_more_cases_have_those_of_the_first_round(llm, profile, fake, tmp_path):
 
 
 def test_the_kept_maps_go_along(llm, profile, fake):
-    start = replace(profile, shares=profile.shares, surrogate=None)
-    assert tuned.make(llm, start, PLAN)[0].surrogate is None
+    assert tuned.make(llm, profile, PLAN)[0].surrogate is None
     weights = np.zeros((3, 2, MAPS.weights.shape[2]), np.float32)
     assert tuned.make(llm, replace(profile, surrogate=replace(MAPS, weights=weights)), PLAN)[0].surrogate.weights is weights
 
 
 def test_a_result_that_is_no_nearer_is_refused(llm, profile, monkeypatch, tmp_path):
-    monkeypatch.setattr(tuned, "Nearness", lambda llm, case: lambda shares: nearness.Near(0.5, 0.0))
+    monkeypatch.setattr(tuned, "Nearness", lambda llm, case: lambda shares: 0.5)
     with pytest.raises(BadInput, match="more --cases"):
         tuned.make(llm, profile, PLAN, partial=tmp_path / "p")
 
@@ -165,29 +152,15 @@ def test_cases_differ_and_are_always_the_same(llm):
     assert first == again != other
     for case in (first, other):
         assert len(tokenize(case.text)) > 1400
-        assert len(case.asked) == nearness.QUESTIONS + nearness.SENTENCES and len(case.entries) == nearness.ENTRIES
+        assert len(case.asked) == nearness.QUESTIONS + nearness.SENTENCES
         for question, answer in case.asked[nearness.QUESTIONS :]:
             assert answer.split()[: nearness.FIRST] == question.split('"')[1].split() and answer.rstrip(".") in case.text.replace("\n", " ")
-
-
-        for question, answer, entry in case.entries:
-            assert case.text.count(answer) == 1 and entry in answer and entry not in question
-            assert len(set(question.replace("?", "").split()) & set(answer.replace(".", "").split())) >= 2, "who is asked about is named in both"
-            first, tokens = nearness.first_of(llm, answer, entry), tokenize(answer)
-            assert entry not in llm.detokenize(tokens[:first]).decode() and llm.detokenize(tokens[first:]).decode().lstrip().startswith(entry)
-
-
-def test_entries_cannot_be_guessed():
-    entries = [nearness.entry(Random(i)) for i in range(300)]
-    assert len(set(entries)) > 270 and all(sum(kind(e) for e in entries) > 40 for kind in (
-        str.isdigit, lambda e: e[:2].isupper() and e[3:].isdigit(), lambda e: set(e.split("-")) <= set(nearness.WORDS_APART)))
 
 
 # ---- on the engine
 
 
-CASE = nearness.Case("{brackets} {0} " + TEXT * 3, (("Where does the mill stand?", "Where the brook bends."), ("What is high?", "The wall.")),
-                     (("Which lot did he draw?", "He drew lot 417.", "417"),))
+CASE = nearness.Case("{brackets} {0} " + TEXT * 3, (("Where does the mill stand?", "Where the brook bends."), ("What is high?", "The wall.")))
 
 
 def test_all_rows_are_the_full_cache_and_more_are_nearer(llm):
@@ -196,15 +169,7 @@ def test_all_rows_are_the_full_cache_and_more_are_nearer(llm):
     for ratio in (0.3, 0.8, 1.0):
         near._settings = replace(near._settings, ratio=ratio)
         far.append(near(np.full((3, 2), ratio)))
-    assert far[0].kl > far[1].kl > far[2].kl == nearness.LEAST and far[0].lead != 0 == far[2].lead
-
-
-def test_the_lead_is_that_of_the_entrys_first_token_over_the_next_likeliest(llm):
-    near, tokens = nearness.Nearness(llm, CASE), llm.tokenize(b"He drew lot 417.", add_bos=False)
-    rest, answer, first = near._entries[0]
-    assert answer == tokens and llm.detokenize(tokens[first:]).startswith(b"4")
-    row = near._say([*rest, *answer])[len(rest) + first - 1]
-    assert near._leads[0] == pytest.approx(row[tokens[first]] - max(x for i, x in enumerate(row) if i != tokens[first]), abs=1e-4)
+    assert far[0] > far[1] > far[2] == nearness.LEAST
 
 
 def test_nothing_is_left_over_from_the_table_before(llm):

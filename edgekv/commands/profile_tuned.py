@@ -52,6 +52,5 @@ def tuned(model: str, output: str, wish: str | None, method: str, share: float, 
     with progress_bar("profile", partial) as progress:
         profile, check = search.make(llm, start, plan, partial=partial, progress=progress, command=recorded)
     write(profile, output)
-    click.echo(f"at {share:g}, on {check.n} texts that nothing was learned from: KL divergence to the full cache {check.after.kl:.4f} nats (before {check.before.kl:.4f}), "
-               f"lead of what is looked up {check.after.lead:+.2f} nats from the full cache's ({check.before.lead:+.2f})")
+    click.echo(f"KL divergence to the full cache at {share:g}, on {check.n} texts that nothing was learned from: {check.after:.4f} nats, before {check.before:.4f}")
     click.echo(summary(profile, share))

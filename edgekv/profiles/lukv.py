@@ -18,7 +18,6 @@ small model makes many of its answers up, and what it makes up does not show whi
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.identity import identify
-from edgekv.profiles.partial import Saved
+from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def make(
 
         answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), done, report)
         dialogues = list(zip(asked, answers, strict=True))
-        if (name := _name(*measures, context, dialogues)) not in done:
+        if (name := name_of(*measures, context, dialogues)) not in done:
             measured = measure(llm, weights, context, dialogues, functools.partial(report, 2))
             done.put(name, np.mean([count(g, ratios) for g in gains(*measured, objective)], axis=0).tolist())
         report(2, 1, 1)
@@ -210,7 +209,7 @@ def _answers(llm: Llama, context: list[int], asked: list[list[int]], known: Sequ
 
     known: the answer to each question, empty if it is not known. report(stage, done, total)
     """
-    names = [_name(identify(llm.model_path).digest, context, question) for question in asked]
+    names = [name_of(identify(llm.model_path).digest, context, question) for question in asked]
     answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done[name] if name in done else []
                for text, name in zip(known, names, strict=True)]
     if not all(answers):
@@ -232,7 +231,3 @@ def _read(llm: Llama, context: list[int], progress: Progress) -> None:
         llm.eval(context)
     finally:
         llm.kv_progress = None
-
-
-def _name(*what: Any) -> str:
-    return hashlib.sha256(repr(what).encode()).hexdigest()

@@ -77,6 +77,11 @@ def save_json(path: Path, state: Any) -> None:
         raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
 
 
+def name_of(*what: Any) -> str:
+    """A name in `Saved` for what a result depends on."""
+    return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
 class Saved:
     """What was found in this run and in an earlier one, by name; kept in the file `path` if there is one.
 

@@ -5,9 +5,8 @@ are measured instead of candidates: on each text (`edgekv.profiles.nearness`) pa
 step larger or smaller by chance, in the second of a pair the other way round (simultaneous perturbation; Spall, 1992). All tables have the same
 rows in total, so what a head gains the others lose. Half the difference of a pair in the logarithm of the KL divergence to the full cache
 is, but for noise, the sum of all heads' slopes with the signs of their steps, and ridge regression over the pairs of all texts gives the
-slopes and their error. A head moves as far as its slope is steep beyond that error. So it does for the lead that an entry to be looked up
-has over the next likeliest answer, as long as that is less than with the full cache: KL says little of it where the lead is small, and then
-it decides what is answered. The next round starts from there, with texts put together anew.
+slopes and their error. A head moves as far as its slope is steep beyond that error. The next round starts from there, with texts put
+together anew.
 
 Heads that keep (nearly) everything stay as they are. What is found for one ratio serves all: below it in proportion to the ratio, because
 shares are small there and other heads decide.
@@ -15,7 +14,6 @@ shares are small there and other heads decide.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +25,8 @@ from numpy.typing import NDArray
 from edgekv.budget import Profile as ProfileBudget
 from edgekv.errors import BadInput, Unsupported
 from edgekv.profiles.file import Profile, scale
-from edgekv.profiles.nearness import Near, Nearness, case
-from edgekv.profiles.partial import Saved
+from edgekv.profiles.nearness import Nearness, case
+from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import hash_of, texts
 
 if TYPE_CHECKING:
@@ -47,8 +45,6 @@ PACE = 2.0
 """How far a head moves, in the logarithm of its share, for a slope of 1,"""
 MOST = 0.5
 """and how far in a round at most."""
-LEAD = 3.0
-"""What a nat of lead counts, beside the logarithm of the KL divergence."""
 
 Progress = Callable[[int, int], None]
 Table = NDArray[np.float64]
@@ -74,10 +70,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Check:
-    """The mean over n texts that nothing was learned from, before and after."""
+    """KL divergence to the full cache in nats, the mean over texts that nothing was learned from, before and after."""
 
-    before: Near
-    after: Near
+    before: float
+    after: float
     n: int
 
 
@@ -106,11 +102,11 @@ def make(llm: Llama, start: Profile, plan: Plan = Plan(), *, partial: Path | Non
 
     def measured(seed: int, tables: list[Table]) -> NDArray[np.float64]:
         nonlocal done
-        name = hashlib.sha256(repr((key, seed, [table.tobytes() for table in tables])).encode()).hexdigest()
+        name = name_of(key, seed, [table.tobytes() for table in tables])
         if name not in saved:
             near, found = Nearness(llm, case(seed, plan.n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False))), []
             for i, table in enumerate(tables):
-                found.append(list(near(table)))
+                found.append(near(table))
                 if progress:
                     progress(done + i + 1, plan.n_steps)
             saved.put(name, found)
@@ -118,19 +114,20 @@ def make(llm: Llama, start: Profile, plan: Plan = Plan(), *, partial: Path | Non
         return np.array(saved[name])
 
     for number in range(plan.rounds):
-        signs, near = [], []
+        signs, halves = [], []
         for i in range(plan.n_cases):
             seed = plan.seed * 1_000_000 + number * plan.n_cases + i
             some = np.random.default_rng(seed).choice([-1.0, 1.0], (plan.n_pairs, *heads.shape)) * (heads & (shares < FULL))
+            found = np.log(measured(seed, [moved(shares, moves + step * STEP) for sign in some for step in (sign, -sign)]))
             signs.append(some[:, heads])
-            near.append(measured(seed, [moved(shares, moves + step * STEP) for sign in some for step in (sign, -sign)]))
-        moves[heads] += moves_from(np.concatenate(signs), np.concatenate(near))
+            halves.append((found[::2] - found[1::2]) / 2)
+        moves[heads] += step_from(*slopes(np.concatenate(signs), np.concatenate(halves)))
     pair = [shares, moved(shares, moves)]
     checks = np.array([measured(plan.seed * 1_000_000 + 999_999 - i, pair) for i in range(plan.n_checks)])
-    check = Check(*(Near(*row) for row in checks.mean(axis=0).tolist()), plan.n_checks)
-    if check.after.kl >= check.before.kl:
-        raise BadInput(f"the shares that were found are no nearer to the full cache ({check.after.kl:.4f} nats on texts that nothing was learned from, "
-                       f"before {check.before.kl:.4f}): give more --cases, or stay with the profile that there is")
+    check = Check(*checks.mean(axis=0).tolist(), plan.n_checks)
+    if check.after >= check.before:
+        raise BadInput(f"the shares that were found are no nearer to the full cache ({check.after:.4f} nats on texts that nothing was learned from, "
+                       f"before {check.before:.4f}): give more --cases, or stay with the profile that there is")
     saved.remove()
     return _profile(start, moves, ratio, settings, command, plan.seed), check
 
@@ -140,15 +137,8 @@ def moved(shares: Table, moves: Table) -> Table:
     return np.where(shares >= FULL, shares, np.minimum(shares * np.exp(moves), 1))
 
 
-def moves_from(signs: NDArray[np.float64], near: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far n heads move, in the logarithm of their shares. signs: [m, n] of m pairs of tables; near: [2 m, 2] what `Near` says of them."""
-    kl, lead = (np.log(near[:, 0]), -LEAD * near[:, 1])
-    moves = step_from(*slopes(signs, (kl[::2] - kl[1::2]) / 2))
-    return moves if lead.mean() <= 0 else moves + step_from(*slopes(signs, (lead[::2] - lead[1::2]) / 2))
-
-
 def slopes(signs: NDArray[np.float64], halves: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Slopes [n] of what is measured over the logarithm of the share of n heads, and their error.
+    """Slopes [n] of the logarithm of the KL divergence over that of the share of n heads, and their error.
 
     From the signs [m, n] of m pairs (0: a head that stays), and half their differences [m].
     """
