@@ -130,8 +130,13 @@ def plans(draw, ragged: bool = True) -> Plan:
     return plan_of(draw(st.integers(1, n_tokens)), have, n_tokens)
 
 
+UNEVEN = plan_of(5, np.array([[5, 0, 0], [6, 4, 4], [6, 6, 4], [4, 6, 5], [4, 6, 4], [5, 5, 5]]))
+"""Later heads have room for all that earlier ones lack; those that do not exist must get none of it."""
+
+
 @EVERY
 @given(plan=plans(), key=st.integers(0, 9), ties=st.booleans())
+@example(plan=UNEVEN, key=0, ties=False)
 def test_every_budget_keeps_the_contract(budget, plan, key, ties):
     layers = layers_of(plan, key, ties)
     stages = play(budget, plan, layers)

@@ -105,6 +105,6 @@ class Fixed:
 
 def fit(counts: NDArray[np.int32], have: NDArray[np.int32]) -> NDArray[np.int32]:
     """`clip` where some layers have fewer heads than others: heads that do not exist (have 0) take nothing from the others."""
-    there = have > 0
-    limit = np.where(there, have, np.iinfo(np.int32).max)
-    return np.where(there, clip(counts, limit), 0).astype(np.int32)
+    there, out = have > 0, np.zeros(have.shape, np.int32)
+    out[there] = clip(counts[there], have[there])
+    return out
