@@ -100,7 +100,7 @@ def load(options: argparse.Namespace) -> Any:
         return Llama(options.model, n_ctx=512, verbose=False)
     from edgekv import Llama
 
-    return Llama(options.model, kv_ratio=0.5, n_ctx=max(options.lengths) + 512, n_threads=options.threads, flash_attn=True, verbose=False)
+    return Llama(options.model, kv_ratio=0.5, kv_method="snapkv", n_ctx=max(options.lengths) + 512, n_threads=options.threads, flash_attn=True, verbose=False)
 
 
 def prompt_tokens(llm: Any, case: Sample) -> list[int]:

@@ -21,6 +21,7 @@ from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.choose import choose
+from edgekv.dense import f16_bytes, rows_per_f16
 from edgekv.errors import BadInput
 from edgekv.footprint import Extent, Reading, reading
 from edgekv.machine import memory_free
@@ -54,6 +55,8 @@ class Settings:
     """Tokens that may gather behind the compressed prompt before they are compressed too."""
     hidden: str = "f32"
     seed: int = 0
+    of_f16: bool = False
+    """A ratio is of the bytes that the cache would take in f16, whatever its type; see `edgekv.dense`. Else of its rows."""
 
     @property
     def compresses(self) -> bool:
@@ -76,7 +79,7 @@ class Engine:
         """What compressing the last prompt took."""
         self.by_layer = True
         self.ratio = settings.ratio
-        """The share of its rows that the last prompt was to keep."""
+        """The share that the last prompt was to keep: of its rows, or of the bytes that they would take in f16."""
         self._last = 0  # tokens seen when the tail was compressed last
         self._folding: Folding | None = None
         self._asked: dict[int, Asked] = {}  # by layer: queries of the last prompt that had enough, before RoPE
@@ -98,7 +101,7 @@ class Engine:
             with self.clock("merge"):
                 summing.end(self.store)
         self._asked = summing.asked
-        self.ratio = plan.ratio
+        self.ratio = plan.ratio / self.denser
         self._last = self.store.memory().n_past
 
     def _read(self, tokens: Sequence[int], watch: Watch, plan: Plan, tail: bool, summing: Summing) -> None:
@@ -208,8 +211,14 @@ class Engine:
         return [il for il, info in enumerate(self.store.layers) if not info.n_swa]
 
     def bytes_full(self, n_tokens: int) -> int:
-        """Bytes that llama.cpp's own cache needs for that many tokens (sliding-window layers: for their window)."""
-        return sum(x.bytes_row * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens) for x in self.store.layers)
+        """Bytes that llama.cpp's own cache needs for that many tokens (sliding-window layers: for their window), in f16 if ratios are of that."""
+        layers = [(f16_bytes(x) if self.settings.of_f16 else x.bytes_row, x) for x in self.store.layers]
+        return sum(row * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens) for row, x in layers)
+
+    @property
+    def denser(self) -> float:
+        """Rows that are kept for one that a ratio asks for."""
+        return rows_per_f16([self.store.layers[il] for il in self.full_layers]) if self.settings.of_f16 else 1.0
 
     def _layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
         n_old = p.n_old()
@@ -230,7 +239,7 @@ class Engine:
         n_tokens, n_heads = self.store.memory().n_past + n_new, max(int(there.sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
         n_rows = n_tokens if s.table is not None or not full else budget.rows_for(
-            n_tokens, s.ratio, s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
+            n_tokens, min(s.ratio * self.denser, 1.0), s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
         merge = s.preset.merge if s.table is None else None

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgekv import native
+from edgekv import dense, native
 from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.footprint import extent, reading
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
 TYPES = ("f16", "q8_0", "q4_0")
+PICKED = ("auto", "auto")
+"""No types named: f16, and where rows are evicted what `auto` picks."""
 HIDDEN = ("f32", "f16", "disk")
 STEP = 256
 """llama.cpp rounds contexts to this many tokens."""
@@ -75,6 +77,8 @@ class Point:
     peak: int
     masks: int = 0
     host_weights: int = 0
+    picked: bool = False
+    """The types are what `auto` picks, and the ratio is of an f16 cache's bytes (`edgekv.dense`)."""
 
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
@@ -83,8 +87,8 @@ class Point:
         """What to type."""
         words = ["edgekv chat", "-m", shlex.quote(model), "-c", str(self.n_ctx)]
         words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 else []
-        words += ["-ctk", self.type_k] if self.type_k != "f16" else []
-        words += ["-ctv", self.type_v] if self.type_v != "f16" else []
+        named = not self.picked and (self.ratio < 1 or (self.type_k, self.type_v) != ("f16", "f16"))
+        words += ["-ctk", self.type_k, "-ctv", self.type_v] if named else []
         words += ["--kv-hidden", self.hidden] if self.ratio < 1 and self.hidden != "f32" else []
         return " ".join([*words, "-ngl", "all" if on_gpu else "0"])
 
@@ -93,13 +97,16 @@ class Planner:
     """Points of one model. on_gpu: its layers and cache are on a GPU, whose buffers are reserved in full."""
 
     def __init__(self, blueprint: Blueprint, preset: Preset, wish: Wish, n_ubatch: int = 512, on_gpu: bool = False) -> None:
+        self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
         self.blueprint, self.preset, self.wish, self._n_ubatch, self._on_gpu = blueprint, preset, wish, n_ubatch, on_gpu
 
     def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
-        """The cost of one way to run. Raises BadInput if the model cannot have these cache types."""
+        """The cost of one way to run. types: names, or PICKED for what `auto` picks. Raises BadInput if the model cannot have these cache types."""
         from edgekv.budget import rows_for
 
         b, w = self.blueprint, self.wish
+        picked, plain = types == PICKED and self.dense and ratio < 1, ("f16", "f16") if types == PICKED else types
+        types = (dense.DENSE, dense.DENSE) if picked else plain
         kinds = self._check_types(types)
         compressed = ratio < 1
         context = b.context(compressed, n_ctx, *kinds, (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1)
@@ -110,14 +117,14 @@ class Planner:
         if not compressed:
             return Point(n_kept=n_ctx, hidden="f32", kv=context.cache, kv_full=context.cache, tail=0, layer=0, hidden_bytes=0, inputs=0,
                          peak=weights + context.cache + context.compute + w.process, **shared)
-        n_rows = rows_for(n_ctx, ratio, min_tokens=w.min_tokens)
+        n_rows = rows_for(n_ctx, min(ratio * dense.rows_per_f16(context.layers), 1.0) if picked else ratio, min_tokens=w.min_tokens)
         read = reading(context.layers, extent(self.preset, n_ctx, w.window, self._n_ubatch), n_rows, n_embd=b.n_embd, n_ubatch=self._n_ubatch,
                        hidden=hidden, even=self.preset.budget.name == "uniform", on_gpu=self._on_gpu)
         tail = reserve(context.layers, w.tail, w.window)
-        full = b.context(False, n_ctx, *kinds).cache
+        full = b.context(False, n_ctx, *self._check_types(plain)).cache
         moving = max(read.peak, read.kept + tail)
         return Point(n_kept=n_rows, hidden=hidden, kv=read.kept, kv_full=full, tail=tail, layer=read.layer, hidden_bytes=read.hidden, inputs=read.inputs,
-                     masks=read.masks, peak=weights + context.compute + w.process + moving, **shared)
+                     picked=picked, masks=read.masks, peak=weights + context.compute + w.process + moving, **shared)
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
         """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""
@@ -128,10 +135,10 @@ class Planner:
                 raise BadInput(f"this model's heads of {d} values cannot have a {name} cache; give another -ctk and -ctv")
         return cache_types[types[0]][0], cache_types[types[1]][0]
 
-    def ways(self, n_ctx: int) -> Iterator[Point]:
-        """Everything that may be tried at one context, what is given up least first."""
+    def ways(self, n_ctx: int, only: tuple[str, str] | None = None) -> Iterator[Point]:
+        """Everything that may be tried at one context, what is given up least first; only: of these types."""
         ratios = [r for r in self.wish.ratios if r >= 1 or not self.blueprint.why]
-        for types in self._possible_types():
+        for types in [only] if only else self._possible_types():
             for ratio in ratios:
                 for hidden in self.wish.hidden if ratio < 1 else ("f32",):
                     yield self.point(n_ctx, ratio, types, hidden)
@@ -141,7 +148,7 @@ class Planner:
         found, why = [], None
         for types in self.wish.types:
             try:
-                self._check_types(types)
+                self._check_types(("f16", "f16") if types == PICKED else types)
                 found.append(types)
             except BadInput as error:
                 why = error
@@ -155,8 +162,7 @@ class Planner:
 
     def row(self, n_ctx: int) -> list[Point | None]:
         """The best way at this context for each cache type."""
-        return [next((p for p in self.ways(n_ctx) if (p.type_k, p.type_v) == types and p.fits(self.wish.n_bytes)), None)
-                for types in self._possible_types()]
+        return [next((p for p in self.ways(n_ctx, types) if p.fits(self.wish.n_bytes)), None) for types in self._possible_types()]
 
     def largest(self) -> Point | None:
         """The longest context that fits at all, at most the one that was wished for: the last resort."""

@@ -17,6 +17,7 @@ import numpy as np
 from edgekv import facts, native, session
 from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.choose import AUTO
+from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine, Settings, settings_from
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
 from edgekv.room import check_whole_cache
@@ -30,7 +31,8 @@ from llama_cpp import _internals as internals
 class Llama(llama_cpp.Llama):
     """A drop-in subclass of llama_cpp.Llama.
 
-    kv_ratio: share of the rows that is kept (0.2 keeps 20 %); 1 (default) leaves everything to the parent, bit for bit.
+    kv_ratio: share of the cache that is kept (0.2 keeps 20 %); 1 (default) leaves everything to the parent, bit for bit. It is of the rows where
+    type_k or type_v is given; where neither is, 'auto' stores what it compresses as q8_0 and the share is of the bytes that f16 would take.
     kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for the kept rows.
     kv_memory: bytes, or a size such as "2GiB", that K and V never exceed between prompts, however long they are: kept rows, the tail and the
     room allocated for it. While a prompt is read, one layer in full, its hidden states and (in later turns) the old rows come on top.
@@ -64,6 +66,9 @@ class Llama(llama_cpp.Llama):
             kv_memory=kv_memory, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window, kv_min_tokens=kv_min_tokens,
             kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
         compress = self._kv_settings.compresses
+        self._kv_types = kwargs.get("type_k"), kwargs.get("type_v")
+        if self._kv_pick_types(str(model_path)):
+            kwargs["type_k"] = kwargs["type_v"] = facts.cache_types[DENSE][0]
         if compress and kwargs.get("embedding"):
             raise BadInput("embeddings come from the whole prompt at once: leave kv_ratio at 1 for them")
         quantised = kwargs.get("type_v") not in (None, *(facts.cache_types[t][0] for t in ("f16", "bf16")), 0)
@@ -166,7 +171,7 @@ class Llama(llama_cpp.Llama):
         return {
             **super().__getstate__(), "kv_ratio": s.ratio, "kv_budget": s.tokens if s.table is None else s.table,
             "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_memory": s.memory, "kv_method": self._kv_method,
-            "kv_profile": self._kv_profile, "kv_sink": s.sink, "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
+            "type_k": self._kv_types[0], "type_v": self._kv_types[1], "kv_profile": self._kv_profile, "kv_sink": s.sink, "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
         }
 
     # ---- the cache
@@ -190,12 +195,18 @@ class Llama(llama_cpp.Llama):
             kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_memory=old.memory if memory is None else memory,
             kv_method=method or self._kv_method, kv_sink=old.sink, kv_window=old.window, kv_min_tokens=old.min_tokens,
             kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
+        fresh.of_f16 = old.of_f16
         self._kv_check_memory(fresh)
         self._kv_settings, self._kv_method = fresh, method or self._kv_method
         if self._kv is not None:
             self._kv.settings = self._kv_settings
         elif self._kv_settings.compresses and not self._kv_note:
             self._kv_new_context()
+
+    @property
+    def kv_is_dense(self) -> bool:
+        """Whether the cache's type was picked, and ratios are of an f16 cache's bytes; see `edgekv.dense`."""
+        return self._kv_settings.of_f16
 
     def kv_stats(self) -> KVStats:
         """What the cache holds and costs; see KVStats."""
@@ -205,11 +216,12 @@ class Llama(llama_cpp.Llama):
         kv, info = self._kv, self._kv.store.memory()
         kept = kv.kept()
         full = kv.full_layers or range(len(kept))
+        type_k, type_v = session.type_names(self)
         rows, heads = sum(int(kept[il].sum()) for il in full), sum(kv.store.layers[il].n_head_kv for il in full)
         return KVStats(
             method=s.preset.name, ratio=s.ratio if s.memory is None else kv.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
             n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms,
-            compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
+            type_k=type_k, type_v=type_v, denser=kv.denser, compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
             n_bytes_limit=s.memory, note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
     def kv_save(self, path: str) -> None:
@@ -232,6 +244,11 @@ class Llama(llama_cpp.Llama):
         if self._kv_few_outputs:  # else llama.cpp reserves n_ubatch x n_vocab floats for logits that are never wanted
             params.n_outputs_max = native.OUTPUTS
         self._kv_context_params = params
+
+    def _kv_pick_types(self, path: str) -> bool:
+        """Whether a cache with these settings is to have dense rows; ratios are then of an f16 cache's bytes. See `edgekv.dense`."""
+        self._kv_settings.of_f16 = picks(path, self._kv_method, self._kv_settings, *self._kv_types)
+        return self._kv_settings.of_f16
 
     def _kv_attach(self, wanted: bool) -> None:
         """The engine for this context's store; a note if there is none although one was wanted."""
@@ -266,6 +283,8 @@ class Llama(llama_cpp.Llama):
 
     def _kv_new_context(self) -> None:
         """This model in a context with a store, instead of the present one."""
+        if self._kv_pick_types(self.model_path):
+            self.context_params.type_k = self.context_params.type_v = facts.cache_types[DENSE][0]
         self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self.context_params.n_outputs_max = 0 if self._logits_all else native.OUTPUTS
         native.next_context(True)

@@ -108,9 +108,15 @@ def _read(llm: Llama, path: str) -> tuple[np.ndarray[Any, Any], bytes]:
     return np.frombuffer(body[:cut], "<i4"), body[cut:]
 
 
+def type_names(llm: Llama) -> tuple[str, str]:
+    """Of the cache's K and V."""
+    names = {kind: name for name, (kind, _, _) in facts.cache_types.items()} | {0: "f32"}
+    return names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
+
+
 def stats_uncompressed(llm: Llama, note: str, prefill_ms: float) -> KVStats:
     """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole context at the start."""
-    info = facts.model_shape(llm._model.model)
+    info, (type_k, type_v) = facts.model_shape(llm._model.model), type_names(llm)
     types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
     params = llm.context_params
 
@@ -122,4 +128,4 @@ def stats_uncompressed(llm: Llama, note: str, prefill_ms: float) -> KVStats:
     allocated = per_token * llm.n_ctx()
     kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)
     return KVStats(method="full", ratio=1.0, n_seen=llm.n_tokens, n_kept=float(llm.n_tokens), kept=kept, n_bytes=allocated,
-                   n_bytes_peak=allocated, n_bytes_full=per_token * llm.n_tokens, prefill_ms=prefill_ms, compress_ms=0.0, mode="uncompressed", note=note)
+                   type_k=type_k, type_v=type_v, n_bytes_peak=allocated, n_bytes_full=per_token * llm.n_tokens, prefill_ms=prefill_ms, compress_ms=0.0, mode="uncompressed", note=note)

@@ -17,7 +17,8 @@ class KVStats:
 
     method: str
     ratio: float
-    """Share of rows that was asked to be kept, 1 = all; with a limit for the cache's memory the share that it left the last prompt."""
+    """Share that was asked to be kept, 1 = all: of the rows, or, where the cache types were picked (`denser` above 1), of the bytes of an f16 cache. With a
+    limit for the cache's memory the share that it left the last prompt."""
     n_seen: int
     """Tokens of the conversation."""
     n_kept: float
@@ -29,13 +30,18 @@ class KVStats:
     n_bytes_peak: int
     """The most that K, V, the layer in work, hidden states and masks took together since the conversation began."""
     n_bytes_full: int
-    """K and V of all tokens seen, as llama.cpp's own cache holds them."""
+    """K and V of all tokens seen, as llama.cpp's own cache holds them, in f16 where the types were picked."""
     prefill_ms: float
     """Reading the last prompt, compression included."""
     compress_ms: float
     """Scoring, selecting and moving rows, as part of that: the sum of `stage_ms`."""
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
+    type_k: str = "f16"
+    type_v: str = "f16"
+    """Cache types."""
+    denser: float = 1.0
+    """Rows that stay for one that a ratio asks for: above 1 where the types were picked, and a ratio is of an f16 cache's bytes."""
     n_bytes_limit: int | None = None
     """What `kv_memory` allows."""
     note: str = ""

@@ -192,4 +192,4 @@ def test_heads_keep_different_numbers_of_rows_and_the_sum_is_that_of_the_ratio(d
     llm = Llama(str(demo_model), n_ctx=1024, kv_ratio=0.3, kv_method="auto", verbose=False)
     llm.eval(llm.tokenize(b"A line of text that is read again and again. " * 70)[:700])
     kept = llm.kv_stats().kept
-    assert kept.max() > 4 * kept.min() and kept.sum() <= 0.3 * 700 * kept.size
+    assert kept.max() > 4 * kept.min() and kept.sum() <= 0.3 * 64 / 34 * 700 * kept.size  # rows of 34 bytes where f16 has 64

@@ -108,7 +108,7 @@ def test_defaults_are_llama_cpps(fake):
     assert call("run", "-m", "m", "-p", "x").exit_code == 0
     assert fake.options == options.EngineOptions(
         model="m", ctx_size=0, batch_size=2048, ubatch_size=512, threads=None, threads_batch=None, gpu_layers=-1,
-        flash_attn="auto", cache_type_k="f16", cache_type_v="f16", seed=-1, verbose=False, kv_ratio=1.0, kv_budget=None,
+        flash_attn="auto", cache_type_k=None, cache_type_v=None, seed=-1, verbose=False, kv_ratio=1.0, kv_budget=None,
         kv_budget_mb=None, kv_method="auto", kv_sink=4, kv_window=32, kv_min_tokens=128, kv_hidden="f32",
         kv_tail=512)
     sampling = {k: v for k, v in fake.calls[0].items() if k != "messages"}

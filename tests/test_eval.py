@@ -43,7 +43,7 @@ class FakeLlama:
 class FakeReader:
     """Answers '7' if the ratio is at least 0.5; writes down what it is asked."""
 
-    def __init__(self, llm: FakeLlama, names: list[str]) -> None:
+    def __init__(self, llm: FakeLlama, names: list[str], dense: FakeLlama | None = None) -> None:
         self.llm, self.names, self.log = llm, names, []
 
     def read(self, tokens) -> None:

@@ -6,7 +6,7 @@ A command for each row of `edgekv.eval.tasks`; they share everything but what th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import click
 from edgekv.commands.options import EngineOptions, engine_options, lengths, method, split_names
 
 if TYPE_CHECKING:
+    from edgekv import Llama
     from edgekv.eval.sample import Task
     from edgekv.eval.table import Table
 
@@ -121,8 +122,6 @@ def command_of(task: Task) -> click.Command:
 def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[float], n: int, form: str, predictions: str | None, plot: str | None,
         setting: str = "", n_tokens: tuple[int, ...] = (), files: tuple[str, ...] = (), families: tuple[str, ...] = (), n_next: int = 0) -> None:
     """Ask a task's samples under every method and ratio, and print the table."""
-    from edgekv.choose import learns
-    from edgekv.commands.load import load_llama
     from edgekv.eval import plot as picture
     from edgekv.eval.evaluate import evaluate, settings
     from edgekv.eval.predictions import kept, line
@@ -132,11 +131,10 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
 
     if plot:
         picture.check(plot)
-    hungry = next((name for name in names if learns(name)), "snapkv")  # has the profile made, if there is none
-    llm = load_llama(replace(engine, kv_ratio=0.5, kv_method=hungry))  # any share below 1: the cache has to be edgekv's
+    llm, dense = models(engine, names)
     request = Request(max(engine.seed, 0), n, lambda text: llm.tokenize(text.encode(), add_bos=False), n_tokens, files, families, n_next)
     samples, grid = list(task.samples(request)), settings(names, shares)
-    reader = Reader(llm, [name for name, _ in grid])
+    reader = Reader(llm, [name for name, _ in grid], dense)
     call = asdict(engine) | {"task": task.name, "setting": setting, "grid": grid, "n": n, "lengths": n_tokens, "files": files,
                              "families": families, "next": n_next}
     with kept(predictions, task.name, setting, call) as answers:
@@ -151,6 +149,20 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
                 if form == "jsonl":
                     click.echo(text, nl=False)
     show(Table(task, setting, answers.outcomes), form, plot)
+
+
+def models(engine: EngineOptions, names: Sequence[str]) -> tuple[Llama, Llama | None]:
+    """The model with the cache types that were asked for, and once more with dense rows where `auto` would pick them (`edgekv.dense`)."""
+    from edgekv.choose import AUTO, learns
+    from edgekv.commands.load import load_llama
+
+    part = replace(engine, kv_ratio=0.5)  # any share below 1: the cache has to be edgekv's
+    hungry = next((name for name in names if learns(name)), "snapkv")  # has the profile made, if there is none
+    llm = load_llama(replace(part, kv_method=hungry, cache_type_k=engine.cache_type_k or "f16", cache_type_v=engine.cache_type_v or "f16"))
+    if AUTO not in names or engine.cache_type_k or engine.cache_type_v:
+        return llm, None
+    dense = load_llama(replace(part, kv_method=AUTO))
+    return llm, dense if dense.kv_is_dense else None
 
 
 def show(table: Table, form: str, plot: str | None) -> None:

@@ -47,7 +47,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
 @click.option("--margin", "margin_bytes", default="1GiB", show_default=True, metavar="SIZE", callback=margin, help="Memory of it to leave alone.")
 @click.option("--device", metavar="NAME", help="Device that holds weights and cache, as 'edgekv info' names it; without it the first GPU, else the CPU.")
 @click.option("-c", "--ctx-size", type=COUNT, metavar="N", help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if less.")
-@click.option("-ctk", "--cache-type-k", type=click.Choice(CACHE_TYPES), help="Type of the K cache; without it f16, then q8_0, then q4_0 are tried.")
+@click.option("-ctk", "--cache-type-k", type=click.Choice(CACHE_TYPES), help="Type of the K cache; without it f16 (with --kv-method auto what that picks), then q8_0, then q4_0 are tried.")
 @click.option("-ctv", "--cache-type-v", type=click.Choice(CACHE_TYPES), help="Type of the V cache; without it as the K cache.")
 @click.option("-ub", "--ubatch-size", type=COUNT, default=512, show_default=True, metavar="N", help="Physical batch size.")
 @click.option("--ratios", "shares", default="1,0.5,0.3,0.2,0.1", show_default=True, metavar="RS", callback=ratios, help="Shares of the cache to try.")
@@ -64,8 +64,9 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
     again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
     """
     from edgekv.blueprint import Blueprint
+    from edgekv.choose import AUTO
     from edgekv.commands import load
-    from edgekv.fit import CTX_MAX, STEP, TYPES, Planner, Wish
+    from edgekv.fit import CTX_MAX, PICKED, STEP, TYPES, Planner, Wish
     from edgekv.machine import rss_now
 
     if ctx_size and ctx_size > CTX_MAX:
@@ -76,6 +77,8 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
     if total <= margin_bytes:
         raise BadInput(f"{size_text(total)} of memory leave nothing beside the margin of {size_text(margin_bytes)}; give more --memory or a smaller --margin")
     pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
+    if kv_method == AUTO and not (cache_type_k or cache_type_v):
+        pairs[0] = PICKED
     with Blueprint(path, ubatch_size, on_gpu=place.is_gpu) as blueprint:
         n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
         wish = Wish(total - margin_bytes, n_ctx, shares, list(dict.fromkeys(pairs)), process=0 if place.is_gpu else rss_now() + LOADED_BYTES)
@@ -135,9 +138,10 @@ class Report:
         }
 
     def describe(self, point: Point) -> dict[str, Any]:
+        from edgekv.choose import AUTO
         from edgekv.quality import known
 
-        return {**asdict(point), "quality": known(self.path, self.planner.preset.name, point.ratio, point.type_k, point.type_v),
+        return {**asdict(point), "quality": known(self.path, AUTO if point.picked else self.planner.preset.name, point.ratio, point.type_k, point.type_v),
                 "command": point.command(self.model, self.place.is_gpu)}
 
     def note(self) -> str:
@@ -164,7 +168,7 @@ class Report:
         return "\n".join(parts + (self.costs(self.best) if self.best else []))
 
     def costs(self, point: Point) -> list[str]:
-        full = f" (all rows {mib(point.kv_full)})" if point.ratio < 1 else ""
+        full = f" (all rows{' in f16' * point.picked} {mib(point.kv_full)})" if point.ratio < 1 else ""
         there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
         rows = [("weights", mib(point.weights)), ("token table in main memory", mib(point.host_weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
                 ("new tokens, at most", mib(point.tail)),
@@ -174,6 +178,7 @@ class Report:
         if point.hidden == "disk":
             rows.append(("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx)))
         kept = f"{point.n_kept:,} of {point.n_ctx:,} tokens kept ({percent(point.n_kept, point.n_ctx)})" if point.ratio < 1 else "all tokens kept"
+        kept += f", {point.ratio:g} of an f16 cache's bytes" * point.picked
         described = self.describe(point)
         return [f"{point.n_ctx:,} tokens, {kept}, {point.type_k}/{point.type_v} cache, MiB:", table([r for r in rows if r[1] != "0.0"]),
                 f"quality: {described['quality']}", f"use: {described['command']}"]

@@ -41,7 +41,7 @@ def load_llama(options: EngineOptions) -> Llama:
         n_threads_batch=threads if options.threads_batch is None else count_threads(options.threads_batch),
         n_gpu_layers=options.gpu_layers,
         flash_attn=options.flash_attn != "off",  # a quantised V cache needs it, so auto is on
-        type_k=cache_types()[options.cache_type_k][0], type_v=cache_types()[options.cache_type_v][0],
+        type_k=_type(options.cache_type_k), type_v=_type(options.cache_type_v),
         seed=seed, verbose=options.verbose,
     )
 
@@ -65,6 +65,11 @@ def cache_types() -> dict[str, tuple[int, int, int]]:
     from edgekv import facts
 
     return facts.cache_types
+
+
+def _type(name: str | None) -> int | None:
+    """ggml's number of a cache type, None for what the method picks."""
+    return None if name is None else cache_types()[name][0]
 
 
 def end_tokens(llm: Llama) -> list[int]:

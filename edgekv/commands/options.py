@@ -37,8 +37,8 @@ class EngineOptions:
     threads_batch: int | None
     gpu_layers: int
     flash_attn: str
-    cache_type_k: str
-    cache_type_v: str
+    cache_type_k: str | None
+    cache_type_v: str | None
     seed: int
     verbose: bool
     kv_ratio: float
@@ -162,10 +162,11 @@ ENGINE: tuple[Decorator, ...] = (
            callback=gpu_layers, help="Layers to put on a GPU: a number, 'auto' or 'all'."),
     _llama("-fa", "--flash-attn", env="FLASH_ATTN", default="auto", metavar="[on|off|auto]", callback=switch,
            help="Flash attention."),
-    _llama("-ctk", "--cache-type-k", env="CACHE_TYPE_K", type=click.Choice(CACHE_TYPES), default="f16",
-           help="Type of the K cache."),
-    _llama("-ctv", "--cache-type-v", env="CACHE_TYPE_V", type=click.Choice(CACHE_TYPES), default="f16",
-           help="Type of the V cache."),
+    _llama("-ctk", "--cache-type-k", env="CACHE_TYPE_K", type=click.Choice(CACHE_TYPES),
+           help="Type of the K cache; without it f16. If neither type is given, --kv-method auto stores what it compresses as q8_0, and a ratio is of "
+                "the bytes that f16 would take."),
+    _llama("-ctv", "--cache-type-v", env="CACHE_TYPE_V", type=click.Choice(CACHE_TYPES),
+           help="Type of the V cache; without it as said for -ctk."),
     _llama("-s", "--seed", env="SEED", type=int, default=-1, metavar="N", help="Seed; -1: another one each time."),
     _llama("-v", "--verbose", "--log-verbose", "verbose", env="VERBOSE", is_flag=True,
            help="Print what llama.cpp logs."),

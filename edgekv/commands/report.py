@@ -24,8 +24,9 @@ def cache_line(stats: KVStats) -> str:
     """Tokens seen and kept, bytes now and of a full cache."""
     if stats.mode == "uncompressed":
         return f"{stats.n_seen:,} tokens seen, all kept; KV {mib(stats.n_bytes)} MiB, {mib(stats.n_bytes_full)} MiB of it in use"
-    return (f"{stats.n_seen:,} tokens seen, {stats.n_kept:,.0f} kept ({percent(stats.n_kept, stats.n_seen)}); "
-            f"KV {mib(stats.n_bytes)} MiB{limit(stats)}, a full cache {mib(stats.n_bytes_full)} MiB")
+    kind, full = (f" as {stats.type_k}", "a full cache in f16") if stats.denser > 1 else ("", "a full cache")
+    return (f"{stats.n_seen:,} tokens seen, {stats.n_kept:,.0f} kept ({percent(stats.n_kept, stats.n_seen)}){kind}; "
+            f"KV {mib(stats.n_bytes)} MiB{limit(stats)}, {full} {mib(stats.n_bytes_full)} MiB")
 
 
 def limit(stats: KVStats) -> str:
@@ -44,15 +45,21 @@ def stats_table(stats: KVStats) -> str:
     rows = [
         ("method", stats.method),
         ("ratio asked for", f"{stats.ratio:g}") if stats.n_bytes_limit is None else ("ratio of the last prompt", f"{stats.ratio:.3g}"),
+        ("cache type", _types(stats)),
         ("tokens seen", f"{stats.n_seen:,}"),
         ("rows kept", _kept(stats)),
         ("KV cache now", f"{mib(stats.n_bytes)} MiB{limit(stats)}"),
         ("at its peak", f"{mib(stats.n_bytes_peak)} MiB"),
-        ("in full", f"{mib(stats.n_bytes_full)} MiB"),
+        ("in full" + ", as f16" * (stats.denser > 1), f"{mib(stats.n_bytes_full)} MiB"),
         ("last prompt", f"{stats.prefill_ms:,.0f} ms to read, {stats.compress_ms:,.0f} ms of it to compress"),
         ("read by", stats.mode),
     ]
     return table([*rows, *([("note", stats.note)] if stats.note else [])])
+
+
+def _types(stats: KVStats) -> str:
+    names = stats.type_k if stats.type_k == stats.type_v else f"{stats.type_k}/{stats.type_v}"
+    return names + f", {stats.denser:.2f} rows where f16 has one" * (stats.denser > 1)
 
 
 def _kept(stats: KVStats) -> str:

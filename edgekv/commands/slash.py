@@ -84,8 +84,9 @@ def ratio(conversation: Conversation, rest: str) -> None:
     share = check_ratio(needed(rest, "/ratio 0.2"))
     now = conversation.llm.kv_stats()
     conversation.llm.kv_set(ratio=share)
-    n_rows = rows_for(now.n_seen, share, min_tokens=0)
-    n_bytes = now.n_bytes_full * n_rows / max(now.n_seen, 1)
+    denser = conversation.llm.kv_stats().denser
+    n_rows = rows_for(now.n_seen, min(share * denser, 1.0), min_tokens=0)
+    n_bytes = now.n_bytes_full * n_rows / denser / max(now.n_seen, 1)
     say(f"ratio {share:g} from the next prompt on: {n_rows:,} of the {now.n_seen:,} tokens seen would stay, "
         f"{mib(n_bytes)} of {mib(now.n_bytes_full)} MiB")
 

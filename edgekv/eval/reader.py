@@ -3,47 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
-from edgekv.choose import choose
+from edgekv.choose import AUTO, choose
 from edgekv.eval.reading import STEP, Reading, feed
+from edgekv.methods import Preset
 from edgekv.stats import KVStats
 
 
 class Reader:
-    """names: the methods that `compress` may be asked for. Raises EdgeKVError for one that this model cannot have."""
+    """names: the methods that `compress` may be asked for. dense: the same model with the cache type that `auto` picks, in which it is asked then.
 
-    def __init__(self, llm: Any, names: Sequence[str]) -> None:
+    Raises EdgeKVError for a method that this model cannot have.
+    """
+
+    def __init__(self, llm: Any, names: Sequence[str], dense: Any = None) -> None:
         self.llm = llm
-        self._presets = {name: choose(name, llm.model_path, llm._kv_profile) for name in names}
-        self._reading: Reading | None = None
+        """The model whose cache is what was compressed last."""
+        presets = {name: choose(name, llm.model_path, llm._kv_profile) for name in names}
+        self._homes = [_Home(llm, {name: p for name, p in presets.items() if dense is None or name != AUTO})]
+        if dense is not None and AUTO in presets:
+            self._homes.append(_Home(dense, {AUTO: presets[AUTO]}))
+        self._home, self._tokens = self._homes[0], list[int]()
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read a text: the conversation from now on."""
-        self._reading = None  # frees the last text's state before the next one's is made
-        self._reading = Reading(self.llm, tokens, list(self._presets.values()))
+        for home in self._homes:
+            home.reading = None  # frees the last text's state before the next one's is made
+        self._tokens = list(tokens)
+        self._go(self._homes[0])
 
     def compress(self, name: str, ratio: float) -> KVStats:
         """The cache is what a method leaves of the text; what it holds then."""
-        assert self._reading is not None, "read a text first"
-        preset = self._presets[name]
-        self._reading.compress(preset, replace(self.llm._kv_settings, ratio=ratio, preset=preset))
+        reading, preset = self._go(next(home for home in self._homes if name in home.presets))
+        reading.compress(preset[name], replace(self.llm._kv_settings, ratio=ratio, preset=preset[name]))
         return self.llm.kv_stats()
+
+    def _go(self, home: _Home) -> tuple[Reading, dict[str, Preset]]:
+        """Make `home` the one that is asked; it reads the text when it is asked first."""
+        assert self._tokens, "read a text first"
+        if home.reading is None:
+            home.reading = Reading(home.llm, self._tokens, list(home.presets.values()))
+        self._home, self.llm = home, home.llm
+        return home.reading, home.presets
 
     def answer(self, rest: Sequence[int], n_tokens: int, stop: str = "") -> str:
         """What the model says greedily behind the text and `rest`, once after each `compress`, up to n_tokens or the text `stop`."""
-        assert self._reading is not None, "read a text first"
-        return say(self.llm, feed(self.llm, rest) if rest else self._reading.logits, n_tokens, stop)
+        return say(self.llm, feed(self.llm, rest) if rest else self.logits, n_tokens, stop)
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """[n_vocab] Of the text's last token."""
+        return self._go(self._home)[0].logits
 
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Feed tokens behind the text without compressing them; logits [up to STEP, n_vocab] after each of them, in order."""
         for i in range(0, len(tokens), STEP):
             yield feed(self.llm, tokens[i : i + STEP], every=True)
+
+
+@dataclass
+class _Home:
+    """A model with one type of cache, and the methods that are asked in it."""
+
+    llm: Any
+    presets: dict[str, Preset]
+    reading: Reading | None = None
 
 
 def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:
