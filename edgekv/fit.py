@@ -55,7 +55,7 @@ class Point:
     """One way to run: a context filled by one prompt. All sizes in bytes.
 
     kv: kept rows, or llama.cpp's whole cache at ratio 1; tail: what new tokens may take behind them; layer, hidden, inputs, masks: while
-    the prompt is read; compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same time, on a GPU if the layers
+    the prompt is read (masks: with the layer as f16, on a GPU); compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same time, on a GPU if the layers
     are on one: hidden states, inputs and host_weights are in main memory then, and no part of it.
     """
 

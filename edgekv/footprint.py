@@ -26,7 +26,8 @@ INPUT_BYTES = 8
 """Of each token that is read: its number and its position."""
 SMALL = 16384
 """Inputs that no node reads, and alignment."""
-PLAIN = (0, 1, 30)
+F16 = 1
+PLAIN = (0, F16, 30)
 """f32, f16, bf16: types that are stored as they are."""
 N_GRAPHS = 3
 """Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last one."""
@@ -61,6 +62,14 @@ def mask_bytes(layers: Sequence[LayerInfo], n_rows: int, n_ubatch: int) -> int:
     windows = [x.n_swa for x in layers if x.n_swa]
     widths = [n_rows] * any(not x.n_swa for x in layers) + windows[-1:]
     return sum(2 * n * (width + n) for width in widths)
+
+
+def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
+    """K and V of one layer in f16, which CUDA's flash attention makes of rows of other types while a prompt is read; the largest layer's.
+
+    n_rows: the longest head while the prompt is read.
+    """
+    return max(2 * n_rows * x.n_head_kv * (x.d_k * (x.type_k != F16) + x.d_v * (x.type_v != F16)) for x in layers)
 
 
 def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
@@ -111,6 +120,7 @@ class Reading:
     hidden: int
     inputs: int
     masks: int = 0
+    """With what attention on a device makes of the layer's rows."""
     on_gpu: bool = False
 
     @property
@@ -132,13 +142,14 @@ def reading(
     kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
     beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
     scratch = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()  # one for all layers of a shape
-    layer = sum(tensor_bytes(x, x.n_head_kv * (n_old + what.n_rows)) for x in scratch)
+    n_longest = n_old + what.n_rows
+    layer = sum(tensor_bytes(x, x.n_head_kv * n_longest) for x in scratch)
     queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return Reading(kept=kept, beside_hidden=beside, old=old_bytes, layer=layer, hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
                    inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
-                   masks=mask_bytes(layers, n_old + what.n_rows, n_ubatch) if on_gpu else 0, on_gpu=on_gpu)
+                   masks=mask_bytes(layers, n_longest, n_ubatch) + converted_bytes(layers, n_longest) if on_gpu else 0, on_gpu=on_gpu)
 
 
 def _rotations(x: LayerInfo) -> int:

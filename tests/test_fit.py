@@ -131,6 +131,8 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     assert (there.kv, there.layer, there.hidden_bytes, there.inputs) == (here.kv, here.layer, here.hidden_bytes, here.inputs)
     assert there.peak == there.weights + there.compute + max(there.kv + there.layer + there.masks, there.kv + there.tail)
     assert here.peak == here.weights + here.compute + here.kv * 31 // 32 + here.layer + here.hidden_bytes + here.inputs
+    dense = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 0.2, ("q8_0", "q8_0"), "f32")  # type: ignore[arg-type]
+    assert dense.masks == there.masks + 2 * 32768 * 8 * (128 + 128), "CUDA's flash attention makes f16 of the layer"
     full = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 1.0, ("f16", "f16"), "f32")  # type: ignore[arg-type]
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
     plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)  # type: ignore[arg-type]

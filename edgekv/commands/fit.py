@@ -172,7 +172,7 @@ class Report:
         there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
         rows = [("weights", mib(point.weights)), ("token table in main memory", mib(point.host_weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
                 ("new tokens, at most", mib(point.tail)),
-                ("one layer in full", mib(point.layer)), ("masks of the prompt", mib(point.masks)),
+                ("one layer in full", mib(point.layer)), ("masks, and the layer as f16", mib(point.masks)),
                 (f"hidden states ({point.hidden}){there}", mib(point.hidden_bytes)), (f"queries and inputs{there}", mib(point.inputs)),
                 ("compute buffers", mib(point.compute)), ("process", mib(point.process)), ("at the peak", mib(point.peak))]
         if point.hidden == "disk":
