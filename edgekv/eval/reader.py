@@ -40,17 +40,18 @@ class Reader:
 
     def compress(self, name: str, ratio: float) -> KVStats:
         """The cache is what a method leaves of the text; what it holds then."""
-        reading, preset = self._go(next(home for home in self._homes if name in home.presets))
-        reading.compress(preset[name], replace(self.llm._kv_settings, ratio=ratio, preset=preset[name]))
+        home = next(home for home in self._homes if name in home.presets)
+        preset = home.presets[name]
+        self._go(home).compress(preset, replace(home.llm._kv_settings, ratio=ratio, preset=preset))
         return self.llm.kv_stats()
 
-    def _go(self, home: _Home) -> tuple[Reading, dict[str, Preset]]:
+    def _go(self, home: _Home) -> Reading:
         """Make `home` the one that is asked; it reads the text when it is asked first."""
         assert self._tokens, "read a text first"
         if home.reading is None:
             home.reading = Reading(home.llm, self._tokens, list(home.presets.values()))
         self._home, self.llm = home, home.llm
-        return home.reading, home.presets
+        return home.reading
 
     def answer(self, rest: Sequence[int], n_tokens: int, stop: str = "") -> str:
         """What the model says greedily behind the text and `rest`, once after each `compress`, up to n_tokens or the text `stop`."""
@@ -59,7 +60,7 @@ class Reader:
     @property
     def logits(self) -> NDArray[np.float32]:
         """[n_vocab] Of the text's last token."""
-        return self._go(self._home)[0].logits
+        return self._go(self._home).logits
 
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Feed tokens behind the text without compressing them; logits [up to STEP, n_vocab] after each of them, in order."""
