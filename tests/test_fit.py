@@ -219,6 +219,7 @@ def test_known_qualities_are_those_of_the_docs():
 def test_what_was_not_measured_is_said_so():
     demo = f"/somewhere/{quality.DEMO}"
     assert "44 of 50 in 4,000" in quality.known(demo, "score=keydiff,budget=profile", 0.2, "f16", "f16")
+    assert "29 of 30 in 2,000" in quality.known(demo, "auto", 0.2, "q8_0", "q8_0") and "q8_0 cache" in quality.known(demo, "auto", 0.2, "q8_0", "q8_0")
     for other in (("/x/other.gguf", "kvzap", 0.2, "f16", "f16"), (demo, "kvzap", 0.3, "f16", "f16"), (demo, "kvzap", 0.2, "q8_0", "q8_0"),
                   (demo, "h2o", 0.2, "f16", "f16")):
         assert quality.known(*other).startswith(quality.NOT_MEASURED)
