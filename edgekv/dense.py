@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgekv import facts
-from edgekv.choose import AUTO
 
 if TYPE_CHECKING:
     from edgekv.engine import Settings
@@ -22,6 +21,8 @@ DENSE = "q8_0"
 def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v: Any) -> bool:
     """Whether a cache with these settings gets dense rows: `auto` decides, nobody named a type, a budget in rows has nothing to win, and the model can
     have them."""
+    from edgekv.choose import AUTO  # with all methods, which a plan (`edgekv.fit`) has no use for and would count as its own
+
     if method != AUTO or not (type_k is None and type_v is None) or not settings.compresses or settings.tokens or settings.table is not None:
         return False
     return fits(facts.model_info(model_path))

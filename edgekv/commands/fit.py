@@ -64,7 +64,6 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
     again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
     """
     from edgekv.blueprint import Blueprint
-    from edgekv.choose import AUTO
     from edgekv.commands import load
     from edgekv.fit import CTX_MAX, PICKED, STEP, TYPES, Planner, Wish
     from edgekv.machine import rss_now
@@ -77,7 +76,7 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
     if total <= margin_bytes:
         raise BadInput(f"{size_text(total)} of memory leave nothing beside the margin of {size_text(margin_bytes)}; give more --memory or a smaller --margin")
     pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
-    if kv_method == AUTO and not (cache_type_k or cache_type_v):
+    if kv_method == "auto" and not (cache_type_k or cache_type_v):
         pairs[0] = PICKED
     with Blueprint(path, ubatch_size, on_gpu=place.is_gpu) as blueprint:
         n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
