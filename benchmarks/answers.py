@@ -91,7 +91,6 @@ def differences(reader: Reader, sample: Sample, options: argparse.Namespace) -> 
 
 def answer(reader: Reader, rest: tuple[int, ...], n: int) -> list[int]:
     """The n likeliest tokens behind the text and `rest`, its end not minded."""
-    assert reader._reading is not None
     logits, out = feed(reader.llm, rest) if rest else reader.logits, []
     for _ in range(n):
         out.append(int(logits.argmax()))

@@ -203,11 +203,6 @@ class Llama(llama_cpp.Llama):
         elif self._kv_settings.compresses and not self._kv_note:
             self._kv_new_context()
 
-    @property
-    def kv_is_dense(self) -> bool:
-        """Whether the cache's type was picked, and ratios are of an f16 cache's bytes; see `edgekv.dense`."""
-        return self._kv_settings.of_f16
-
     def kv_stats(self) -> KVStats:
         """What the cache holds and costs; see KVStats."""
         s = self._kv_settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 
 from edgekv import Llama, methods
 from edgekv.blueprint import Blueprint
+from edgekv.commands import eval as commands_eval
+from edgekv.commands import load, report, slash
 from edgekv.dense import fits
 from edgekv.eval.reader import Reader
 from edgekv.fit import PICKED, Planner, Wish
@@ -138,6 +141,37 @@ def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, te
         assert int(stats.n_kept) == rows and reader.llm is llm
         if name == "auto":
             assert np.array_equal(stats.kept, one.kv_stats().kept) and np.allclose(next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize(("words", "second"), [
+    ({}, True), (dict(cache_type_k="f16"), False), (dict(cache_type_v="q4_0"), False), (dict(kv_budget=64), False), (dict(d_head=80), False), (dict(names=["snapkv"]), False),
+])
+def test_a_second_model_is_loaded_only_for_what_auto_picks(monkeypatch, words, second):
+    names, d_head = words.pop("names", ["auto"]), words.pop("d_head", 64)
+    options = dict(model="m", cache_type_k=None, cache_type_v=None, kv_budget=None) | words
+    monkeypatch.setattr(load, "model_info", lambda path: {"mode": "layers", "d_head_k": d_head, "d_head_v": d_head})
+    monkeypatch.setattr(load, "load_llama", lambda engine: engine)
+    monkeypatch.setattr(commands_eval, "replace", lambda engine, **more: SimpleNamespace(**(engine.__dict__ | more)))
+    llm, dense = commands_eval.models(SimpleNamespace(**options), names)
+    assert (llm.cache_type_k, llm.cache_type_v) == (options["cache_type_k"] or "f16", options["cache_type_v"] or "f16")
+    assert (dense is not None) == second and (not dense or (dense.kv_method, dense.cache_type_k) == ("auto", None))
+
+
+def test_what_is_printed_says_type_and_rows(tiny, text):
+    llm = auto(tiny("llama-gqa"))
+    llm.eval(list(text(N_PROMPT)))
+    stats, plain = llm.kv_stats(), auto(tiny("llama-gqa"), type_k=8, type_v=8)
+    assert "225 kept (38 %) as q8_0; KV " in report.cache_line(stats) and "a full cache in f16 0.9 MiB" in report.cache_line(stats)
+    assert "q8_0, 1.88 rows where f16 has one" in report.stats_table(stats)
+    plain.eval(list(text(N_PROMPT)))
+    assert "120 kept (20 %); KV " in report.cache_line(plain.kv_stats()) and "f16" not in report.stats_table(plain.kv_stats())
+
+
+def test_the_chat_says_how_many_rows_a_ratio_would_leave(tiny, text, capsys):
+    llm = auto(tiny("llama-gqa"))
+    llm.eval(list(text(N_PROMPT)))
+    slash.ratio(SimpleNamespace(llm=llm), "0.1")
+    assert "112 of the 600 tokens seen would stay, 0.1 of 0.9 MiB" in "".join(capsys.readouterr())
 
 
 def test_a_plan_has_the_bytes_of_what_is_picked(tiny, text):

@@ -154,15 +154,14 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
 def models(engine: EngineOptions, names: Sequence[str]) -> tuple[Llama, Llama | None]:
     """The model with the cache types that were asked for, and once more with dense rows where `auto` would pick them (`edgekv.dense`)."""
     from edgekv.choose import AUTO, learns
-    from edgekv.commands.load import load_llama
+    from edgekv.commands.load import load_llama, model_info, model_path
+    from edgekv.dense import fits
 
     part = replace(engine, kv_ratio=0.5)  # any share below 1: the cache has to be edgekv's
     hungry = next((name for name in names if learns(name)), "snapkv")  # has the profile made, if there is none
     llm = load_llama(replace(part, kv_method=hungry, cache_type_k=engine.cache_type_k or "f16", cache_type_v=engine.cache_type_v or "f16"))
-    if AUTO not in names or engine.cache_type_k or engine.cache_type_v:
-        return llm, None
-    dense = load_llama(replace(part, kv_method=AUTO))
-    return llm, dense if dense.kv_is_dense else None
+    picked = AUTO in names and not (engine.cache_type_k or engine.cache_type_v or engine.kv_budget) and fits(model_info(model_path(engine.model)))
+    return llm, load_llama(replace(part, kv_method=AUTO)) if picked else None
 
 
 def show(table: Table, form: str, plot: str | None) -> None:
