@@ -43,9 +43,15 @@ def row_bytes(kind: int, d: int) -> int:
 
 
 def tensor_bytes(layer: LayerInfo, n_rows: int) -> int:
-    """K and V of n_rows rows of a layer (its heads' rows together), as one buffer holds them."""
+    """K and V of n_rows rows of a layer (its heads' rows together), and with ALiBi their tokens' indices, as buffers hold them."""
     rows = max(n_rows, 1)  # a tensor has at least one row
-    return sum(-(-rows * row_bytes(kind, d) // ALIGNMENT) * ALIGNMENT for kind, d in ((layer.type_k, layer.d_k), (layer.type_v, layer.d_v)))
+    each = (row_bytes(layer.type_k, layer.d_k), row_bytes(layer.type_v, layer.d_v), index_bytes(layer))
+    return sum(-(-rows * n // ALIGNMENT) * ALIGNMENT for n in each)
+
+
+def index_bytes(layer: LayerInfo) -> int:
+    """Of a row's token, which ALiBi needs; 0 for other models."""
+    return layer.bytes_row - row_bytes(layer.type_k, layer.d_k) - row_bytes(layer.type_v, layer.d_v)
 
 
 def kept_bytes(layers: Sequence[LayerInfo], n_tokens: int, n_rows: int) -> int:
@@ -74,7 +80,7 @@ def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
 
 def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
     """llama.cpp's own cache for n_ctx tokens (sliding-window layers in full, as the bindings ask for)."""
-    return sum(x.bytes_row * x.n_head_kv * n_ctx for x in layers)
+    return sum((x.bytes_row - index_bytes(x)) * x.n_head_kv * n_ctx for x in layers)
 
 
 @dataclass(frozen=True)

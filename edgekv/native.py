@@ -142,7 +142,7 @@ def _f32(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """Shape of one layer's cache; `bytes_row` is one K row and one V row of one KV head."""
+    """Shape of one layer's cache; `bytes_row` is one K row and one V row of one KV head, with ALiBi a float more."""
 
     n_head: int
     n_head_kv: int

@@ -57,6 +57,7 @@ SHAPES: dict[str, Shape] = {
     "gemma3": Shape("gemma3", n_layer=4, n_head_kv=1, qk_norm=True, post_norm=True, freq_base=1e6,
                     sliding_window=64, swa_layers=(True, False, True, False)),
     "phi3": Shape("phi3", n_layer=2, n_embd=256, fused=True),
+    "refact": Shape("refact", n_layer=2, n_head=6, n_head_kv=3),  # ALiBi, and slopes for a number of heads that is no power of two
 }
 SHAPES["llama-32k"] = replace(SHAPES["llama-gqa"], n_ctx=32768, weights="q8_0")
 SHAPES["llama-q4"] = replace(SHAPES["llama-gqa"], weights="q4_0")

@@ -25,7 +25,7 @@ another nearest one."""
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [
-    ("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("llama-gqa", "iq4_nl"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
+    ("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("llama-gqa", "iq4_nl"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1"), ("refact", "f16"), ("refact", "q8_0")])
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
     check(compare(tiny(name), kind, program("fake-device.so")), kind)
 
@@ -39,21 +39,21 @@ def test_scores_may_come_a_few_tokens_at_a_time(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), [("llama-gqa", "f16"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1")])
+@pytest.mark.parametrize(("name", "kind"), [("llama-gqa", "f16"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1"), ("refact", "f16"), ("refact", "q8_0")])
 def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name, kind):
     """Patched, with our host code in it; native/tests/metal/fake-metal.cpp is what is Objective-C there."""
     check(compare(tiny(name), kind, program("fake-metal.so")), kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["attend", "sinks", "softcap", "windows", "score", "gather", "odd_gather", "foretell", "nearest", "fold"])
+@pytest.mark.parametrize("fault", ["attend", "sinks", "softcap", "windows", "alibi", "score", "gather", "odd_gather", "foretell", "nearest", "fold"])
 def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
     """native/src/edgekv-trial.cpp holds them against the CPU's before they are used."""
     result = compare(tiny("llama-gqa"), "f16", program("fake-device.so"), FAKE_FAULT=fault)
     assert result["nmse"]["random"] < LIMITS["f16"] and result["nmse"]["score=random,merge=d2o"] < 1e-2
     assert min(result["same"].values()) > 0.99, result["same"]
     assert (result["n_ours"] < 50) == ("gather" in fault)  # rows that do not arrive put everything in doubt, the others themselves
-    assert (result["n_merges"] > 10) == (fault in ("attend", "sinks", "softcap", "windows", "foretell"))
+    assert (result["n_merges"] > 10) == (fault in ("attend", "sinks", "softcap", "windows", "alibi", "foretell"))
     assert (result["n_foretold"] > 2) == ("gather" not in fault and fault != "foretell")
     assert "are left alone" in result["said"]  # to everybody, not only with -v
 
@@ -84,7 +84,7 @@ def check_used(result: dict) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(os.environ.get("EDGEKV_GPU") != "1", reason="set EDGEKV_GPU=1 where there is a GPU and a build with its backend")
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "q8_0,q4_0"])
-@pytest.mark.parametrize("name", ["llama-gqa", "llama-mha", "llama-d128", "gemma3", "qwen2"])
+@pytest.mark.parametrize("name", ["llama-gqa", "llama-mha", "llama-d128", "gemma3", "qwen2", "refact"])
 def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     """All layers on the GPU that the library was built for. Its matrix products round differently too: the limits are looser, and a guess."""
     result = compare(tiny(name), kind, "")

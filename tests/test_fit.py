@@ -139,7 +139,7 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     assert plan.best(32768) == replace(there, hidden="f32")  # states in a file would not help it
 
 
-@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2"])
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2", "refact"])
 def test_the_token_table_stays_in_main_memory_unless_the_output_shares_it(tiny, name):
     import gguf
 

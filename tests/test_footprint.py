@@ -10,7 +10,7 @@ from edgekv import machine
 from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.engine import Watch
 from edgekv.errors import BadInput
-from edgekv.footprint import extent, full_bytes, kept_bytes, mask_bytes, reading
+from edgekv.footprint import extent, full_bytes, index_bytes, kept_bytes, mask_bytes, reading
 from edgekv.sizes import parse_size, size_text
 from tests import models
 from tests.engine import load
@@ -106,7 +106,7 @@ def check(path, kind, tokens, method, ratio, hidden) -> None:
     llm.eval(tokens)
     stats = llm.kv_stats()
     assert stats.n_bytes == predicted.kept == kept_bytes(kv.store.layers, len(tokens), int(ratio * len(tokens)))
-    assert full_bytes(kv.store.layers, len(tokens)) == len(tokens) * sum(x.bytes_row * x.n_head_kv for x in kv.store.layers)
+    assert full_bytes(kv.store.layers, len(tokens)) == len(tokens) * sum((x.bytes_row - index_bytes(x)) * x.n_head_kv for x in kv.store.layers)
     assert stats.n_bytes_peak <= predicted.peak <= PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE
 
 

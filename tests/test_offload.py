@@ -38,7 +38,7 @@ def talk(path, text, kind, n_gpu_layers, **options):
 
 @pytest.mark.parametrize("n_gpu_layers", [ALL, SOME])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "refact"])
 def test_a_conversation_on_the_device_is_the_one_on_the_cpu(tiny, text, nmse, name, kind, n_gpu_layers):
     expected, where = talk(tiny(name), text, kind, 0, kv_method="streaming")
     got, there = talk(tiny(name), text, kind, n_gpu_layers, kv_method="streaming")
@@ -47,7 +47,7 @@ def test_a_conversation_on_the_device_is_the_one_on_the_cpu(tiny, text, nmse, na
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["llama-mha", "qwen2", "phi3", "llama-d128"])
+@pytest.mark.parametrize("name", ["llama-mha", "qwen2", "phi3", "llama-d128", "refact"])
 def test_heads_of_different_length(tiny, text, nmse, name, kind):
     """Rows are drawn at random, and pooled budgets leave every head another number of them, at another offset."""
     method = "score=random,budget=adakv"

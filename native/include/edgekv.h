@@ -51,7 +51,7 @@ struct edgekv_layer_info {
     int32_t n_head, n_head_kv, d_k, d_v;
     int32_t type_k, type_v;            // ggml_type
     int32_t n_swa;                     // sliding window in tokens, 0 = none
-    int32_t bytes_row;                 // one row of K and V of one KV head
+    int32_t bytes_row;                 // one row of K and V of one KV head; with ALiBi its token's index too
 };
 LLAMA_API int32_t      edgekv_n_layer(const struct llama_context * ctx);
 LLAMA_API int          edgekv_layer_get(const struct llama_context * ctx, int32_t il, struct edgekv_layer_info * out);

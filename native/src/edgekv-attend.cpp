@@ -32,27 +32,29 @@ static void store_rows(const llm_graph_context & g, const edgekv_tensors & t, gg
 
 static float softcap(const llm_graph_context & g) { return g.hparams.attn_soft_cap ? g.hparams.f_attn_logit_softcapping : 0.0f; }
 
-// flash attention of q [d, n_head, n_tokens] over n rows of each of n_head_kv heads
+// flash attention of q [d, n_head, n_tokens] over n rows of each of n_head_kv heads; with max_bias a mask has minus the distances (ALiBi)
 static ggml_tensor * flash(const llm_graph_context & g, const edgekv_tensors & t, ggml_tensor * q, int64_t first, int64_t n, int n_head_kv, int64_t cap,
-        ggml_tensor * mask, ggml_tensor * sinks, float scale) {
+        ggml_tensor * mask, ggml_tensor * sinks, float scale, float max_bias) {
     auto view = [&](ggml_tensor * x) {
         return ggml_view_3d(g.ctx0, x, x->ne[0], n, n_head_kv, x->nb[1], cap*x->nb[1], first*x->nb[1]);
     };
-    ggml_tensor * cur = ggml_flash_attn_ext(g.ctx0, ggml_permute(g.ctx0, q, 0, 2, 1, 3), view(t.k), view(t.v), mask, scale, 0.0f, softcap(g));
+    ggml_tensor * cur = ggml_flash_attn_ext(g.ctx0, ggml_permute(g.ctx0, q, 0, 2, 1, 3), view(t.k), view(t.v), mask, scale, max_bias, softcap(g));
     ggml_flash_attn_ext_add_sinks(cur, sinks);
     ggml_prec_set_acc(cur, GGML_PREC_F32);
     return cur; // [d_v, n_head, n_tokens]
 }
 
-// heads of different length: one call each
+// heads of different length: one call each; with ALiBi each query head has one, because a call makes its slopes of its number of heads
 static ggml_tensor * flash_heads(const llm_graph_context & g, const edgekv_tensors & t, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * sinks, float scale,
         const std::vector<int64_t> & first, const std::vector<int64_t> & n, const std::vector<ggml_tensor *> & masks) {
-    const int G = l.n_head/l.n_head_kv;
+    const int G = l.n_head/l.n_head_kv, n_at_once = l.max_bias != 0.0f ? 1 : G;
     ggml_tensor * out = nullptr;
-    for (int k = 0; k < l.n_head_kv; ++k) {
-        ggml_tensor * qk = ggml_view_3d(g.ctx0, q, q->ne[0], G, q->ne[2], q->nb[1], q->nb[2], k*G*q->nb[1]);
-        ggml_tensor * sk = sinks ? ggml_view_1d(g.ctx0, sinks, G, k*G*sinks->nb[0]) : nullptr;
-        ggml_tensor * cur = flash(g, t, qk, first[k], n[k], 1, n[k], masks[k], sk, scale);
+    for (int h = 0; h < l.n_head; h += n_at_once) {
+        const int k = h/G;
+        ggml_tensor * qk = ggml_view_3d(g.ctx0, q, q->ne[0], n_at_once, q->ne[2], q->nb[1], q->nb[2], h*q->nb[1]);
+        ggml_tensor * sk = sinks ? ggml_view_1d(g.ctx0, sinks, n_at_once, h*sinks->nb[0]) : nullptr;
+        const float max_bias = l.max_bias != 0.0f ? -log2f(edgekv_alibi_slope(l.max_bias, l.n_head, h)) : 0.0f; // one head's slope is 2^-max_bias
+        ggml_tensor * cur = flash(g, t, qk, first[k], n[k], 1, n[k], masks[k], sk, scale, max_bias);
         out = out ? ggml_concat(g.ctx0, out, cur, 1) : cur;
     }
     return out;
@@ -72,10 +74,10 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
         const int64_t begin = s.n_old - l.len[h] + skip, pad = begin % l.row_step;
         first[h] = h*s.cap + begin - pad;
         n[h]     = before + g.n_tokens - skip + pad;
-        equal    = equal && l.len[h] == l.len[0];
-        masks[h] = equal && h > 0 ? masks[0] : p.mask_view(g, l.n_swa, before - skip, n[h] - pad, pad);
+        equal    = equal && l.len[h] == l.len[0] && (l.max_bias == 0.0f || l.len[h] == 0);
+        masks[h] = equal && h > 0 ? masks[0] : p.mask_view(g, l, h, before - skip, n[h] - pad, pad);
     }
-    return equal ? flash(g, s.t, q, first[0], n[0], l.n_head_kv, s.cap, masks[0], sinks, scale)
+    return equal ? flash(g, s.t, q, first[0], n[0], l.n_head_kv, s.cap, masks[0], sinks, scale, l.max_bias)
                  : flash_heads(g, s.t, l, q, sinks, scale, first, n, masks);
 }
 
@@ -172,11 +174,11 @@ private:
 
     static void set_mask(per_layer & pl, int k, int n) {
         ggml_tensor * m = pl.masks[k];
-        const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
-        std::vector<ggml_fp16_t> x(ggml_nelements(m), inf);
+        const edgekv_layer & l = *pl.l;
+        std::vector<ggml_fp16_t> x(ggml_nelements(m), ggml_fp32_to_fp16(-INFINITY));
         for (int t = 0; t < n; ++t) {
-            const int64_t lo = pl.l->n_swa ? pl.start[t] : 0, hi = pl.l->len[k] - (n - 1 - t);
-            for (int64_t r = lo; r < hi; ++r) x[(size_t) t*m->ne[0] + r] = zero;
+            const int64_t lo = l.n_swa ? pl.start[t] : 0, hi = l.len[k] - (n - 1 - t);
+            for (int64_t r = lo; r < hi; ++r) x[(size_t) t*m->ne[0] + r] = ggml_fp32_to_fp16(l.max_bias != 0.0f ? (float) (l.pos[k][r] - l.pos[k][hi - 1]) : 0.0f);
         }
         ggml_backend_tensor_set(m, x.data(), 0, ggml_nbytes(m));
     }
@@ -185,7 +187,8 @@ private:
 edgekv_rows rows_of(const attend_input::per_layer & pl, const ggml_tensor * k, const ggml_tensor * v, const ggml_tensor * sinks) {
     const edgekv_layer & l = *pl.l;
     return { (const char *) k->data, (const char *) v->data, k->nb[1], v->nb[1], k->type, v->type, l.d_k, l.d_v, l.n_head, l.n_head_kv,
-             l.first.data(), l.len.data(), pl.scale, pl.cap, sinks ? (const float *) sinks->data : nullptr };
+             l.first.data(), l.len.data(), pl.scale, pl.cap, sinks ? (const float *) sinks->data : nullptr,
+             l.row_pos.t ? (const float *) l.row_pos.t->data : nullptr, l.max_bias };
 }
 
 // src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [2 + d_v, n_head, n_tokens, parts]
@@ -240,9 +243,9 @@ static ggml_tensor * attend_device(const llm_graph_context & g, attend_input::pe
     const auto * device = always ? nullptr : edgekv_device::of(l.buft);
     if (!always && !(device && device->attends(l.type_k, l.type_v, l.d_k, l.d_v))) return nullptr;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
-    ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks };
-    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, sinks ? 5 : 4, attend_node, GGML_N_TASKS_MAX, nullptr);
-    edgekv_op_set(node, l.n_head_kv, pl.scale, pl.cap);
+    ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks, l.row_pos.t };
+    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, 6, attend_node, GGML_N_TASKS_MAX, nullptr);
+    edgekv_op_set(node, l.n_head_kv, pl.scale, pl.cap, l.max_bias);
     return always || ggml_backend_dev_supports_op(ggml_backend_buft_get_device(l.buft), node) ? node : nullptr;
 }
 
@@ -260,7 +263,7 @@ static ggml_tensor * attend_graph(const llm_graph_context & g, attend_input & in
     for (int k = 0; k < l.n_head_kv; ++k) {
         first[k] = l.first[k];
         n[k] = std::min<int64_t>(l.len[k] + g.n_tokens, std::max(l.cap[k], 1)); // a graph that is only reserved has no room yet
-        if (g.n_tokens == 1 && !l.n_swa) continue;
+        if (g.n_tokens == 1 && !l.n_swa && l.max_bias == 0.0f) continue;
         pl.masks[k] = ggml_new_tensor_2d(g.ctx0, GGML_TYPE_F16, n[k], g.n_tokens);
         ggml_set_input(pl.masks[k]);
     }

@@ -107,7 +107,7 @@ const char * edgekv_unsupported(const llama_model & model) {
     if (llm_arch_is_hybrid(model.arch))    return "recurrent and attention layers are mixed";
     if (hp.is_mla())                       return "latent attention (MLA) keeps no K and V per head";
     if (!hp.causal_attn)                   return "attention is not causal";
-    if (hp.f_max_alibi_bias > 0)           return "ALiBi needs the distance to evicted tokens";
+    if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE) return "ALiBi and sliding windows are mixed";
     if (hp.n_layer_kv_from_start >= 0)     return "layers share K and V";
     if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD) return "its sliding window has no fixed width";
     for (uint32_t il = 0; il < hp.n_layer(); ++il) {
@@ -143,6 +143,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
         l->type_k    = p.type_k;
         l->type_v    = p.type_v;
         l->n_swa     = hp.is_swa(il) ? hp.n_swa : 0;
+        l->max_bias  = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
         l->buft      = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il)) : ggml_backend_cpu_buffer_type();
         l->row_step  = row_step(*l);
         l->len.assign(l->n_head_kv, 0);
@@ -150,6 +151,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
         l->layout(std::vector<int32_t>(l->n_head_kv, 0));
         store->layers.push_back(std::move(l));
     }
+    store->place_pos();
     const char * how = getenv("EDGEKV_ATTEND"); // "graph": the path that needs no kernel of ours; "node": the one of devices that have one
     store->graph_attend = how && std::string(how) == "graph";
     store->node_attend  = how && std::string(how) == "node";
@@ -215,6 +217,9 @@ llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_mem
 uint32_t edgekv_extra_nodes(llama_memory_i * mem) {
     const auto * store = mem ? edgekv_store_of(mem) : nullptr;
     uint32_t n = 0;
-    if (store) for (const auto & l : store->layers) n += 8 + (store->graph_attend || !ggml_backend_buft_is_host(l->buft) ? 8*l->n_head_kv : 0);
+    if (store) for (const auto & l : store->layers) {
+        const int n_calls = l->max_bias != 0.0f ? 3*l->n_head : l->n_head_kv; // of flash attention; ALiBi makes a mask for each head besides
+        n += 8 + (store->graph_attend || !ggml_backend_buft_is_host(l->buft) ? 8*n_calls : 0);
+    }
     return n;
 }

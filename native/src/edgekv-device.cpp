@@ -120,6 +120,7 @@ void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix
     s.send(rows.first, rows.n_head_kv);
     s.send(rows.len, rows.n_head_kv);
     s.send(rows.sinks, rows.n_head);
+    s.send(rows.pos, cols.n_rows);
     s.send(qs.q, (qs.n_tokens - 1)*qs.stride_t + (rows.n_head - 1)*qs.stride_h + rows.d_k);
     s.send(qs.n_after, qs.n_tokens);
     s.send(qs.start, qs.n_tokens);

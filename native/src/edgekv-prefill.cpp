@@ -154,6 +154,7 @@ void edgekv_prefill::make_scratches() {
         if (s.t.k) continue;
         s.cap = (s.n_old + n_rows + l.row_step - 1)/l.row_step*l.row_step;
         s.t = edgekv_tensors::make(l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap*l.n_head_kv, "scratch");
+        if (l.max_bias != 0.0f) s.pos.resize(s.cap*l.n_head_kv);
         if (l.row_step > 1) ggml_backend_buffer_clear(s.t.buf.get(), 0); // masked rows are multiplied too: they must be numbers
         const auto queries = [&] { return edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
         if (wants_columns) s.queries = queries();
@@ -171,13 +172,15 @@ edgekv_prompt_rows * edgekv_prefill::prompt_rows(const edgekv_layer & l) {
     r.len.resize(l.n_head_kv);
     r.start.resize(l.n_swa ? building->n_tokens : 0);
     r.norm = l.n_swa || s.norm.empty() ? nullptr : const_cast<float *>(s.norm.data());
-    r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr };
+    r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr,
+               s.pos.empty() ? nullptr : s.pos.data(), l.max_bias };
     return &r;
 }
 
 // for backends without a kernel of ours: every chunk's mask is a window of one matrix, because who sees whom depends only on the distance
 void edgekv_prefill::make_masks() {
-    const ggml_fp16_t zero = ggml_fp32_to_fp16(0.0f), inf = ggml_fp32_to_fp16(-INFINITY);
+    const ggml_fp16_t inf = ggml_fp32_to_fp16(-INFINITY);
+    const bool alibi = std::any_of(store->layers.begin(), store->layers.end(), [](const auto & l) { return l->max_bias != 0.0f; });
     const int64_t n_mask = std::min(n_ubatch, n_rows);
     int n_hidden = 0; // columns that nobody sees
     for (const auto & l : store->layers) n_hidden = std::max(n_hidden, l->row_step - 1);
@@ -187,7 +190,7 @@ void edgekv_prefill::make_masks() {
         for (int64_t i = 0; i < n_mask; ++i) {
             for (int64_t j = 0; j < m.t->ne[0]; ++j) {
                 const int64_t dist = n_before + i - j;
-                row[j] = dist >= 0 && (n_swa == 0 || dist < n_swa) ? zero : inf;
+                row[j] = dist >= 0 && (n_swa == 0 || dist < n_swa) ? ggml_fp32_to_fp16(alibi ? (float) -dist : 0.0f) : inf;
             }
             ggml_backend_tensor_set(m.t, row.data(), i*m.t->nb[1], m.t->nb[1]);
         }
@@ -205,14 +208,27 @@ void edgekv_prefill::make_masks() {
     if (n_swa) { mask_swa_at = n_swa; mask_swa = fill(mask_swa_at, n_swa); }
 }
 
-ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n, int64_t pad) {
-    ggml_tensor * m = n_swa ? mask_swa.t : mask_full.t;
-    const int64_t at = (n_swa ? mask_swa_at : mask_full_at) - before;
+// F16 [rows, n_tokens]: minus the distances of a head's old rows, which lie anywhere in front of the chunk
+ggml_tensor * edgekv_prefill::old_distances(const llm_graph_context & g, const edgekv_layer & l, int head) const {
+    const int64_t n = l.len[head], at = pos0 + chunk_row();
+    ggml_tensor * rows = ggml_view_1d(g.ctx0, l.row_pos.t, n, l.first[head]*sizeof(float));
+    ggml_tensor * tokens = ggml_reshape_2d(g.ctx0, ggml_arange(g.ctx0, (float) at, (float) (at + g.n_tokens), 1.0f), 1, g.n_tokens);
+    ggml_tensor * all = ggml_repeat(g.ctx0, rows, ggml_new_tensor_2d(g.ctx0, GGML_TYPE_F32, n, g.n_tokens));
+    return ggml_cast(g.ctx0, ggml_sub(g.ctx0, all, tokens), GGML_TYPE_F16);
+}
+
+ggml_tensor * edgekv_prefill::mask_view(const llm_graph_context & g, const edgekv_layer & l, int head, int64_t before, int64_t n, int64_t pad) {
+    ggml_tensor * m = l.n_swa ? mask_swa.t : mask_full.t;
+    const int64_t n_old = l.max_bias != 0.0f ? l.len[head] : 0; // their distances are not those of a window
+    before -= n_old; n -= n_old;
+    const int64_t at = (l.n_swa ? mask_swa_at : mask_full_at) - before;
     GGML_ASSERT(at >= 0 && at + n <= m->ne[0]);
     auto columns = [&](int64_t first, int64_t n) { // some backends want no gaps
         return ggml_cont(g.ctx0, ggml_view_2d(g.ctx0, m, n, g.n_tokens, m->nb[1], first*sizeof(ggml_fp16_t)));
     };
-    return pad ? ggml_concat(g.ctx0, columns(m->ne[0] - pad, pad), columns(at, n), 0) : columns(at, n);
+    ggml_tensor * mask = columns(at, n);
+    if (n_old > 0) mask = ggml_concat(g.ctx0, old_distances(g, l, head), mask, 0);
+    return pad ? ggml_concat(g.ctx0, columns(m->ne[0] - pad, pad), mask, 0) : mask;
 }
 
 ggml_tensor * edgekv_prefill::row_input(const llm_graph_context & g, const edgekv_scratch & s) {
@@ -329,6 +345,11 @@ void edgekv_prefill::lay_out_old(int il) {
     std::vector<int32_t> to(l.n_head_kv);
     for (int k = 0; k < l.n_head_kv; ++k) to[k] = (int32_t) (k*s.cap + s.n_old - l.len[k]);
     s.t.copy_heads(l.t, l.first, to, l.len);
+    for (int k = 0; k < l.n_head_kv && !s.pos.empty(); ++k) {
+        float * p = s.pos.data() + to[k];
+        for (llama_pos x : l.pos[k]) *p++ = (float) x;
+        for (int64_t j = 0; j < n_rows; ++j) *p++ = (float) (pos0 + j);
+    }
 }
 
 void edgekv_prefill::run(int il) {
@@ -367,6 +388,7 @@ const edgekv_layer & edgekv_prefill::in_work() const {
 void edgekv_prefill::end() {
     if (ended) throw edgekv_error { EDGEKV_INVALID, "the prompt has ended already" };
     for (const auto & f : fresh) if (!f) throw edgekv_error { EDGEKV_INVALID, "not all layers were kept" };
+    for (const auto & f : fresh) f->place_pos((llama_pos) (pos0 + n_tokens));
     store->layers = std::move(fresh);
     store->n_past = (llama_pos) (pos0 + n_tokens);
     if (evicted) store->boundary = store->n_past;

@@ -24,8 +24,9 @@ struct edgekv_scratch {
     edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], in host memory
     edgekv_matrix  raw_queries;   // the same before RoPE, if anybody wants them
     std::vector<float> norm;      // [n_ubatch][n_head][2] of the chunk in work: maximum and 1/sum of each softmax, where our kernel attends and somebody scores
+    std::vector<float> pos;       // with ALiBi: token of each row
     int64_t cap = 0, n_old = 0;
-    size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes() + raw_queries.n_bytes(); }
+    size_t  n_bytes() const { return t.n_bytes() + queries.n_bytes() + raw_queries.n_bytes() + pos.size()*sizeof(float); }
 };
 
 // how a layer turns its queries
@@ -139,8 +140,8 @@ struct edgekv_prefill {
     // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
     edgekv_prompt_rows * prompt_rows(const edgekv_layer & l);
     // F16 [pad + n_rows, n_tokens], for backends without a kernel of ours: row j behind the pad is seen by token i if
-    // 0 <= before + i - j (< n_swa)
-    ggml_tensor * mask_view(const llm_graph_context & g, int n_swa, int64_t before, int64_t n_rows, int64_t pad);
+    // 0 <= before + i - j (< n_swa). With ALiBi minus the distances, of the old rows of this head too
+    ggml_tensor * mask_view(const llm_graph_context & g, const edgekv_layer & l, int head, int64_t before, int64_t n_rows, int64_t pad);
 
     llama_context * ctx = nullptr;
     edgekv_store *  store = nullptr;
@@ -153,6 +154,7 @@ private:
     bool on_cpu() const { return !device(); }
     void make_scratches();
     void make_masks();
+    ggml_tensor * old_distances(const llm_graph_context & g, const edgekv_layer & l, int head) const;
     void build_chunks();
     void build_chunk(int64_t first, int64_t n, int64_t row);
     edgekv_graph & graph_for(const edgekv_chunk & c);

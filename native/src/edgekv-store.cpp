@@ -92,7 +92,7 @@ int64_t edgekv_layer::n_rows() const {
 std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     auto l = std::make_unique<edgekv_layer>();
     l->il = il; l->n_head = n_head; l->n_head_kv = n_head_kv; l->d_k = d_k; l->d_v = d_v;
-    l->type_k = type_k; l->type_v = type_v; l->n_swa = n_swa; l->buft = buft; l->row_step = row_step;
+    l->type_k = type_k; l->type_v = type_v; l->n_swa = n_swa; l->buft = buft; l->max_bias = max_bias; l->row_step = row_step;
     l->pos.resize(n_head_kv);
     return l;
 }
@@ -118,8 +118,17 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     }
     if (t.k) fresh.copy_heads(t, first, first_new, len);
     t = std::move(fresh);
+    row_pos = {};
     first = std::move(first_new);
     cap = cap_new;
+}
+
+void edgekv_layer::place_pos(llama_pos n_past) {
+    if (max_bias == 0.0f || row_pos.t) return;
+    std::vector<float> here(t.k->ne[1], 0.0f);
+    for (int k = 0; k < n_head_kv; ++k) for (int32_t r = 0; r < cap[k]; ++r) here[first[k] + r] = (float) (r < len[k] ? pos[k][r] : n_past + r - len[k]);
+    row_pos = edgekv_matrix::make(buft, GGML_TYPE_F32, 1, (int64_t) here.size(), "pos");
+    ggml_backend_tensor_set(row_pos.t, here.data(), 0, here.size()*sizeof(float));
 }
 
 // the rows of each head at once
@@ -156,6 +165,7 @@ void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & bas
         }
     }
     to.t = std::move(fresh);
+    to.row_pos = {};
     to.first = std::move(first);
     to.len = cap;
     to.cap = std::move(cap);
@@ -166,7 +176,7 @@ edgekv_store::~edgekv_store() = default;
 
 size_t edgekv_store::n_bytes() const {
     size_t n = 0;
-    for (const auto & l : layers) if (l) n += l->t.n_bytes();
+    for (const auto & l : layers) if (l) n += l->t.n_bytes() + l->row_pos.n_bytes();
     return n;
 }
 
@@ -201,8 +211,11 @@ void edgekv_store::reserve_tail(int32_t n) {
         for (int k = 0; k < l->n_head_kv; ++k) cap[k] = l->len[k] + std::max(n, TAIL_STEP);
         l->layout(cap);
     }
+    place_pos();
     note_peak();
 }
+
+void edgekv_store::place_pos() { for (auto & l : layers) if (l) l->place_pos(n_past); }
 
 bool edgekv_store::trim(llama_pos p0) {
     if (p0 >= n_past) return true;
@@ -235,10 +248,12 @@ void edgekv_store::clear() {
     n_past = boundary = 0;
     n_bytes_peak = 0;
     ++version;
+    place_pos();
 }
 
 void edgekv_store::shrink_to_fit() {
     for (auto & l : layers) if (l && l->len != l->cap) { l->layout(l->len); ++version; }
+    place_pos();
 }
 
 // ---- state: header, then per layer the lengths, positions and rows of each head
@@ -333,6 +348,7 @@ void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx) {
         fresh[i] = read_layer(io, *layers[i], n_past_new);
         if (!plausible(*fresh[i], n_past_new, boundary_new)) throw std::runtime_error("the state is damaged");
     }
+    for (auto & l : fresh) if (l) l->place_pos(n_past_new);
     settle();
     layers   = std::move(fresh);
     n_past   = n_past_new;

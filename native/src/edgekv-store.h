@@ -47,17 +47,21 @@ struct edgekv_layer {
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
     int       n_swa = 0;                     // sliding window in tokens, 0 = attends to everything
     ggml_backend_buffer_type_t buft = nullptr;
+    float     max_bias = 0;                  // ALiBi's; 0 = none
     int       row_step = 1;                  // heads begin at multiples of it: some devices bind a head's rows at aligned offsets only
 
     edgekv_tensors        t;
     std::vector<int32_t>  first, len, cap;   // [n_head_kv], in rows
     std::vector<std::vector<llama_pos>> pos; // [n_head_kv][len]: token index of each row
+    edgekv_matrix         row_pos;           // with ALiBi: the same for kernels, F32 [1, rows]; gone whenever rows move, see place_pos
 
     int32_t len_max() const;
     int64_t n_rows()  const;                 // used rows of all heads
     std::unique_ptr<edgekv_layer> alike() const; // of the same shape, in the same place, without rows
     // new tensors with the given capacities; the first len[k] rows of each head come along
     void layout(const std::vector<int32_t> & cap_new);
+    // with ALiBi: the rows' tokens go to where the rows lie, those of rows to come as well: the tail is without gaps. n_past: tokens that went in
+    void place_pos(llama_pos n_past);
 };
 
 struct edgekv_store {
@@ -79,6 +83,7 @@ struct edgekv_store {
     void   note_peak(size_t n_bytes_extra = 0);
     // waits for graphs that are still at work on the rows: a device goes on behind our back
     void   settle() const { if (sched) ggml_backend_sched_synchronize(sched); }
+    void   place_pos(); // of all layers; after anything that moved rows
     // room for n more rows in every head; sliding-window layers drop what no future token sees
     void   reserve_tail(int32_t n);
     // forget tokens >= p0; false if that cannot be done exactly

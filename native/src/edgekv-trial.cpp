@@ -17,20 +17,27 @@ constexpr double MAX_NMSE = 1e-3, MAX_COSINE_ERROR = 5e-3; // products of halves
 // heads of different length, with rows behind the first that belong to nobody
 constexpr int32_t HEADS[] = { 0, 50, 37, 46 }; // first row of each, length of each
 
-// what a model's attention may have: tokens at once, a limit of its logits, sinks, windows
+// what a model's attention may have: tokens at once, a limit of its logits, sinks, windows, ALiBi
 struct variant {
     int     n_tokens;
     float   softcap;
-    bool    has_sinks, has_windows;
+    bool    has_sinks, has_windows, has_alibi;
 
     static constexpr float   SINKS[N_HEAD]   = { 0.5f, -1, 2, 0 };
     static constexpr int32_t START[N_TOKENS] = { 3, 20, 20, 21, 22, 30, 30, 31 }; // first row that each token sees
 
     const float   * sinks() const { return has_sinks ? SINKS : nullptr; }
     const int32_t * start() const { return has_windows ? START : nullptr; }
+    float max_bias() const { return has_alibi ? 8.0f : 0.0f; }
+
+    // token of each row, of which some are gone; null: it does not matter
+    const float * pos() const {
+        static const std::vector<float> all = [] { std::vector<float> x; for (int r = 0; r < N_ROWS; ++r) x.push_back((float) (r + r/3)); return x; }();
+        return has_alibi ? all.data() : nullptr;
+    }
 };
 
-constexpr variant VARIANTS[] = { { 5, 0, false, false }, { 1, 0, true, false }, { 8, 2, false, true } };
+constexpr variant VARIANTS[] = { { 5, 0, false, false, false }, { 1, 0, true, false, false }, { 8, 2, false, true, false }, { 3, 0, false, false, true } };
 
 double nmse(const std::vector<float> & got, const std::vector<float> & expected) {
     double error = 0, square = 1e-30;
@@ -80,7 +87,7 @@ struct twin {
 
 edgekv_rows rows_of(const char * k, const char * v, const ggml_tensor * tk, const ggml_tensor * tv, const variant & x) {
     return { k, v, tk->nb[1], tv->nb[1], tk->type, tv->type, (int) tk->ne[0], (int) tv->ne[0], N_HEAD, N_HEAD_KV, HEADS, HEADS + N_HEAD_KV,
-             1/std::sqrt((float) tk->ne[0]), x.softcap, x.sinks() };
+             1/std::sqrt((float) tk->ne[0]), x.softcap, x.sinks(), x.pos(), x.max_bias() };
 }
 
 edgekv_queries queries_of(const std::vector<float> & q, int d, const variant & x) { return { q.data(), N_HEAD*d, d, x.n_tokens, nullptr, x.start() }; }
@@ -190,19 +197,20 @@ bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const
     std::vector<int32_t> table(std::begin(HEADS), std::end(HEADS));
     if (x.has_windows) table.insert(table.end(), x.start(), x.start() + x.n_tokens);
     std::vector<float> got((size_t) x.n_tokens*N_HEAD*d_v);
-    ggml_tensor * queries = nullptr, * heads = nullptr, * sinks = nullptr;
+    ggml_tensor * queries = nullptr, * heads = nullptr, * sinks = nullptr, * pos = nullptr;
     auto send = [](ggml_tensor * to, const void * from) { if (to) ggml_backend_tensor_set(to, from, 0, ggml_nbytes(to)); };
     edgekv_compute(backend.get(),
         [&](ggml_context * c0) {
             queries = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d_k, N_HEAD, x.n_tokens);
             heads   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, (int64_t) table.size());
             if (x.has_sinks) sinks = ggml_new_tensor_1d(c0, GGML_TYPE_F32, N_HEAD);
-            ggml_tensor * a[] = { queries, k.there.t, v.there.t, heads, sinks };
-            ggml_tensor * node = ggml_custom_4d(c0, GGML_TYPE_F32, d_v, N_HEAD, x.n_tokens, 1, a, sinks ? 5 : 4, not_here, 1, nullptr);
-            edgekv_op_set(node, N_HEAD_KV, 1/std::sqrt((float) d_k), x.softcap);
+            if (x.has_alibi) pos = ggml_new_tensor_1d(c0, GGML_TYPE_F32, N_ROWS);
+            ggml_tensor * a[] = { queries, k.there.t, v.there.t, heads, sinks, pos };
+            ggml_tensor * node = ggml_custom_4d(c0, GGML_TYPE_F32, d_v, N_HEAD, x.n_tokens, 1, a, 6, not_here, 1, nullptr);
+            edgekv_op_set(node, N_HEAD_KV, 1/std::sqrt((float) d_k), x.softcap, x.max_bias());
             return node;
         },
-        [&] { send(queries, q.data()); send(heads, table.data()); send(sinks, variant::SINKS); },
+        [&] { send(queries, q.data()); send(heads, table.data()); send(sinks, variant::SINKS); send(pos, x.pos()); },
         [&](const ggml_tensor * out) { ggml_backend_tensor_get(out, got.data(), 0, ggml_nbytes(out)); });
     return nmse(got, attended(rows_of(k.here.data(), v.here.data(), k.t(), v.t(), x), queries_of(q, (int) d_k, x))) < MAX_NMSE;
 }

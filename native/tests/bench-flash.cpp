@@ -65,7 +65,7 @@ struct bench {
         if (ours) {
             ggml_tensor * a[] = { q, k, v, heads };
             ggml_tensor * n = ggml_custom_4d(c, GGML_TYPE_F32, D, N_HEAD, n_tokens, 1, a, 4, not_here, 1, nullptr);
-            edgekv_op_set(n, N_HEAD_KV, 0.088f, 0);
+            edgekv_op_set(n, N_HEAD_KV, 0.088f, 0, 0);
             return n;
         }
         auto per_head = [&](ggml_tensor * x) { return ggml_view_3d(c, x, D, n_rows, N_HEAD_KV, x->nb[1], n_rows*x->nb[1], 0); };

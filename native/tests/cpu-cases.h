@@ -27,9 +27,9 @@ std::vector<test_case> fixed_cases() {
     for (int n_len : LENGTHS) for (int n : { 1, 2, 65 }) add([&](test_case & c) { c.group = 2; c.n_tokens = n; c.len = { n_len, 33, 0 }; });
     add([&](test_case & c) { c.len.assign(std::begin(LENGTHS), std::end(LENGTHS)); });
     add([&](test_case & c) { c.len = { 0, 0 }; });
-    for (int n : { 1, 8, 300 }) for (int bits = 1; bits < 16; ++bits) add([&](test_case & c) {
+    for (int n : { 1, 8, 300 }) for (int bits = 1; bits < 32; ++bits) add([&](test_case & c) {
         c.n_tokens = n; c.len = { 333, 40, 300 }; c.group = 3;
-        c.window = bits & 1; c.sinks = bits & 2; c.gaps = bits & 4; c.softcap = bits & 8 ? 3.0f : 0.0f;
+        c.window = bits & 1; c.sinks = bits & 2; c.gaps = bits & 4; c.softcap = bits & 8 ? 3.0f : 0.0f; c.alibi = bits & 16;
     });
     for (int n : { 8, 300 }) for (float softcap : { 0.0f, 20.0f }) add([&](test_case & c) { // maxima grow by far, most weights vanish
         c.n_tokens = n; c.len = { 700, 300 }; c.spread = 40; c.softcap = softcap; c.sinks = true;
@@ -46,7 +46,7 @@ test_case random_case(random_source & rnd) {
     c.n_tokens = rnd.one_of(N_TOKENS);
     c.len.clear();
     for (int i = rnd.range(1, c.n_tokens > 8 ? 2 : 5); i > 0; --i) c.len.push_back(rnd.below(2) ? rnd.one_of(LENGTHS) : c.n_tokens + rnd.below(400));
-    c.window = rnd.below(2); c.sinks = rnd.below(2); c.gaps = rnd.below(2);
+    c.window = rnd.below(2); c.sinks = rnd.below(2); c.gaps = rnd.below(2); c.alibi = rnd.below(3) == 0;
     c.spread = rnd.below(4) ? 1.0f : 30.0f;
     c.softcap = rnd.below(3) ? 0.0f : 0.5f + rnd.below(30);
     return c;

@@ -28,9 +28,9 @@ std::vector<test_case> fixed_cases() {
     for (int n : LENGTHS) add([&](test_case & c) { c.type_k = c.type_v = GGML_TYPE_Q8_0; c.group = 2; c.len = { n, 33, 0 }; });
     add([&](test_case & c) { c.len = { 4096, 3 }; c.type_k = c.type_v = GGML_TYPE_Q4_0; });
     add([&](test_case & c) { c.len = { 0, 0 }; });
-    for (int n : { 1, 8 }) for (int bits = 1; bits < 16; ++bits) add([&](test_case & c) {
+    for (int n : { 1, 8 }) for (int bits = 1; bits < 32; ++bits) add([&](test_case & c) {
         c.n_tokens = n; c.len = { 133, 40, 100 }; c.group = 3;
-        c.window = bits & 1; c.sinks = bits & 2; c.gaps = bits & 4; c.softcap = bits & 8 ? 3.0f : 0.0f;
+        c.window = bits & 1; c.sinks = bits & 2; c.gaps = bits & 4; c.softcap = bits & 8 ? 3.0f : 0.0f; c.alibi = bits & 16;
     });
     return all;
 }
@@ -44,7 +44,7 @@ test_case random_case(random_source & rnd) {
     c.n_tokens = rnd.one_of(N_TOKENS);
     c.len.clear();
     for (int i = rnd.range(1, 4); i > 0; --i) c.len.push_back(rnd.below(2) ? rnd.one_of(LENGTHS) : c.n_tokens + rnd.below(200));
-    c.window = rnd.below(2); c.sinks = rnd.below(2); c.gaps = rnd.below(2);
+    c.window = rnd.below(2); c.sinks = rnd.below(2); c.gaps = rnd.below(2); c.alibi = rnd.below(3) == 0;
     c.softcap = rnd.below(3) ? 0.0f : 0.5f + rnd.below(30);
     return c;
 }

@@ -16,14 +16,14 @@ struct test_case {
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
     int   d_k = 64, d_v = 64, group = 4, n_tokens = 1;
     std::vector<int> len = { 33, 0, 257 }; // per KV head, the rows of the new tokens included
-    bool  window = false, sinks = false, gaps = false; // gaps: bytes between rows
+    bool  window = false, sinks = false, gaps = false, alibi = false; // gaps: bytes between rows
     float softcap = 0, spread = 1; // spread: of the logits
 
     std::string name() const {
         std::string s = std::string(ggml_type_name(type_k)) + "/" + ggml_type_name(type_v) + " d " + std::to_string(d_k) + "/" + std::to_string(d_v) +
             " group " + std::to_string(group) + " tokens " + std::to_string(n_tokens) + " len";
         for (int n : len) s += " " + std::to_string(n);
-        return s + (window ? " window" : "") + (sinks ? " sinks" : "") + (softcap > 0 ? " softcap" : "") + (spread > 1 ? " spread" : "") + (gaps ? " gaps" : "");
+        return s + (window ? " window" : "") + (sinks ? " sinks" : "") + (softcap > 0 ? " softcap" : "") + (spread > 1 ? " spread" : "") + (gaps ? " gaps" : "") + (alibi ? " alibi" : "");
     }
 };
 
@@ -56,7 +56,7 @@ struct inputs {
     std::vector<int32_t> first, len, start;
     std::vector<bool> used;
     matrix k, v;
-    std::vector<float> q, sinks;
+    std::vector<float> q, sinks, pos;
     edgekv_rows rows;
     edgekv_queries qs;
 
@@ -77,9 +77,28 @@ struct inputs {
         if (c.sinks) for (int h = 0; h < n_head; ++h) sinks.push_back(2*rnd.normal());
         const int longest = *std::max_element(len.begin(), len.end());
         if (c.window) for (int t = 0; t < c.n_tokens; ++t) start.push_back(rnd.below(longest + 2));
+        if (c.alibi) place(rnd);
         rows = { k.bytes.data(), v.bytes.data(), k.nb, v.nb, c.type_k, c.type_v, c.d_k, c.d_v, n_head, n_head_kv, first.data(), len.data(),
-                 1.0f/std::sqrt((float) c.d_k), c.softcap, c.sinks ? sinks.data() : nullptr };
+                 1.0f/std::sqrt((float) c.d_k), c.softcap, c.sinks ? sinks.data() : nullptr,
+                 c.alibi ? pos.data() : nullptr, c.alibi ? MAX_BIAS : 0.0f };
         qs = { q.data(), stride_t, stride_h, c.n_tokens, nullptr, c.window ? start.data() : nullptr };
+    }
+
+    // tokens of the rows: kept ones in any order, then the new ones; rows that nobody owns are NaN
+    void place(random_source & rnd) {
+        pos.assign(n_rows, NAN);
+        const int n_past = 2**std::max_element(len.begin(), len.end());
+        for (int k = 0; k < n_head_kv; ++k) for (int r = 0; r < len[k]; ++r) {
+            const int from_end = len[k] - r;
+            pos[first[k] + r] = (float) (from_end <= c.n_tokens ? n_past + c.n_tokens - from_end : rnd.below(n_past));
+        }
+    }
+    static constexpr float MAX_BIAS = 8; // of nearly all models
+
+    // ggml's slopes (ggml_compute_forward_soft_max_f32), in double precision
+    double slope(int h) const {
+        const double n = std::exp2(std::floor(std::log2((double) n_head)));
+        return h < n ? std::pow(std::exp2(-MAX_BIAS/n), h + 1) : std::pow(std::exp2(-MAX_BIAS/2/n), 2*(h - n) + 1);
     }
 };
 
@@ -100,6 +119,7 @@ inline attention attend_reference(const inputs & in, int t, int h) {
         for (int i = 0; i < c.d_k; ++i) s += (double) q[i]*row[i];
         s *= in.rows.scale;
         if (c.softcap > 0) s = c.softcap*std::tanh(s/c.softcap);
+        if (c.alibi) s += in.slope(h)*((double) in.pos[in.first[k] + r] - in.pos[in.first[k] + x.hi - 1]);
         x.a.push_back(s);
         top = std::max(top, s);
     }
@@ -123,7 +143,7 @@ inline void judge(const char * kernel, const inputs & in, double error, double l
     auto & cell = g_table[{ kernel, types }];
     cell.first += 1;
     cell.second = std::max(cell.second, error);
-    if (in.c.spread > 1) limit *= 100; // an f32 logit of 200 is exact to 1e-5, and that is the weight's relative error
+    if (in.c.spread > 1 || in.c.alibi) limit *= 100; // an f32 logit of 200 is exact to 1e-5, and that is the weight's relative error
     check(error < limit, "%s: %s: NMSE %g", kernel, in.c.name().c_str(), error);
 }
 

@@ -17,13 +17,13 @@ constexpr double MAX_NMSE_ATTEND = 2e-6, MAX_NMSE_SCORE = 1e-5;
 // one case's inputs on the device
 struct device_inputs {
     device_array<char> k, v;
-    device_array<float> q, sinks;
+    device_array<float> q, sinks, pos;
     device_array<int32_t> first, len, start;
     edgekv_rows rows;
     edgekv_queries qs;
 
-    explicit device_inputs(const inputs & in) : k(in.k.bytes), v(in.v.bytes), q(in.q), sinks(in.sinks), first(in.first), len(in.len), start(in.start), rows(in.rows), qs(in.qs) {
-        rows.k = k.data; rows.v = v.data; rows.first = first.data; rows.len = len.data; rows.sinks = sinks.or_null();
+    explicit device_inputs(const inputs & in) : k(in.k.bytes), v(in.v.bytes), q(in.q), sinks(in.sinks), pos(in.pos), first(in.first), len(in.len), start(in.start), rows(in.rows), qs(in.qs) {
+        rows.k = k.data; rows.v = v.data; rows.first = first.data; rows.len = len.data; rows.sinks = sinks.or_null(); rows.pos = pos.or_null();
         qs.q = q.data; qs.start = start.or_null();
     }
 };

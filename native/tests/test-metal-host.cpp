@@ -46,7 +46,7 @@ void attend_on_cpu(ggml_tensor * dst, int ith, int, void *) {
 struct tensors {
     context ctx = make_context();
     std::unique_ptr<ggml_backend_buffer, free_buffer> buffer;
-    ggml_tensor * q, * k, * v, * heads, * sinks = nullptr;
+    ggml_tensor * q, * k, * v, * heads, * sinks = nullptr, * pos = nullptr;
 
     tensors(const inputs & in, ggml_backend_t b) {
         const auto & c = in.c;
@@ -58,6 +58,7 @@ struct tensors {
         ggml_tensor * table = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 3 + 2*n_kv + c.n_tokens); // as the engine's: of many layers
         heads = ggml_view_1d(ctx.get(), table, 2*n_kv + (c.window ? c.n_tokens : 0), 3*sizeof(int32_t));
         if (c.sinks) sinks = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, in.n_head);
+        if (c.alibi) pos = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, std::max(in.n_rows, 1));
         buffer.reset(ggml_backend_alloc_ctx_tensors(ctx.get(), b));
         std::vector<int32_t> lengths = in.first;
         lengths.insert(lengths.end(), in.len.begin(), in.len.end());
@@ -67,13 +68,14 @@ struct tensors {
         set(v, in.v.bytes.data(), in.v.bytes.size() - (in.n_rows ? in.v.nb - ggml_row_size(c.type_v, c.d_v) : 0));
         set(heads, lengths.data(), lengths.size()*sizeof(int32_t));
         if (sinks) set(sinks, in.sinks.data(), in.sinks.size()*sizeof(float));
+        if (pos) set(pos, in.pos.data(), in.pos.size()*sizeof(float));
     }
 
     // attention of some queries, in a context of the graph
     ggml_tensor * node(ggml_context * g, const inputs & in, ggml_tensor * queries) const {
-        ggml_tensor * a[] = { queries, k, v, heads, sinks };
-        ggml_tensor * n = ggml_custom_4d(g, GGML_TYPE_F32, in.c.d_v, in.n_head, in.c.n_tokens, 1, a, sinks ? 5 : 4, attend_on_cpu, 1, nullptr);
-        edgekv_op_set(n, in.n_head_kv, in.rows.scale, in.rows.softcap);
+        ggml_tensor * a[] = { queries, k, v, heads, sinks, pos };
+        ggml_tensor * n = ggml_custom_4d(g, GGML_TYPE_F32, in.c.d_v, in.n_head, in.c.n_tokens, 1, a, 6, attend_on_cpu, 1, nullptr);
+        edgekv_op_set(n, in.n_head_kv, in.rows.scale, in.rows.softcap, in.rows.max_bias);
         return n;
     }
 

@@ -53,9 +53,9 @@ void test_score(const inputs & in, const columns_reference & expected, int n_cal
     columns cols(in);
     array<char> k(in.k.bytes);
     array<int32_t> first(in.first), len(in.len), start(in.start);
-    array<float> q(in.q), sinks(in.sinks), sum(cols.sum), max(cols.max), entropy(cols.entropy), mean(cols.mean), m2(cols.m2);
+    array<float> q(in.q), sinks(in.sinks), pos(in.pos), sum(cols.sum), max(cols.max), entropy(cols.entropy), mean(cols.mean), m2(cols.m2);
     edgekv_rows rows = in.rows;
-    rows.k = k.data; rows.first = first.data; rows.len = len.data; rows.sinks = sinks.or_null();
+    rows.k = k.data; rows.first = first.data; rows.len = len.data; rows.sinks = sinks.or_null(); rows.pos = pos.or_null();
     edgekv_columns c = { sum.data, max.data, entropy.data, mean.data, m2.data, cols.c.n_rows, 0 };
     const int n_tokens = in.c.n_tokens, longest = *std::max_element(in.len.begin(), in.len.end());
     for (int call = 0; call < n_calls; ++call) {
@@ -159,7 +159,7 @@ int main(int argc, char ** argv) {
         const columns_reference expected(in, attend_reference(in));
         test_score(in, expected, 1);
         if (c.n_tokens > 2) test_score(in, expected, 3);
-        if (!c.window && !c.sinks) test_score_of_sums_only(in, expected);
+        if (!c.window && !c.sinks && !c.alibi) test_score_of_sums_only(in, expected);
     });
     print_table();
     return finish();

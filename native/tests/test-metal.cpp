@@ -32,7 +32,7 @@ void test_attend(const inputs & in, const std::vector<double> & expected) {
             standin::backwards = backwards;
             const auto a = edgekv_metal::attend_args(edgekv_metal::layer_of(in.rows, in.qs), n_parts);
             std::vector<float> parts(edgekv_metal::attend_workspace(a)/sizeof(float), NAN), out(expected.size(), NAN);
-            queue(edgekv_metal::attend_part(a), a, { in.k.bytes.data(), in.v.bytes.data(), in.first.data(), in.len.data(), in.q.data(), in.start.data(), nullptr, parts.data() });
+            queue(edgekv_metal::attend_part(a), a, { in.k.bytes.data(), in.v.bytes.data(), in.first.data(), in.len.data(), in.pos.data(), in.q.data(), in.start.data(), nullptr, parts.data() });
             queue(edgekv_metal::attend_combine(a), a, { parts.data(), in.sinks.data(), out.data() });
             if (backwards) check(!memcmp(out.data(), before.data(), out.size()*sizeof(float)), "attend: %s: %d parts: two runs differ", in.c.name().c_str(), n_parts);
             else           judge("attend", in, compare(out, expected), MAX_NMSE_ATTEND);
@@ -59,9 +59,9 @@ columns run_score(const inputs & in, int n_calls) {
         cols.c.n_seen = t0;
         const auto a = edgekv_metal::score_args(in.rows, qs, cols.c, longest);
         std::vector<float> norm(edgekv_metal::score_norm_bytes(a)/sizeof(float), NAN), lse(edgekv_metal::score_lse_bytes(a)/sizeof(float), NAN);
-        queue(edgekv_metal::score_norm(a), a, { in.rows.k, in.first.data(), in.len.data(), qs.q, qs.start, qs.n_after, norm.data() });
+        queue(edgekv_metal::score_norm(a), a, { in.rows.k, in.first.data(), in.len.data(), in.pos.data(), qs.q, qs.start, qs.n_after, norm.data() });
         queue(edgekv_metal::score_fold(a), a, { norm.data(), in.sinks.data(), lse.data() });
-        queue(edgekv_metal::score_columns(a, longest), a, { in.rows.k, in.first.data(), in.len.data(), qs.q, qs.start, qs.n_after, lse.data(),
+        queue(edgekv_metal::score_columns(a, longest), a, { in.rows.k, in.first.data(), in.len.data(), in.pos.data(), qs.q, qs.start, qs.n_after, lse.data(),
             cols.c.sum, cols.c.max, cols.c.entropy, cols.c.mean, cols.c.m2 });
     }
     return cols;
@@ -140,8 +140,8 @@ void test_layouts() {
     using L = edgekv_metal_layer; using A = edgekv_metal_attend; using S = edgekv_metal_score; using G = edgekv_metal_gather;
     using N = edgekv_metal_nearest; using F = edgekv_metal_fold;
     test_layout("layer", sizeof(L), alignof(L), { MEMBER(L, nb_k), MEMBER(L, nb_v), MEMBER(L, stride_t), MEMBER(L, stride_h), MEMBER(L, type_k), MEMBER(L, type_v),
-        MEMBER(L, d_k), MEMBER(L, d_v), MEMBER(L, n_head), MEMBER(L, n_head_kv), MEMBER(L, n_tokens), MEMBER(L, scale), MEMBER(L, softcap), MEMBER(L, has_sinks),
-        MEMBER(L, has_start), MEMBER(L, has_after) });
+        MEMBER(L, d_k), MEMBER(L, d_v), MEMBER(L, n_head), MEMBER(L, n_head_kv), MEMBER(L, n_tokens), MEMBER(L, scale), MEMBER(L, softcap), MEMBER(L, max_bias),
+        MEMBER(L, has_sinks), MEMBER(L, has_start), MEMBER(L, has_after), MEMBER(L, has_pos) });
     test_layout("attend", sizeof(A), alignof(A), { MEMBER(A, layer), MEMBER(A, n_parts), MEMBER(A, n_blocks) });
     test_layout("score", sizeof(S), alignof(S), { MEMBER(S, layer), MEMBER(S, n_rows), MEMBER(S, n_seen), MEMBER(S, n_parts), MEMBER(S, n_blocks), MEMBER(S, has_sum),
         MEMBER(S, has_max), MEMBER(S, has_entropy), MEMBER(S, has_moments) });

@@ -18,6 +18,7 @@ from .cache import round_keys, round_queries, round_values
 from .weights import Weights, load
 
 NEOX = ("qwen2", "qwen3", "gemma3", "phi3")  # rotate (i, i + d/2); llama rotates (2i, 2i + 1)
+ALIBI = ("refact",)  # no rotation: scores fall with distance
 QUERY_CHUNK = 256
 Rows = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """K and V of each layer, [n_head_kv, n_rows, d_head]."""
@@ -125,7 +126,7 @@ class Reference:
         w, layer = self.weights, self.layers[il]
         raw_q, k, v = self._project(il, x)
         base = w.freq_base_swa if w.swa[il] else w.freq_base
-        q, k = (rope(part, pos, base, w.arch in NEOX) for part in (raw_q, k))
+        q, k = (part if w.arch in ALIBI else rope(part, pos, base, w.arch in NEOX) for part in (raw_q, k))
         k, v = stored or (round_keys(k, self.type_k), round_values(v, self.type_v))
         layer.k, layer.v = torch.cat([layer.k, k], 1), torch.cat([layer.v, v], 1)
         layer.pos = torch.cat([layer.pos, pos])
@@ -155,6 +156,8 @@ class Reference:
         allowed = (distance >= 0) & ((distance < w.n_swa) if w.swa[il] else torch.ones_like(distance, dtype=torch.bool))
         allowed = allowed[None] & layer.visible[:, None, :n_rows]
         scores = q @ layer.k[:, None, :n_rows].transpose(-1, -2) / w.d_head**0.5
+        if w.arch in ALIBI:
+            scores -= alibi_slopes(w.n_head).reshape(w.n_head_kv, -1)[:, :, None, None] * distance
         return scores.masked_fill_(~allowed[:, None], -torch.inf).softmax(-1)
 
     def _project(self, il: int, x: torch.Tensor) -> list[torch.Tensor]:
@@ -185,6 +188,13 @@ class Reference:
     def _post_norm(self, x: torch.Tensor, il: int, part: str) -> torch.Tensor:
         weight = self.weights.get(il, part)
         return x if weight is None else self._norm(x, weight)
+
+
+def alibi_slopes(n_head: int) -> torch.Tensor:
+    """[n_head]: the paper's geometric sequence for a power of two; for other numbers every second one of the next power's follows."""
+    power = 2 ** int(np.log2(n_head))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)] + [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * power, 2)]
+    return torch.tensor(slopes[:n_head])
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:

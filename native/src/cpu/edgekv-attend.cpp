@@ -16,6 +16,7 @@ struct queries_block {
     std::vector<float *> o, values, s;
     std::vector<const float *> p;
     std::vector<int> lo, hi;         // visible rows of each query
+    std::vector<float> slope, at;    // ALiBi: of its head; token of its last row
     std::vector<float> logits, tile;
     int n = 0, lo_min = 0, hi_max = 0;
 
@@ -25,7 +26,7 @@ struct queries_block {
         const int G = rows.n_head/rows.n_head_kv;
         n = (t1 - t0)*G;
         for (auto * x : { &o, &values, &s }) x->resize(n);
-        q.resize(n); p.resize(n); lo.resize(n); hi.resize(n);
+        q.resize(n); p.resize(n); lo.resize(n); hi.resize(n); slope.resize(n); at.resize(n);
         logits.resize((size_t) n*EDGEKV_TILE);
         tile.resize((size_t) EDGEKV_TILE*std::max(rows.d_k, rows.d_v));
         lo_min = INT32_MAX; hi_max = 0;
@@ -33,6 +34,10 @@ struct queries_block {
             const int t = t0 + i/G, h = k*G + i % G;
             visible(rows, qs, t, k, lo[i], hi[i]);
             lo_min = std::min(lo_min, lo[i]); hi_max = std::max(hi_max, hi[i]);
+            if (rows.max_bias != 0.0f && lo[i] < hi[i]) {
+                slope[i] = edgekv_alibi_slope(rows.max_bias, rows.n_head, h);
+                at[i] = rows.pos[rows.first[k] + hi[i] - 1];
+            }
             q[i] = qs.q + t*qs.stride_t + h*qs.stride_h;
             o[i] = state(t, h);
             values[i] = o[i] + 2;
@@ -46,6 +51,7 @@ struct queries_block {
         for (int i = 0; i < n; ++i) {
             const int a = std::max(lo[i] - r, 0), b = std::min(hi[i] - r, n_rows);
             if (a >= b) { memset(s[i], 0, n_rows*sizeof(float)); continue; }
+            if (rows.max_bias != 0.0f) for (int j = a; j < b; ++j) s[i][j] += slope[i]*(rows.pos[rows.first[k] + r + j] - at[i]);
             float m = o[i][0];
             for (int j = a; j < b; ++j) m = std::max(m, s[i][j]);
             if (m > o[i][0]) {

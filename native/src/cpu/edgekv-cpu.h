@@ -2,6 +2,8 @@
 // CPU kernels of edgekv. They are compiled into the CPU backend, so that they get its instruction set, and work on plain
 // memory: no graph, no allocation outside the thread's own workspace.
 
+#include "../edgekv-alibi.h"
+
 #include "ggml.h"
 #include "ggml-backend.h"
 
@@ -24,6 +26,10 @@ struct edgekv_rows {
     float           scale;     // of q.k
     float           softcap;   // 0 = none
     const float   * sinks;     // [n_head] or null: a logit that takes part in the softmax and has no value
+    // ALiBi (edgekv-alibi.h), where max_bias is not 0: head h's logit of row r is slope(h)*(pos[last] - pos[r]) lower, last being the last
+    // row that the query sees, its own. Row numbers are the layer's
+    const float   * pos = nullptr; // [rows] token index of each row
+    float           max_bias = 0;
 };
 
 // Queries: row of token t, head h at q + t*nb_t + h*nb_h (floats).

@@ -38,9 +38,11 @@ struct panels {
         float * q;                     // [d_k][P], scaled so that a logit is a power of two
         float * o;                     // [d_o][P]
         float * m, * sum, * lo, * hi;  // [P]; visible rows [lo, hi)
+        float * slope, * at;           // [P]; ALiBi: of the head, as a power of two; token of the last row that is seen
+        const float * pos;             // of the head's rows, or null
         int lo_min, lo_max, hi_min, hi_max, first, n; // n queries from number `first` on
     };
-    size_t floats() const { return (size_t) (rows.d_k + d_o + 4)*P; } // of a panel
+    size_t floats() const { return (size_t) (rows.d_k + d_o + 6)*P; } // of a panel
 
     // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels
     struct workspace {
@@ -72,7 +74,8 @@ struct panels {
     panel make(int k, int first, int n, float * memory) const {
         panel p;
         p.first = first; p.n = n;
-        p.q = memory; p.o = p.q + (size_t) rows.d_k*P; p.m = p.o + (size_t) d_o*P; p.sum = p.m + P; p.lo = p.sum + P; p.hi = p.lo + P;
+        p.q = memory; p.o = p.q + (size_t) rows.d_k*P; p.m = p.o + (size_t) d_o*P; p.sum = p.m + P; p.lo = p.sum + P; p.hi = p.lo + P; p.slope = p.hi + P; p.at = p.slope + P;
+        p.pos = rows.max_bias == 0.0f ? nullptr : rows.pos + rows.first[k];
         memset(memory, 0, floats()*sizeof(float));
         std::fill_n(p.m, P, NOTHING);
         p.lo_min = p.hi_min = INT32_MAX;
@@ -84,6 +87,7 @@ struct panels {
             for (int j = 0; j < rows.d_k; ++j) p.q[(size_t) j*P + i] = scale*q[j];
             int lo, hi; visible(rows, qs, t, k, lo, hi);
             p.lo[i] = (float) lo; p.hi[i] = (float) hi;
+            if (p.pos && lo < hi) { p.slope[i] = LOG2E*edgekv_alibi_slope(rows.max_bias, rows.n_head, h); p.at[i] = p.pos[hi - 1]; }
             p.lo_min = std::min(p.lo_min, lo); p.lo_max = std::max(p.lo_max, lo);
             p.hi_min = std::min(p.hi_min, hi); p.hi_max = std::max(p.hi_max, hi);
         }
@@ -132,6 +136,17 @@ struct panels {
         }
     }
 
+    // ALiBi: lanes that see nothing have slope 0, rows behind the last that anybody sees are hidden afterwards
+    void lower(const panel & p, int at, int n, float * s) const {
+        for (int r = 0; r < n; ++r) {
+            const auto row = L::set(p.pos[std::min(at + r, p.hi_max - 1)]);
+            for (int v = 0; v < L::VECTORS; ++v) {
+                float * x = s + (size_t) r*P + v*L::N;
+                L::store(x, L::fma(L::load(p.slope + v*L::N), L::sub(row, L::load(p.at + v*L::N)), L::load(x)));
+            }
+        }
+    }
+
     // s is q.k*scale/softcap; the logit is softcap*tanh(s), here as a power of two
     void cap(int n, float * s) const {
         const auto one = L::set(1), most = L::set(10), least = L::set(-10);
@@ -150,6 +165,7 @@ struct panels {
         n = (n + L::ROWS - 1)/L::ROWS*L::ROWS;
         for (int r = 0; r < n; r += L::ROWS) multiply<L::ROWS, false>(tile + (size_t) r*rows.d_k, rows.d_k, 1, p.q, rows.d_k, s + (size_t) r*P);
         if (rows.softcap != 0.0f) cap(n, s);
+        if (p.pos) lower(p, at, n, s);
         if (at < p.lo_max || at + n > p.hi_min) hide(p, at, n, s);
         return n;
     }

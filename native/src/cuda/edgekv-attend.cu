@@ -56,13 +56,13 @@ __device__ __forceinline__ int part_of(int total, int tile, int n_parts) { retur
 // ---- a tile
 
 // query i of the block's 16: its row of Q and the rows that it sees
-struct query { const float * q; int lo, hi; };
+struct query { const float * q; int h, lo, hi; };
 
 __device__ __forceinline__ query query_of(const attend_args & a, int k, int i) {
     const int G = a.rows.n_head/a.rows.n_head_kv, n = blockIdx.y*QUERIES + i, t = n/G;
-    if (n >= a.n_q) return { nullptr, 0, 0 };
-    const int hidden = a.qs.n_after ? a.qs.n_after[t] : a.qs.n_tokens - 1 - t;
-    return { a.qs.q + t*a.qs.stride_t + (k*G + n % G)*a.qs.stride_h, a.qs.start ? a.qs.start[t] : 0, a.rows.len[k] - hidden };
+    if (n >= a.n_q) return { nullptr, 0, 0, 0 };
+    const int hidden = a.qs.n_after ? a.qs.n_after[t] : a.qs.n_tokens - 1 - t, h = k*G + n % G;
+    return { a.qs.q + t*a.qs.stride_t + h*a.qs.stride_h, h, a.qs.start ? a.qs.start[t] : 0, a.rows.len[k] - hidden };
 }
 
 __device__ __forceinline__ void load_queries(const attend_args & a, int k, uint4 * to) {
@@ -193,6 +193,7 @@ __device__ __forceinline__ void attend_tiles(const attend_args & a, const shared
         int k, int begin, int end, state<D> & st) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x/WARP, n_warps = blockDim.x/WARP, len = a.rows.len[k];
     const query q[2] = { query_of(a, k, lane/4), query_of(a, k, lane/4 + 8) };
+    const alibi lower[2] = { alibi(a.rows, k, q[0].h, q[0].hi), alibi(a.rows, k, q[1].h, q[1].hi) };
     const int pieces_k = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_k : T, a.rows.nb_k);
     const int pieces_v = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_v : T, a.rows.nb_v);
     auto fetch = [&](int tile, int stage) {
@@ -217,7 +218,7 @@ __device__ __forceinline__ void attend_tiles(const attend_args & a, const shared
         multiply_keys<T, D>(a, queries, tile_k, s);
         for (int j = 0; j < 2; ++j) for (int x = 0; x < 4; ++x) {
             const int r = tile*ROWS + 8*j + 2*(lane % 4) + x % 2;
-            s[j][x] = r >= q[x/2].lo && r < q[x/2].hi ? logit(s[j][x], a.rows.scale, a.rows.softcap) : -INFINITY;
+            s[j][x] = r >= q[x/2].lo && r < q[x/2].hi ? logit(s[j][x], a.rows.scale, a.rows.softcap) + lower[x/2](r) : -INFINITY;
         }
         multiply_values<T, D>(a, st.fold(s), tile_v, min(ROWS, len - tile*ROWS), st.o);
         __syncwarp(); // the stage is free

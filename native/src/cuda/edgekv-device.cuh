@@ -2,6 +2,8 @@
 // What CUDA's device language lacks as plain functions: tensor-core multiply, asynchronous copy, dynamic shared memory, launch.
 // native/tests/cuda has all of them for the CPU, so that the same kernels can be run there.
 
+#include "../cpu/edgekv-cpu.h"
+
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -100,5 +102,19 @@ __device__ __forceinline__ float logit(float x, float scale, float softcap) {
     const float y = fminf(fabsf(x/softcap), 20.0f);
     return copysignf(softcap*(1.0f - 2.0f/(__expf(2.0f*y) + 1.0f)), x);
 }
+
+// what ALiBi takes from the logits of a query of head h that sees the rows of KV head k before `hi`: nothing where max_bias is 0
+struct alibi {
+    const float * pos; // of the head's rows, or null
+    float slope, at;
+
+    __device__ alibi(const edgekv_rows & rows, int k, int h, int hi) : pos(nullptr), slope(0), at(0) {
+        if (rows.max_bias == 0.0f || hi <= 0) return;
+        pos = rows.pos + rows.first[k];
+        slope = edgekv_alibi_slope(rows.max_bias, rows.n_head, h);
+        at = pos[hi - 1];
+    }
+    __device__ float operator()(int r) const { return pos ? slope*(pos[r] - at) : 0.0f; } // of a row that the query sees
+};
 
 } // namespace edgekv_cuda

@@ -71,10 +71,11 @@ struct logits {
             const bool there = t < a.qs.n_tokens;
             const int lo = !there ? 0 : a.qs.start ? a.qs.start[t] : 0;
             const int hi = !there ? 0 : a.rows.len[k] - (a.qs.n_after ? a.qs.n_after[t] : a.qs.n_tokens - 1 - t);
+            const alibi lower(a.rows, k, h, hi);
 #pragma unroll
             for (int j = 0; j < ROWS/8; ++j) for (int x = 2*half; x < 2*half + 2; ++x) {
                 const int r = tile*ROWS + 8*j + 2*(lane % 4) + x % 2;
-                s[j][x] = r >= lo && r < hi ? logit(s[j][x], a.rows.scale, a.rows.softcap) : -INFINITY;
+                s[j][x] = r >= lo && r < hi ? logit(s[j][x], a.rows.scale, a.rows.softcap) + lower(r) : -INFINITY;
             }
         }
     }

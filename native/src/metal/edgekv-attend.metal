@@ -11,14 +11,15 @@ struct attend_state {
 };
 
 template <int D>
-inline void attend_tile(constant edgekv_metal_layer & a, int n0, int len, int r0, int end, device const char * k_rows, device const char * v_rows,
-        device const int * start, device const int * after, threadgroup const float * queries, int lane, thread attend_state<D> & st) {
+inline void attend_tile(constant edgekv_metal_layer & a, int k, int first, int n0, int len, int r0, int end, device const char * k_rows, device const char * v_rows,
+        device const float * pos, device const int * start, device const int * after, threadgroup const float * queries, int lane, thread attend_state<D> & st) {
     const int G = a.n_head/a.n_head_kv, r = r0 + lane, n = min((int) LANES, end - r0);
     float s[QUERIES];
     multiply_row<QUERIES>(a.type_k, k_rows + (uint64_t) min(r, end - 1)*a.nb_k, a.d_k, queries, s);
     for (int i = 0; i < QUERIES; ++i) {
         const seen_rows seen = rows_seen(a, len, (n0 + i)/G, start, after);
-        const float x = r < end && r >= seen.lo && r < seen.hi ? logit(s[i], a.scale, a.softcap) : LOWEST;
+        const alibi lower = alibi_of(a, k*G + (n0 + i) % G, first, seen.hi, pos);
+        const float x = r < end && r >= seen.lo && r < seen.hi ? logit(s[i], a.scale, a.softcap) + lowered(lower, pos, first + r) : LOWEST;
         const float top = max(st.m[i], simd_max(x)), c = exp_below(st.m[i], top);
         st.m[i] = top;
         s[i] = exp_below(x, top);
@@ -75,8 +76,8 @@ inline void store_part(constant edgekv_metal_attend & a, int k, int n0, int part
 // D: 64, 128 or 256, at least the heads' sizes
 template <int D>
 inline void attend_part(uint3 group, uint tid, threadgroup float * shared, constant edgekv_metal_attend & a, device const char * k_rows,
-        device const char * v_rows, device const int * first, device const int * len, device const float * q, device const int * start,
-        device const int * after, device float * parts) {
+        device const char * v_rows, device const int * first, device const int * len, device const float * pos, device const float * q,
+        device const int * start, device const int * after, device float * parts) {
     const int lane = (int) tid % LANES, simd = (int) tid/LANES, part = (int) group.x, n0 = (int) group.y*QUERIES;
     const int G = a.layer.n_head/a.layer.n_head_kv;
     int64_t total = 0, base = 0;
@@ -96,7 +97,7 @@ inline void attend_part(uint3 group, uint tid, threadgroup float * shared, const
         device const char * k_head = k_rows + (uint64_t) first[k]*a.layer.nb_k;
         device const char * v_head = v_rows + (uint64_t) first[k]*a.layer.nb_v;
         for (int r0 = b + simd*LANES; r0 < e; r0 += SIMDGROUPS*LANES) {
-            attend_tile<D>(a.layer, n0, len[k], r0, e, k_head, v_head, start, after, shared, lane, st);
+            attend_tile<D>(a.layer, k, first[k], n0, len[k], r0, e, k_head, v_head, pos, start, after, shared, lane, st);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         store_part<D>(a, k, n0, part, shared, lane, simd, st, parts);
@@ -106,9 +107,9 @@ inline void attend_part(uint3 group, uint tid, threadgroup float * shared, const
 #define EDGEKV_ATTEND_PART(D) \
 kernel void edgekv_attend_part_##D(EDGEKV_PLACE, \
         constant edgekv_metal_attend & a [[buffer(0)]], device const char * k [[buffer(1)]], device const char * v [[buffer(2)]], \
-        device const int * first [[buffer(3)]], device const int * len [[buffer(4)]], device const float * q [[buffer(5)]], \
-        device const int * start [[buffer(6)]], device const int * after [[buffer(7)]], device float * parts [[buffer(8)]]) { \
-    attend_part<D>(group, tid, shared, a, k, v, first, len, q, start, after, parts); \
+        device const int * first [[buffer(3)]], device const int * len [[buffer(4)]], device const float * pos [[buffer(5)]], \
+        device const float * q [[buffer(6)]], device const int * start [[buffer(7)]], device const int * after [[buffer(8)]], device float * parts [[buffer(9)]]) { \
+    attend_part<D>(group, tid, shared, a, k, v, first, len, pos, q, start, after, parts); \
 }
 
 EDGEKV_ATTEND_PART(64)

@@ -40,5 +40,21 @@ inline float logit(float x, float scale, float softcap) {
     return softcap == 0 ? x : softcap*precise::tanh(x/softcap);
 }
 
+// ALiBi, slopes as in edgekv-alibi.h: what is added to the logits of a query of head h that sees rows of a KV head, from `first` on, before `hi`
+struct alibi { float slope, at; }; // of the head; token of the last row that the query sees
+
+inline alibi alibi_of(constant edgekv_metal_layer & l, int h, int first, int hi, device const float * pos) {
+    alibi a = { 0, 0 };
+    if (!l.has_pos || hi <= 0) return a;
+    int n = 1;
+    while (2*n <= l.n_head) n *= 2;
+    a.slope = exp2(h < n ? -l.max_bias*(float) (h + 1)/(float) n : -l.max_bias*(float) (2*(h - n) + 1)/(float) (2*n));
+    a.at = pos[first + hi - 1];
+    return a;
+}
+
+// row r of the layer, which it sees
+inline float lowered(alibi a, device const float * pos, int r) { return a.slope == 0 ? 0.0f : a.slope*(pos[r] - a.at); }
+
 // e^(x - m), 0 where x is not there
 inline float exp_below(float x, float m) { return x > LOWEST ? exp(x - m) : 0.0f; }

@@ -102,11 +102,11 @@ int score(const edgekv_rows * rows, const edgekv_queries * qs, const edgekv_colu
     const char * norm = (const char *) workspace, * lse = norm + score_norm_bytes(a);
     return queue_job(workspace, [&](ggml_metal_device_t dev, ggml_metal_encoder_t enc) {
         auto at = [&](const void * p) { return place(p ? p : workspace); }; // what is not wanted may be any buffer
-        queue(dev, enc, score_norm(a), a, { at(rows->k), at(rows->first), at(rows->len), at(qs->q), at(qs->start), at(qs->n_after), at(norm) });
+        queue(dev, enc, score_norm(a), a, { at(rows->k), at(rows->first), at(rows->len), at(rows->pos), at(qs->q), at(qs->start), at(qs->n_after), at(norm) });
         ggml_metal_encoder_memory_barrier(enc);
         queue(dev, enc, score_fold(a), a, { at(norm), at(rows->sinks), at(lse) });
         ggml_metal_encoder_memory_barrier(enc);
-        queue(dev, enc, score_columns(a, n_rows_max), a, { at(rows->k), at(rows->first), at(rows->len), at(qs->q), at(qs->start), at(qs->n_after), at(lse),
+        queue(dev, enc, score_columns(a, n_rows_max), a, { at(rows->k), at(rows->first), at(rows->len), at(rows->pos), at(qs->q), at(qs->start), at(qs->n_after), at(lse),
             at(cols->sum), at(cols->max), at(cols->entropy), at(cols->mean), at(cols->m2) });
     });
 }

@@ -8,8 +8,8 @@
 // grid [n_parts, n_head*n_blocks]: eight tokens of one head; out [n_parts][n_head][n_tokens][2]
 kernel void edgekv_score_norm(EDGEKV_PLACE,
         constant edgekv_metal_score & a [[buffer(0)]], device const char * k_rows [[buffer(1)]], device const int * first [[buffer(2)]],
-        device const int * len [[buffer(3)]], device const float * q [[buffer(4)]], device const int * start [[buffer(5)]],
-        device const int * after [[buffer(6)]], device float * norm [[buffer(7)]]) {
+        device const int * len [[buffer(3)]], device const float * pos [[buffer(4)]], device const float * q [[buffer(5)]],
+        device const int * start [[buffer(6)]], device const int * after [[buffer(7)]], device float * norm [[buffer(8)]]) {
     const int lane = (int) tid % LANES, simd = (int) tid/LANES, part = (int) group.x;
     const int h = (int) group.y/a.n_blocks, k = h/(a.layer.n_head/a.layer.n_head_kv), t0 = (int) group.y % a.n_blocks*QUERIES;
     const int begin = (int) ((int64_t) len[k]*part/a.n_parts), end = (int) ((int64_t) len[k]*(part + 1)/a.n_parts);
@@ -25,7 +25,8 @@ kernel void edgekv_score_norm(EDGEKV_PLACE,
         for (int i = 0; i < QUERIES; ++i) {
             const seen_rows seen = rows_seen(a.layer, len[k], t0 + i, start, after);
             if (r < seen.lo || r >= seen.hi) continue;
-            const float x = logit(s[i], a.layer.scale, a.layer.softcap), top = max(m[i], x);
+            const alibi lower = alibi_of(a.layer, h, first[k], seen.hi, pos);
+            const float x = logit(s[i], a.layer.scale, a.layer.softcap) + lowered(lower, pos, first[k] + r), top = max(m[i], x);
             l[i] = l[i]*exp_below(m[i], top) + exp_below(x, top);
             m[i] = top;
         }
@@ -87,9 +88,10 @@ inline void store_moments(constant edgekv_metal_score & a, int64_t at, column x,
 // grid [rows of the longest head/128, n_head_kv]
 kernel void edgekv_score_columns(EDGEKV_PLACE,
         constant edgekv_metal_score & a [[buffer(0)]], device const char * k_rows [[buffer(1)]], device const int * first [[buffer(2)]],
-        device const int * len [[buffer(3)]], device const float * q [[buffer(4)]], device const int * start [[buffer(5)]],
-        device const int * after [[buffer(6)]], device const float * lse [[buffer(7)]], device float * sum [[buffer(8)]], device float * top [[buffer(9)]],
-        device float * entropy [[buffer(10)]], device float * mean [[buffer(11)]], device float * m2 [[buffer(12)]]) {
+        device const int * len [[buffer(3)]], device const float * pos [[buffer(4)]], device const float * q [[buffer(5)]],
+        device const int * start [[buffer(6)]], device const int * after [[buffer(7)]], device const float * lse [[buffer(8)]],
+        device float * sum [[buffer(9)]], device float * top [[buffer(10)]], device float * entropy [[buffer(11)]],
+        device float * mean [[buffer(12)]], device float * m2 [[buffer(13)]]) {
     const int G = a.layer.n_head/a.layer.n_head_kv, k = (int) group.y, r = (int) group.x*THREADS + (int) tid, n = len[k];
     if ((int) group.x*THREADS >= n) return;
     device const char * row = k_rows + ((uint64_t) first[k] + min(r, n - 1))*a.layer.nb_k; // lanes behind the last row store nothing
@@ -106,7 +108,9 @@ kernel void edgekv_score_columns(EDGEKV_PLACE,
             multiply_row<QUERIES>(a.layer.type_k, row, a.layer.d_k, shared, s);
             for (int i = 0; i < QUERIES && t0 + i < a.layer.n_tokens; ++i) {
                 const seen_rows seen = rows_seen(a.layer, n, t0 + i, start, after);
-                c.add(r >= seen.lo && r < seen.hi ? logit(s[i], a.layer.scale, a.layer.softcap) : LOWEST, lse[(int64_t) h*a.layer.n_tokens + t0 + i]);
+                const alibi lower = alibi_of(a.layer, h, first[k], seen.hi, pos);
+                const float x = r >= seen.lo && r < seen.hi ? logit(s[i], a.layer.scale, a.layer.softcap) + lowered(lower, pos, first[k] + r) : LOWEST;
+                c.add(x, lse[(int64_t) h*a.layer.n_tokens + t0 + i]);
             }
         }
         if (a.has_moments && r < n) store_moments(a, g*a.n_rows + at, c, mean, m2);

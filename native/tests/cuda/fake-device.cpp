@@ -72,7 +72,7 @@ ggml_backend_buffer_type_t pinned_type() {
     return &buft;
 }
 
-// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, sinks, softcap, windows, score, gather,
+// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, sinks, softcap, windows, alibi, score, gather,
 // odd_gather (rows of an odd number of pairs of bytes), foretell, nearest or fold
 bool faulty(const char * what) {
     const char * wish = getenv("FAKE_FAULT");
@@ -90,7 +90,8 @@ void attend(ggml_tensor * node) {
     const int n_parts = edgekv_cuda_attend_parts(&rows);
     std::vector<char> workspace(edgekv_cuda_attend_workspace(&rows, qs.n_tokens, n_parts));
     if (edgekv_cuda_attend(&rows, &qs, (float *) node->data, n_parts, workspace.data(), nullptr)) abort();
-    if (faulty("attend") || (faulty("sinks") && rows.sinks) || (faulty("softcap") && rows.softcap > 0) || (faulty("windows") && qs.start)) ((float *) node->data)[0] += 9;
+    if (faulty("attend") || (faulty("sinks") && rows.sinks) || (faulty("softcap") && rows.softcap > 0) || (faulty("windows") && qs.start) ||
+        (faulty("alibi") && rows.pos)) ((float *) node->data)[0] += 9;
     ++g_n_ours;
 }
 
