@@ -5,7 +5,7 @@
 //     test-cuda --support
 #include "device.h"
 #include "foretell-cases.h"
-#include "gpu-cases.h"
+#include "cases.h"
 #include "modes.h"
 #include "cuda/edgekv-cuda.h"
 
@@ -127,7 +127,7 @@ void test_select(random_source & rnd, const std::vector<int> & lengths, bool odd
 constexpr double MAX_FORETELL_ERROR = 1e-3; // a GPU's fast logarithms; with exact ones, on the stand-in, worst 2e-6
 
 void test_foretell(random_source & rnd) {
-    for (const auto & c : foretell_cases(TYPES, HEAD_SIZES)) {
+    for (const auto & c : foretell_cases(ON_CUDA.types(), HEAD_SIZES)) {
         const foretell_inputs in(c, rnd);
         const device_array<char> key_bytes(in.keys.bytes), value_bytes(in.values.bytes);
         const device_array<float> weights(in.weights);
@@ -223,8 +223,8 @@ void test_fold(const merge_case & c, const merge_inputs & in, edgekv_numbered to
     judge_fold(c, in, s, bytes.get());
 }
 
-void test_merge(random_source & rnd, int n_random) {
-    for (const auto & c : merge_cases(rnd, n_random)) {
+void test_merge(random_source & rnd, int n_random, const taken_cases & taken) {
+    for (const auto & c : merge_cases(rnd, n_random, taken)) {
         const merge_inputs in(c, rnd);
         const device_array<char> bytes(in.m.bytes);
         const edgekv_numbered keys { bytes.data, in.m.nb, c.type, c.d };
@@ -243,11 +243,17 @@ void run(const test_case & c, random_source & rnd) {
 } // namespace
 
 int main(int argc, char ** argv) {
-    if (print_support(argc, argv, TYPES, [](ggml_type type, int d) { return edgekv_cuda_attend_supports(type, type, d, d); })) return 0;
+    if (print_support(argc, argv, ON_CUDA.types(), [](ggml_type type, int d) { return edgekv_cuda_attend_supports(type, type, d, d); })) return 0;
     if (asked(argc, argv, "--perf")) return perf(argc, argv);
     asked(argc, argv, "--test");
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_random = argc > 2 ? atoi(argv[2]) : 20;
+    const bool few = argc > 3 && !strcmp(argv[3], "few");
+#ifdef EDGEKV_STANDIN
+    const taken_cases taken = ON_CUDA_STANDIN;
+#else
+    const taken_cases taken = few ? ON_CUDA_STANDIN : ON_CUDA;
+#endif
     printf("seed %u\n", seed);
     random_source rnd(seed);
     for (size_t n_bytes : { 36, 54, 68, 72, 80, 128, 136, 144, 512 }) for (int n_kept : { 0, 1, 17, 100 }) for (bool ascending : { false, true }) {
@@ -258,8 +264,8 @@ int main(int argc, char ** argv) {
         for (int i = 0; i < n_random; ++i) test_select(rnd, { rnd.below(700), 0, rnd.range(1, 100), rnd.below(3000) }, odd);
     }
     test_foretell(rnd);
-    test_merge(rnd, n_random);
-    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) { run(c, rnd); });
+    test_merge(rnd, n_random, taken);
+    each_case(rnd, n_random, few, taken, [&](const test_case & c) { run(c, rnd); });
     print_table();
     return finish();
 }

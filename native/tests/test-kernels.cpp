@@ -2,9 +2,8 @@
 //     test-kernels [--test] [seed] [number of random cases]
 //     test-kernels --perf [threads] [repetitions]
 //     test-kernels --support
-#include "cpu-cases.h"
+#include "cases.h"
 #include "foretell-cases.h"
-#include "merge-cases.h"
 #include "modes.h"
 
 #include "ggml-cpu.h"
@@ -135,18 +134,7 @@ void test_fold(const merge_case & c, const merge_inputs & in, random_source & rn
 }
 
 void test_merge(random_source & rnd, int n_random) {
-    std::vector<merge_case> cases;
-    for (ggml_type type : TYPES) for (int d : HEAD_SIZES) if (fits(type, d)) cases.push_back({ type, d, 300, 77, 2, false, d == 96 });
-    for (auto [gone, kept] : MERGE_SIZES) {
-        for (bool twins : { false, true }) cases.push_back({ GGML_TYPE_F16, 64, gone, kept, 0, twins, false });
-    }
-    for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0 }) cases.push_back({ type, 64, 40, 20, 100, false, false }); // most keys are zero
-    for (auto [d, type] : { std::pair<int, ggml_type>(1, GGML_TYPE_F16), { 7, GGML_TYPE_F32 }, { 40, GGML_TYPE_BF16 } }) cases.push_back({ type, d, 50, 40, 1, true, true });
-    for (int i = 0; i < n_random; ++i) {
-        merge_case c { rnd.one_of(TYPES), rnd.one_of(HEAD_SIZES), rnd.below(700), rnd.range(1, 300), rnd.below(4), rnd.below(2) == 0, rnd.below(2) == 0 };
-        if (fits(c.type, c.d)) cases.push_back(c);
-    }
-    for (const auto & c : cases) {
+    for (const auto & c : merge_cases(rnd, n_random, ON_CPU)) {
         const merge_inputs in(c, rnd);
         test_nearest(c, in);
         test_fold(c, in, rnd);
@@ -211,8 +199,7 @@ int main(int argc, char ** argv) {
     test_rows_to_f32(rnd);
     test_foretell(rnd);
     test_merge(rnd, n_random);
-    for (const auto & c : fixed_cases()) run(c, rnd);
-    for (int i = 0; i < n_random; ++i) run(random_case(rnd), rnd);
+    each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) { run(c, rnd); });
     print_table();
     return finish();
 }

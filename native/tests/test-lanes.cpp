@@ -1,6 +1,6 @@
 // The kernels for prompts with every register that the flags allow, against plain loops in double precision
 //     test-lanes [seed] [number of random cases]
-#include "cpu-cases.h"
+#include "cases.h"
 #include "cpu/edgekv-columns.h"
 #include "cpu/edgekv-prompt.h"
 
@@ -93,8 +93,7 @@ int main(int argc, char ** argv) {
     ggml_cpu_init();
     random_source rnd(seed);
     each_register([](auto lanes, const char * name) { test_exp2<decltype(lanes)>(name); });
-    for (const auto & c : fixed_cases()) if (c.n_tokens > 2) run(c, rnd);
-    for (int i = 0; i < n_random; ++i) run(random_case(rnd), rnd);
+    each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) { if (c.n_tokens > 2) run(c, rnd); });
     print_table();
     return finish();
 }

@@ -1,7 +1,7 @@
 // attend through upstream's Metal backend as we patch it, on the device of metal/fake-metal.cpp: from a node of a graph to its result, against
 // the same node on the CPU backend and plain loops. The kernels' source runs as C++: no Metal compiler has seen it, no Apple GPU run it.
 //     test-metal-host [seed] [number of random cases] [few: one of nine fixed cases]
-#include "gpu-cases.h"
+#include "cases.h"
 #include "edgekv-op.h"
 #include "fake.h"
 #include "fibers.h"
@@ -159,7 +159,7 @@ void test_support(ggml_backend_reg_t reg, random_source & rnd) {
     for (int i = 0; i < N_DEVICES; ++i) for (int n = 0; n < 2; ++n) { // twice: the answer is remembered
         check(asked(ggml_backend_reg_dev_get(reg, i), test_case(), as_it_is) == (i == APPLE), "device %d says the wrong thing", i);
     }
-    for (ggml_type type : TYPES) for (int d : HEAD_SIZES) {
+    for (ggml_type type : ON_METAL.types()) for (int d : HEAD_SIZES) {
         test_case c;
         c.type_k = c.type_v = type;
         c.d_k = c.d_v = d;
@@ -202,7 +202,7 @@ int main(int argc, char ** argv) {
     test_chain(metal.get(), cpu.get(), rnd);
     const long before = fake_device_n_ours();
     long n_cases = 0;
-    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) { test_case_on(metal.get(), cpu.get(), c, rnd); ++n_cases; });
+    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), ON_METAL, [&](const test_case & c) { test_case_on(metal.get(), cpu.get(), c, rnd); ++n_cases; });
     check(fake_device_n_ours() - before == 2*n_cases, "%ld calls of kernels for %ld cases", fake_device_n_ours() - before, n_cases);
     print_table();
     return finish();

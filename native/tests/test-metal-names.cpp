@@ -1,7 +1,7 @@
 // Scores, moved and merged rows by the functions that the patched Metal backend hands out by name, on the device of metal/fake-metal.cpp,
 // against plain loops. The kernels' source runs as C++: no Metal compiler has seen it, no Apple GPU run it.
 //     test-metal-names [seed] [number of random cases] [few: one of nine fixed cases]
-#include "gpu-cases.h"
+#include "cases.h"
 #include "cuda/edgekv-cuda.h"
 #include "fibers.h"
 
@@ -135,7 +135,7 @@ void test_names() {
     check(ggml_backend_reg_get_proc_address(g_reg, "ggml_backend_get_features"), "upstream's functions are gone");
     int here;
     check(FUNCTION(wait)(&here) != 0 && FUNCTION(gather)((const char *) &here, (char *) &here, 2, nullptr, 1, nullptr) != 0, "memory that is not the device's is taken");
-    for (ggml_type type : TYPES) for (int d : HEAD_SIZES) if (fits(type, d)) check(FUNCTION(attend_supports)(type, type, d, d), "%s of %d values", ggml_type_name(type), d);
+    for (ggml_type type : ON_METAL.types()) for (int d : HEAD_SIZES) if (fits(type, d)) check(FUNCTION(attend_supports)(type, type, d, d), "%s of %d values", ggml_type_name(type), d);
     check(!FUNCTION(attend_supports)(GGML_TYPE_F16, GGML_TYPE_F32, 64, 64) && !FUNCTION(attend_supports)(GGML_TYPE_F16, GGML_TYPE_F16, 64, 320), "what there is no kernel for");
 }
 
@@ -152,8 +152,8 @@ int main(int argc, char ** argv) {
     for (size_t n_bytes : { 36, 54, 68, 80, 128, 136 }) for (int n_kept : { 0, 1, 17, 90 }) for (int place : { 0, 1, 8 }) for (bool named : { false, true }) {
         test_evict(rnd, n_bytes, 100, n_kept, named, place);
     }
-    for (const auto & c : merge_cases(rnd, n_random)) test_merge(c, rnd);
-    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) {
+    for (const auto & c : merge_cases(rnd, n_random, ON_METAL)) test_merge(c, rnd);
+    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), ON_METAL, [&](const test_case & c) {
         standin::backwards = !standin::backwards;
         const inputs in(c, rnd);
         const columns_reference expected(in, attend_reference(in));

@@ -2,7 +2,7 @@
 // only: no Metal compiler has seen them.
 //     test-metal [seed] [number of random cases] [few: one of nine fixed cases]
 //     test-metal --support
-#include "gpu-cases.h"
+#include "cases.h"
 #include "modes.h"
 #include "fibers.h"
 #include "metal/kernels.h"
@@ -171,7 +171,7 @@ void run(const test_case & c, random_source & rnd) {
 } // namespace
 
 int main(int argc, char ** argv) {
-    if (print_support(argc, argv, TYPES, edgekv_metal::supports)) return 0;
+    if (print_support(argc, argv, ON_METAL.types(), edgekv_metal::supports)) return 0;
     asked(argc, argv, "--test");
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_random = argc > 2 ? atoi(argv[2]) : 20;
@@ -180,8 +180,8 @@ int main(int argc, char ** argv) {
     test_layouts();
     test_table();
     for (size_t n_bytes : { 36, 54, 68, 80, 128, 136 }) for (int n_kept : { 0, 1, 17, 100 }) for (bool named : { false, true }) test_evict(rnd, n_bytes, 100, n_kept, named);
-    for (const auto & c : merge_cases(rnd, n_random)) test_merge(c, rnd);
-    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), [&](const test_case & c) { run(c, rnd); });
+    for (const auto & c : merge_cases(rnd, n_random, ON_METAL)) test_merge(c, rnd);
+    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), ON_METAL, [&](const test_case & c) { run(c, rnd); });
     print_table();
     return finish();
 }
