@@ -308,7 +308,7 @@ class Watch:
         if names:
             begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[observe.judges]
             self.observers.append((begin, n + sum(map(len, self.pieces)), names))
-        self._names, self._n = names, n
+        self._names, self._n, self._stats = names, n, observe.stats
         self._sums = observe.sums
         if self._sums:
             self.observers.append((0, n, ("mean",)))
@@ -324,7 +324,7 @@ class Watch:
         n_observed = n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)  # two ranges may share a chunk
         n_queries = int(self._queries) + int(len(self.observers) > self._queries)
         pieces = [len(piece) for piece in self.pieces]
-        return Extent(self._n, self._n + sum(pieces), self._n + max(pieces, default=0), n_observed, n_queries)
+        return Extent(self._n, self._n + sum(pieces), self._n + max(pieces, default=0), n_observed, n_queries, self._stats)
 
     def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
         """The statistics of the layer in work, by the names of LayerStats; first: number of this watch's first observer."""

@@ -78,6 +78,18 @@ def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
     return max(2 * n_rows * x.n_head_kv * (x.d_k * (x.type_k != F16) + x.d_v * (x.type_v != F16)) for x in layers)
 
 
+def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int:
+    """On a device with kernels of ours: the queries of a chunk that judge, and the columns that they add up to, of all shapes of layers.
+
+    n_rows: the longest head while the prompt is read.
+    """
+    if not what.stats:
+        return 0
+    shapes = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()
+    columns = max(sum(2 * x.n_head if stat == "var" else x.n_head_kv for stat in what.stats) for x in shapes)
+    return 4 * (n_rows * columns + sum(x.d_k * x.n_head * what.n_observed for x in shapes))
+
+
 def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
     """llama.cpp's own cache for n_ctx tokens (sliding-window layers in full, as the bindings ask for)."""
     return sum((x.bytes_row - index_bytes(x)) * x.n_head_kv * n_ctx for x in layers)
@@ -88,7 +100,7 @@ class Extent:
     """How much of a prompt goes through a layer.
 
     n_tokens: the prompt's; n_all: with all pieces of a probe; n_rows: with its longest piece; n_observed: tokens of one chunk whose queries
-    are kept; n_queries: copies of them (with RoPE, without).
+    are kept; n_queries: copies of them (with RoPE, without); stats: what the scorer makes of them.
     """
 
     n_tokens: int
@@ -96,6 +108,7 @@ class Extent:
     n_rows: int
     n_observed: int
     n_queries: int = 1
+    stats: tuple[str, ...] = ()
 
 
 def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
@@ -111,7 +124,7 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
     wide = observe.probe or observe.sums or observe.queries or (observe.judges == "all" and bool(observe.judged))
     n_observed = min(n_ubatch, n_all) if wide else min(n_ubatch, n_tokens, 1 if observe.judges == "last" else window)
     columns = bool(observe.stats)
-    return Extent(n_tokens, n_all, n_rows, n_observed if columns or observe.queries else 0, int(columns) + int(observe.queries))
+    return Extent(n_tokens, n_all, n_rows, n_observed if columns or observe.queries else 0, int(columns) + int(observe.queries), observe.stats)
 
 
 @dataclass(frozen=True)
@@ -126,7 +139,7 @@ class Reading:
     hidden: int
     inputs: int
     masks: int = 0
-    """With what attention on a device makes of the layer's rows."""
+    """With what attention on a device makes of the layer's rows, and what scoring needs there."""
     on_gpu: bool = False
 
     @property
@@ -155,7 +168,8 @@ def reading(
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return Reading(kept=kept, beside_hidden=beside, old=old_bytes, layer=layer, hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
                    inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
-                   masks=mask_bytes(layers, n_longest, n_ubatch) + converted_bytes(layers, n_longest) if on_gpu else 0, on_gpu=on_gpu)
+                   masks=mask_bytes(layers, n_longest, n_ubatch) + converted_bytes(layers, n_longest) + scoring_bytes(layers, what, n_longest) if on_gpu else 0,
+                   on_gpu=on_gpu)
 
 
 def _rotations(x: LayerInfo) -> int:

@@ -83,7 +83,6 @@ struct shipment {
     }
     template <typename T> void send(T *& x, size_t n)     { add(x, n, true, false); }
     template <typename T> void receive(T *& x, size_t n)  { add(x, n, false, true); }
-    template <typename T> void exchange(T *& x, size_t n) { add(x, n, true, true); }
 
     // its first address there; work is made larger when needed
     char * go(ggml_backend_buffer_type_t buft, edgekv_matrix & work) {
@@ -103,13 +102,41 @@ struct shipment {
 
 } // namespace
 
+// f(array here, array there, values in it) of those that are wanted
+template <typename F> static void each_array(const edgekv_columns & here, const edgekv_columns & there, int group, F && f) {
+    for (auto x : { &edgekv_columns::sum, &edgekv_columns::max, &edgekv_columns::entropy }) if (here.*x) f(here.*x, there.*x, here.n_rows);
+    for (auto x : { &edgekv_columns::mean, &edgekv_columns::m2 })                           if (here.*x) f(here.*x, there.*x, group*here.n_rows);
+}
+
+void edgekv_device_columns::begin(ggml_backend_buffer_type_t buft, const edgekv_columns & here, int g) {
+    group = g;
+    int64_t n = 0;
+    each_array(here, here, group, [&](float *, float *, int64_t size) { n += size; });
+    if (!memory.t || memory.t->ne[0] != n || ggml_backend_buffer_get_type(memory.t->buffer) != buft) { // layers may lie on several devices
+        memory = {};
+        memory = edgekv_matrix::make(buft, GGML_TYPE_F32, n, 1, "columns");
+    }
+    ggml_backend_buffer_clear(memory.buf.get(), 0);
+    at = here;
+    float * next = (float *) memory.t->data;
+    auto place = [&](float *& x, int64_t size) { if (x) { x = next; next += size; } };
+    for (float ** x : { &at.sum, &at.max, &at.entropy }) place(*x, here.n_rows);
+    for (float ** x : { &at.mean, &at.m2 })              place(*x, group*here.n_rows);
+}
+
+void edgekv_device_columns::fetch(const edgekv_columns & here) const {
+    const auto * base = (const float *) memory.t->data;
+    each_array(here, at, group, [&](float * to, const float * from, int64_t size) { ggml_backend_tensor_get(memory.t, to, (from - base)*sizeof(float), size*sizeof(float)); });
+}
+
 // Multiplications that a device is given at once: some systems end what keeps a GPU from drawing for seconds
 static double most_work() {
     const char * n = getenv("EDGEKV_SCORE_WORK"); // for tests
     return n ? atof(n) : 1e10;
 }
 
-void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const {
+void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, const edgekv_columns & columns) const {
+    edgekv_columns cols = columns;
     const int n_rows_max = *std::max_element(rows.len, rows.len + rows.n_head_kv), G = rows.n_head/rows.n_head_kv;
     const double each = std::accumulate(rows.len, rows.len + rows.n_head_kv, 0.0)*G*rows.d_k;
     const int n_slice = (int) std::clamp(most_work()/std::max(each, 1.0)/16, 1.0, 1e6)*16; // tokens; kernels take 8 or 16 of them together
@@ -121,11 +148,8 @@ void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix
     s.send(rows.len, rows.n_head_kv);
     s.send(rows.sinks, rows.n_head);
     s.send(rows.pos, cols.n_rows);
-    s.send(qs.q, (qs.n_tokens - 1)*qs.stride_t + (rows.n_head - 1)*qs.stride_h + rows.d_k);
     s.send(qs.n_after, qs.n_tokens);
     s.send(qs.start, qs.n_tokens);
-    for (float ** x : { &cols.sum, &cols.max, &cols.entropy }) s.exchange(*x, cols.n_rows);
-    for (float ** x : { &cols.mean, &cols.m2 }) s.exchange(*x, G*cols.n_rows);
     const size_t at_workspace = s.room(score_workspace(&rows, std::min(n_slice, qs.n_tokens), n_rows_max));
     char * base = s.go(buft, work);
     check(wait(base), "finish");
@@ -139,7 +163,6 @@ void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix
         qs.n_after  += qs.n_tokens;
         if (qs.start) qs.start += qs.n_tokens;
     }
-    s.come_back(work);
 }
 
 void edgekv_device::fetch_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & rows, const std::vector<int32_t> & which, char * out) const {

@@ -9,6 +9,19 @@
 #include <map>
 #include <mutex>
 
+// columns of one observer on a device, where they add up from a layer's first chunk to its last
+struct edgekv_device_columns {
+    edgekv_columns at = {}; // addresses there
+    // room for those arrays of `here` that are wanted, all zero; group: query heads of a KV head
+    void begin(ggml_backend_buffer_type_t buft, const edgekv_columns & here, int group);
+    void fetch(const edgekv_columns & here) const;
+    size_t n_bytes() const { return memory.n_bytes(); }
+
+private:
+    edgekv_matrix memory;
+    int group = 0;
+};
+
 struct edgekv_device {
     edgekv_device(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) : dev(dev), buft(buft) {}
 
@@ -40,8 +53,9 @@ struct edgekv_device {
     void settle(const ggml_tensor * t) const;
     // the bytes of some rows, gathered there first: `rows.base` is an address on the device
     void fetch_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & rows, const std::vector<int32_t> & which, char * out) const;
-    // as on the CPU; only rows.k lies on the device. work: memory there, made larger when needed. throws std::runtime_error, std::bad_alloc
-    void score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, edgekv_columns cols) const;
+    // as on the CPU; rows.k, queries and columns lie on the device. work: memory there, made larger when needed. throws std::runtime_error,
+    // std::bad_alloc
+    void score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, const edgekv_columns & cols) const;
     // of rows [0, n) of a head; both lie on the device, the map here
     void foretell_rows(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & keys, const edgekv_numbered & values, edgekv_map map,
             int n, float * out, float * unlike) const;

@@ -134,7 +134,9 @@ void edgekv_prefill::make_scratches() {
     scratch_index.assign(store->layers.size(), -1);
     score_params.resize(store->layers.size());
     query_paths.resize(store->layers.size());
-    tallies.assign(by_layer ? 1 : store->layers.size(), std::vector<edgekv_tally>(observers.size()));
+    tallies.clear();
+    tallies.resize(by_layer ? 1 : store->layers.size());
+    for (auto & t : tallies) t.resize(observers.size());
     for (size_t il = 0; il < store->layers.size(); ++il) {
         const auto & l = *store->layers[il];
         for (size_t j = 0; by_layer && j < il && scratch_index[il] < 0; ++j) { // one for all layers of a shape
@@ -156,10 +158,10 @@ void edgekv_prefill::make_scratches() {
         s.t = edgekv_tensors::make(l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap*l.n_head_kv, "scratch");
         if (l.max_bias != 0.0f) s.pos.resize(s.cap*l.n_head_kv);
         if (l.row_step > 1) ggml_backend_buffer_clear(s.t.buf.get(), 0); // masked rows are multiplied too: they must be numbers
-        const auto queries = [&] { return edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
-        if (wants_columns) s.queries = queries();
+        const auto queries = [&](ggml_backend_buffer_type_t buft) { return edgekv_matrix::make(buft, GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
+        if (wants_columns) s.queries = queries(scorer(l) ? l.buft : ggml_backend_cpu_buffer_type());
         if (wants_columns && by_kernel(l)) s.norm.resize(2*l.n_head*std::min(n_ubatch, n_all));
-        if (wants_queries) s.raw_queries = queries();
+        if (wants_queries) s.raw_queries = queries(ggml_backend_cpu_buffer_type());
     }
 }
 
@@ -355,7 +357,7 @@ void edgekv_prefill::lay_out_old(int il) {
 void edgekv_prefill::run(int il) {
     const int n_layer = (int) store->layers.size();
     if (ended || broken || il != il_done + 1 || il >= n_layer || (il > 0 && !fresh[il - 1])) throw edgekv_error { EDGEKV_INVALID, "layers are read in order, and each is kept before the next" };
-    for (auto & t : tallies[by_layer ? 0 : il]) if (by_layer) t = {};
+    for (auto & t : tallies[by_layer ? 0 : il]) if (by_layer) t.clear();
     broken = true; // until it is read to its end
 
     if (by_layer || il == 0) {
@@ -366,6 +368,7 @@ void edgekv_prefill::run(int il) {
             ++n_done;
             if (progress && !progress(n_done, (int32_t) chunks.size()*n_slice(), progress_data)) throw edgekv_error { EDGEKV_CANCELLED, "cancelled" };
         }
+        for (int l = by_layer ? il : 0; l < (by_layer ? il + 1 : n_layer); ++l) fetch_columns(l);
     }
     il_done = il;
     broken = false;
@@ -374,6 +377,7 @@ void edgekv_prefill::run(int il) {
         hidden.reset();
         inputs.reset();
         for (auto & s : scratches) { s->queries = {}; s->raw_queries = {}; s->norm = {}; }
+        for (auto & t : tallies[0]) t.there = {};
     }
     if (store->layers[il]->n_swa) keep(nullptr, nullptr);
 }
@@ -405,5 +409,6 @@ void edgekv_prefill::note_peak() {
     n += mask_full.n_bytes() + mask_swa.n_bytes() + (hidden ? hidden->n_bytes() : 0);
     for (const auto & s : scratches) n += s->n_bytes();
     for (const auto & f : fresh) if (f) n += f->t.n_bytes();
+    for (const auto & layer : tallies) for (const auto & t : layer) n += t.there.n_bytes();
     store->note_peak(n);
 }

@@ -3,6 +3,7 @@
 // loops are turned round (all chunks of a layer, then the next layer), so only one layer's K/V exist in full. See docs/architecture.md.
 
 #include "edgekv.h"
+#include "edgekv-device.h"
 #include "edgekv-hidden.h"
 #include "edgekv-store.h"
 #include "cpu/edgekv-cpu.h"
@@ -21,8 +22,8 @@
 // So the row of a new token is the same in every layer and head.
 struct edgekv_scratch {
     edgekv_tensors t;
-    edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], in host memory
-    edgekv_matrix  raw_queries;   // the same before RoPE, if anybody wants them
+    edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], on the device that scores them or in host memory
+    edgekv_matrix  raw_queries;   // the same before RoPE, in host memory, if anybody wants them
     std::vector<float> norm;      // [n_ubatch][n_head][2] of the chunk in work: maximum and 1/sum of each softmax, where our kernel attends and somebody scores
     std::vector<float> pos;       // with ALiBi: token of each row
     int64_t cap = 0, n_old = 0;
@@ -99,6 +100,18 @@ struct edgekv_tally {
     int64_t n_seen = 0;
     std::vector<float> q_mean, q_m2; // of the raw queries: [n_head, d_k], [n_head, d_k, d_k]
     int64_t q_seen = 0;
+    edgekv_device_columns there;     // where the columns are until the layer's last chunk, if a device adds them up
+    bool on_device = false;
+
+    edgekv_columns columns(int64_t n_rows) { // those that are wanted have a size
+        auto at = [](std::vector<float> & x) { return x.empty() ? nullptr : x.data(); };
+        return { at(sum), at(max), at(entropy), at(mean), at(m2), n_rows, n_seen };
+    }
+    void clear() { // for the next layer, which takes the same memory
+        edgekv_tally next;
+        next.there = std::move(there);
+        *this = std::move(next);
+    }
 };
 
 struct edgekv_error { edgekv_status status; std::string what; };
@@ -169,6 +182,8 @@ private:
     void run_slice(const edgekv_chunk & c, int slice);
     void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
+    void fetch_columns(int il);
+    const edgekv_device * scorer(const edgekv_layer & l) const; // the device that scores this layer's rows where they lie; null: the CPU does
     void score(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, edgekv_tally & tally, uint32_t stats);
     const std::vector<double> & mean_turn(const edgekv_layer & l, int n_future) const;
     void tally_queries(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, int64_t every, edgekv_tally & tally);

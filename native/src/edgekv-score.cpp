@@ -62,11 +62,12 @@ void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64
     const int64_t n_scored = s.cap*l.n_head_kv, at = begin - c.first, row0 = c.row + at; // row0: behind the old rows
     const int64_t q0 = begin - observed(c.first, c.n_tokens).first; // of the captured queries
     const int G = l.n_head/l.n_head_kv, n_q = (int) (end - begin);
-    auto want = [&](uint32_t stat, std::vector<float> & x, int64_t n) -> float * {
-        if (!(stats & stat)) return nullptr;
-        if (x.empty()) x.assign(n, 0.0f);
-        return x.data();
-    };
+    auto want = [&](uint32_t stat, std::vector<float> & x, int64_t n) { if ((stats & stat) && x.empty()) x.assign(n, 0.0f); };
+    want(EDGEKV_STAT_MEAN, tally.sum, n_scored);
+    want(EDGEKV_STAT_MAX, tally.max, n_scored);
+    want(EDGEKV_STAT_ENTROPY, tally.entropy, n_scored);
+    want(EDGEKV_STAT_VAR, tally.mean, G*n_scored);
+    want(EDGEKV_STAT_VAR, tally.m2, G*n_scored);
     const int32_t n_piece = (int32_t) std::max<int64_t>(0, row0 + n_q - n_tokens); // the last rows are those of a piece
     std::vector<int32_t> first(l.n_head_kv), len(l.n_head_kv), columns_len(l.n_head_kv), n_after(n_q), columns_after(n_q);
     for (int k = 0; k < l.n_head_kv; ++k) {
@@ -79,8 +80,7 @@ void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64
         columns_after[t] = std::max(0, n_after[t] - n_piece);
     }
 
-    const auto * device = edgekv_device::of(l.buft);
-    if (device && !device->takes(l.type_k, l.d_k)) device = nullptr;
+    const auto * device = scorer(l);
     std::vector<char> host; // K of one layer, if it lies on a device that has no kernel for it
     const char * k = (const char *) s.t.k->data;
     if (!device && !ggml_backend_buffer_is_host(s.t.buf.get())) {
@@ -96,14 +96,30 @@ void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64
     job.rows = { k, nullptr, s.t.k->nb[1], 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, first.data(), len.data(), sp.scale, sp.softcap,
                  sinks.empty() ? nullptr : sinks.data(), s.pos.empty() ? nullptr : s.pos.data(), l.max_bias };
     job.queries = { (const float *) s.queries.t->data + q0*l.d_k*l.n_head, (int64_t) l.d_k*l.n_head, l.d_k, n_q, n_after.data(), nullptr };
-    job.columns = { want(EDGEKV_STAT_MEAN, tally.sum, n_scored), want(EDGEKV_STAT_MAX, tally.max, n_scored), want(EDGEKV_STAT_ENTROPY, tally.entropy, n_scored),
-                    want(EDGEKV_STAT_VAR, tally.mean, G*n_scored), want(EDGEKV_STAT_VAR, tally.m2, G*n_scored), n_scored, tally.n_seen };
+    job.columns = tally.columns(n_scored);
     job.norm = s.norm.empty() ? nullptr : s.norm.data() + 2*l.n_head*at;
     job.columns_len = columns_len.data();
     job.columns_after = columns_after.data();
-    if (device) device->score_columns(l.buft, device_work, job.rows, job.queries, job.columns); // those of a piece's own rows too
-    else edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) { return score_nodes(c0, job); });
+    if (device) {
+        if (!tally.on_device) tally.there.begin(l.buft, job.columns, G);
+        tally.on_device = true;
+        tally.there.at.n_seen = tally.n_seen;
+        device->score_columns(l.buft, device_work, job.rows, job.queries, tally.there.at); // those of a piece's own rows too
+    } else {
+        edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) { return score_nodes(c0, job); });
+    }
     tally.n_seen += n_q;
+}
+
+const edgekv_device * edgekv_prefill::scorer(const edgekv_layer & l) const {
+    const auto * device = edgekv_device::of(l.buft);
+    return device && device->takes(l.type_k, l.d_k) ? device : nullptr;
+}
+
+// of a layer whose last chunk was read
+void edgekv_prefill::fetch_columns(int il) {
+    const auto & l = *store->layers[il];
+    for (auto & t : tallies[by_layer ? 0 : il]) if (t.on_device) t.there.fetch(t.columns(scratch_of(l).cap*l.n_head_kv));
 }
 
 void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {

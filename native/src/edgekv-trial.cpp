@@ -103,7 +103,7 @@ struct columns {
 bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const twin & keys, const variant & x) {
     const int d = (int) keys.t()->ne[0];
     const auto q = normal((size_t) x.n_tokens*N_HEAD*d, 3);
-    const edgekv_queries qs = queries_of(q, d, x);
+    edgekv_queries qs = queries_of(q, d, x);
     edgekv_rows rows = rows_of(keys.here.data(), nullptr, keys.t(), keys.t(), x);
     columns expected, got;
     std::vector<float> norm((size_t) 2*N_HEAD*x.n_tokens);
@@ -112,8 +112,13 @@ bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const
     const auto here = expected.c();
     edgekv_cpu_score_columns(&rows, &qs, norm.data(), &here, 0, 1);
     rows.k = (const char *) keys.t()->data;
-    edgekv_matrix work;
-    device.score_columns(buft, work, rows, qs, got.c());
+    edgekv_matrix work, queries = edgekv_matrix::make(buft, GGML_TYPE_F32, (int64_t) q.size(), 1, "trial");
+    ggml_backend_tensor_set(queries.t, q.data(), 0, q.size()*sizeof(float));
+    qs.q = (const float *) queries.t->data;
+    edgekv_device_columns there;
+    there.begin(buft, got.c(), N_HEAD/N_HEAD_KV);
+    device.score_columns(buft, work, rows, qs, there.at);
+    there.fetch(got.c());
     for (auto x : { &columns::sum, &columns::max, &columns::entropy, &columns::mean, &columns::m2 }) if (!(nmse(got.*x, expected.*x) < MAX_NMSE)) return false;
     return true;
 }
