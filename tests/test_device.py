@@ -18,9 +18,9 @@ from tests.lib import ROOT
 from tests.test_native import program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the test device needs Linux")
-LIMITS = {"f16": 1e-4}
+LIMITS = {"f16": 1e-4, "iq4_nl": 3e-2}
 """NMSE of the logits; 1e-2 for quantised caches, where rounding sometimes falls the other way, and for merged rows, of which some find
-another nearest one."""
+another nearest one. iq4_nl: upstream's flash attention on the CPU, with queries in q8_0, and our kernel there are 2e-2 apart."""
 
 
 @pytest.mark.slow
@@ -28,6 +28,16 @@ another nearest one."""
     ("llama-gqa", "f16"), ("llama-gqa", "q8_0"), ("llama-gqa", "iq4_nl"), ("llama-mha", "q4_0"), ("llama-d128", "q8_0,q4_0"), ("gemma3", "f16"), ("qwen2", "q5_1"), ("refact", "f16"), ("refact", "q8_0")])
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
     check(compare(tiny(name), kind, program("fake-device.so")), kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("llama-gqa", "f16"), ("gemma3", "f16"), ("llama-d128", "q8_0,q4_0")])
+def test_prompts_go_through_our_kernel_where_flash_attention_takes_no_such_rows(tiny, name, kind):
+    plain, ours = (compare(tiny(name), kind, program("fake-device.so"), **more) for more in ({}, {"FAKE_NO_FLASH": "1"}))
+    assert ours["n_ours"] > plain["n_ours"] + 20  # chunks of prompts, in each layer
+    assert ours["nmse"]["random"] < LIMITS.get(kind, 1e-2) and max(ours["nmse"].values()) < 3e-2  # a summary's groups may be others
+    assert min(ours["same"].values()) > 0.98, ours["same"]
+    check_unharmed(ours)
 
 
 @pytest.mark.slow
@@ -60,8 +70,8 @@ def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
 
 def check(result: dict, kind: str) -> None:
     merged = result["nmse"].pop("score=random,merge=d2o")
-    assert merged < 1e-2 and max(result["nmse"].values()) < LIMITS.get(kind, 1e-2)
-    assert min(result["same"].values()) > 0.99, result["same"]  # a score that is rounded differently may swap two rows
+    assert merged < max(1e-2, LIMITS.get(kind, 0)) and max(result["nmse"].values()) < LIMITS.get(kind, 1e-2)
+    assert min(result["same"].values()) > (0.95 if kind == "iq4_nl" else 0.99), result["same"]  # a score that is rounded differently may swap two rows
     assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
     assert result["n_merges"] > 10  # a search, and a fold of keys and values, in each layer and head
     assert result["n_foretold"] is None or result["n_foretold"] > 2  # two in the trial; Metal's backend has no such kernel

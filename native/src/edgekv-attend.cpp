@@ -81,6 +81,22 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
                  : flash_heads(g, s.t, l, q, sinks, scale, first, n, masks);
 }
 
+// what the node of edgekv-op.h computes, on the CPU
+static void attend_node(ggml_tensor * dst, int ith, int nth, void * userdata);
+
+// one node over all heads, where the device's flash attention takes no such rows (iq4_nl on CUDA, say) and a kernel of ours does: slower than
+// flash attention would be, but the rows need not come to the CPU. Else null
+static ggml_tensor * attend_prefill_node(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * sinks, float scale) {
+    const edgekv_scratch & s = p.scratch_of(l);
+    const auto * device = edgekv_device::of(l.buft);
+    if (!device || p.store->graph_attend || l.max_bias != 0.0f || p.flash_takes(g, l, q) || !device->attends(l.type_k, l.type_v, l.d_k, l.d_v)) return nullptr;
+    if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
+    ggml_tensor * a[] = { q, s.t.k, s.t.v, p.heads_input(g, l), sinks };
+    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, 5, attend_node, GGML_N_TASKS_MAX, nullptr);
+    edgekv_op_set(node, l.n_head_kv, scale, softcap(g), 0.0f);
+    return node;
+}
+
 // src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [d_v, n_head, n_tokens]
 static void attend_prompt(ggml_tensor * dst, int, int nth, void * userdata) {
     const auto & prompt = *(const edgekv_prompt_rows *) userdata;
@@ -101,7 +117,10 @@ static ggml_tensor * attend_prefill(const llm_graph_context & g, edgekv_prefill 
     if (ggml_tensor * copy = p.capture_queries(g, l, q, scale, softcap(g), sinks)) ggml_build_forward_expand(g.gf, copy);
     if (ggml_tensor * copy = p.capture_raw_queries(g, l, q)) ggml_build_forward_expand(g.gf, copy);
 
-    if (!p.by_kernel(l)) return attend_prefill_graph(g, p, l, q, sinks, scale);
+    if (!p.by_kernel(l)) {
+        ggml_tensor * node = attend_prefill_node(g, p, l, q, sinks, scale);
+        return node ? node : attend_prefill_graph(g, p, l, q, sinks, scale);
+    }
 
     edgekv_prompt_rows * r = p.prompt_rows(l);
     r->rows.scale = scale;
@@ -223,7 +242,6 @@ static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_l
     return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, b, sinks ? 4 : 3, attend_combine, GGML_N_TASKS_MAX, &pl);
 }
 
-// the same on the CPU as a kernel of ours on a device
 static void attend_node(ggml_tensor * dst, int ith, int /*nth*/, void * /*userdata*/) {
     if (ith > 0) return; // only tests come here
     edgekv_op op;

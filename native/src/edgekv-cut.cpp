@@ -85,7 +85,8 @@ void edgekv_prefill::place_inputs() {
         }
         g->inputs.erase(std::remove_if(g->inputs.begin(), g->inputs.end(), [](ggml_tensor * t) { return !(t->flags & GGML_TENSOR_FLAG_INPUT); }), g->inputs.end());
         for (auto * t : g->inputs) {
-            const bool is_row = std::any_of(g->rows.begin(), g->rows.end(), [&](const auto & r) { return r.second == t; });
+            const auto is_it = [&](const auto & x) { return x.second == t; };
+            const bool is_row = std::any_of(g->rows.begin(), g->rows.end(), is_it) || std::any_of(g->heads.begin(), g->heads.end(), is_it);
             const bool is_rot = strcmp(t->name, "attn_inp_k_rot") == 0 || strcmp(t->name, "attn_inp_v_rot") == 0;
             kinds[t] = !read.count(t) ? UNREAD : is_row ? ROWS : is_rot ? ROTATION : ITS_OWN;
             if (kinds[t] == ROWS)   total += size(t);

@@ -242,6 +242,24 @@ ggml_tensor * edgekv_prefill::row_input(const llm_graph_context & g, const edgek
     return t;
 }
 
+ggml_tensor * edgekv_prefill::heads_input(const llm_graph_context & g, const edgekv_layer & l) {
+    ggml_tensor * t = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I32, 2*l.n_head_kv + (l.n_swa ? g.n_tokens : 0));
+    ggml_set_input(t);
+    building->heads.push_back({ &l, t });
+    return t;
+}
+
+bool edgekv_prefill::flash_takes(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) const {
+    constexpr int64_t N = 256; // rows; any number does
+    const ggml_context_ptr ctx { ggml_init({ 8*ggml_tensor_overhead(), nullptr, true }) };
+    if (!ctx) throw std::bad_alloc();
+    auto like = [&](ggml_type type, int64_t d, int64_t n, int64_t n_head) { return ggml_new_tensor_3d(ctx.get(), type, d, n, n_head); };
+    ggml_tensor * mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, N, g.n_tokens);
+    ggml_tensor * node = ggml_flash_attn_ext(ctx.get(), like(q->type, l.d_k, g.n_tokens, l.n_head), like(l.type_k, l.d_k, N, l.n_head_kv),
+            like(l.type_v, l.d_v, N, l.n_head_kv), mask, 1.0f, 0.0f, 0.0f);
+    return ggml_backend_dev_supports_op(ggml_backend_buft_get_device(l.buft), node);
+}
+
 std::pair<int64_t, int64_t> edgekv_prefill::observed(int64_t first, int64_t n) const {
     int64_t a = first + n, b = first;
     for (const auto & o : observers) {

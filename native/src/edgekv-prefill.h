@@ -72,6 +72,7 @@ struct edgekv_graph {
     std::vector<ggml_op> resid_op;
     std::vector<ggml_tensor *> inputs;
     std::vector<std::pair<const edgekv_scratch *, ggml_tensor *>> rows; // input: row of each new token and head
+    std::vector<std::pair<const edgekv_layer *, ggml_tensor *>> heads; // input: where each head's rows lie, see edgekv-op.h
     std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows; // of each layer
     // [n_nodes] as built, where there is more than one backend: the scheduler puts copies of its own in their place, and forgets them
     std::vector<std::array<ggml_tensor *, GGML_MAX_SRC>> sources;
@@ -150,6 +151,10 @@ struct edgekv_prefill {
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks);
     ggml_tensor * capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q);
+    // I32 [2*n_head_kv (+ n_tokens with a window)]: see edgekv-op.h
+    ggml_tensor * heads_input(const llm_graph_context & g, const edgekv_layer & l);
+    // whether the device's flash attention takes this layer's rows
+    bool flash_takes(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) const;
     // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
     edgekv_prompt_rows * prompt_rows(const edgekv_layer & l);
     // F16 [pad + n_rows, n_tokens], for backends without a kernel of ours: row j behind the pad is seen by token i if

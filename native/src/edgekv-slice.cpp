@@ -41,6 +41,13 @@ void edgekv_prefill::bind(const edgekv_chunk & c) {
         const int64_t n_head_kv = s->t.k->ne[1]/s->cap;
         for (int64_t i = 0; i < c.n_tokens; ++i) for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k*s->cap + s->n_old + c.row + i;
     }
+    for (auto & [l, t] : g.heads) {
+        if (!t->data) continue;
+        auto * x = (int32_t *) t->data;
+        for (int64_t k = 0; k < l->n_head_kv; ++k) *x++ = (int32_t) (k*scratch_of(*l).cap + scratch_of(*l).n_old - l->len[k]);
+        for (int64_t k = 0; k < l->n_head_kv; ++k) *x++ = (int32_t) (l->len[k] + c.row + c.n_tokens);
+        for (int64_t i = 0; i < c.n_tokens && l->n_swa; ++i) *x++ = (int32_t) std::max<int64_t>(0, l->len[0] + c.row + i + 1 - l->n_swa);
+    }
     for (auto & r : g.prompt_rows) {
         const auto & l = *r->layer;
         r->next = 0;

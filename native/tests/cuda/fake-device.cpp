@@ -104,6 +104,7 @@ ggml_status graph_compute(ggml_backend_t, ggml_cgraph * graph) {
 bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     edgekv_op ours;
     if (op->op == GGML_OP_CUSTOM) return edgekv_op_get(op, ours) && edgekv_cuda_attend_supports(op->src[1]->type, op->src[2]->type, (int) op->src[1]->ne[0], (int) op->src[2]->ne[0]);
+    if (op->op == GGML_OP_FLASH_ATTN_EXT && (getenv("FAKE_NO_FLASH") || op->src[1]->type == GGML_TYPE_IQ4_NL || op->src[2]->type == GGML_TYPE_IQ4_NL)) return false; // iq4_nl: as CUDA
     return ggml_backend_dev_supports_op(ggml_backend_get_device(fake::cpu()), op);
 }
 
