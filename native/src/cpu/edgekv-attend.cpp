@@ -2,6 +2,7 @@
 //     out[t][h] = sum_r softmax_r(scale * q[t][h].k[r]) v[r]   over the rows that token t sees in head h's KV head
 // This is for few tokens (decoding): parts of equal rows, whatever heads they fall into, then one fold; so the work is even and the
 // result does not depend on the number of threads. For many tokens see edgekv-prompt.h.
+#include "edgekv-aligned.h"
 #include "edgekv-tile.h"
 
 #include <cstring>
@@ -17,7 +18,8 @@ struct queries_block {
     std::vector<const float *> p;
     std::vector<int> lo, hi;         // visible rows of each query
     std::vector<float> slope, at;    // ALiBi: of its head; token of its last row
-    std::vector<float> logits, tile;
+    aligned_floats logits_room, tile_room; // registers of 64 bytes, loaded across two cache lines, would take twice as long
+    float * tile = nullptr;
     int n = 0, lo_min = 0, hi_max = 0;
 
     // the queries of tokens [t0, t1) in KV head k; the state of (t, h) lies at state(t, h)
@@ -27,8 +29,8 @@ struct queries_block {
         n = (t1 - t0)*G;
         for (auto * x : { &o, &values, &s }) x->resize(n);
         q.resize(n); p.resize(n); lo.resize(n); hi.resize(n); slope.resize(n); at.resize(n);
-        logits.resize((size_t) n*EDGEKV_TILE);
-        tile.resize((size_t) EDGEKV_TILE*std::max(rows.d_k, rows.d_v));
+        float * logits = logits_room.get((size_t) n*EDGEKV_TILE);
+        tile = tile_room.get((size_t) EDGEKV_TILE*std::max(rows.d_k, rows.d_v));
         lo_min = INT32_MAX; hi_max = 0;
         for (int i = 0; i < n; ++i) {
             const int t = t0 + i/G, h = k*G + i % G;
@@ -41,7 +43,7 @@ struct queries_block {
             q[i] = qs.q + t*qs.stride_t + h*qs.stride_h;
             o[i] = state(t, h);
             values[i] = o[i] + 2;
-            s[i] = logits.data() + (size_t) i*EDGEKV_TILE;
+            s[i] = logits + (size_t) i*EDGEKV_TILE;
             p[i] = s[i];
         }
     }
@@ -52,8 +54,7 @@ struct queries_block {
             const int a = std::max(lo[i] - r, 0), b = std::min(hi[i] - r, n_rows);
             if (a >= b) { memset(s[i], 0, n_rows*sizeof(float)); continue; }
             if (rows.max_bias != 0.0f) for (int j = a; j < b; ++j) s[i][j] += slope[i]*(rows.pos[rows.first[k] + r + j] - at[i]);
-            float m = o[i][0];
-            for (int j = a; j < b; ++j) m = std::max(m, s[i][j]);
+            const float m = tile_max(s[i] + a, b - a, o[i][0]);
             if (m > o[i][0]) {
                 const float c = o[i][0] == -INFINITY ? 0.0f : expf(o[i][0] - m);
                 o[i][0] = m;
@@ -64,8 +65,8 @@ struct queries_block {
             for (int j = b; j < n_rows; ++j) s[i][j] = 0;
             o[i][1] += (float) ggml_vec_soft_max_f32(b - a, s[i] + a, s[i] + a, m);
         }
-        edgekv_cpu_rows_to_f32(rows.type_v, rows.v, rows.nb_v, rows.first[k] + r, n_rows, rows.d_v, tile.data());
-        tile_mad(tile.data(), p.data(), n, n_rows, rows.d_v, values.data());
+        edgekv_cpu_rows_to_f32(rows.type_v, rows.v, rows.nb_v, rows.first[k] + r, n_rows, rows.d_v, tile);
+        tile_mad(tile, p.data(), n, n_rows, rows.d_v, values.data());
     }
 };
 
@@ -83,8 +84,8 @@ static void attend_rows(const edgekv_rows & rows, int k, int r0, int r1, queries
     r0 = std::max(r0, b.lo_min); r1 = std::min(r1, b.hi_max);
     for (int r = r0; r < r1; r += EDGEKV_TILE) {
         const int n = std::min(EDGEKV_TILE, r1 - r);
-        edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, b.tile.data());
-        tile_logits(rows, b.tile.data(), b.q.data(), b.n, n, b.s.data());
+        edgekv_cpu_rows_to_f32(rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, b.tile);
+        tile_logits(rows, b.tile, b.q.data(), b.n, n, b.s.data());
         b.fold(rows, k, r, n);
     }
 }

@@ -33,6 +33,22 @@ inline float hsum(GGML_F32_VEC x) {
 #endif
 }
 
+// the sums of four registers: in pairs, so that all of them cost little more than one
+inline void hsum4(const GGML_F32_VEC * x, float * to) {
+#if defined(__AVX512F__)
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+    const __m512 lanes = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee)); // each 128 bits: a b c d
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(lanes), 1)));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(__AVX__)
+    const __m256 lanes = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1)));
+#else
+    for (int i = 0; i < 4; ++i) to[i] = hsum(x[i]);
+#endif
+}
+
 // NR rows times NQ queries, held in registers
 template <int NR, int NQ>
 inline void dot_block(const float * k, const float * const * q, int d, float * const * s, int r) {
@@ -47,10 +63,10 @@ inline void dot_block(const float * k, const float * const * q, int d, float * c
             for (int b = 0; b < NR; ++b) acc[a][b] = GGML_F32_VEC_FMA(acc[a][b], qv, kv[b]);
         }
     }
-    for (int a = 0; a < NQ; ++a) for (int b = 0; b < NR; ++b) {
-        float x = hsum(acc[a][b]);
-        for (int i = j; i < d; ++i) x += q[a][i]*k[(size_t) (r + b)*d + i];
-        s[a][r + b] = x;
+    for (int a = 0; a < NQ; ++a) {
+        if constexpr (NR == 4) hsum4(acc[a], s[a] + r);
+        else for (int b = 0; b < NR; ++b) s[a][r + b] = hsum(acc[a][b]);
+        for (int b = 0; b < NR; ++b) for (int i = j; i < d; ++i) s[a][r + b] += q[a][i]*k[(size_t) (r + b)*d + i];
     }
 }
 
@@ -156,6 +172,21 @@ inline void tile_mad(const float * v, const float * const * p, int n_q, int n, i
         case 1: mad_rows<1>(v, p + a, n, d, o + a); break;
         default: break;
     }
+}
+
+// the largest of n values and m: in lanes, because a maximum waits for the one before
+inline float tile_max(const float * x, int n, float m) {
+    constexpr int LANES = 16;
+    int j = 0;
+    if (n >= LANES) {
+        float most[LANES];
+        for (int i = 0; i < LANES; ++i) most[i] = x[i];
+        for (j = LANES; j + LANES <= n; j += LANES) for (int i = 0; i < LANES; ++i) most[i] = most[i] < x[j + i] ? x[j + i] : most[i];
+        for (int width = LANES/2; width > 0; width /= 2) for (int i = 0; i < width; ++i) most[i] = most[i] < most[i + width] ? most[i + width] : most[i];
+        m = std::max(m, most[0]);
+    }
+    for (; j < n; ++j) m = std::max(m, x[j]);
+    return m;
 }
 
 // logits: dots, scaled, then the soft cap
