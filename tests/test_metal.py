@@ -86,7 +86,7 @@ def errors_of_clang(text: str) -> list[str]:
     ("threadgroup float * tops = shared + QUERIES*D;", "device float * tops = shared + QUERIES*D;"),
     ("inline float read_half(device const char * p)", "inline float read_half(threadgroup const char * p)"),
     ("thread attend_state<D> & st)", "device attend_state<D> & st)"),
-    ("device float * norm [[buffer(7)]]", "constant float * norm [[buffer(7)]]"),
+    ("device float * norm [[buffer(8)]]", "constant float * norm [[buffer(8)]]"),
 ])
 def test_address_spaces_fit_each_other(right, wrong):
     """Through calls, templates and casts, as clang sees it; with one word wrong it complains. It is not Metal's compiler."""
