@@ -1,6 +1,7 @@
 """One model on the CPU and on the test device of native/tests/cuda/fake-device.cpp, in a process of its own: a backend once loaded stays.
 
-`python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device", "libs"}, and writes what came out as JSON.
+`python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device", "libs"}, and writes what came out as JSON; with
+"fails" what a device that fails leads to.
 Without a device it is the GPU that the library was built for.
 """
 
@@ -82,6 +83,25 @@ def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.n
     return tuple(feed(llm, tokens(4, 3)) for llm in (first, cancelled, loaded))
 
 
+def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[str]:
+    """What reading a prompt says when the device does not compute its first graph, its second, ..., until there are no more; "": nothing."""
+    from edgekv.errors import EdgeKVError
+
+    load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options).eval(tokens(N_PROMPT, 0))  # its kernels are tried
+    said: list[str] = []
+    while True:
+        llm = load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options)
+        device.fake_metal_fails(len(said) + 1)
+        what = ""
+        try:
+            llm.eval(tokens(N_PROMPT, 0))
+        except EdgeKVError as error:
+            what = str(error)
+        if device.fake_metal_fails(0):  # it was not reached
+            return said
+        said.append(what)
+
+
 def load_device(device: str, libs: str) -> ctypes.CDLL:
     ggml = ctypes.CDLL(str(next(Path(libs).glob("libggml.*"))))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
@@ -109,6 +129,9 @@ def kernel_calls(libs: str) -> dict[str, int] | None:
 def main() -> None:
     job = json.load(sys.stdin)
     path, kind = Path(job["model"]), job["kind"]
+    if job.get("fails"):
+        print(json.dumps(failing(path, kind, load_device(job["device"], job["libs"]), n_gpu_layers=99)))
+        return
     os.environ["EDGEKV_ATTEND"] = "graph"  # a prompt goes through the same upstream attention as on a device
     expected, expected_rows = {method: ragged(path, kind, method) for method in DRAWN}, {method: kept(path, kind, method) for method in METHODS}
     del os.environ["EDGEKV_ATTEND"]
@@ -126,6 +149,7 @@ def main() -> None:
         "calls": calls and {verb: calls[verb] - tried[verb] for verb in VERBS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,
+        "n_attends": device.fake_metal_n_attends() if hasattr(device, "fake_metal_n_attends") else None,
         "n_foretold": device.fake_device_n_foretold() if hasattr(device, "fake_device_n_foretold") else None,
         "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4) if hasattr(device, "fake_device_n_pinned") else None,
     }

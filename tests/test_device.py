@@ -43,7 +43,7 @@ def test_prompts_go_through_our_kernel_where_flash_attention_takes_no_such_rows(
 @pytest.mark.slow
 def test_scores_may_come_a_few_tokens_at_a_time(tiny):
     """What a long prompt's are cut into, lest a device is busy for seconds."""
-    whole, cut = (compare(tiny("llama-gqa"), "f16", program("fake-device.so"), **work) for work in ({}, {"EDGEKV_SCORE_WORK": "1"}))
+    whole, cut = (compare(tiny("llama-gqa"), "f16", program("fake-device.so"), **work) for work in ({}, {"EDGEKV_WORK": "1"}))
     check(cut, "f16")
     assert cut["n_ours"] > whole["n_ours"] + 20  # of h2o alone 500 tokens, 16 at a time
 
@@ -53,6 +53,16 @@ def test_scores_may_come_a_few_tokens_at_a_time(tiny):
 def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name, kind):
     """Patched, with our host code in it; native/tests/metal/fake-metal.cpp is what is Objective-C there."""
     check(compare(tiny(name), kind, program("fake-metal.so")), kind)
+
+
+@pytest.mark.slow
+def test_metal_is_given_no_chunk_of_a_prompt_that_would_take_it_seconds(tiny):
+    """Where upstream's flash attention takes no such rows and ours would: macOS ends what keeps a GPU from drawing."""
+    result = compare(tiny("llama-gqa"), "iq4_nl", program("fake-metal.so"), EDGEKV_WORK="1")
+    check_unharmed(result)
+    assert min(result["same"].values()) > 0.95 and max(result["nmse"].values()) < LIMITS["iq4_nl"], result
+    assert 1000 < result["n_attends"] < 1420  # 1,484 with chunks of prompts; tokens one by one are still its work
+    assert result["n_merges"] > 200  # searches come in pieces; 38 if not
 
 
 @pytest.mark.slow
@@ -66,6 +76,16 @@ def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
     assert (result["n_merges"] > 10) == (fault in ("attend", "sinks", "softcap", "windows", "alibi", "foretell"))
     assert (result["n_foretold"] > 2) == ("gather" not in fault and fault != "foretell")
     assert "are left alone" in result["said"]  # to everybody, not only with -v
+
+
+@pytest.mark.slow
+def test_a_gpu_that_fails_is_never_believed(tiny):
+    """Metal says that all went well before it has computed anything: whichever graph of a prompt it is that fails, reading stops."""
+    done = ask_device(tiny("llama-gqa"), "q8_0", program("fake-metal.so"), {"fails": True})
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert len(said) > 10 and "" not in said, said
+    assert any("-ngl" in what for what in said)  # a slice of the model's graph
+    assert any("the device could not" in what for what in said), said  # a kernel of ours
 
 
 def check(result: dict, kind: str) -> None:
@@ -107,10 +127,15 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
 
 def compare(model: Path, kind: str, device: Path | str, **more: str) -> dict:
     """What `tests.device` says of a model, in a process of its own. more: of its environment."""
+    done = ask_device(model, kind, device, {}, **more)
+    return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
+
+
+def ask_device(model: Path, kind: str, device: Path | str, job: dict, **more: str) -> subprocess.CompletedProcess[str]:
     from edgekv import native
 
-    job = {"model": str(model), "kind": kind, "device": str(device), "libs": str(native.lib_dir())}
+    job = {**job, "model": str(model), "kind": kind, "device": str(device), "libs": str(native.lib_dir())}
     environment = {**os.environ, "EDGEKV_LIB": job["libs"], **more}  # it runs in the tree, the library may be installed elsewhere
     done = subprocess.run([sys.executable, "-m", "tests.device"], input=json.dumps(job), text=True, cwd=ROOT, env=environment, capture_output=True, timeout=300)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr[-4000:]}"
-    return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
+    return done

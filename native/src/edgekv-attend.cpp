@@ -90,6 +90,7 @@ static ggml_tensor * attend_prefill_node(const llm_graph_context & g, edgekv_pre
     const edgekv_scratch & s = p.scratch_of(l);
     const auto * device = edgekv_device::of(l.buft);
     if (!device || p.store->graph_attend || l.max_bias != 0.0f || p.flash_takes(g, l, q) || !device->attends(l.type_k, l.type_v, l.d_k, l.d_v)) return nullptr;
+    if (!device->takes_at_once((double) g.n_tokens*l.n_head*(l.d_k + l.d_v)*p.rows_in_head(l))) return nullptr;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * a[] = { q, s.t.k, s.t.v, p.heads_input(g, l), sinks };
     ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, 5, attend_node, GGML_N_TASKS_MAX, nullptr);

@@ -8,10 +8,13 @@
 #include <numeric>
 #include <stdexcept>
 
+static const char * const CUDA = "edgekv_cuda_", * const METAL = "edgekv_metal_";
+
 // a backend's functions whose names begin like this: all of them, on a device that they can run on, or null
-static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const std::string & prefix) {
+std::unique_ptr<edgekv_device> edgekv_device::functions_of(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const std::string & prefix) {
     ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(dev);
     auto d = std::make_unique<edgekv_device>(dev, buft);
+    d->plain = prefix == METAL;
     bool all = true;
     auto find = [&](auto & function, const char * name) {
         function = (std::decay_t<decltype(function)>) ggml_backend_reg_get_proc_address(reg, (prefix + name).c_str());
@@ -41,8 +44,8 @@ const edgekv_device * edgekv_device::of(ggml_backend_buffer_type_t buft) {
     if (!dev) return nullptr;
     const std::lock_guard<std::mutex> lock(mutex);
     const auto [it, fresh] = known.try_emplace(dev);
-    if (fresh) it->second = functions_of(dev, buft, "edgekv_cuda_");
-    if (fresh && !it->second) it->second = functions_of(dev, buft, "edgekv_metal_");
+    if (fresh) it->second = functions_of(dev, buft, CUDA);
+    if (fresh && !it->second) it->second = functions_of(dev, buft, METAL);
     return it->second.get();
 }
 
@@ -131,15 +134,20 @@ void edgekv_device_columns::fetch(const edgekv_columns & here) const {
 
 // Multiplications that a device is given at once: some systems end what keeps a GPU from drawing for seconds
 static double most_work() {
-    const char * n = getenv("EDGEKV_SCORE_WORK"); // for tests
+    const char * n = getenv("EDGEKV_WORK"); // for tests
     return n ? atof(n) : 1e10;
 }
+
+// of things that take so many each; kernels take 8 or 16 of them together
+static int at_once(double each) { return (int) std::clamp(most_work()/std::max(each, 1.0)/16, 1.0, 1e6)*16; }
+
+bool edgekv_device::takes_at_once(double n_multiplications) const { return !plain || n_multiplications <= 10*most_work(); }
 
 void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, const edgekv_columns & columns) const {
     edgekv_columns cols = columns;
     const int n_rows_max = *std::max_element(rows.len, rows.len + rows.n_head_kv), G = rows.n_head/rows.n_head_kv;
     const double each = std::accumulate(rows.len, rows.len + rows.n_head_kv, 0.0)*G*rows.d_k;
-    const int n_slice = (int) std::clamp(most_work()/std::max(each, 1.0)/16, 1.0, 1e6)*16; // tokens; kernels take 8 or 16 of them together
+    const int n_slice = at_once(each); // tokens
     std::vector<int32_t> after(qs.n_tokens);
     for (int t = 0; t < qs.n_tokens; ++t) after[t] = qs.n_after ? qs.n_after[t] : qs.n_tokens - 1 - t;
     qs.n_after = after.data();
@@ -202,8 +210,11 @@ void edgekv_device::find_nearest(ggml_backend_buffer_type_t buft, edgekv_matrix 
     const size_t at_workspace = s.room(merge_workspace(&keys, (int) kept.size()));
     char * base = s.go(buft, work);
     check(wait(base), "finish");
-    check(merge_nearest(&keys, from, (int) gone.size(), to, (int) kept.size(), cosine, nearest, base + at_workspace, nullptr), "search");
-    check(wait(base), "search");
+    const int n_slice = at_once((double) kept.size()*keys.d);
+    for (int i = 0, n = (int) gone.size(); i < n; i += n_slice) {
+        check(merge_nearest(&keys, from + i, std::min(n - i, n_slice), to, (int) kept.size(), cosine + i, nearest + i, base + at_workspace, nullptr), "search");
+        check(wait(base), "search");
+    }
     s.come_back(work);
 }
 

@@ -42,6 +42,8 @@ struct edgekv_device {
     bool attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const;
     bool foretells(ggml_type type_k, ggml_type type_v, int d_k, int d_v) const;
     bool moves_right() const;
+    // whether attention of so many multiplications may be one of its kernels: macOS ends what keeps a GPU from drawing for seconds
+    bool takes_at_once(double n_multiplications) const;
     static void left_alone(ggml_backend_dev_t dev, const std::string & what, const std::string & why); // for the next report
     static void report(); // logs what was left alone since the last time
 
@@ -65,11 +67,13 @@ struct edgekv_device {
     void fold(ggml_backend_buffer_type_t buft, edgekv_matrix & work, const edgekv_numbered & to, edgekv_shares shares) const;
 
 private:
+    static std::unique_ptr<edgekv_device> functions_of(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const std::string & prefix);
     void check(int error, const char * what) const;
     bool tried(const std::string & what, const std::function<bool()> & trial) const;
 
     ggml_backend_dev_t dev;
     ggml_backend_buffer_type_t buft;
+    bool plain = false; // its kernels multiply without matrix units, a row per lane
     mutable std::mutex mutex; // contexts may live in different threads
     mutable std::map<std::string, bool> outcomes;
 };

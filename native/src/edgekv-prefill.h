@@ -155,6 +155,7 @@ struct edgekv_prefill {
     ggml_tensor * heads_input(const llm_graph_context & g, const edgekv_layer & l);
     // whether the device's flash attention takes this layer's rows
     bool flash_takes(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) const;
+    int64_t rows_in_head(const edgekv_layer & l) const { return l.len_max() + n_rows; } // at most, when all has been read
     // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is read
     edgekv_prompt_rows * prompt_rows(const edgekv_layer & l);
     // F16 [pad + n_rows, n_tokens], for backends without a kernel of ours: row j behind the pad is seen by token i if
@@ -185,6 +186,7 @@ private:
     void prepare(edgekv_graph & g, int slice);
     void plan(edgekv_graph & g, int slice);
     void run_slice(const edgekv_chunk & c, int slice);
+    bool devices_are_well() const;
     void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
     void fetch_columns(int il);

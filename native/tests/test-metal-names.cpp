@@ -10,6 +10,8 @@
 
 #include <memory>
 
+extern "C" long fake_metal_fails(long n);
+
 namespace {
 
 // as exact as the kernels are alone (test-metal.cpp)
@@ -106,6 +108,22 @@ void test_evict(random_source & rnd, size_t n_bytes, int n_rows, int n_kept, boo
     check(to.get() == expected, "gather: %d of %d rows of %zu bytes from byte %zu on", n_kept, n_rows, n_bytes, start);
 }
 
+// what the device did not do is known when it was waited for, whatever was queued behind it, and the next thing goes well
+void test_failure() {
+    const std::vector<char> rows(64, 'a');
+    array<char> from(rows), to(rows.size()), other(rows.size());
+    for (int n_queued : { 1, 3 }) {
+        fake_metal_fails(1);
+        for (int i = 0; i < n_queued; ++i) check(FUNCTION(gather)(from.data, i ? other.data : to.data, rows.size(), nullptr, 1, nullptr) == 0, "gather cannot be queued");
+        check(FUNCTION(wait)(to.data) != 0, "the first of %d jobs failed, and nobody says so", n_queued);
+    }
+    must(FUNCTION(gather)(from.data, to.data, rows.size(), nullptr, 1, nullptr), to.data, "gather after a failure");
+    check(to.get() == rows, "gather after a failure");
+    int here;
+    check(FUNCTION(gather)(from.data, other.data, rows.size(), nullptr, 1, nullptr) == 0 && FUNCTION(gather)(from.data, (char *) &here, 1, nullptr, 1, nullptr) != 0 &&
+          FUNCTION(wait)(to.data) == 0 && other.get() != rows, "what was queued before something that cannot be queued has run");
+}
+
 // ---- merge
 
 void test_merge(const merge_case & c, random_source & rnd) {
@@ -149,6 +167,7 @@ int main(int argc, char ** argv) {
     g_reg = ggml_backend_metal_reg();
     random_source rnd(seed);
     test_names();
+    test_failure();
     for (size_t n_bytes : { 36, 54, 68, 80, 128, 136 }) for (int n_kept : { 0, 1, 17, 90 }) for (int place : { 0, 1, 8 }) for (bool named : { false, true }) {
         test_evict(rnd, n_bytes, 100, n_kept, named, place);
     }

@@ -22,18 +22,6 @@ inline seen_rows rows_seen(constant edgekv_metal_layer & l, int len, int t, devi
     return s;
 }
 
-// products of a row with N vectors of d values
-template <int N>
-inline void multiply_row(int type, device const char * row, int d, threadgroup const float * vectors, thread float (&s)[N]) {
-    for (int i = 0; i < N; ++i) s[i] = 0;
-    for (int c = 0; c < d; c += CHUNK) {
-        float x[CHUNK];
-        const int n = min((int) CHUNK, d - c);
-        read_chunk(type, row + c/CHUNK*chunk_bytes(type), n, x);
-        for (int j = 0; j < n; ++j) for (int i = 0; i < N; ++i) s[i] += x[j]*vectors[i*d + c + j];
-    }
-}
-
 // scale, then soft cap
 inline float logit(float x, float scale, float softcap) {
     x *= scale;

@@ -7,22 +7,6 @@ enum { GONE = EDGEKV_METAL_GONE };
 
 inline float inverse_length(float square) { return square > 0 ? 1.0f/sqrt(square) : 1.0f; }
 
-// products of a row with GONE vectors, and the inverse of its length
-inline float multiply_key(int type, device const char * row, int d, threadgroup const float * vectors, thread float (&s)[GONE]) {
-    float square = 0;
-    for (int i = 0; i < GONE; ++i) s[i] = 0;
-    for (int c = 0; c < d; c += CHUNK) {
-        float x[CHUNK];
-        const int n = min((int) CHUNK, d - c);
-        read_chunk(type, row + c/CHUNK*chunk_bytes(type), n, x);
-        for (int j = 0; j < n; ++j) {
-            square += x[j]*x[j];
-            for (int i = 0; i < GONE; ++i) s[i] += x[j]*vectors[i*d + c + j];
-        }
-    }
-    return inverse_length(square);
-}
-
 // rows of this threadgroup as f32 with length 1: [GONE][d]; the last one again behind the last
 inline void load_gone(constant edgekv_metal_nearest & a, int i0, device const char * rows, device const int * gone, threadgroup float * to,
         int lane, int simd) {
@@ -53,7 +37,7 @@ kernel void edgekv_merge_nearest(EDGEKV_PLACE,
     for (int i = 0; i < GONE; ++i) { best[i] = LOWEST; at[i] = a.n_kept; }
     for (int j = (int) tid; j < a.n_kept; j += THREADS) {
         float s[GONE];
-        const float inverse = multiply_key(a.type, rows + (uint64_t) kept[j]*a.nb, a.d, shared, s);
+        const float inverse = inverse_length(multiply_row<GONE>(a.type, rows + (uint64_t) kept[j]*a.nb, a.d, shared, s));
         for (int i = 0; i < GONE; ++i) if (s[i]*inverse > best[i]) { best[i] = s[i]*inverse; at[i] = j; }
     }
     for (int i = 0; i < GONE; ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-// A custom node that encodes what it is given: ggml-metal's C interface makes command buffers for graphs only.
+// A custom node that encodes what was queued: ggml-metal's C interface makes command buffers for graphs only.
 
 struct ggml_metal_device;
 struct ggml_metal_encoder;

@@ -53,9 +53,58 @@ inline float read_value(int type, device const char * p, int j) {
     }
 }
 
-// a chunk by one lane; zeros behind the first n values
+// Loops over a chunk are written out, lest its values lie in memory and not in registers: those have no index that is only known later
+#ifdef __METAL_VERSION__
+#define WRITTEN_OUT(loop) _Pragma("clang loop unroll(full)") loop
+#else
+#define WRITTEN_OUT(loop) loop
+#endif
+
+// a chunk by one lane, as read_value reads it; zeros behind the first n values, of types without blocks
 inline void read_chunk(int type, device const char * p, int n, thread float (&x)[CHUNK]) {
-    for (int j = 0; j < CHUNK; ++j) x[j] = j < n ? read_value(type, p, j) : 0.0f;
+    if (type == EDGEKV_METAL_F16 || type == EDGEKV_METAL_BF16) {
+        const bool brain = type == EDGEKV_METAL_BF16;
+        WRITTEN_OUT(for (int j = 0; j < CHUNK; ++j)) x[j] = j >= n ? 0.0f : brain ? as_type<float>((uint) *(device const ushort *) (p + 2*j) << 16) : read_half(p + 2*j);
+        return;
+    }
+    const float scale = read_half(p);
+    device const uchar * bytes = (device const uchar *) (p + nibbles_at(type));
+    if (type == EDGEKV_METAL_Q8_0) {
+        WRITTEN_OUT(for (int j = 0; j < CHUNK; ++j)) x[j] = scale*(float) *(device const int8_t *) (p + 2 + j);
+    } else if (type == EDGEKV_METAL_IQ4_NL) {
+        WRITTEN_OUT(for (int j = 0; j < CHUNK; ++j)) x[j] = scale*IQ4_NL_VALUES[bytes[j % 16] >> j/16*4 & 15];
+    } else {
+        const bool five = type == EDGEKV_METAL_Q5_0 || type == EDGEKV_METAL_Q5_1, has_least = type == EDGEKV_METAL_Q4_1 || type == EDGEKV_METAL_Q5_1;
+        const uint fifth = five ? read4(p + nibbles_at(type) - 4) : 0;
+        const int middle = has_least ? 0 : five ? 16 : 8;
+        const float least = has_least ? read_half(p + 2) : 0.0f;
+        WRITTEN_OUT(for (int j = 0; j < CHUNK; ++j)) {
+            const uint low = (uint) bytes[j % 16] >> j/16*4 & 15;
+            x[j] = scale*(float) ((int) (low | (fifth >> j & 1) << 4) - middle) + least;
+        }
+    }
+}
+
+// adds the products of a chunk's first n values with those of N vectors, d apart, and with themselves
+template <int N>
+inline void multiply_chunk(int type, device const char * p, int n, threadgroup const float * vectors, int d, thread float (&s)[N], thread float & square) {
+    float x[CHUNK];
+    read_chunk(type, p, n, x);
+    WRITTEN_OUT(for (int j = 0; j < CHUNK; ++j)) {
+        if (j < n) { // behind the last vector's last value there may be anything
+            square += x[j]*x[j];
+            for (int i = 0; i < N; ++i) s[i] += x[j]*vectors[i*d + j];
+        }
+    }
+}
+
+// products of a row with N vectors of d values each; and with itself
+template <int N>
+inline float multiply_row(int type, device const char * row, int d, threadgroup const float * vectors, thread float (&s)[N]) {
+    float square = 0;
+    for (int i = 0; i < N; ++i) s[i] = 0;
+    for (int c = 0; c < d; c += CHUNK) multiply_chunk<N>(type, row + c/CHUNK*chunk_bytes(type), min((int) CHUNK, d - c), vectors + c, d, s, square);
+    return square;
 }
 
 // ---- back, by a simd-group: a value per lane

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 
 extern const char edgekv_metal_source[];
 
@@ -24,8 +25,9 @@ namespace {
 constexpr int N_BUFFERS = 31; // that a kernel may have
 
 long g_n_calls = 0; // of kernels of ours
-long g_n_merges = 0; // of them
+long g_n_merges = 0, g_n_attends = 0; // of them
 long g_n_barriers = 0;
+long g_n_until_failure = 0; // that graph from now on is not computed; 0: none
 
 [[noreturn]] void fail(const char * what, const std::string & whom) {
     fprintf(stderr, "Metal would not: %s: %s\n", whom.c_str(), what);
@@ -58,7 +60,7 @@ struct ggml_metal_buffer { ggml_metal_device * dev; char * base; size_t n_bytes;
 struct ggml_metal_library { ggml_metal_device * dev; ggml_metal_pipelines * pipelines; };
 struct ggml_metal_pipeline { std::string kernel; int n_threads = 0; };
 struct ggml_metal_encoder { queued next; std::vector<queued> waiting; };
-struct ggml_metal { ggml_metal_device * dev; };
+struct ggml_metal { ggml_metal_device * dev; bool last_failed = false, has_error = false; }; // of the last command buffer; of any that was waited for
 struct ggml_metal_event {};
 struct ggml_metal_cv {};
 
@@ -95,8 +97,9 @@ ggml_metal_library_t ggml_metal_device_get_library(ggml_metal_device_t dev) { re
 const char * ggml_metal_device_id_token(ggml_metal_device_id) { return "none"; }
 void ggml_metal_device_get_memory(ggml_metal_device_t dev, size_t * free, size_t * total) { *free = *total = dev->props.max_working_set_size; }
 
-// as upstream's: no custom node
+// as upstream's: no custom node, no flash attention over iq4_nl
 bool ggml_metal_device_supports_op(ggml_metal_device_t, const ggml_tensor * op) {
+    if (op->op == GGML_OP_FLASH_ATTN_EXT && (op->src[1]->type == GGML_TYPE_IQ4_NL || op->src[2]->type == GGML_TYPE_IQ4_NL)) return false;
     return op->op != GGML_OP_CUSTOM && ggml_backend_dev_supports_op(ggml_backend_get_device(fake::cpu()), op);
 }
 
@@ -159,7 +162,8 @@ static void run(const queued & q) {
     demand(metal_standin::run({ q.kernel.c_str(), q.groups_x, q.groups_y, q.n_shared }, q.args.data(), q.args.size(), buffers),
         "the call does not fit the kernel, or it wrote behind its threadgroup memory", q.kernel);
     ++g_n_calls;
-    g_n_merges += q.kernel.find("edgekv_merge") == 0;
+    g_n_merges  += q.kernel.find("edgekv_merge") == 0;
+    g_n_attends += q.kernel.find("edgekv_attend") == 0;
 }
 
 static void run_waiting(ggml_metal_encoder_t enc) {
@@ -241,12 +245,17 @@ ggml_metal_buffer_id ggml_metal_buffer_get_id(ggml_metal_buffer_t b, const ggml_
 ggml_metal_t ggml_metal_init(ggml_metal_device_t dev) { return new ggml_metal { dev }; }
 void ggml_metal_free(ggml_metal_t ctx) { delete ctx; }
 const char * ggml_metal_get_name(ggml_metal_t ctx) { return ctx->dev->props.name; }
-void ggml_metal_synchronize(ggml_metal_t) {}
+void ggml_metal_synchronize(ggml_metal_t ctx) { ctx->has_error |= ctx->last_failed; }
 void ggml_metal_set_tensor_async(ggml_metal_t, ggml_tensor * t, const void * x, size_t at, size_t n) { ggml_metal_buffer_set_tensor(nullptr, t, x, at, n); }
 void ggml_metal_get_tensor_async(ggml_metal_t, const ggml_tensor * t, void * x, size_t at, size_t n) { ggml_metal_buffer_get_tensor(nullptr, t, x, at, n); }
 bool ggml_metal_cpy_tensor_async(ggml_metal_t, ggml_metal_t, const ggml_tensor * from, ggml_tensor * to) { return ggml_metal_buffer_cpy_tensor(nullptr, from, to); }
 
+// as upstream's: a failure shows when it has been waited for, and then in the next call; of an earlier command buffer nobody knows
 ggml_status ggml_metal_graph_compute(ggml_metal_t ctx, ggml_cgraph * graph) {
+    if (ctx->has_error) return GGML_STATUS_FAILED;
+    if (graph->n_nodes == 0) return GGML_STATUS_SUCCESS;
+    ctx->last_failed = g_n_until_failure > 0 && --g_n_until_failure == 0;
+    if (ctx->last_failed) return GGML_STATUS_SUCCESS;
     return fake::compute(graph, [&](int from, int to) {
         ggml_metal_op_t op = ggml_metal_op_init(ctx->dev, nullptr, graph, ctx->dev->fusion, from, to, true, false, 0);
         for (int i = 0; i < ggml_metal_op_n_nodes(op);) i += ggml_metal_op_encode(op, i);
@@ -267,4 +276,6 @@ void ggml_metal_capture_next_compute(ggml_metal_t) {}
 
 extern "C" long fake_device_n_ours() { return g_n_calls; }
 extern "C" long fake_device_n_merges() { return g_n_merges; }
+extern "C" long fake_metal_n_attends() { return g_n_attends; }
 extern "C" long fake_metal_n_barriers() { return g_n_barriers; }
+extern "C" long fake_metal_fails(long n) { return std::exchange(g_n_until_failure, n); }
