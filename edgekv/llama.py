@@ -17,6 +17,7 @@ import numpy as np
 from edgekv import facts, native, session
 from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.choose import AUTO
+from edgekv.continued import continued
 from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine, Settings, settings_from
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
@@ -58,6 +59,8 @@ class Llama(llama_cpp.Llama):
         self._kv_stage_ms: dict[str, float] = {}  # of that, what compressing took; empty if nothing was compressed
         self._kv_note = ""
         self._kv_cancel = threading.Event()
+        self.n_evaluated = 0
+        """Tokens that went through the model since it was loaded, of prompts and of replies."""
         self.kv_progress = kv_progress
         facts.check_gguf(str(model_path))
         self._kv_method, self._kv_profile = kv_method, kv_profile
@@ -108,6 +111,7 @@ class Llama(llama_cpp.Llama):
             self._kv_eval_whole(tokens)
         else:
             self._kv_eval(self._kv, tokens)
+        self.n_evaluated += len(tokens)
         if len(tokens) > 1:
             self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
             self._kv_stage_ms = self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}  # a short turn may be appended as it is
@@ -149,6 +153,13 @@ class Llama(llama_cpp.Llama):
             self.scores[self.n_tokens : end - n_logits] = 0  # the parent takes the logarithm of every row
         self.n_tokens = end
         self._requires_eval = False
+
+    def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
+        """As the parent's. A compressed conversation goes on where the text does, even if it comes in other tokens: see `edgekv.continued`."""
+        if self._kv is not None and self.n_tokens > 0 and kwargs.get("reset", True):
+            tokens = continued(list(tokens), self.input_ids[: self.n_tokens].tolist(), self._kv.store.memory().boundary,
+                               lambda some: self.detokenize(some, special=True), lambda text: self.tokenize(text, add_bos=False, special=True))
+        return super().generate(tokens, *args, **kwargs)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if self._kv is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:

@@ -27,6 +27,7 @@ class FakeLlama:
         self.seen: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.mode, self.note = "layers", ""
+        self.n_evaluated = 0
         self._cancelled = False
 
     def n_ctx(self) -> int:
@@ -95,6 +96,7 @@ class FakeLlama:
                 return
             yield (" " if i else "") + word.upper(), None
             self.seen.append(f"<assistant>{word.upper()}")
+            self.n_evaluated += 1
         yield "", "stop"
 
     def eval(self, prompt: list[str]) -> None:
@@ -109,6 +111,7 @@ class FakeLlama:
             if self._cancelled:
                 raise Cancelled("stopped")
         self.seen = list(prompt)
+        self.n_evaluated += len(prompt)
 
 
 def _whole(pieces: list[tuple[str, str | None]], n_prompt: int, content: Callable[[str], dict[str, Any]]) -> dict[str, Any]:

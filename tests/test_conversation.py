@@ -165,6 +165,20 @@ def test_another_prompt_with_the_same_beginning_gives_the_text_of_a_fresh_start(
     assert answer(used, PROMPT + PROMPT) == answer(fresh, PROMPT + PROMPT)
 
 
+def test_a_conversation_goes_on_where_its_reply_would_be_cut_into_other_tokens(tiny):
+    """Here "t" ends the prompt and "h" begins the reply; in the next turn's text they are one token."""
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3)
+    prompt, reply = llm.tokenize((PROMPT + " t").encode()), llm.tokenize(b"h", add_bos=False)
+    llm.eval(prompt)
+    llm.eval(reply)
+    before, evaluated = state(llm)[2], llm.n_evaluated
+    text = PROMPT + " the rain"
+    assert llm.tokenize(text.encode())[: len(prompt)] != prompt
+    answer(llm, text)
+    assert llm.n_evaluated - evaluated < 30  # not the prompt
+    assert all(now[: len(rows)] == rows for (now, _), (rows, _) in zip(state(llm)[2], before, strict=True))
+
+
 def test_after_a_reset_nothing_is_left(tiny):
     used, fresh = (load(tiny("llama-gqa"), kv_ratio=0.3) for _ in range(2))
     answer(used, OTHER)

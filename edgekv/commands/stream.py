@@ -52,7 +52,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[str]:
         chunks, chunk = self._read()
-        n_seen, start = self._n_seen(), time.perf_counter()
+        n_before, start = self._llm.n_evaluated, time.perf_counter()
         while chunk is not None:
             choice = chunk["choices"][0]
             self.finish = choice["finish_reason"] or self.finish
@@ -60,12 +60,12 @@ class Stream:
                 yield piece
             chunk = None if self._stopped else next(chunks, None)
         chunks.close()
-        self.n_decoded, self.decode_s = self._n_seen() - n_seen, time.perf_counter() - start
+        self.n_decoded, self.decode_s = self._llm.n_evaluated - n_before, time.perf_counter() - start
         self.finish = "stopped" if self._stopped else self.finish
 
     def _read(self) -> tuple[Chunks, dict[str, Any]]:
         """The chunks and the first of them, before which the prompt is read."""
-        n_before, start = self._n_seen(), time.perf_counter()
+        n_before, start = self._llm.n_evaluated, time.perf_counter()
         self._reading = True
         try:
             with refused_prompts():
@@ -76,13 +76,9 @@ class Stream:
         if self._stopped:
             chunks.close()
             raise Cancelled("stopped")
-        n_seen = self._n_seen()
-        self.n_read = n_seen - n_before if n_seen > n_before else n_seen
+        self.n_read = self._llm.n_evaluated - n_before
         self.read_s = time.perf_counter() - start
         return chunks, chunk
-
-    def _n_seen(self) -> int:
-        return self._llm.kv_stats().n_seen
 
 
 @contextmanager
