@@ -7,7 +7,8 @@ edgekv_table edgekv_table::make(const edgekv_store & store, ggml_backend_buffer_
     int n_head_kv = 1;
     for (const auto & l : store.layers) if (l) n_head_kv = std::max(n_head_kv, l->n_head_kv);
     edgekv_table t;
-    t.rows_on_device  = edgekv_matrix::make(buft, GGML_TYPE_I64, (int64_t) n_head_kv*MAX_TOKENS, (int64_t) store.layers.size(), "new_rows");
+    t.n_head_kv = n_head_kv;
+    t.rows_on_device  = edgekv_matrix::make(buft, GGML_TYPE_I64, t.stride(MAX_TOKENS), (int64_t) store.layers.size(), "new_rows");
     t.heads_on_device = edgekv_matrix::make(buft, GGML_TYPE_I32, 2*n_head_kv + MAX_TOKENS, (int64_t) store.layers.size(), "heads");
     t.rows_here.resize(ggml_nelements(t.rows_on_device.t));
     t.heads_here.resize(ggml_nelements(t.heads_on_device.t));
@@ -15,7 +16,7 @@ edgekv_table edgekv_table::make(const edgekv_store & store, ggml_backend_buffer_
 }
 
 ggml_tensor * edgekv_table::new_rows(ggml_context * ctx, const edgekv_layer & l, int64_t n) const {
-    return ggml_view_1d(ctx, rows_on_device.t, n*l.n_head_kv, l.il*rows_on_device.t->nb[1]);
+    return ggml_view_1d(ctx, rows_on_device.t, n*l.n_head_kv, l.il*stride(n)*sizeof(int64_t));
 }
 
 ggml_tensor * edgekv_table::heads(ggml_context * ctx, const edgekv_layer & l, int64_t n) const {
@@ -23,7 +24,9 @@ ggml_tensor * edgekv_table::heads(ggml_context * ctx, const edgekv_layer & l, in
 }
 
 void edgekv_table::set(const edgekv_layer & l, const std::vector<int64_t> & rows, const std::vector<int32_t> & start) {
-    std::copy(rows.begin(), rows.end(), rows_here.begin() + l.il*rows_on_device.t->ne[0]);
+    const int64_t n = (int64_t) rows.size()/l.n_head_kv;
+    std::copy(rows.begin(), rows.end(), rows_here.begin() + l.il*stride(n));
+    n_rows_sent = rows_on_device.t->ne[1]*stride(n);
     auto to = heads_here.begin() + l.il*heads_on_device.t->ne[0];
     to = std::copy(l.first.begin(), l.first.end(), to);
     to = std::copy(l.len.begin(), l.len.end(), to);
@@ -31,6 +34,6 @@ void edgekv_table::set(const edgekv_layer & l, const std::vector<int64_t> & rows
 }
 
 void edgekv_table::upload() {
-    ggml_backend_tensor_set(rows_on_device.t,  rows_here.data(),  0, ggml_nbytes(rows_on_device.t));
+    ggml_backend_tensor_set(rows_on_device.t,  rows_here.data(),  0, n_rows_sent*sizeof(int64_t));
     ggml_backend_tensor_set(heads_on_device.t, heads_here.data(), 0, ggml_nbytes(heads_on_device.t));
 }
