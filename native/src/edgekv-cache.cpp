@@ -173,6 +173,7 @@ static llama_memory_i * create_memory(const llama_model & model, const llama_mem
     if (!plain && !iswa) return nullptr;
     probe.reset();
     if (!cparams.flash_attn) throw std::runtime_error("a compressed cache needs flash attention (-fa on or auto)");
+    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) throw std::runtime_error("a compressed cache cannot be cut over the GPUs by heads: use split_mode=LLAMA_SPLIT_MODE_LAYER");
     if (cparams.n_seq_max != 1) throw std::runtime_error("a compressed cache serves one sequence");
 
     // one layer with one row: enough for the cache to know its types, head sizes and rotation

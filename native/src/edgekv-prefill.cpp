@@ -250,7 +250,7 @@ ggml_tensor * edgekv_prefill::heads_input(const llm_graph_context & g, const edg
 }
 
 bool edgekv_prefill::flash_takes(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) const {
-    constexpr int64_t N = 256; // rows; any number does
+    constexpr int64_t N = 255; // rows; of some head sizes CUDA takes only multiples of 256, which ours seldom are
     const ggml_context_ptr ctx { ggml_init({ 8*ggml_tensor_overhead(), nullptr, true }) };
     if (!ctx) throw std::bad_alloc();
     auto like = [&](ggml_type type, int64_t d, int64_t n, int64_t n_head) { return ggml_new_tensor_3d(ctx.get(), type, d, n, n_head); };
