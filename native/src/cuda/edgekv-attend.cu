@@ -85,8 +85,9 @@ struct stretch {
     }
     // n_pieces: of a row in another order, 0 = as they are
     __device__ void fetch(char * to, int n_pieces) const {
+        const int inverse = n_pieces ? 65536/n_pieces + 1 : 0; // i*inverse/65536 is i/n_pieces for the at most 16*32 pieces of a tile; a division takes 40 instructions
         for (int i = threadIdx.x % WARP; i*ALIGN < n_bytes; i += WARP) {
-            const int at = n_pieces ? i ^ swizzle(i/n_pieces) : i; // a row has a multiple of eight
+            const int at = n_pieces ? i ^ swizzle(i*inverse >> 16) : i; // a row has a multiple of eight
             copy16(to + at*ALIGN, from + i*ALIGN);
         }
     }
@@ -189,16 +190,16 @@ struct shared_layout {
 };
 
 template <int T, int D>
-__device__ __forceinline__ void attend_tiles(const attend_args & a, const shared_layout & at, const uint4 * queries, char * stages,
+__device__ __forceinline__ void attend_tiles(const attend_args & a, const shared_layout & at, uint4 * queries, char * stages,
         int k, int begin, int end, state<D> & st) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x/WARP, n_warps = blockDim.x/WARP, len = a.rows.len[k];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x/WARP, n_warps = blockDim.x/WARP, len = a.rows.len[k], first = a.rows.first[k];
     const query q[2] = { query_of(a, k, lane/4), query_of(a, k, lane/4 + 8) };
     const alibi lower[2] = { alibi(a.rows, k, q[0].h, q[0].hi), alibi(a.rows, k, q[1].h, q[1].hi) };
     const int pieces_k = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_k : T, a.rows.nb_k);
     const int pieces_v = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_v : T, a.rows.nb_v);
     auto fetch = [&](int tile, int stage) {
         if (tile < end) {
-            const int64_t row = (int64_t) a.rows.first[k] + tile*ROWS;
+            const int64_t row = (int64_t) first + tile*ROWS;
             const int n = min(ROWS, len - tile*ROWS);
             stretch(a.rows.k, a.rows.nb_k, row, n).fetch(stages + stage*at.stage(), pieces_k);
             stretch(a.rows.v, a.rows.nb_v, row, n).fetch(stages + stage*at.stage() + at.tile_k, pieces_v);
@@ -206,12 +207,14 @@ __device__ __forceinline__ void attend_tiles(const attend_args & a, const shared
         copy_commit();
     };
     fetch(begin + warp, 0);
+    load_queries(a, k, queries);
+    __syncthreads();
     int stage = 0;
     for (int tile = begin + warp; tile < end; tile += n_warps, stage = 1 - stage) {
         fetch(tile + n_warps, 1 - stage);
         copy_wait<1>();
         __syncwarp();
-        const int64_t row = (int64_t) a.rows.first[k] + tile*ROWS;
+        const int64_t row = (int64_t) first + tile*ROWS;
         const char * tile_k = stages + stage*at.stage() + stretch(a.rows.k, a.rows.nb_k, row, 0).shift;
         const char * tile_v = stages + stage*at.stage() + at.tile_k + stretch(a.rows.v, a.rows.nb_v, row, 0).shift;
         float s[2][4];
@@ -242,10 +245,12 @@ __device__ __forceinline__ void store_segment(const attend_args & a, float * sum
         for (int w = 0; w < n_warps; ++w) m[i] = fmaxf(m[i], tops[w][lane/4 + 8*i][0]);
         for (int w = 0; w < n_warps; ++w) l[i] += tops[w][lane/4 + 8*i][1]*exp_below(tops[w][lane/4 + 8*i][0], m[i]);
     }
+    const int q0 = blockIdx.y*QUERIES, n = min(QUERIES, a.n_q - q0), d = a.rows.d_v;
     for (int w = 0; w < n_warps; ++w) {
         if (w == warp) {
 #pragma unroll
             for (int j = 0; j < D/8; ++j) for (int x = 0; x < 4; ++x) {
+                if (lane/4 + x/2*8 >= n) continue; // of no query
                 float & to = sums[(lane/4 + x/2*8)*D + value_of(type, j, 2*(lane % 4) + x % 2)];
                 const float y = st.o[j][x]*exp_below(st.m[x/2], m[x/2]);
                 to = w ? to + y : y;
@@ -253,7 +258,6 @@ __device__ __forceinline__ void store_segment(const attend_args & a, float * sum
         }
         __syncthreads();
     }
-    const int q0 = blockIdx.y*QUERIES, n = min(QUERIES, a.n_q - q0), d = a.rows.d_v;
     const int64_t at = (int64_t) slot*a.n_q + q0;
     for (int i = threadIdx.x; i < n*d; i += blockDim.x) a.values[at*d + i] = sums[i/d*D + i % d];
     for (int i = 0; i < 2; ++i) {
@@ -279,12 +283,10 @@ __global__ void __launch_bounds__(MAX_WARPS*WARP, D == 256 ? 2 : 3) attend_part(
         const int b = max(begin, base) - base, e = min(end, base + t.n) - base;
         base += t.n;
         if (b >= e) continue;
-        load_queries(a, k, (uint4 *) shared);
-        __syncthreads();
         state<D> st;
         st.clear();
         char * stages = shared + at.queries;
-        attend_tiles<T, D>(a, at, (const uint4 *) shared, stages + threadIdx.x/WARP*STAGES*at.stage(), k, t.first + b, t.first + e, st);
+        attend_tiles<T, D>(a, at, (uint4 *) shared, stages + threadIdx.x/WARP*STAGES*at.stage(), k, t.first + b, t.first + e, st);
         __syncthreads();
         store_segment<T, D>(a, (float *) stages, p + k, st); // p + k grows from segment to segment: a slot for each
     }

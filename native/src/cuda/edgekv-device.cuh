@@ -62,6 +62,13 @@ __device__ __forceinline__ char * dynamic_shared() {
     return edgekv_shared;
 }
 
+// cudaLaunchKernelEx came with CUDA 11.8
+template <typename... Args>
+inline cudaError_t start(void (* kernel)(Args...), dim3 grid, dim3 block, size_t n_shared, cudaStream_t stream, Args... args) {
+    void * all[] = { &args... };
+    return cudaLaunchKernel((const void *) kernel, grid, block, all, n_shared, stream);
+}
+
 #else
 using namespace standin;
 #endif
@@ -74,12 +81,7 @@ inline cudaError_t told(cudaError_t e) {
 
 template <typename Kernel, typename... Args>
 inline cudaError_t launch(Kernel kernel, dim3 grid, int n_threads, size_t n_shared, void * stream, Args... args) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = grid;
-    config.blockDim = dim3((unsigned) n_threads);
-    config.dynamicSmemBytes = n_shared;
-    config.stream = (cudaStream_t) stream;
-    return told(cudaLaunchKernelEx(&config, kernel, args...));
+    return told(start(kernel, grid, dim3((unsigned) n_threads), n_shared, (cudaStream_t) stream, args...));
 }
 
 __device__ __forceinline__ float max_over(float x, int width) {

@@ -14,13 +14,12 @@ constexpr int CHUNK = 32;
 
 struct half8 { uint32_t w[4]; }; // values 2i and 2i + 1 in w[i]
 
-__host__ __device__ constexpr bool has_nibbles(int type) {
-    return type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_0 || type == GGML_TYPE_Q5_1 || type == GGML_TYPE_IQ4_NL;
-}
+__host__ __device__ constexpr bool has_blocks(int type) { return type != GGML_TYPE_F16 && type != GGML_TYPE_BF16; }
 
-// column within its chunk of value e (0..7) of lane t (0..3)
+// column within its chunk of value e (0..7) of lane t (0..3). Blocks: where the lanes' nibbles lie together; of q8_0 too, whose lanes would
+// else read words of few banks
 __host__ __device__ constexpr int value_column(int type, int t, int e) {
-    return !has_nibbles(type) ? 8*t + e : e < 4 ? 4*t + e : 16 + 4*t + e - 4;
+    return !has_blocks(type) ? 8*t + e : e < 4 ? 4*t + e : 16 + 4*t + e - 4;
 }
 
 __device__ __forceinline__ uint32_t bits(__half2 x) { uint32_t y; memcpy(&y, &x, sizeof(y)); return y; }
@@ -34,9 +33,14 @@ __device__ __forceinline__ __half2  read_scale(const char * p) { return halves(r
 
 // four unsigned bytes u as two half2: factor*(u - zero) + offset. 0x6400 | u is the half 1024 + u, so the difference is exact.
 __device__ __forceinline__ void scaled(uint32_t u, float zero, __half2 factor, __half2 offset, uint32_t & lo, uint32_t & hi) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 530
+    (void) u; (void) zero; (void) factor; (void) offset;
+    lo = hi = 0; // they cannot calculate with halves; edgekv_cuda_ready keeps them out
+#else
     const __half2 base = __floats2half2_rn(1024.0f + zero, 1024.0f + zero);
     lo = bits(__hfma2(__hsub2(halves(__byte_perm(u, 0x64646464, 0x4140)), base), factor, offset));
     hi = bits(__hfma2(__hsub2(halves(__byte_perm(u, 0x64646464, 0x4342)), base), factor, offset));
+#endif
 }
 
 // u0: the first four values, u1: the second
@@ -86,7 +90,7 @@ __device__ __forceinline__ half8 read_iq4_nl(const char * block, int t) {
 // eight values of lane t in chunk i of the row at p; zeros behind the d values of the row. Layouts: ggml-common.h
 // swizzle: pieces of 16 bytes lie at their number ^ swizzle (types without blocks only)
 __device__ __forceinline__ half8 read8(int type, const char * p, int i, int t, int d, int swizzle = 0) {
-    if (i*CHUNK + (has_nibbles(type) ? 0 : 8*t) >= d) return { { 0, 0, 0, 0 } };
+    if (i*CHUNK + (has_blocks(type) ? 0 : 8*t) >= d) return { { 0, 0, 0, 0 } };
     const __half2 none = halves(0);
     constexpr uint32_t LOW = 0x0f0f0f0f;
     switch (type) {
@@ -94,7 +98,7 @@ __device__ __forceinline__ half8 read8(int type, const char * p, int i, int t, i
         case GGML_TYPE_BF16: return read_bf16(p + ((4*i + t) ^ swizzle)*16);
         case GGML_TYPE_Q8_0: {
             p += i*34;
-            return scaled8(read4(p + 2 + 8*t) ^ 0x80808080, read4(p + 6 + 8*t) ^ 0x80808080, 128, read_scale(p), none);
+            return scaled8(read4(p + 2 + 4*t) ^ 0x80808080, read4(p + 18 + 4*t) ^ 0x80808080, 128, read_scale(p), none);
         }
         case GGML_TYPE_Q4_0: {
             p += i*18;

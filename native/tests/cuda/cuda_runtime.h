@@ -82,7 +82,6 @@ typedef struct standin_stream * cudaStream_t;
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
-struct cudaLaunchConfig_t { dim3 gridDim, blockDim; size_t dynamicSmemBytes; cudaStream_t stream; };
 
 struct cudaPointerAttributes { int device; };
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes * where, const void *) { where->device = 0; return cudaSuccess; }
@@ -109,9 +108,11 @@ inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char * cudaGetErrorString(cudaError_t) { return "invalid value"; }
 
-template <typename... Params, typename... Args>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t * c, void (* kernel)(Params...), Args... args) {
-    if (c->dynamicSmemBytes > (size_t) standin::MAX_SHARED || c->gridDim.x == 0 || c->gridDim.y == 0) return cudaErrorInvalidValue;
-    standin::launch(c->gridDim, c->blockDim, [&] { kernel(args...); });
+namespace standin {
+template <typename... Args>
+cudaError_t start(void (* kernel)(Args...), dim3 grid, dim3 block, size_t n_shared, cudaStream_t, Args... args) {
+    if (n_shared > (size_t) MAX_SHARED || grid.x == 0 || grid.y == 0) return cudaErrorInvalidValue;
+    launch(grid, block, [&] { kernel(args...); });
     return cudaSuccess;
 }
+} // namespace standin
