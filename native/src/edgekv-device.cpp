@@ -29,6 +29,7 @@ std::unique_ptr<edgekv_device> edgekv_device::functions_of(ggml_backend_dev_t de
     find(d->merge_fold, "merge_fold");
     find(d->wait, "wait");
     if (!all) return nullptr;
+    find(d->attend_parts, "attend_parts");
     find(d->foretell_workspace, "foretell_workspace"); // Metal has none: its rows lie in the CPU's reach
     find(d->foretell, "foretell");
     const auto ready = (int (*)(ggml_backend_dev_t)) ggml_backend_reg_get_proc_address(reg, (prefix + "ready").c_str()); // where kernels are compiled on the spot

@@ -26,6 +26,7 @@ struct edgekv_device {
     edgekv_device(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) : dev(dev), buft(buft) {}
 
     decltype(edgekv_cuda_attend_supports)  * attend_supports;
+    decltype(edgekv_cuda_attend_parts)     * attend_parts;   // null: this backend does not say
     decltype(edgekv_cuda_score_workspace)  * score_workspace;
     decltype(edgekv_cuda_score)            * score;
     decltype(edgekv_cuda_foretell_workspace) * foretell_workspace; // null: this backend has no such kernel

@@ -61,10 +61,13 @@ struct twin {
     std::vector<char> here;
     edgekv_matrix there;
 
+    // the first N_MANY rows are drawn, those behind repeat them
     twin(ggml_backend_buffer_type_t buft, ggml_type type, int d, int seed, int n_rows = N_ROWS) : here(n_rows*ggml_row_size(type, d)),
             there(edgekv_matrix::make(buft, type, d, n_rows, "trial")) {
-        const auto x = normal((size_t) n_rows*d, seed);
-        ggml_quantize_chunk(type, x.data(), here.data(), 0, n_rows, d, nullptr);
+        const int n_drawn = std::min(n_rows, N_MANY);
+        const auto x = normal((size_t) n_drawn*d, seed);
+        ggml_quantize_chunk(type, x.data(), here.data(), 0, n_drawn, d, nullptr);
+        for (size_t i = n_drawn*ggml_row_size(type, d); i < here.size(); ++i) here[i] = here[i - n_drawn*ggml_row_size(type, d)];
         ggml_backend_tensor_set(there.t, here.data(), 0, here.size());
     }
 
@@ -85,8 +88,8 @@ struct twin {
     }
 };
 
-edgekv_rows rows_of(const char * k, const char * v, const ggml_tensor * tk, const ggml_tensor * tv, const variant & x) {
-    return { k, v, tk->nb[1], tv->nb[1], tk->type, tv->type, (int) tk->ne[0], (int) tv->ne[0], N_HEAD, N_HEAD_KV, HEADS, HEADS + N_HEAD_KV,
+edgekv_rows rows_of(const char * k, const char * v, const ggml_tensor * tk, const ggml_tensor * tv, const variant & x, const int32_t * heads = HEADS) {
+    return { k, v, tk->nb[1], tv->nb[1], tk->type, tv->type, (int) tk->ne[0], (int) tv->ne[0], N_HEAD, N_HEAD_KV, heads, heads + N_HEAD_KV,
              1/std::sqrt((float) tk->ne[0]), x.softcap, x.sinks(), x.pos(), x.max_bias() };
 }
 
@@ -194,12 +197,12 @@ std::vector<float> attended(const edgekv_rows & rows, const edgekv_queries & qs)
     return out;
 }
 
-bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const variant & x) {
+bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const variant & x, const std::vector<int32_t> & where, int n_times = 1) {
     const ggml_backend_ptr backend { ggml_backend_dev_init(dev, nullptr) };
     if (!backend) return false;
     const int64_t d_k = k.t()->ne[0], d_v = v.t()->ne[0];
     const auto q = normal((size_t) x.n_tokens*N_HEAD*d_k, 4);
-    std::vector<int32_t> table(std::begin(HEADS), std::end(HEADS));
+    std::vector<int32_t> table = where;
     if (x.has_windows) table.insert(table.end(), x.start(), x.start() + x.n_tokens);
     std::vector<float> got((size_t) x.n_tokens*N_HEAD*d_v);
     ggml_tensor * queries = nullptr, * heads = nullptr, * sinks = nullptr, * pos = nullptr;
@@ -216,8 +219,19 @@ bool attends_right(ggml_backend_dev_t dev, const twin & k, const twin & v, const
             return node;
         },
         [&] { send(queries, q.data()); send(heads, table.data()); send(sinks, variant::SINKS); send(pos, x.pos()); },
-        [&](const ggml_tensor * out) { ggml_backend_tensor_get(out, got.data(), 0, ggml_nbytes(out)); });
-    return nmse(got, attended(rows_of(k.here.data(), v.here.data(), k.t(), v.t(), x), queries_of(q, (int) d_k, x))) < MAX_NMSE;
+        [&](const ggml_tensor * out) { ggml_backend_tensor_get(out, got.data(), 0, ggml_nbytes(out)); }, n_times);
+    return nmse(got, attended(rows_of(k.here.data(), v.here.data(), k.t(), v.t(), x, where.data()), queries_of(q, (int) d_k, x))) < MAX_NMSE;
+}
+
+// Over so many rows that each part of the device's has several tiles, one of them those of two heads: only then does a copy go on while another tile
+// is worked on, and do warps have sums to add. Three times, so that a graph of the device's is recorded and replayed.
+bool attends_long(const edgekv_device & device, ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft, const twin & k, const twin & v) {
+    constexpr int ROWS_OF_PART = 8*16;
+    constexpr variant one = { 1, 0, false, false, false };
+    const edgekv_rows like = rows_of(nullptr, nullptr, k.t(), v.t(), one);
+    const int n = std::clamp(device.attend_parts(&like), 1, 1024)*ROWS_OF_PART, n_first = n/8*5 + 3;
+    const twin many_k(buft, k.t()->type, (int) k.t()->ne[0], 5, n), many_v(buft, v.t()->type, (int) v.t()->ne[0], 6, n);
+    return attends_right(dev, many_k, many_v, one, { 0, n_first + 4, n_first, n - n_first - 9 }, 3);
 }
 
 template <typename F> bool in_every_variant(F && passes) {
@@ -303,7 +317,8 @@ bool edgekv_device::attends(ggml_type type_k, ggml_type type_v, int d_k, int d_v
     if (!attend_supports(type_k, type_v, d_k, d_v)) return false;
     return tried("attention over " + rows_named(type_k, d_k, type_v, d_v), [&] {
         const twin k(buft, type_k, d_k, 1), v(buft, type_v, d_v, 2);
-        return in_every_variant([&](const variant & x) { return attends_right(dev, k, v, x); });
+        const std::vector<int32_t> few(std::begin(HEADS), std::end(HEADS));
+        return in_every_variant([&](const variant & x) { return attends_right(dev, k, v, x, few); }) && (!attend_parts || attends_long(*this, dev, buft, k, v));
     });
 }
 

@@ -47,6 +47,7 @@ void * edgekv_cuda_function(const char * name) {
         { "edgekv_cuda_attend_supports", (void *) edgekv_cuda_attend_supports },
         { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
         { "edgekv_cuda_score",           (void *) edgekv_cuda_score },
+        { "edgekv_cuda_attend_parts", (void *) edgekv_cuda_attend_parts },
         { "edgekv_cuda_foretell_workspace", (void *) edgekv_cuda_foretell_workspace },
         { "edgekv_cuda_foretell",        (void *) edgekv_cuda_foretell },
         { "edgekv_cuda_gather",          (void *) edgekv_cuda_gather },

@@ -72,7 +72,7 @@ ggml_backend_buffer_type_t pinned_type() {
     return &buft;
 }
 
-// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, sinks, softcap, windows, alibi, score, gather,
+// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, long, sinks, softcap, windows, alibi, score, gather,
 // odd_gather (rows of an odd number of pairs of bytes), foretell, nearest or fold
 bool faulty(const char * what) {
     const char * wish = getenv("FAKE_FAULT");
@@ -91,7 +91,7 @@ void attend(ggml_tensor * node) {
     std::vector<char> workspace(edgekv_cuda_attend_workspace(&rows, qs.n_tokens, n_parts));
     if (edgekv_cuda_attend(&rows, &qs, (float *) node->data, n_parts, workspace.data(), nullptr)) abort();
     if (faulty("attend") || (faulty("sinks") && rows.sinks) || (faulty("softcap") && rows.softcap > 0) || (faulty("windows") && qs.start) ||
-        (faulty("alibi") && rows.pos)) ((float *) node->data)[0] += 9;
+        (faulty("alibi") && rows.pos) || (faulty("long") && rows.len[0] + rows.len[1] > 700)) ((float *) node->data)[0] += 9;
     ++g_n_ours;
 }
 
@@ -183,6 +183,7 @@ void * function(ggml_backend_reg_t, const char * name) {
     const std::map<std::string, void *> all = {
         { "edgekv_cuda_attend_supports", (void *) edgekv_cuda_attend_supports }, { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
         { "edgekv_cuda_score", (void *) score }, { "edgekv_cuda_gather", (void *) gather },
+        { "edgekv_cuda_attend_parts", (void *) edgekv_cuda_attend_parts },
         { "edgekv_cuda_foretell_workspace", (void *) edgekv_cuda_foretell_workspace }, { "edgekv_cuda_foretell", (void *) foretell },
         { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace }, { "edgekv_cuda_merge_nearest", (void *) merge_nearest },
         { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait },
