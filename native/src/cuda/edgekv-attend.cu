@@ -14,6 +14,8 @@ constexpr int QUERIES = 16;     // of a block
 constexpr int MAX_WARPS = 4;
 constexpr int STAGES = 2;       // tiles of a warp: one in work, one on its way
 constexpr int ALIGN = 16;
+constexpr int FOLDERS = 16;     // warps that fold the parts of a query
+constexpr int MAX_D = 256;
 
 struct attend_args {
     edgekv_rows rows;
@@ -292,28 +294,40 @@ __global__ void __launch_bounds__(MAX_WARPS*WARP, D == 256 ? 2 : 3) attend_part(
     }
 }
 
-// one block per head and token
-__global__ void attend_combine(const attend_args a) {
+// One block per head and token. The head's parts are some fifty on a large GPU: the warps share them, so that their loads wait together.
+__global__ void __launch_bounds__(FOLDERS*WARP) attend_combine(const attend_args a) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x/WARP;
     const int h = blockIdx.x, t = blockIdx.y, G = a.rows.n_head/a.rows.n_head_kv, k = h/G, q = t*G + h % G, d = a.rows.d_v;
     const int lo = first_seen(a.qs), total = total_tiles(a.rows, lo), n_parts = min(a.n_parts, total);
     int base = 0;
     for (int i = 0; i < k; ++i) base += tiles_of(a.rows, i, lo).n;
     const int n = tiles_of(a.rows, k, lo).n;
     const int p0 = n ? part_of(total, base, n_parts) : 0, p1 = n ? part_of(total, base + n - 1, n_parts) + 1 : 0;
-    float m = a.rows.sinks ? a.rows.sinks[h] : -INFINITY, sum = 0;
-    for (int p = p0; p < p1; ++p) m = fmaxf(m, a.top[((int64_t) (p + k)*a.n_q + q)*2]);
-    if (a.rows.sinks) sum = exp_below(a.rows.sinks[h], m);
-    for (int p = p0; p < p1; ++p) {
-        const float * x = a.top + ((int64_t) (p + k)*a.n_q + q)*2;
-        sum += x[1]*exp_below(x[0], m);
+    auto slot = [&](int p) { return (int64_t) (p + k)*a.n_q + q; };
+    __shared__ float sums[FOLDERS][MAX_D], weights[FOLDERS], tops[FOLDERS];
+    float m = a.rows.sinks ? a.rows.sinks[h] : -INFINITY;
+    for (int p = p0 + (int) threadIdx.x; p < p1; p += blockDim.x) m = fmaxf(m, a.top[slot(p)*2]);
+    m = max_over(m, WARP);
+    if (lane == 0) tops[warp] = m;
+    __syncthreads();
+    for (int w = 0; w < FOLDERS; ++w) m = fmaxf(m, tops[w]);
+    float y[MAX_D/WARP] = {}, l = 0;
+    for (int p = p0 + warp; p < p1; p += FOLDERS) {
+        const float c = exp_below(a.top[slot(p)*2], m);
+        l += a.top[slot(p)*2 + 1]*c;
+#pragma unroll
+        for (int j = 0; j < MAX_D/WARP; ++j) if (j*WARP + lane < d) y[j] += a.values[slot(p)*d + j*WARP + lane]*c;
     }
+    if (lane == 0) weights[warp] = l;
+#pragma unroll
+    for (int j = 0; j < MAX_D/WARP; ++j) sums[warp][j*WARP + lane] = y[j];
+    __syncthreads();
+    float sum = a.rows.sinks ? exp_below(a.rows.sinks[h], m) : 0;
+    for (int w = 0; w < FOLDERS; ++w) sum += weights[w];
     for (int i = threadIdx.x; i < d; i += blockDim.x) {
-        float y = 0;
-        for (int p = p0; p < p1; ++p) {
-            const int64_t s = (int64_t) (p + k)*a.n_q + q;
-            y += a.values[s*d + i]*exp_below(a.top[s*2], m);
-        }
-        a.dst[((int64_t) t*a.rows.n_head + h)*d + i] = sum > 0 ? y/sum : 0;
+        float x = 0;
+        for (int w = 0; w < FOLDERS; ++w) x += sums[w][i];
+        a.dst[((int64_t) t*a.rows.n_head + h)*d + i] = sum > 0 ? x/sum : 0;
     }
 }
 
@@ -388,5 +402,5 @@ int edgekv_cuda_attend(const edgekv_rows * rows, const edgekv_queries * qs, floa
     a.values = a.top + n_slots(*rows, n_parts)*a.n_q*2;
     e = launch(p.kernel, dim3(n_parts, (a.n_q + QUERIES - 1)/QUERIES), p.n_warps*WARP, p.n_shared, stream, a);
     if (e != cudaSuccess) return e;
-    return launch(attend_combine, dim3(rows->n_head, qs->n_tokens), 128, 0, stream, a);
+    return launch(attend_combine, dim3(rows->n_head, qs->n_tokens), FOLDERS*WARP, 0, stream, a);
 }
