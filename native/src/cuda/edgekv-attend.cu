@@ -381,9 +381,11 @@ bool edgekv_cuda_attend_supports(enum ggml_type type_k, enum ggml_type type_v, i
 int edgekv_cuda_attend_parts(const edgekv_rows * rows) {
     plan p;
     int device = 0, n_sm = 0, n_blocks = 0;
-    if (make_plan(*rows, p) != cudaSuccess || cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device) != cudaSuccess ||
-        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_blocks, p.kernel, p.n_warps*WARP, p.n_shared) != cudaSuccess) return 1;
+    cudaError_t e = make_plan(*rows, p);
+    if (e == cudaSuccess) e = cudaGetDevice(&device);
+    if (e == cudaSuccess) e = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess) e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n_blocks, p.kernel, p.n_warps*WARP, p.n_shared);
+    if (told(e) != cudaSuccess) return 1;
     return n_sm*(n_blocks > 0 ? n_blocks : 1);
 }
 

@@ -6,7 +6,8 @@
 namespace edgekv_cuda {
 namespace {
 
-constexpr int WARPS = 8;
+constexpr int THREADS = 256;
+constexpr int EACH = 4; // pieces that a thread has under way
 
 struct gather_args {
     const char * from;
@@ -16,14 +17,28 @@ struct gather_args {
     int n_rows;
 };
 
-// U: as many bytes at once as all addresses allow; a warp per row
+// U: a piece, as many bytes at once as all addresses allow. grid [n_rows/n_together]: a block's threads share the pieces of n_together rows
 template <typename U>
-__global__ void gather_rows(const gather_args a) {
-    for (int i = blockIdx.x*WARPS + threadIdx.x/WARP; i < a.n_rows; i += gridDim.x*WARPS) {
-        const U * from = (const U *) (a.from + (size_t) (a.index ? a.index[i] : i)*a.n_bytes);
-        U * to = (U *) (a.to + (size_t) i*a.n_bytes);
-        for (int j = threadIdx.x % WARP; j < (int) (a.n_bytes/sizeof(U)); j += WARP) to[j] = from[j];
+__global__ void __launch_bounds__(THREADS) gather_rows(const gather_args a, int n_together) {
+    const int n_pieces = (int) (a.n_bytes/sizeof(U)), first = blockIdx.x*n_together, n = min(n_together, a.n_rows - first)*n_pieces;
+    U * to = (U *) (a.to + (size_t) first*a.n_bytes);
+    for (int i0 = threadIdx.x; i0 < n; i0 += EACH*THREADS) {
+        U x[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) {
+            const int i = i0 + j*THREADS, row = i/n_pieces;
+            if (i < n) x[j] = ((const U *) (a.from + (size_t) a.index[first + row]*a.n_bytes))[i - row*n_pieces];
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) if (i0 + j*THREADS < n) to[i0 + j*THREADS] = x[j];
     }
+}
+
+template <typename U>
+cudaError_t launch_gather(const gather_args & a, void * stream) {
+    const size_t n_pieces = a.n_bytes/sizeof(U);
+    const int n_together = (int) (n_pieces < EACH*THREADS ? EACH*THREADS/n_pieces : 1);
+    return launch(gather_rows<U>, dim3((a.n_rows - 1)/n_together + 1), THREADS, 0, stream, a, n_together);
 }
 
 } // namespace
@@ -34,11 +49,12 @@ using namespace edgekv_cuda;
 int edgekv_cuda_gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream) {
     count(GATHER);
     if (n_rows <= 0) return cudaSuccess;
+    if (!index) return told(cudaMemcpyAsync(to, from, n_rows*n_bytes, cudaMemcpyDeviceToDevice, (cudaStream_t) stream));
+    const gather_args a = { from, to, n_bytes, index, n_rows };
     const size_t odd = (uintptr_t) from | (uintptr_t) to | n_bytes;
-    const auto kernel = odd % 16 == 0 ? gather_rows<uint4> : odd % 8 == 0 ? gather_rows<uint2> : odd % 4 == 0 ? gather_rows<uint32_t> : gather_rows<uint16_t>;
     if (odd % 2) return cudaErrorInvalidValue;
-    const int n_blocks = (n_rows + WARPS - 1)/WARPS;
-    return launch(kernel, dim3(n_blocks < 8192 ? n_blocks : 8192), WARPS*WARP, 0, stream, gather_args { from, to, n_bytes, index, n_rows });
+    return odd % 16 == 0 ? launch_gather<uint4>(a, stream) : odd % 8 == 0 ? launch_gather<uint2>(a, stream)
+         : odd % 4 == 0 ? launch_gather<uint32_t>(a, stream) : launch_gather<uint16_t>(a, stream);
 }
 
 // Through the workspace, some rows at a time. A row's source lies at or behind its target, so none that is still needed is overwritten.
@@ -48,7 +64,7 @@ int edgekv_cuda_compact(char * rows, size_t n_bytes, const int32_t * index, int 
     for (int i = 0; i < n_rows; i += step) {
         const int n = n_rows - i < step ? n_rows - i : step;
         int e = edgekv_cuda_gather(rows, (char *) workspace, n_bytes, index + i, n, stream);
-        if (e == cudaSuccess) e = cudaMemcpyAsync(rows + (size_t) i*n_bytes, workspace, n*n_bytes, cudaMemcpyDeviceToDevice, (cudaStream_t) stream);
+        if (e == cudaSuccess) e = told(cudaMemcpyAsync(rows + (size_t) i*n_bytes, workspace, n*n_bytes, cudaMemcpyDeviceToDevice, (cudaStream_t) stream));
         if (e != cudaSuccess) return e;
     }
     return cudaSuccess;

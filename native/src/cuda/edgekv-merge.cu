@@ -104,6 +104,7 @@ __global__ void __launch_bounds__(WARPS*WARP, 2) find_nearest(const nearest_args
         if (threadIdx.x < ROWS) inverse[threadIdx.x] = a.inverse[j0 + threadIdx.x];
         __syncthreads();
         for (int rows8 = 0; rows8 < ROWS/8; ++rows8) {
+            __syncwarp(); // tensor cores want all lanes; what was offered may have parted them
             float s[4] = { 0, 0, 0, 0 };
 #pragma unroll
             for (int c = 0; c < D/CHUNK; ++c) {

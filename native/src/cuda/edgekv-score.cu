@@ -54,6 +54,7 @@ struct logits {
     float s[ROWS/8][4];
 
     __device__ void compute(const score_args & a, const uint4 * keys, int k, int h, int token_tile, int tile) {
+        __syncwarp(); // tensor cores want all lanes; the last tile's ends may have parted them
         const int lane = threadIdx.x % WARP, n_chunks = (a.rows.d_k + CHUNK - 1)/CHUNK;
         const uint4 * q = a.queries + ((size_t) h*a.n_token_tiles + token_tile)*fragments(a.rows) + lane;
         for (int j = 0; j < ROWS/8; ++j) for (int x = 0; x < 4; ++x) s[j][x] = 0;
@@ -83,13 +84,13 @@ struct logits {
 
 // ---- first pass
 
-// grid [n_parts, n_head_kv * blocks]: each warp has 16 tokens of one head of the group
+// grid [n_head_kv * blocks, n_parts]: each warp has 16 tokens of one head of the group
 template <int D>
 __global__ void __launch_bounds__(WARPS*WARP, 2) score_norm(const score_args a) {
     __shared__ uint4 keys[D/CHUNK*(ROWS/8)*WARP];
     const int G = a.rows.n_head/a.rows.n_head_kv, n_units = G*a.n_token_tiles, n_blocks = (n_units + WARPS - 1)/WARPS;
-    const int lane = threadIdx.x % WARP, k = blockIdx.y/n_blocks, unit = blockIdx.y % n_blocks*WARPS + threadIdx.x/WARP;
-    const int h = k*G + unit/a.n_token_tiles, token_tile = unit % a.n_token_tiles, p = blockIdx.x;
+    const int lane = threadIdx.x % WARP, k = blockIdx.x/n_blocks, unit = blockIdx.x % n_blocks*WARPS + threadIdx.x/WARP;
+    const int h = k*G + unit/a.n_token_tiles, token_tile = unit % a.n_token_tiles, p = blockIdx.y;
     const int n_tiles = (a.rows.len[k] + ROWS - 1)/ROWS;
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
     for (int tile = (int) ((int64_t) n_tiles*p/a.n_parts); tile < (int) ((int64_t) n_tiles*(p + 1)/a.n_parts); ++tile) {
@@ -246,14 +247,18 @@ __global__ void __launch_bounds__(WARPS*WARP, 2) score_columns(const score_args 
     __syncthreads();
     column_sums mine;
     mine.clear();
-    for (int g = 0; g < G; ++g) {
-        mine.clear_head();
-        for (int token_tile = threadIdx.x/WARP; token_tile < a.n_token_tiles; token_tile += WARPS) {
+    mine.clear_head();
+    const int n_units = G*a.n_token_tiles, n_together = a.cols.m2 ? a.n_token_tiles : n_units; // moments are those of a head
+    for (int first = 0; first < n_units; first += n_together) {
+        for (int unit = first + threadIdx.x/WARP; unit < first + n_together; unit += WARPS) {
+            const int g = unit/a.n_token_tiles, token_tile = unit % a.n_token_tiles;
             logits x;
             x.compute(a, keys, k, k*G + g, token_tile, tile);
             mine.add(a, x, k*G + g, token_tile);
         }
-        if (a.cols.m2) store_moments(a, mine, all, k, g, tile);
+        if (!a.cols.m2) continue;
+        store_moments(a, mine, all, k, first/a.n_token_tiles, tile);
+        mine.clear_head();
     }
     store_columns(a, mine, all, k, tile);
 }
@@ -271,7 +276,7 @@ template <int D>
 cudaError_t launch_score(const score_args & a, int n_rows_max, void * stream) {
     const int G = a.rows.n_head/a.rows.n_head_kv, n_blocks = (G*a.n_token_tiles + WARPS - 1)/WARPS, n_threads = WARPS*WARP;
     cudaError_t e = launch(score_queries, dim3(a.rows.n_head, a.n_token_tiles), n_threads, 0, stream, a);
-    if (e == cudaSuccess) e = launch(score_norm<D>, dim3(a.n_parts, a.rows.n_head_kv*n_blocks), n_threads, 0, stream, a);
+    if (e == cudaSuccess) e = launch(score_norm<D>, dim3(a.rows.n_head_kv*n_blocks, a.n_parts), n_threads, 0, stream, a);
     if (e == cudaSuccess) e = launch(score_fold, dim3(a.rows.n_head, (a.qs.n_tokens + n_threads - 1)/n_threads), n_threads, 0, stream, a);
     if (e == cudaSuccess) e = launch(score_columns<D>, dim3((n_rows_max + ROWS - 1)/ROWS, a.rows.n_head_kv), n_threads, 0, stream, a);
     return e;
