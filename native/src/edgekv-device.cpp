@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <stdexcept>
 
@@ -95,7 +96,12 @@ struct shipment {
             work = edgekv_matrix::make(buft, GGML_TYPE_I8, (int64_t) n_bytes, 1, "device_work");
         }
         char * base = (char *) work.t->data;
-        for (const auto & p : in) if (p.n_bytes) ggml_backend_tensor_set(work.t, p.here, p.at, p.n_bytes);
+        std::vector<char> all; // a copy waits for the device, so there is one
+        for (const auto & p : in) {
+            all.resize(p.at + p.n_bytes);
+            if (p.n_bytes) memcpy(all.data() + p.at, p.here, p.n_bytes);
+        }
+        if (!all.empty()) ggml_backend_tensor_set(work.t, all.data(), 0, all.size());
         for (auto & [pointer, at] : pointers) *pointer = base + at;
         return base;
     }
@@ -133,16 +139,15 @@ void edgekv_device_columns::fetch(const edgekv_columns & here) const {
     each_array(here, at, group, [&](float * to, const float * from, int64_t size) { ggml_backend_tensor_get(memory.t, to, (from - base)*sizeof(float), size*sizeof(float)); });
 }
 
-// Multiplications that a device is given at once: some systems end what keeps a GPU from drawing for seconds
-static double most_work() {
+// Multiplications that a device is given at once: some systems end what keeps a GPU from drawing for seconds, and tensor cores do more in them
+static double most_work(bool plain) {
     const char * n = getenv("EDGEKV_WORK"); // for tests
-    return n ? atof(n) : 1e10;
+    return n ? atof(n) : plain ? 1e10 : 1e12;
 }
 
-// of things that take so many each; kernels take 8 or 16 of them together
-static int at_once(double each) { return (int) std::clamp(most_work()/std::max(each, 1.0)/16, 1.0, 1e6)*16; }
+int edgekv_device::at_once(double each) const { return (int) std::clamp(most_work(plain)/std::max(each, 1.0)/16, 1.0, 1e6)*16; }
 
-bool edgekv_device::takes_at_once(double n_multiplications) const { return !plain || n_multiplications <= 10*most_work(); }
+bool edgekv_device::takes_at_once(double n_multiplications) const { return !plain || n_multiplications <= 10*most_work(plain); }
 
 void edgekv_device::score_columns(ggml_backend_buffer_type_t buft, edgekv_matrix & work, edgekv_rows rows, edgekv_queries qs, const edgekv_columns & columns) const {
     edgekv_columns cols = columns;

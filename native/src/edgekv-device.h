@@ -45,6 +45,7 @@ struct edgekv_device {
     bool moves_right() const;
     // whether attention of so many multiplications may be one of its kernels: macOS ends what keeps a GPU from drawing for seconds
     bool takes_at_once(double n_multiplications) const;
+    int at_once(double each) const; // of things that take so many multiplications each; kernels take 8 or 16 of them together
     static void left_alone(ggml_backend_dev_t dev, const std::string & what, const std::string & why); // for the next report
     static void report(); // logs what was left alone since the last time
 

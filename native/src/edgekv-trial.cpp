@@ -11,11 +11,12 @@
 
 namespace {
 
-constexpr int    N_ROWS = 96, N_MANY = 600, N_HEAD = 4, N_HEAD_KV = 2, N_TOKENS = 8;
+constexpr int    N_ROWS = 96, N_MANY = 600, N_LONG = 2200, N_HEAD = 4, N_HEAD_KV = 2, N_TOKENS = 8;
 constexpr double MAX_NMSE = 1e-3, MAX_COSINE_ERROR = 5e-3; // products of halves are within 1e-5 and 2e-4
 
 // heads of different length, with rows behind the first that belong to nobody
 constexpr int32_t HEADS[] = { 0, 50, 37, 46 }; // first row of each, length of each
+constexpr int32_t LONG_HEADS[] = { 0, 1203, 1200, 990 };
 
 // what a model's attention may have: tokens at once, a limit of its logits, sinks, windows, ALiBi
 struct variant {
@@ -99,16 +100,22 @@ edgekv_queries queries_of(const std::vector<float> & q, int d, const variant & x
 
 struct columns {
     std::vector<float> sum, max, entropy, mean, m2;
-    columns() { for (auto * x : { &sum, &max, &entropy, &mean, &m2 }) x->assign(N_HEAD/N_HEAD_KV*N_ROWS, 0.0f); }
-    edgekv_columns c() { return { sum.data(), max.data(), entropy.data(), mean.data(), m2.data(), N_ROWS, 0 }; }
+    int64_t n_rows;
+
+    columns(int64_t n_rows, bool has_moments) : n_rows(n_rows) {
+        for (auto * x : { &sum, &max, &entropy }) x->assign(n_rows, 0.0f);
+        for (auto * x : { &mean, &m2 })           x->assign(has_moments ? N_HEAD/N_HEAD_KV*n_rows : 0, 0.0f);
+    }
+    static float * at(std::vector<float> & x) { return x.empty() ? nullptr : x.data(); }
+    edgekv_columns c() { return { at(sum), at(max), at(entropy), at(mean), at(m2), n_rows, 0 }; }
 };
 
-bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const twin & keys, const variant & x) {
+bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const twin & keys, const variant & x, const int32_t * heads = HEADS, bool has_moments = true) {
     const int d = (int) keys.t()->ne[0];
     const auto q = normal((size_t) x.n_tokens*N_HEAD*d, 3);
     edgekv_queries qs = queries_of(q, d, x);
-    edgekv_rows rows = rows_of(keys.here.data(), nullptr, keys.t(), keys.t(), x);
-    columns expected, got;
+    edgekv_rows rows = rows_of(keys.here.data(), nullptr, keys.t(), keys.t(), x, heads);
+    columns expected(keys.t()->ne[1], has_moments), got(keys.t()->ne[1], has_moments);
     std::vector<float> norm((size_t) 2*N_HEAD*x.n_tokens);
     std::atomic<int32_t> next { 0 };
     edgekv_cpu_attend_prompt(&rows, &qs, nullptr, norm.data(), &next, 1);
@@ -124,6 +131,12 @@ bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const
     there.fetch(got.c());
     for (auto x : { &columns::sum, &columns::max, &columns::entropy, &columns::mean, &columns::m2 }) if (!(nmse(got.*x, expected.*x) < MAX_NMSE)) return false;
     return true;
+}
+
+// over rows and tokens that are several parts and several tiles of a kernel
+bool scores_long(const edgekv_device & device, ggml_backend_buffer_type_t buft, const twin & keys) {
+    constexpr variant many = { 40, 0, false, false, false };
+    return scores(device, buft, keys, many, LONG_HEADS, true) && scores(device, buft, keys, many, LONG_HEADS, false);
 }
 
 // ---- foretell: rows enough for several blocks of a kernel
@@ -155,7 +168,7 @@ bool foretells_right(const edgekv_device & device, ggml_backend_buffer_type_t bu
 
 bool finds_nearest(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin & keys) {
     std::vector<int32_t> gone, kept;
-    for (int i = 0; i < N_ROWS; ++i) (i % 3 ? gone : kept).push_back(i);
+    for (int i = 0; i < N_MANY; ++i) (i % 3 ? gone : kept).push_back(i);
     std::vector<float> cosine(gone.size()), expected(gone.size());
     std::vector<int32_t> nearest(gone.size(), -1), expected_nearest(gone.size());
     const auto home = keys.at_home();
@@ -308,8 +321,9 @@ static std::string rows_named(ggml_type type_k, int d_k, ggml_type type_v, int d
 bool edgekv_device::takes(ggml_type type, int d) const {
     if (!attend_supports(type, type, d, d)) return false;
     return tried(rows_named(type, d), [&] {
-        twin rows(buft, type, d, 1);
-        return in_every_variant([&](const variant & x) { return scores(*this, buft, rows, x); }) && finds_nearest(*this, buft, rows) && folds(*this, buft, rows);
+        twin rows(buft, type, d, 1), many(buft, type, d, 1, N_LONG);
+        return in_every_variant([&](const variant & x) { return scores(*this, buft, rows, x); }) && scores_long(*this, buft, many) &&
+               finds_nearest(*this, buft, many) && folds(*this, buft, rows);
     });
 }
 
