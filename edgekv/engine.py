@@ -74,7 +74,7 @@ class Engine:
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.progress: Callable[[int, int], None] | None = None
         self.offloaded = False
-        """Rows lie in another memory than the CPU's; hidden states and inputs never do."""
+        """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they are asked to."""
         self.clock = StageClock()
         """What compressing the last prompt took."""
         self.by_layer = True
@@ -258,7 +258,7 @@ class Engine:
         """Raises BadInput if the machine certainly has not the memory to read this prompt."""
         need = self.reading(watch, plan)
         free = memory_free(swap=True)
-        more = need.hidden + need.inputs if self.offloaded else need.peak - need.old
+        more = need.hidden * (not need.waits_there) + need.inputs if self.offloaded else need.peak - need.old
         if more > free:
             raise BadInput(
                 f"reading {plan.n_tokens:,} tokens takes {size_text(more)} (kept rows {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden "

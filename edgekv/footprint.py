@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
     from edgekv.native import LayerInfo
 
-HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0}
+HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0, "device": 4}
 """In memory, of one value of a waiting hidden state."""
 ALIGNMENT = 32
 """Of tensors in CPU memory (ggml); a GPU's is larger by less than 100 bytes for each tensor."""
@@ -29,6 +29,8 @@ SMALL = 16384
 F16 = 1
 PLAIN = (0, F16, 30)
 """f32, f16, bf16: types that are stored as they are."""
+FLASH_ROWS = 256
+"""On a device attention is over a multiple of so many rows, with masked ones in front of a head's."""
 N_GRAPHS = 3
 """Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last one."""
 
@@ -67,7 +69,7 @@ def mask_bytes(layers: Sequence[LayerInfo], n_rows: int, n_ubatch: int) -> int:
     n = min(n_ubatch, n_rows)
     windows = [x.n_swa for x in layers if x.n_swa]
     widths = [n_rows] * any(not x.n_swa for x in layers) + windows[-1:]
-    return sum(2 * n * (width + n) for width in widths)
+    return sum(2 * n * (width + n + FLASH_ROWS - 1) for width in widths)
 
 
 def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
@@ -129,7 +131,8 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes while a prompt is read, by what they are for. on_gpu: hidden states and inputs are in main memory, and count elsewhere."""
+    """Bytes while a prompt is read, by what they are for. on_gpu: inputs are in main memory, and count elsewhere, and so do hidden states that
+    do not wait on the device."""
 
     kept: int
     beside_hidden: int
@@ -141,11 +144,13 @@ class Reading:
     masks: int = 0
     """With what attention on a device makes of the layer's rows, and what scoring needs there."""
     on_gpu: bool = False
+    waits_there: bool = False
+    """Hidden states wait where the layers lie."""
 
     @property
     def peak(self) -> int:
         """The most that stands at the same time, on the device if the layers are on one."""
-        elsewhere = self.on_gpu * (self.hidden + self.inputs)
+        elsewhere = self.on_gpu * (self.hidden * (not self.waits_there) + self.inputs)
         return self.old + self.layer + self.masks + max(self.beside_hidden + self.hidden + self.inputs - elsewhere, self.kept)
 
 
@@ -162,14 +167,15 @@ def reading(
     beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
     scratch = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()  # one for all layers of a shape
     n_longest = n_old + what.n_rows
-    layer = sum(tensor_bytes(x, x.n_head_kv * n_longest) for x in scratch)
+    in_front = on_gpu * (FLASH_ROWS - 1)
+    layer = sum(tensor_bytes(x, x.n_head_kv * (n_longest + in_front)) for x in scratch)
     queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return Reading(kept=kept, beside_hidden=beside, old=old_bytes, layer=layer, hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
                    inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
-                   masks=mask_bytes(layers, n_longest, n_ubatch) + converted_bytes(layers, n_longest) + scoring_bytes(layers, what, n_longest) if on_gpu else 0,
-                   on_gpu=on_gpu)
+                   masks=mask_bytes(layers, n_longest, n_ubatch) + converted_bytes(layers, n_longest + in_front) + scoring_bytes(layers, what, n_longest) if on_gpu else 0,
+                   on_gpu=on_gpu, waits_there=hidden == "device")
 
 
 def _rotations(x: LayerInfo) -> int:

@@ -41,8 +41,8 @@ class Llama(llama_cpp.Llama):
     'auto', takes a profile that is found and else the best method that needs none, which takes more than twice as long to read a prompt:
     `edgekv.profiles.probe_profile.cache(model_path)` makes the profile once.
     kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts stay whole. kv_tail: tokens that may
-    gather behind the prompt before they are compressed too. kv_hidden: where hidden states wait while a prompt is read: f32, f16 or
-    disk. kv_progress(done, total) is called while a prompt is read.
+    gather behind the prompt before they are compressed too. kv_hidden: where hidden states wait while a prompt is read: f32, f16,
+    disk or device (of the GPU that has all layers; without one as f32). kv_progress(done, total) is called while a prompt is read.
 
     Raises the EdgeKVError family (one line that says what to do) for user mistakes.
     """
@@ -113,6 +113,7 @@ class Llama(llama_cpp.Llama):
             self._kv_eval(self._kv, tokens)
         self.n_evaluated += len(tokens)
         if len(tokens) > 1:
+            llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
             self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
             self._kv_stage_ms = self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}  # a short turn may be appended as it is
 

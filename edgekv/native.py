@@ -30,7 +30,7 @@ ABI = 6
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
-HIDDEN = {"f32": 0, "f16": 1, "disk": 2}
+HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
 
 

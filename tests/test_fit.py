@@ -123,16 +123,18 @@ def test_the_sum_is_the_one_in_the_design():
 
 
 def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
-    """Llama-3-8B at 32K, ubatches of 512: 31/32 or all of the kept rows, one layer, a mask of 512 x (32768 + 512) halves, 32 queries and a sum for each row."""
+    """Llama-3-8B at 32K, ubatches of 512: 31/32 or all of the kept rows, one layer, a mask of 512 x (32768 + 512 + 255) halves, 32 queries and a sum for each row."""
     preset, wish = methods.get("snapkv"), Wish(0, 32768)
     here, there = (Planner(FakeBlueprint(), preset, wish, on_gpu=x).point(32768, 0.2, ("f16", "f16"), "f32") for x in (False, True))  # type: ignore[arg-type]
-    assert (here.masks, here.host_weights, there.masks, there.host_weights) == (0, 0, 2 * 512 * (32768 + 512) + 4 * (32 * 128 * 32 + 8 * 32768), 281 * 2**20)
+    assert (here.masks, here.host_weights, there.masks, there.host_weights) == (0, 0, 2 * 512 * (32768 + 512 + 255) + 4 * (32 * 128 * 32 + 8 * 32768), 281 * 2**20)
     assert there.weights == here.weights - there.host_weights == 4 * 2**30 - 281 * 2**20
-    assert (there.kv, there.layer, there.hidden_bytes, there.inputs) == (here.kv, here.layer, here.hidden_bytes, here.inputs)
+    assert (there.kv, there.layer, there.hidden_bytes, there.inputs) == (here.kv, here.layer // 32768 * (32768 + 255), here.hidden_bytes, here.inputs)
     assert there.peak == there.weights + there.compute + max(there.kv + there.layer + there.masks, there.kv + there.tail)
     assert here.peak == here.weights + here.compute + here.kv * 31 // 32 + here.layer + here.hidden_bytes + here.inputs
     dense = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 0.2, ("q8_0", "q8_0"), "f32")  # type: ignore[arg-type]
-    assert dense.masks == there.masks + 2 * 32768 * 8 * (128 + 128), "CUDA's flash attention makes f16 of the layer"
+    assert dense.masks == there.masks + 2 * (32768 + 255) * 8 * (128 + 128), "CUDA's flash attention makes f16 of the layer"
+    waiting = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 0.2, ("f16", "f16"), "device")  # type: ignore[arg-type]
+    assert waiting.peak == there.peak + there.hidden_bytes - there.kv // 32
     full = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 1.0, ("f16", "f16"), "f32")  # type: ignore[arg-type]
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
     plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)  # type: ignore[arg-type]

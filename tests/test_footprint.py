@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import machine
+from edgekv import machine, native
 from edgekv.budget.memory import APPEND_MAX, rows_within
+from edgekv.commands.options import HIDDEN
 from edgekv.engine import Watch
 from edgekv.errors import BadInput
-from edgekv.footprint import extent, full_bytes, index_bytes, kept_bytes, mask_bytes, reading
+from edgekv.footprint import HIDDEN_BYTES, extent, full_bytes, index_bytes, kept_bytes, mask_bytes, reading
 from edgekv.sizes import parse_size, size_text
 from tests import models
 from tests.engine import load
@@ -61,6 +62,10 @@ def test_kept_bytes_are_predicted_to_the_byte_and_the_peak_within_its_bound(tiny
 @pytest.mark.parametrize("method", ["tova", "random", "h2o", "score=expected,budget=uniform", "score=kvzip,budget=uniform"])
 def test_whoever_judges_the_keys_the_prediction_holds(tiny, text, method):
     check(tiny("llama-gqa"), "f16", list(text(N_PROMPT)), method, 0.2, "f16")
+
+
+def test_hidden_states_wait_where_everybody_says_that_they_may():
+    assert tuple(native.HIDDEN) == tuple(HIDDEN_BYTES) == HIDDEN
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import CACHE_TYPES, COUNT, SWITCH, split_names
+from edgekv.commands.options import CACHE_TYPES, COUNT, HIDDEN, SWITCH, split_names
 from edgekv.errors import BadInput, EdgeKVError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 @_many("-fa", "--flash-attn", "flash_attn", default="auto", callback=switches, help="Flash attention of full caches; a compressed one always has it.")
 @_many("--kv-ratio", default="0.2", callback=ratios, help="Shares of the cache to keep.")
 @_many("--kv-method", default="auto", callback=words, help="Methods, as of chat; semicolons between them where a name has commas.")
-@click.option("--kv-hidden", type=click.Choice(("f32", "f16", "disk")), default="f32", show_default=True, help="Where a prompt's hidden states wait.")
+@click.option("--kv-hidden", type=click.Choice(HIDDEN), default="f32", show_default=True, help="Where a prompt's hidden states wait.")
 @_many("--full", default="f16,q8_0,q4_0", callback=types,
        help="Full caches (nothing compressed, llama.cpp's own code) beside every compressed row; none: no such row.")
 @click.option("-r", "--repetitions", type=COUNT, default=5, show_default=True, metavar="N", help="Rounds; in each, every row is measured once.")

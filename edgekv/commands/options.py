@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+HIDDEN = ("f32", "f16", "disk", "device")
 SWITCH = {
     "on": "on", "enabled": "on", "true": "on", "1": "on",
     "off": "off", "disabled": "off", "false": "off", "0": "off",
@@ -186,8 +187,9 @@ ENGINE: tuple[Decorator, ...] = (
     _kv("--kv-window", type=COUNT, default=32, metavar="N",
         help="Last tokens that always stay, and whose attention is observed; edgekv lets up to 96 stay (its parameter recent)."),
     _kv("--kv-min-tokens", type=COUNT, default=128, metavar="N", help="A ratio never keeps fewer tokens."),
-    _kv("--kv-hidden", type=click.Choice(("f32", "f16", "disk")), default="f32",
-        help="Where a prompt's hidden states wait: in memory as f32 or f16, or in a temporary file."),
+    _kv("--kv-hidden", type=click.Choice(HIDDEN), default="f32",
+        help="Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary file, or on the GPU that has all layers (f32; "
+             "spares the copies, takes memory there)."),
     _kv("--kv-tail", type=COUNT, default=512, metavar="N",
         help="New tokens that a layer holds before it is compressed again."),
 )

@@ -62,6 +62,12 @@ static ggml_tensor * flash_heads(const llm_graph_context & g, const edgekv_tenso
 
 // ---- a prompt, layer by layer
 
+// how many rows in front of the n from `begin` on go along, masked
+static int64_t hidden_rows(int64_t begin, int64_t n, int row_step) {
+    const int64_t pad = begin % row_step, more = (EDGEKV_FLASH_ROWS - (n + pad) % EDGEKV_FLASH_ROWS) % EDGEKV_FLASH_ROWS;
+    return more % row_step == 0 && more <= begin - pad ? pad + more : pad;
+}
+
 // without a kernel of ours: ordinary flash attention, heads of different length one by one
 static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * sinks, float scale) {
     const edgekv_scratch & s = p.scratch_of(l);
@@ -71,9 +77,9 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
     for (int h = 0; h < l.n_head_kv; ++h) {
         const int64_t before = l.len[h] + p.chunk_row();            // rows in front of this chunk
         const int64_t skip   = l.n_swa ? std::max<int64_t>(0, before - l.n_swa + 1) : 0; // rows that no token of it sees
-        const int64_t begin = s.n_old - l.len[h] + skip, pad = begin % l.row_step;
+        const int64_t begin = s.n_old - l.len[h] + skip, n_seen = before + g.n_tokens - skip, pad = hidden_rows(begin, n_seen, l.row_step);
         first[h] = h*s.cap + begin - pad;
-        n[h]     = before + g.n_tokens - skip + pad;
+        n[h]     = n_seen + pad;
         equal    = equal && l.len[h] == l.len[0] && (l.max_bias == 0.0f || l.len[h] == 0);
         masks[h] = equal && h > 0 ? masks[0] : p.mask_view(g, l, h, before - skip, n[h] - pad, pad);
     }

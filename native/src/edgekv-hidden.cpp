@@ -1,4 +1,4 @@
-// Hidden states: in memory as f32 or f16, or in a temporary file
+// Hidden states: in memory as f32 or f16, in a temporary file, or on a device
 #include "edgekv-hidden.h"
 
 #include <algorithm>
@@ -31,13 +31,14 @@ static bool seek(std::FILE * f, int64_t at) {
 #endif
 }
 
-static ggml_backend_buffer_type_t memory_for(ggml_backend_dev_t device) {
+static ggml_backend_buffer_type_t memory_for(edgekv_hidden_mode mode, ggml_backend_dev_t device) {
+    if (mode == EDGEKV_HIDDEN_DEVICE) return ggml_backend_dev_buffer_type(device);
     const auto pinned = device ? ggml_backend_dev_host_buffer_type(device) : nullptr;
     return pinned ? pinned : ggml_backend_cpu_buffer_type();
 }
 
 edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, ggml_backend_dev_t device, const std::string & dir) :
-        mode(mode), width(width), buft(memory_for(device)), in_place(mode == EDGEKV_HIDDEN_F32 && !device) {
+        mode(mode), width(width), buft(memory_for(mode, device)), in_place(mode == EDGEKV_HIDDEN_DEVICE || (mode == EDGEKV_HIDDEN_F32 && !device)) {
     if (mode != EDGEKV_HIDDEN_DISK) buf = allocate((size_t) n_tokens*width*(mode == EDGEKV_HIDDEN_F16 ? sizeof(ggml_fp16_t) : sizeof(float)));
     else if (!(file = open_temporary(dir))) throw std::runtime_error("no temporary file for the hidden states: set TMPDIR");
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Hidden states of a whole prompt between two layers: [n_tokens, width] f32, f16, or f32 in a temporary file.
+// Hidden states of a whole prompt between two layers: [n_tokens, width] f32 or f16 in main memory, f32 in a temporary file or on a device.
 // They are read and written in order, once per layer, one chunk at a time.
 
 #include "ggml-cpp.h"
@@ -11,8 +11,9 @@
 
 class edgekv_hidden {
 public:
-    // device: where graphs compute; null: on the CPU, and they may read and write f32 states where they are. Else states come and go with
-    // load and save, a chunk at a time, through memory that the device copies from at full speed (pinned), if it has such.
+    // device: where graphs compute; null: on the CPU. They read and write f32 states where those are if that is their own memory (with DEVICE,
+    // which needs one that has all layers, the device's). Else states come and go with load and save, a chunk at a time, through memory that the
+    // device copies from at full speed (pinned), if it has such.
     // throws std::bad_alloc, or std::runtime_error when the file cannot be had
     edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, ggml_backend_dev_t device, const std::string & dir);
     ~edgekv_hidden();

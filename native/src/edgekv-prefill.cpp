@@ -34,7 +34,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     p->n_ubatch = ctx->cparams.n_ubatch;
     p->pos0     = p->store->n_past;
     if (p->n_tokens < 1 || params.n_pieces < 0 || !params.tokens) throw edgekv_error { EDGEKV_INVALID, "there are no tokens to read" };
-    if ((params.n_pieces && !params.pieces) || params.n_observers < 0 || (params.n_observers && !params.observers) || params.hidden < EDGEKV_HIDDEN_F32 || params.hidden > EDGEKV_HIDDEN_DISK) {
+    if ((params.n_pieces && !params.pieces) || params.n_observers < 0 || (params.n_observers && !params.observers) || params.hidden < EDGEKV_HIDDEN_F32 || params.hidden > EDGEKV_HIDDEN_DEVICE) {
         throw edgekv_error { EDGEKV_INVALID, "a parameter of the prompt is null or out of range" };
     }
     if (p->pos0 + p->n_tokens > (int64_t) ctx->cparams.n_ctx_seq) {
@@ -101,7 +101,8 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         p->place_inputs();
         if (p->by_layer && p->n_slice() > 1) {
             const int64_t width = ggml_nelements(p->graphs[0]->resid[0])/p->graphs[0]->n_tokens;
-            p->hidden = std::make_unique<edgekv_hidden>(p->hidden_mode, width, n_all, p->device(), p->dir);
+            const auto mode = p->hidden_mode == EDGEKV_HIDDEN_DEVICE && !p->on_one_device() ? EDGEKV_HIDDEN_F32 : p->hidden_mode;
+            p->hidden = std::make_unique<edgekv_hidden>(mode, width, n_all, p->device(), p->dir);
         }
         p->reserve();
     } catch (const std::bad_alloc &) {
@@ -148,7 +149,7 @@ void edgekv_prefill::make_scratches() {
             scratches.push_back(std::make_unique<edgekv_scratch>());
         }
         auto & s = *scratches[scratch_index[il]];
-        s.n_old = std::max<int64_t>(s.n_old, l.len_max());
+        s.n_old = std::max<int64_t>(s.n_old, l.len_max() + (ggml_backend_buft_is_host(l.buft) ? 0 : EDGEKV_FLASH_ROWS - 1));
     }
     for (size_t il = 0; il < store->layers.size(); ++il) {
         const auto & l = *store->layers[il];
@@ -157,7 +158,7 @@ void edgekv_prefill::make_scratches() {
         s.cap = (s.n_old + n_rows + l.row_step - 1)/l.row_step*l.row_step;
         s.t = edgekv_tensors::make(l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap*l.n_head_kv, "scratch");
         if (l.max_bias != 0.0f) s.pos.resize(s.cap*l.n_head_kv);
-        if (l.row_step > 1) ggml_backend_buffer_clear(s.t.buf.get(), 0); // masked rows are multiplied too: they must be numbers
+        if (l.row_step > 1 || !ggml_backend_buft_is_host(l.buft)) ggml_backend_buffer_clear(s.t.buf.get(), 0); // masked rows are multiplied too: they must be numbers
         const auto queries = [&](ggml_backend_buffer_type_t buft) { return edgekv_matrix::make(buft, GGML_TYPE_F32, (int64_t) l.d_k*l.n_head, max_observed, "queries"); };
         if (wants_columns) s.queries = queries(scorer(l) ? l.buft : ggml_backend_cpu_buffer_type());
         if (wants_columns && by_kernel(l)) s.norm.resize(2*l.n_head*std::min(n_ubatch, n_all));
@@ -185,7 +186,7 @@ void edgekv_prefill::make_masks() {
     const bool alibi = std::any_of(store->layers.begin(), store->layers.end(), [](const auto & l) { return l->max_bias != 0.0f; });
     const int64_t n_mask = std::min(n_ubatch, n_rows);
     int n_hidden = 0; // columns that nobody sees
-    for (const auto & l : store->layers) n_hidden = std::max(n_hidden, l->row_step - 1);
+    for (const auto & l : store->layers) n_hidden = std::max(n_hidden, l->row_step - 1 + EDGEKV_FLASH_ROWS - 1);
     auto fill = [&](int64_t n_before, int n_swa) {
         auto m = edgekv_matrix::make(store->layers.back()->buft, GGML_TYPE_F16, n_before + n_mask + n_hidden, n_mask, "mask");
         std::vector<ggml_fp16_t> row(m.t->ne[0]);
@@ -250,7 +251,7 @@ ggml_tensor * edgekv_prefill::heads_input(const llm_graph_context & g, const edg
 }
 
 bool edgekv_prefill::flash_takes(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) const {
-    constexpr int64_t N = 255; // rows; of some head sizes CUDA takes only multiples of 256, which ours seldom are
+    const int64_t N = l.row_step > 1 ? 255 : EDGEKV_FLASH_ROWS; // of some head sizes CUDA takes only multiples of 256
     const ggml_context_ptr ctx { ggml_init({ 8*ggml_tensor_overhead(), nullptr, true }) };
     if (!ctx) throw std::bad_alloc();
     auto like = [&](ggml_type type, int64_t d, int64_t n, int64_t n_head) { return ggml_new_tensor_3d(ctx.get(), type, d, n, n_head); };
@@ -283,6 +284,11 @@ ggml_tensor * edgekv_prefill::capture_queries(const llm_graph_context & g, const
 ggml_backend_dev_t edgekv_prefill::device() const {
     for (const auto & l : store->layers) if (!ggml_backend_buft_is_host(l->buft)) return ggml_backend_buft_get_device(l->buft);
     return nullptr;
+}
+
+bool edgekv_prefill::on_one_device() const {
+    const auto & all = store->layers;
+    return device() && all.size() == ctx->model.hparams.n_layer() && std::all_of(all.begin(), all.end(), [&](const auto & l) { return l->buft == all[0]->buft; });
 }
 
 void edgekv_prefill::build_chunks() {

@@ -18,8 +18,11 @@
 #include <unordered_set>
 #include <vector>
 
+// Numbers of rows that flash attention of devices is made for: with others, CUDA's loads K and V anew for each query head of a group
+constexpr int EDGEKV_FLASH_ROWS = 256;
+
 // One layer in full: head k owns rows [k*cap, (k + 1)*cap); its kept rows of earlier turns end at n_old, the new tokens follow.
-// So the row of a new token is the same in every layer and head.
+// So the row of a new token is the same in every layer and head. On a device EDGEKV_FLASH_ROWS - 1 rows in front of the longest head's are nobody's.
 struct edgekv_scratch {
     edgekv_tensors t;
     edgekv_matrix  queries;       // F32 [d_k*n_head, n_observed], on the device that scores them or in host memory
@@ -171,6 +174,7 @@ struct edgekv_prefill {
 private:
     ggml_backend_dev_t device() const;
     bool on_cpu() const { return !device(); }
+    bool on_one_device() const;
     void make_scratches();
     void make_masks();
     ggml_tensor * old_distances(const llm_graph_context & g, const edgekv_layer & l, int head) const;
