@@ -1,7 +1,7 @@
 """One model on the CPU and on the test device of native/tests/cuda/fake-device.cpp, in a process of its own: a backend once loaded stays.
 
 `python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device", "libs"}, and writes what came out as JSON; with
-"fails" what a device that fails leads to.
+"fails" what a device that fails leads to. "hidden": where hidden states wait.
 Without a device it is the GPU that the library was built for.
 """
 
@@ -136,12 +136,13 @@ def main() -> None:
     expected, expected_rows = {method: ragged(path, kind, method) for method in DRAWN}, {method: kept(path, kind, method) for method in METHODS}
     del os.environ["EDGEKV_ATTEND"]
     device = load_device(job["device"], job["libs"]) if job["device"] else None
+    there = {"n_gpu_layers": 99, "kv_hidden": job.get("hidden", "f32")}
     assert any(d["name"].upper() != "CPU" for d in facts.devices()), "there is no device"
     for method in TRIED:
-        kept(path, kind, method, n_gpu_layers=99)
+        kept(path, kind, method, **there)
     tried = kernel_calls(job["libs"])
-    got = {method: ragged(path, kind, method, n_gpu_layers=99) for method in DRAWN}
-    rows = {method: kept(path, kind, method, n_gpu_layers=99) for method in METHODS}
+    got = {method: ragged(path, kind, method, **there) for method in DRAWN}
+    rows = {method: kept(path, kind, method, **there) for method in METHODS}
     calls = kernel_calls(job["libs"])
     result = {
         "nmse": {m: nmse(got[m], expected[m]) for m in DRAWN},
@@ -151,9 +152,10 @@ def main() -> None:
         "n_merges": device.fake_device_n_merges() if device else None,
         "n_attends": device.fake_metal_n_attends() if hasattr(device, "fake_metal_n_attends") else None,
         "n_foretold": device.fake_device_n_foretold() if hasattr(device, "fake_device_n_foretold") else None,
+        "n_graphs": [device.fake_device_n_graphs(on) for on in (True, False)] if hasattr(device, "fake_device_n_graphs") else None,
         "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4) if hasattr(device, "fake_device_n_pinned") else None,
     }
-    undisturbed, cancelled, loaded = interrupted(path, kind, n_gpu_layers=99)  # after what is counted
+    undisturbed, cancelled, loaded = interrupted(path, kind, **there)  # after what is counted
     print(json.dumps({**result, "harm": {"cancelled": nmse(cancelled, undisturbed), "loaded": nmse(loaded, undisturbed)}}))
 
 

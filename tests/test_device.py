@@ -41,6 +41,14 @@ def test_prompts_go_through_our_kernel_where_flash_attention_takes_no_such_rows(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "kind"), [("llama-gqa", "f16"), ("gemma3", "q8_0")])
+def test_hidden_states_may_wait_on_the_device(tiny, name, kind):
+    result = compare(tiny(name), kind, program("fake-device.so"), hidden="device")
+    assert result.pop("n_pinned") == 0
+    check(result | {"n_pinned": None}, kind)
+
+
+@pytest.mark.slow
 def test_scores_may_come_a_few_tokens_at_a_time(tiny):
     """What a long prompt's are cut into, lest a device is busy for seconds."""
     whole, cut = (compare(tiny("llama-gqa"), "f16", program("fake-device.so"), **work) for work in ({}, {"EDGEKV_WORK": "1"}))
@@ -66,7 +74,7 @@ def test_metal_is_given_no_chunk_of_a_prompt_that_would_take_it_seconds(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["attend", "long", "sinks", "softcap", "windows", "alibi", "score", "gather", "odd_gather", "foretell", "nearest", "fold"])
+@pytest.mark.parametrize("fault", ["attend", "long", "sinks", "softcap", "windows", "alibi", "score", "long_score", "gather", "odd_gather", "foretell", "nearest", "fold"])
 def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
     """native/src/edgekv-trial.cpp holds them against the CPU's before they are used."""
     result = compare(tiny("llama-gqa"), "f16", program("fake-device.so"), FAKE_FAULT=fault)
@@ -95,6 +103,7 @@ def check(result: dict, kind: str) -> None:
     assert result["n_ours"] > 200  # attention of every token, scores and moved rows were computed there
     assert result["n_merges"] > 10  # a search, and a fold of keys and values, in each layer and head
     assert result["n_foretold"] is None or result["n_foretold"] > 2  # two in the trial; Metal's backend has no such kernel
+    assert result["n_graphs"] is None or min(result["n_graphs"]) > 30, result["n_graphs"]  # CUDA is to record those of tokens, none of a prompt
     check_unharmed(result)
     check_used(result)
     assert result["n_pinned"] != 0  # hidden states wait where the device copies from at full speed
@@ -125,9 +134,9 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     check_used(result)
 
 
-def compare(model: Path, kind: str, device: Path | str, **more: str) -> dict:
+def compare(model: Path, kind: str, device: Path | str, hidden: str = "f32", **more: str) -> dict:
     """What `tests.device` says of a model, in a process of its own. more: of its environment."""
-    done = ask_device(model, kind, device, {}, **more)
+    done = ask_device(model, kind, device, {"hidden": hidden}, **more)
     return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
 
 

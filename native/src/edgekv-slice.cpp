@@ -107,6 +107,22 @@ void edgekv_prefill::plan(edgekv_graph & g, int slice) {
     planned.slice = slice;
 }
 
+// CUDA writes down what it computes, in case it comes again: of a prompt nothing does, and each chunk of each layer would stay for seconds
+namespace {
+struct unrecorded {
+    std::vector<void (*)(bool)> all;
+
+    explicit unrecorded(const std::vector<ggml_backend_ptr> & backends) {
+        for (const auto & b : backends) {
+            const auto reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(b.get()));
+            if (const auto record = (void (*)(bool)) ggml_backend_reg_get_proc_address(reg, "edgekv_cuda_record")) all.push_back(record);
+        }
+        for (auto record : all) record(false);
+    }
+    ~unrecorded() { for (auto record : all) record(true); }
+};
+} // namespace
+
 // Metal computes after it has said that all went well, and tells of a failure only when it is given something again
 bool edgekv_prefill::devices_are_well() const {
     return std::all_of(ctx->backends.begin(), ctx->backends.end(), [](const ggml_backend_ptr & b) {
@@ -125,6 +141,7 @@ void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
     for (auto * t : planned.moved) t->data = (char *) t->view_src->data + t->view_offs;
 
     if (in && !hidden->load(c.first, c.n_tokens, in)) throw edgekv_error { EDGEKV_FAILED, "the hidden states could not be read back from their file" };
+    const unrecorded graphs(ctx->backends);
     const ggml_status status = ctx->graph_compute(&planned.gf, true);
     ggml_backend_sched_synchronize(ctx->sched.get()); // of what was stopped too: its memory is about to go
     if (status == GGML_STATUS_ABORTED) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };

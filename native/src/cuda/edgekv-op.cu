@@ -35,6 +35,12 @@ static int ready(ggml_backend_dev_t dev) {
     return 0;
 }
 
+static thread_local bool t_records = true;
+
+bool edgekv_cuda_records() { return t_records; }
+
+static void record(bool on) { t_records = on; }
+
 // a graph that another thread records cannot be waited for, and would be lost
 static int wait_unrecorded(const void * memory) {
     const auto lock = edgekv_cuda_no_recording();
@@ -55,6 +61,7 @@ void * edgekv_cuda_function(const char * name) {
         { "edgekv_cuda_merge_nearest",   (void *) edgekv_cuda_merge_nearest },
         { "edgekv_cuda_merge_fold",      (void *) edgekv_cuda_merge_fold },
         { "edgekv_cuda_wait",            (void *) wait_unrecorded },
+        { "edgekv_cuda_record",          (void *) record },
         { "edgekv_cuda_calls",           (void *) edgekv_cuda_calls },
     };
     for (const auto & [known, function] : all) if (strcmp(name, known) == 0) return function;

@@ -20,6 +20,8 @@ using fake::data_of;
 using fake::inside;
 
 long g_n_ours = 0; // nodes and calls that our kernels computed
+long g_n_recorded = 0, g_n_unrecorded = 0;
+thread_local bool g_records = true; // as edgekv_cuda_record says
 long g_n_merges = 0, g_n_foretold = 0; // of them
 std::vector<size_t> g_pinned; // sizes of all buffers in pinned memory so far
 
@@ -72,8 +74,8 @@ ggml_backend_buffer_type_t pinned_type() {
     return &buft;
 }
 
-// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, long, sinks, softcap, windows, alibi, score, gather,
-// odd_gather (rows of an odd number of pairs of bytes), foretell, nearest or fold
+// a kernel that computes something wrong, for tests: FAKE_FAULT=attend, long, sinks, softcap, windows, alibi, score, long_score (of many
+// tokens), gather, odd_gather (rows of an odd number of pairs of bytes), foretell, nearest or fold
 bool faulty(const char * what) {
     const char * wish = getenv("FAKE_FAULT");
     return wish && strcmp(wish, what) == 0;
@@ -96,6 +98,7 @@ void attend(ggml_tensor * node) {
 }
 
 ggml_status graph_compute(ggml_backend_t, ggml_cgraph * graph) {
+    ++(g_records ? g_n_recorded : g_n_unrecorded);
     return fake::compute(graph, [&](int from, int to) {
         for (int i = from; i < to; ++i) if (graph->nodes[i]->op == GGML_OP_CUSTOM) attend(graph->nodes[i]);
     });
@@ -143,7 +146,7 @@ int score(const edgekv_rows * rows, const edgekv_queries * qs, const edgekv_colu
     inside i;
     ++g_n_ours;
     const int error = edgekv_cuda_score(rows, qs, cols, n_rows_max, workspace, stream);
-    if (faulty("score")) cols->sum[7] = 0.9f;
+    if (faulty("score") || (faulty("long_score") && qs->n_tokens > 16)) cols->sum[7] = 0.9f;
     return error;
 }
 
@@ -179,6 +182,8 @@ int merge_fold(const edgekv_numbered * to, const edgekv_shares * shares, const i
     return faulty("fold") ? 1 : edgekv_cuda_merge_fold(to, shares, begin, stream);
 }
 
+void record(bool on) { g_records = on; }
+
 void * function(ggml_backend_reg_t, const char * name) {
     const std::map<std::string, void *> all = {
         { "edgekv_cuda_attend_supports", (void *) edgekv_cuda_attend_supports }, { "edgekv_cuda_score_workspace", (void *) edgekv_cuda_score_workspace },
@@ -186,7 +191,7 @@ void * function(ggml_backend_reg_t, const char * name) {
         { "edgekv_cuda_attend_parts", (void *) edgekv_cuda_attend_parts },
         { "edgekv_cuda_foretell_workspace", (void *) edgekv_cuda_foretell_workspace }, { "edgekv_cuda_foretell", (void *) foretell },
         { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace }, { "edgekv_cuda_merge_nearest", (void *) merge_nearest },
-        { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait },
+        { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait }, { "edgekv_cuda_record", (void *) record },
         { "edgekv_cuda_calls", (void *) edgekv_cuda_calls } };
     const auto it = all.find(name);
     return it == all.end() ? nullptr : it->second;
@@ -209,5 +214,7 @@ extern "C" ggml_backend_reg_t ggml_backend_init() { return registry(); }
 extern "C" long fake_device_n_ours() { return g_n_ours; }
 extern "C" long fake_device_n_merges() { return g_n_merges; }
 extern "C" long fake_device_n_foretold() { return g_n_foretold; }
+// graphs that could have been recorded, and those of prompts that could not
+extern "C" long fake_device_n_graphs(bool recorded) { return recorded ? g_n_recorded : g_n_unrecorded; }
 // buffers of this size in pinned memory
 extern "C" long fake_device_n_pinned(long n_bytes) { return std::count(g_pinned.begin(), g_pinned.end(), (size_t) n_bytes); }
