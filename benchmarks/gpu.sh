@@ -13,12 +13,16 @@
 #            `edgekv fit` plans, writing behind 32K and 128K tokens. MODEL=file.gguf adds `edgekv bench` with that model
 #
 # Needs nvcc, cmake, ninja, a C++ compiler; from engine on also cuBLAS and the Python packages of the extra `dev`. Without a network,
-# EDGEKV_SDIST names the archive of llama-cpp-python, or bring build/upstream from a machine that has built (40 MiB). The card is the one
-# that CUDA programs get: the first of CUDA_VISIBLE_DEVICES where that is set.
+# EDGEKV_SDIST names the archive of llama-cpp-python (73 MiB), or bring build/upstream from a machine that has built (38 MiB); of the packages
+# llama_cpp, gguf and diskcache are Python alone and can be brought in a folder that PYTHONPATH names. The card is the one that CUDA programs
+# get: the first of CUDA_VISIBLE_DEVICES where that is set.
 #
 # Each step has its part of the report in build/gpu-report/, written when the step ends, and the report is put together from the parts
 # there are, of earlier calls too; what a step printed stays whole in build/gpu-report/full/. So a call that was cut short loses one step.
 # EDGEKV_GPU_OUT      where the report goes, instead of docs/benchmarks/gpu.md
+# EDGEKV_GPU_KEEP     an archive (.tgz) that holds build/gpu-report after each step: the parts, and all that was printed
+# EDGEKV_GPU_LIMIT    seconds after which a step is ended, instead of 1200; EDGEKV_GPU_END: after which no step begins
+# EDGEKV_COMMIT       the commit, where this is no checkout or git is missing
 # EDGEKV_GPU_RESUME=1 leaves out steps that went well before, at the same commit
 # EDGEKV_GPU_DEPTHS   contexts of bench, instead of 32768,131072; EDGEKV_GPU_SHAPE its model, instead of llama-8b; EDGEKV_GPU_NGL its layers
 #                     on the GPU, instead of 99
@@ -33,8 +37,9 @@ depths=${EDGEKV_GPU_DEPTHS:-32768,131072}
 ngl=${EDGEKV_GPU_NGL:-99}
 parts=build/gpu-report
 call=$(date -u +%Y%m%dT%H%M%S)
-commit=$(git describe --always --dirty 2> /dev/null || echo unknown)
+commit=$(git describe --always --dirty 2> /dev/null || echo "${EDGEKV_COMMIT:-unknown}")
 failed=0
+export PYTHONUNBUFFERED=1 EDGEKV_COMMIT=$commit
 
 for stage in $stages; do
     case $stage in
@@ -58,6 +63,7 @@ assemble() {
         echo "Written by \`benchmarks/gpu.sh\`; a section is what one step printed, at the commit and on the card that it names."
         cat "$parts"/[0-9]*.md 2> /dev/null || true # there may be none yet
     } > "$out.new" && mv "$out.new" "$out"
+    [ -z "${EDGEKV_GPU_KEEP:-}" ] || tar -C "$(dirname "$parts")" -czf "$EDGEKV_GPU_KEEP" --exclude='*.gguf' --exclude=card "$(basename "$parts")"
 }
 
 # what of a step's output is shown
@@ -75,10 +81,12 @@ head_and_tail() {
 # step name, title, what is shown, command: runs it and writes its part of the report. The name's number is its place there.
 step() {
     local name=$1 title=$2 show=$3 rc log=$parts/full/$call-$1.txt begin=$SECONDS; shift 3
-    if [ -n "${EDGEKV_GPU_RESUME:-}" ] && [ "$(cat "$parts/$name.done" 2> /dev/null)" = "$commit" ]; then echo "$title: done before"; return 0; fi
+    if [ -n "${EDGEKV_GPU_RESUME:-}" ] && [ "$commit" != unknown ] && [ "$(cat "$parts/$name.done" 2> /dev/null)" = "$commit" ]; then echo "$title: done before"; return 0; fi
+    if [ "$SECONDS" -ge "${EDGEKV_GPU_END:-1000000}" ]; then echo "$title: no time is left"; failed=1; return 1; fi
     echo "$title"
     rm -f "$parts/$name.done"
     if [ ! -e "$parts/$name.md" ]; then printf '\n## %s\n\nBegun at commit %s, and not ended.\n' "$title" "$commit" > "$parts/$name.md"; assemble; fi
+    declare -F "$1" > /dev/null || set -- timeout -k 5 "${EDGEKV_GPU_LIMIT:-1200}" stdbuf -oL "$@" # what hangs leaves what it has printed
     if [ "$show" = whole ]; then "$@" > "$log" 2> "$log.progress"; else "$@" > "$log" 2>&1; fi
     rc=$?
     {
@@ -132,15 +140,16 @@ engine() {
     build_engine || return
     step 41-flash "attend beside upstream's flash attention" whole build/gpu-engine/tests/bench-flash 32768
 }
+packages() { "$python" -c 'import llama_cpp.llama_types, gguf, diskcache, pytest, rich, psutil' > /dev/null; } # says what is missing
 tests() {
-    build_engine || return
+    packages && build_engine || return
     export EDGEKV_GPU=1
-    local n=0
-    for model in llama-gqa llama-mha llama-d128 gemma3 qwen2; do # each a few minutes
-        step "5$((n++))-$model" "The engine on the GPU beside the CPU: $model" tested \
-            "$python" -m pytest -q -rfE --tb=short -m gpu tests/test_device.py -k "test_a_gpu and $model"
+    local n=0 pytest=("$python" -m pytest -q --tb=short -m gpu -W default -p no:cacheprovider) # other versions of packages than the project's
+    "$python" -c 'import xdist' 2> /dev/null && pytest+=(-n 8)
+    for model in llama-gqa llama-mha llama-d128 gemma3 qwen2 refact; do # each a few minutes
+        step "5$((n++))-$model" "The engine on the GPU beside the CPU: $model" tested "${pytest[@]}" -rfE tests/test_device.py -k "test_a_gpu and $model"
     done
-    step 55-offload "Layers on the GPU, all of them or some" tested "$python" -m pytest -q -rfEs --tb=short -m gpu tests/test_offload.py
+    step 56-offload "Layers on the GPU, all of them or some" tested "${pytest[@]}" -rfEs tests/test_offload.py
 }
 write_model() {
     [ -e "$1" ] && return
@@ -148,14 +157,14 @@ write_model() {
         "$1.new" "$shape" && mv "$1.new" "$1"
 }
 bench() {
-    build_engine || return
+    packages && build_engine || return
     local model=$parts/${shape/:/-}.gguf n=2 first=${depths%%,*}
     step 60-model "Writing a model of the shape $shape" tail_of write_model "$model" || return
     rm -f "$parts/60-model.md"
     step 61-share "Score, select and evict beside the rest of a prompt's reading" whole \
-        "$python" benchmarks/share.py -m "$model" -ngl "$ngl" --tokens "$first"
+        "$python" benchmarks/share.py -m "$model" -ngl "$ngl" --tokens "$first" --hidden f32,device --threads "$jobs"
     step 62-memory "Device memory beside the plan" whole \
-        "$python" benchmarks/fit.py -m "$model" -ngl "$ngl" --points "0.2:f16:$first,0.2:q8_0:$first,1:f16:$first"
+        "$python" benchmarks/fit.py -m "$model" -ngl "$ngl" --points "1:f16:512,0.2:f16:$first,0.2:q8_0:$first,1:f16:$first"
     for depth in ${depths//,/ }; do
         step "6$((++n))-decode-$depth" "Writing behind $depth tokens, a fifth kept and all" whole \
             "$python" -m edgekv bench -m "$model" --kv-method snapkv -ngl "$ngl" -p 0 -n 64 -d "$depth" --fill repeat --full f16 --compare -r 3

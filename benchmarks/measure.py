@@ -54,6 +54,7 @@ def main() -> None:
     for i in range(0, what.n_prompts * what.n_prompt, what.n_prompt):
         llm.reset()
         llm.eval(tokens[i : i + what.n_prompt])
+        synchronize(llm)
         if what.logits:
             logits.append(last_logits(llm))
     result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "prefill_cpu_s": time.process_time() - busy, "rss_prefill_bytes": rss_peak()}
@@ -62,9 +63,11 @@ def main() -> None:
     stats = llm.kv_stats() if what.side == "edgekv" else None  # before decoding: the tails are still empty
     for token in tokens[:WARM_UP_TOKENS]:
         llm.eval([token])
+    synchronize(llm)
     start = time.perf_counter()
     for token in tokens[WARM_UP_TOKENS:WARM_UP_TOKENS + what.n_decode]:
         llm.eval([token])
+    synchronize(llm)
     if what.n_decode:
         result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
     result["rss_bytes"] = rss_peak()
@@ -72,6 +75,13 @@ def main() -> None:
         result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "prefill_ms", "compress_ms", "stage_ms", "mode", "method")}
         result["n_kept"] = float(stats.n_kept)
     print(json.dumps(result))
+
+
+def synchronize(llm: Any) -> None:
+    """Wait for a device, which may still be at what it was given last."""
+    import llama_cpp
+
+    llama_cpp.llama_synchronize(llm.ctx)
 
 
 def last_logits(llm: Any) -> np.ndarray:

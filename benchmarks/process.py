@@ -62,12 +62,15 @@ def text_tokens(model: str, n_tokens: int) -> list[int]:
 def heading(script: str) -> str:
     """Machine, commit and command line."""
     command = shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]])
-    commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+    commit = _git("rev-parse", "--short", "HEAD") or os.environ.get("EDGEKV_COMMIT", "unknown")
     return f"`{command}`, commit {commit}{' with changes' if _git('status', '--porcelain') else ''}, {machine()}\n"
 
 
 def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True).stdout.strip()
+    try:
+        return subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git here
+        return ""
 
 
 def machine() -> str:

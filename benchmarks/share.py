@@ -1,6 +1,7 @@
 """Share: what scoring, selecting and moving rows takes of reading a prompt, stage by stage, on a GPU or the CPU.
 
-    python benchmarks/share.py -m FILE [--tokens 32768] [-ngl 99] [--methods "full;snapkv"] [--ratio 0.2] [--type f16] [--threads 2] [--rounds 3]
+    python benchmarks/share.py -m FILE [--tokens 32768] [-ngl 99] [--methods "full;snapkv"] [--hidden f32,device] [--ratio 0.2] [--type f16]
+        [--threads 2] [--rounds 3]
 
 Tokens are random numbers, so that a model with random weights does. Each measurement is a process of its own that reads two prompts, each into
 an empty cache, and the second one counts: the first also loads kernels and tries ours. The table gives medians over the rounds. Markdown goes
@@ -38,13 +39,17 @@ def main() -> None:
     options = parse()
     print(heading("share.py"))
     print(f"{options.tokens:,} tokens, {options.type} cache, {options.ratio:g} kept, {options.ngl} layers on a GPU, median of {options.rounds}; milliseconds.\n")
-    print(f"| method | reading, all in all | {' | '.join(STAGES)} | {' + '.join(COUNTED)} | of the reading |")
-    print("| --- | ---: |" + " ---: |" * (len(STAGES) + 2), flush=True)
+    print(f"| method | reading, all in all | beside full | {' | '.join(STAGES)} | {' + '.join(COUNTED)} | of the reading |")
+    print("| --- | ---: | ---: |" + " ---: |" * (len(STAGES) + 2), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder) / "tokens.json"
         tokens.write_text(json.dumps(np.random.default_rng(0).integers(3, N_VOCAB, 2 * options.tokens).tolist()))
+        full = 0.0
         for method in options.methods:
-            print(row(method, [one(options, method, tokens, number) for number in range(options.rounds)]), flush=True)
+            for hidden in options.hidden if method != FULL else ["f32"]:
+                rounds = [one(options, method, hidden, tokens, number) for number in range(options.rounds)]
+                full = median(r["prefill_ms"] for r in rounds) if method == FULL else full
+                print(row(method + f", --kv-hidden {hidden}" * (hidden != "f32"), rounds, full), flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -53,6 +58,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("-ngl", type=int, default=0)
     parser.add_argument("--methods", type=lambda text: text.split(";"), default=[FULL, "snapkv"], help="separated by ;")
+    parser.add_argument("--hidden", type=lambda text: text.split(","), default=["f32"], help="where hidden states wait, separated by commas")
     parser.add_argument("--ratio", type=float, default=0.2)
     parser.add_argument("--type", choices=TYPES, default="f16")
     parser.add_argument("--threads", type=int, default=2)
@@ -60,19 +66,21 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def one(options: argparse.Namespace, method: str, tokens: Path, number: int) -> dict[str, Any]:
-    print(f"{method}, round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
+def one(options: argparse.Namespace, method: str, hidden: str, tokens: Path, number: int) -> dict[str, Any]:
+    print(f"{method}, {hidden}, round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
     return measured(Measurement("edgekv", options.model, str(tokens), options.tokens, 0, TYPES[options.type], options.threads,
-                                ratio=1.0 if method == FULL else options.ratio, method=method, n_prompts=2, n_gpu_layers=options.ngl))
+                                ratio=1.0 if method == FULL else options.ratio, method=method, hidden=hidden, n_prompts=2, n_gpu_layers=options.ngl))
 
 
-def row(method: str, rounds: list[dict[str, Any]]) -> str:
+def row(name: str, rounds: list[dict[str, Any]], full: float) -> str:
+    """full: milliseconds that reading takes with the full cache; 0: not measured."""
     reading = median(r["prefill_ms"] for r in rounds)
+    read = f"| {name} | {reading:,.1f} | {f'{reading / full:.2f} x' if full else ''} |"
     if not rounds[0]["stage_ms"]:
-        return f"| {method} | {reading:,.1f} |" + " |" * (len(STAGES) + 2)
+        return read + " |" * (len(STAGES) + 2)
     stages = {name: median(r["stage_ms"][name] for r in rounds) for name in STAGES}
     shares = [sum(r["stage_ms"][name] for name in COUNTED) / r["prefill_ms"] for r in rounds]
-    return (f"| {method} | {reading:,.1f} | {' | '.join(f'{x:.1f}' for x in stages.values())} | {sum(stages[name] for name in COUNTED):.1f} "
+    return (f"{read} {' | '.join(f'{x:.1f}' for x in stages.values())} | {sum(stages[name] for name in COUNTED):.1f} "
             f"| {100 * median(shares):.2f} % |")
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -93,6 +94,17 @@ def test_a_step_that_is_killed_is_the_only_one_lost(tree):
     assert "line 90 of the table" in report.read_text() and "Begun at commit abc123, and not ended" in report.read_text()
     text = call(tree, "engine", EDGEKV_GPU_RESUME="1")
     assert "| attend |" in text and "not ended" not in text and "line 90 of the table" in text
+
+
+def test_a_step_that_hangs_is_ended_and_all_is_kept(tree):
+    report = call(tree, "engine", SLOW="60", EDGEKV_GPU_LIMIT="1", EDGEKV_GPU_KEEP="all.tgz")
+    assert "| attend |" in report and "**Failed** (124)" in report
+    names = tarfile.open(tree / "all.tgz").getnames()
+    assert "gpu-report/41-flash.md" in names and any("/full/" in name and "41-flash" in name for name in names)
+
+
+def test_no_step_begins_when_time_is_up(tree):
+    assert "no time is left" in start(tree, "kernels", EDGEKV_GPU_END="0").communicate(timeout=60)[0]
 
 
 def test_what_went_well_is_not_run_again_if_that_is_wished(tree):

@@ -5,6 +5,8 @@ Skipped where the library has no such backend. docs/architecture.md says how to 
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,11 @@ pytestmark = pytest.mark.gpu
 KINDS = ("f16", "q8_0", "q4_0")
 ALL, SOME = 99, 1
 """Layers that are offloaded: all of them, or the last one and the output."""
+
+
+def limit(kind: str) -> float:
+    """Of the logits' NMSE. CUDA multiplies f32 weights in TF32, of 10 bits: a guess."""
+    return max(10 * MAX_NMSE[kind], 1e-3 if os.environ.get("EDGEKV_GPU") == "1" else 0)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +50,7 @@ def test_a_conversation_on_the_device_is_the_one_on_the_cpu(tiny, text, nmse, na
     expected, where = talk(tiny(name), text, kind, 0, kv_method="streaming")
     got, there = talk(tiny(name), text, kind, n_gpu_layers, kv_method="streaming")
     assert all(np.array_equal(a, b) for x, y in zip(where, there, strict=True) for a, b in zip(x, y, strict=True))
-    assert nmse(got, expected) < 10 * MAX_NMSE[kind]
+    assert nmse(got, expected) < limit(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -55,7 +62,7 @@ def test_heads_of_different_length(tiny, text, nmse, name, kind):
     got, there = talk(tiny(name), text, kind, ALL, kv_method=method)
     assert len({len(head) for layer in where for head in layer}) > 1
     assert all(np.array_equal(a, b) for x, y in zip(where, there, strict=True) for a, b in zip(x, y, strict=True))
-    assert nmse(got, expected) < 10 * MAX_NMSE[kind]
+    assert nmse(got, expected) < limit(kind)
 
 
 @pytest.mark.parametrize("method", ["snapkv", "h2o", "cake", "expected", "d2o"])

@@ -101,11 +101,14 @@ def tokens(llm: Any, n: int) -> list[int]:
 def timed(llm: Any, n_prompt: int, n_gen: int = 0) -> int:
     """Nanoseconds to read n_prompt tokens at once and n_gen one after the other."""
     prompt, rest = tokens(llm, n_prompt), tokens(llm, n_gen)
+    from edgekv.native import llama_cpp
+
     begin = time.perf_counter_ns()
     if prompt:
         llm.eval(prompt)
     for token in rest:
         llm.eval([token])
+    llama_cpp.llama_synchronize(llm.ctx)  # a device may still be at the last one
     return time.perf_counter_ns() - begin if prompt or rest else 0
 
 

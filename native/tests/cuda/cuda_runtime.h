@@ -79,7 +79,7 @@ inline int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 typedef int cudaError_t;
 enum { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 typedef struct standin_stream * cudaStream_t;
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin, cudaDevAttrL2CacheSize };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
 
@@ -88,7 +88,7 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes * where, const
 inline cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 inline cudaError_t cudaGetDevice(int * device) { *device = 0; return cudaSuccess; }
 inline cudaError_t cudaDeviceGetAttribute(int * value, cudaDeviceAttr what, int) {
-    *value = what == cudaDevAttrMultiProcessorCount ? 3 : standin::MAX_SHARED;
+    *value = what == cudaDevAttrMultiProcessorCount ? 3 : what == cudaDevAttrL2CacheSize ? 0 : standin::MAX_SHARED;
     return cudaSuccess;
 }
 inline cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int n) { return n <= standin::MAX_SHARED ? cudaSuccess : cudaErrorInvalidValue; }
