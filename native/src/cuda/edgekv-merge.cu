@@ -1,6 +1,6 @@
 // merge on CUDA: which kept row an evicted one resembles most, and folding it in. The definition of correct is cpu/edgekv-merge.cpp.
 // Search: kept rows are packed once for the tensor cores, with the inverse of their lengths; a block holds 64 evicted rows in registers
-// and walks over all kept ones. Values are rounded to halves there (2^-11). Fold: a warp sums 32 values of one row in f32, one per lane,
+// and walks over all kept ones, or a part of them where few rows were evicted: the parts' best ones are compared then. Values are rounded to halves there (2^-11). Fold: a warp sums 32 values of one row in f32, one per lane,
 // which is a block of any quantised type, and writes them in that type.
 #include "edgekv-calls.h"
 #include "edgekv-cuda.h"
@@ -13,6 +13,7 @@ namespace {
 constexpr int ROWS = 64;        // kept rows of a tile
 constexpr int WARPS = 4;
 constexpr int WARP_ROWS = 16;   // evicted rows of a warp
+constexpr int BLOCKS = 512;     // keep any device busy
 
 struct nearest_args {
     edgekv_numbered keys;
@@ -20,8 +21,8 @@ struct nearest_args {
     int n_gone, n_kept;
     uint4 * packed;   // [tiles][chunks][ROWS/8][WARP]
     float * inverse;  // [tiles][ROWS] of the length of a kept row; 1 where that is 0
-    float * cosine;
-    int32_t * nearest;
+    float * cosine;    // [n_parts][n_gone]
+    int32_t * nearest; // the same
 };
 
 __host__ __device__ inline int chunks_of(const edgekv_numbered & keys) { return (keys.d + CHUNK - 1)/CHUNK; }
@@ -90,16 +91,18 @@ struct gone_rows {
     }
 };
 
-// grid [evicted rows/64]
+// grid [evicted rows/64, n_parts]
 template <int D>
 __global__ void __launch_bounds__(WARPS*WARP, 2) find_nearest(const nearest_args a) {
     __shared__ uint4 tile[D/CHUNK*(ROWS/8)*WARP];
     __shared__ float inverse[ROWS];
     const int lane = threadIdx.x % WARP, i0 = (blockIdx.x*WARPS + threadIdx.x/WARP)*WARP_ROWS, n = tile_size(a.keys), n_chunks = chunks_of(a.keys);
+    const int n_tiles = (a.n_kept + ROWS - 1)/ROWS, begin = (int) ((int64_t) n_tiles*blockIdx.y/gridDim.y)*ROWS;
+    const int end = min(a.n_kept, (int) ((int64_t) n_tiles*(blockIdx.y + 1)/gridDim.y)*ROWS);
     gone_rows<D> gone;
     gone.load(a, i0);
     best_row best[2];
-    for (int j0 = 0; j0 < a.n_kept; j0 += ROWS) {
+    for (int j0 = begin; j0 < end; j0 += ROWS) {
         for (int i = threadIdx.x; i < n; i += blockDim.x) tile[i] = a.packed[(size_t) (j0/ROWS)*n + i];
         if (threadIdx.x < ROWS) inverse[threadIdx.x] = a.inverse[j0 + threadIdx.x];
         __syncthreads();
@@ -124,9 +127,19 @@ __global__ void __launch_bounds__(WARPS*WARP, 2) find_nearest(const nearest_args
         for (int mask = 1; mask < 4; mask *= 2) best[i].offer(__shfl_xor_sync(ALL_LANES, best[i].value, mask), __shfl_xor_sync(ALL_LANES, best[i].at, mask));
         const int at = i0 + lane/4 + 8*i;
         if (lane % 4 || at >= a.n_gone) continue;
-        a.cosine[at] = best[i].value*gone.inverse[i];
-        a.nearest[at] = best[i].at;
+        a.cosine[(size_t) blockIdx.y*a.n_gone + at] = best[i].value*gone.inverse[i];
+        a.nearest[(size_t) blockIdx.y*a.n_gone + at] = best[i].at;
     }
+}
+
+// of each evicted row the best of all parts
+__global__ void nearest_of_parts(const nearest_args parts, int n_parts, float * cosine, int32_t * nearest) {
+    const int i = blockIdx.x*blockDim.x + threadIdx.x;
+    if (i >= parts.n_gone) return;
+    best_row best;
+    for (int p = 0; p < n_parts; ++p) best.offer(parts.cosine[(size_t) p*parts.n_gone + i], parts.nearest[(size_t) p*parts.n_gone + i]);
+    cosine[i] = best.value;
+    nearest[i] = best.at;
 }
 
 // ---- fold
@@ -137,17 +150,36 @@ struct fold_args {
     const int32_t * begin;
 };
 
-// grid [rows/WARPS, chunks]; no row that is read by another warp is written
+// grid [rows/WARPS, chunks]; no row that is read by another warp is written. A row may receive thousands: several are on their way at once,
+// which takes a type that is known when this is compiled
+template <int type>
 __global__ void fold_rows(const fold_args a) {
     const int i = blockIdx.x*WARPS + threadIdx.x/WARP, lane = threadIdx.x % WARP;
     if (i >= a.shares.n) return;
-    const int type = a.to.type;
     char * chunk = a.to.base + blockIdx.y*chunk_bytes(type);
     const bool there = (int) blockIdx.y*CHUNK + lane < a.to.d;
-    auto value = [&](int32_t row) { return there ? read_value(type, chunk + (int64_t) row*a.to.nb, lane) : 0.0f; };
+    const int at = there ? lane : 0; // what nobody wants is read without asking
+    auto value = [&](int32_t row) { return read_value(type, chunk + (int64_t) row*a.to.nb, at); };
     float sum = a.shares.own[i]*value(a.shares.rows[i]);
-    for (int j = a.begin[i]; j < a.begin[i] + a.shares.counts[i]; ++j) sum += a.shares.weights[j]*value(a.shares.sources[j]);
+    const int begin = a.begin[i], end = begin + a.shares.counts[i];
+#pragma unroll 8
+    for (int j = begin; j < end; ++j) sum += a.shares.weights[j]*value(a.shares.sources[j]);
     write_value(type, chunk + (int64_t) a.shares.rows[i]*a.to.nb, lane, sum, there);
+}
+
+using fold_kernel = void (*)(const fold_args);
+
+static fold_kernel fold_kernel_for(int type) {
+    switch (type) {
+        case GGML_TYPE_F16:  return fold_rows<GGML_TYPE_F16>;
+        case GGML_TYPE_BF16: return fold_rows<GGML_TYPE_BF16>;
+        case GGML_TYPE_Q8_0: return fold_rows<GGML_TYPE_Q8_0>;
+        case GGML_TYPE_Q5_1: return fold_rows<GGML_TYPE_Q5_1>;
+        case GGML_TYPE_Q5_0: return fold_rows<GGML_TYPE_Q5_0>;
+        case GGML_TYPE_Q4_1: return fold_rows<GGML_TYPE_Q4_1>;
+        case GGML_TYPE_Q4_0: return fold_rows<GGML_TYPE_Q4_0>;
+        default:             return fold_rows<GGML_TYPE_IQ4_NL>;
+    }
 }
 
 static int tiles(int n_kept) { return (n_kept + ROWS - 1)/ROWS; }
@@ -158,7 +190,7 @@ static int tiles(int n_kept) { return (n_kept + ROWS - 1)/ROWS; }
 using namespace edgekv_cuda;
 
 size_t edgekv_cuda_merge_workspace(const edgekv_numbered * keys, int n_kept) {
-    return (size_t) tiles(n_kept)*(tile_size(*keys)*sizeof(uint4) + ROWS*sizeof(float));
+    return (size_t) tiles(n_kept)*(tile_size(*keys)*sizeof(uint4) + ROWS*sizeof(float)) + (size_t) BLOCKS*WARPS*WARP_ROWS*(sizeof(float) + sizeof(int32_t));
 }
 
 int edgekv_cuda_merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept,
@@ -169,13 +201,19 @@ int edgekv_cuda_merge_nearest(const edgekv_numbered * keys, const int32_t * gone
     nearest_args a = { *keys, gone, kept, n_gone, n_kept, (uint4 *) workspace, nullptr, cosine, nearest };
     a.inverse = (float *) (a.packed + (size_t) tiles(n_kept)*tile_size(*keys));
     const auto kernel = keys->d <= 64 ? find_nearest<64> : keys->d <= 128 ? find_nearest<128> : find_nearest<256>;
-    const cudaError_t e = launch(pack_kept, dim3(tiles(n_kept)), WARPS*WARP, 0, stream, a);
-    if (e != cudaSuccess) return e;
-    return launch(kernel, dim3((n_gone + WARPS*WARP_ROWS - 1)/(WARPS*WARP_ROWS)), WARPS*WARP, 0, stream, a);
+    const int n_blocks = (n_gone + WARPS*WARP_ROWS - 1)/(WARPS*WARP_ROWS), wanted = BLOCKS/n_blocks, n_parts = wanted < 1 ? 1 : wanted < tiles(n_kept) ? wanted : tiles(n_kept);
+    if (n_parts > 1) { // of them together no more rows than the workspace has room for
+        a.cosine = a.inverse + (size_t) tiles(n_kept)*ROWS;
+        a.nearest = (int32_t *) (a.cosine + (size_t) n_parts*n_gone);
+    }
+    cudaError_t e = launch(pack_kept, dim3(tiles(n_kept)), WARPS*WARP, 0, stream, a);
+    if (e == cudaSuccess) e = launch(kernel, dim3(n_blocks, n_parts), WARPS*WARP, 0, stream, a);
+    if (e != cudaSuccess || n_parts == 1) return e;
+    return launch(nearest_of_parts, dim3((n_gone + WARPS*WARP - 1)/(WARPS*WARP)), WARPS*WARP, 0, stream, a, n_parts, cosine, nearest);
 }
 
 int edgekv_cuda_merge_fold(const edgekv_numbered * to, const edgekv_shares * shares, const int32_t * begin, void * stream) {
     count(FOLD);
     if (shares->n <= 0) return cudaSuccess;
-    return launch(fold_rows, dim3((shares->n + WARPS - 1)/WARPS, chunks_of(*to)), WARPS*WARP, 0, stream, fold_args { *to, *shares, begin });
+    return launch(fold_kernel_for(to->type), dim3((shares->n + WARPS - 1)/WARPS, chunks_of(*to)), WARPS*WARP, 0, stream, fold_args { *to, *shares, begin });
 }
