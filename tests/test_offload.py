@@ -53,6 +53,15 @@ def test_a_conversation_on_the_device_is_the_one_on_the_cpu(tiny, text, nmse, na
     assert nmse(got, expected) < limit(kind)
 
 
+@pytest.mark.parametrize("n_gpu_layers", [ALL, SOME])
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
+def test_hidden_states_may_wait_on_the_device(tiny, text, nmse, name, n_gpu_layers):
+    """With some of the layers there they wait in main memory all the same."""
+    expected, _ = talk(tiny(name), text, "f16", 0, kv_method="streaming")
+    got, _ = talk(tiny(name), text, "f16", n_gpu_layers, kv_method="streaming", kv_hidden="device")
+    assert nmse(got, expected) < limit("f16")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama-mha", "qwen2", "phi3", "llama-d128", "refact"])
 def test_heads_of_different_length(tiny, text, nmse, name, kind):

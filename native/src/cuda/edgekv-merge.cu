@@ -1,7 +1,8 @@
 // merge on CUDA: which kept row an evicted one resembles most, and folding it in. The definition of correct is cpu/edgekv-merge.cpp.
 // Search: kept rows are packed once for the tensor cores, with the inverse of their lengths; a block holds 64 evicted rows in registers
-// and walks over all kept ones, or a part of them where few rows were evicted: the parts' best ones are compared then. Values are rounded to halves there (2^-11). Fold: a warp sums 32 values of one row in f32, one per lane,
-// which is a block of any quantised type, and writes them in that type.
+// and walks over all kept ones, or over a part of them where few rows were evicted: then the parts' best ones are compared. Values are
+// rounded to halves there (2^-11). Fold: a warp sums 32 values of one row in f32, one per lane, which is a block of any quantised type,
+// and writes them in that type.
 #include "edgekv-calls.h"
 #include "edgekv-cuda.h"
 #include "edgekv-quantize.cuh"
