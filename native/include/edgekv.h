@@ -24,7 +24,7 @@ enum edgekv_status {
 };
 
 // where hidden states wait: in main memory, in a file, or as f32 on the device that has all layers (without one: as F32)
-enum edgekv_hidden_mode { EDGEKV_HIDDEN_F32 = 0, EDGEKV_HIDDEN_F16 = 1, EDGEKV_HIDDEN_DISK = 2, EDGEKV_HIDDEN_DEVICE = 3 };
+enum edgekv_hidden_mode { EDGEKV_HIDDEN_F32 = 0, EDGEKV_HIDDEN_F16 = 1, EDGEKV_HIDDEN_DISK = 2, EDGEKV_HIDDEN_DEVICE = 3, EDGEKV_HIDDEN_MODES = 4 };
 
 // column statistics (see native/src/cpu/edgekv-cpu.h); EDGEKV_STAT_QUERIES: see edgekv_prefill_queries
 enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 4, EDGEKV_STAT_ENTROPY = 8, EDGEKV_STAT_QUERIES = 16 };

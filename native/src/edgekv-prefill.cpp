@@ -34,7 +34,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     p->n_ubatch = ctx->cparams.n_ubatch;
     p->pos0     = p->store->n_past;
     if (p->n_tokens < 1 || params.n_pieces < 0 || !params.tokens) throw edgekv_error { EDGEKV_INVALID, "there are no tokens to read" };
-    if ((params.n_pieces && !params.pieces) || params.n_observers < 0 || (params.n_observers && !params.observers) || params.hidden < EDGEKV_HIDDEN_F32 || params.hidden > EDGEKV_HIDDEN_DEVICE) {
+    if ((params.n_pieces && !params.pieces) || params.n_observers < 0 || (params.n_observers && !params.observers) || params.hidden < EDGEKV_HIDDEN_F32 || params.hidden >= EDGEKV_HIDDEN_MODES) {
         throw edgekv_error { EDGEKV_INVALID, "a parameter of the prompt is null or out of range" };
     }
     if (p->pos0 + p->n_tokens > (int64_t) ctx->cparams.n_ctx_seq) {
