@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -125,8 +126,11 @@ def sanitized() -> Path:
 
 @pytest.mark.slow
 def test_kernels_under_sanitizers(sanitized):
-    check_passed(run(sanitized / "test-kernels", 3, 10, **SANITIZER_OPTIONS))
-    check_passed(run(sanitized / "test-lanes", 3, 5, **SANITIZER_OPTIONS))
+    """Beside each other: they take minutes, and a core each."""
+    with ThreadPoolExecutor() as pool:
+        running = [pool.submit(run, sanitized / name, 3, n_random, timeout=1200, **SANITIZER_OPTIONS) for name, n_random in (("test-kernels", 10), ("test-lanes", 5))]
+    for done in running:
+        check_passed(done.result())
 
 
 @pytest.mark.slow
