@@ -1,4 +1,4 @@
-"""Docs that cannot drift: the README's map, paths named in prose, the list of patches."""
+"""Docs that cannot drift: paths named in prose, the list of patches."""
 
 from __future__ import annotations
 
@@ -8,25 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests import readme_map, support_table
+from tests import support_table
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def test_the_map_is_up_to_date():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme_map.readme(text) == text, "python -m tests.readme_map writes it anew"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-ins for CUDA and Metal need Linux")
 def test_the_table_of_kernels_is_up_to_date():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert support_table.readme(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
-
-
-def test_every_file_says_what_it_is():
-    silent = [line for line in readme_map.make().splitlines()[1:-1] if len(line.split(None, 1)) < 2]
-    assert not silent
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/eval.md", "patches/README.md"])
