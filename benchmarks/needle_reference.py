@@ -95,7 +95,7 @@ def parse() -> argparse.Namespace:
 def load(options: argparse.Namespace) -> Any:
     """The model in edgekv, or in the stock bindings where only their tokenizer is wanted."""
     if options.reference_only:
-        from llama_cpp import Llama
+        from edgekv.llama_cpp import Llama
 
         return Llama(options.model, n_ctx=512, verbose=False)
     from edgekv import Llama

@@ -43,7 +43,7 @@ from edgekv.bench import synthetic  # noqa: E402
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}
 """llama_ftype of the copies."""
 QUANTIZE = """
-import sys, llama_cpp
+import sys, edgekv.llama_cpp as llama_cpp
 params = llama_cpp.llama_model_quantize_default_params()
 params.ftype, params.nthread, params.allow_requantize = int(sys.argv[3]), 1, True
 sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))

@@ -32,7 +32,7 @@ def measured(what: Measurement) -> dict[str, Any]:
 
 
 def stock_environment() -> dict[str, str]:
-    return {**os.environ, "LLAMA_CPP_LIB_PATH": str(stock_folder())}
+    return {**os.environ, "EDGEKV_LIB": str(stock_folder())}
 
 
 def python(words: list[str], text: str, environment: dict[str, str]) -> str:
@@ -54,7 +54,7 @@ def text_tokens(model: str, n_tokens: int) -> list[int]:
     from edgekv.eval.text import sentences
 
     text = " ".join(islice(sentences(Random(0)), n_tokens // 8))  # a sentence has about 20 tokens
-    code = ("import sys; from llama_cpp import Llama\n"
+    code = ("import sys; from edgekv.llama_cpp import Llama\n"
             "print(Llama(sys.argv[1], vocab_only=True, verbose=False).tokenize(sys.stdin.buffer.read(), add_bos=False))")
     return json.loads(python(["-c", code, model], text, stock_environment()))[:n_tokens]
 

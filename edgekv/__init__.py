@@ -8,6 +8,8 @@ Importing the package loads no library; that happens with the first use of `Llam
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["BadInput", "Cancelled", "EdgeKVError", "KVStats", "Llama", "Unsupported", "__version__"]
+
+
+if os.environ.get("EDGEKV_LIB"):  # a build that is not installed has the bindings beside its libraries
+    __path__.append(str(Path(os.environ["EDGEKV_LIB"]).absolute().parent / "bindings"))
 
 
 def __getattr__(name: str) -> Any:

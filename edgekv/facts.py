@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_void_p
 from pathlib import Path
 from typing import Any
 
 from edgekv import native
 from edgekv.errors import BadInput
+from edgekv.library import lib_dir, library_path, logged_error, muted
 from edgekv.native import llama_cpp
 
 
@@ -29,8 +28,7 @@ cache_types = _cache_types()
 
 def devices() -> list[dict[str, Any]]:
     """The backends' devices: name, description, memory_total and memory_free in bytes."""
-    ggml = ctypes.CDLL(str(next(p for p in native.lib_dir().iterdir() if p.name.split(".")[0] in ("libggml", "ggml"))))
-    base = ctypes.CDLL(str(next(p for p in native.lib_dir().iterdir() if p.name.split(".")[0] in ("libggml-base", "ggml-base"))))
+    ggml, base = (ctypes.CDLL(str(library_path(name))) for name in ("ggml", "ggml-base"))
     llama_cpp.llama_backend_init()
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
     ggml.ggml_backend_dev_get.restype, ggml.ggml_backend_dev_get.argtypes = c_void_p, [ctypes.c_size_t]
@@ -57,15 +55,14 @@ def is_offloaded(n_gpu_layers: int) -> bool:
 
 def build_info() -> dict[str, Any]:
     """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in bytes)."""
-    import llama_cpp as bindings
-
     import edgekv
+    import edgekv.llama_cpp as bindings
 
-    path = native.lib_dir() / "build-info.json"
+    path = lib_dir() / "build-info.json"
     built = json.loads(path.read_text()) if path.exists() else {}
     return {
         "edgekv": edgekv.__version__, "llama_cpp_python": bindings.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
-        "patches": [x["name"] for x in built.get("patches", [])], "lib": str(native.lib_dir()), "devices": devices(), "build": built,
+        "patches": [x["name"] for x in built.get("patches", [])], "lib": str(lib_dir()), "devices": devices(), "build": built,
     }
 
 
@@ -74,31 +71,28 @@ def model_info(path: str) -> dict[str, Any]:
 
     Raises BadInput if the file cannot be loaded. Weights are not read.
     """
-    params = llama_cpp.llama_model_default_params()
-    params.no_alloc = True
-    params.load_mode = llama_cpp.LLAMA_LOAD_MODE_NONE
-    check_gguf(path)
-    with _quiet():
-        model = llama_cpp.llama_model_load_from_file(path.encode(), params)
-    if not model:
-        raise BadInput(f"{path} cannot be loaded as a model")
+    model = load_without_weights(path)
     try:
         return model_shape(model)
     finally:
         llama_cpp.llama_model_free(model)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """llama.cpp logs nothing inside."""
-    from llama_cpp import _logger
+def load_without_weights(path: str, n_gpu_layers: int = 0) -> Any:
+    """Return a llama_model of the file `path`: its shape and vocabulary, no weights.
 
-    level = _logger.logger.level
-    _logger.set_verbose(False)
-    try:
-        yield
-    finally:
-        _logger.logger.setLevel(level)
+    Raises BadInput if the file cannot be loaded.
+    """
+    check_gguf(path)
+    params = llama_cpp.llama_model_default_params()
+    params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
+    params.n_gpu_layers = n_gpu_layers
+    logged_error()  # an older one explains nothing
+    with muted():
+        model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        raise BadInput(f"{path} cannot be loaded as a model: {logged_error() or 'it is damaged'}")
+    return model
 
 
 def model_shape(model: Any) -> dict[str, Any]:

@@ -21,12 +21,13 @@ from edgekv.continued import continued
 from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine, Settings, settings_from
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
+from edgekv.library import logged_error
 from edgekv.room import check_whole_cache
 from edgekv.sizes import size_text
 from edgekv.stats import KVStats
 
-import llama_cpp
-from llama_cpp import _internals as internals
+import edgekv.llama_cpp as llama_cpp
+from edgekv.llama_cpp import _internals as internals
 
 
 class Llama(llama_cpp.Llama):
@@ -85,10 +86,11 @@ class Llama(llama_cpp.Llama):
                           kwargs.get("n_gpu_layers") or 0)
         self._kv_few_outputs = compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
         native.next_context(compress)
+        logged_error()  # an older one explains nothing
         try:
             super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
         except ValueError as error:
-            raise BadInput(f"{model_path}: {native.context_error() or error}") from error
+            raise BadInput(f"{model_path}: {native.context_error() or logged_error() or error}") from error
         finally:
             native.next_context(False)
         try:

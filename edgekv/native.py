@@ -1,32 +1,29 @@
 """The native library: every ctypes call of the package (native/include/edgekv.h has the contracts).
 
-Importing this module loads edgekv's build of llama.cpp and lets `llama_cpp` use it too, so it must come before any other
-import of `llama_cpp` in the process.
+Importing this module loads edgekv's build of llama.cpp. Its bindings are `edgekv.llama_cpp`; a stock `llama_cpp` in the same process is another library.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
+from edgekv.library import lib_dir
 
 if TYPE_CHECKING:
     from edgekv.merge import Plan
 
-ABI = 6
+ABI = 7
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
@@ -34,25 +31,16 @@ HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
 
 
-def lib_dir() -> Path:
-    """The folder of the native libraries: EDGEKV_LIB, or the one inside the package."""
-    return Path(os.environ.get("EDGEKV_LIB") or Path(__file__).parent / "lib")
-
-
 def _load() -> Any:
-    """`llama_cpp.llama_cpp` on our library."""
-    folder = lib_dir()
-    if not any(folder.glob("*llama*")):
-        raise EdgeKVError(f"the native library is missing in {folder}: build and install edgekv with 'pip install .'")
-    loaded = sys.modules.get("llama_cpp")
-    if loaded is None:
-        os.environ["LLAMA_CPP_LIB_PATH"] = str(folder)
-    import llama_cpp.llama_cpp as bindings
-
-    if not hasattr(bindings._lib, "edgekv_abi"):
-        raise EdgeKVError("llama_cpp was imported before edgekv with a library of its own: import edgekv first")
-    if bindings._lib.edgekv_abi() != ABI:
-        raise EdgeKVError(f"the library in {folder} is of another edgekv version: build and install again")
+    """The bindings' functions on our library."""
+    try:
+        from edgekv.llama_cpp import llama_cpp as bindings
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("edgekv."):
+            raise  # a package that the bindings need
+        raise EdgeKVError("edgekv is not built here: build and install it with 'pip install .'") from None
+    if not hasattr(bindings._lib, "edgekv_abi") or bindings._lib.edgekv_abi() != ABI:
+        raise EdgeKVError(f"the library in {lib_dir()} is of another edgekv version: build and install again")
     return bindings
 
 

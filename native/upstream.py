@@ -3,6 +3,7 @@
 
     upstream.py sdist                             path of the checked source archive
     upstream.py prepare --out DIR [--stock]       its llama.cpp, patched (or as it came), in DIR
+    upstream.py bindings --out DIR [--stock]      its Python bindings as the package edgekv.llama_cpp, in DIR
     upstream.py build-stock --out DIR             unpatched libraries, in DIR/bin
 
 Run by CMake when it configures, and by the tests. Only the standard library is used.
@@ -34,6 +35,10 @@ STAMP = "edgekv-stamp.json"
 # What a build of the libraries and of upstream's operator tests needs.
 FOLDERS = ("cmake", "common", "ggml", "include", "licenses", "src", "tests", "vendor")
 FILES = ("CMakeLists.txt", "LICENSE")
+# The bindings' modules that need other libraries (vision), and their server, stay out.
+LEFT_OUT = ("_ggml.py", "llava_cpp.py", "mtmd_cpp.py")
+# Modules of the bindings that are ours: see the docstring of each.
+OVERLAY = ROOT / "native" / "bindings"
 MAX_FILE_BYTES = 64 << 20
 
 
@@ -172,6 +177,54 @@ def read_archive(sdist: Path, pin: Pin) -> dict[str, bytes]:
     return tree
 
 
+def read_bindings(sdist: Path, pin: Pin) -> dict[str, bytes]:
+    """Return the archive's Python bindings as they came: file name -> content."""
+    prefix = pin.archive.removesuffix(".tar.gz")
+    wanted = re.compile(rf"{re.escape(prefix)}/(?:llama_cpp/([a-z_]+\.py)|(LICENSE\.md))")
+    files: dict[str, bytes] = {}
+    with tarfile.open(sdist, "r:gz") as archive:
+        for member in archive:
+            match = wanted.fullmatch(member.name)
+            if match and member.isfile() and member.size <= MAX_FILE_BYTES:
+                file = archive.extractfile(member)
+                assert file is not None
+                files[match[1] or match[2]] = file.read()
+    return files
+
+
+def as_submodule(source: str) -> str:
+    """Rewrite the imports of one module of `llama_cpp` for the package `edgekv.llama_cpp`."""
+    source = re.sub(r"^( *)import llama_cpp$", r"\1import edgekv.llama_cpp as llama_cpp", source, flags=re.M)
+    source = re.sub(r"^( *)import llama_cpp\.(\w+)$",
+                    r"\1import edgekv.llama_cpp as llama_cpp, edgekv.llama_cpp.\2", source, flags=re.M)
+    source = re.sub(r"^( *)(import|from) llama_cpp\.", r"\1\2 edgekv.llama_cpp.", source, flags=re.M)
+    # They send file descriptors 1 and 2 to /dev/null meanwhile, which silences other threads.
+    source = re.sub(r"suppress_stdout_stderr\(disable=\w[\w.]*\)", "suppress_stdout_stderr(disable=True)", source)
+    return source.replace("_lib = load_shared_library(_lib_base_name, _base_path)",
+                          "from edgekv.library import open_llama\n\n_lib = open_llama()")
+
+
+def prepare_bindings(out: Path, stock: bool) -> None:
+    """Make `out` the package edgekv.llama_cpp (`stock`: llama_cpp, as it came); do nothing if it is."""
+    pin = read_pin()
+    rules = Path(__file__).read_bytes() + b"".join(path.read_bytes() for path in sorted(OVERLAY.glob("*.py")))
+    stamp = {"sha256": pin.sha256, "rules": sha256(rules), "stock": stock}
+    if read_stamp(out) == stamp:
+        return
+    shutil.rmtree(out, ignore_errors=True)
+    files = {name: data for name, data in read_bindings(find_sdist(pin), pin).items() if name not in LEFT_OUT}
+    for name, data in files.items():
+        if name.endswith(".py") and not stock:
+            text = as_submodule(data.decode("utf-8"))
+            if name == "llama_cpp.py" and "open_llama()" not in text:
+                raise UpstreamError(f"{name} of {pin.package} loads its library in another way; adapt as_submodule")
+            data = text.encode()
+        write(out / name, data)
+    for path in () if stock else OVERLAY.glob("*.py"):
+        write(out / path.name, path.read_bytes())
+    write(out / STAMP, json.dumps(stamp).encode())
+
+
 def apply_patches(patches: list[Patch], tree: dict[str, bytes], pin: Pin) -> dict[str, bytes | None]:
     """Return what the patches make of the files they touch; None for a file they delete."""
     touched = sorted({path for patch in patches for path in patch.paths})
@@ -279,6 +332,7 @@ def build_stock(out: Path) -> Path:
     source, options = out / "llama.cpp", ROOT / "native" / "options.cmake"
     compiled = options.read_bytes() + options.with_name("amx.cmake").read_bytes()
     prepare(source, stock=True)
+    prepare_bindings(out / "bindings" / "llama_cpp", stock=False)
     cmake_args = os.environ.get("CMAKE_ARGS", "")
     stamp = {"source": read_stamp(source)["sha256"], "options": sha256(compiled), "cmake_args": cmake_args}
     if read_stamp(out) == stamp:
@@ -310,9 +364,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("sdist", help="print the path of the checked source archive")
     tree = verbs.add_parser("prepare", help="make a folder the patched llama.cpp")
-    tree.add_argument("--stock", action="store_true", help="leave the patches out")
+    bindings = verbs.add_parser("bindings", help="make a folder the package edgekv.llama_cpp")
+    for verb in (tree, bindings):
+        verb.add_argument("--stock", action="store_true", help="leave our changes out")
     libraries = verbs.add_parser("build-stock", help="build the unpatched libraries and print their folder")
-    for verb in (tree, libraries):
+    for verb in (tree, bindings, libraries):
         verb.add_argument("--out", type=Path, required=True, metavar="DIR")
     return parser.parse_args(argv)
 
@@ -324,6 +380,8 @@ def main(argv: list[str] | None = None) -> int:
             print(find_sdist(read_pin()))
         elif args.verb == "prepare":
             prepare(args.out.resolve(), args.stock)
+        elif args.verb == "bindings":
+            prepare_bindings(args.out.resolve(), args.stock)
         else:
             print(build_stock(args.out.resolve()))
     except (UpstreamError, OSError) as error:

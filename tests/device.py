@@ -103,7 +103,7 @@ def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[
 
 
 def load_device(device: str, libs: str) -> ctypes.CDLL:
-    ggml = ctypes.CDLL(str(next(Path(libs).glob("libggml.*"))))
+    ggml = ctypes.CDLL(str(next(Path(libs).glob("lib*ggml.*"))))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
     assert ggml.ggml_backend_load(device.encode()), f"{device} cannot be loaded"
     return ctypes.CDLL(device)

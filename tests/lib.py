@@ -2,7 +2,7 @@
 
 The unpatched and the patched library cannot live in one process (same symbols), so every use of the unpatched one goes
 through here: the parent writes jobs as JSON to the child's standard input, the child (`python -m tests.lib`) loads the
-libraries named by LLAMA_CPP_LIB_PATH through the stock ctypes bindings and writes one array per job to an .npz file.
+libraries named by EDGEKV_LIB through the ctypes bindings and writes one array per job to an .npz file.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(lib: Path | str, jobs: list[Job], timeout: float = 300) -> list[np.ndarr
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npz"
         request = {"out": str(out), "jobs": [asdict(job) for job in jobs]}
-        env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(lib)}
+        env = {**os.environ, "EDGEKV_LIB": str(lib)}
         done = subprocess.run([sys.executable, "-m", "tests.lib"], input=json.dumps(request), text=True, cwd=ROOT, env=env,
                               capture_output=True, timeout=timeout)
         if done.returncode != 0:
@@ -109,7 +109,7 @@ def _decode(llama_cpp, context, tokens, first: int, wanted: list[bool], n_vocab:
 
 
 def _main() -> None:
-    import llama_cpp
+    import edgekv.llama_cpp as llama_cpp
 
     @llama_cpp.llama_log_callback
     def log(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:

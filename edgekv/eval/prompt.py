@@ -58,7 +58,7 @@ def _cut(text: tuple[int, ...], excess: int, sample: Sample, cuts: bool, n_ctx: 
 
 def template(llm: Any, messages: list[dict[str, str]]) -> str:
     """The messages in the model's own chat template, ready for the answer; without one, as plain text."""
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+    from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     text = llm.metadata.get("tokenizer.chat_template")
     if text is None:

@@ -30,7 +30,7 @@ QUESTION, ANSWER = "\n\nQuestion: ", "\nAnswer:"
 def frame(llm: Llama) -> tuple[str, str, str]:
     """What the model's chat template puts before a text, between text and question, and behind the question."""
     from jinja2 import TemplateError
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+    from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     template = (llm.metadata or {}).get("tokenizer.chat_template")
     if template:

@@ -12,7 +12,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 6 // changes with any signature or struct below
+#define EDGEKV_ABI 7 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK          =  0,
@@ -32,6 +32,13 @@ enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 
 LLAMA_API int          edgekv_abi(void);
 LLAMA_API const char * edgekv_last_error(void);
 LLAMA_API int          edgekv_last_status(void); // of the call that failed last
+
+// ---- what llama.cpp logs, in the whole process
+
+LLAMA_API void         edgekv_log_init(void);        // nothing is printed from now on
+LLAMA_API void         edgekv_log_verbose(bool on);  // everything goes to standard error, or nothing
+LLAMA_API void         edgekv_log_mute(bool on);     // what this thread causes is not printed in either case
+LLAMA_API const char * edgekv_log_error(void);       // the first error that was logged since the last call; never null
 
 // ---- contexts
 

@@ -1,0 +1,85 @@
+"""The native library as a file: where it lies, how it is opened, and what it logs.
+
+It may share a process with a stock llama-cpp-python: file names, and so the names by which the
+system's loader knows a library, begin with `edgekv-`. The bindings are `edgekv.llama_cpp`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from edgekv.errors import EdgeKVError
+
+
+def lib_dir() -> Path:
+    """Return the folder of the native libraries: EDGEKV_LIB, or the one inside the package."""
+    return Path(os.environ.get("EDGEKV_LIB") or Path(__file__).parent / "lib")
+
+
+def library_path(name: str) -> Path:
+    """Return the file of one library: 'llama', 'ggml' or 'ggml-base'.
+
+    The unpatched libraries, which tests and benchmarks name in EDGEKV_LIB, have no prefix.
+    Raises EdgeKVError if there is none.
+    """
+    folder = lib_dir()
+    for stem in (f"edgekv-{name}", name):
+        for file in (f"lib{stem}.so", f"lib{stem}.dylib", f"{stem}.dll", f"lib{stem}.dll"):
+            if (folder / file).is_file():
+                return folder / file
+    raise EdgeKVError(
+        f"the native library is missing in {folder}: build and install edgekv with 'pip install .'"
+    )
+
+
+@cache
+def open_llama() -> ctypes.CDLL:
+    """Return llama.cpp's library, opened once per process. From then on it logs nothing.
+
+    Raises EdgeKVError if it is missing or cannot be loaded.
+    """
+    path = library_path("llama")
+    if hasattr(os, "add_dll_directory"):  # Windows
+        os.add_dll_directory(str(path.parent))
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise EdgeKVError(f"the native library {path} cannot be loaded: {error}") from None
+    if hasattr(lib, "edgekv_log_init"):
+        lib.edgekv_log_init()
+        lib.edgekv_log_error.restype = ctypes.c_char_p
+    return lib
+
+
+def set_verbose(verbose: bool) -> None:
+    """Print on standard error whatever llama.cpp logs, or nothing, in the whole process."""
+    lib = open_llama()
+    if hasattr(lib, "edgekv_log_verbose"):
+        lib.edgekv_log_verbose(ctypes.c_bool(verbose))
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """Print nothing of what this thread causes llama.cpp to log: models that nobody is going to use."""
+    lib = open_llama()
+    if not hasattr(lib, "edgekv_log_mute"):
+        yield
+        return
+    lib.edgekv_log_mute(ctypes.c_bool(True))
+    try:
+        yield
+    finally:
+        lib.edgekv_log_mute(ctypes.c_bool(False))
+
+
+def logged_error() -> str:
+    """Return the first error that llama.cpp logged since the last call, one line; empty if none."""
+    lib = open_llama()
+    if not hasattr(lib, "edgekv_log_error"):
+        return ""
+    return " ".join((lib.edgekv_log_error() or b"").decode(errors="replace").split())

@@ -1,0 +1,92 @@
+"""The native library beside a stock llama-cpp-python, and what llama.cpp logs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.lib import ROOT
+
+
+@pytest.fixture(scope="module")
+def stock_python(stock_lib, tmp_path_factory):
+    """Folder with the stock package `llama_cpp` and its own, unpatched libraries inside."""
+    folder = tmp_path_factory.mktemp("stock")
+    command = [sys.executable, "native/upstream.py", "bindings", "--stock"]
+    subprocess.run([*command, "--out", str(folder / "llama_cpp")], cwd=ROOT, check=True)
+    (folder / "llama_cpp" / "lib").symlink_to(stock_lib)
+    return folder
+
+
+def python(code: str, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a process of its own, which must succeed."""
+    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, text=True,
+                          capture_output=True, timeout=120, env={**os.environ, **env})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+BOTH = """
+import sys
+{imports}
+def answer(kind, **options):
+    llm = kind(sys.argv[1], n_ctx=512, n_threads=2, verbose=False, **options)
+    return llm.create_completion("the rain", max_tokens=8, temperature=0)["choices"][0]["text"]
+stock = answer(llama_cpp.Llama)
+ours = answer(edgekv.Llama)
+small = answer(edgekv.Llama, kv_ratio=0.5)
+again = answer(llama_cpp.Llama)
+assert not issubclass(edgekv.Llama, llama_cpp.Llama)
+assert "edgekv" not in llama_cpp.llama_cpp._lib._name
+print(repr([stock, ours, small, again]))
+"""
+ORDERS = ("import llama_cpp, edgekv", "import edgekv, llama_cpp",
+          "import edgekv; edgekv.Llama; import llama_cpp")
+
+
+@pytest.mark.parametrize("imports", ORDERS)
+def test_a_stock_llama_cpp_lives_in_the_same_process(tiny, stock_python, imports):
+    path = os.pathsep.join([str(stock_python), os.environ.get("PYTHONPATH", "")])
+    done = python(BOTH.format(imports=imports), tiny("llama-gqa"), PYTHONPATH=path)
+    stock, ours, small, again = eval(done.stdout)
+    assert stock == ours == small == again
+
+
+def test_children_of_the_process_find_their_own_library():
+    """A variable in the environment would make a child's stock llama_cpp load our library."""
+    done = python("import os; before = dict(os.environ); import edgekv.native\n"
+                  "print(dict(os.environ) == before)")
+    assert done.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama-gqa"])
+def test_nothing_is_logged_without_verbose(tiny, name):
+    code = ("import sys, edgekv\n"
+            "for ratio in (1, 0.2):\n"
+            "    llm = edgekv.Llama(sys.argv[1], n_ctx=512, kv_ratio=ratio, verbose=False)\n"
+            "    llm.create_completion('the rain', max_tokens=4)\n")
+    done = python(code, tiny(name))
+    assert done.stdout == done.stderr == ""
+
+
+def test_verbose_logs_each_line_once_on_stderr(tiny):
+    code = ("import sys, edgekv\n"
+            "for i in range(2):\n"
+            "    edgekv.Llama(sys.argv[1], n_ctx=512, kv_ratio=0.2, verbose=True)\n")
+    done = python(code, tiny("llama-gqa"))
+    assert done.stdout == ""
+    for line in ("print_info: arch ", "llama_context: n_ctx "):
+        assert done.stderr.count(line) == 2, "once for each of the two models"
+
+
+def test_a_damaged_file_is_refused_with_llama_cpps_reason(tmp_path):
+    path = tmp_path / "damaged.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    code = ("import sys, edgekv\n"
+            "try: edgekv.Llama(sys.argv[1], verbose=False)\n"
+            "except edgekv.BadInput as error: print(error)\n")
+    done = python(code, path)
+    assert "version" in done.stdout and done.stderr == ""
