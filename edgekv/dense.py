@@ -1,12 +1,14 @@
-"""Dense rows: the cache type that `auto` picks where none was asked for.
+"""Cache types and bytes: what `auto` stores where no type was named, and entries per byte.
 
-A row in q8_0 takes 34 bytes where one in f16 takes 64 and answers nearly as well, so more of them in the same bytes answer better than fewer in
-f16: docs/methods.md, "Measured: what `auto` is". A ratio is then a share of the bytes that the f16 cache would take.
+A ratio is a share of the bytes that a full f16 cache takes, whatever the cache's type: with q8_0
+it holds 1.88 entries where f16 has one. They answer nearly as well, so more of them in the same
+bytes answer better (docs/methods.md, "Measured: what `auto` is").
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from edgekv import facts
@@ -39,7 +41,7 @@ def f16_bytes(layer: LayerInfo) -> int:
     return 2 * (layer.d_k + layer.d_v)
 
 
-def rows_per_f16(layers: Sequence[LayerInfo]) -> float:
-    """Rows of these layers that take the bytes of one in f16, the mean over their heads."""
+def entries_per_f16(layers: Sequence[LayerInfo]) -> Fraction:
+    """KV entries of these layers that take the bytes of one in f16, the mean over their heads."""
     stored = sum(x.bytes_row * x.n_head_kv for x in layers)
-    return sum(f16_bytes(x) * x.n_head_kv for x in layers) / stored if stored else 1.0
+    return Fraction(sum(f16_bytes(x) * x.n_head_kv for x in layers), stored) if stored else Fraction(1)

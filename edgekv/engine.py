@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from ctypes import POINTER
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.choose import choose
-from edgekv.dense import f16_bytes, rows_per_f16
+from edgekv.dense import entries_per_f16, f16_bytes
 from edgekv.errors import BadInput
 from edgekv.footprint import Extent, Reading, reading
 from edgekv.machine import memory_free
@@ -55,8 +56,6 @@ class Settings:
     """Tokens that may gather behind the compressed prompt before they are compressed too."""
     hidden: str = "f32"
     seed: int = 0
-    of_f16: bool = False
-    """A ratio is of the bytes that the cache would take in f16, whatever its type; see `edgekv.dense`. Else of its rows."""
 
     @property
     def compresses(self) -> bool:
@@ -79,7 +78,7 @@ class Engine:
         """What compressing the last prompt took."""
         self.by_layer = True
         self.ratio = settings.ratio
-        """The share that the last prompt was to keep: of its rows, or of the bytes that they would take in f16."""
+        """Share of the full f16 cache's bytes that the last prompt was to keep."""
         self._last = 0  # tokens seen when the tail was compressed last
         self._folding: Folding | None = None
         self._asked: dict[int, Asked] = {}  # by layer: queries of the last prompt that had enough, before RoPE
@@ -101,7 +100,7 @@ class Engine:
             with self.clock("merge"):
                 summing.end(self.store)
         self._asked = summing.asked
-        self.ratio = plan.ratio / self.denser
+        self.ratio = plan.ratio / float(self.per_f16)
         self._last = self.store.memory().n_past
 
     def _read(self, tokens: Sequence[int], watch: Watch, plan: Plan, tail: bool, summing: Summing) -> None:
@@ -211,14 +210,14 @@ class Engine:
         return [il for il, info in enumerate(self.store.layers) if not info.n_swa]
 
     def bytes_full(self, n_tokens: int) -> int:
-        """Bytes that llama.cpp's own cache needs for that many tokens (sliding-window layers: for their window), in f16 if ratios are of that."""
-        layers = [(f16_bytes(x) if self.settings.of_f16 else x.bytes_row, x) for x in self.store.layers]
-        return sum(row * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens) for row, x in layers)
+        """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their window."""
+        return sum(f16_bytes(x) * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens)
+                   for x in self.store.layers)
 
     @property
-    def denser(self) -> float:
-        """Rows that are kept for one that a ratio asks for."""
-        return rows_per_f16([self.store.layers[il] for il in self.full_layers]) if self.settings.of_f16 else 1.0
+    def per_f16(self) -> Fraction:
+        """KV entries of this cache's types that take the bytes of one in f16."""
+        return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
     def _layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
         n_old = p.n_old()
@@ -239,7 +238,7 @@ class Engine:
         n_tokens, n_heads = self.store.memory().n_past + n_new, max(int(there.sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
         n_rows = n_tokens if s.table is not None or not full else budget.rows_for(
-            n_tokens, min(s.ratio * self.denser, 1.0), s.tokens, s.n_bytes, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
+            n_tokens, s.ratio, s.tokens, s.n_bytes, per_f16=self.per_f16, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
         merge = s.preset.merge if s.table is None else None

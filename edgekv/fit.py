@@ -1,7 +1,9 @@
 """Fit: which contexts fit into how much memory, at which ratio and cache type.
 
-The wish is kept in this order: the context first, then the ratio is lowered, then the cache type. Hidden states go to f16 and to a file before
-the ratio falls, because that costs little. Nothing is ever moved to another device: what does not fit where it was wanted does not fit.
+The context is kept first, then the ratio is lowered. A ratio is a share of the full f16 cache's bytes, so another
+cache type saves nothing at the same ratio: other types are offered as full caches, and taken where the model cannot
+be compressed. Hidden states go to f16 and to a file before the ratio falls, because that costs little. Nothing is
+ever moved to another device: what does not fit where it was wanted does not fit.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class Point:
     masks: int = 0
     host_weights: int = 0
     picked: bool = False
-    """The types are what `auto` picks, and the ratio is of an f16 cache's bytes (`edgekv.dense`)."""
+    """The types are what `auto` picks (`edgekv.dense`)."""
 
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
@@ -117,11 +119,12 @@ class Planner:
         if not compressed:
             return Point(n_kept=n_ctx, hidden="f32", kv=context.cache, kv_full=context.cache, tail=0, layer=0, hidden_bytes=0, inputs=0,
                          peak=weights + context.cache + context.compute + w.process, **shared)
-        n_rows = rows_for(n_ctx, min(ratio * dense.rows_per_f16(context.layers), 1.0) if picked else ratio, min_tokens=w.min_tokens)
+        full_layers = [x for x in context.layers if not x.n_swa]
+        n_rows = rows_for(n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens)
         read = reading(context.layers, extent(self.preset, n_ctx, w.window, self._n_ubatch), n_rows, n_embd=b.n_embd, n_ubatch=self._n_ubatch,
                        hidden=hidden, even=self.preset.budget.name == "uniform", on_gpu=self._on_gpu)
         tail = reserve(context.layers, w.tail, w.window)
-        full = b.context(False, n_ctx, *self._check_types(plain)).cache
+        full = b.context(False, n_ctx, *self._check_types(("f16", "f16"))).cache
         moving = max(read.peak, read.kept + tail)
         return Point(n_kept=n_rows, hidden=hidden, kv=read.kept, kv_full=full, tail=tail, layer=read.layer, hidden_bytes=read.hidden, inputs=read.inputs,
                      picked=picked, masks=read.masks, peak=weights + context.compute + w.process + moving, **shared)
@@ -137,9 +140,10 @@ class Planner:
 
     def ways(self, n_ctx: int, only: tuple[str, str] | None = None) -> Iterator[Point]:
         """Everything that may be tried at one context, what is given up least first; only: of these types."""
-        ratios = [r for r in self.wish.ratios if r >= 1 or not self.blueprint.why]
-        for types in [only] if only else self._possible_types():
-            for ratio in ratios:
+        possible = self._possible_types()
+        for types in [only] if only else possible:
+            compress = types == possible[0] and not self.blueprint.why
+            for ratio in self.wish.ratios if compress else [r for r in self.wish.ratios if r >= 1]:
                 for hidden in self.wish.hidden if ratio < 1 else ("f32",):
                     yield self.point(n_ctx, ratio, types, hidden)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgekv import facts, native, session
-from edgekv.budget.memory import APPEND_MAX, rows_within
+from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
 from edgekv.choose import AUTO
 from edgekv.continued import continued
 from edgekv.dense import DENSE, picks
@@ -33,8 +33,9 @@ from edgekv.llama_cpp import _internals as internals
 class Llama(llama_cpp.Llama):
     """A drop-in subclass of llama_cpp.Llama.
 
-    kv_ratio: share of the cache that is kept (0.2 keeps 20 %); 1 (default) leaves everything to the parent, bit for bit. It is of the rows where
-    type_k or type_v is given; where neither is, 'auto' stores what it compresses as q8_0 and the share is of the bytes that f16 would take.
+    kv_ratio: share that is kept of the bytes which the full f16 cache would take (0.2 keeps 20 %);
+    1 (default) leaves everything to the parent, bit for bit. type_k and type_v decide how many
+    tokens fit into these bytes; where neither is given, 'auto' stores q8_0.
     kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for the kept rows.
     kv_memory: bytes, or a size such as "2GiB", that K and V never exceed between prompts, however long they are: kept rows, the tail and the
     room allocated for it. While a prompt is read, one layer in full, its hidden states and (in later turns) the old rows come on top.
@@ -209,7 +210,6 @@ class Llama(llama_cpp.Llama):
             kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_memory=old.memory if memory is None else memory,
             kv_method=method or self._kv_method, kv_sink=old.sink, kv_window=old.window, kv_min_tokens=old.min_tokens,
             kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
-        fresh.of_f16 = old.of_f16
         self._kv_check_memory(fresh)
         self._kv_settings, self._kv_method = fresh, method or self._kv_method
         if self._kv is not None:
@@ -222,16 +222,17 @@ class Llama(llama_cpp.Llama):
         s = self._kv_settings
         if self._kv is None:
             return session.stats_uncompressed(self, self._kv_note, self._kv_prefill_ms)
-        kv, info = self._kv, self._kv.store.memory()
+        kv, layers, info = self._kv, self._kv.store.layers, self._kv.store.memory()
         kept = kv.kept()
         full = kv.full_layers or range(len(kept))
         type_k, type_v = session.type_names(self)
-        rows, heads = sum(int(kept[il].sum()) for il in full), sum(kv.store.layers[il].n_head_kv for il in full)
+        rows, heads = sum(int(kept[il].sum()) for il in full), sum(layers[il].n_head_kv for il in full)
         return KVStats(
             method=s.preset.name, ratio=s.ratio if s.memory is None else kv.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
             n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms,
-            type_k=type_k, type_v=type_v, denser=kv.denser, compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
-            n_bytes_limit=s.memory, note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
+            type_k=type_k, type_v=type_v, per_f16=float(kv.per_f16), compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
+            n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)), n_ctx=self.n_ctx(),
+            n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window), n_bytes_limit=s.memory, note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
     def kv_save(self, path: str) -> None:
         """Save the conversation (tokens and cache) to a file."""
@@ -255,9 +256,8 @@ class Llama(llama_cpp.Llama):
         self._kv_context_params = params
 
     def _kv_pick_types(self, path: str) -> bool:
-        """Whether a cache with these settings is to have dense rows; ratios are then of an f16 cache's bytes. See `edgekv.dense`."""
-        self._kv_settings.of_f16 = picks(path, self._kv_method, self._kv_settings, *self._kv_types)
-        return self._kv_settings.of_f16
+        """Whether a cache with these settings gets the type that `auto` stores; see `edgekv.dense`."""
+        return picks(path, self._kv_method, self._kv_settings, *self._kv_types)
 
     def _kv_attach(self, wanted: bool) -> None:
         """The engine for this context's store; a note if there is none although one was wanted."""

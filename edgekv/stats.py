@@ -17,8 +17,8 @@ class KVStats:
 
     method: str
     ratio: float
-    """Share that was asked to be kept, 1 = all: of the rows, or, where the cache types were picked (`denser` above 1), of the bytes of an f16 cache. With a
-    limit for the cache's memory the share that it left the last prompt."""
+    """Share that was asked to be kept of the full f16 cache's bytes, 1 = all. With a limit for the
+    cache's memory the share that it left the last prompt."""
     n_seen: int
     """Tokens of the conversation."""
     n_kept: float
@@ -26,11 +26,11 @@ class KVStats:
     kept: NDArray[np.int32]
     """[n_layer, n_head_kv] rows of each head (0 where a layer has fewer heads)."""
     n_bytes: int
-    """K and V now, room for the next tokens included."""
+    """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all."""
     n_bytes_peak: int
     """The most that K, V, the layer in work, hidden states and masks took together since the conversation began."""
     n_bytes_full: int
-    """K and V of all tokens seen, as llama.cpp's own cache holds them, in f16 where the types were picked."""
+    """K and V of all tokens seen in a full f16 cache (of sliding-window layers their window)."""
     prefill_ms: float
     """Reading the last prompt, compression included."""
     compress_ms: float
@@ -40,10 +40,16 @@ class KVStats:
     type_k: str = "f16"
     type_v: str = "f16"
     """Cache types."""
-    denser: float = 1.0
-    """Rows that stay for one that a ratio asks for: above 1 where the types were picked, and a ratio is of an f16 cache's bytes."""
+    per_f16: float = 1.0
+    """KV entries of these types that take the bytes of one in f16."""
+    n_bytes_used: int = 0
+    """Of `n_bytes`, what entries take that attention reads."""
     n_bytes_limit: int | None = None
     """What `kv_memory` allows."""
+    n_bytes_reserved: int = 0
+    """Of `n_bytes_limit`, what is kept free for new tokens and for sliding windows."""
+    n_ctx: int = 0
+    """Tokens that the context can hold."""
     note: str = ""
     """Why the mode is not 'layers', one line; else empty."""
     stage_ms: Mapping[str, float] = field(default_factory=dict)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
 from tests import lib
@@ -16,6 +18,25 @@ MAX_NMSE = {"f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3, "q5_1": 1e-3, "q5_0": 1e-3,
 """Of the engine against the reference that stores its rows likewise: a rounding that falls the other way is all there is."""
 SHARED: dict[str, Any] = dict(n_ctx=2048, n_batch=512, n_ubatch=256, n_threads=1)
 """Of the library jobs and of `load`: more chunks than one, the last one short; one thread, because tiny models gain from no more."""
+
+
+def per_f16(kind: str, d_head: int = 64, alibi: bool = False) -> Fraction:
+    """KV entries of a cache type, or of "K,V", that take the bytes of one in f16."""
+    bytes_ = []
+    for name in (kind.split(",") * 2)[:2]:
+        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(TYPES[name])]
+        bytes_.append(d_head // block * size)
+    return Fraction(4 * d_head, sum(bytes_) + 4 * alibi)
+
+
+def n_kept(ratio: float, n_tokens: int, kind: str = "f16", **more: Any) -> int:
+    """Tokens that a ratio, which is of an f16 cache's bytes, keeps in a cache of some type."""
+    return min(int(Fraction(repr(ratio)) * per_f16(kind, **more) * n_tokens), n_tokens)
+
+
+def share(part: float, kind: str) -> float:
+    """The ratio that keeps a part of the tokens in a cache of some type."""
+    return float(Fraction(repr(part)) / per_f16(kind))
 
 
 def load(path: Path, kind: str = "f16", **options: Any) -> Any:

@@ -21,7 +21,7 @@ from edgekv.errors import BadInput, Unsupported
 from tests.fakes import FakeLlama
 
 ROOT = Path(__file__).resolve().parent.parent
-FIELDS = """text model kv_method kv_ratio prompt_n kept_n gen_n kv_bytes kv_bytes_peak kv_bytes_full kv_bytes_limit prefill_ms compress_ms
+FIELDS = """text model kv_method kv_ratio type_k type_v prompt_n kept_n gen_n kv_bytes kv_bytes_used kv_bytes_peak kv_bytes_full kv_bytes_limit prefill_ms compress_ms
             decode_ms prefill_tps decode_tps rss_peak_bytes""".split()
 
 
@@ -152,7 +152,7 @@ def test_threads():
 def test_run_prints_only_the_answer(fake):
     result = call("run", "-m", "m", "-p", "what is this", "--kv-ratio", "0.5")
     assert result.stdout == "WHAT IS THIS\n"
-    assert "6 tokens seen, 3 kept (50 %)" in result.stderr and "\x1b" not in result.stderr
+    assert "6 tokens seen; KV 50 % of the memory: 0.0 of 0.0 MiB; 50 % of the tokens, as f16; read" in result.stderr and "\x1b" not in result.stderr
 
 
 def test_run_json_has_exactly_the_fields(fake):
@@ -260,10 +260,10 @@ def test_commands_of_a_chat(fake):
     lines = "/help\none two\n/stats\n/ratio 0.5\n/system be kind\n/reset\nthree\n/quit\nfour\n"
     result = call("chat", "-m", "m", stdin=lines)
     assert result.exit_code == 0 and result.stdout == "ONE TWO\nTHREE\n"
-    assert "ratio 0.5 from the next prompt on: 2 of the 4 tokens seen would stay, 0.0 of 0.0 MiB" in result.stderr
+    assert "50 % of the memory from the next prompt on: 0.0 of 0.0 MiB, 2 of the 4 tokens seen would stay" in result.stderr
     assert [m["content"] for m in fake.calls[-1]["messages"]] == ["be kind", "three"]
     assert all(name in result.stderr for name in slash.COMMANDS)
-    assert "snapkv" in result.stderr and "rows kept" in result.stderr
+    assert "snapkv" in result.stderr and "tokens kept" in result.stderr
 
 
 @pytest.mark.parametrize(("leave", "forget"), [("/bye", "/clear"), ("/exit", "/reset")])

@@ -16,7 +16,7 @@ from edgekv.commands import load, report, slash
 from edgekv.dense import fits
 from edgekv.eval.reader import Reader
 from edgekv.fit import PICKED, Planner, Wish
-from tests.engine import SHARED, TYPES, feed, logits
+from tests.engine import SHARED, TYPES, feed, logits, n_kept
 from tests.recurrent import write as write_recurrent
 
 RATIO, N_PROMPT = 0.2, 600
@@ -40,14 +40,14 @@ def test_more_rows_stay_in_the_bytes_that_were_asked_for(tiny, text, model, rati
     llm.eval(list(text(N_PROMPT)))
     stats, in_f16 = llm.kv_stats(), auto(tiny(model), type_k=TYPES["f16"], type_v=TYPES["f16"], kv_ratio=ratio)
     in_f16.eval(list(text(N_PROMPT)))
-    assert (stats.type_k, stats.type_v, stats.ratio, stats.denser) == ("q8_0", "q8_0", ratio, pytest.approx(MORE))
+    assert (stats.type_k, stats.type_v, stats.ratio, stats.per_f16) == ("q8_0", "q8_0", ratio, pytest.approx(MORE))
     assert int(ratio * MORE * N_PROMPT) - 1 < stats.n_kept <= ratio * MORE * N_PROMPT
     assert stats.n_bytes_full == in_f16.kv_stats().n_bytes_full
     assert 0.99 * ratio * stats.n_bytes_full < stats.n_bytes <= in_f16.kv_stats().n_bytes <= ratio * stats.n_bytes_full
 
 
 def test_it_is_the_q8_0_cache_with_as_many_rows(tiny, text, nmse):
-    one, other = auto(tiny("llama-gqa")), auto(tiny("llama-gqa"), type_k=TYPES["q8_0"], type_v=TYPES["q8_0"], kv_ratio=RATIO * MORE)
+    one, other = auto(tiny("llama-gqa")), auto(tiny("llama-gqa"), type_k=TYPES["q8_0"], type_v=TYPES["q8_0"], kv_ratio=RATIO)
     for llm in (one, other):
         llm.eval(list(text(N_PROMPT)))
     assert np.array_equal(one.kv_stats().kept, other.kv_stats().kept)
@@ -69,8 +69,9 @@ def test_what_the_user_names_is_taken_at_its_word(tiny, text, options):
     llm = auto(tiny("llama-gqa"), **options)
     llm.eval(list(text(N_PROMPT)))
     stats = llm.kv_stats()
-    assert types(llm) == (options.get("type_k", 1), options.get("type_v", 1)) and stats.denser == 1
-    assert stats.n_kept == (100 if "kv_budget" in options else 600 if stats.method == "full" else 120)
+    assert types(llm) == (options.get("type_k", 1), options.get("type_v", 1))
+    bytes_ratio = n_kept(RATIO, N_PROMPT, f"{stats.type_k},{stats.type_v}")
+    assert stats.n_kept == (100 if "kv_budget" in options else 600 if stats.method == "full" else bytes_ratio)
 
 
 def test_a_share_above_what_q8_0_takes_keeps_every_row(tiny, text):
@@ -161,17 +162,18 @@ def test_what_is_printed_says_type_and_rows(tiny, text):
     llm = auto(tiny("llama-gqa"))
     llm.eval(list(text(N_PROMPT)))
     stats, plain = llm.kv_stats(), auto(tiny("llama-gqa"), type_k=8, type_v=8)
-    assert "225 kept (38 %) as q8_0; KV " in report.cache_line(stats) and "a full cache in f16 0.9 MiB" in report.cache_line(stats)
-    assert "q8_0, 1.88 rows where f16 has one" in report.stats_table(stats)
+    line = "600 tokens seen; KV 20 % of the memory: 0.2 of 0.9 MiB; 38 % of the tokens, as q8_0"
+    assert report.cache_line(stats) == line
+    assert "q8_0, 1.88 entries in the bytes of one in f16" in report.stats_table(stats)
     plain.eval(list(text(N_PROMPT)))
-    assert "120 kept (20 %); KV " in report.cache_line(plain.kv_stats()) and "f16" not in report.stats_table(plain.kv_stats())
+    assert report.cache_line(plain.kv_stats()) == line
 
 
 def test_the_chat_says_how_many_rows_a_ratio_would_leave(tiny, text, capsys):
     llm = auto(tiny("llama-gqa"))
     llm.eval(list(text(N_PROMPT)))
     slash.ratio(SimpleNamespace(llm=llm), "0.1")
-    assert "112 of the 600 tokens seen would stay, 0.1 of 0.9 MiB" in "".join(capsys.readouterr())
+    assert "10 % of the memory from the next prompt on: 0.1 of 0.9 MiB, 112 of the 600 tokens seen would stay" in "".join(capsys.readouterr())
 
 
 def test_a_plan_has_the_bytes_of_what_is_picked(tiny, text):

@@ -14,7 +14,7 @@ from edgekv.errors import BadInput
 from edgekv.footprint import HIDDEN_BYTES, extent, full_bytes, index_bytes, kept_bytes, mask_bytes, reading
 from edgekv.sizes import parse_size, size_text
 from tests import models
-from tests.engine import load
+from tests.engine import load, n_kept
 
 N_PROMPT = 1300
 PEAK_ABOVE, PEAK_SPARE = 1.01, 64 * 1024
@@ -110,7 +110,9 @@ def check(path, kind, tokens, method, ratio, hidden) -> None:
     predicted = kv.reading(Watch(llm._kv_settings, tokens, kv.tokenize), kv._plan(len(tokens)))
     llm.eval(tokens)
     stats = llm.kv_stats()
-    assert stats.n_bytes == predicted.kept == kept_bytes(kv.store.layers, len(tokens), int(ratio * len(tokens)))
+    x = kv.store.layers[0]
+    n_rows = n_kept(ratio, len(tokens), kind, d_head=x.d_k, alibi=index_bytes(x) > 0)
+    assert stats.n_bytes == predicted.kept == kept_bytes(kv.store.layers, len(tokens), n_rows)
     assert full_bytes(kv.store.layers, len(tokens)) == len(tokens) * sum((x.bytes_row - index_bytes(x)) * x.n_head_kv for x in kv.store.layers)
     assert stats.n_bytes_peak <= predicted.peak <= PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgekv.native import Prefill
-from tests.engine import feed, load
+from tests.engine import feed, load, share
 from tests.reference.merge import merge as reference
 
 N_PROMPT = 400
@@ -16,8 +16,8 @@ N_PROMPT = 400
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])
 def test_merged_rows_equal_the_reference_and_others_keep_their_bytes(tiny, text, nmse, model, kind):
     full = load(tiny(model), kind, kv_budget=10 * N_PROMPT)
-    plain = load(tiny(model), kind, kv_ratio=0.3, kv_method="h2o")
-    merging = load(tiny(model), kind, kv_ratio=0.3, kv_method="score=h2o,budget=uniform,merge=d2o")
+    plain = load(tiny(model), kind, kv_ratio=share(0.3, kind), kv_method="h2o")
+    merging = load(tiny(model), kind, kv_ratio=share(0.3, kind), kv_method="score=h2o,budget=uniform,merge=d2o")
     for llm in (full, plain, merging):
         llm.eval(list(text(N_PROMPT)))
     touched = 0

@@ -12,7 +12,7 @@ from edgekv.errors import BadInput, Unsupported
 from edgekv.eval.reading import Reading
 from edgekv.native import Prefill
 from edgekv.summary import JITTER, ROUNDS, Summary, SummaryParams, alike, draw, look
-from tests.engine import feed, load, positions
+from tests.engine import feed, load, positions, share
 from tests.reference.summary import groups as reference_groups
 from tests.reference.summary import summary as reference
 
@@ -172,7 +172,7 @@ def test_wrong_parameters_are_one_line(text, message):
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa", "gemma3"])
 def test_other_rows_keep_their_bytes(tiny, text, model, kind):
-    plain, summed = (load(tiny(model), kind, kv_ratio=0.3, kv_method=name) for name in ("score=keydiff", MIX.format("uniform") + ",worst=5"))
+    plain, summed = (load(tiny(model), kind, kv_ratio=share(0.3, kind), kv_method=name) for name in ("score=keydiff", MIX.format("uniform") + ",worst=5"))
     for llm in (plain, summed):
         llm.eval(list(text(N_PROMPT)))
     changed = 0

@@ -57,8 +57,8 @@ def ratios(table: Table) -> list[Ratio]:
             speeds = tuple(b["ns"] / a["ns"] for a, b in zip(mine[:n], theirs[:n], strict=True))
             same_type = (case.type_k, case.type_v) == (other.type_k, other.type_v)
             a, b = mine[0], theirs[0]
-            limit = gain_limit(a["model_size"], b["kv_bytes_full"], a["kv_bytes_kept"]) if same_type and case.n_gen and not case.n_prompt else None
-            found.append(Ratio(case, other, speeds, a["kv_bytes_kept"] / b["kv_bytes_full"], None if case.is_filled else _memory(mine) / max(_memory(theirs), 1), limit))
+            limit = gain_limit(a["model_size"], b["kv_bytes_kept"], a["kv_bytes_kept"]) if same_type and case.n_gen and not case.n_prompt else None
+            found.append(Ratio(case, other, speeds, a["kv_bytes_kept"] / b["kv_bytes_kept"], None if case.is_filled else _memory(mine) / max(_memory(theirs), 1), limit))
     return found
 
 

@@ -82,8 +82,8 @@ def load(case: Case) -> Any:
 
 
 def used_bytes(stats: Any) -> int:
-    """K and V that attention reads; of llama.cpp's own cache the rows in use."""
-    return stats.n_bytes_full if stats.mode == "uncompressed" else stats.n_bytes
+    """K and V; of llama.cpp's own cache, which is allocated for the whole context, what is in use."""
+    return stats.n_bytes_used if stats.mode == "uncompressed" else stats.n_bytes
 
 
 def tokens(llm: Any, n: int) -> list[int]:

@@ -152,7 +152,7 @@ def equal_bytes(cases: Sequence[Case], method: str, hidden: str, bits: dict[str,
             group = [case.full(small)]
             for large in ("q8_0", "f16"):
                 if bits[large] > bits[small]:
-                    ratio = int(1e4 * bits[small] / bits[large]) / 1e4
+                    ratio = int(1e4 * bits[small] / bits["f16"]) / 1e4
                     group.append(replace(case.full(large), kv_method=method, kv_ratio=ratio, kv_hidden=hidden))
             found += group
     return list(dict.fromkeys(found))

@@ -8,16 +8,16 @@ from edgekv.errors import BadInput
 
 
 def check_ratio(value: float | str) -> float:
-    """`value` as a share of rows to keep, 0 < share <= 1.
+    """`value` as a share of bytes to keep, 0 < share <= 1.
 
     Raises BadInput for anything else, with what to write instead.
     """
     try:
         ratio = float(value)
     except (TypeError, ValueError):
-        raise BadInput(f"'{value}' is no ratio; give the share of rows to keep, such as 0.2 for 20 %") from None
+        raise BadInput(f"'{value}' is no ratio; give the share of the cache to keep, such as 0.2 for 20 %") from None
     if 1 < ratio <= 100:
-        raise BadInput(f"ratio {ratio:g} is above 1; it is the share of rows to keep, so write {ratio / 100:g}"
+        raise BadInput(f"ratio {ratio:g} is above 1; it is the share of the cache to keep, so write {ratio / 100:g}"
                        f" to keep {ratio:g} %")
     if not 0 < ratio <= 1:
         raise BadInput(f"ratio {ratio:g} keeps nothing that makes sense; give a share above 0 and at most 1,"
@@ -31,6 +31,7 @@ def rows_for(
     tokens: int | None = None,
     n_bytes: int | None = None,
     *,
+    per_f16: Fraction = Fraction(1),
     bytes_per_row_head: float | None = None,
     n_heads: int | None = None,
     min_tokens: int = 128,
@@ -40,7 +41,8 @@ def rows_for(
     Of several limits the smallest counts. `ratio` rounds down, but a short prompt keeps `min_tokens`; `tokens` and
     `n_bytes` are taken at their word. Never more than `n_tokens`.
 
-    ratio: share of the tokens, 0 < ratio <= 1.
+    ratio: share of the bytes that all tokens take in f16, 0 < ratio <= 1.
+    per_f16: KV entries that take the bytes of one in f16.
     tokens: rows per head.
     n_bytes: bytes of all K and V rows; needs `bytes_per_row_head` (one K row and one V row of one head) and `n_heads`
         (n_layer * n_head_kv).
@@ -51,7 +53,7 @@ def rows_for(
     limits = [n_tokens]
     if ratio is not None:
         exact = Fraction(repr(check_ratio(ratio)))  # the decimal number the user wrote: 0.29 of 100 is 29, not 28
-        limits.append(max(int(exact * n_tokens), min_tokens))
+        limits.append(max(int(exact * per_f16 * n_tokens), min_tokens))
     if tokens is not None:
         limits.append(_at_least_one(int(tokens), f"a budget of {tokens} tokens"))
     if n_bytes is not None:

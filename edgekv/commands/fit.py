@@ -58,8 +58,8 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
             cache_type_v: str | None, ubatch_size: int, shares: list[float], kv_method: str, as_json: bool) -> int:
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the command line to use.
 
-    The context is kept if at all possible; then the ratio is lowered, then the cache type; hidden states go to f16 or to a file before the
-    ratio falls. Sizes are those of one prompt that fills the context: weights as they lie in the file, K and V, one layer in full and hidden
+    The context is kept if at all possible; then the ratio is lowered; hidden states go to f16 or to a file before the ratio falls. A ratio is a
+    share of the bytes of a full f16 cache, whatever the cache type. Sizes are those of one prompt that fills the context: weights as they lie in the file, K and V, one layer in full and hidden
     states while the prompt is read, llama.cpp's buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
     again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
     """
@@ -167,7 +167,7 @@ class Report:
         return "\n".join(parts + (self.costs(self.best) if self.best else []))
 
     def costs(self, point: Point) -> list[str]:
-        full = f" (all rows{' in f16' * point.picked} {mib(point.kv_full)})" if point.ratio < 1 else ""
+        full = f" (a full f16 cache {mib(point.kv_full)})" if point.ratio < 1 else ""
         there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
         rows = [("weights", mib(point.weights)), ("token table in main memory", mib(point.host_weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
                 ("new tokens, at most", mib(point.tail)),
@@ -176,8 +176,8 @@ class Report:
                 ("compute buffers", mib(point.compute)), ("process", mib(point.process)), ("at the peak", mib(point.peak))]
         if point.hidden == "disk":
             rows.append(("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx)))
-        kept = f"{point.n_kept:,} of {point.n_ctx:,} tokens kept ({percent(point.n_kept, point.n_ctx)})" if point.ratio < 1 else "all tokens kept"
-        kept += f", {point.ratio:g} of an f16 cache's bytes" * point.picked
+        kept = (f"{percent(point.ratio, 1)} of a full f16 cache's bytes, {percent(point.n_kept, point.n_ctx)} of the tokens "
+                f"({point.n_kept:,})") if point.ratio < 1 else "all tokens kept"
         described = self.describe(point)
         return [f"{point.n_ctx:,} tokens, {kept}, {point.type_k}/{point.type_v} cache, MiB:", table([r for r in rows if r[1] != "0.0"]),
                 f"quality: {described['quality']}", f"use: {described['command']}"]

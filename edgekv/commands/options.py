@@ -164,15 +164,16 @@ ENGINE: tuple[Decorator, ...] = (
     _llama("-fa", "--flash-attn", env="FLASH_ATTN", default="auto", metavar="[on|off|auto]", callback=switch,
            help="Flash attention."),
     _llama("-ctk", "--cache-type-k", env="CACHE_TYPE_K", type=click.Choice(CACHE_TYPES),
-           help="Type of the K cache; without it f16. If neither type is given, --kv-method auto stores what it compresses as q8_0, and a ratio is of "
-                "the bytes that f16 would take."),
+           help="Type of the K cache; without it f16. If neither type is given and something is compressed, --kv-method auto stores "
+                "q8_0."),
     _llama("-ctv", "--cache-type-v", env="CACHE_TYPE_V", type=click.Choice(CACHE_TYPES),
            help="Type of the V cache; without it as said for -ctk."),
     _llama("-s", "--seed", env="SEED", type=int, default=-1, metavar="N", help="Seed; -1: another one each time."),
     _llama("-v", "--verbose", "--log-verbose", "verbose", env="VERBOSE", is_flag=True,
            help="Print what llama.cpp logs."),
     _kv("--kv-ratio", default="1", metavar="R", callback=ratio,
-        help="Share of the KV cache to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 everything."),
+        help="Share of the full f16 cache's bytes to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 everything. "
+             "Cache types (-ctk, -ctv) decide how many tokens fit into them; --kv-budget counts tokens."),
     _kv("--kv-budget", type=COUNT, metavar="N", help="Tokens to keep, the mean over layers and KV heads."),
     _kv("--kv-budget-mb", type=click.FloatRange(min=0, min_open=True), metavar="MIB",
         help="MiB that the kept rows of a prompt may take; new tokens come on top (--kv-memory counts those too)."),

@@ -79,16 +79,16 @@ def system(conversation: Conversation, rest: str) -> None:
 
 def ratio(conversation: Conversation, rest: str) -> None:
     """/ratio R | keep the share R of the cache from the next prompt on"""
-    from edgekv.budget import check_ratio, rows_for
+    from edgekv.budget import check_ratio
 
     share = check_ratio(needed(rest, "/ratio 0.2"))
     now = conversation.llm.kv_stats()
     conversation.llm.kv_set(ratio=share)
-    denser = conversation.llm.kv_stats().denser
-    n_rows = rows_for(now.n_seen, min(share * denser, 1.0), min_tokens=0)
-    n_bytes = now.n_bytes_full * n_rows / denser / max(now.n_seen, 1)
-    say(f"ratio {share:g} from the next prompt on: {n_rows:,} of the {now.n_seen:,} tokens seen would stay, "
-        f"{mib(n_bytes)} of {mib(now.n_bytes_full)} MiB")
+    per_f16 = conversation.llm.kv_stats().per_f16
+    n_kept = min(int(share * per_f16 * now.n_seen), now.n_seen)
+    n_bytes = now.n_bytes_full * n_kept / per_f16 / max(now.n_seen, 1)
+    say(f"{100 * share:g} % of the memory from the next prompt on: {mib(n_bytes)} of {mib(now.n_bytes_full)} MiB, "
+        f"{n_kept:,} of the {now.n_seen:,} tokens seen would stay")
 
 
 def quit_(conversation: Conversation, rest: str) -> None:
