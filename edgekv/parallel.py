@@ -4,13 +4,11 @@ without threads: those of numpy's BLAS wait for the next product in a loop, on t
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TYPE_CHECKING, ContextManager, TypeVar
-
-if TYPE_CHECKING:
-    from threadpoolctl import ThreadpoolController
+from typing import Any, ContextManager, TypeVar, cast
 
 T = TypeVar("T")
 MANY = 8192
@@ -24,16 +22,49 @@ def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T
     return list(_pool().map(function, range(n_heads)))
 
 
-def one_thread_for_products() -> ContextManager[object]:
-    """A `with` block in which numpy's BLAS has one thread: for many small products."""
-    return _blas().limit(limits=1, user_api="blas")
+class _OneThread:
+    """Counts who is inside: the number of BLAS threads is one for the whole process, so the first
+    who comes lowers it and the last who goes puts it back, whatever threads they are."""
+
+    def __init__(self) -> None:
+        self._lock, self._n_inside, self._limit = threading.Lock(), 0, cast(Any, None)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._n_inside == 0:
+                _take_over()
+                self._limit = _blas().limit(limits=1, user_api="blas")
+            self._n_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n_inside -= 1
+            if self._n_inside == 0:
+                _take_over()
+                self._limit.restore_original_limits()
 
 
 @cache
-def _blas() -> ThreadpoolController:
+def _blas() -> Any:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
+
+
+def _take_over() -> None:
+    """threadpoolctl lets only the thread that came first change the number; here it is whoever holds the lock."""
+    from threadpoolctl import OpenBLASController
+
+    if hasattr(OpenBLASController, "clear_controlling_thread"):
+        OpenBLASController.clear_controlling_thread(force=True)
+
+
+_one_thread = _OneThread()
+
+
+def one_thread_for_products() -> ContextManager[None]:
+    """A `with` block in which numpy's BLAS has one thread: for many small products."""
+    return _one_thread
 
 
 @cache
