@@ -29,18 +29,23 @@ def choose(text: str, model_path: str, profile: str | None = None) -> Preset:
     profile: a profile's file, 'none', or None to look for one (see `edgekv.profiles.find`). Raises BadInput if `text` means none, or needs
     a profile and there is none.
     """
+    why = ""
     if text == AUTO:
-        text = _automatic(model_path, profile)
-    preset = methods.get(text)
+        text, why = _automatic(model_path, profile)
+    preset = replace(methods.get(text), why=why)
     if isinstance(preset.budget, ProfileBudget):
         preset = _with_shares(preset, text, model_path, profile)
     return _with_maps(preset, model_path, profile) if isinstance(preset.score, KVzap) else preset
 
 
-def _automatic(model_path: str, wish: str | None) -> str:
+def _automatic(model_path: str, wish: str | None) -> tuple[str, str]:
+    """The method that 'auto' takes, and why."""
     if find(model_path, wish, foretells=True):
-        return WITH_PROFILE
-    return WITH_SHARES if find(model_path, wish, methods.get(WITH_SHARES).score.name) else WITHOUT_PROFILE
+        return WITH_PROFILE, "this model has a profile"
+    if find(model_path, wish, methods.get(WITH_SHARES).score.name):
+        return WITH_SHARES, "this model's profile has budgets alone"
+    refused = "profiles are switched off" if wish == NONE else "this model has no profile"
+    return WITHOUT_PROFILE, f"{refused}: prompts are read twice instead"
 
 
 def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -> Preset:
@@ -59,7 +64,7 @@ def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -
     if is_open and found.score and found.score != preset.score.name:
         preset = replace(methods.get(f"score={found.score},budget={budget.name}"), name=preset.name)
     assert isinstance(preset.budget, ProfileBudget)
-    return replace(preset, budget=replace(preset.budget, shares=found.shares_at))
+    return replace(preset, budget=replace(preset.budget, shares=found.shares_at), profile=found.path)
 
 
 def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
@@ -69,7 +74,7 @@ def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
         found = find(model_path, foretells=True)
     if found is None:
         raise BadInput(f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv profile probe'")
-    return replace(preset, score=KVzap(found.surrogate))
+    return replace(preset, score=KVzap(found.surrogate), profile=preset.profile or found.path)
 
 
 def learns(text: str) -> bool:

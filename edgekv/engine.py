@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from ctypes import POINTER
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -64,6 +64,24 @@ class Settings:
         return wish and not self.preset.keeps_all
 
 
+@dataclass
+class Memory:
+    """What the engine knows of a conversation besides the store. Arrays in it are never written to."""
+
+    compressed_at: int = 0
+    """Tokens seen when the tail was compressed last."""
+    folding: Folding | None = None
+    queries: dict[int, Asked] = field(default_factory=dict)
+    """By layer: queries of the last prompt that had enough, before RoPE."""
+    spread: NDArray[np.float64] | None = None
+    """[n_layer, n_head_kv] share of its entries that each head kept of the last prompt."""
+    ratio: float = 1.0
+    """Share of the full f16 cache's bytes that the last prompt was to keep."""
+
+    def copy(self) -> Memory:
+        return replace(self, folding=deepcopy(self.folding), queries=dict(self.queries))
+
+
 class Engine:
     """Reads prompts into the ragged store of one context."""
 
@@ -71,20 +89,16 @@ class Engine:
         store = native.Store.of(ctx)
         assert store is not None, "the context was created with native.next_context(True)"
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
-        self.progress: Callable[[int, int], None] | None = None
         self.offloaded = False
         """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they are asked to."""
         self.clock = StageClock()
         """What compressing the last prompt took."""
         self.by_layer = True
-        self.ratio = settings.ratio
-        """Share of the full f16 cache's bytes that the last prompt was to keep."""
-        self._last = 0  # tokens seen when the tail was compressed last
-        self._folding: Folding | None = None
-        self._asked: dict[int, Asked] = {}  # by layer: queries of the last prompt that had enough, before RoPE
-        self._spread: NDArray[np.float64] | None = None  # [n_layer, n_head_kv] share of its rows that each head kept of the last prompt
+        self.memory = Memory(ratio=settings.ratio)
 
-    def prefill(self, tokens: Sequence[int], tail: bool = False) -> None:
+    def prefill(
+        self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None, tail: bool = False
+    ) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
         tail: they are the end of what the model wrote, not a prompt; then each head's share stays what the prompt made it (in CAKE: its
@@ -96,17 +110,20 @@ class Engine:
         if not tail:
             self._check_room(watch, plan)
         with self._start_summary(plan) as summing:
-            self._read(tokens, watch, plan, tail, summing)
+            self._read(tokens, watch, plan, progress, tail, summing)
             with self.clock("merge"):
                 summing.end(self.store)
-        self._asked = summing.asked
-        self.ratio = plan.ratio / float(self.per_f16)
-        self._last = self.store.memory().n_past
+        self.memory.queries = summing.asked
+        self.memory.ratio = plan.ratio / float(self.per_f16)
+        self.memory.compressed_at = self.store.memory().n_past
 
-    def _read(self, tokens: Sequence[int], watch: Watch, plan: Plan, tail: bool, summing: Summing) -> None:
+    def _read(
+        self, tokens: Sequence[int], watch: Watch, plan: Plan, progress: Callable[[int, int], None] | None,
+        tail: bool, summing: Summing,
+    ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it left."""
         with native.Prefill(
-            self.ctx, tokens, watch.observers, every=watch.every, pieces=watch.pieces, hidden=self.settings.hidden, progress=self.progress) as p:
+            self.ctx, tokens, watch.observers, every=watch.every, pieces=watch.pieces, hidden=self.settings.hidden, progress=progress) as p:
             self.by_layer = p.by_layer
             spending, folding = self._start(plan, tail), self._start_merge()
             self.clock, kept = StageClock(), np.zeros((0, self.store.n_head_kv), np.int32)
@@ -116,9 +133,9 @@ class Engine:
                     continue  # a sliding-window layer keeps its window by itself
                 kept = self._compress(p, watch, plan, spending, folding, summing, kept)
             p.end()
-            self._folding = folding
+            self.memory.folding = folding
             if not tail:
-                self._spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
+                self.memory.spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             self.clock.ms["observe"] = p.score_ms
 
     def _compress(
@@ -150,26 +167,26 @@ class Engine:
             p.keep(keep)  # last, when the others have made room
         return counts
 
-    def bound_tail(self, tokens: NDArray[np.intc], n_more: int) -> None:
-        """Compress again if `n_more` tokens would make the tail too long.
+    def tail_is_full(self, n_more: int) -> bool:
+        """Whether `n_more` tokens would make the tail too long, so that it has to be compressed."""
+        info, s = self.store.memory(), self.settings
+        begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
+        return info.n_past > 0 and info.n_past + n_more - begin > max(s.tail, s.window)
+
+    def bound_tail(self, tokens: NDArray[np.intc]) -> None:
+        """Compress the tail.
 
         tokens: everything the store has seen. The last `window` tokens are read again, because their queries judge the keys.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
-        self._last = min(self._last, info.n_past)  # the conversation may have been another one
-        if info.n_past + n_more - max(info.boundary, self._last) <= max(self.settings.tail, self.settings.window) or n == 0:
-            return
         if not native.llama_cpp.llama_memory_seq_rm(native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1):
             return
         again = tokens[len(tokens) - n :].tolist()
-        progress, self.progress = self.progress, None  # nobody waits for a prompt here, and it cannot be cancelled
         try:
             self.prefill(again, tail=True)
         except BaseException:
             self._append(again)
             raise
-        finally:
-            self.progress = progress
 
     def _append(self, tokens: list[int]) -> None:
         """Put tokens behind the store without compressing: what `bound_tail` took back, when reading it again failed."""
@@ -191,11 +208,7 @@ class Engine:
 
     def forget(self) -> None:
         """The conversation was cleared."""
-        self._last = 0
-        self._folding = None
-        self._asked = {}
-        self._spread = None
-        self.ratio = self.settings.ratio
+        self.memory = Memory(ratio=self.settings.ratio)
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -267,17 +280,18 @@ class Engine:
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves no trace."""
         merge = self.settings.preset.merge
-        return None if not isinstance(merge, D2O) else deepcopy(self._folding) if self._folding else merge.start()
+        return None if not isinstance(merge, D2O) else deepcopy(self.memory.folding) or merge.start()
 
     def _start_summary(self, plan: Plan) -> Summing:
         merge = self.settings.preset.merge
-        return Summing(merge if isinstance(merge, Summary) else None, self._asked, plan.sink, plan.window, self.offloaded)
+        return Summing(merge if isinstance(merge, Summary) else None, self.memory.queries, plan.sink, plan.window, self.offloaded)
 
     def _start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
-            if tail and self._spread is not None and not isinstance(spending, Fixed):
-                return Fixed(from_shares(self._spread[list(plan.layers)], plan))
+            spread = self.memory.spread
+            if tail and spread is not None and not isinstance(spending, Fixed):
+                return Fixed(from_shares(spread[list(plan.layers)], plan))
             return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))

@@ -13,8 +13,12 @@ class BadInput(EdgeKVError):
     """A value, file or name that cannot be used."""
 
 
+class UnknownArgument(BadInput, TypeError):
+    """An argument that does not exist."""
+
+
 class Cancelled(EdgeKVError):
-    """Reading a prompt was stopped; the conversation is as it was before the turn."""
+    """Reading a prompt or writing an answer was stopped."""
 
 
 class Unsupported(EdgeKVError):

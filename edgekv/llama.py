@@ -1,33 +1,39 @@
 """`Llama`: llama_cpp.Llama with a compressed KV cache.
 
-Everything of the parent works as there; what differs is where tokens go: a prompt is read layer by layer into a ragged store, a
-few tokens are appended to its tail, and the tail is compressed in turn when it grows too long.
+Everything of the parent works as there. What differs is where tokens go: a prompt is read layer by
+layer into a ragged store, a few tokens are appended to its tail, and the tail is compressed in turn
+when it grows too long.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
-from edgekv import facts, native, session
+import edgekv.llama_cpp as llama_cpp
+from edgekv import facts, native, parts, session, state
 from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
+from edgekv.checkpoints import Checkpoints
 from edgekv.choose import AUTO
-from edgekv.continued import continued
+from edgekv.continued import continued, n_same
 from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine, Settings, settings_from
-from edgekv.errors import BadInput, Cancelled, EdgeKVError
+from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
+from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
+from edgekv.llama_cpp import _internals as internals
 from edgekv.room import check_whole_cache
 from edgekv.sizes import size_text
 from edgekv.stats import KVStats
 
-import edgekv.llama_cpp as llama_cpp
-from edgekv.llama_cpp import _internals as internals
+CANCELLED = "cancelled: the conversation is as before this turn"
 
 
 class Llama(llama_cpp.Llama):
@@ -36,34 +42,52 @@ class Llama(llama_cpp.Llama):
     kv_ratio: share that is kept of the bytes which the full f16 cache would take (0.2 keeps 20 %);
     1 (default) leaves everything to the parent, bit for bit. type_k and type_v decide how many
     tokens fit into these bytes; where neither is given, 'auto' stores q8_0.
-    kv_budget: rows per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB for the kept rows.
-    kv_memory: bytes, or a size such as "2GiB", that K and V never exceed between prompts, however long they are: kept rows, the tail and the
-    room allocated for it. While a prompt is read, one layer in full, its hidden states and (in later turns) the old rows come on top.
-    kv_method: see `edgekv methods`; kv_profile: a profile's file for budgets per head, 'none', or None to look for one. The default,
-    'auto', takes a profile that is found and else the best method that needs none, which takes more than twice as long to read a prompt:
-    `edgekv.profiles.probe_profile.cache(model_path)` makes the profile once.
-    kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts stay whole. kv_tail: tokens that may
-    gather behind the prompt before they are compressed too. kv_hidden: where hidden states wait while a prompt is read: f32, f16,
-    disk or device (of the GPU that has all layers; without one as f32). kv_progress(done, total) is called while a prompt is read.
+    kv_budget: tokens per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB
+    for the kept tokens.
+    kv_memory: bytes, or a size such as "2GiB", that K and V never exceed between prompts, however
+    long they are: kept tokens, the tail and the room allocated for it. While a prompt is read, one
+    layer in full, its hidden states and (in later turns) the old entries come on top.
+    kv_method: see `edgekv methods`. kv_profile: a profile's file for budgets per head, 'none', or
+    None to look for one. The default, 'auto', takes a profile that is found, and else the best
+    method that needs none, which takes more than twice as long to read a prompt:
+    `edgekv.make_profile(model_path)` makes the profile once.
+    kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts stay
+    whole. kv_tail: tokens that may gather behind the prompt before they are compressed too.
+    kv_hidden: where hidden states wait while a prompt is read: f32, f16, disk or device (of the GPU
+    that has all layers; without one as f32). kv_checkpoints: keep the cache's state from before the
+    last turn, so that an answer is written again without reading the prompt again.
+    kv_progress(done, total): called while a prompt is read; it must not use the model.
+
+    One thread at a time may use the model; another one gets an EdgeKVError. Use the model in a
+    `with` block, or call `close`, to give its memory back at a place of your choice.
 
     Raises the EdgeKVError family (one line that says what to do) for user mistakes.
     """
 
     def __init__(
-        self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None, kv_budget_mb: float | None = None, kv_method: str = AUTO,
-        kv_sink: int = 4, kv_window: int = 32, kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
-        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0, kv_profile: str | None = None, kv_memory: int | str | None = None, flash_attn: bool | None = None,
-        **kwargs: Any,
+        self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None,
+        kv_budget_mb: float | None = None, kv_method: str = AUTO, kv_sink: int = 4, kv_window: int = 32,
+        kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
+        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0,
+        kv_profile: str | None = None, kv_memory: int | str | None = None, kv_checkpoints: bool = True,
+        flash_attn: bool | None = None, **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
+        self._guard = Guard()
         self._kv: Engine | None = None
         self._kv_prefill_ms = 0.0
         self._kv_stage_ms: dict[str, float] = {}  # of that, what compressing took; empty if nothing was compressed
         self._kv_note = ""
         self._kv_cancel = threading.Event()
+        self._sampler = None  # the parent's
+        self._kv_answer: object = None  # of the answer under way, to tell it from an older one
+        self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
+        self._kv_cuts: list[int] = []  # the same as numbers of tokens
+        self._checkpoints = Checkpoints(kv_checkpoints)
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
         self.kv_progress = kv_progress
+        _check_names(kwargs)
         facts.check_gguf(str(model_path))
         self._kv_method, self._kv_profile = kv_method, kv_profile
         self._kv_settings = settings_from(
@@ -101,24 +125,71 @@ class Llama(llama_cpp.Llama):
             self.close()
             raise
 
+    # ---- from the beginning to the end
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give weights, cache and arrays back. Whoever uses the model afterwards gets an EdgeKVError.
+
+        Raises EdgeKVError while another thread uses the model.
+        """
+        if self._guard.is_closed:
+            return
+        with self._guard.use():
+            self._guard.is_closed = True
+            self._kv_free_sampler()
+            super().close()
+            self._kv = None
+            self._checkpoints.clear()
+            self.scores = np.empty((0, 0), np.single)
+            self.input_ids = np.empty(0, np.intc)
+            self.n_tokens = 0
+            self._model = self._ctx = self._batch = self.tokenizer_ = self._candidates = Closed()  # type: ignore[assignment]
+            native.trim_heap()
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        with self._guard.use():
+            super().reset()
+            self._checkpoints.clear()
+            if self._kv is not None:
+                self._ctx.kv_cache_clear()
+                self._kv.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        s = self._kv_settings
+        return {
+            **super().__getstate__(), "kv_ratio": s.ratio, "kv_budget": s.tokens if s.table is None else s.table,
+            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_memory": s.memory, "kv_method": self._kv_method,
+            "type_k": self._kv_types[0], "type_v": self._kv_types[1], "kv_profile": self._kv_profile, "kv_sink": s.sink, "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
+            "kv_checkpoints": self._checkpoints.are_on,
+        }
+
     # ---- tokens
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last are not kept)."""
-        tokens = list(tokens)
-        if not tokens:
-            return
-        self._kv_cancel.clear()
-        begin, clock = time.perf_counter(), self._kv and self._kv.clock
-        if self._kv is None:
-            self._kv_eval_whole(tokens)
-        else:
-            self._kv_eval(self._kv, tokens)
-        self.n_evaluated += len(tokens)
-        if len(tokens) > 1:
-            llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
-            self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
-            self._kv_stage_ms = self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}  # a short turn may be appended as it is
+        with self._guard.use():
+            self._kv_stop_if_cancelled()
+            tokens = list(tokens)
+            if not tokens:
+                return
+            self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
+            begin, clock = time.perf_counter(), self._kv and self._kv.clock
+            if self._kv is None:
+                self._kv_eval_whole(tokens)
+            else:
+                self._kv_eval(self._kv, tokens)
+            self.n_evaluated += len(tokens)
+            if len(tokens) > 1:
+                llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
+                self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
+                self._kv_stage_ms = self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}  # a short turn may be appended as it is
 
     def _kv_eval_whole(self, tokens: list[int]) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
@@ -139,14 +210,35 @@ class Llama(llama_cpp.Llama):
             raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
         if self.n_tokens + len(tokens) > self._n_ctx:
             raise BadInput(f"{len(tokens)} more tokens do not fit: {self.n_tokens} of {self._n_ctx} are used; use a larger n_ctx or reset")
+        several = _cut(tokens, [n - self.n_tokens for n in self._kv_cuts])
+        self._kv_cuts = []
+        before = state.take(self) if len(several) > 1 and self.n_tokens else None
+        done = 0
+        try:
+            for part in several:
+                self._kv_read(kv, part, done, len(tokens))
+                done += len(part)
+        except BaseException:
+            if done and before is None:
+                self.reset()
+            elif done:
+                state.put(self, before)
+            raise
+
+    def _kv_read(self, kv: Engine, tokens: list[int], n_before: int, n_all: int) -> None:
+        """Read a part of a prompt, or the whole of it. n_before, n_all: tokens of the prompt that are done, and all."""
         if len(tokens) > min(APPEND_MAX, self.n_batch):
-            kv.prefill(tokens)
+            self._checkpoints.save(self)
+            share = len(tokens) / n_all
+            kv.prefill(tokens, lambda done, total: self._kv_report(n_before + share * n_all * done / total, n_all))
             self._kv_accept(tokens, n_logits=1)
-        else:
-            kv.bound_tail(self.input_ids[: self.n_tokens], len(tokens))
-            self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
-            self._ctx.decode(self._batch)
-            self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
+            return
+        if kv.tail_is_full(len(tokens)):
+            self._checkpoints.save(self)
+            kv.bound_tail(self.input_ids[: self.n_tokens])
+        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
+        self._ctx.decode(self._batch)
+        self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
 
     def _kv_accept(self, tokens: list[int], n_logits: int) -> None:
         end = self.n_tokens + len(tokens)
@@ -158,12 +250,68 @@ class Llama(llama_cpp.Llama):
         self.n_tokens = end
         self._requires_eval = False
 
+    # ---- text
+
+    def create_chat_completion(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        """As the parent's. A message may be a list of text parts, as in OpenAI's API.
+
+        With a compressed cache each part but the last of a message is compressed by itself: a
+        document in the first part and a question in the second. Another question about the same
+        document, or the same one asked anew, then reads only the question.
+        """
+        plain, cuts = parts.joined(messages)
+        self._kv_parts = cuts if self._kv is not None else []
+        return super().create_chat_completion(plain, *args, **kwargs)  # type: ignore[arg-type]
+
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
-        """As the parent's. A compressed conversation goes on where the text does, even if it comes in other tokens: see `edgekv.continued`."""
-        if self._kv is not None and self.n_tokens > 0 and kwargs.get("reset", True):
-            tokens = continued(list(tokens), self.input_ids[: self.n_tokens].tolist(), self._kv.store.memory().boundary,
+        """As the parent's. A compressed conversation goes on where the text does, even if it comes in other tokens: see `edgekv.continued`.
+
+        Raises Cancelled after `kv_cancel`, and EdgeKVError if another prompt was given meanwhile.
+        """
+        answer, inner, reply = object(), None, None
+        try:
+            with self._guard.use():
+                self._guard.begin_answer()
+                self._kv_answer = answer
+                self._kv_stop_if_cancelled()
+                tokens = self._kv_prepare(list(tokens), kwargs.get("reset", True))
+                inner = super().generate(tokens, *args, **kwargs)
+            while True:
+                with self._guard.use():
+                    if self._kv_answer is not answer:
+                        raise EdgeKVError("another prompt was given to this model before this answer was complete")
+                    self._guard.step()
+                    try:
+                        token = inner.send(reply)
+                    except StopIteration:
+                        return
+                reply = yield token
+        finally:
+            if inner is not None:
+                inner.close()
+            if self._kv_answer is answer:
+                self._kv_answer = None
+                self._kv_free_sampler()
+                self._kv_cuts = []
+                self._kv_cancel.clear()
+                self._guard.end_answer()
+
+    def _kv_prepare(self, tokens: list[int], may_reset: bool) -> list[int]:
+        """Where a compressed conversation goes on with a prompt, and where the prompt is cut. Returns its tokens."""
+        cuts, self._kv_parts, self._kv_cuts = self._kv_parts, [], []
+        if self._kv is None:
+            return tokens
+        have = self.input_ids[: self.n_tokens].tolist()
+        if have and may_reset:
+            tokens = continued(tokens, have, self._kv.store.memory().boundary,
                                lambda some: self.detokenize(some, special=True), lambda text: self.tokenize(text, add_bos=False, special=True))
-        return super().generate(tokens, *args, **kwargs)
+            is_answered = have == tokens and not self._requires_eval
+            # the last token of a prompt is always evaluated: the answer begins with its logits
+            if not is_answered and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().boundary:
+                self._checkpoints.restore(self, tokens)
+        self._checkpoints.begin_turn(n_same(tokens, self.input_ids[: self.n_tokens].tolist()), len(tokens))
+        self._kv_cuts = parts.positions(cuts, tokens, lambda token: self.detokenize([token], special=True))
+        return tokens
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if self._kv is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:
@@ -175,72 +323,93 @@ class Llama(llama_cpp.Llama):
                 raise
             raise BadInput(f"{error}: use a larger n_ctx or a shorter prompt") from error
 
-    def reset(self) -> None:
-        super().reset()
-        if self._kv is not None:
-            self._ctx.kv_cache_clear()
-            self._kv.forget()
+    def sample(self, *args: Any, **kwargs: Any) -> int:
+        """As the parent's."""
+        with self._guard.use():
+            return super().sample(*args, **kwargs)
 
-    def __getstate__(self) -> dict[str, Any]:
-        s = self._kv_settings
-        return {
-            **super().__getstate__(), "kv_ratio": s.ratio, "kv_budget": s.tokens if s.table is None else s.table,
-            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_memory": s.memory, "kv_method": self._kv_method,
-            "type_k": self._kv_types[0], "type_v": self._kv_types[1], "kv_profile": self._kv_profile, "kv_sink": s.sink, "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
-        }
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """As the parent's."""
+        with self._guard.use():
+            return super().embed(*args, **kwargs)
+
+    def save_state(self) -> Any:
+        """As the parent's; `kv_save` writes a file instead."""
+        with self._guard.use():
+            return super().save_state()
+
+    def load_state(self, state: Any) -> None:
+        """As the parent's."""
+        with self._guard.use():
+            super().load_state(state)
+            if self._kv is not None:
+                self._kv.forget()
 
     # ---- the cache
 
-    def kv_cancel(self) -> None:
-        """Ask the prompt that is being read to stop: the call raises Cancelled, the conversation is as before the turn."""
-        self._kv_cancel.set()
+    def kv_cancel(self, cancel: bool = True) -> None:
+        """Stop the call that is under way, or else the next one, with Cancelled.
+
+        A prompt that is read leaves the conversation as it was before the turn. May be called from
+        any thread and from a signal handler. cancel: False takes an earlier wish back.
+        """
+        if cancel:
+            self._kv_cancel.set()
+        else:
+            self._kv_cancel.clear()
 
     def kv_set(
         self, ratio: float | None = None, budget: Any = None, method: str | None = None, budget_mb: float | None = None,
         memory: int | str | None = None,
     ) -> None:
         """Change what the next prompt is compressed to. From an uncompressed conversation the cache starts anew."""
-        old = self._kv_settings
-        tokens = old.table if old.table is not None else old.tokens
-        megabytes = None if old.n_bytes is None else old.n_bytes / 2**20
-        if ratio is not None:  # a ratio alone takes the place of an earlier budget, but a limit for the cache stands
-            tokens = megabytes = None
-        fresh = settings_from(
-            model_path=self.model_path, kv_profile=self._kv_profile, kv_ratio=old.ratio if ratio is None else ratio, kv_budget=tokens if budget is None else budget,
-            kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_memory=old.memory if memory is None else memory,
-            kv_method=method or self._kv_method, kv_sink=old.sink, kv_window=old.window, kv_min_tokens=old.min_tokens,
-            kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
-        self._kv_check_memory(fresh)
-        self._kv_settings, self._kv_method = fresh, method or self._kv_method
-        if self._kv is not None:
-            self._kv.settings = self._kv_settings
-        elif self._kv_settings.compresses and not self._kv_note:
-            self._kv_new_context()
+        with self._guard.use():
+            old = self._kv_settings
+            tokens = old.table if old.table is not None else old.tokens
+            megabytes = None if old.n_bytes is None else old.n_bytes / 2**20
+            if ratio is not None:  # a ratio alone takes the place of an earlier budget, but a limit for the cache stands
+                tokens = megabytes = None
+            fresh = settings_from(
+                model_path=self.model_path, kv_profile=self._kv_profile, kv_ratio=old.ratio if ratio is None else ratio, kv_budget=tokens if budget is None else budget,
+                kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_memory=old.memory if memory is None else memory,
+                kv_method=method or self._kv_method, kv_sink=old.sink, kv_window=old.window, kv_min_tokens=old.min_tokens,
+                kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
+            self._kv_check_memory(fresh)
+            self._kv_settings, self._kv_method = fresh, method or self._kv_method
+            if self._kv is not None:
+                self._kv.settings = self._kv_settings
+            elif self._kv_settings.compresses and not self._kv_note:
+                self._kv_new_context()
 
     def kv_stats(self) -> KVStats:
         """What the cache holds and costs; see KVStats."""
-        s = self._kv_settings
-        if self._kv is None:
-            return session.stats_uncompressed(self, self._kv_note, self._kv_prefill_ms)
-        kv, layers, info = self._kv, self._kv.store.layers, self._kv.store.memory()
-        kept = kv.kept()
-        full = kv.full_layers or range(len(kept))
-        type_k, type_v = session.type_names(self)
-        rows, heads = sum(int(kept[il].sum()) for il in full), sum(layers[il].n_head_kv for il in full)
-        return KVStats(
-            method=s.preset.name, ratio=s.ratio if s.memory is None else kv.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
-            n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms,
-            type_k=type_k, type_v=type_v, per_f16=float(kv.per_f16), compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
-            n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)), n_ctx=self.n_ctx(),
-            n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window), n_bytes_limit=s.memory, note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
+        with self._guard.use():
+            s = self._kv_settings
+            if self._kv is None:
+                return session.stats_uncompressed(self, self._kv_note, self._kv_prefill_ms)
+            kv, layers, info = self._kv, self._kv.store.layers, self._kv.store.memory()
+            kept = kv.kept()
+            full = kv.full_layers or range(len(kept))
+            type_k, type_v = session.type_names(self)
+            rows, heads = sum(int(kept[il].sum()) for il in full), sum(layers[il].n_head_kv for il in full)
+            return KVStats(
+                method=s.preset.name, profile=s.preset.profile, why=s.preset.why,
+                ratio=s.ratio if s.memory is None else kv.memory.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
+                n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms,
+                type_k=type_k, type_v=type_v, per_f16=float(kv.per_f16), compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
+                n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)), n_ctx=self.n_ctx(),
+                n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window), n_bytes_limit=s.memory, n_bytes_checkpoints=self._checkpoints.n_bytes,
+                note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
     def kv_save(self, path: str) -> None:
         """Save the conversation (tokens and cache) to a file."""
-        session.save(self, path)
+        with self._guard.use():
+            session.save(self, path)
 
     def kv_load(self, path: str) -> None:
         """Load a conversation saved by `kv_save` with the same model and cache types; raises BadInput for any other file."""
-        session.load(self, path)
+        with self._guard.use():
+            session.load(self, path)
 
     # ---- inside
 
@@ -251,9 +420,8 @@ class Llama(llama_cpp.Llama):
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
-        if self._kv_few_outputs:  # else llama.cpp reserves n_ubatch x n_vocab floats for logits that are never wanted
-            params.n_outputs_max = native.OUTPUTS
         self._kv_context_params = params
+        params.n_outputs_max = native.OUTPUTS if self._kv_few_outputs else 0  # a logit for every token of a ubatch is a fifth of a GiB
 
     def _kv_pick_types(self, path: str) -> bool:
         """Whether a cache with these settings gets the type that `auto` stores; see `edgekv.dense`."""
@@ -266,8 +434,8 @@ class Llama(llama_cpp.Llama):
                 why = native.why_unsupported(self._model.model) or "its cache is of a kind that edgekv does not know"
                 self._kv_note = f"runs uncompressed: {why}"
             return
-        self._kv = Engine(self._ctx.ctx, self._kv_settings, lambda text: self.tokenize(text.encode(), add_bos=False))
-        self._kv.progress = self._kv_report
+        model = self._model  # the engine must not hold this object: both would live until Python looks for circles
+        self._kv = Engine(self._ctx.ctx, self._kv_settings, lambda text: model.tokenize(text.encode(), add_bos=False, special=False))
         self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
 
     def _kv_check_memory(self, settings: Settings) -> None:
@@ -284,11 +452,25 @@ class Llama(llama_cpp.Llama):
             raise BadInput(f"kv_memory {size_text(settings.memory)} is less than this model's whole cache of {size_text(n_bytes)}, which cannot be "
                            f"compressed ({self._kv_note or 'method full'}): give a smaller -c or smaller cache types (-ctk, -ctv)")
 
-    def _kv_report(self, done: int, total: int) -> None:
+    def _kv_report(self, done: float, total: int) -> None:
         if self.kv_progress is not None:
-            self.kv_progress(done, total)
+            with self._guard.calling_back():
+                self.kv_progress(min(int(done), total), total)
+        self._kv_stop_if_cancelled()
+
+    def _kv_stop_if_cancelled(self) -> None:
         if self._kv_cancel.is_set():
-            raise Cancelled("cancelled: the conversation is as before this turn")
+            self._kv_cancel.clear()
+            raise Cancelled(CANCELLED)
+
+    def _kv_free_sampler(self) -> None:
+        """Free the sampler of an answer. It holds itself, and functions that may hold this object."""
+        if self._sampler is not None:
+            customs = [custom for _, custom in self._sampler.custom_samplers]
+            self._sampler.close()
+            for custom in customs:
+                vars(custom).clear()
+            self._sampler = None
 
     def _kv_new_context(self) -> None:
         """This model in a context with a store, instead of the present one."""
@@ -308,3 +490,20 @@ class Llama(llama_cpp.Llama):
         self.n_tokens = 0
         self._requires_eval = True
         self._kv_attach(True)
+
+
+def _check_names(arguments: dict[str, Any]) -> None:
+    """Raises UnknownArgument for a name that neither `Llama` nor its parent has: the parent would ignore it."""
+    known = [name for kind in (Llama, llama_cpp.Llama) for name in inspect.signature(kind.__init__).parameters
+             if name not in ("self", "kwargs")]
+    for name in arguments:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean '{near[0]}'?" if near else "see help(edgekv.Llama)"
+            raise UnknownArgument(f"Llama has no argument '{name}'; {hint}")
+
+
+def _cut(tokens: list[int], cuts: list[int]) -> list[list[int]]:
+    """`tokens` in parts that end at `cuts`, those that lie within."""
+    ends = [*(n for n in cuts if 0 < n < len(tokens)), len(tokens)]
+    return [tokens[begin:end] for begin, end in zip([0, *ends], ends)]

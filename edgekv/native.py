@@ -85,7 +85,7 @@ def _declare() -> None:
     """Argument and result types of every function that is called below."""
     p = c_void_p
     for name, result, *args in (
-        ("last_error", c_char_p), ("last_status", c_int), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p),
+        ("last_error", c_char_p), ("last_status", c_int), ("trim_heap", None), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p),
         ("context_bytes_get", c_int, p, POINTER(_ContextBytes)),
         ("n_layer", c_int32, p), ("layer_get", c_int, p, c_int32, POINTER(_LayerInfo)), ("len", c_int, p, c_int32, _I32P),
         ("pos", c_int, p, c_int32, c_int32, _I32P), ("rows_f32", c_int, p, c_int32, c_int32, _F32P, _F32P),
@@ -160,6 +160,11 @@ def next_context(on: bool) -> None:
 def context_error() -> str:
     """Why the context that `next_context` announced could not be created, one line; empty if llama.cpp itself refused it."""
     return (_lib.edgekv_last_error() or b"").decode(errors="replace")
+
+
+def trim_heap() -> None:
+    """Give memory that was freed back to the system."""
+    _lib.edgekv_trim_heap()
 
 
 def context_bytes(ctx: Any) -> tuple[int, int]:
@@ -317,6 +322,7 @@ class Prefill:
         if self._p:
             _lib.edgekv_prefill_free(self._p)
             self._p = None
+        self._callback = self._progress = None  # they hold this object, and whoever asked for it
 
     @property
     def by_layer(self) -> bool:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekv import facts, native
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv import facts, state
+from edgekv.errors import BadInput
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def _identity(llm: Llama) -> dict[str, Any]:
 
 def save(llm: Llama, path: str) -> None:
     """Write the conversation of `llm` to `path`."""
-    state = state_of(llm)
-    header = _identity(llm) | {"n_tokens": llm.n_tokens, "n_state": len(state)}
-    parts = [MAGIC, json.dumps(header).encode() + b"\n", llm.input_ids[: llm.n_tokens].astype("<i4").tobytes(), memoryview(state)]
+    now = state.take(llm)
+    header = _identity(llm) | {"n_tokens": llm.n_tokens, "n_state": now.n_bytes}
+    parts = [MAGIC, json.dumps(header).encode() + b"\n", now.tokens.astype("<i4").tobytes(), memoryview(now.data)]
     digest = hashlib.sha256()
     target = Path(path)
     try:
@@ -60,32 +60,11 @@ def save(llm: Llama, path: str) -> None:
 
 def load(llm: Llama, path: str) -> None:
     """Make the conversation in `path` that of `llm`; anything wrong with the file leaves `llm` as it was."""
-    tokens, state = _read(llm, path)
+    tokens, data = _read(llm, path)
     if len(tokens) > llm.n_ctx():
         raise BadInput(f"{path} holds {len(tokens)} tokens, this context {llm.n_ctx()}: use a larger --ctx-size")
-    if not restore(llm, (ctypes.c_uint8 * len(state)).from_buffer_copy(state), tokens):
+    if not state.put(llm, state.State(tokens, (ctypes.c_uint8 * len(data)).from_buffer_copy(data), None)):
         raise BadInput(f"{path} does not fit this model and its cache")
-
-
-def state_of(llm: Llama) -> Any:
-    """llama.cpp's state of the sequence, a ctypes array of bytes."""
-    lib, ctx = native.llama_cpp, llm._ctx.ctx
-    state = (ctypes.c_uint8 * lib.llama_state_seq_get_size(ctx, 0))()
-    if lib.llama_state_seq_get_data(ctx, state, len(state), 0) != len(state):
-        raise EdgeKVError("llama.cpp could not save its state")
-    return state
-
-
-def restore(llm: Llama, state: Any, tokens: Any) -> bool:
-    """Make `state` (see `state_of`) and its tokens the conversation of `llm`; False, and nothing changed, if it does not fit."""
-    if native.llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state, len(state), 0) == 0:
-        return False
-    llm.input_ids[: len(tokens)] = tokens
-    llm.n_tokens = len(tokens)
-    llm._requires_eval = True
-    if llm._kv is not None:
-        llm._kv.forget()
-    return True
 
 
 def _read(llm: Llama, path: str) -> tuple[np.ndarray[Any, Any], bytes]:

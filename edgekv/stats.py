@@ -16,6 +16,7 @@ class KVStats:
     """Bytes are read from the backend's buffers, rows from the store that attention reads."""
 
     method: str
+    """The method that ran: of 'auto' the one that it chose."""
     ratio: float
     """Share that was asked to be kept of the full f16 cache's bytes, 1 = all. With a limit for the
     cache's memory the share that it left the last prompt."""
@@ -52,6 +53,13 @@ class KVStats:
     """Tokens that the context can hold."""
     note: str = ""
     """Why the mode is not 'layers', one line; else empty."""
+    profile: str = ""
+    """The file of the profile that the method used; empty: none."""
+    why: str = ""
+    """Why 'auto' chose this method; empty if the method was named."""
+    n_bytes_checkpoints: int = 0
+    """Main memory that saved states take, from which an answer is written again without reading the
+    prompt; not part of `n_bytes`."""
     stage_ms: Mapping[str, float] = field(default_factory=dict)
     """What each of STAGES took of the last prompt; empty if nothing was compressed."""
 

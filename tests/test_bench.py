@@ -239,11 +239,11 @@ FIRST = 512
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind):
-    from edgekv import session
+    from edgekv.state import take
 
     def parts(llm, n):
         """Positions, and the K and V rows of every layer, of llama.cpp's saved state: 16 bytes in front, 8 between, 12 before each block."""
-        state, row = np.frombuffer(session.state_of(llm), np.uint8), {"f16": 256, "q8_0": 136}[kind]
+        state, row = np.frombuffer(take(llm).data, np.uint8), {"f16": 256, "q8_0": 136}[kind]
         assert len(state) == 16 + 12 * n + 8 + 2 * 4 * (12 + n * row), "4 layers of 2 heads of 64 values"
         cells, blocks = state[16: 16 + 12 * n].view(np.int32).reshape(n, 3), state[24 + 12 * n:].reshape(8, -1)
         return cells[:, 0], blocks[:, 12:].reshape(8, n, row)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgekv.errors import BadInput
 from tests import models
-from tests.engine import load, logits, positions
+from tests.engine import load, logits, positions, per_f16
 
 N_CTX, TAIL, SLACK = 1024, 96, 64
 PROBE = 77  # a token whose logits show what the conversation is
@@ -72,9 +72,9 @@ class Conversation(RuleBasedStateMachine):
             with pytest.raises(BadInput):
                 self.llm.eval(tokens)
             return
-        compressed = self.llm._kv._last
+        compressed = self.llm._kv.memory.compressed_at
         self.llm.eval(tokens)
-        chosen = n > 64 or self.llm._kv._last != compressed
+        chosen = n > 64 or self.llm._kv.memory.compressed_at != compressed
         self.now = replace(before, tokens=before.tokens + tokens, rows=self.rows())
         if chosen:
             self.now = replace(self.now, ratio=max(before.ratio, self.ratio), spare=0)
@@ -140,9 +140,9 @@ class Conversation(RuleBasedStateMachine):
 
     def probe(self) -> bool:
         """One token more, whose logits the caller looks at; true if it made the tail too long, so that it was compressed."""
-        before, compressed = self.now, self.llm._kv._last
+        before, compressed = self.now, self.llm._kv.memory.compressed_at
         self.llm.eval([PROBE])
-        chosen = self.llm._kv._last != compressed
+        chosen = self.llm._kv.memory.compressed_at != compressed
         self.now = replace(before, tokens=(*before.tokens, PROBE), rows=self.rows(), ratio=max(before.ratio, self.ratio * chosen))
         self.check_rows_came_from(before, chosen)
         return chosen
@@ -188,7 +188,7 @@ class Conversation(RuleBasedStateMachine):
             assert len(head) <= n_swa + SLACK + TAIL + GROWTH
         else:
             assert tuple(head) == self.now.rows[il][k]
-            assert len(head) <= self.now.ratio * n_seen + TAIL + GROWTH
+            assert len(head) <= self.now.ratio * per_f16("q8_0") * n_seen + TAIL + GROWTH
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import session
+from edgekv import state
 from edgekv.bench.spec import FILL_FIRST
 from edgekv.errors import BadInput
 from edgekv.footprint import row_bytes
@@ -30,9 +30,10 @@ def fill(llm: Any, tokens: list[int], depth: int) -> None:
     for each token and layer, and for V that lies the other way round (without flash attention).
     """
     llm.eval(tokens)
-    old = np.frombuffer(session.state_of(llm), np.uint8)
+    old = np.frombuffer(state.take(llm).data, np.uint8)
     new = _repeat_whole(old, depth) if llm._kv is None else _repeat_store(old, llm, depth)
-    if not session.restore(llm, (ctypes.c_uint8 * len(new)).from_buffer(new), np.resize(tokens, depth)):
+    data = (ctypes.c_uint8 * len(new)).from_buffer(new)
+    if not state.put(llm, state.State(np.resize(np.int32(tokens), depth), data, None)):
         raise _cannot("llama.cpp does not take its state back")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import native, select, session
+from edgekv import native, select, state
 from edgekv.budget import Plan
 from edgekv.engine import Settings, Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
@@ -42,7 +42,7 @@ class Reading:
         self._read(scored)
         self.logits: NDArray[np.float32] = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
         """Of the text's last token: the same for every method, since attention within the text is complete."""
-        self._state = session.state_of(llm)
+        self._state = state.take(llm)
 
     def compress(self, preset: Preset, settings: Settings) -> None:
         """Make the cache what `preset` leaves of the text under `settings`. The conversation is then the text alone.
@@ -54,7 +54,7 @@ class Reading:
             self._engine.settings = settings
             self._llm.eval(self._tokens)
             return
-        if not session.restore(self._llm, self._state, self._tokens):
+        if not state.put(self._llm, self._state):
             raise EdgeKVError("the cache could not be restored")
         if preset.keeps_all or not settings.compresses:
             return

@@ -156,6 +156,10 @@ class Preset:
     """What becomes of evicted rows; None: they are dropped."""
     judges: str = ""
     """Whose queries judge the keys (`JUDGES`); empty: those that the score's paper takes."""
+    profile: str = ""
+    """The file whose profile it uses; empty: none."""
+    why: str = ""
+    """Why this method runs where the user left the choice to `auto`; empty if it was named."""
 
     @property
     def observe(self) -> Observe:

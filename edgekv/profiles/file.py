@@ -55,6 +55,8 @@ class Profile:
     """Of what was drawn while it was made; None if nothing was."""
     surrogate: Surrogate | None = None
     """What the score kvzap needs; None if it was not made."""
+    path: str = ""
+    """The file that it was found in; empty if it is not in one."""
 
     def __post_init__(self) -> None:
         wrong = _wrong(self)

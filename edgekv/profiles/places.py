@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from edgekv.errors import BadInput
@@ -38,7 +39,7 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
     if wish == NONE:
         return None
     if wish is not None:
-        profile = read(wish)
+        profile = replace(read(wish), path=str(wish))
         profile.check(identify(model_path), score, wish, kind)
         return profile if profile.surrogate or not foretells else None
     try:
@@ -50,7 +51,7 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
         if found and path.parent != folder:
             break
         try:
-            profile = read(path)
+            profile = replace(read(path), path=str(path))
             profile.check(model, score, str(path))
         except BadInput as error:
             if path == beside(model_path):

@@ -33,6 +33,9 @@ LLAMA_API int          edgekv_abi(void);
 LLAMA_API const char * edgekv_last_error(void);
 LLAMA_API int          edgekv_last_status(void); // of the call that failed last
 
+// memory that was freed goes back to the system; some C libraries keep it otherwise
+LLAMA_API void         edgekv_trim_heap(void);
+
 // ---- what llama.cpp logs, in the whole process
 
 LLAMA_API void         edgekv_log_init(void);        // nothing is printed from now on

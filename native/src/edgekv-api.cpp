@@ -10,6 +10,10 @@
 #include <new>
 #include <stdexcept>
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 static thread_local std::string g_error;
 static thread_local int g_status = EDGEKV_OK;
 
@@ -62,6 +66,12 @@ static void settled(const llama_context * ctx) { const_cast<llama_context *>(ctx
 int          edgekv_abi(void)        { return EDGEKV_ABI; }
 const char * edgekv_last_error(void) { return g_error.c_str(); }
 int          edgekv_last_status(void) { return g_status; }
+
+void edgekv_trim_heap(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
 
 void         edgekv_note_error(const char * what)                  { g_error = what; g_status = EDGEKV_UNSUPPORTED; }
 void         edgekv_next_context(bool on)                          { edgekv_want_store(on); g_error.clear(); g_status = EDGEKV_OK; }

@@ -12,10 +12,6 @@
 #include <cstring>
 #include <string>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 static edgekv_error no_memory(const char * for_what) {
     return { EDGEKV_NO_MEMORY, std::string("not enough memory for ") + for_what + ": try a shorter prompt, a smaller --ubatch-size or --kv-hidden disk" };
 }
@@ -125,9 +121,7 @@ edgekv_prefill::~edgekv_prefill() {
     store->active = nullptr;
     ++store->version;
     edgekv_device::report();
-#ifdef __GLIBC__
-    malloc_trim(0); // glibc keeps freed buffers of this size otherwise, and the process would look as big as at its peak
-#endif
+    edgekv_trim_heap(); // the process would look as big as at its peak
 }
 
 void edgekv_prefill::make_scratches() {

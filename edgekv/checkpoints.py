@@ -1,0 +1,76 @@
+"""Saved states of a compressed conversation, from which its last turn can be taken again.
+
+Entries are chosen with knowledge of what comes after them, so a compressed conversation cannot be
+taken back token by token. Before a prompt or a long answer is compressed, its state is saved in main
+memory: regenerating an answer, editing a question, or asking another one about the same document
+then reads only what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgekv import state
+from edgekv.continued import n_same
+
+if TYPE_CHECKING:
+    from edgekv.llama import Llama
+
+
+N_STATES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Saved:
+    state: state.State
+    boundary: int
+    """Tokens that cannot be taken back one by one in it."""
+
+
+class Checkpoints:
+    """The last two of the last turn, as far as `kv_memory` allows. are_on: whether any are kept."""
+
+    def __init__(self, are_on: bool) -> None:
+        self.are_on = are_on
+        self._saved: list[_Saved] = []
+        self._prompt_end = 0
+
+    @property
+    def n_bytes(self) -> int:
+        """Main memory that the saved states take."""
+        return sum(x.state.n_bytes for x in self._saved)
+
+    def clear(self) -> None:
+        self._saved = []
+
+    def begin_turn(self, begin: int, end: int) -> None:
+        """A prompt goes on behind `begin` tokens and makes them `end`."""
+        self._saved = [x for x in self._saved if x.boundary <= begin <= len(x.state.tokens)]
+        self._prompt_end = end
+
+    def save(self, llm: Llama) -> None:
+        """Save the conversation, which is about to be compressed.
+
+        Of an answer only the first time counts: from there its beginning can be reached. States that
+        can be reached from the one that is saved are dropped.
+        """
+        assert llm._kv is not None
+        info = llm._kv.store.memory()
+        if not self.are_on or info.n_past == 0 or info.boundary > self._prompt_end > 0:
+            return
+        others = [x for x in self._saved if x.boundary != info.boundary]
+        self._saved = [*others, _Saved(state.take(llm), info.boundary)][-N_STATES:]
+        limit = llm._kv.settings.memory
+        while limit is not None and self._saved and info.bytes_now + self.n_bytes > limit:
+            self._saved.pop(0)
+
+    def restore(self, llm: Llama, tokens: Sequence[int]) -> None:
+        """Make the conversation the saved state that shares most with `tokens`, if there is one."""
+        def shared(x: _Saved) -> int:
+            return min(n_same(tokens, x.state.tokens.tolist()), len(tokens) - 1)
+
+        fitting = [x for x in self._saved if shared(x) >= max(x.boundary, 1)]
+        if fitting:
+            state.put(llm, max(fitting, key=shared).state)
