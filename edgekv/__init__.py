@@ -22,8 +22,10 @@ __version__ = "0.1.0"
 __all__ = ["BadInput", "Cancelled", "EdgeKVError", "KVStats", "Llama", "Unsupported", "__version__"]
 
 
-if os.environ.get("EDGEKV_LIB"):  # a build that is not installed has the bindings beside its libraries
-    __path__.append(str(Path(os.environ["EDGEKV_LIB"]).absolute().parent / "bindings"))
+if os.environ.get("EDGEKV_LIB"):
+    # The bindings lie beside the libraries: in a folder of their own in a build, as in this package where edgekv is installed.
+    _beside = Path(os.environ["EDGEKV_LIB"]).absolute().parent
+    __path__ += [str(_beside / "bindings"), str(_beside)]
 
 
 def __getattr__(name: str) -> Any:

@@ -114,7 +114,7 @@ class Engine:
             with self.clock("merge"):
                 summing.end(self.store)
         self.memory.queries = summing.asked
-        self.memory.ratio = plan.ratio / float(self.per_f16)
+        self.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
         self.memory.compressed_at = self.store.memory().n_past
 
     def _read(

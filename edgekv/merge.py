@@ -72,8 +72,9 @@ class Folding:
     """The merges of one conversation: a threshold for each layer and KV head that moves from call to call."""
 
     def __init__(self, beta: float) -> None:
-        self._beta = beta
-        self._thresholds: dict[tuple[int, int], float] = {}
+        self.beta = beta
+        self.thresholds: dict[tuple[int, int], float] = {}
+        """By layer and KV head."""
 
     def fold(self, where: Rows, il: int, head: int, n_rows: int, kept: NDArray[np.int32]) -> None:
         """Fold what one head is going to lose into what it keeps: `kept` of its n_rows rows. To be called before it is evicted."""
@@ -83,8 +84,8 @@ class Folding:
         if not len(gone) or not len(kept):
             return
         cosine, nearest = where.nearest(il, head, gone, kept)
-        tau = threshold(cosine, self._thresholds.get((il, head)), self._beta)
-        self._thresholds[il, head] = tau
+        tau = threshold(cosine, self.thresholds.get((il, head)), self.beta)
+        self.thresholds[il, head] = tau
         stay = cosine >= tau
         where.merge(il, head, plan(gone[stay], kept[nearest[stay]], cosine[stay]))
 

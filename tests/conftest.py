@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgekv.library import lib_dir
 from tests import lib, models
+
+# Children that start in the checkout import its package, which has no libraries: they get those of the installed one.
+os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
 
 
 @pytest.fixture(scope="session")
