@@ -1,6 +1,6 @@
 """One model on the CPU and on the test device of native/tests/cuda/fake-device.cpp, in a process of its own: a backend once loaded stays.
 
-`python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device", "libs"}, and writes what came out as JSON; with
+`python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device"}, and writes what came out as JSON; with
 "fails" what a device that fails leads to. "hidden": where hidden states wait.
 Without a device it is the GPU that the library was built for.
 """
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from edgekv import facts
+from edgekv.library import library_path
 from tests import models
 from tests.engine import feed, load, positions, random_profile, read
 from tests.lib import nmse
@@ -102,16 +103,16 @@ def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[
         said.append(what)
 
 
-def load_device(device: str, libs: str) -> ctypes.CDLL:
-    ggml = ctypes.CDLL(str(next(Path(libs).glob("lib*ggml.*"))))
+def load_device(device: str) -> ctypes.CDLL:
+    ggml = ctypes.CDLL(str(library_path("ggml")))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
     assert ggml.ggml_backend_load(device.encode()), f"{device} cannot be loaded"
     return ctypes.CDLL(device)
 
 
-def kernel_calls(libs: str) -> dict[str, int] | None:
+def kernel_calls() -> dict[str, int] | None:
     """How often each kernel of ours was queued on CUDA devices; None where the first device has none that were compiled for it."""
-    lib = {name: ctypes.CDLL(str(next(Path(libs).glob(f"lib{name}.*")))) for name in ("ggml", "ggml-base")}
+    lib = {name: ctypes.CDLL(str(library_path(name))) for name in ("ggml", "ggml-base")}
     lib["ggml"].ggml_backend_dev_by_type.restype = ctypes.c_void_p
     device = lib["ggml"].ggml_backend_dev_by_type(GPU)
     if not device:
@@ -130,20 +131,20 @@ def main() -> None:
     job = json.load(sys.stdin)
     path, kind = Path(job["model"]), job["kind"]
     if job.get("fails"):
-        print(json.dumps(failing(path, kind, load_device(job["device"], job["libs"]), n_gpu_layers=99)))
+        print(json.dumps(failing(path, kind, load_device(job["device"]), n_gpu_layers=99)))
         return
     os.environ["EDGEKV_ATTEND"] = "graph"  # a prompt goes through the same upstream attention as on a device
     expected, expected_rows = {method: ragged(path, kind, method) for method in DRAWN}, {method: kept(path, kind, method) for method in METHODS}
     del os.environ["EDGEKV_ATTEND"]
-    device = load_device(job["device"], job["libs"]) if job["device"] else None
+    device = load_device(job["device"]) if job["device"] else None
     there = {"n_gpu_layers": 99, "kv_hidden": job.get("hidden", "f32")}
     assert any(d["name"].upper() != "CPU" for d in facts.devices()), "there is no device"
     for method in TRIED:
         kept(path, kind, method, **there)
-    tried = kernel_calls(job["libs"])
+    tried = kernel_calls()
     got = {method: ragged(path, kind, method, **there) for method in DRAWN}
     rows = {method: kept(path, kind, method, **there) for method in METHODS}
-    calls = kernel_calls(job["libs"])
+    calls = kernel_calls()
     result = {
         "nmse": {m: nmse(got[m], expected[m]) for m in DRAWN},
         "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
