@@ -6,7 +6,8 @@ the cache is what the method left of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import POINTER
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from edgekv.stats import StageClock
 from edgekv.summary import Asked, Summary
 from edgekv.summing import Summing, turned
 
+Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
 
@@ -97,7 +99,7 @@ class Engine:
         self.memory = Memory(ratio=settings.ratio)
 
     def prefill(
-        self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None, tail: bool = False
+        self, tokens: Sequence[int], progress: Progress | None = None, tail: bool = False
     ) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
@@ -106,7 +108,7 @@ class Engine:
         Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they fit neither the context nor the
         machine's memory (nothing has been allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is then as before.
         """
-        watch, plan = Watch(self.settings, tokens, self.tokenize), self._plan(len(tokens))
+        watch, plan = Watch(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         if not tail:
             self._check_room(watch, plan)
         with self._start_summary(plan) as summing:
@@ -118,25 +120,50 @@ class Engine:
         self.memory.compressed_at = self.store.memory().n_past
 
     def _read(
-        self, tokens: Sequence[int], watch: Watch, plan: Plan, progress: Callable[[int, int], None] | None,
-        tail: bool, summing: Summing,
+        self, tokens: Sequence[int], watch: Watch, plan: Plan, progress: Progress | None, tail: bool,
+        summing: Summing,
     ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it left."""
-        with native.Prefill(
-            self.ctx, tokens, watch.observers, every=watch.every, pieces=watch.pieces, hidden=self.settings.hidden, progress=progress) as p:
-            self.by_layer = p.by_layer
-            spending, folding = self._start(plan, tail), self._start_merge()
-            self.clock, kept = StageClock(), np.zeros((0, self.store.n_head_kv), np.int32)
-            for il in range(len(self.store.layers)):
-                p.run(il)
-                if il not in plan.layers:
-                    continue  # a sliding-window layer keeps its window by itself
+        with self.layers(
+            tokens, watch.observers, every=watch.every, pieces=watch.pieces, progress=progress
+        ) as layers:
+            spending, folding = self.start(plan, tail), self._start_merge()
+            self.clock = clock = StageClock()
+            kept = np.zeros((0, self.store.n_head_kv), np.int32)
+            for p in layers:
                 kept = self._compress(p, watch, plan, spending, folding, summing, kept)
+                clock.ms["observe"] = p.score_ms
+        self.memory.folding = folding
+        if not tail:
+            self.memory.spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
+
+    @contextmanager
+    def layers(
+        self, tokens: Sequence[int], observers: list[native.Observer], *, every: Sequence[int] = (),
+        pieces: Sequence[Sequence[int]] = (), progress: Progress | None = None, stays: bool = True,
+    ) -> Iterator[Iterator[native.Prefill]]:
+        """Read `tokens` behind the conversation, in a `with` block around a loop over layers.
+
+        The loop yields every layer that attends to everything, once it has been read: the Prefill
+        has its statistics and entries, and its `keep` must be called before the next layer. Layers
+        with a sliding window keep their window by themselves. When the loop has ended, the kept
+        entries are the conversation. It is as before if `stays` is False, or if the block is left
+        earlier. Other arguments and errors: see `native.Prefill`.
+        """
+        with native.Prefill(
+            self.ctx, tokens, observers, every=every, pieces=pieces, hidden=self.settings.hidden,
+            progress=progress,
+        ) as p:
+            self.by_layer = p.by_layer
+            yield self._each_layer(p, stays)
+
+    def _each_layer(self, p: native.Prefill, stays: bool) -> Iterator[native.Prefill]:
+        for il, info in enumerate(self.store.layers):
+            p.run(il)
+            if not info.n_swa:
+                yield p
+        if stays:
             p.end()
-            self.memory.folding = folding
-            if not tail:
-                self.memory.spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
-            self.clock.ms["observe"] = p.score_ms
 
     def _compress(
         self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, summing: Summing, before: NDArray[np.int32],
@@ -147,7 +174,7 @@ class Engine:
         """
         s, i, n_head_kv, clock = self.settings, len(before), self.store.layers[p.il].n_head_kv, self.clock
         with clock("score"):
-            layer = self._layer_stats(p, watch)
+            layer = self.layer_stats(p, watch)
             scores = s.preset.score.score(layer, s.preset.params)
         with clock("budget"):
             counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
@@ -202,7 +229,7 @@ class Engine:
 
         A budget that waits for scores spreads them as those of the last prompt were.
         """
-        spending = self._start(self._plan(n_tokens), tail=True)
+        spending = self.start(self.plan(n_tokens), tail=True)
         assert isinstance(spending, Fixed) and self.store.memory().n_past == 0
         return spending.counts
 
@@ -232,7 +259,10 @@ class Engine:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
-    def _layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
+    def layer_stats(
+        self, p: native.Prefill, watch: Watch, first_observer: int = 0
+    ) -> LayerStats:
+        """Return what a score may know of the layer in work; first_observer: of this watch, in p."""
         n_old = p.n_old()
         n_rows = int(n_old.max(initial=0)) + p.n_tokens
         first = self.store.memory().n_past
@@ -243,7 +273,7 @@ class Engine:
         return LayerStats(p.il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, rows=p.rows,
                           foretell=p.foretell, blocks=rotation.blocks(self.store.layers[p.il]), **watch.read(p, first_observer))
 
-    def _plan(self, n_new: int) -> Plan:
+    def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
         s, layers, full = self.settings, self.store.layers, self.full_layers
         there = np.array([[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]).reshape(len(full), -1)
@@ -286,7 +316,7 @@ class Engine:
         merge = self.settings.preset.merge
         return Summing(merge if isinstance(merge, Summary) else None, self.memory.queries, plan.sink, plan.window, self.offloaded)
 
-    def _start(self, plan: Plan, tail: bool = False) -> Spending:
+    def start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
             spread = self.memory.spread
@@ -317,7 +347,7 @@ class Watch:
         observe, n = settings.preset.observe, len(tokens)
         self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
         names = observe.judged
-        self.observers: list[tuple[int, int, tuple[str, ...]]] = []
+        self.observers: list[native.Observer] = []
         if names:
             begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[observe.judges]
             self.observers.append((begin, n + sum(map(len, self.pieces)), names))

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import native
 from edgekv.choose import AUTO, choose
-from edgekv.eval.reading import STEP, Reading, feed
+from edgekv.reading import STEP, Reading, feed, say
 from edgekv.methods import Preset
 from edgekv.stats import KVStats
 
@@ -75,19 +74,3 @@ class _Home:
     llm: Any
     presets: dict[str, Preset]
     reading: Reading | None = None
-
-
-def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:
-    """The greedy continuation of the conversation in `llm`, whose next token has these logits, up to n_tokens or the text `stop`."""
-    vocab, out, words = native.llama_cpp.llama_model_get_vocab(llm._model.model), [], ""
-    while len(out) < n_tokens:
-        token = int(logits.argmax())
-        if native.llama_cpp.llama_vocab_is_eog(vocab, token):
-            break
-        out.append(token)
-        words = llm.detokenize(out).decode(errors="replace")
-        if stop and stop in words.lstrip("\n"):
-            return words.lstrip("\n").split(stop)[0]
-        if len(out) < n_tokens:
-            logits = feed(llm, [token])
-    return words
