@@ -18,52 +18,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget, methods, native, probe, rotation, select
+from edgekv import budget, native, probe, rotation, select
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
-from edgekv.choose import choose
 from edgekv.dense import entries_per_f16, f16_bytes
 from edgekv.errors import BadInput
 from edgekv.footprint import Extent, Reading, reading
 from edgekv.machine import memory_free
 from edgekv.merge import D2O, Folding
-from edgekv.methods import LayerStats, Preset
-from edgekv.sizes import parse_size, size_text
+from edgekv.layer import LayerStats
+from edgekv.settings import Settings
+from edgekv.sizes import size_text
 from edgekv.stats import StageClock
 from edgekv.summary import Asked, Summary
 from edgekv.summing import Summing, turned
 
 Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)
-
-
-@dataclass
-class Settings:
-    """What the user asked for. Of ratio, tokens, n_bytes and memory the smallest counts; see `edgekv.budget.rows_for`."""
-
-    ratio: float = 1.0
-    tokens: int | None = None
-    n_bytes: int | None = None
-    """For the kept rows."""
-    memory: int | None = None
-    """Bytes for the whole cache, tails and room for them included; see `edgekv.budget.memory`."""
-    table: NDArray[np.int32] | None = None
-    """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's budget."""
-    preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
-    sink: int = 4
-    window: int = 32
-    min_tokens: int = 128
-    tail: int = 512
-    """Tokens that may gather behind the compressed prompt before they are compressed too."""
-    hidden: str = "f32"
-    seed: int = 0
-
-    @property
-    def compresses(self) -> bool:
-        limits = (self.tokens, self.n_bytes, self.memory, self.table)
-        wish = self.ratio < 1 or any(x is not None for x in limits)
-        return wish and not self.preset.keeps_all
 
 
 @dataclass
@@ -387,28 +359,3 @@ class Watch:
 def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """See `edgekv.methods.base.Future`."""
     return turned(p.queries(observer), p.rotation(n))
-
-
-def settings_from(
-    *, kv_ratio: float, kv_budget: Any, kv_budget_mb: float | None, kv_method: str, kv_sink: int, kv_window: int, kv_min_tokens: int,
-    kv_hidden: str, kv_tail: int, kv_seed: int, model_path: str, kv_profile: str | None = None, kv_memory: int | str | None = None,
-) -> Settings:
-    """Settings from the user's words; raises BadInput for what makes no sense."""
-    for name, value, least in (("kv_sink", kv_sink, 0), ("kv_window", kv_window, 1), ("kv_min_tokens", kv_min_tokens, 1), ("kv_tail", kv_tail, 1)):
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise BadInput(f"{name} {value} must be a whole number, {least} or more")
-    if kv_hidden not in native.HIDDEN:
-        raise BadInput(f"kv_hidden '{kv_hidden}' is unknown; choose one of: {', '.join(native.HIDDEN)}")
-    is_table = kv_budget is not None and np.ndim(kv_budget) > 0
-    if kv_budget is not None and not is_table and kv_budget < 1:
-        raise BadInput(f"kv_budget {kv_budget} keeps no row; give the rows per head, such as 1024")
-    if kv_budget_mb is not None and not kv_budget_mb > 0:
-        raise BadInput(f"kv_budget_mb {kv_budget_mb} is no size; give MiB above 0")
-    if kv_memory is not None and is_table:
-        raise BadInput("kv_memory decides how many rows stay, and so does a table in kv_budget: give one of them")
-    return Settings(
-        ratio=budget.check_ratio(kv_ratio), tokens=None if is_table else kv_budget, table=budget.table(kv_budget) if is_table else None,
-        n_bytes=None if kv_budget_mb is None else int(kv_budget_mb * 2**20),
-        memory=None if kv_memory is None else parse_size(kv_memory, "kv_memory"), preset=choose(kv_method, model_path, kv_profile),
-        sink=kv_sink, window=kv_window, min_tokens=kv_min_tokens, tail=kv_tail, hidden=kv_hidden, seed=kv_seed,
-    )

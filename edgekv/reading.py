@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from edgekv import native, select, state
 from edgekv.budget import Plan
-from edgekv.engine import Settings, Watch
+from edgekv.engine import Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.merge import D2O
-from edgekv.methods import LayerStats, Preset
-from edgekv.methods.base import Future
+from edgekv.layer import LayerStats
+from edgekv.methods import Preset
+from edgekv.layer import Future
+from edgekv.settings import Settings
 from edgekv.summary import Summary, look
 from edgekv.summing import ENOUGH, write
 

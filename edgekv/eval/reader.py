@@ -24,7 +24,7 @@ class Reader:
     def __init__(self, llm: Any, names: Sequence[str], dense: Any = None) -> None:
         self.llm = llm
         """The model whose cache is what was compressed last."""
-        presets = {name: choose(name, llm.model_path, llm._kv_profile) for name in names}
+        presets = {name: choose(name, llm.model_path, llm._kv_config.profile) for name in names}
         self._homes = [_Home(llm, {name: p for name, p in presets.items() if dense is None or name != AUTO})]
         if dense is not None and AUTO in presets:
             self._homes.append(_Home(dense, {AUTO: presets[AUTO]}))
