@@ -27,7 +27,7 @@ from edgekv import Llama  # noqa: E402
 from edgekv.eval.perplexity import FULL, log_softmax  # noqa: E402
 from edgekv.eval.prompt import prompt  # noqa: E402
 from edgekv.eval.reader import Reader  # noqa: E402
-from edgekv.eval.reading import feed  # noqa: E402
+from edgekv.reading import feed  # noqa: E402
 from edgekv.eval.sample import Request, Sample  # noqa: E402
 from edgekv.eval.tasks import ruler  # noqa: E402
 

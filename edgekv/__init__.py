@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
+from edgekv.version import __version__
 
 if TYPE_CHECKING:
+    from edgekv.config import KVConfig
     from edgekv.llama import Llama
     from edgekv.stats import KVStats
-
-__version__ = "0.1.0"
-__all__ = ["BadInput", "Cancelled", "EdgeKVError", "KVStats", "Llama", "Unsupported", "__version__"]
+__all__ = ["BadInput", "Cancelled", "EdgeKVError", "KVConfig", "KVStats", "Llama", "Unsupported", "__version__"]
 
 
 if os.environ.get("EDGEKV_LIB"):
@@ -33,6 +33,10 @@ def __getattr__(name: str) -> Any:
         from edgekv.llama import Llama
 
         return Llama
+    if name == "KVConfig":
+        from edgekv.config import KVConfig
+
+        return KVConfig
     if name == "KVStats":
         from edgekv.stats import KVStats
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from edgekv import facts
 
 if TYPE_CHECKING:
-    from edgekv.engine import Settings
     from edgekv.native import LayerInfo
+    from edgekv.settings import Settings
 
 DENSE = "q8_0"
 

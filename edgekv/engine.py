@@ -6,7 +6,8 @@ the cache is what the method left of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import POINTER
 from dataclasses import dataclass, field, replace
@@ -17,51 +18,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget, methods, native, probe, rotation, select
+from edgekv import budget, native, probe, rotation, select
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
-from edgekv.choose import choose
 from edgekv.dense import entries_per_f16, f16_bytes
 from edgekv.errors import BadInput
 from edgekv.footprint import Extent, Reading, reading
 from edgekv.machine import memory_free
 from edgekv.merge import D2O, Folding
-from edgekv.methods import LayerStats, Preset
-from edgekv.sizes import parse_size, size_text
+from edgekv.layer import LayerStats
+from edgekv.settings import Settings
+from edgekv.sizes import size_text
 from edgekv.stats import StageClock
 from edgekv.summary import Asked, Summary
 from edgekv.summing import Summing, turned
 
+Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)
-
-
-@dataclass
-class Settings:
-    """What the user asked for. Of ratio, tokens, n_bytes and memory the smallest counts; see `edgekv.budget.rows_for`."""
-
-    ratio: float = 1.0
-    tokens: int | None = None
-    n_bytes: int | None = None
-    """For the kept rows."""
-    memory: int | None = None
-    """Bytes for the whole cache, tails and room for them included; see `edgekv.budget.memory`."""
-    table: NDArray[np.int32] | None = None
-    """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's budget."""
-    preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
-    sink: int = 4
-    window: int = 32
-    min_tokens: int = 128
-    tail: int = 512
-    """Tokens that may gather behind the compressed prompt before they are compressed too."""
-    hidden: str = "f32"
-    seed: int = 0
-
-    @property
-    def compresses(self) -> bool:
-        limits = (self.tokens, self.n_bytes, self.memory, self.table)
-        wish = self.ratio < 1 or any(x is not None for x in limits)
-        return wish and not self.preset.keeps_all
 
 
 @dataclass
@@ -97,7 +71,7 @@ class Engine:
         self.memory = Memory(ratio=settings.ratio)
 
     def prefill(
-        self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None, tail: bool = False
+        self, tokens: Sequence[int], progress: Progress | None = None, tail: bool = False
     ) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
@@ -106,7 +80,7 @@ class Engine:
         Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they fit neither the context nor the
         machine's memory (nothing has been allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is then as before.
         """
-        watch, plan = Watch(self.settings, tokens, self.tokenize), self._plan(len(tokens))
+        watch, plan = Watch(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         if not tail:
             self._check_room(watch, plan)
         with self._start_summary(plan) as summing:
@@ -118,25 +92,50 @@ class Engine:
         self.memory.compressed_at = self.store.memory().n_past
 
     def _read(
-        self, tokens: Sequence[int], watch: Watch, plan: Plan, progress: Callable[[int, int], None] | None,
-        tail: bool, summing: Summing,
+        self, tokens: Sequence[int], watch: Watch, plan: Plan, progress: Progress | None, tail: bool,
+        summing: Summing,
     ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it left."""
-        with native.Prefill(
-            self.ctx, tokens, watch.observers, every=watch.every, pieces=watch.pieces, hidden=self.settings.hidden, progress=progress) as p:
-            self.by_layer = p.by_layer
-            spending, folding = self._start(plan, tail), self._start_merge()
-            self.clock, kept = StageClock(), np.zeros((0, self.store.n_head_kv), np.int32)
-            for il in range(len(self.store.layers)):
-                p.run(il)
-                if il not in plan.layers:
-                    continue  # a sliding-window layer keeps its window by itself
+        with self.layers(
+            tokens, watch.observers, every=watch.every, pieces=watch.pieces, progress=progress
+        ) as layers:
+            spending, folding = self.start(plan, tail), self._start_merge()
+            self.clock = clock = StageClock()
+            kept = np.zeros((0, self.store.n_head_kv), np.int32)
+            for p in layers:
                 kept = self._compress(p, watch, plan, spending, folding, summing, kept)
+                clock.ms["observe"] = p.score_ms
+        self.memory.folding = folding
+        if not tail:
+            self.memory.spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
+
+    @contextmanager
+    def layers(
+        self, tokens: Sequence[int], observers: list[native.Observer], *, every: Sequence[int] = (),
+        pieces: Sequence[Sequence[int]] = (), progress: Progress | None = None, stays: bool = True,
+    ) -> Iterator[Iterator[native.Prefill]]:
+        """Read `tokens` behind the conversation, in a `with` block around a loop over layers.
+
+        The loop yields every layer that attends to everything, once it has been read: the Prefill
+        has its statistics and entries, and its `keep` must be called before the next layer. Layers
+        with a sliding window keep their window by themselves. When the loop has ended, the kept
+        entries are the conversation. It is as before if `stays` is False, or if the block is left
+        earlier. Other arguments and errors: see `native.Prefill`.
+        """
+        with native.Prefill(
+            self.ctx, tokens, observers, every=every, pieces=pieces, hidden=self.settings.hidden,
+            progress=progress,
+        ) as p:
+            self.by_layer = p.by_layer
+            yield self._each_layer(p, stays)
+
+    def _each_layer(self, p: native.Prefill, stays: bool) -> Iterator[native.Prefill]:
+        for il, info in enumerate(self.store.layers):
+            p.run(il)
+            if not info.n_swa:
+                yield p
+        if stays:
             p.end()
-            self.memory.folding = folding
-            if not tail:
-                self.memory.spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
-            self.clock.ms["observe"] = p.score_ms
 
     def _compress(
         self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, summing: Summing, before: NDArray[np.int32],
@@ -147,7 +146,7 @@ class Engine:
         """
         s, i, n_head_kv, clock = self.settings, len(before), self.store.layers[p.il].n_head_kv, self.clock
         with clock("score"):
-            layer = self._layer_stats(p, watch)
+            layer = self.layer_stats(p, watch)
             scores = s.preset.score.score(layer, s.preset.params)
         with clock("budget"):
             counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
@@ -202,7 +201,7 @@ class Engine:
 
         A budget that waits for scores spreads them as those of the last prompt were.
         """
-        spending = self._start(self._plan(n_tokens), tail=True)
+        spending = self.start(self.plan(n_tokens), tail=True)
         assert isinstance(spending, Fixed) and self.store.memory().n_past == 0
         return spending.counts
 
@@ -232,7 +231,10 @@ class Engine:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
-    def _layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
+    def layer_stats(
+        self, p: native.Prefill, watch: Watch, first_observer: int = 0
+    ) -> LayerStats:
+        """Return what a score may know of the layer in work; first_observer: of this watch, in p."""
         n_old = p.n_old()
         n_rows = int(n_old.max(initial=0)) + p.n_tokens
         first = self.store.memory().n_past
@@ -243,7 +245,7 @@ class Engine:
         return LayerStats(p.il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, rows=p.rows,
                           foretell=p.foretell, blocks=rotation.blocks(self.store.layers[p.il]), **watch.read(p, first_observer))
 
-    def _plan(self, n_new: int) -> Plan:
+    def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
         s, layers, full = self.settings, self.store.layers, self.full_layers
         there = np.array([[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]).reshape(len(full), -1)
@@ -286,7 +288,7 @@ class Engine:
         merge = self.settings.preset.merge
         return Summing(merge if isinstance(merge, Summary) else None, self.memory.queries, plan.sink, plan.window, self.offloaded)
 
-    def _start(self, plan: Plan, tail: bool = False) -> Spending:
+    def start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
             spread = self.memory.spread
@@ -317,7 +319,7 @@ class Watch:
         observe, n = settings.preset.observe, len(tokens)
         self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
         names = observe.judged
-        self.observers: list[tuple[int, int, tuple[str, ...]]] = []
+        self.observers: list[native.Observer] = []
         if names:
             begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[observe.judges]
             self.observers.append((begin, n + sum(map(len, self.pieces)), names))
@@ -357,28 +359,3 @@ class Watch:
 def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """See `edgekv.methods.base.Future`."""
     return turned(p.queries(observer), p.rotation(n))
-
-
-def settings_from(
-    *, kv_ratio: float, kv_budget: Any, kv_budget_mb: float | None, kv_method: str, kv_sink: int, kv_window: int, kv_min_tokens: int,
-    kv_hidden: str, kv_tail: int, kv_seed: int, model_path: str, kv_profile: str | None = None, kv_memory: int | str | None = None,
-) -> Settings:
-    """Settings from the user's words; raises BadInput for what makes no sense."""
-    for name, value, least in (("kv_sink", kv_sink, 0), ("kv_window", kv_window, 1), ("kv_min_tokens", kv_min_tokens, 1), ("kv_tail", kv_tail, 1)):
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise BadInput(f"{name} {value} must be a whole number, {least} or more")
-    if kv_hidden not in native.HIDDEN:
-        raise BadInput(f"kv_hidden '{kv_hidden}' is unknown; choose one of: {', '.join(native.HIDDEN)}")
-    is_table = kv_budget is not None and np.ndim(kv_budget) > 0
-    if kv_budget is not None and not is_table and kv_budget < 1:
-        raise BadInput(f"kv_budget {kv_budget} keeps no row; give the rows per head, such as 1024")
-    if kv_budget_mb is not None and not kv_budget_mb > 0:
-        raise BadInput(f"kv_budget_mb {kv_budget_mb} is no size; give MiB above 0")
-    if kv_memory is not None and is_table:
-        raise BadInput("kv_memory decides how many rows stay, and so does a table in kv_budget: give one of them")
-    return Settings(
-        ratio=budget.check_ratio(kv_ratio), tokens=None if is_table else kv_budget, table=budget.table(kv_budget) if is_table else None,
-        n_bytes=None if kv_budget_mb is None else int(kv_budget_mb * 2**20),
-        memory=None if kv_memory is None else parse_size(kv_memory, "kv_memory"), preset=choose(kv_method, model_path, kv_profile),
-        sink=kv_sink, window=kv_window, min_tokens=kv_min_tokens, tail=kv_tail, hidden=kv_hidden, seed=kv_seed,
-    )

@@ -12,6 +12,7 @@ from edgekv import native
 from edgekv.errors import BadInput
 from edgekv.library import lib_dir, library_path, logged_error, muted
 from edgekv.native import llama_cpp
+from edgekv.version import __version__
 
 
 def _cache_types() -> dict[str, tuple[int, int, int]]:
@@ -55,13 +56,12 @@ def is_offloaded(n_gpu_layers: int) -> bool:
 
 def build_info() -> dict[str, Any]:
     """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in bytes)."""
-    import edgekv
     import edgekv.llama_cpp as bindings
 
     path = lib_dir() / "build-info.json"
     built = json.loads(path.read_text()) if path.exists() else {}
     return {
-        "edgekv": edgekv.__version__, "llama_cpp_python": bindings.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
+        "edgekv": __version__, "llama_cpp_python": bindings.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
         "patches": [x["name"] for x in built.get("patches", [])], "lib": str(lib_dir()), "devices": devices(), "build": built,
     }
 

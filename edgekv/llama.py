@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -21,15 +22,16 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import facts, native, parts, session, state
 from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
 from edgekv.checkpoints import Checkpoints
-from edgekv.choose import AUTO
+from edgekv.config import KVConfig
 from edgekv.continued import continued, n_same
 from edgekv.dense import DENSE, picks
-from edgekv.engine import Engine, Settings, settings_from
+from edgekv.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
 from edgekv.room import check_whole_cache
+from edgekv.settings import Settings, resolve
 from edgekv.sizes import size_text
 from edgekv.stats import KVStats
 
@@ -39,23 +41,11 @@ CANCELLED = "cancelled: the conversation is as before this turn"
 class Llama(llama_cpp.Llama):
     """A drop-in subclass of llama_cpp.Llama.
 
-    kv_ratio: share that is kept of the bytes which the full f16 cache would take (0.2 keeps 20 %);
-    1 (default) leaves everything to the parent, bit for bit. type_k and type_v decide how many
-    tokens fit into these bytes; where neither is given, 'auto' stores q8_0.
-    kv_budget: tokens per KV head instead (mean), or a table [n_layer, n_head_kv]; kv_budget_mb: MiB
-    for the kept tokens.
-    kv_memory: bytes, or a size such as "2GiB", that K and V never exceed between prompts, however
-    long they are: kept tokens, the tail and the room allocated for it. While a prompt is read, one
-    layer in full, its hidden states and (in later turns) the old entries come on top.
-    kv_method: see `edgekv methods`. kv_profile: a profile's file for budgets per head, 'none', or
-    None to look for one. The default, 'auto', takes a profile that is found, and else the best
-    method that needs none, which takes more than twice as long to read a prompt:
-    `edgekv.make_profile(model_path)` makes the profile once.
-    kv_sink, kv_window: first and last tokens that always stay. kv_min_tokens: shorter prompts stay
-    whole. kv_tail: tokens that may gather behind the prompt before they are compressed too.
-    kv_hidden: where hidden states wait while a prompt is read: f32, f16, disk or device (of the GPU
-    that has all layers; without one as f32). kv_checkpoints: keep the cache's state from before the
-    last turn, so that an answer is written again without reading the prompt again.
+    kv_NAME: the options of `edgekv.KVConfig`, one by one; kv: all of them in one object, which
+    single ones override. With kv_ratio at 1 (default) and no other limit everything is left to the
+    parent, bit for bit. Where neither type_k nor type_v is given, kv_method 'auto' stores q8_0.
+    Without a profile of the model 'auto' takes a method that needs none and takes more than twice
+    as long to read a prompt: `edgekv.make_profile(model_path)` makes the profile once.
     kv_progress(done, total): called while a prompt is read; it must not use the model.
 
     One thread at a time may use the model; another one gets an EdgeKVError. Use the model in a
@@ -65,12 +55,9 @@ class Llama(llama_cpp.Llama):
     """
 
     def __init__(
-        self, model_path: str, *, kv_ratio: float = 1.0, kv_budget: Any = None,
-        kv_budget_mb: float | None = None, kv_method: str = AUTO, kv_sink: int = 4, kv_window: int = 32,
-        kv_min_tokens: int = 128, kv_hidden: str = "f32", kv_tail: int = 512,
-        kv_progress: Callable[[int, int], None] | None = None, kv_seed: int = 0,
-        kv_profile: str | None = None, kv_memory: int | str | None = None, kv_checkpoints: bool = True,
-        flash_attn: bool | None = None, **kwargs: Any,
+        self, model_path: str, *, kv: KVConfig | None = None,
+        kv_progress: Callable[[int, int], None] | None = None, flash_attn: bool | None = None,
+        **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._guard = Guard()
@@ -83,17 +70,16 @@ class Llama(llama_cpp.Llama):
         self._kv_answer: object = None  # of the answer under way, to tell it from an older one
         self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
         self._kv_cuts: list[int] = []  # the same as numbers of tokens
-        self._checkpoints = Checkpoints(kv_checkpoints)
+        self._checkpoints = Checkpoints(False)
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
         self.kv_progress = kv_progress
         _check_names(kwargs)
         facts.check_gguf(str(model_path))
-        self._kv_method, self._kv_profile = kv_method, kv_profile
-        self._kv_settings = settings_from(
-            model_path=str(model_path), kv_profile=kv_profile, kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb,
-            kv_memory=kv_memory, kv_method=kv_method, kv_sink=kv_sink, kv_window=kv_window, kv_min_tokens=kv_min_tokens,
-            kv_hidden=kv_hidden, kv_tail=kv_tail, kv_seed=kv_seed)
+        own = {name.removeprefix("kv_"): kwargs.pop(name) for name in KVConfig.names() if name in kwargs}
+        self._kv_config = replace(kv or KVConfig(), **own)
+        self._kv_settings = resolve(self._kv_config, str(model_path))
+        self._checkpoints.are_on = self._kv_config.checkpoints
         compress = self._kv_settings.compresses
         self._kv_types = kwargs.get("type_k"), kwargs.get("type_v")
         if self._kv_pick_types(str(model_path)):
@@ -162,13 +148,8 @@ class Llama(llama_cpp.Llama):
                 self._kv.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        s = self._kv_settings
-        return {
-            **super().__getstate__(), "kv_ratio": s.ratio, "kv_budget": s.tokens if s.table is None else s.table,
-            "kv_budget_mb": None if s.n_bytes is None else s.n_bytes / 2**20, "kv_memory": s.memory, "kv_method": self._kv_method,
-            "type_k": self._kv_types[0], "type_v": self._kv_types[1], "kv_profile": self._kv_profile, "kv_sink": s.sink, "kv_window": s.window, "kv_min_tokens": s.min_tokens, "kv_hidden": s.hidden, "kv_tail": s.tail, "kv_seed": s.seed,
-            "kv_checkpoints": self._checkpoints.are_on,
-        }
+        type_k, type_v = self._kv_types
+        return {**super().__getstate__(), "kv": self._kv_config, "type_k": type_k, "type_v": type_v}
 
     # ---- tokens
 
@@ -364,18 +345,14 @@ class Llama(llama_cpp.Llama):
     ) -> None:
         """Change what the next prompt is compressed to. From an uncompressed conversation the cache starts anew."""
         with self._guard.use():
-            old = self._kv_settings
-            tokens = old.table if old.table is not None else old.tokens
-            megabytes = None if old.n_bytes is None else old.n_bytes / 2**20
-            if ratio is not None:  # a ratio alone takes the place of an earlier budget, but a limit for the cache stands
-                tokens = megabytes = None
-            fresh = settings_from(
-                model_path=self.model_path, kv_profile=self._kv_profile, kv_ratio=old.ratio if ratio is None else ratio, kv_budget=tokens if budget is None else budget,
-                kv_budget_mb=megabytes if budget_mb is None else budget_mb, kv_memory=old.memory if memory is None else memory,
-                kv_method=method or self._kv_method, kv_sink=old.sink, kv_window=old.window, kv_min_tokens=old.min_tokens,
-                kv_hidden=old.hidden, kv_tail=old.tail, kv_seed=old.seed)
+            wishes = {"ratio": ratio, "budget": budget, "method": method, "budget_mb": budget_mb, "memory": memory}
+            given = {name: value for name, value in wishes.items() if value is not None}
+            if ratio is not None:  # takes the place of an earlier budget, but a limit for the cache stands
+                given = {"budget": None, "budget_mb": None, **given}
+            config = replace(self._kv_config, **given)
+            fresh = resolve(config, self.model_path)
             self._kv_check_memory(fresh)
-            self._kv_settings, self._kv_method = fresh, method or self._kv_method
+            self._kv_config, self._kv_settings = config, fresh
             if self._kv is not None:
                 self._kv.settings = self._kv_settings
             elif self._kv_settings.compresses and not self._kv_note:
@@ -425,7 +402,7 @@ class Llama(llama_cpp.Llama):
 
     def _kv_pick_types(self, path: str) -> bool:
         """Whether a cache with these settings gets the type that `auto` stores; see `edgekv.dense`."""
-        return picks(path, self._kv_method, self._kv_settings, *self._kv_types)
+        return picks(path, self._kv_config.method, self._kv_settings, *self._kv_types)
 
     def _kv_attach(self, wanted: bool) -> None:
         """The engine for this context's store; a note if there is none although one was wanted."""
@@ -496,6 +473,7 @@ def _check_names(arguments: dict[str, Any]) -> None:
     """Raises UnknownArgument for a name that neither `Llama` nor its parent has: the parent would ignore it."""
     known = [name for kind in (Llama, llama_cpp.Llama) for name in inspect.signature(kind.__init__).parameters
              if name not in ("self", "kwargs")]
+    known += KVConfig.names()
     for name in arguments:
         if name not in known:
             near = get_close_matches(name, known, 1, 0.5)

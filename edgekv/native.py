@@ -260,6 +260,10 @@ def _lists(keep: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np
 # ---- prefill
 
 
+Observer = tuple[int, int, tuple[str, ...]]
+"""(begin, end, names of STATS): tokens whose queries are observed, and the statistics of them."""
+
+
 class Prefill:
     """A prompt that is read layer by layer. Use as a context manager: leaving it without `end` forgets the prompt.
 
@@ -270,7 +274,7 @@ class Prefill:
     """
 
     def __init__(
-        self, ctx: Any, tokens: Iterable[int], observers: list[tuple[int, int, tuple[str, ...]]], *, pieces: Sequence[Sequence[int]] = (),
+        self, ctx: Any, tokens: Iterable[int], observers: list[Observer], *, pieces: Sequence[Sequence[int]] = (),
         every: Sequence[int] = (), hidden: str = "f32", hidden_dir: str | None = None, progress: Callable[[int, int], None] | None = None,
     ) -> None:
         tokens = list(tokens)

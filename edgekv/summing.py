@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.errors import Unsupported
-from edgekv.methods import LayerStats
+from edgekv.layer import LayerStats
 from edgekv.parallel import one_thread_for_products
 from edgekv.summary import Asked, Summary, Summed, look
 

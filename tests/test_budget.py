@@ -17,7 +17,7 @@ from edgekv.budget.cake import log_preference
 from edgekv.budget.cascade import Cascade
 from edgekv.budget.share import free, protected
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.methods import LayerStats
+from edgekv.layer import LayerStats
 from edgekv.select import keep, protect
 from tests.reference import budgets as reference
 from tests.reference.scores import columns

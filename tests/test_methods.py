@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from edgekv import methods
 from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.methods import LayerStats, Preset, get, presets
+from edgekv.layer import LayerStats
+from edgekv.methods import Preset, get, presets
 from edgekv.methods import kvzap as kvzap_module
 from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features

@@ -20,7 +20,7 @@ NAMES = ["random", "streaming", "snapkv", "pyramidkv", "adakv", "cake", "dynamic
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("model", ["llama-gqa", "llama-mha", "gemma3"])
 def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
-    from edgekv.eval.reading import Reading
+    from edgekv.reading import Reading
 
     llm = load(tiny(model), kind, kv_ratio=0.3)
     tokens = list(text(N_PROMPT))

@@ -9,7 +9,7 @@ import pytest
 
 from edgekv import methods, select
 from edgekv.errors import BadInput, Unsupported
-from edgekv.eval.reading import Reading
+from edgekv.reading import Reading
 from edgekv.native import Prefill
 from edgekv.summary import JITTER, ROUNDS, Summary, SummaryParams, alike, draw, look
 from tests.engine import feed, load, positions, share

@@ -20,7 +20,7 @@ from edgekv.budget.share import ALMOST, flat, free, top
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
-    from edgekv.methods.base import LayerStats
+    from edgekv.layer import LayerStats
 
 
 @dataclass(frozen=True)

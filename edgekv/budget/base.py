@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgekv.budget.clip import clip
 
 if TYPE_CHECKING:
-    from edgekv.methods.base import LayerStats
+    from edgekv.layer import LayerStats
 
 
 @dataclass(frozen=True)

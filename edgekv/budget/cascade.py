@@ -20,7 +20,7 @@ from edgekv.budget.base import Plan
 from edgekv.budget.share import free, in_proportion, protected, whole
 
 if TYPE_CHECKING:
-    from edgekv.methods.base import LayerStats
+    from edgekv.layer import LayerStats
 
 
 class Cascade:

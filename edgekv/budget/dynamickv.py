@@ -23,7 +23,7 @@ from edgekv.budget.share import flat, free, in_proportion, protected, top, whole
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
-    from edgekv.methods.base import LayerStats
+    from edgekv.layer import LayerStats
 
 
 @dataclass(frozen=True)

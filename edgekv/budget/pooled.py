@@ -18,7 +18,7 @@ from edgekv.budget.base import Plan, Spending
 from edgekv.budget.share import flat, free, top
 
 if TYPE_CHECKING:
-    from edgekv.methods.base import LayerStats
+    from edgekv.layer import LayerStats
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from edgekv import __version__
+from edgekv.version import __version__
 from edgekv.errors import EdgeKVError
 
 COMMANDS = ("chat", "run", "fit", "bench", "info", "methods", "eval", "profile")  # each: the click command `command` of edgekv.commands.<name>

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import native
 from edgekv.choose import AUTO, choose
-from edgekv.eval.reading import STEP, Reading, feed
+from edgekv.reading import STEP, Reading, feed, say
 from edgekv.methods import Preset
 from edgekv.stats import KVStats
 
@@ -25,7 +24,7 @@ class Reader:
     def __init__(self, llm: Any, names: Sequence[str], dense: Any = None) -> None:
         self.llm = llm
         """The model whose cache is what was compressed last."""
-        presets = {name: choose(name, llm.model_path, llm._kv_profile) for name in names}
+        presets = {name: choose(name, llm.model_path, llm._kv_config.profile) for name in names}
         self._homes = [_Home(llm, {name: p for name, p in presets.items() if dense is None or name != AUTO})]
         if dense is not None and AUTO in presets:
             self._homes.append(_Home(dense, {AUTO: presets[AUTO]}))
@@ -75,19 +74,3 @@ class _Home:
     llm: Any
     presets: dict[str, Preset]
     reading: Reading | None = None
-
-
-def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:
-    """The greedy continuation of the conversation in `llm`, whose next token has these logits, up to n_tokens or the text `stop`."""
-    vocab, out, words = native.llama_cpp.llama_model_get_vocab(llm._model.model), [], ""
-    while len(out) < n_tokens:
-        token = int(logits.argmax())
-        if native.llama_cpp.llama_vocab_is_eog(vocab, token):
-            break
-        out.append(token)
-        words = llm.detokenize(out).decode(errors="replace")
-        if stop and stop in words.lstrip("\n"):
-            return words.lstrip("\n").split(stop)[0]
-        if len(out) < n_tokens:
-            logits = feed(llm, [token])
-    return words

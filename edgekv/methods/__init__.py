@@ -18,7 +18,8 @@ from importlib.metadata import entry_points
 from edgekv.budget import BUDGETS
 from edgekv.merge import D2O
 from edgekv.methods import spell
-from edgekv.methods.base import STATS, Budget, LayerStats, Method, Observe, Preset, masked
+from edgekv.layer import LayerStats
+from edgekv.methods.base import STATS, Budget, Method, Observe, Preset, masked
 from edgekv.methods.cake import Cake
 from edgekv.methods.expected import Expected
 from edgekv.methods.full import Full

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.base import LayerStats, Observe
+from edgekv.layer import LayerStats
+from edgekv.methods.base import Observe
 
 
 @dataclass(frozen=True)

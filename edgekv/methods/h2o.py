@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.base import LayerStats, Observe, masked
+from edgekv.layer import LayerStats
+from edgekv.methods.base import Observe, masked
 
 
 class H2O:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.base import LayerStats, Observe, by_head
+from edgekv.layer import LayerStats
+from edgekv.methods.base import Observe, by_head
 from edgekv.methods.pool import by_token, check_kernel, max_pool
 
 TINY = np.float32(1e-12)

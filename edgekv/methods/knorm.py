@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.base import LayerStats, Observe, by_head
+from edgekv.layer import LayerStats
+from edgekv.methods.base import Observe, by_head
 
 
 class Knorm:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from edgekv import rotation
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.methods.base import LayerStats, Observe
+from edgekv.layer import LayerStats
+from edgekv.methods.base import Observe
 from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.parallel import each_head
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-from edgekv.methods.base import LayerStats, masked
+from edgekv.layer import LayerStats
+from edgekv.methods.base import masked
 
 Pool = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 

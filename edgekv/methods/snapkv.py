@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.base import LayerStats, Observe
+from edgekv.layer import LayerStats
+from edgekv.methods.base import Observe
 from edgekv.methods.pool import by_token, check_kernel, max_pool
 
 

@@ -128,7 +128,7 @@ def measure(
 
     dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no part.
     """
-    from edgekv import native, select
+    from edgekv import select
     from edgekv.engine import Watch
 
     kv, n = llm._kv, len(context)
@@ -139,14 +139,13 @@ def measure(
     steps = [(int(end) - len(a) - 1, int(end), ("max",)) for end, (_, a) in zip(ends, dialogues, strict=True)]
     order = np.zeros((len(kv.store.layers), kv.store.n_head_kv, n), np.int32)
     importance = np.full((len(dialogues), *order.shape), np.nan, np.float32)
-    with native.Prefill(kv.ctx, context, [*watch.observers, *steps], pieces=pieces, hidden=s.hidden, progress=progress) as p:
-        for il, info in enumerate(kv.store.layers):
-            p.run(il)
-            if info.n_swa:
-                continue  # keeps its window by itself
-            layer, heads = kv._layer_stats(p, watch), info.n_head_kv
+    observers = [*watch.observers, *steps]
+    with kv.layers(context, observers, pieces=pieces, progress=progress, stays=False) as layers:
+        for p in layers:
+            il, n_head, heads = p.il, kv.store.layers[p.il].n_head, kv.store.layers[p.il].n_head_kv
+            layer = kv.layer_stats(p, watch)
             scores = select.protect(s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window)
-            norms = np.stack([weights.norms(il, info.n_head, p.rows(k)[1], k, heads) for k in range(heads)])
+            norms = np.stack([weights.norms(il, n_head, p.rows(k)[1], k, heads) for k in range(heads)])
             attention = np.stack([p.stat(len(watch.observers) + i, "max") for i in range(len(steps))])
             importance[:, il, :heads], order[il, :heads] = attention * norms, np.argsort(-scores, axis=1, kind="stable")
             p.keep([np.zeros(1, np.int32)] * heads)

@@ -66,7 +66,7 @@ class Nearness:
     """
 
     def __init__(self, llm: Llama, case: Case) -> None:
-        from edgekv.eval.reading import Reading
+        from edgekv.reading import Reading
 
         assert llm._kv is not None
         self._llm, self._settings = llm, llm._kv_settings
@@ -88,7 +88,7 @@ class Nearness:
     def _say(self, asked: Sequence[int]) -> NDArray[np.float32]:
         """Log-probabilities [len(asked), n_vocab] behind each token, after which the conversation is the text alone again."""
         from edgekv.eval.perplexity import log_softmax
-        from edgekv.eval.reading import STEP, feed
+        from edgekv.reading import STEP, feed
 
         found = [log_softmax(feed(self._llm, asked[i : i + STEP], every=True)) for i in range(0, len(asked), STEP)]
         self._llm.n_tokens = len(self._text)

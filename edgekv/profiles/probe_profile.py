@@ -118,25 +118,26 @@ def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None)
     """float32 [n_layer, n_head_kv, n_tokens]: the most attention that the repeat probe pays to each row; NaN for heads that take no part.
     And what is learned from it, float32 [n_layer, n_head_kv, ...]: `surrogate.moments` of each head, zeros for those and where heads are
     not alike."""
-    from edgekv import native, probe, rotation
+    from edgekv import probe, rotation
 
     kv, n = llm._kv, len(tokens)
     assert kv is not None
     model, pairs = identify(llm.model_path), pairs_of(llm)
     f, learns = n_features(model.d_head_k, model.d_head_v), heads_alike(kv.store, model)
     pieces = probe.pieces(tokens, kv.tokenize)
-    observers: list[tuple[int, int, tuple[str, ...]]] = [(n, n + sum(map(len, pieces)), ("max",))]
     scores = np.full((len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
     moments = np.zeros((*scores.shape[:2], f + 2, f + 1), np.float32)
-    with native.Prefill(kv.ctx, tokens, observers, pieces=pieces, hidden=kv.settings.hidden, progress=progress) as p:
-        for il, info in enumerate(kv.store.layers):
-            p.run(il)
-            if not info.n_swa:  # a sliding-window layer keeps its window by itself
-                scores[il, : info.n_head_kv] = p.stat(0, "max")
-                for k in range(info.n_head_kv if learns else 0):
-                    keys, values = (rotation.undo(rows, size) for rows, size in zip(p.rows(k), rotation.blocks(info), strict=True))
-                    moments[il, k] = surrogate.moments(features(keys, values, unlike_the_mean(keys), pairs), surrogate.target(scores[il, k]))
-                p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
+    probed = (n, n + sum(map(len, pieces)), ("max",))
+    with kv.layers(tokens, [probed], pieces=pieces, progress=progress, stays=False) as layers:
+        for p in layers:
+            il, info = p.il, kv.store.layers[p.il]
+            scores[il, : info.n_head_kv] = p.stat(0, "max")
+            for k in range(info.n_head_kv if learns else 0):
+                stored = zip(p.rows(k), rotation.blocks(info), strict=True)
+                keys, values = (rotation.undo(rows, size) for rows, size in stored)
+                known = features(keys, values, unlike_the_mean(keys), pairs)
+                moments[il, k] = surrogate.moments(known, surrogate.target(scores[il, k]))
+            p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
     return scores, moments
 
 

@@ -25,7 +25,7 @@ from edgekv.eval.tasks import needle
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.eval.reading import Reading
+    from edgekv.reading import Reading
 
 SCORE = "snapkv"
 """What ranks the rows, as in the paper."""
@@ -124,7 +124,7 @@ class Training:
         return float(np.mean([self._score(i, read, self._table(rows)) for i, read in enumerate(self._read())]))
 
     def _read(self) -> list[_Read]:
-        from edgekv.eval.reading import Reading
+        from edgekv.reading import Reading
 
         preset = methods.get(SCORE)
         while len(self._readings) < len(self._parts):
@@ -138,7 +138,7 @@ class Training:
 
     def _expected(self, example: Example, reading: Reading, rest: list[int]) -> tuple[list[int], list[int]]:
         """Tokens that lead to the answer, and the answer's: as the model says it with its full cache, or the first answer alone."""
-        from edgekv.eval.reader import say
+        from edgekv.reading import say
 
         said = say(self.llm, self._follow(reading, rest), needle.ANSWER_TOKENS)
         text = next((said[: said.index(a) + len(a)] for a in example.answers if a in said), example.answers[0])
@@ -148,8 +148,8 @@ class Training:
         return tokens[:n_lead], tokens[n_lead:]
 
     def _score(self, i: int, read: _Read, table: NDArray[np.int32]) -> float:
-        from edgekv.eval.reader import say
-        from edgekv.eval.reading import feed
+        from edgekv.reading import say
+        from edgekv.reading import feed
 
         preset = methods.get(SCORE)
         read.reading.compress(preset, replace(self.llm._kv_settings, preset=preset, table=table))
@@ -164,7 +164,7 @@ class Training:
         return float(np.mean(found))
 
     def _follow(self, reading: Reading, rest: list[int]) -> NDArray[np.float32]:
-        from edgekv.eval.reading import feed
+        from edgekv.reading import feed
 
         return feed(self.llm, rest) if rest else reading.logits
 

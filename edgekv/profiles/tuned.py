@@ -31,7 +31,7 @@ from edgekv.profiles.probe_profile import hash_of, texts
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.engine import Settings
+    from edgekv.settings import Settings
 
 STEP = 0.25
 """Of the logarithm of a share, while slopes are measured."""

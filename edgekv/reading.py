@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from edgekv import native, select, state
 from edgekv.budget import Plan
-from edgekv.engine import Settings, Watch
+from edgekv.engine import Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.merge import D2O
-from edgekv.methods import LayerStats, Preset
-from edgekv.methods.base import Future
+from edgekv.layer import LayerStats
+from edgekv.methods import Preset
+from edgekv.layer import Future
+from edgekv.settings import Settings
 from edgekv.summary import Summary, look
 from edgekv.summing import ENOUGH, write
 
@@ -60,8 +62,8 @@ class Reading:
             return
         engine = self._engine
         engine.settings = settings
-        plan = engine._plan(0)
-        spending = engine._start(plan)
+        plan = engine.plan(0)
+        spending = engine.start(plan)
         read, first = self._scores[preset.name], []
         for i, (scores, layer) in enumerate(read):
             counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
@@ -88,17 +90,15 @@ class Reading:
         observers, every = [o for w in watches for o in w.observers], [n for w in watches for n in w.every]
         pieces = next((w.pieces for w in watches if w.pieces), [])
         first = np.cumsum([0] + [len(w.observers) for w in watches])
-        with native.Prefill(self._llm._ctx.ctx, self._tokens, observers, every=every, pieces=pieces) as p:
-            for il, info in enumerate(self._engine.store.layers):
-                p.run(il)
-                if info.n_swa:
-                    continue
+        everything = np.arange(len(self._tokens), dtype=np.int32)
+        with self._engine.layers(self._tokens, observers, every=every, pieces=pieces) as layers:
+            for p in layers:
                 for preset, watch, at in zip(presets, watches, first, strict=False):
-                    layer = self._engine._layer_stats(p, watch, int(at))
+                    layer = self._engine.layer_stats(p, watch, int(at))
                     scores = preset.score.score(layer, preset.params)
-                    self._scores[preset.name].append((scores, replace(layer, rows=None, foretell=None, future=_later(layer, preset))))
-                p.keep([np.arange(len(self._tokens), dtype=np.int32)] * info.n_head_kv)
-            p.end()
+                    alone = replace(layer, rows=None, foretell=None, future=_later(layer, preset))
+                    self._scores[preset.name].append((scores, alone))
+                p.keep([everything] * len(p.n_old()))
         self._llm.input_ids[: len(self._tokens)] = self._tokens
         self._llm.n_tokens = len(self._tokens)
 
@@ -141,3 +141,19 @@ def _decode(llm: Any, tokens: list[int]) -> NDArray[np.float32]:
     llm.input_ids[llm.n_tokens : llm.n_tokens + len(tokens)] = tokens
     llm.n_tokens += len(tokens)
     return logits
+
+
+def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:
+    """The greedy continuation of the conversation in `llm`, whose next token has these logits, up to n_tokens or the text `stop`."""
+    vocab, out, words = native.llama_cpp.llama_model_get_vocab(llm._model.model), [], ""
+    while len(out) < n_tokens:
+        token = int(logits.argmax())
+        if native.llama_cpp.llama_vocab_is_eog(vocab, token):
+            break
+        out.append(token)
+        words = llm.detokenize(out).decode(errors="replace")
+        if stop and stop in words.lstrip("\n"):
+            return words.lstrip("\n").split(stop)[0]
+        if len(out) < n_tokens:
+            logits = feed(llm, [token])
+    return words

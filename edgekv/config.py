@@ -1,0 +1,217 @@
+"""Every option of the compressed cache, once: name, default, unit, help, and what it accepts.
+
+`Llama` takes an option as kv_NAME and the command line as --kv-NAME, with EDGEKV_KV_NAME in the
+environment. A new option is one field of `KVConfig`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from numbers import Integral
+from typing import Any
+
+from edgekv.errors import BadInput
+
+HIDDEN = ("f32", "f16", "disk", "device")
+MOST = 2**31 - 1
+"""The largest number of tokens that llama.cpp can count."""
+
+Check = Callable[[Any, str], Any]
+"""(value from Python or from the command line, its name in messages) -> value to use; raises BadInput."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is said of an option besides its name and default."""
+
+    help: str
+    check: Check
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    is_python_only: bool = False
+
+
+def option_of(config_field: Field[Any]) -> Option:
+    """Return what a field of `KVConfig` says of its option."""
+    return config_field.metadata["option"]  # type: ignore[no-any-return]
+
+
+def _option(default: Any, check: Check, help: str, metavar: str = "", **more: Any) -> Any:
+    return field(default=default, metadata={"option": Option(help, check, metavar, **more)})
+
+
+# ---- checks
+
+
+def _ratio(value: Any, name: str) -> float:
+    from edgekv.budget import check_ratio
+
+    return check_ratio(value)
+
+
+def _whole(least: int) -> Check:
+    """A whole number from `least` to MOST, which the command line may give as text."""
+
+    def check(value: Any, name: str) -> int:
+        number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
+            raise BadInput(f"{name} {value} must be a whole number, {least} or more")
+        if number > MOST:
+            raise BadInput(f"{name} {value} is too large; give at most {MOST:,}")
+        return int(number)
+
+    return check
+
+
+def _budget(value: Any, name: str) -> Any:
+    if value is None:
+        return None
+    if hasattr(value, "__len__") and not isinstance(value, str):
+        from edgekv.budget import table
+
+        return table(value)
+    try:
+        return _whole(1)(value, name)
+    except BadInput:
+        raise BadInput(f"{name} {value} keeps no token; give the tokens per head, such as 1024") from None
+
+
+def _mebibytes(value: Any, name: str) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < 2**40:
+        raise BadInput(f"{name} {value} is no size; give MiB above 0")
+    return number
+
+
+def _size(value: Any, name: str) -> int | None:
+    from edgekv.sizes import parse_size
+
+    return None if value is None else parse_size(value, name)
+
+
+def _method(value: Any, name: str) -> str:
+    from edgekv.methods import get
+
+    return "auto" if value == "auto" else get(value).name
+
+
+def _one_of(*choices: str) -> Check:
+    def check(value: Any, name: str) -> str:
+        if value not in choices:
+            raise BadInput(f"{name} '{value}' is unknown; choose one of: {', '.join(choices)}")
+        return str(value)
+
+    return check
+
+
+def _path(value: Any, name: str) -> str | None:
+    return None if value is None else str(value)
+
+
+def _switch(value: Any, name: str) -> bool:
+    return bool(value)
+
+
+# ---- the options
+
+
+@dataclass(frozen=True, eq=False)
+class KVConfig:
+    """What stays of the KV cache. The fields are `Llama`'s arguments without their kv_.
+
+    Of ratio, budget, budget_mb and memory the one that leaves least counts; at their defaults
+    nothing is compressed. Values are checked. Raises BadInput, one line that says what to give.
+    """
+
+    ratio: float = _option(
+        1.0, _ratio, metavar="R",
+        help="Share of the full f16 cache's bytes to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 "
+        "everything. Cache types (-ctk, -ctv) decide how many tokens fit into them; --kv-budget "
+        "counts tokens.",
+    )
+    budget: Any = _option(
+        None, _budget, metavar="N",
+        help="Tokens to keep, the mean over layers and KV heads.",
+    )
+    """In Python also a table of tokens [n_layer, n_head_kv]."""
+    budget_mb: float | None = _option(
+        None, _mebibytes, metavar="MIB",
+        help="MiB that the kept tokens of a prompt may take; new tokens come on top (--kv-memory "
+        "counts those too).",
+    )
+    memory: int | None = _option(
+        None, _size, metavar="SIZE",
+        help="Memory that the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or "
+        "bytes. Each prompt's ratio follows from it: kept tokens, new tokens and the room for them "
+        "stay inside. While a prompt is read, one layer in full and the hidden states (4 bytes x "
+        "n_embd per token, see --kv-hidden) come on top, in later turns the old tokens too; "
+        "'edgekv fit' adds it all up.",
+    )
+    method: str = _option(
+        "auto", _method, metavar="NAME",
+        help="Method that decides which tokens stay; 'edgekv methods' lists them. auto: by the "
+        "model's profile, which first use makes.",
+    )
+    profile: str | None = _option(
+        None, _path, metavar="FILE",
+        help="Profile with budgets per KV head; 'none' uses no profile. Without it edgekv looks "
+        "for one.",
+    )
+    sink: int = _option(4, _whole(0), metavar="N", help="First tokens that always stay.")
+    window: int = _option(
+        32, _whole(1), metavar="N",
+        help="Last tokens that always stay, and whose attention is observed; edgekv lets up to 96 "
+        "stay (its parameter recent).",
+    )
+    min_tokens: int = _option(128, _whole(1), metavar="N", help="A ratio never keeps fewer tokens.")
+    hidden: str = _option(
+        "f32", _one_of(*HIDDEN), choices=HIDDEN,
+        help="Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary "
+        "file, or on the GPU that has all layers (f32; spares the copies, takes memory there).",
+    )
+    tail: int = _option(
+        512, _whole(1), metavar="N",
+        help="New tokens that a layer holds before it is compressed again.",
+    )
+    checkpoints: bool = _option(
+        True, _switch,
+        help="Keep the cache's state from before the last turn, so that an answer can be written "
+        "again without reading the prompt again.",
+    )
+    seed: int = _option(
+        0, _whole(0), metavar="N", is_python_only=True, help="Seed of the method 'random'."
+    )
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = option_of(one).check(getattr(self, one.name), f"kv_{one.name}")
+            object.__setattr__(self, one.name, value)
+        if self.memory is not None and self.table is not None:
+            raise BadInput("kv_memory decides how many tokens stay, and so does a table in "
+                           "kv_budget: give one of them")
+
+    @property
+    def table(self) -> Any:
+        """The table in `budget`, int32 [n_layer, n_head_kv]; None if it is a number or not given."""
+        return None if isinstance(self.budget, (int, type(None))) else self.budget
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The arguments of `Llama`: kv_ratio, kv_budget, ..."""
+        return tuple(f"kv_{one.name}" for one in fields(cls))
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the same as keyword arguments of `Llama`."""
+        return {f"kv_{one.name}": getattr(self, one.name) for one in fields(self)}
+
+
+def described() -> str:
+    """Return one paragraph for each option, for docstrings and docs."""
+    return "\n".join(f"kv_{one.name} ({one.default!r}): {option_of(one).help}" for one in fields(KVConfig))

@@ -1,0 +1,62 @@
+"""Settings of the engine: a KVConfig whose method was chosen for one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv import methods
+from edgekv.choose import choose
+from edgekv.config import KVConfig
+from edgekv.methods import Preset
+
+
+@dataclass
+class Settings:
+    """The limits, and the method. Of ratio, tokens, n_bytes and memory the smallest counts; see `edgekv.budget.rows_for`."""
+
+    ratio: float = 1.0
+    tokens: int | None = None
+    n_bytes: int | None = None
+    """For the kept rows."""
+    memory: int | None = None
+    """Bytes for the whole cache, tails and room for them included; see `edgekv.budget.memory`."""
+    table: NDArray[np.int32] | None = None
+    """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's budget."""
+    preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
+    sink: int = 4
+    window: int = 32
+    min_tokens: int = 128
+    tail: int = 512
+    """Tokens that may gather behind the compressed prompt before they are compressed too."""
+    hidden: str = "f32"
+    seed: int = 0
+
+    @property
+    def compresses(self) -> bool:
+        limits = (self.tokens, self.n_bytes, self.memory, self.table)
+        wish = self.ratio < 1 or any(x is not None for x in limits)
+        return wish and not self.preset.keeps_all
+
+
+def resolve(config: KVConfig, model_path: str) -> Settings:
+    """Return the settings that a configuration means for a model file.
+
+    Raises BadInput if its method needs a profile and there is none.
+    """
+    return Settings(
+        ratio=config.ratio,
+        tokens=None if config.table is not None else config.budget,
+        n_bytes=None if config.budget_mb is None else int(config.budget_mb * 2**20),
+        memory=config.memory,
+        table=config.table,
+        preset=choose(config.method, model_path, config.profile),
+        sink=config.sink,
+        window=config.window,
+        min_tokens=config.min_tokens,
+        tail=config.tail,
+        hidden=config.hidden,
+        seed=config.seed,
+    )
