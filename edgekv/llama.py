@@ -401,15 +401,26 @@ class Llama(llama_cpp.Llama):
                 n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window), n_bytes_limit=s.memory, n_bytes_checkpoints=self._checkpoints.n_bytes,
                 note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
-    def kv_save(self, path: str) -> None:
-        """Save the conversation (tokens and cache) to a file."""
-        with self._guard.use():
-            session.save(self, path)
+    def kv_save(self, path: str, note: Any = None) -> None:
+        """Save the conversation (tokens, cache, what its next compression needs) to a file.
 
-    def kv_load(self, path: str) -> None:
-        """Load a conversation saved by `kv_save` with the same model and cache types; raises BadInput for any other file."""
+        note: any JSON value that belongs to it, such as its messages; `kv_load` returns it.
+        Raises BadInput if something stands at `path` that is no saved conversation, or if it cannot
+        be written; the file is then as before.
+        """
         with self._guard.use():
-            session.load(self, path)
+            session.save(self, path, note)
+
+    def kv_load(self, path: str, check: Callable[[Any], None] | None = None) -> Any:
+        """Load a conversation saved by `kv_save` with the same model and cache types. Returns its note.
+
+        check: called with the note before anything changes; an EdgeKVError that it raises refuses
+        the file. Raises BadInput for any other file; the conversation is then as before.
+        """
+        with self._guard.use():
+            note = session.load(self, path, check)
+            self._checkpoints.clear()
+            return note
 
     # ---- inside
 
