@@ -193,6 +193,9 @@ class Llama(llama_cpp.Llama):
 
     def _kv_eval_whole(self, tokens: list[int]) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
+        if self._kv_window_is_lost():
+            self.n_evaluated += self.n_tokens
+            tokens, self.n_tokens = [*self.input_ids[: self.n_tokens].tolist(), *tokens], 0
         before = self.n_tokens
         try:
             for i in range(0, len(tokens), self.n_batch):
@@ -204,6 +207,17 @@ class Llama(llama_cpp.Llama):
             self._ctx.kv_cache_seq_rm(-1, before, -1)
             self._requires_eval = True
             raise
+
+    def _kv_window_is_lost(self) -> bool:
+        """Whether the next token would miss entries of sliding-window layers.
+
+        A saved conversation has the last window only; llama.cpp goes on from an earlier place without a word.
+        """
+        n_swa = llama_cpp.llama_model_n_swa(self._model.model)
+        if not n_swa or not self.n_tokens:
+            return False
+        first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0)
+        return not 0 <= first <= max(self.n_tokens - n_swa + 1, 0)
 
     def _kv_eval(self, kv: Engine, tokens: list[int]) -> None:
         if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):

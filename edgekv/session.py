@@ -76,11 +76,22 @@ def save(llm: Llama, path: str, note: Any = None) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"the note cannot be saved ({error}): give a JSON value") from None
     with files.replaced(path, files.begins_with(KIND), "saved conversation") as f:
-        now = state.take(llm)
+        now = _savable(llm)
         header = _identity(llm) | {"n_tokens": len(now.tokens), "n_note": len(said), "n_state": now.n_bytes,
                                    "memory": now.memory and remembered.described(now.memory)}
         arrays = remembered.arrays(now.memory, llm._kv.store.layers) if llm._kv and now.memory else []
         _write(f, [MAGIC, json.dumps(header).encode() + b"\n", said, now.tokens.astype("<i4"), *arrays, now.data])
+
+
+def _savable(llm: Llama) -> state.State:
+    """The state of the conversation. Raises BadInput if it is one that `load` would refuse."""
+    now = state.take(llm)
+    if llm._kv is None:
+        try:
+            whole_state.check(llm._model.model, memoryview(now.data).cast("B"), len(now.tokens))
+        except ValueError as error:
+            raise BadInput(f"this conversation cannot be saved ({error}): go on with it, or reset it") from None
+    return now
 
 
 def _write(f: BinaryIO, parts: list[Any]) -> None:

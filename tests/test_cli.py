@@ -288,14 +288,15 @@ def test_a_loaded_chat_shows_its_last_turn_in_short(fake, tmp_path):
     assert "\x1b" not in shown and len(shown) < 800
 
 
-@pytest.mark.parametrize("name", [".", "/", "~no-such-user-here/x", "x" * 256, "a\0b", "report.txt", "/dev/null", "no/x"])
+@pytest.mark.parametrize("name", [".", "/", "~no-such-user-here/x", "x" * 256, "a\0b", "report.txt", "pipe", "no/x"])
 @pytest.mark.parametrize("what", ["save", "load"])
 def test_names_that_cannot_be_are_one_line_and_the_chat_goes_on(fake, tmp_path, monkeypatch, what, name):
     monkeypatch.chdir(tmp_path)
     Path("report.txt").write_text("the only copy")
+    os.mkfifo("pipe")
     result = call("chat", "-m", "m", stdin=f"one\n/{what} {name}\ntwo\n")
     assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n" and result.stderr.count("edgekv: ") == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["report.txt"] and Path("report.txt").read_text() == "the only copy"
+    assert {p.name for p in tmp_path.iterdir()} == {"report.txt", "pipe"} and Path("pipe").is_fifo() and Path("report.txt").read_text() == "the only copy"
 
 
 def test_commands_of_a_chat(fake):
