@@ -12,6 +12,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,11 +63,11 @@ def replaced(path: str | os.PathLike[str], is_ours: IsOurs, kind: str) -> Iterat
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def opened(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
     """A `with` block that reads the file `path`.
 
-    Raises BadInput, one line, if it cannot be read, be it within the block, and if it is no ordinary
-    file: reading a pipe or a device may have no end.
+    Raises BadInput, one line, if it cannot be read, be it within the block, and if it is no
+    ordinary file: reading a pipe or a device may have no end.
     """
     with _in_one_line(path, "read"), _ordinary(expanded(path), str(path)) as f:
         yield f
@@ -76,11 +77,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """`path` with the user's folder for ~. Raises BadInput, one line, for what can be no name."""
     name = os.fspath(path)
     if not name or "\0" in name:
-        raise BadInput("the name of the file is empty or has a NUL character in it; choose another one")
+        raise BadInput(
+            "the name of the file is empty or has a NUL character in it; choose another one"
+        )
     try:
         return Path(name).expanduser()
     except RuntimeError:
-        raise BadInput(f"'{name}': there is no such user; write ./{name} for a file of this name") from None
+        raise BadInput(
+            f"'{name}': there is no such user; write ./{name} for a file of this name"
+        ) from None
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def _in_one_line(path: str | os.PathLike[str], what: str) -> Iterator[None]:
         raise BadInput(f"'{path}' cannot be {what} ({why}); choose another name or place") from None
 
 
-def _ordinary(path: Path, name: str) -> BinaryIO:
+def _ordinary(path: Path, name: str) -> BufferedReader:
     """The open file `path`, which the user calls `name`."""
     # a pipe must not wait for its other end
     f = open(path, "rb", opener=lambda p, flags: os.open(p, flags | getattr(os, "O_NONBLOCK", 0)))

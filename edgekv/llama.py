@@ -211,7 +211,8 @@ class Llama(llama_cpp.Llama):
     def _kv_window_is_lost(self) -> bool:
         """Whether the next token would miss entries of sliding-window layers.
 
-        A saved conversation has the last window only; llama.cpp goes on from an earlier place without a word.
+        A saved conversation has the last window only; llama.cpp goes on from an earlier place
+        without a word.
         """
         n_swa = llama_cpp.llama_model_n_swa(self._model.model)
         if not n_swa or not self.n_tokens:
@@ -426,10 +427,10 @@ class Llama(llama_cpp.Llama):
             session.save(self, path, note)
 
     def kv_load(self, path: str, check: Callable[[Any], None] | None = None) -> Any:
-        """Load a conversation saved by `kv_save` with the same model and cache types. Returns its note.
+        """Load a conversation saved by `kv_save` with the same model and cache types.
 
-        check: called with the note before anything changes; an EdgeKVError that it raises refuses
-        the file. Raises BadInput for any other file; the conversation is then as before.
+        Returns its note. check: called with the note before anything changes; an EdgeKVError that
+        it raises refuses the file. Raises BadInput for any other file; the conversation is then as before.
         """
         with self._guard.use():
             note = session.load(self, path, check)

@@ -1,8 +1,9 @@
 """What the engine knows of a conversation besides the store (`edgekv.engine.Memory`), as bytes.
 
-Without it a conversation that was saved goes on differently once its tail is compressed: by queries,
-shares and thresholds of its own instead of those of its last prompt. A small description says which
-arrays follow; it is checked before a size is computed from it, and the arrays before they are used.
+Without it a conversation that was saved goes on differently once its tail is compressed: by
+queries, shares and thresholds of its own instead of those of its last prompt. A small description
+says which arrays follow; it is checked before a size is computed from it, and the arrays before
+they are used.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ _MOST = 1e15
 
 def described(memory: Memory) -> dict[str, Any]:
     """What `arrays` are going to say, for JSON."""
-    return {"compressed_at": memory.compressed_at, "ratio": float(memory.ratio), "spread": memory.spread is not None,
-            "beta": None if memory.folding is None else float(memory.folding.beta), "queries": sorted(memory.queries)}
+    return {
+        "compressed_at": memory.compressed_at,
+        "ratio": float(memory.ratio),
+        "spread": memory.spread is not None,
+        "beta": None if memory.folding is None else float(memory.folding.beta),
+        "queries": sorted(memory.queries),
+    }
 
 
 def arrays(memory: Memory, layers: Sequence[LayerInfo]) -> list[NDArray[Any]]:
@@ -39,20 +45,42 @@ def arrays(memory: Memory, layers: Sequence[LayerInfo]) -> list[NDArray[Any]]:
             found["thresholds"][at] = threshold
     for il, (mean, cov) in memory.queries.items():
         found[il, "mean"], found[il, "cov"] = mean, cov
-    return [np.ascontiguousarray(found[name], kind).reshape(shape)
-            for name, (kind, shape) in layout(described(memory), layers).items()]
+    return [
+        np.ascontiguousarray(found[name], kind).reshape(shape)
+        for name, (kind, shape) in layout(described(memory), layers).items()
+    ]
 
 
 def layout(description: Any, layers: Sequence[LayerInfo]) -> Layout:
-    """Type and shape of each array by its name. Raises ValueError if the description makes no sense."""
-    if not isinstance(description, dict) or set(description) != {"compressed_at", "ratio", "spread", "beta", "queries"}:
+    """Type and shape of each array by its name.
+
+    Raises ValueError if the description makes no sense.
+    """
+    if not isinstance(description, dict) or set(description) != {
+        "compressed_at",
+        "ratio",
+        "spread",
+        "beta",
+        "queries",
+    }:
         raise ValueError("its description has other names")
-    at, ratio, spread, beta, queries = (description[x] for x in ("compressed_at", "ratio", "spread", "beta", "queries"))
-    if type(at) is not int or not 0 <= at < 2**31 or type(spread) is not bool or not _is_share(ratio):
+    at, ratio, spread, beta, queries = (
+        description[x] for x in ("compressed_at", "ratio", "spread", "beta", "queries")
+    )
+    if (
+        type(at) is not int
+        or not 0 <= at < 2**31
+        or type(spread) is not bool
+        or not _is_share(ratio)
+    ):
         raise ValueError("its numbers are out of range")
     if beta is not None and not _is_share(beta):
         raise ValueError("its weights are out of range")
-    ils = [il for il in queries if type(il) is int and 0 <= il < len(layers)] if type(queries) is list else None
+    ils = (
+        [il for il in queries if type(il) is int and 0 <= il < len(layers)]
+        if type(queries) is list
+        else None
+    )
     if ils is None or ils != queries or ils != sorted(set(ils)):
         raise ValueError("its layers do not exist")
     found: Layout = {"spread": ("<f8", _heads(layers))} if spread else {}
@@ -78,7 +106,11 @@ def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> M
     for name, (kind, shape) in form.items():
         found[name] = np.frombuffer(data, kind, prod(shape), begin).reshape(shape)
         begin += found[name].nbytes
-    spread, thresholds, queries = found.get("spread"), found.get("thresholds"), description["queries"]
+    spread, thresholds, queries = (
+        found.get("spread"),
+        found.get("thresholds"),
+        description["queries"],
+    )
     if spread is not None and not ((spread >= 0) & (spread <= 1)).all():
         raise ValueError("not all shares are between 0 and 1")
     if thresholds is not None and (np.abs(thresholds) > 1.001).any():
@@ -88,9 +120,17 @@ def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> M
     folding = None
     if thresholds is not None:
         folding = Folding(float(description["beta"]))
-        folding.thresholds = {(int(il), int(k)): float(thresholds[il, k]) for il, k in np.argwhere(~np.isnan(thresholds))}
-    return Memory(description["compressed_at"], folding, {il: (found[il, "mean"], found[il, "cov"]) for il in queries},
-                  spread, float(description["ratio"]))
+        folding.thresholds = {
+            (int(il), int(k)): float(thresholds[il, k])
+            for il, k in np.argwhere(~np.isnan(thresholds))
+        }
+    return Memory(
+        description["compressed_at"],
+        folding,
+        {il: (found[il, "mean"], found[il, "cov"]) for il in queries},
+        spread,
+        float(description["ratio"]),
+    )
 
 
 def _check_queries(mean: NDArray[np.float32], cov: NDArray[np.float32]) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -31,19 +32,35 @@ N_PIECES, PIECE = 256, 1 << 16
 """Pieces of a model file, and bytes of each, that go into its fingerprint."""
 _HEADER = 1 << 16  # most bytes of the line of JSON
 _DIGEST = hashlib.sha256().digest_size
-_ROPE = ("rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
-         "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx")
+_ROPE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
 _SIZES = ("n_tokens", "n_note", "n_state")
-_WRONG = {"model": "another model", "lora": "another LoRA adapter", "rope": "other RoPE settings",
-          "type_k": "another K cache type", "type_v": "another V cache type",
-          "flash_attn": "flash attention switched the other way"}
+_WRONG = {
+    "model": "another model",
+    "lora": "another LoRA adapter",
+    "rope": "other RoPE settings",
+    "type_k": "another K cache type",
+    "type_v": "another V cache type",
+    "flash_attn": "flash attention switched the other way",
+}
 
 Check = Callable[[Any], None]
 """Called with a file's note before anything changes; raises an EdgeKVError to refuse the file."""
 
 
 def fingerprint(path: str) -> str:
-    """A model file's identity: SHA-256 of its size and of pieces at even distances, its end included."""
+    """A model file's identity: SHA-256 of its size and of pieces at even distances.
+
+    Raises BadInput if it cannot be read.
+    """
     with files.opened(path) as f:
         size = os.fstat(f.fileno()).st_size
         digest = hashlib.sha256(str(size).encode())
@@ -57,9 +74,13 @@ def fingerprint(path: str) -> str:
 def _identity(llm: Llama) -> dict[str, Any]:
     params = llm.context_params
     return {
-        "model": fingerprint(llm.model_path), "lora": llm.lora_path and [fingerprint(llm.lora_path), llm.lora_scale],
-        "rope": [getattr(params, name) for name in _ROPE], "type_k": int(params.type_k), "type_v": int(params.type_v),
-        "flash_attn": int(params.flash_attn_type), "compressed": llm._kv is not None,
+        "model": fingerprint(llm.model_path),
+        "lora": llm.lora_path and [fingerprint(llm.lora_path), llm.lora_scale],
+        "rope": [getattr(params, name) for name in _ROPE],
+        "type_k": int(params.type_k),
+        "type_v": int(params.type_v),
+        "flash_attn": int(params.flash_attn_type),
+        "compressed": llm._kv is not None,
     }
 
 
@@ -67,9 +88,9 @@ def _identity(llm: Llama) -> dict[str, Any]:
 
 
 def save(llm: Llama, path: str, note: Any = None) -> None:
-    """Write the conversation of `llm`, and a note of the caller's, which is any JSON value, to `path`.
+    """Write the conversation of `llm` to `path`. note: any JSON value of the caller's.
 
-    Raises BadInput if the note is none or the file cannot be written; what stood there is then there.
+    Raises BadInput if the note is none or the file cannot be written, which is then as before.
     """
     try:
         said = json.dumps(note, allow_nan=False).encode()
@@ -77,10 +98,16 @@ def save(llm: Llama, path: str, note: Any = None) -> None:
         raise BadInput(f"the note cannot be saved ({error}): give a JSON value") from None
     with files.replaced(path, files.begins_with(KIND), "saved conversation") as f:
         now = _savable(llm)
-        header = _identity(llm) | {"n_tokens": len(now.tokens), "n_note": len(said), "n_state": now.n_bytes,
-                                   "memory": now.memory and remembered.described(now.memory)}
-        arrays = remembered.arrays(now.memory, llm._kv.store.layers) if llm._kv and now.memory else []
-        _write(f, [MAGIC, json.dumps(header).encode() + b"\n", said, now.tokens.astype("<i4"), *arrays, now.data])
+        header = _identity(llm) | {
+            "n_tokens": len(now.tokens),
+            "n_note": len(said),
+            "n_state": now.n_bytes,
+            "memory": now.memory and remembered.described(now.memory),
+        }
+        line = json.dumps(header).encode() + b"\n"
+        layers = llm._kv.store.layers if llm._kv else []
+        arrays = remembered.arrays(now.memory, layers) if now.memory else []
+        _write(f, [MAGIC, line, said, now.tokens.astype("<i4"), *arrays, now.data])
 
 
 def _savable(llm: Llama) -> state.State:
@@ -90,7 +117,9 @@ def _savable(llm: Llama) -> state.State:
         try:
             whole_state.check(llm._model.model, memoryview(now.data).cast("B"), len(now.tokens))
         except ValueError as error:
-            raise BadInput(f"this conversation cannot be saved ({error}): go on with it, or reset it") from None
+            raise BadInput(
+                f"this conversation cannot be saved ({error}): go on with it, or reset it"
+            ) from None
     return now
 
 
@@ -124,17 +153,22 @@ def load(llm: Llama, path: str, check: Check | None = None) -> Any:
     if check is not None:
         check(saved.note)
     if not state.try_put(llm, saved.state):
-        raise BadInput(f"'{path}' does not fit this model and its cache; save the conversation again")
+        raise BadInput(
+            f"'{path}' does not fit this model and its cache; save the conversation again"
+        )
     return saved.note
 
 
-def _read(llm: Llama, f: BinaryIO, path: str) -> _File:
+def _read(llm: Llama, f: BufferedReader, path: str) -> _File:
     try:
         reader = _Reader(f)
         header = _header(reader, path)
         _check_identity(header, _identity(llm), path)
         if header["n_tokens"] > llm.n_ctx():
-            raise BadInput(f"'{path}' holds {header['n_tokens']} tokens, this context {llm.n_ctx()}: use a larger --ctx-size")
+            raise BadInput(
+                f"'{path}' holds {header['n_tokens']} tokens, this context {llm.n_ctx()}: "
+                "use a larger --ctx-size"
+            )
         return _body(llm, reader, header)
     except (ValueError, EOFError) as error:
         raise BadInput(f"'{path}' is damaged ({error}); save the conversation again") from None
@@ -143,9 +177,9 @@ def _read(llm: Llama, f: BinaryIO, path: str) -> _File:
 
 
 class _Reader:
-    """Reads a file piece by piece, each into the one buffer that it stays in, and adds up its checksum."""
+    """Reads a file, each piece into the one buffer that it stays in, and adds up its checksum."""
 
-    def __init__(self, f: BinaryIO) -> None:
+    def __init__(self, f: BufferedReader) -> None:
         self._f = f
         self._digest = hashlib.sha256()
         self.left = os.fstat(f.fileno()).st_size
@@ -176,12 +210,17 @@ def _header(reader: _Reader, path: str) -> dict[str, Any]:
     """The line of JSON, with the names and the types that it must have."""
     magic = reader.line(len(MAGIC))
     if magic != MAGIC:
-        raise BadInput(f"'{path}' was saved by another version of edgekv; save the conversation again" if magic.startswith(KIND)
-                       else f"'{path}' is no saved conversation")
+        raise BadInput(
+            f"'{path}' was saved by another version of edgekv; save the conversation again"
+            if magic.startswith(KIND)
+            else f"'{path}' is no saved conversation"
+        )
     header = _parsed(reader.line(_HEADER), "header")
     if type(header) is not dict or set(header) != {*_WRONG, "compressed", "memory", *_SIZES}:
         raise ValueError("its header has other names")
-    if any(type(header[name]) is not int or not 0 <= header[name] <= reader.left for name in _SIZES):
+    if any(
+        type(header[name]) is not int or not 0 <= header[name] <= reader.left for name in _SIZES
+    ):
         raise ValueError("its sizes are out of range")
     return header
 
@@ -207,7 +246,7 @@ def _check_identity(header: dict[str, Any], mine: dict[str, Any], path: str) -> 
 
 
 def _body(llm: Llama, reader: _Reader, header: dict[str, Any]) -> _File:
-    """What stands behind the header. Raises ValueError or EOFError if it is not what the header says."""
+    """What stands behind the header. Raises ValueError or EOFError if the header says otherwise."""
     form = remembered.layout(header["memory"], llm._kv.store.layers) if llm._kv else {}
     if not llm._kv and header["memory"] is not None:
         raise ValueError("it is of no compressed conversation")

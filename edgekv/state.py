@@ -38,7 +38,9 @@ def take(llm: Llama) -> State:
     """
     ctx = llm._ctx.ctx
     if n_cached(llm) > llm.n_tokens and not llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1):
-        raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
+        raise EdgeKVError(
+            "a compressed conversation cannot be taken back to the middle of its prompt: reset it"
+        )
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(ctx, 0))()
     if llama_cpp.llama_state_seq_get_data(ctx, data, len(data), 0) != len(data):
         raise EdgeKVError("llama.cpp could not save its state")
@@ -50,7 +52,7 @@ def n_cached(llm: Llama) -> int:
     """Tokens in the cache, which may be more than those of the conversation."""
     if llm._kv is not None:
         return llm._kv.store.memory().n_past
-    return llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0) + 1
+    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0)) + 1
 
 
 def put(llm: Llama, state: State) -> bool:
@@ -70,8 +72,10 @@ def put(llm: Llama, state: State) -> bool:
     llm.n_tokens = len(state.tokens)
     llm._requires_eval = True
     if llm._kv is not None:
-        llm._kv.memory = state.memory.copy() if state.memory else Memory(ratio=llm._kv.settings.ratio)
-    return n_read == len(state.data)
+        llm._kv.memory = (
+            state.memory.copy() if state.memory else Memory(ratio=llm._kv.settings.ratio)
+        )
+    return bool(n_read == len(state.data))
 
 
 def try_put(llm: Llama, state: State) -> bool:

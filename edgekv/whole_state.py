@@ -1,8 +1,9 @@
 """llama.cpp's state of a sequence in its own cache, looked at before llama.cpp gets it.
 
-llama.cpp empties the cache before it reads, takes positions for what they say, and keeps numbers that
-are none in rows that no later conversation clears. The store's states are checked where they are read,
-`native/src/edgekv-store.cpp`. As `llama_kv_cache::state_write` writes it, for each of one or two caches:
+llama.cpp empties the cache before it reads, takes positions for what they say, and keeps numbers
+that are none in rows that no later conversation clears. The store's states are checked where they
+are read, `native/src/edgekv-store.cpp`. A state as `llama_kv_cache::state_write` writes it, for
+each of one or two caches:
 
     streams (1), cells; per cell: position, sequences (1), [3 numbers,] sequence
     transposed, layers; per layer: type, bytes of a row, the rows of K; the same of V
@@ -33,9 +34,14 @@ def check(model: Any, data: memoryview, n_tokens: int) -> None:
     """
     if native.why_unsupported(model):
         return
-    several = llama_cpp.llama_model_rope_type(model) in (llama_cpp.LLAMA_ROPE_TYPE_MROPE, llama_cpp.LLAMA_ROPE_TYPE_IMROPE)
+    several = llama_cpp.llama_model_rope_type(model) in (
+        llama_cpp.LLAMA_ROPE_TYPE_MROPE,
+        llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
+    )
     state = _State(data)
-    state.numbers("2I")  # a magic number, which llama.cpp looks at, and a sequence, which it does not
+    state.numbers(
+        "2I"
+    )  # a magic number, which llama.cpp looks at, and a sequence, which it does not
     _check_cache(state, n_tokens, several, n_tokens)
     if state.left:  # the sliding-window layers'
         _check_cache(state, n_tokens, several, None)
@@ -60,7 +66,7 @@ class _State:
 
 
 def _check_cache(state: _State, n_tokens: int, several: bool, n_expected: int | None) -> None:
-    """several: cells have more positions than one; n_expected: cells that it must have, None: any."""
+    """several: cells have more positions than one; n_expected: cells there must be, None: any."""
     n_streams, n_cells = state.numbers("2I")
     if n_streams != 1 or n_cells > n_tokens or n_expected not in (None, n_cells):
         raise ValueError("it is not of as many tokens")
@@ -72,7 +78,12 @@ def _check_cache(state: _State, n_tokens: int, several: bool, n_expected: int | 
     cell = np.dtype([("pos", "<i4"), ("n_seq", "<u4"), *more, ("seq", "<i4")])
     cells = np.frombuffer(state.take(cell.itemsize * n_cells), cell)
     pos = np.sort(cells["pos"])
-    if (cells["n_seq"] != 1).any() or pos[0] < 0 or pos[-1] != n_tokens - 1 or (np.diff(pos) == 0).any():
+    if (
+        (cells["n_seq"] != 1).any()
+        or pos[0] < 0
+        or pos[-1] != n_tokens - 1
+        or (np.diff(pos) == 0).any()
+    ):
         raise ValueError("its positions are not those of its tokens")
     transposed, n_layers = state.numbers("2I")
     for is_transposed in chain(repeat(0, n_layers), repeat(transposed, n_layers)):

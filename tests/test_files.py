@@ -78,7 +78,9 @@ def stranger(folder: Path, kind: str) -> object:
     elif "device" in kind:
         device = folder / "null"
         try:
-            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # no test may endanger /dev/null
+            os.mknod(
+                device, 0o666 | stat.S_IFCHR, os.makedev(1, 3)
+            )  # no test may endanger /dev/null
         except PermissionError:
             pytest.skip("only root makes devices")
         if kind == "device":
@@ -93,13 +95,36 @@ def stranger(folder: Path, kind: str) -> object:
         return folder / "file" / "x"
     elif kind == "short":
         path.write_bytes(MAGIC[:-1])
-    return {"no folder": folder / "no" / "x", "dot": ".", "root": "/", "empty": "",
-            "NUL": f"{folder}/a\0b", "nobody's": "~no-such-user-here/x", "long": folder / ("x" * 256),
-            "longer": "x/" * 5000}.get(kind, path)
+    return {
+        "no folder": folder / "no" / "x",
+        "dot": ".",
+        "root": "/",
+        "empty": "",
+        "NUL": f"{folder}/a\0b",
+        "nobody's": "~no-such-user-here/x",
+        "long": folder / ("x" * 256),
+        "longer": "x/" * 5000,
+    }.get(kind, path)
 
 
-STRANGERS = ("report", "pipe", "link to a device", "circle", "folder", "in a file", "short", "device", "no folder",
-             "dot", "root", "empty", "NUL", "nobody's", "long", "longer")
+STRANGERS = (
+    "report",
+    "pipe",
+    "link to a device",
+    "circle",
+    "folder",
+    "in a file",
+    "short",
+    "device",
+    "no folder",
+    "dot",
+    "root",
+    "empty",
+    "NUL",
+    "nobody's",
+    "long",
+    "longer",
+)
 
 
 @pytest.mark.parametrize("kind", STRANGERS)
@@ -129,7 +154,9 @@ def test_a_protected_file_stays(tmp_path):
         write(tmp_path / "x")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, BadInput, OSError(28, "No space left on device"), MemoryError])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, BadInput, OSError(28, "No space left on device"), MemoryError]
+)
 def test_an_error_leaves_what_was_there(tmp_path, way, error):
     (tmp_path / "x").write_bytes(MAGIC + b"old")
     with pytest.raises(BadInput if isinstance(error, OSError) else error):
@@ -142,7 +169,9 @@ def test_an_error_leaves_what_was_there(tmp_path, way, error):
 @pytest.mark.parametrize("n_bytes", [3000, 100_000])
 def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path, way, n_bytes):
     """A limit for the size of files stands for the full disk."""
-    old, then = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    old, then = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
     try:
         with pytest.raises(BadInput) as error:
@@ -166,8 +195,11 @@ with replaced(sys.argv[1], begins_with(b"x"), "file") as f:
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without a name are Linux's")
 def test_a_process_that_is_killed_leaves_nothing(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path / "x")], stdout=subprocess.PIPE,
-                          cwd=Path(__file__).parent.parent) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "x")],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    ) as child:
         assert child.stdout and child.stdout.readline() == b"now\n"
         child.kill()
     assert names(tmp_path) == []

@@ -71,5 +71,5 @@ class Conversation:
         self.llm.kv_save(path, note_of(self.messages))
 
     def load(self, path: str) -> None:
-        """Takes up a saved conversation. Raises BadInput and leaves the present one if it cannot be used."""
+        """Takes up a saved conversation. Raises BadInput and changes nothing if it is none."""
         self.messages, self.documents = messages_of(self.llm.kv_load(path, messages_of)), []

@@ -1,4 +1,4 @@
-"""The messages of a chat in the note of its file: written, distrusted when read, and shown in short."""
+"""The messages of a chat in the note of its file: written, distrusted when read, shown in short."""
 
 from __future__ import annotations
 
@@ -26,23 +26,31 @@ def messages_of(note: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise BadInput("this file holds no messages of a chat; save one with /save in a chat")
     roles = [m["role"] for m in messages]
-    turns = roles[roles[:1] == ["system"]:]
+    turns = roles[roles[:1] == ["system"] :]
     if turns != ["user", "assistant"] * (len(turns) // 2):
         raise BadInput("the messages in this file are no chat; save one with /save in a chat")
     return messages
 
 
 def _is_message(message: Any) -> bool:
-    return isinstance(message, dict) and set(message) == {"role", "content"} and isinstance(message["role"], str) \
+    return (
+        isinstance(message, dict)
+        and set(message) == {"role", "content"}
+        and isinstance(message["role"], str)
         and all(_is_text(text) for text in _texts(message["content"]))
+    )
 
 
 def _texts(content: Any) -> list[Any]:
-    """The texts of a message's content; what is no text part stays as it is."""
+    """The texts of a message's content; None for what is no text part."""
     if not isinstance(content, list) or not content:
         return [content]
-    return [part["text"] if isinstance(part, dict) and set(part) == {"type", "text"} and part["type"] == "text" else part
-            for part in content]
+    return [_text_in(part) for part in content]
+
+
+def _text_in(part: Any) -> Any:
+    is_text = isinstance(part, dict) and set(part) == {"type", "text"} and part["type"] == "text"
+    return part["text"] if is_text else None
 
 
 def _is_text(text: Any) -> bool:
@@ -59,6 +67,8 @@ def last_turn(messages: list[dict[str, Any]]) -> str:
     if not turns:
         return ""
     question, reply = (" ".join(printable(_texts(m["content"])[-1]).split()) for m in turns)
-    question = question if len(question) <= SHOWN else f"... {question[-SHOWN:]}"  # a document may stand before it
+    question = (
+        question if len(question) <= SHOWN else f"... {question[-SHOWN:]}"
+    )  # a document may stand before it
     reply = reply if len(reply) <= SHOWN else f"{reply[:SHOWN]} ..."
     return f"> {question}\n{reply}"

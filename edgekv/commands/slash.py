@@ -64,9 +64,9 @@ def save(conversation: Conversation, rest: str) -> None:
 def load(conversation: Conversation, rest: str) -> None:
     """/load PATH | take up a saved conversation"""
     conversation.load(needed(rest, "/load PATH"))
-    end = last_turn(conversation.messages)
-    say(f"loaded: {len(conversation.messages)} messages, {conversation.llm.kv_stats().n_seen:,} tokens"
-        + (f"; the last ones:\n{end}" if end else ""))
+    end, n_tokens = last_turn(conversation.messages), conversation.llm.kv_stats().n_seen
+    shown = f"; the last ones:\n{end}" if end else ""
+    say(f"loaded: {len(conversation.messages)} messages, {n_tokens:,} tokens{shown}")
 
 
 def reset(conversation: Conversation, rest: str) -> None:
