@@ -426,11 +426,12 @@ class Llama(llama_cpp.Llama):
         with self._guard.use():
             session.save(self, path, note)
 
-    def kv_load(self, path: str, check: Callable[[Any], None] | None = None) -> Any:
+    def kv_load(self, path: str, check: Callable[[Any], object] | None = None) -> Any:
         """Load a conversation saved by `kv_save` with the same model and cache types.
 
         Returns its note. check: called with the note before anything changes; an EdgeKVError that
-        it raises refuses the file. Raises BadInput for any other file; the conversation is then as before.
+        it raises refuses the file. Raises BadInput for any other file; the conversation is then as
+        before.
         """
         with self._guard.use():
             note = session.load(self, path, check)

@@ -52,7 +52,7 @@ _WRONG = {
     "flash_attn": "flash attention switched the other way",
 }
 
-Check = Callable[[Any], None]
+Check = Callable[[Any], object]
 """Called with a file's note before anything changes; raises an EdgeKVError to refuse the file."""
 
 

@@ -57,7 +57,7 @@ class FakeLlama:
         with replaced(path, begins_with(b"fake"), "saved conversation") as f:
             f.write(b"fake" + json.dumps([self.seen, note]).encode())
 
-    def kv_load(self, path: str, check: Callable[[Any], None] | None = None) -> Any:
+    def kv_load(self, path: str, check: Callable[[Any], object] | None = None) -> Any:
         with opened(path) as f:
             data = f.read()
         if not data.startswith(b"fake"):

@@ -18,7 +18,7 @@ from edgekv import BadInput, session
 from edgekv.budget.profile import Profile
 from edgekv.methods import REGISTRY
 from tests import models
-from tests.engine import feed, load, logits, random_profile
+from tests.engine import TYPES, feed, load, logits, random_profile
 
 N_PROMPT, TAIL = 400, 80
 WAYS = {
@@ -378,6 +378,19 @@ def test_positions_of_llama_cpps_own_cache_are_looked_at(tiny, text, tmp_path):
         assert "positions" in refused(llm, path)
 
 
+def test_a_state_that_llama_cpp_refuses_leaves_the_conversation(tiny, text, tmp_path):
+    """Another type of as many bytes, which it notices when its cache is empty already."""
+    llm, path = conversation(tiny, text, "whole"), tmp_path / "talk"
+    same = conversation(tiny, text, "whole")
+    llm.kv_save(str(path))
+    header, body = parts(path)
+    first_type = len(body) - header["n_state"] + 16 + 12 * header["n_tokens"] + 8
+    struct.pack_into("<i", body, first_type, TYPES["bf16"])
+    put_together(path, header, body)
+    assert "does not fit" in refused(llm, path)
+    assert np.array_equal(feed(llm, text(5)), feed(same, text(5)))
+
+
 @pytest.mark.parametrize("way", ["compressed", "merging", "whole", "whole, windows"])
 def test_files_with_random_damage_are_refused_or_can_be_used(tiny, text, tmp_path, way):
     """100 files each, whose checksum is right: whatever is loaded, the model goes on answering."""
@@ -400,12 +413,13 @@ def test_files_with_random_damage_are_refused_or_can_be_used(tiny, text, tmp_pat
             damaged = damaged[:cut] + damaged[cut + rng.choice([0, 1, 4, 1000]) :]
         fits = {**header, "n_state": max(header["n_state"] + len(damaged) - len(body), 0)}
         put_together(path, fits, damaged)
+        before = everything(llm)
         try:
             llm.kv_load(str(path))
             n_loaded += 1
         except BadInput as error:
             n_refused += 1
-            assert "\n" not in str(error)
+            assert "\n" not in str(error) and everything(llm) == before
         assert llm.kv_stats().n_seen == llm.n_tokens
         llm.eval(list(text(3)))
     assert n_refused > 20

@@ -67,8 +67,6 @@ def last_turn(messages: list[dict[str, Any]]) -> str:
     if not turns:
         return ""
     question, reply = (" ".join(printable(_texts(m["content"])[-1]).split()) for m in turns)
-    question = (
-        question if len(question) <= SHOWN else f"... {question[-SHOWN:]}"
-    )  # a document may stand before it
-    reply = reply if len(reply) <= SHOWN else f"{reply[:SHOWN]} ..."
-    return f"> {question}\n{reply}"
+    if len(question) > SHOWN:  # a document may stand before it
+        question = f"... {question[-SHOWN:]}"
+    return f"> {question}\n{reply[:SHOWN]}{' ...' * (len(reply) > SHOWN)}"
