@@ -174,6 +174,9 @@ class Llama(llama_cpp.Llama):
 
     def _kv_eval_whole(self, tokens: list[int]) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
+        if self._kv_window_is_lost():
+            self.n_evaluated += self.n_tokens
+            tokens, self.n_tokens = [*self.input_ids[: self.n_tokens].tolist(), *tokens], 0
         before = self.n_tokens
         try:
             for i in range(0, len(tokens), self.n_batch):
@@ -185,6 +188,18 @@ class Llama(llama_cpp.Llama):
             self._ctx.kv_cache_seq_rm(-1, before, -1)
             self._requires_eval = True
             raise
+
+    def _kv_window_is_lost(self) -> bool:
+        """Whether the next token would miss entries of sliding-window layers.
+
+        A saved conversation has the last window only; llama.cpp goes on from an earlier place
+        without a word.
+        """
+        n_swa = llama_cpp.llama_model_n_swa(self._model.model)
+        if not n_swa or not self.n_tokens:
+            return False
+        first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0)
+        return not 0 <= first <= max(self.n_tokens - n_swa + 1, 0)
 
     def _kv_eval(self, kv: Engine, tokens: list[int]) -> None:
         if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
@@ -378,15 +393,27 @@ class Llama(llama_cpp.Llama):
                 n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window), n_bytes_limit=s.memory, n_bytes_checkpoints=self._checkpoints.n_bytes,
                 note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
 
-    def kv_save(self, path: str) -> None:
-        """Save the conversation (tokens and cache) to a file."""
-        with self._guard.use():
-            session.save(self, path)
+    def kv_save(self, path: str, note: Any = None) -> None:
+        """Save the conversation (tokens, cache, what its next compression needs) to a file.
 
-    def kv_load(self, path: str) -> None:
-        """Load a conversation saved by `kv_save` with the same model and cache types; raises BadInput for any other file."""
+        note: any JSON value that belongs to it, such as its messages; `kv_load` returns it.
+        Raises BadInput if something stands at `path` that is no saved conversation, or if it cannot
+        be written; the file is then as before.
+        """
         with self._guard.use():
-            session.load(self, path)
+            session.save(self, path, note)
+
+    def kv_load(self, path: str, check: Callable[[Any], object] | None = None) -> Any:
+        """Load a conversation saved by `kv_save` with the same model and cache types.
+
+        Returns its note. check: called with the note before anything changes; an EdgeKVError that
+        it raises refuses the file. Raises BadInput for any other file; the conversation is then as
+        before.
+        """
+        with self._guard.use():
+            note = session.load(self, path, check)
+            self._checkpoints.clear()
+            return note
 
     # ---- inside
 

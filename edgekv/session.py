@@ -1,7 +1,9 @@
 """Conversations on disk, and the statistics of an uncompressed one.
 
-File: a line `edgekv session 1`, a line of JSON (model fingerprint, cache types, sizes), tokens (int32), llama.cpp's state of
-sequence 0, and the SHA-256 of everything before it. Written beside and renamed.
+One file holds all of a conversation: a line `edgekv session 2`, a line of JSON (of which model and
+cache it is, and sizes), the note of whoever saved it (JSON), its tokens (int32), what the engine
+remembers (`edgekv.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of all of that.
+What it says is checked before anything changes.
 """
 
 from __future__ import annotations
@@ -10,81 +12,263 @@ import ctypes
 import hashlib
 import json
 import os
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BufferedReader
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from edgekv import facts, state
+from edgekv import facts, files, remembered, state, whole_state
 from edgekv.errors import BadInput
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama
 
-MAGIC = b"edgekv session 1\n"
-_HASHED = 1 << 20  # bytes of the model file that go into its fingerprint: metadata, vocabulary and the first weights
+KIND = b"edgekv session "
+MAGIC = KIND + b"2\n"
+N_PIECES, PIECE = 256, 1 << 16
+"""Pieces of a model file, and bytes of each, that go into its fingerprint."""
+_HEADER = 1 << 16  # most bytes of the line of JSON
+_DIGEST = hashlib.sha256().digest_size
+_ROPE = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
+_SIZES = ("n_tokens", "n_note", "n_state")
+_WRONG = {
+    "model": "another model",
+    "lora": "another LoRA adapter",
+    "rope": "other RoPE settings",
+    "type_k": "another K cache type",
+    "type_v": "another V cache type",
+    "flash_attn": "flash attention switched the other way",
+}
+
+Check = Callable[[Any], object]
+"""Called with a file's note before anything changes; raises an EdgeKVError to refuse the file."""
 
 
 def fingerprint(path: str) -> str:
-    """A model file's identity: SHA-256 of its size and its first MiB."""
-    with open(path, "rb") as f:
-        return hashlib.sha256(str(os.path.getsize(path)).encode() + f.read(_HASHED)).hexdigest()
+    """A model file's identity: SHA-256 of its size and of pieces at even distances.
+
+    Raises BadInput if it cannot be read.
+    """
+    with files.opened(path) as f:
+        size = os.fstat(f.fileno()).st_size
+        digest = hashlib.sha256(str(size).encode())
+        last = max(size - PIECE, 0)
+        for begin in sorted({last * i // (N_PIECES - 1) for i in range(N_PIECES)}):
+            f.seek(begin)
+            digest.update(f.read(PIECE))
+        return digest.hexdigest()
 
 
 def _identity(llm: Llama) -> dict[str, Any]:
+    params = llm.context_params
     return {
-        "model": fingerprint(llm.model_path), "type_k": int(llm.context_params.type_k), "type_v": int(llm.context_params.type_v),
+        "model": fingerprint(llm.model_path),
+        "lora": llm.lora_path and [fingerprint(llm.lora_path), llm.lora_scale],
+        "rope": [getattr(params, name) for name in _ROPE],
+        "type_k": int(params.type_k),
+        "type_v": int(params.type_v),
+        "flash_attn": int(params.flash_attn_type),
         "compressed": llm._kv is not None,
     }
 
 
-def save(llm: Llama, path: str) -> None:
-    """Write the conversation of `llm` to `path`."""
+# ---- saving
+
+
+def save(llm: Llama, path: str, note: Any = None) -> None:
+    """Write the conversation of `llm` to `path`. note: any JSON value of the caller's.
+
+    Raises BadInput if the note is none or the file cannot be written, which is then as before.
+    """
+    try:
+        said = json.dumps(note, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"the note cannot be saved ({error}): give a JSON value") from None
+    with files.replaced(path, files.begins_with(KIND), "saved conversation") as f:
+        now = _savable(llm)
+        header = _identity(llm) | {
+            "n_tokens": len(now.tokens),
+            "n_note": len(said),
+            "n_state": now.n_bytes,
+            "memory": now.memory and remembered.described(now.memory),
+        }
+        line = json.dumps(header).encode() + b"\n"
+        layers = llm._kv.store.layers if llm._kv else []
+        arrays = remembered.arrays(now.memory, layers) if now.memory else []
+        _write(f, [MAGIC, line, said, now.tokens.astype("<i4"), *arrays, now.data])
+
+
+def _savable(llm: Llama) -> state.State:
+    """The state of the conversation. Raises BadInput if it is one that `load` would refuse."""
     now = state.take(llm)
-    header = _identity(llm) | {"n_tokens": llm.n_tokens, "n_state": now.n_bytes}
-    parts = [MAGIC, json.dumps(header).encode() + b"\n", now.tokens.astype("<i4").tobytes(), memoryview(now.data)]
+    if llm._kv is None:
+        try:
+            whole_state.check(llm._model.model, memoryview(now.data).cast("B"), len(now.tokens))
+        except ValueError as error:
+            raise BadInput(
+                f"this conversation cannot be saved ({error}): go on with it, or reset it"
+            ) from None
+    return now
+
+
+def _write(f: BinaryIO, parts: list[Any]) -> None:
     digest = hashlib.sha256()
-    target = Path(path)
+    for part in parts:
+        f.write(part)
+        digest.update(part)
+    f.write(digest.digest())
+
+
+# ---- loading
+
+
+@dataclass(frozen=True, eq=False)
+class _File:
+    """What a file holds, not yet checked against the cache."""
+
+    note: Any
+    state: state.State
+
+
+def load(llm: Llama, path: str, check: Check | None = None) -> Any:
+    """Make the conversation in `path` that of `llm`. Returns the note that it was saved with.
+
+    Raises BadInput for any file that is not of this model and cache, is damaged, or is refused by
+    `check`; `llm` is then as it was.
+    """
+    with files.opened(path) as f:
+        saved = _read(llm, f, path)
+    if check is not None:
+        check(saved.note)
+    if not state.try_put(llm, saved.state):
+        raise BadInput(
+            f"'{path}' does not fit this model and its cache; save the conversation again"
+        )
+    return saved.note
+
+
+def _read(llm: Llama, f: BufferedReader, path: str) -> _File:
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as f:
-            for part in parts:
-                f.write(part)
-                digest.update(part)
-            f.write(digest.digest())
-        os.replace(f.name, target)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+        reader = _Reader(f)
+        header = _header(reader, path)
+        _check_identity(header, _identity(llm), path)
+        if header["n_tokens"] > llm.n_ctx():
+            raise BadInput(
+                f"'{path}' holds {header['n_tokens']} tokens, this context {llm.n_ctx()}: "
+                "use a larger --ctx-size"
+            )
+        return _body(llm, reader, header)
+    except (ValueError, EOFError) as error:
+        raise BadInput(f"'{path}' is damaged ({error}); save the conversation again") from None
+    except MemoryError:
+        raise BadInput(f"'{path}' is larger than the memory that is free") from None
 
 
-def load(llm: Llama, path: str) -> None:
-    """Make the conversation in `path` that of `llm`; anything wrong with the file leaves `llm` as it was."""
-    tokens, data = _read(llm, path)
-    if len(tokens) > llm.n_ctx():
-        raise BadInput(f"{path} holds {len(tokens)} tokens, this context {llm.n_ctx()}: use a larger --ctx-size")
-    if not state.put(llm, state.State(tokens, (ctypes.c_uint8 * len(data)).from_buffer_copy(data), None)):
-        raise BadInput(f"{path} does not fit this model and its cache")
+class _Reader:
+    """Reads a file, each piece into the one buffer that it stays in, and adds up its checksum."""
+
+    def __init__(self, f: BufferedReader) -> None:
+        self._f = f
+        self._digest = hashlib.sha256()
+        self.left = os.fstat(f.fileno()).st_size
+        """Bytes that are not read yet."""
+
+    def line(self, limit: int) -> bytes:
+        found = self._f.readline(limit)
+        self._digest.update(found)
+        self.left -= len(found)
+        return found
+
+    def into(self, buffer: Any) -> Any:
+        """Fills `buffer` and returns it. Raises EOFError if the file is too short."""
+        view = memoryview(buffer).cast("B")
+        if self._f.readinto(view) != len(view):
+            raise EOFError("it ends too early")
+        self._digest.update(view)
+        self.left -= len(view)
+        return buffer
+
+    def is_whole(self) -> bool:
+        """Whether nothing is left but the right checksum."""
+        expected = self._digest.digest()
+        return self.left == _DIGEST and self._f.read(_DIGEST + 1) == expected
 
 
-def _read(llm: Llama, path: str) -> tuple[np.ndarray[Any, Any], bytes]:
+def _header(reader: _Reader, path: str) -> dict[str, Any]:
+    """The line of JSON, with the names and the types that it must have."""
+    magic = reader.line(len(MAGIC))
+    if magic != MAGIC:
+        raise BadInput(
+            f"'{path}' was saved by another version of edgekv; save the conversation again"
+            if magic.startswith(KIND)
+            else f"'{path}' is no saved conversation"
+        )
+    header = _parsed(reader.line(_HEADER), "header")
+    if type(header) is not dict or set(header) != {*_WRONG, "compressed", "memory", *_SIZES}:
+        raise ValueError("its header has other names")
+    if any(
+        type(header[name]) is not int or not 0 <= header[name] <= reader.left for name in _SIZES
+    ):
+        raise ValueError("its sizes are out of range")
+    return header
+
+
+def _parsed(data: bytes, what: str) -> Any:
+    """The JSON value in `data`. Raises ValueError, in plain words, if there is none."""
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror})") from None
-    if not data.startswith(MAGIC):
-        raise BadInput(f"{path} is no saved conversation of this edgekv version")
-    if len(data) < 64 or hashlib.sha256(data[:-32]).digest() != data[-32:]:
-        raise BadInput(f"{path} is damaged: its checksum does not match")
-    line, _, body = data[len(MAGIC) : -32].partition(b"\n")
-    header, mine = json.loads(line), _identity(llm)
-    wrong = [name for name, value in mine.items() if header.get(name) != value]
-    if wrong:
-        what = {"model": "another model", "type_k": "another K cache type", "type_v": "another V cache type",
-                "compressed": "a compressed cache" if header.get("compressed") else "an uncompressed cache"}
-        raise BadInput(f"{path} was saved with {what[wrong[0]]}: load it with the same flags")
-    cut = 4 * header["n_tokens"]
-    return np.frombuffer(body[:cut], "<i4"), body[cut:]
+        return json.loads(data, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        raise ValueError(f"its {what} cannot be read") from None
+
+
+def _refuse(_: str) -> None:
+    """NaN and infinities are no JSON, whatever Python says."""
+    raise ValueError
+
+
+def _check_identity(header: dict[str, Any], mine: dict[str, Any], path: str) -> None:
+    for name, value in mine.items():
+        if json.dumps(header[name]) != json.dumps(value):  # 1, 1.0 and true are three things
+            what = _WRONG.get(name) or ("an uncompressed cache" if value else "a compressed cache")
+            raise BadInput(f"'{path}' was saved with {what}: load it with the same flags")
+
+
+def _body(llm: Llama, reader: _Reader, header: dict[str, Any]) -> _File:
+    """What stands behind the header. Raises ValueError or EOFError if the header says otherwise."""
+    form = remembered.layout(header["memory"], llm._kv.store.layers) if llm._kv else {}
+    if not llm._kv and header["memory"] is not None:
+        raise ValueError("it is of no compressed conversation")
+    n_tokens, n_note, n_state = (header[name] for name in _SIZES)
+    n_memory = remembered.n_bytes(form)
+    if reader.left != n_note + 4 * n_tokens + n_memory + n_state + _DIGEST:
+        raise ValueError("its sizes do not add up")
+    said = reader.into(bytearray(n_note))
+    tokens = reader.into(np.empty(n_tokens, "<i4"))
+    arrays = reader.into(bytearray(n_memory))
+    data = reader.into((ctypes.c_uint8 * n_state)())
+    if not reader.is_whole():
+        raise ValueError("its checksum does not match")
+    if n_tokens and not (0 <= tokens.min() and tokens.max() < llm.n_vocab()):
+        raise ValueError("some of its tokens are not in the vocabulary")
+    if llm._kv is None:
+        whole_state.check(llm._model.model, memoryview(data).cast("B"), n_tokens)
+    memory = remembered.remembered(header["memory"], form, memoryview(arrays)) if llm._kv else None
+    return _File(_parsed(said, "note"), state.State(tokens.astype(np.int32), data, memory))
+
+
+# ---- statistics
 
 
 def type_names(llm: Llama) -> tuple[str, str]:

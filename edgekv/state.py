@@ -32,13 +32,27 @@ class State:
 
 
 def take(llm: Llama) -> State:
-    """Return a copy of the conversation in `llm`."""
+    """Return a copy of the conversation in `llm`.
+
+    Raises EdgeKVError if it was taken back to the middle of a compressed prompt.
+    """
     ctx = llm._ctx.ctx
+    if n_cached(llm) > llm.n_tokens and not llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1):
+        raise EdgeKVError(
+            "a compressed conversation cannot be taken back to the middle of its prompt: reset it"
+        )
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(ctx, 0))()
     if llama_cpp.llama_state_seq_get_data(ctx, data, len(data), 0) != len(data):
         raise EdgeKVError("llama.cpp could not save its state")
     memory = None if llm._kv is None else llm._kv.memory.copy()
     return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
+
+
+def n_cached(llm: Llama) -> int:
+    """Tokens in the cache, which may be more than those of the conversation."""
+    if llm._kv is not None:
+        return llm._kv.store.memory().n_past
+    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0)) + 1
 
 
 def put(llm: Llama, state: State) -> bool:
@@ -47,7 +61,10 @@ def put(llm: Llama, state: State) -> bool:
     False if it does not fit. A compressed conversation is then as before; llama.cpp's own cache is
     empty, and so is the conversation.
     """
-    if llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0) == 0:
+    if llm._kv is None:
+        llm._ctx.kv_cache_seq_rm(-1, -1, -1)  # llama.cpp keeps what it has if the state is empty
+    n_read = llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0)
+    if n_read == 0:
         if llm._kv is None:
             llm.reset()
         return False
@@ -55,5 +72,47 @@ def put(llm: Llama, state: State) -> bool:
     llm.n_tokens = len(state.tokens)
     llm._requires_eval = True
     if llm._kv is not None:
-        llm._kv.memory = state.memory.copy() if state.memory else Memory(ratio=llm._kv.settings.ratio)
+        llm._kv.memory = (
+            state.memory.copy() if state.memory else Memory(ratio=llm._kv.settings.ratio)
+        )
+    return bool(n_read == len(state.data))
+
+
+def try_put(llm: Llama, state: State) -> bool:
+    """Make `state`, which may hold anything, the conversation of `llm`.
+
+    False if it does not fit; the conversation is then as before, in any case.
+    """
+    before, needs_eval = take(llm), llm._requires_eval
+    try:
+        if put(llm, state) and _holds(llm, state.tokens):
+            return True
+    except BaseException:
+        _put_back(llm, before, needs_eval)
+        raise
+    _put_back(llm, before, needs_eval)
+    return False
+
+
+def _put_back(llm: Llama, before: State, needs_eval: bool) -> None:
+    put(llm, before)
+    llm._requires_eval = needs_eval
+
+
+def _holds(llm: Llama, tokens: NDArray[np.int32]) -> bool:
+    """Whether the cache holds as many tokens, and of those behind its boundary each one."""
+    n = len(tokens)
+    if n_cached(llm) != n:
+        return False
+    if llm._kv is None:
+        return True
+    store = llm._kv.store
+    info = store.memory()
+    for il, layer in enumerate(store.layers):
+        # the windows' rows lie one behind the other; tokens of a tail cannot be missing
+        begin = max(n - layer.n_swa + 1, 0) if layer.n_swa else info.boundary
+        for k in range(layer.n_head_kv):
+            pos = store.positions(il, k)
+            if not np.array_equal(pos[pos >= begin], np.arange(begin, n)):
+                return False
     return True

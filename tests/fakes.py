@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgekv.budget import rows_for
 from edgekv.errors import BadInput, Cancelled
+from edgekv.files import begins_with, opened, replaced
 from edgekv.stats import KVStats
 
 ROW_BYTES = 1000  # of one token over all layers and heads
@@ -53,13 +53,20 @@ class FakeLlama:
             n_bytes=kept * ROW_BYTES, n_bytes_peak=n * ROW_BYTES, n_bytes_full=n * ROW_BYTES, prefill_ms=20.0, compress_ms=1.0,
             mode=self.mode, note=self.note)
 
-    def kv_save(self, path: str) -> None:
-        Path(path).write_text(json.dumps(self.seen))
+    def kv_save(self, path: str, note: Any = None) -> None:
+        with replaced(path, begins_with(b"fake"), "saved conversation") as f:
+            f.write(b"fake" + json.dumps([self.seen, note]).encode())
 
-    def kv_load(self, path: str) -> None:
-        if not Path(path).is_file():
-            raise BadInput(f"there is no file '{path}'")
-        self.seen = json.loads(Path(path).read_text())
+    def kv_load(self, path: str, check: Callable[[Any], object] | None = None) -> Any:
+        with opened(path) as f:
+            data = f.read()
+        if not data.startswith(b"fake"):
+            raise BadInput(f"'{path}' is no saved conversation")
+        seen, note = json.loads(data[4:])
+        if check is not None:
+            check(note)
+        self.seen = seen
+        return note
 
     def create_chat_completion(self, messages: list[dict[str, str]], stream: bool = False, **arguments: Any) -> Any:
         if [m["role"] for m in messages[-2:]] == ["user", "user"]:

@@ -250,10 +250,61 @@ def test_save_and_load(fake, tmp_path):
     call("chat", "-m", "m", stdin=f"one\n/save {path}\n")
     fake.seen = []
     result = call("chat", "-m", "m", stdin=f"/load {path}\ntwo\n")
-    assert "2 messages, 2 tokens" in result.stderr
+    assert "2 messages, 2 tokens; the last ones:\n> one\nONE\n" in result.stderr
     assert [m["content"] for m in fake.calls[-1]["messages"]] == ["one", "ONE", "two"]
-    Path(f"{path}.json").write_text('{"format": 99, "messages": []}')
-    assert "this version" in call("chat", "-m", "m", stdin=f"/load {path}\n").stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["talk"]
+
+
+def chat_of(question: object, role: object = "user", **more: object) -> dict[str, object]:
+    """A note with one turn in it."""
+    question = {"role": role, "content": question, **more}
+    return {"messages": [question, {"role": "assistant", "content": "x"}]}
+
+
+MESSAGES = [
+    None, 5, [], {}, {"messages": None}, {"messages": {}}, {"messages": ["x"]},
+    {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": "x"}]},
+    chat_of(5), chat_of("x", "tool"), chat_of("x", ["user"]), chat_of("x", more=1),
+    chat_of("\ud800"), chat_of([]), chat_of(["x"]), chat_of([{"type": "text", "text": None}]),
+]
+
+
+@pytest.mark.parametrize("note", MESSAGES, ids=range(len(MESSAGES)))
+def test_damaged_messages_are_one_line_and_the_chat_goes_on(fake, tmp_path, note):
+    other = FakeLlama()
+    other.kv_save(str(tmp_path / "talk"), note)
+    result = call("chat", "-m", "m", stdin=f"one\n/load {tmp_path / 'talk'}\ntwo\n")
+    assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n"
+    assert result.stderr.count("edgekv: ") == 1
+    assert [m["content"] for m in fake.calls[-1]["messages"]] == ["one", "ONE", "two"]
+
+
+def test_a_loaded_chat_shows_its_last_turn_in_short(fake, tmp_path):
+    other, path = FakeLlama(), tmp_path / "talk"
+    document = {"type": "text", "text": "a document"}
+    other.kv_save(str(path), {"messages": [
+        {"role": "system", "content": "be kind"}, *chat_of("early")["messages"],
+        {"role": "user", "content": [document, {"type": "text", "text": "and\nwhat\x1b[2J?"}]},
+        {"role": "assistant", "content": "word " * 1000}]})
+    shown = call("chat", "-m", "m", stdin=f"/load {path}\n").stderr
+    assert "> and what[2J?\nword word" in shown and "early" not in shown
+    assert "a document" not in shown and "\x1b" not in shown and len(shown) < 800
+
+
+NAMES = ".", "/", "~no-such-user-here/x", "x" * 256, "a\0b", "report.txt", "pipe", "no/x"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_names_that_cannot_be_are_one_line(fake, tmp_path, monkeypatch, what, name):
+    monkeypatch.chdir(tmp_path)
+    Path("report.txt").write_text("the only copy")
+    os.mkfifo("pipe")
+    result = call("chat", "-m", "m", stdin=f"one\n/{what} {name}\ntwo\n")
+    assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n"
+    assert result.stderr.count("edgekv: ") == 1
+    assert {p.name for p in tmp_path.iterdir()} == {"report.txt", "pipe"}
+    assert Path("pipe").is_fifo() and Path("report.txt").read_text() == "the only copy"
 
 
 def test_commands_of_a_chat(fake):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgekv.commands.saved import messages_of, note_of
 from edgekv.commands.stream import Chunks, Stream
-from edgekv.errors import BadInput, Cancelled
+from edgekv.errors import Cancelled
 
 if TYPE_CHECKING:
     from edgekv import Llama
-
-FORMAT = 1  # of the file with the messages
 
 
 class Conversation:
@@ -69,42 +66,10 @@ class Conversation:
     def _complete(self, messages: list[dict[str, str]]) -> Chunks:
         return self.llm.create_chat_completion(messages=messages, stream=True, **self.arguments)
 
-    def save(self, path: str) -> list[Path]:
-        """Writes the cache to `path` and the messages beside it. Returns the files. Raises BadInput."""
-        state, notes = _files(path)
-        content = {"format": FORMAT, "messages": self.messages}
-        try:
-            self.llm.kv_save(str(state))
-            notes.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"'{path}' cannot be written ({error.strerror})") from None
-        return [state, notes]
+    def save(self, path: str) -> None:
+        """Writes cache and messages to the file `path`. Raises BadInput."""
+        self.llm.kv_save(path, note_of(self.messages))
 
     def load(self, path: str) -> None:
-        """Takes up a saved conversation. Raises BadInput and leaves the present one if it cannot be used."""
-        state, notes = _files(path)
-        messages = _read_messages(notes, path)
-        self.llm.kv_load(str(state))
-        self.messages, self.documents = messages, []
-
-
-def _files(path: str) -> tuple[Path, Path]:
-    """Where a conversation saved as `path` lies: cache, messages."""
-    state = Path(path).expanduser()
-    return state, state.with_name(state.name + ".json")
-
-
-def _read_messages(notes: Path, path: str) -> list[dict[str, str]]:
-    """The messages in the file `notes`. Raises BadInput, about `path`."""
-    try:
-        content = json.loads(notes.read_text(encoding="utf-8"))
-        messages = content["messages"]
-        if content["format"] != FORMAT or any(set(m) != {"role", "content"} for m in messages):
-            raise ValueError
-    except FileNotFoundError:
-        raise BadInput(f"there is no conversation '{path}' (its messages would be in '{notes}')") from None
-    except OSError as error:
-        raise BadInput(f"'{notes}' cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
-        raise BadInput(f"'{notes}' holds no messages of this version; save the conversation again") from None
-    return messages
+        """Takes up a saved conversation. Raises BadInput and changes nothing if it is none."""
+        self.messages, self.documents = messages_of(self.llm.kv_load(path, messages_of)), []

@@ -9,6 +9,7 @@ import click
 
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.report import mib, stats_table, table
+from edgekv.commands.saved import last_turn
 from edgekv.commands.text import read_document
 from edgekv.errors import BadInput
 
@@ -55,14 +56,17 @@ def stats(conversation: Conversation, rest: str) -> None:
 
 def save(conversation: Conversation, rest: str) -> None:
     """/save PATH | write the conversation to a file"""
-    files = conversation.save(needed(rest, "/save PATH"))
-    say(f"saved in {' and '.join(map(str, files))}")
+    path = needed(rest, "/save PATH")
+    conversation.save(path)
+    say(f"saved in {path}")
 
 
 def load(conversation: Conversation, rest: str) -> None:
     """/load PATH | take up a saved conversation"""
     conversation.load(needed(rest, "/load PATH"))
-    say(f"loaded: {len(conversation.messages)} messages, {conversation.llm.kv_stats().n_seen:,} tokens")
+    end, n_tokens = last_turn(conversation.messages), conversation.llm.kv_stats().n_seen
+    shown = f"; the last ones:\n{end}" if end else ""
+    say(f"loaded: {len(conversation.messages)} messages, {n_tokens:,} tokens{shown}")
 
 
 def reset(conversation: Conversation, rest: str) -> None:

@@ -1,0 +1,72 @@
+"""The messages of a chat in the note of its file: written, distrusted when read, shown in short."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgekv.commands.text import printable
+from edgekv.errors import BadInput
+
+SHOWN = 200
+"""Characters of a message that are shown."""
+
+
+def note_of(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the note that `messages_of` reads."""
+    return {"messages": messages}
+
+
+def messages_of(note: Any) -> list[dict[str, Any]]:
+    """Return the messages in a note.
+
+    Raises BadInput unless they are a chat's: perhaps a system message, then questions and replies,
+    each of them text or, with a document in front, a list of text parts.
+    """
+    messages = note.get("messages") if isinstance(note, dict) else None
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        raise BadInput("this file holds no messages of a chat; save one with /save in a chat")
+    roles = [m["role"] for m in messages]
+    turns = roles[roles[:1] == ["system"] :]
+    if turns != ["user", "assistant"] * (len(turns) // 2):
+        raise BadInput("the messages in this file are no chat; save one with /save in a chat")
+    return messages
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and set(message) == {"role", "content"}
+        and isinstance(message["role"], str)
+        and all(_is_text(text) for text in _texts(message["content"]))
+    )
+
+
+def _texts(content: Any) -> list[Any]:
+    """The texts of a message's content; None for what is no text part."""
+    if not isinstance(content, list) or not content:
+        return [content]
+    return [_text_in(part) for part in content]
+
+
+def _text_in(part: Any) -> Any:
+    is_text = isinstance(part, dict) and set(part) == {"type", "text"} and part["type"] == "text"
+    return part["text"] if is_text else None
+
+
+def _is_text(text: Any) -> bool:
+    """Whether this is text that a tokenizer and a terminal can take."""
+    try:
+        return isinstance(text, str) and bool(text.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
+def last_turn(messages: list[dict[str, Any]]) -> str:
+    """The last question and its reply, shortened, a line each; empty if there is none."""
+    turns = [m for m in messages if m["role"] != "system"][-2:]
+    if not turns:
+        return ""
+    question, reply = (" ".join(printable(_texts(m["content"])[-1]).split()) for m in turns)
+    if len(question) > SHOWN:  # a document may stand before it
+        question = f"... {question[-SHOWN:]}"
+    return f"> {question}\n{reply[:SHOWN]}{' ...' * (len(reply) > SHOWN)}"
