@@ -16,7 +16,7 @@ from edgekv import state
 from edgekv.continued import n_same
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.holder import Holder
 
 
 N_STATES = 2
@@ -50,7 +50,7 @@ class Checkpoints:
         self._saved = [x for x in self._saved if x.boundary <= begin <= len(x.state.tokens)]
         self._prompt_end = end
 
-    def save(self, llm: Llama) -> None:
+    def save(self, llm: Holder) -> None:
         """Save the conversation, which is about to be compressed.
 
         Of an answer only the first time counts: from there its beginning can be reached. States that
@@ -66,7 +66,7 @@ class Checkpoints:
         while limit is not None and self._saved and info.bytes_now + self.n_bytes > limit:
             self._saved.pop(0)
 
-    def restore(self, llm: Llama, tokens: Sequence[int]) -> None:
+    def restore(self, llm: Holder, tokens: Sequence[int]) -> None:
         """Make the conversation the saved state that shares most with `tokens`, if there is one."""
         def shared(x: _Saved) -> int:
             return min(n_same(tokens, x.state.tokens.tolist()), len(tokens) - 1)

@@ -24,7 +24,7 @@ from edgekv.errors import BadInput
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.holder import Holder
 
 KIND = b"edgekv session "
 MAGIC = KIND + b"2\n"
@@ -71,7 +71,7 @@ def fingerprint(path: str) -> str:
         return digest.hexdigest()
 
 
-def _identity(llm: Llama) -> dict[str, Any]:
+def _identity(llm: Holder) -> dict[str, Any]:
     params = llm.context_params
     return {
         "model": fingerprint(llm.model_path),
@@ -87,7 +87,7 @@ def _identity(llm: Llama) -> dict[str, Any]:
 # ---- saving
 
 
-def save(llm: Llama, path: str, note: Any = None) -> None:
+def save(llm: Holder, path: str, note: Any = None) -> None:
     """Write the conversation of `llm` to `path`. note: any JSON value of the caller's.
 
     Raises BadInput if the note is none or the file cannot be written, which is then as before.
@@ -110,7 +110,7 @@ def save(llm: Llama, path: str, note: Any = None) -> None:
         _write(f, [MAGIC, line, said, now.tokens.astype("<i4"), *arrays, now.data])
 
 
-def _savable(llm: Llama) -> state.State:
+def _savable(llm: Holder) -> state.State:
     """The state of the conversation. Raises BadInput if it is one that `load` would refuse."""
     now = state.take(llm)
     if llm._kv is None:
@@ -142,7 +142,7 @@ class _File:
     state: state.State
 
 
-def load(llm: Llama, path: str, check: Check | None = None) -> Any:
+def load(llm: Holder, path: str, check: Check | None = None) -> Any:
     """Make the conversation in `path` that of `llm`. Returns the note that it was saved with.
 
     Raises BadInput for any file that is not of this model and cache, is damaged, or is refused by
@@ -159,7 +159,7 @@ def load(llm: Llama, path: str, check: Check | None = None) -> Any:
     return saved.note
 
 
-def _read(llm: Llama, f: BufferedReader, path: str) -> _File:
+def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
     try:
         reader = _Reader(f)
         header = _header(reader, path)
@@ -245,7 +245,7 @@ def _check_identity(header: dict[str, Any], mine: dict[str, Any], path: str) -> 
             raise BadInput(f"'{path}' was saved with {what}: load it with the same flags")
 
 
-def _body(llm: Llama, reader: _Reader, header: dict[str, Any]) -> _File:
+def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:
     """What stands behind the header. Raises ValueError or EOFError if the header says otherwise."""
     form = remembered.layout(header["memory"], llm._kv.store.layers) if llm._kv else {}
     if not llm._kv and header["memory"] is not None:
@@ -271,13 +271,13 @@ def _body(llm: Llama, reader: _Reader, header: dict[str, Any]) -> _File:
 # ---- statistics
 
 
-def type_names(llm: Llama) -> tuple[str, str]:
+def type_names(llm: Holder) -> tuple[str, str]:
     """Of the cache's K and V."""
     names = {kind: name for name, (kind, _, _) in facts.cache_types.items()} | {0: "f32"}
     return names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
 
 
-def stats_uncompressed(llm: Llama, note: str, prefill_ms: float) -> KVStats:
+def stats_uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
     """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole context at the start."""
     info, (type_k, type_v) = facts.model_shape(llm._model.model), type_names(llm)
     types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}

@@ -14,7 +14,7 @@ from edgekv.errors import EdgeKVError
 from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.holder import Holder
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class State:
         return len(self.data)
 
 
-def take(llm: Llama) -> State:
+def take(llm: Holder) -> State:
     """Return a copy of the conversation in `llm`.
 
     Raises EdgeKVError if it was taken back to the middle of a compressed prompt.
@@ -48,14 +48,14 @@ def take(llm: Llama) -> State:
     return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
 
 
-def n_cached(llm: Llama) -> int:
+def n_cached(llm: Holder) -> int:
     """Tokens in the cache, which may be more than those of the conversation."""
     if llm._kv is not None:
         return llm._kv.store.memory().n_past
     return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0)) + 1
 
 
-def put(llm: Llama, state: State) -> bool:
+def put(llm: Holder, state: State) -> bool:
     """Make `state` the conversation of `llm`.
 
     False if it does not fit. A compressed conversation is then as before; llama.cpp's own cache is
@@ -78,7 +78,7 @@ def put(llm: Llama, state: State) -> bool:
     return bool(n_read == len(state.data))
 
 
-def try_put(llm: Llama, state: State) -> bool:
+def try_put(llm: Holder, state: State) -> bool:
     """Make `state`, which may hold anything, the conversation of `llm`.
 
     False if it does not fit; the conversation is then as before, in any case.
@@ -94,12 +94,12 @@ def try_put(llm: Llama, state: State) -> bool:
     return False
 
 
-def _put_back(llm: Llama, before: State, needs_eval: bool) -> None:
+def _put_back(llm: Holder, before: State, needs_eval: bool) -> None:
     put(llm, before)
     llm._requires_eval = needs_eval
 
 
-def _holds(llm: Llama, tokens: NDArray[np.int32]) -> bool:
+def _holds(llm: Holder, tokens: NDArray[np.int32]) -> bool:
     """Whether the cache holds as many tokens, and of those behind its boundary each one."""
     n = len(tokens)
     if n_cached(llm) != n:

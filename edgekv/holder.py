@@ -1,0 +1,38 @@
+"""The part of `edgekv.Llama` that saving, restoring and checkpoints work on.
+
+They take this interface instead of the class, which imports them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from edgekv.engine import Engine
+
+
+class Holder(Protocol):
+    """A model that holds a conversation. Names that begin with `_` are those of `Llama`."""
+
+    input_ids: NDArray[np.intc]
+    """[n_ctx]; the first n_tokens are the conversation's."""
+    n_tokens: int
+    model_path: str
+    lora_path: Any
+    lora_scale: float
+    context_params: Any
+    _model: Any
+    _ctx: Any
+    _requires_eval: bool
+    """Whether the last token's logits are missing."""
+    _kv: Engine | None
+    """None: llama.cpp's own cache holds the conversation."""
+
+    def n_ctx(self) -> int: ...
+
+    def n_vocab(self) -> int: ...
+
+    def reset(self) -> None: ...
