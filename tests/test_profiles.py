@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -583,6 +584,54 @@ def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     done = call(*[str(tiny("llama-gqa")) if arg == "MODEL" else arg for arg in args])
     lines = done.stderr.splitlines()
     assert done.exit_code == 2 and len(lines) == 1 and lines[0].startswith("edgekv: ") and says in lines[0], done.output
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pipes in folders")
+@pytest.mark.parametrize("args", [
+    ["probe", "-m", "MODEL", "-o", "OUT"], ["lukv", "-m", "MODEL", "-o", "OUT"], ["evolkv", "-m", "MODEL", "-o", "OUT"],
+    ["import", "c.npy", "-m", "MODEL", "-o", "OUT"], ["export", "p.gguf", "OUT"], ["show", "p.gguf", "-o", "OUT"],
+])
+@pytest.mark.parametrize("out", ["MODEL", "notes.txt", "link", "pipe", "/dev/null"])
+def test_an_output_replaces_nothing_that_is_not_ours(tiny, tmp_path, monkeypatch, args, out):
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copy(tiny("llama-gqa"), tmp_path / "m.gguf")
+    profiles.write(make(), "p.gguf")
+    curves.write_curve(make(), "c.npy")
+    Path("notes.txt").write_text("what I wrote")
+    Path("link").symlink_to("notes.txt")
+    os.mkfifo("pipe")
+    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    name = {"MODEL": "m.gguf"}.get(out, out)
+    done = call(*[{"MODEL": "m.gguf", "OUT": name}.get(arg, arg) for arg in args])
+    lines = done.stderr.splitlines()
+    assert done.exit_code == 2 and len(lines) == 1 and name in lines[0], done.output
+    after = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    assert {name: (s.st_ino, s.st_mtime_ns, s.st_size) for name, s in after.items()} == {
+        name: (s.st_ino, s.st_mtime_ns, s.st_size) for name, s in before.items()}
+    assert Path("notes.txt").read_text() == "what I wrote" and not Path("/dev/null").is_file()
+    assert Path(model).read_bytes() == tiny("llama-gqa").read_bytes()
+
+
+def test_what_we_wrote_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("real.gguf").touch()
+    Path("p.gguf").symlink_to("real.gguf")
+    for seed in range(2):
+        profiles.write(make(seed=seed), "p.gguf")
+        curves.write_curve(make(seed=seed), "c.npy")
+    assert np.array_equal(profiles.read("real.gguf").shares, make(seed=1).shares) and Path("p.gguf").is_symlink()
+    Path("p.gguf").write_bytes(Path("p.gguf").read_bytes()[:200])  # damaged: it is made again
+    profiles.write(make(), "p.gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.npy", "p.gguf", "real.gguf"]
+
+
+def test_what_a_killed_process_left_is_cleaned_up(tmp_path):
+    left, fresh = tmp_path / ".p.gguf.abc.new", tmp_path / ".p.gguf.def.new"
+    for path in (left, fresh):
+        path.write_bytes(b"half a profile")
+    os.utime(left, (1, 1))
+    profiles.write(make(), tmp_path / "p.gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [fresh.name, "p.gguf"]
 
 
 def test_ctrl_c_while_a_text_is_read_is_not_lost(llm):

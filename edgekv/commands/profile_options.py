@@ -44,11 +44,17 @@ def given(flag: str, value: Any) -> list[str]:
     return [flag, ",".join(f"{x:g}" for x in value) if isinstance(value, tuple) else str(value)]
 
 
-def check_folder(output: str) -> None:
-    """Raises BadInput if a file cannot be put there: before minutes of work, not after."""
+def check_folder(output: str, mark: bytes = b"kvbudget", what: str = "profile") -> None:
+    """Raises BadInput if a file cannot be put there: before minutes of work, not after.
+
+    mark, what: see `edgekv.profiles.file.check_output`.
+    """
+    from edgekv.profiles.file import check_output
+
     folder = Path(output).parent
     if not folder.is_dir() or Path(output).is_dir():
         raise BadInput(f"{output} cannot be written; name a file in a folder that exists")
+    check_output(output, mark, what)
 
 
 def read_text(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.errors import BadInput
-from edgekv.profiles.file import Profile
+from edgekv.profiles.file import Profile, check_output, replacing
 from edgekv.profiles.identity import Identity
 
 N_CURVE = 99
@@ -38,10 +38,11 @@ def read_curve(path: str, model: Identity, score: str = "", command: str = "") -
 
 
 def write_curve(profile: Profile, path: str) -> None:
-    """Write a profile as such a file, float32. Raises BadInput if that cannot be written."""
+    """Write a profile as such a file, float32.
+
+    Raises BadInput if that cannot be written, or if anything but a .npy file is there.
+    """
+    check_output(path, b"\x93NUMPY", ".npy file")
     removed = np.stack([1 - profile.shares_at(1 - r) for r in REMOVED]).astype(np.float32)
-    try:
-        with open(path, "wb") as f:
-            np.save(f, removed)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+    with replacing(path) as fresh, fresh.open("wb") as f:
+        np.save(f, removed)

@@ -162,11 +162,6 @@ def check_output(path: str | os.PathLike[str], mark: bytes, what: str) -> None:
         raise BadInput(f"{path} is no {what} and stays as it is; choose another name")
 
 
-def check_profile_output(path: str | os.PathLike[str]) -> None:
-    """Raises BadInput if writing a profile to `path` would destroy anything but a profile."""
-    check_output(path, TYPE.encode(), "profile")
-
-
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A fresh file beside `path`, which takes its place if all goes well and vanishes if not.
@@ -211,7 +206,7 @@ def write(profile: Profile, path: str | os.PathLike[str], is_ours: bool = False)
     Raises BadInput if it cannot be written, or if anything but a profile is there.
     """
     if not is_ours:
-        check_profile_output(path)
+        check_output(path, TYPE.encode(), "profile")
     with replacing(path) as fresh:
         _write(profile, fresh)
 
