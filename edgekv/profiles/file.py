@@ -14,7 +14,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,8 +195,9 @@ def _clean(target: Path) -> None:
     for name in os.listdir(target.parent):
         if name.startswith(f".{target.name}.") and name.endswith(".new"):
             path = target.with_name(name)
-            if path.stat().st_mtime < time.time() - _STALE_S:
-                path.unlink(missing_ok=True)
+            with suppress(OSError):  # it may vanish meanwhile
+                if path.stat().st_mtime < time.time() - _STALE_S:
+                    path.unlink()
 
 
 def write(profile: Profile, path: str | os.PathLike[str], is_ours: bool = False) -> None:

@@ -11,7 +11,7 @@ The same pass teaches the score kvzap to foretell what the probe pays (`edgekv.p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from edgekv.profiles.file import Profile, write
 from edgekv.profiles.identity import Identity, identify
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
+from edgekv.profiles.work import Progress, Work
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -40,10 +41,6 @@ N_FIRST = 512
 MIN_TOKENS = 64
 LEAST = 1e-4
 """Share of a head that no text needed: it takes part, and takes rows that nobody else can."""
-UNIT = 1000
-"""Steps of progress for each text."""
-
-Progress = Callable[[int, int], None]
 
 
 def texts() -> list[str]:
@@ -66,7 +63,7 @@ def make(
     """The probe profile of a model that holds no conversation yet.
 
     contexts: calibration texts; of each the first n_tokens tokens count. partial: where finished texts are kept, so that the same call goes
-    on after it was stopped; gone in the end. progress(done, total) may raise to stop it. The model's cache is left empty.
+    on after it was stopped; gone in the end. progress: see `edgekv.profiles.work`. The model's cache is left empty.
     Raises BadInput for texts that are too short, Unsupported if the model keeps llama.cpp's own cache.
     """
     store = llm._kv.store if llm._kv else None
@@ -75,20 +72,22 @@ def make(
     assert store.memory().n_past == 0, "the model holds a conversation"
     model = identify(llm.model_path)
     tokens = [_tokens(llm, text, n_tokens) for text in contexts]
-    found = Partial(partial, _key(model, ratios, tokens))
-    for i, context in enumerate(tokens):
-
-        def report(done: int, total: int, i: int = i) -> None:
-            if progress:
-                progress(UNIT * i + UNIT * done // total, UNIT * len(tokens))
-
-        if context not in found:
-            scores, moments = measure(llm, context, report)
+    heads, f = taking_part(store).shape, n_features(model.d_head_k, model.d_head_v)
+    shapes = (len(ratios), *heads), (*heads, f + 2, f + 1)
+    found = Partial(partial, _key(model, ratios, tokens), *shapes)
+    once = list(dict.fromkeys(tokens))
+    finished = [i for i, context in enumerate(once) if context in found]
+    work = Work([len(context) for context in once], finished, progress)
+    for i, context in enumerate(once):
+        if i not in finished:
+            scores, moments = measure(llm, context, work.piece(i))
             found.add(context, count(scores, ratios), moments)
-        report(1, 1)
+            work.end(i)
     shares = np.mean([found[context] for context in tokens], axis=0)
     shares = np.where(taking_part(store), np.maximum(shares, LEAST), 0)
-    maps = surrogate.solve(found.sum / len(set(tokens)), pairs_of(llm)) if heads_alike(store, model) else None
+    maps = None
+    if heads_alike(store, model):
+        maps = surrogate.solve(found.sum / len(once), pairs_of(llm))
     found.remove()
     return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command,
                    surrogate=maps)
@@ -110,7 +109,7 @@ def cache(path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, 
         profile = make(llm, texts(), n_tokens=n_tokens, partial=target.with_suffix(".partial"), progress=progress, command="made on first use")
     finally:
         llm.close()
-    write(profile, target)
+    write(profile, target, is_ours=True)
     return profile
 
 
