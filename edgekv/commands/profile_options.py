@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,13 +65,11 @@ def read_text(name: str) -> str:
 
 @contextmanager
 def progress_bar(label: str, partial: Path) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error; after Ctrl-C a line says what is kept."""
-    with note_what_is_kept(partial), click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+    """A bar on standard error, or a line that says how long it takes; after Ctrl-C one that says what
+    is kept."""
+    from edgekv.commands.progress import WorkBar
 
-        def progress(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
+    with note_what_is_kept(partial), WorkBar(lambda about: f"edgekv: {label}: {about}") as progress:
         yield progress
 
 
