@@ -16,10 +16,14 @@ from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama
+    from edgekv.profiles.prepare import has_profile, make_profile
     from edgekv.stats import KVStats
 
 __version__ = "0.1.0"
-__all__ = ["BadInput", "Cancelled", "EdgeKVError", "KVStats", "Llama", "Unsupported", "__version__"]
+__all__ = [
+    "BadInput", "Cancelled", "EdgeKVError", "KVStats", "Llama", "Unsupported", "__version__",
+    "has_profile", "make_profile",
+]
 
 
 if os.environ.get("EDGEKV_LIB"):
@@ -37,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from edgekv.stats import KVStats
 
         return KVStats
+    if name in ("has_profile", "make_profile"):
+        from edgekv.profiles import prepare
+
+        return getattr(prepare, name)
     raise AttributeError(f"module 'edgekv' has no attribute '{name}'")

@@ -127,3 +127,49 @@ def test_a_model_that_cannot_be_read_is_left_to_whoever_loads_it(cached, tmp_pat
     broken.write_bytes(b"GGUF")
     result = run(str(broken), "--kv-ratio", "0.3")
     assert result.exit_code == 2 and not cached and "broken.gguf" in result.stderr
+
+
+def test_a_program_asks_for_a_profile_and_makes_it(model, monkeypatch):
+    import edgekv
+
+    monkeypatch.setattr(probe_profile, "texts", lambda: ["the fog came in at nine and went at ten. " * 12])
+    text = b"A line of text that is read again and again. " * 8
+
+    def stats():
+        with edgekv.Llama(model, n_ctx=512, kv_ratio=0.4, n_threads=1, verbose=False) as llm:
+            llm.eval(llm.tokenize(text))
+            return llm.kv_stats()
+
+    assert not edgekv.has_profile(model)
+    without, steps = stats(), []
+    path = edgekv.make_profile(model, lambda *step: steps.append(step), n_threads=1)
+    assert edgekv.has_profile(model) and steps[0][0] == 0 and steps[-1][0] == steps[-1][1] > 0
+    found = stats()
+    assert (without.method, without.profile) == (WITHOUT_PROFILE, "") and "no profile" in without.why
+    assert (found.method, found.profile) == (WITH_PROFILE, path) and "has a profile" in found.why
+
+
+def test_a_program_is_told_what_is_no_model(model, tmp_path):
+    import edgekv
+
+    for path in (tmp_path / "missing.gguf", __file__):
+        for ask in (edgekv.has_profile, edgekv.make_profile):
+            with pytest.raises(edgekv.BadInput, match=str(path)):
+                ask(path)
+
+
+def test_a_profile_that_is_stopped_by_its_progress_goes_on(model, monkeypatch):
+    import edgekv
+
+    monkeypatch.setattr(probe_profile, "texts", lambda: ["the fog came in at nine. " * 12, "nails, a saw, two rakes; " * 12])
+
+    def stop(done, total):
+        if done > total / 2:
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        edgekv.make_profile(model, stop, n_threads=1)
+    assert not edgekv.has_profile(model)
+    steps = []
+    edgekv.make_profile(model, lambda *step: steps.append(step), n_threads=1)
+    assert 0 < steps[0][0] < steps[0][1] and edgekv.has_profile(model)
