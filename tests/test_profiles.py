@@ -225,6 +225,14 @@ def test_a_profile_for_another_score_is_passed_over(places, tmp_path):
     assert profiles.find(model, score="snapkv") is not None and profiles.find(model, score="h2o") is None
 
 
+def test_a_name_that_could_steer_a_terminal_is_passed_over(places, tmp_path):
+    model, identity = places
+    profiles.write(make(identity), tmp_path / "models" / "kvbudget-m.\x1b[2J.gguf")
+    assert profiles.find(model) is None
+    profiles.write(make(identity), tmp_path / "models" / "kvbudget-m.äß.gguf")
+    assert profiles.find(model).path.endswith("kvbudget-m.äß.gguf")
+
+
 def test_what_is_shipped_can_be_read_and_names_no_folder():
     for path in lookup.SHIPPED.glob("*.gguf"):
         profile = profiles.read(path)
@@ -584,6 +592,7 @@ def test_the_commands_together(tiny, tmp_path, monkeypatch):
     (["show", "missing.gguf"], "missing.gguf"), (["import", "missing.npy", "-m", "MODEL", "-o", "p"], "missing.npy"),
     (["export", "MODEL", "c.npy"], "no profile"), (["lukv", "-m", "MODEL", "-o", "p", "--text", "t.txt"], "both or none"),
     (["lukv", "-m", "MODEL", "-o", "p", "--score", "nothing"], "nothing"),
+    (["probe", "-m", "MODEL", "-o", "p", "--contexts", "MODEL"], "no text"), (["import", "/dev/zero", "-m", "MODEL", "-o", "p"], "/dev/zero"),
 ])
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)

@@ -57,10 +57,10 @@ def check_folder(output: str, mark: bytes = b"kvbudget", what: str = "profile") 
 
 
 def read_text(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise BadInput(f"{name} cannot be read ({error.strerror})") from None
+    """A text to learn from, or questions about one. Raises BadInput for anything that is no text."""
+    from edgekv.commands.text import read_document
+
+    return read_document(name)
 
 
 @contextmanager

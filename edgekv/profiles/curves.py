@@ -6,6 +6,7 @@ import numpy as np
 
 from edgekv.errors import BadInput
 from edgekv.profiles.file import Profile, check_output, replacing
+from edgekv.profiles.header import open_regular
 from edgekv.profiles.identity import Identity
 
 N_CURVE = 99
@@ -20,10 +21,11 @@ def read_curve(path: str, model: Identity, score: str = "", command: str = "") -
     Raises BadInput if it is no such file or does not have the model's shape.
     """
     try:
+        open_regular(path).close()
         removed = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror or 'no .npy file'}); name a .npy file") from None
-    except (ValueError, EOFError, OverflowError, SyntaxError):
+    except (ValueError, EOFError, OverflowError, SyntaxError, MemoryError, RecursionError):
         raise BadInput(f"{path} is no .npy file, or it is damaged") from None
     expected = N_CURVE, model.n_layer, max(model.n_head_kv)
     if getattr(removed, "shape", None) != expected or removed.dtype.kind != "f":
