@@ -19,7 +19,11 @@ def tensor_sizes(path: str | Path) -> dict[str, int]:
     try:
         with opened(str(path)) as data:
             tensors = Header(data).tensors
-        blocks = {name: GGML_QUANT_SIZES[GGMLQuantizationType(t.kind)] for name, t in tensors.items()}
+        blocks = {
+            name: GGML_QUANT_SIZES[GGMLQuantizationType(t.kind)] for name, t in tensors.items()
+        }
     except (OSError, *DAMAGE):
         raise BadInput(f"{path} cannot be read, or it is damaged: download it again") from None
-    return {name: math.prod(t.dims) // blocks[name][0] * blocks[name][1] for name, t in tensors.items()}
+    return {
+        name: math.prod(t.dims) // blocks[name][0] * blocks[name][1] for name, t in tensors.items()
+    }

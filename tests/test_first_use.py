@@ -23,12 +23,16 @@ def model(tiny, tmp_path, monkeypatch):
 def cached(monkeypatch):
     """Calls of what makes a profile; nothing is made."""
     calls: list[str] = []
-    monkeypatch.setattr(probe_profile, "cache", lambda path, progress, **options: calls.append(path))
+    monkeypatch.setattr(
+        probe_profile, "cache", lambda path, progress, **options: calls.append(path)
+    )
     return calls
 
 
 def run(model, *more):
-    return call("run", "-m", model, "-p", "x " * 200, "-n", "1", "--raw", "-c", "1024", "-t", "1", *more)
+    return call(
+        "run", "-m", model, "-p", "x " * 200, "-n", "1", "--raw", "-c", "1024", "-t", "1", *more
+    )
 
 
 def test_a_profile_is_made_and_found_the_next_time(model):
@@ -42,7 +46,14 @@ def test_a_profile_is_made_and_found_the_next_time(model):
     assert json.loads(again.stdout)["kv_method"] == WITH_PROFILE
 
 
-@pytest.mark.parametrize("words", [["--kv-ratio", "1"], ["--kv-ratio", "0.3", "--kv-profile", "none"], ["--kv-ratio", "0.3", "--kv-method", "tova"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-ratio", "1"],
+        ["--kv-ratio", "0.3", "--kv-profile", "none"],
+        ["--kv-ratio", "0.3", "--kv-method", "tova"],
+    ],
+)
 def test_nothing_is_made_where_nothing_needs_it(model, cached, words):
     result = run(model, *words)
     assert result.exit_code == 0 and not cached and "preparation" not in result.stderr
@@ -67,7 +78,10 @@ def steps(before: float, cold: float, n: int, done: int, total: int) -> list[tup
     """(time, done) of work that reports every 0.5 s: what is done at first was done by an earlier
     run, loading takes `before` seconds, and the first steps wait `cold` seconds longer."""
     times = [before + cold + 0.5 * i for i in range(1, n + 1)]
-    return [(before, done), *((t, done + round((total - done) * (i + 1) / n)) for i, t in enumerate(times))]
+    return [
+        (before, done),
+        *((t, done + round((total - done) * (i + 1) / n)) for i, t in enumerate(times)),
+    ]
 
 
 def said(capsys, course: list[tuple[float, int]], total: int) -> str:
@@ -79,17 +93,26 @@ def said(capsys, course: list[tuple[float, int]], total: int) -> str:
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("before", "cold", "done"), [
-    (0, 0, 0), (5, 0, 0), (0, 20, 0), (3, 10, 0), (0, 0, 70_000), (3, 10, 95_000),
-])
+@pytest.mark.parametrize(
+    ("before", "cold", "done"),
+    [
+        (0, 0, 0),
+        (5, 0, 0),
+        (0, 20, 0),
+        (3, 10, 0),
+        (0, 0, 70_000),
+        (3, 10, 95_000),
+    ],
+)
 def test_how_long_it_takes_is_said_once_without_a_terminal(capsys, before, cold, done):
-    """Neither loading, nor a cold beginning, nor what was done before counts: 240 steps of 0.5 s are two minutes."""
+    """240 steps of 0.5 s are two minutes: loading, a cold beginning, and what an earlier
+    run did count for nothing."""
     line = said(capsys, steps(before, cold, 240, done, 100_000), 100_000)
     assert line == "edgekv: this takes about 2 to 3 minutes\n"
 
 
 def test_the_time_that_is_left_follows_the_machine(monkeypatch):
-    """It becomes three times as slow in the middle, and a few minutes later the estimate says so."""
+    """It becomes three times as slow in the middle, and minutes later the estimate says so."""
     now = [0.0]
     bar = WorkBar(str, lambda: now[0])
     for i in range(1000):
@@ -98,11 +121,21 @@ def test_the_time_that_is_left_follows_the_machine(monkeypatch):
     assert bar._bar.tasks[0].time_remaining == pytest.approx(200 * 1.5, rel=0.1)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [
-    (3, "some seconds"), (20, "about 20 to 30 seconds"), (60, "about 50 to 80 seconds"), (100, "about 1 to 2 minutes"),
-    (120, "about 2 to 3 minutes"), (600, "about 8 to 13 minutes"), (2000, "about 25 to 40 minutes"), (7200, "about 2 to 3 hours"),
-    (4000, "about 55 to 85 minutes"), (3600 * 30, "about 24 to 38 hours"),
-])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (3, "some seconds"),
+        (20, "about 20 to 30 seconds"),
+        (60, "about 50 to 80 seconds"),
+        (100, "about 1 to 2 minutes"),
+        (120, "about 2 to 3 minutes"),
+        (600, "about 8 to 13 minutes"),
+        (2000, "about 25 to 40 minutes"),
+        (7200, "about 2 to 3 hours"),
+        (4000, "about 55 to 85 minutes"),
+        (3600 * 30, "about 24 to 38 hours"),
+    ],
+)
 def test_a_time_is_said_as_a_range(seconds, words):
     assert about(seconds) == words
 
@@ -117,8 +150,10 @@ def test_the_line_says_what_a_newcomer_needs(model, monkeypatch):
 
     monkeypatch.setattr(probe_profile, "cache", slow)
     lines = run(model, "--kv-ratio", "0.3").stderr.splitlines()
-    assert lines[0] == ("edgekv: one-time preparation of this model, about 2 to 3 minutes; "
-                        "Ctrl-C starts now, documents are then read slower")
+    assert lines[0] == (
+        "edgekv: one-time preparation of this model, about 2 to 3 minutes; "
+        "Ctrl-C starts now, documents are then read slower"
+    )
     assert not any("preparation" in line for line in lines[1:])
 
 
@@ -132,7 +167,9 @@ def test_a_model_that_cannot_be_read_is_left_to_whoever_loads_it(cached, tmp_pat
 def test_a_program_asks_for_a_profile_and_makes_it(model, monkeypatch):
     import edgekv
 
-    monkeypatch.setattr(probe_profile, "texts", lambda: ["the fog came in at nine and went at ten. " * 12])
+    monkeypatch.setattr(
+        probe_profile, "texts", lambda: ["the fog came in at nine and went at ten. " * 12]
+    )
     text = b"A line of text that is read again and again. " * 8
 
     def stats():
@@ -145,7 +182,10 @@ def test_a_program_asks_for_a_profile_and_makes_it(model, monkeypatch):
     path = edgekv.make_profile(model, lambda *step: steps.append(step), n_threads=1)
     assert edgekv.has_profile(model) and steps[0][0] == 0 and steps[-1][0] == steps[-1][1] > 0
     found = stats()
-    assert (without.method, without.profile) == (WITHOUT_PROFILE, "") and "no profile" in without.why
+    assert (without.method, without.profile) == (
+        WITHOUT_PROFILE,
+        "",
+    ) and "no profile" in without.why
     assert (found.method, found.profile) == (WITH_PROFILE, path) and "has a profile" in found.why
 
 
@@ -161,7 +201,11 @@ def test_a_program_is_told_what_is_no_model(model, tmp_path):
 def test_a_profile_that_is_stopped_by_its_progress_goes_on(model, monkeypatch):
     import edgekv
 
-    monkeypatch.setattr(probe_profile, "texts", lambda: ["the fog came in at nine. " * 12, "nails, a saw, two rakes; " * 12])
+    monkeypatch.setattr(
+        probe_profile,
+        "texts",
+        lambda: ["the fog came in at nine. " * 12, "nails, a saw, two rakes; " * 12],
+    )
 
     def stop(done, total):
         if done > total / 2:

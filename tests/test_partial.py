@@ -1,4 +1,4 @@
-"""What is kept of a profile that was stopped: distrusted when it is read, and safe with two at work."""
+"""What is kept of a profile that was stopped: it is distrusted, and two processes may write it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,19 @@ def test_numbers_that_make_no_sense_count_for_nothing(tmp_path):
     assert TEXT not in opened(tmp_path / "p")
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"[1]", b'"x"', b"{", b"[" * 100_000, b"\xff\xfe", b'{"key": "k", "scores": {"1": "x"}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b'"x"',
+        b"{",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b'{"key": "k", "scores": {"1": "x"}}',
+    ],
+)
 def test_other_json_counts_for_nothing(tmp_path, content):
     path = tmp_path / "p.partial"
     path.write_bytes(content)
@@ -111,10 +123,35 @@ def test_two_at_once_do_not_disturb_each_other(tmp_path):
 
 
 def test_two_first_uses_at_once(tiny, tmp_path):
-    words = ["run", "-m", str(tiny("llama-gqa")), "-p", "x " * 200, "-n", "1", "--raw", "-c", "1024", "-t", "1", "--kv-ratio", "0.3", "--json"]
+    words = [
+        "run",
+        "-m",
+        str(tiny("llama-gqa")),
+        "-p",
+        "x " * 200,
+        "-n",
+        "1",
+        "--raw",
+        "-c",
+        "1024",
+        "-t",
+        "1",
+        "--kv-ratio",
+        "0.3",
+        "--json",
+    ]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    both = [subprocess.Popen([sys.executable, "-m", "edgekv", *words], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            for _ in range(2)]
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-m", "edgekv", *words],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
     for process in both:
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0 and "cannot be written" not in err, err

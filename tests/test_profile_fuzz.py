@@ -32,7 +32,9 @@ def text(word: str) -> bytes:
     return struct.pack("<Q", len(word)) + word.encode()
 
 
-def header(*entries: bytes, version: int = 3, n_keys: int | None = None, n_tensors: int = 0) -> bytes:
+def header(
+    *entries: bytes, version: int = 3, n_keys: int | None = None, n_tensors: int = 0
+) -> bytes:
     count = len(entries) if n_keys is None else n_keys
     return b"GGUF" + struct.pack("<IQQ", version, n_tensors, count) + b"".join(entries)
 
@@ -59,12 +61,17 @@ def hostile() -> Iterator[tuple[str, bytes]]:
     for version in (0, 1, 4, 2**31):
         yield f"version {version}", header(KIND, version=version)
     yield "an honest array of a megabyte", header(KIND, array(0, 1 << 20, bytes(1 << 20)))
-    small = [text(f"k{i}") + struct.pack("<IIQ", ARRAY, 0, 16384) + bytes(16384) for i in range(700)]
+    small = [
+        text(f"k{i}") + struct.pack("<IIQ", ARRAY, 0, 16384) + bytes(16384) for i in range(700)
+    ]
     yield "many arrays that are not long", header(KIND, *small)
     # one table, claimed again and again
     table = struct.pack("<IQIQ", 1, 1 << 21, 0, 0)
     tables = [text(f"t{i}") + table for i in range(16_000)]
-    yield "many tensors in one place", header(KIND, *tables, bytes(8 << 20), n_keys=1, n_tensors=16_000)
+    yield (
+        "many tensors in one place",
+        header(KIND, *tables, bytes(8 << 20), n_keys=1, n_tensors=16_000),
+    )
 
 
 def changed(data: bytes, n_header: int, seed: int) -> bytes:
@@ -85,7 +92,9 @@ def changed(data: bytes, n_header: int, seed: int) -> bytes:
             out[place : place + 4] = int(rng.integers(16)).to_bytes(4, "little")
         case _:  # an array of arrays
             place = rng.integers(24, n_header - 16)
-            out[place : place + 16] = struct.pack("<IIQ", ARRAY, ARRAY, HUGE[rng.integers(len(HUGE))])
+            out[place : place + 16] = struct.pack(
+                "<IIQ", ARRAY, ARRAY, HUGE[rng.integers(len(HUGE))]
+            )
     return bytes(out)
 
 
@@ -99,7 +108,9 @@ def ends(what, path: Path, data: bytes, name: str) -> object:
     attempt(what, path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert seconds < LIMIT_S and peak < LIMIT_BYTES + 2 * len(data), f"{name}: {seconds:.2f} s, {peak} bytes"
+    assert seconds < LIMIT_S and peak < LIMIT_BYTES + 2 * len(data), (
+        f"{name}: {seconds:.2f} s, {peak} bytes"
+    )
     return found
 
 
@@ -128,7 +139,10 @@ def test_a_hostile_profile_beside_a_model_is_passed_over(tmp_path, tiny):
 @pytest.mark.parametrize("part", range(3))
 def test_damaged_profiles_are_profiles_or_refused(tmp_path, part):
     path = tmp_path / "p.gguf"
-    profiles.write(make(surrogate=MAPS, command="edgekv profile probe -m m.gguf", score="kvzap", seed=part), path)
+    profiles.write(
+        make(surrogate=MAPS, command="edgekv profile probe -m m.gguf", score="kvzap", seed=part),
+        path,
+    )
     data = path.read_bytes()
     n_header = Header(data).n_bytes
     refused = 0
@@ -136,9 +150,20 @@ def test_damaged_profiles_are_profiles_or_refused(tmp_path, part):
         found = ends(profiles.read, path, changed(data, n_header, seed), f"case {seed}")
         refused += found is None
         if isinstance(found, profiles.Profile):
-            assert found.shares.shape == (len(found.ratios), found.model.n_layer, max(found.model.n_head_kv))
+            assert found.shares.shape == (
+                len(found.ratios),
+                found.model.n_layer,
+                max(found.model.n_head_kv),
+            )
             assert found.shares_at(0.2)[found.heads].mean() == pytest.approx(0.2)
-            texts = (found.kind, found.score, found.command, found.made_by, found.calibration, found.model.arch)
+            texts = (
+                found.kind,
+                found.score,
+                found.command,
+                found.made_by,
+                found.calibration,
+                found.model.arch,
+            )
             assert all(word.isprintable() for word in texts), f"case {seed}"
     assert refused > N_CASES / 2
 
@@ -147,7 +172,9 @@ def test_damaged_models_are_models_or_refused(tmp_path, tiny):
     data = tiny("llama-gqa").read_bytes()
     n_header = Header(data).n_bytes
     for seed in range(N_CASES):
-        found = ends(profiles.identify, tmp_path / "m.gguf", changed(data, n_header, seed), f"case {seed}")
+        found = ends(
+            profiles.identify, tmp_path / "m.gguf", changed(data, n_header, seed), f"case {seed}"
+        )
         assert found is None or isinstance(found, profiles.Identity)
 
 
@@ -162,7 +189,7 @@ def test_a_pipe_is_not_waited_for(tmp_path, what):
 
 
 def test_limits_are_far_above_an_honest_profile(tmp_path):
-    """All KV heads of BLOOM-176B, the most that any published model has, with maps and the finest grid."""
+    """All KV heads of BLOOM-176B, more than any other model has, with maps and the finest grid."""
     from edgekv.methods.kvzap import Surrogate, n_features
 
     model = profiles.Identity("bloom", 70, (112,) * 70, 128, 128, "ab" * 32)
@@ -178,7 +205,9 @@ def test_text_of_a_profile_cannot_steer_a_terminal(tmp_path):
     profiles.write(make(command="edgekv profile probe -m 'a\x1b[2J\n\u202eb.gguf'"), path)
     assert profiles.read(path).command.isprintable()
     words = {"command": b"clear the screen", "made_by": b"edgekv of a friend", "kind": b"probe"}
-    profiles.write(replace(make(command=words["command"].decode()), made_by=words["made_by"].decode()), path)
+    profiles.write(
+        replace(make(command=words["command"].decode()), made_by=words["made_by"].decode()), path
+    )
     data = path.read_bytes()
     for name, word in words.items():
         path.write_bytes(data.replace(word, b"\x1b[2J".ljust(len(word), b"x"), 1))

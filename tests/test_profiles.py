@@ -348,9 +348,11 @@ def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
     assert partial.is_file() and len(read) == 4
     kept = partial.read_bytes()
     steps = []
-    got = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial, progress=lambda *step: steps.append(step))
+    got = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial,
+                             progress=lambda *step: steps.append(step))
     assert len(read) == 5 and not partial.exists()
-    assert steps[0][0] == steps[0][1] / 2 and steps[-1][0] == steps[-1][1], "what was done before is said at once"
+    assert steps[0][0] == steps[0][1] / 2, "what was done before is said at once"
+    assert steps[-1][0] == steps[-1][1]
     partial.write_bytes(kept)
     other = probe_profile.make(llm, TEXTS[1:], GRID, n_tokens=N_TOKENS, partial=partial)
     assert not np.array_equal(other.surrogate.weights, expected.surrogate.weights), "what was read for other texts does not count"
@@ -592,7 +594,8 @@ def test_the_commands_together(tiny, tmp_path, monkeypatch):
     (["show", "missing.gguf"], "missing.gguf"), (["import", "missing.npy", "-m", "MODEL", "-o", "p"], "missing.npy"),
     (["export", "MODEL", "c.npy"], "no profile"), (["lukv", "-m", "MODEL", "-o", "p", "--text", "t.txt"], "both or none"),
     (["lukv", "-m", "MODEL", "-o", "p", "--score", "nothing"], "nothing"),
-    (["probe", "-m", "MODEL", "-o", "p", "--contexts", "MODEL"], "no text"), (["import", "/dev/zero", "-m", "MODEL", "-o", "p"], "/dev/zero"),
+    (["probe", "-m", "MODEL", "-o", "p", "--contexts", "MODEL"], "no text"),
+    (["import", "/dev/zero", "-m", "MODEL", "-o", "p"], "/dev/zero"),
 ])
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
@@ -603,8 +606,9 @@ def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
 
 @pytest.mark.skipif(os.name == "nt", reason="no pipes in folders")
 @pytest.mark.parametrize("args", [
-    ["probe", "-m", "MODEL", "-o", "OUT"], ["lukv", "-m", "MODEL", "-o", "OUT"], ["evolkv", "-m", "MODEL", "-o", "OUT"],
-    ["import", "c.npy", "-m", "MODEL", "-o", "OUT"], ["export", "p.gguf", "OUT"], ["show", "p.gguf", "-o", "OUT"],
+    ["probe", "-m", "MODEL", "-o", "OUT"], ["lukv", "-m", "MODEL", "-o", "OUT"],
+    ["evolkv", "-m", "MODEL", "-o", "OUT"], ["import", "c.npy", "-m", "MODEL", "-o", "OUT"],
+    ["export", "p.gguf", "OUT"], ["show", "p.gguf", "-o", "OUT"],
 ])
 @pytest.mark.parametrize("out", ["MODEL", "notes.txt", "link", "pipe", "/dev/null"])
 def test_an_output_replaces_nothing_that_is_not_ours(tiny, tmp_path, monkeypatch, args, out):
@@ -634,7 +638,8 @@ def test_what_we_wrote_is_replaced(tmp_path, monkeypatch):
     for seed in range(2):
         profiles.write(make(seed=seed), "p.gguf")
         curves.write_curve(make(seed=seed), "c.npy")
-    assert np.array_equal(profiles.read("real.gguf").shares, make(seed=1).shares) and Path("p.gguf").is_symlink()
+    assert np.array_equal(profiles.read("real.gguf").shares, make(seed=1).shares)
+    assert Path("p.gguf").is_symlink()
     Path("p.gguf").write_bytes(Path("p.gguf").read_bytes()[:200])  # damaged: it is made again
     profiles.write(make(), "p.gguf")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.npy", "p.gguf", "real.gguf"]

@@ -11,7 +11,8 @@ from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 
 WHAT = "one-time preparation of this model"
-SKIPPED = "starting without the preparation: documents are read slower, and the next start goes on with it"
+SKIPPED = ("starting without the preparation: documents are read slower, the next start goes on "
+           "with it")
 
 
 def make_profile(options: EngineOptions, path: str, threads: int) -> None:
@@ -30,7 +31,13 @@ def make_profile(options: EngineOptions, path: str, threads: int) -> None:
 
     try:
         with WorkBar(line) as progress:
-            probe_profile.cache(path, progress, n_threads=threads, n_threads_batch=threads, n_gpu_layers=options.gpu_layers)
+            probe_profile.cache(
+                path,
+                progress,
+                n_threads=threads,
+                n_threads_batch=threads,
+                n_gpu_layers=options.gpu_layers,
+            )
         if not progress.said:
             click.echo(f"edgekv: {WHAT} is done", err=True)
     except KeyboardInterrupt:
@@ -49,6 +56,9 @@ def is_wanted(options: EngineOptions, path: str) -> bool:
     if not compresses or options.kv_profile is not None or not learns(options.kv_method):
         return False
     try:
-        return find(path, foretells=foretells(options.kv_method)) is None and model_info(path)["mode"] == "layers"
+        return (
+            find(path, foretells=foretells(options.kv_method)) is None
+            and model_info(path)["mode"] == "layers"
+        )
     except EdgeKVError:
         return False  # whoever loads the model says what is wrong with it

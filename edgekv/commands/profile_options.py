@@ -57,7 +57,7 @@ def check_folder(output: str, mark: bytes = b"kvbudget", what: str = "profile") 
 
 
 def read_text(name: str) -> str:
-    """A text to learn from, or questions about one. Raises BadInput for anything that is no text."""
+    """A text to learn from, or questions about one. Raises BadInput for what is no text."""
     from edgekv.commands.text import read_document
 
     return read_document(name)
@@ -65,8 +65,8 @@ def read_text(name: str) -> str:
 
 @contextmanager
 def progress_bar(label: str, partial: Path) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, or a line that says how long it takes; after Ctrl-C one that says what
-    is kept."""
+    """A bar on standard error, or a line that says how long it takes; after Ctrl-C one that says
+    what is kept."""
     from edgekv.commands.progress import WorkBar
 
     with note_what_is_kept(partial), WorkBar(lambda about: f"edgekv: {label}: {about}") as progress:

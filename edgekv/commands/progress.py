@@ -20,7 +20,9 @@ _SURE, _SURE_S = 6, 2.0
 _PERIOD_S = 120.0  # the rate is of the last two minutes, so that an estimate follows the machine
 _LOW, _HIGH = 0.8, 1.25  # a time that is said is a range: other programs want the processor too
 _UNITS = (
-    ("second", 1, 10, 90), ("minute", 60, 1, 25 * 60), ("minute", 60, 5, 90 * 60),
+    ("second", 1, 10, 90),
+    ("minute", 60, 1, 25 * 60),
+    ("minute", 60, 5, 90 * 60),
     ("hour", 3600, 1, float("inf")),
 )
 """Name, seconds, a number that all are multiples of, and seconds up to which it is taken."""
@@ -79,8 +81,15 @@ def _bar(clock: Callable[[], float]) -> Progress:
                 return Text("measuring how long it takes", style="dim")
             return Text(f"{about(task.time_remaining)} left", style="dim")
 
-    return Progress(BarColumn(), TaskProgressColumn(), Left(), console=error_console(),
-                    transient=True, get_time=clock, speed_estimate_period=_PERIOD_S)
+    return Progress(
+        BarColumn(),
+        TaskProgressColumn(),
+        Left(),
+        console=error_console(),
+        transient=True,
+        get_time=clock,
+        speed_estimate_period=_PERIOD_S,
+    )
 
 
 def about(seconds: float) -> str:

@@ -33,8 +33,8 @@ TYPE, FORMAT = "kvbudget", 1
 _KEY = "edgekv.profile."
 _TENSOR, _MAPS = _KEY + "shares", _KEY + "surrogate"
 _MAX_BYTES = 1 << 24
-"""80 layers of 8 KV heads with maps take 0.6 MiB. The most that a published model takes are 9 MiB, for
-7,840 KV heads (BLOOM-176B), so a larger file is something else."""
+"""80 layers of 8 KV heads with maps take 0.6 MiB. The most that a published model takes are 9 MiB,
+for 7,840 KV heads (BLOOM-176B), so a larger file is something else."""
 _MAX_ROWS = 1 << 24
 _F32 = 0  # ggml's type number
 
@@ -171,7 +171,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     try:
         _clean(target)
-        fresh = tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", suffix=".new", delete=False)
+        fresh = tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{target.name}.", suffix=".new", delete=False)
         fresh.close()
         try:
             yield Path(fresh.name)
@@ -275,7 +276,8 @@ def read(path: str | os.PathLike[str]) -> Profile:
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
     except DAMAGE:
-        raise BadInput(f"{path} is a damaged profile; make it again with 'edgekv profile'") from None
+        todo = "make it again with 'edgekv profile'"
+        raise BadInput(f"{path} is a damaged profile; {todo}") from None
 
 
 def _parse(data: bytes) -> Profile:
@@ -284,7 +286,8 @@ def _parse(data: bytes) -> Profile:
     if header.meta.get("general.type") != TYPE:
         raise BadInput("this is a GGUF file, but no profile; name a kvbudget-*.gguf file")
     if header.meta.get(_KEY + "format") != FORMAT:
-        raise BadInput("the profile is of another edgekv version; make it again with 'edgekv profile'")
+        raise BadInput("the profile is of another edgekv version; make it again with 'edgekv "
+                       "profile'")
     keys: dict[str, Any] = {}
     for name, value in header.meta.items():
         if type(value) is not _TYPES[name]:
@@ -292,18 +295,23 @@ def _parse(data: bytes) -> Profile:
         keys[name.removeprefix(_KEY)] = _line(value) if isinstance(value, str) else value
     if header.tensors.keys() - {_TENSOR, _MAPS}:
         raise KeyError("a tensor that no profile has")
-    model = Identity(keys["model.architecture"], keys["model.n_layer"], tuple(keys["model.n_head_kv"]), keys["model.d_head_k"],
-                     keys["model.d_head_v"], keys["model.embedding_sha256"])
+    shape = keys["model.n_layer"], tuple(keys["model.n_head_kv"])
+    sizes = keys["model.d_head_k"], keys["model.d_head_v"]
+    model = Identity(keys["model.architecture"], *shape, *sizes, keys["model.embedding_sha256"])
     tensors = {name: _table(header, tensor) for name, tensor in header.tensors.items()}
     maps = tensors.get(_MAPS)
-    surrogate = None if maps is None else Surrogate(maps, PAIRS[PAIRS.index(keys["surrogate.pairs"])])
-    ratios = tuple(round(float(r), 6) for r in keys["ratios"])
-    return Profile(model, keys["kind"], ratios, tensors[_TENSOR], keys.get("score", ""), keys["window"], keys["sink"],
-                   keys.get("calibration_sha256", ""), keys.get("command", ""), keys.get("made_by", ""), keys.get("seed"), surrogate)
+    surrogate = None
+    if maps is not None:
+        surrogate = Surrogate(maps, PAIRS[PAIRS.index(keys["surrogate.pairs"])])
+    texts = {name: keys.get(name, "") for name in ("score", "command", "made_by")}
+    return Profile(
+        model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), tensors[_TENSOR],
+        window=keys["window"], sink=keys["sink"], calibration=keys.get("calibration_sha256", ""),
+        seed=keys.get("seed"), surrogate=surrogate, **texts)
 
 
 def _table(header: Header, tensor: Tensor) -> NDArray[np.float32]:
-    """What a tensor holds, in a copy of its own. Raises ValueError if that is no f32 or not all there."""
+    """A tensor's values, in a copy. Raises ValueError if they are no f32 or missing."""
     n, begin = math.prod(tensor.dims), header.n_bytes + tensor.offset
     if tensor.kind != _F32 or begin + 4 * n > len(header.file):
         raise ValueError("no table of f32 within the file")

@@ -150,4 +150,3 @@ def _scalar(kind: int) -> str:
     if not _FORMATS[kind]:
         raise ValueError("a string or an array where a number belongs")
     return _FORMATS[kind]
-

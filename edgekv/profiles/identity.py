@@ -20,8 +20,8 @@ _MAX_LAYERS, _MAX_SIZE = 4096, 1 << 20  # numbers that make no sense must not fi
 
 @dataclass(frozen=True)
 class Identity:
-    """One model: architecture, layers, KV heads of each layer, sizes of a head, SHA-256 (hex) of the
-    embedding's first 64 KiB.
+    """One model: architecture, layers, KV heads of each layer, sizes of a head, SHA-256 (hex) of
+    the embedding's first 64 KiB.
 
     Raises ValueError for numbers that no model has.
     """

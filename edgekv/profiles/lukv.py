@@ -98,7 +98,8 @@ def make(
     weights, done, found = oracle.OutputWeights(llm.model_path), Saved(partial), []
     shape = len(ratios), *taking_part(llm._kv.store).shape
     measures = (identify(llm.model_path).digest, settings.preset.name, settings.window, settings.sink, objective, tuple(ratios))
-    known = [_known(llm, context, asked, source, done) for (context, asked), source in zip(tokens, sources, strict=True)]
+    texts = list(zip(tokens, sources, strict=True))
+    known = [_known(llm, *text, source, done) for text, source in texts]
 
     def name(i: int) -> str:
         return name_of(*measures, tokens[i][0], list(zip(tokens[i][1], known[i], strict=True)))
@@ -106,16 +107,18 @@ def make(
     def saved(i: int) -> NDArray[np.float64] | None:
         return _shares(done[name(i)], shape) if all(known[i]) and name(i) in done else None
 
-    costs = [cost for text, source in zip(tokens, sources, strict=True) for cost in _costs(*text, source)]
+    costs = [cost for text, source in texts for cost in _costs(*text, source)]
     answered = [2 * i for i, answers in enumerate(known) if all(answers)]
-    work = Work(costs, answered + [2 * i + 1 for i in range(len(tokens)) if saved(i) is not None], progress)
+    measured_before = [2 * i + 1 for i in range(len(tokens)) if saved(i) is not None]
+    work = Work(costs, answered + measured_before, progress)
     for i, (context, asked) in enumerate(tokens):
         if not all(known[i]):
             _answer(llm, context, asked, known[i], done, work.piece(2 * i))
             work.end(2 * i)
         if (shares := saved(i)) is None:
             llm.reset()
-            measured = measure(llm, weights, context, list(zip(asked, known[i], strict=True)), work.piece(2 * i + 1))
+            dialogues = list(zip(asked, known[i], strict=True))
+            measured = measure(llm, weights, context, dialogues, work.piece(2 * i + 1))
             shares = np.mean([count(g, ratios) for g in gains(*measured, objective)], axis=0)
             done.put(name(i), shares.tolist())
             work.end(2 * i + 1)
@@ -212,8 +215,10 @@ def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
     return context, asked
 
 
-def _known(llm: Llama, context: list[int], asked: list[list[int]], source: Source, done: Saved) -> list[list[int]]:
-    """Tokens of each answer that came with the text or is in `done`; empty for those that have to be found."""
+def _known(
+    llm: Llama, context: list[int], asked: list[list[int]], source: Source, done: Saved,
+) -> list[list[int]]:
+    """Tokens of each answer that came with the text or is in `done`; empty for the others."""
     words = source.answers or [""] * len(asked)
     return [
         llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text
@@ -231,7 +236,8 @@ def _saved_answer(llm: Llama, done: Saved, name: str) -> list[int]:
     found = done[name] if name in done else []
     if not isinstance(found, list) or len(found) > oracle.MAX_ANSWER:
         return []
-    return found if all(type(token) is int and 0 <= token < llm.n_vocab() for token in found) else []
+    is_text = all(type(token) is int and 0 <= token < llm.n_vocab() for token in found)
+    return found if is_text else []
 
 
 def _shares(saved: Any, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
@@ -251,9 +257,11 @@ def _costs(context: list[int], asked: list[list[int]], source: Source) -> tuple[
 
 
 def _answer(
-    llm: Llama, context: list[int], asked: list[list[int]], answers: list[list[int]], done: Saved, progress: Progress,
+    llm: Llama, context: list[int], asked: list[list[int]], answers: list[list[int]], done: Saved,
+    progress: Progress,
 ) -> None:
-    """Fill in the missing answers: those that the model gives with its full cache. They also go into `done`."""
+    """Fill in the missing answers: those that the model gives with its full cache. They also go
+    into `done`."""
     missing = [i for i, answer in enumerate(answers) if not answer]
     decoding = _DECODE * oracle.MAX_ANSWER
     total = len(context) + decoding * len(missing)

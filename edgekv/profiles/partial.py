@@ -1,6 +1,6 @@
 """What is done of a profile that was stopped, so that the same call goes on.
 
-The files are distrusted: one that is damaged, of another model, or of other texts counts for nothing.
+The files are distrusted: one that is damaged, or is of another model, counts for nothing.
 Two processes may make the same profile at once; each keeps all that it has done itself.
 """
 
@@ -24,8 +24,8 @@ _MAX_TEXTS, _MAX_JSON = 1 << 12, 1 << 26
 
 
 class Partial:
-    """What was measured on the texts that are done, by their tokens, and a sum over them; kept in the
-    file `path` if there is one.
+    """What was measured on the texts that are done, by their tokens, and a sum over them; kept in
+    the file `path` if there is one.
 
     key: of the model and of what is measured. shape: of what is kept of a text, float64 in 0..1.
     summand: shape of what a text adds to the sum, float32.
@@ -111,7 +111,7 @@ def save_json(path: Path, state: Any) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """What `save_json` wrote; empty for a file that is not there, is damaged, or holds anything else."""
+    """What `save_json` wrote; empty for a file that is missing, is damaged, or holds other data."""
     try:
         with open_regular(path) as f:
             state = json.loads(f.read(_MAX_JSON))  # one that is cut off is damaged

@@ -63,7 +63,8 @@ def make(
     """The probe profile of a model that holds no conversation yet.
 
     contexts: calibration texts; of each the first n_tokens tokens count. partial: where finished texts are kept, so that the same call goes
-    on after it was stopped; gone in the end. progress: see `edgekv.profiles.work`. The model's cache is left empty.
+    on after it was stopped; gone in the end. progress: see `edgekv.profiles.work`. The model's
+    cache is left empty.
     Raises BadInput for texts that are too short, Unsupported if the model keeps llama.cpp's own cache.
     """
     store = llm._kv.store if llm._kv else None
