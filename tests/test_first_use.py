@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -109,6 +110,21 @@ def test_how_long_it_takes_is_said_once_without_a_terminal(capsys, before, cold,
     run did count for nothing."""
     line = said(capsys, steps(before, cold, 240, done, 100_000), 100_000)
     assert line == "edgekv: this takes about 2 to 3 minutes\n"
+
+
+def test_a_terminal_gets_a_bar_with_the_time_that_is_left(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    seen, now = [], [0.0]
+    with WorkBar(lambda words: f"edgekv: this takes {words}", lambda: now[0]) as bar:
+        for i in range(100):
+            now[0] = float(i)
+            bar(i, 240)
+            bar._bar.refresh()
+            seen.append(capsys.readouterr().err)
+    assert "measuring how long it takes" in seen[3] and "left" not in seen[3]
+    assert "edgekv: this takes about 3 to 5 minutes" in "".join(seen[:12])
+    assert "about 2 to 3 minutes left" in seen[99] and "41%" in seen[99]
 
 
 def test_the_time_that_is_left_follows_the_machine(monkeypatch):
