@@ -9,6 +9,7 @@ Importing the package loads no library; that happens with the first use of `Llam
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,13 @@ from edgekv.version import __version__
 if TYPE_CHECKING:
     from edgekv.config import KVConfig
     from edgekv.llama import Llama
+    from edgekv.profiles.prepare import has_profile, make_profile
     from edgekv.stats import KVStats
-__all__ = ["BadInput", "Cancelled", "EdgeKVError", "KVConfig", "KVStats", "Llama", "Unsupported", "__version__"]
+
+__all__ = [
+    "BadInput", "Cancelled", "EdgeKVError", "KVConfig", "KVStats", "Llama", "Unsupported",
+    "__version__", "has_profile", "make_profile",
+]
 
 
 if os.environ.get("EDGEKV_LIB"):
@@ -28,17 +34,14 @@ if os.environ.get("EDGEKV_LIB"):
     __path__ += [str(_beside / "bindings"), str(_beside)]
 
 
+LAZY = {
+    "KVConfig": "edgekv.config", "KVStats": "edgekv.stats", "Llama": "edgekv.llama",
+    "has_profile": "edgekv.profiles.prepare", "make_profile": "edgekv.profiles.prepare",
+}
+"""Names that bring their module along with their first use."""
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Llama":
-        from edgekv.llama import Llama
-
-        return Llama
-    if name == "KVConfig":
-        from edgekv.config import KVConfig
-
-        return KVConfig
-    if name == "KVStats":
-        from edgekv.stats import KVStats
-
-        return KVStats
-    raise AttributeError(f"module 'edgekv' has no attribute '{name}'")
+    if name not in LAZY:
+        raise AttributeError(f"module 'edgekv' has no attribute '{name}'")
+    return getattr(import_module(LAZY[name]), name)

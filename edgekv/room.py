@@ -41,6 +41,7 @@ def _at_most(path: str, n_ctx: int, type_k: int, type_v: int) -> int:
         with opened(path) as file:
             meta = Header(file).meta
         arch, heads, d_head_k, d_head_v = shape(meta)
-        return sum(heads) * (row_bytes(type_k, d_head_k) + row_bytes(type_v, d_head_v)) * (n_ctx or meta[f"{arch}.context_length"])
+        entry = row_bytes(type_k, d_head_k) + row_bytes(type_v, d_head_v)
+        return sum(heads) * entry * (n_ctx or int(meta[f"{arch}.context_length"]))
     except (OSError, *DAMAGE):
         return 0  # whoever loads the file says what is wrong with it

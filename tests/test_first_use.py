@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from edgekv.choose import WITH_PROFILE, WITHOUT_PROFILE
-from edgekv.commands import first_use
+from edgekv.commands.progress import WorkBar, about
 from edgekv.profiles import find, probe_profile
 from tests.test_cli import call
 
@@ -23,28 +24,40 @@ def model(tiny, tmp_path, monkeypatch):
 def cached(monkeypatch):
     """Calls of what makes a profile; nothing is made."""
     calls: list[str] = []
-    monkeypatch.setattr(probe_profile, "cache", lambda path, progress, **options: calls.append(path))
+    monkeypatch.setattr(
+        probe_profile, "cache", lambda path, progress, **options: calls.append(path)
+    )
     return calls
 
 
 def run(model, *more):
-    return call("run", "-m", model, "-p", "x " * 200, "-n", "1", "--raw", "-c", "1024", "-t", "1", *more)
+    return call(
+        "run", "-m", model, "-p", "x " * 200, "-n", "1", "--raw", "-c", "1024", "-t", "1", *more
+    )
 
 
 def test_a_profile_is_made_and_found_the_next_time(model):
     first = run(model, "--kv-ratio", "0.3")
-    assert first.exit_code == 0 and "first use" in first.stderr and "--kv-profile none" in first.stderr
+    assert first.exit_code == 0 and "one-time preparation of this model" in first.stderr
+    assert not {"KV heads", "rows", "profile"} & set(first.stderr.split())
     made = find(model)
     assert made is not None and made.kind == "probe" and made.command == "made on first use"
     again = run(model, "--kv-ratio", "0.3", "--json")
-    assert again.exit_code == 0 and "first use" not in again.stderr
+    assert again.exit_code == 0 and "preparation" not in again.stderr
     assert json.loads(again.stdout)["kv_method"] == WITH_PROFILE
 
 
-@pytest.mark.parametrize("words", [["--kv-ratio", "1"], ["--kv-ratio", "0.3", "--kv-profile", "none"], ["--kv-ratio", "0.3", "--kv-method", "tova"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--kv-ratio", "1"],
+        ["--kv-ratio", "0.3", "--kv-profile", "none"],
+        ["--kv-ratio", "0.3", "--kv-method", "tova"],
+    ],
+)
 def test_nothing_is_made_where_nothing_needs_it(model, cached, words):
     result = run(model, *words)
-    assert result.exit_code == 0 and not cached and "first use" not in result.stderr
+    assert result.exit_code == 0 and not cached and "preparation" not in result.stderr
 
 
 def test_a_budget_is_reason_enough(model, cached):
@@ -57,25 +70,107 @@ def test_ctrl_c_skips_it(model, monkeypatch):
 
     monkeypatch.setattr(probe_profile, "cache", interrupted)
     result = run(model, "--kv-ratio", "0.3", "--json")
-    assert result.exit_code == 0 and "skipped" in result.stderr
+    assert result.exit_code == 0 and "without the preparation" in result.stderr
+    assert "read slower" in result.stderr
     assert json.loads(result.stdout)["kv_method"] == WITHOUT_PROFILE
 
 
-def test_how_long_it_takes_is_said_without_a_terminal(monkeypatch, capsys):
+def steps(before: float, cold: float, n: int, done: int, total: int) -> list[tuple[float, int]]:
+    """(time, done) of work that reports every 0.5 s: what is done at first was done by an earlier
+    run, loading takes `before` seconds, and the first steps wait `cold` seconds longer."""
+    times = [before + cold + 0.5 * i for i in range(1, n + 1)]
+    return [
+        (before, done),
+        *((t, done + round((total - done) * (i + 1) / n)) for i, t in enumerate(times)),
+    ]
+
+
+def said(capsys, course: list[tuple[float, int]], total: int) -> str:
     now = [0.0]
-    monkeypatch.setattr(first_use.time, "monotonic", lambda: now[0])
+    with WorkBar(lambda words: f"edgekv: this takes {words}", lambda: now[0]) as bar:
+        for now[0], done in course:
+            bar(done, total)
+    assert bar.said == bool(course)
+    return capsys.readouterr().err
 
-    class Bar:
-        length, pos = 1, 0
 
-        def update(self, n):
-            self.pos += n
+@pytest.mark.parametrize(
+    ("before", "cold", "done"),
+    [
+        (0, 0, 0),
+        (5, 0, 0),
+        (0, 20, 0),
+        (3, 10, 0),
+        (0, 0, 70_000),
+        (3, 10, 95_000),
+    ],
+)
+def test_how_long_it_takes_is_said_once_without_a_terminal(capsys, before, cold, done):
+    """240 steps of 0.5 s are two minutes: loading, a cold beginning, and what an earlier
+    run did count for nothing."""
+    line = said(capsys, steps(before, cold, 240, done, 100_000), 100_000)
+    assert line == "edgekv: this takes about 2 to 3 minutes\n"
 
-    report = first_use.Report(Bar())
-    for seconds, done in ((1.0, 1), (5.0, 10), (9.0, 20)):
-        now[0] = seconds
-        report(done, 100)
-    assert capsys.readouterr().err == "edgekv: this takes about 50 s\n"
+
+def test_a_terminal_gets_a_bar_with_the_time_that_is_left(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    seen, now = [], [0.0]
+    with WorkBar(lambda words: f"edgekv: this takes {words}", lambda: now[0]) as bar:
+        for i in range(100):
+            now[0] = float(i)
+            bar(i, 240)
+            bar._bar.refresh()
+            seen.append(capsys.readouterr().err)
+    assert "measuring how long it takes" in seen[3] and "left" not in seen[3]
+    assert "edgekv: this takes about 3 to 5 minutes" in "".join(seen[:12])
+    assert "about 2 to 3 minutes left" in seen[99] and "41%" in seen[99]
+
+
+def test_the_time_that_is_left_follows_the_machine(monkeypatch):
+    """It becomes three times as slow in the middle, and minutes later the estimate says so."""
+    now = [0.0]
+    bar = WorkBar(str, lambda: now[0])
+    for i in range(1000):
+        now[0] += 0.5 if i < 500 else 1.5
+        bar(i, 1200)
+    assert bar._bar.tasks[0].time_remaining == pytest.approx(200 * 1.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (3, "some seconds"),
+        (20, "about 20 to 30 seconds"),
+        (60, "about 50 to 80 seconds"),
+        (100, "about 1 to 2 minutes"),
+        (120, "about 2 to 3 minutes"),
+        (600, "about 8 to 13 minutes"),
+        (2000, "about 25 to 40 minutes"),
+        (7200, "about 2 to 3 hours"),
+        (4000, "about 55 to 85 minutes"),
+        (3600 * 30, "about 24 to 38 hours"),
+    ],
+)
+def test_a_time_is_said_as_a_range(seconds, words):
+    assert about(seconds) == words
+
+
+def test_the_line_says_what_a_newcomer_needs(model, monkeypatch):
+    def slow(path, progress, **options):
+        now = [0.0]
+        progress._clock = progress._bar.get_time = lambda: now[0]
+        for i in range(241):
+            now[0] = 0.5 * i
+            progress(i, 240)
+
+    monkeypatch.setattr(probe_profile, "cache", slow)
+    lines = run(model, "--kv-ratio", "0.3").stderr.splitlines()
+    assert lines[0] == (
+        "edgekv: one-time preparation of this model, about 2 to 3 minutes; "
+        "Ctrl-C starts now, documents are then read slower"
+    )
+    assert not any("preparation" in line for line in lines[1:])
 
 
 def test_a_model_that_cannot_be_read_is_left_to_whoever_loads_it(cached, tmp_path):
@@ -83,3 +178,58 @@ def test_a_model_that_cannot_be_read_is_left_to_whoever_loads_it(cached, tmp_pat
     broken.write_bytes(b"GGUF")
     result = run(str(broken), "--kv-ratio", "0.3")
     assert result.exit_code == 2 and not cached and "broken.gguf" in result.stderr
+
+
+def test_a_program_asks_for_a_profile_and_makes_it(model, monkeypatch):
+    import edgekv
+
+    monkeypatch.setattr(
+        probe_profile, "texts", lambda: ["the fog came in at nine and went at ten. " * 12]
+    )
+    text = b"A line of text that is read again and again. " * 8
+
+    def stats():
+        with edgekv.Llama(model, n_ctx=512, kv_ratio=0.4, n_threads=1, verbose=False) as llm:
+            llm.eval(llm.tokenize(text))
+            return llm.kv_stats()
+
+    assert not edgekv.has_profile(model)
+    without, steps = stats(), []
+    path = edgekv.make_profile(model, lambda *step: steps.append(step), n_threads=1)
+    assert edgekv.has_profile(model) and steps[0][0] == 0 and steps[-1][0] == steps[-1][1] > 0
+    found = stats()
+    assert (without.method, without.profile) == (
+        WITHOUT_PROFILE,
+        "",
+    ) and "no profile" in without.why
+    assert (found.method, found.profile) == (WITH_PROFILE, path) and "has a profile" in found.why
+
+
+def test_a_program_is_told_what_is_no_model(model, tmp_path):
+    import edgekv
+
+    for path in (tmp_path / "missing.gguf", __file__):
+        for ask in (edgekv.has_profile, edgekv.make_profile):
+            with pytest.raises(edgekv.BadInput, match=str(path)):
+                ask(path)
+
+
+def test_a_profile_that_is_stopped_by_its_progress_goes_on(model, monkeypatch):
+    import edgekv
+
+    monkeypatch.setattr(
+        probe_profile,
+        "texts",
+        lambda: ["the fog came in at nine. " * 12, "nails, a saw, two rakes; " * 12],
+    )
+
+    def stop(done, total):
+        if done > total / 2:
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        edgekv.make_profile(model, stop, n_threads=1)
+    assert not edgekv.has_profile(model)
+    steps = []
+    edgekv.make_profile(model, lambda *step: steps.append(step), n_threads=1)
+    assert 0 < steps[0][0] < steps[0][1] and edgekv.has_profile(model)

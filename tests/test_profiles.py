@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -224,6 +225,14 @@ def test_a_profile_for_another_score_is_passed_over(places, tmp_path):
     assert profiles.find(model, score="snapkv") is not None and profiles.find(model, score="h2o") is None
 
 
+def test_a_name_that_could_steer_a_terminal_is_passed_over(places, tmp_path):
+    model, identity = places
+    profiles.write(make(identity), tmp_path / "models" / "kvbudget-m.\x1b[2J.gguf")
+    assert profiles.find(model) is None
+    profiles.write(make(identity), tmp_path / "models" / "kvbudget-m.äß.gguf")
+    assert profiles.find(model).path.endswith("kvbudget-m.äß.gguf")
+
+
 def test_what_is_shipped_can_be_read_and_names_no_folder():
     for path in lookup.SHIPPED.glob("*.gguf"):
         profile = profiles.read(path)
@@ -256,7 +265,7 @@ def test_a_probe_profile(llm, tiny):
     assert profile.shares.shape == (49, 3, 2) and profile.kind == "probe" and profile.score == ""
     assert profile.shares.mean(axis=(1, 2)) == pytest.approx(np.array(profile.ratios), abs=1e-3)
     assert (np.diff(profile.shares, axis=0) >= 0).all()  # a larger budget takes from nobody
-    assert steps == sorted(steps) and steps[-1] == (2000, 2000)
+    assert steps == sorted(steps) and steps[0][0] == 0 and steps[-1][0] == steps[-1][1]
     profile.check(profiles.identify(str(tiny("llama-gqa"))))
     assert llm._kv.store.memory().n_past == 0
 
@@ -330,7 +339,7 @@ def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
     monkeypatch.setattr(probe_profile, "measure", lambda llm, tokens, progress: (read.append(1), measure(llm, tokens, progress))[1])
 
     def stop(done, total):
-        if done > 1000:
+        if done > total / 2:
             raise KeyboardInterrupt
 
     expected = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS)
@@ -338,8 +347,12 @@ def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
         probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial, progress=stop)
     assert partial.is_file() and len(read) == 4
     kept = partial.read_bytes()
-    got = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial)
+    steps = []
+    got = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial,
+                             progress=lambda *step: steps.append(step))
     assert len(read) == 5 and not partial.exists()
+    assert steps[0][0] == steps[0][1] / 2, "what was done before is said at once"
+    assert steps[-1][0] == steps[-1][1]
     partial.write_bytes(kept)
     other = probe_profile.make(llm, TEXTS[1:], GRID, n_tokens=N_TOKENS, partial=partial)
     assert not np.array_equal(other.surrogate.weights, expected.surrogate.weights), "what was read for other texts does not count"
@@ -417,8 +430,11 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
     model, sources = str(tiny("llama-gqa")), [lukv.Source(TEXTS[0], ("where?", "when?")), lukv.Source(TEXTS[1], ("who?",))]
     llm, partial = lukv.load(model, "keydiff", 1024, n_threads=1), tmp_path / "p.partial"
 
+    read = []
+
     def stop(done, total):
-        if done > 4000:
+        if partial.exists() and len(json.loads(partial.read_text())) == 4:
+            read.append((done, total))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -435,7 +451,8 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
     assert np.array_equal(lukv.make(llm, sources).shares, profile.shares)
     assert profile.shares.shape == (99, 3, 2) and profile.shares.min() > 0.5 * lukv.LEAST and not partial.exists()
     assert profile.shares.mean(axis=(1, 2)) == pytest.approx(np.array(profile.ratios), rel=0.005)
-    assert steps == sorted(steps) and steps[-1] == (6000, 6000)
+    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
+    assert steps[0] == read[0], "what was done before is said at once"
     assert profile.score == "keydiff" and profile.kind == "lukv"
 
 
@@ -577,12 +594,64 @@ def test_the_commands_together(tiny, tmp_path, monkeypatch):
     (["show", "missing.gguf"], "missing.gguf"), (["import", "missing.npy", "-m", "MODEL", "-o", "p"], "missing.npy"),
     (["export", "MODEL", "c.npy"], "no profile"), (["lukv", "-m", "MODEL", "-o", "p", "--text", "t.txt"], "both or none"),
     (["lukv", "-m", "MODEL", "-o", "p", "--score", "nothing"], "nothing"),
+    (["probe", "-m", "MODEL", "-o", "p", "--contexts", "MODEL"], "no text"),
+    (["import", "/dev/zero", "-m", "MODEL", "-o", "p"], "/dev/zero"),
 ])
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     done = call(*[str(tiny("llama-gqa")) if arg == "MODEL" else arg for arg in args])
     lines = done.stderr.splitlines()
     assert done.exit_code == 2 and len(lines) == 1 and lines[0].startswith("edgekv: ") and says in lines[0], done.output
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pipes in folders")
+@pytest.mark.parametrize("args", [
+    ["probe", "-m", "MODEL", "-o", "OUT"], ["lukv", "-m", "MODEL", "-o", "OUT"],
+    ["evolkv", "-m", "MODEL", "-o", "OUT"], ["import", "c.npy", "-m", "MODEL", "-o", "OUT"],
+    ["export", "p.gguf", "OUT"], ["show", "p.gguf", "-o", "OUT"],
+])
+@pytest.mark.parametrize("out", ["MODEL", "notes.txt", "link", "pipe", "/dev/null"])
+def test_an_output_replaces_nothing_that_is_not_ours(tiny, tmp_path, monkeypatch, args, out):
+    monkeypatch.chdir(tmp_path)
+    model = shutil.copy(tiny("llama-gqa"), tmp_path / "m.gguf")
+    profiles.write(make(), "p.gguf")
+    curves.write_curve(make(), "c.npy")
+    Path("notes.txt").write_text("what I wrote")
+    Path("link").symlink_to("notes.txt")
+    os.mkfifo("pipe")
+    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    name = {"MODEL": "m.gguf"}.get(out, out)
+    done = call(*[{"MODEL": "m.gguf", "OUT": name}.get(arg, arg) for arg in args])
+    lines = done.stderr.splitlines()
+    assert done.exit_code == 2 and len(lines) == 1 and name in lines[0], done.output
+    after = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    assert {name: (s.st_ino, s.st_mtime_ns, s.st_size) for name, s in after.items()} == {
+        name: (s.st_ino, s.st_mtime_ns, s.st_size) for name, s in before.items()}
+    assert Path("notes.txt").read_text() == "what I wrote" and not Path("/dev/null").is_file()
+    assert Path(model).read_bytes() == tiny("llama-gqa").read_bytes()
+
+
+def test_what_we_wrote_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("real.gguf").touch()
+    Path("p.gguf").symlink_to("real.gguf")
+    for seed in range(2):
+        profiles.write(make(seed=seed), "p.gguf")
+        curves.write_curve(make(seed=seed), "c.npy")
+    assert np.array_equal(profiles.read("real.gguf").shares, make(seed=1).shares)
+    assert Path("p.gguf").is_symlink()
+    Path("p.gguf").write_bytes(Path("p.gguf").read_bytes()[:200])  # damaged: it is made again
+    profiles.write(make(), "p.gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.npy", "p.gguf", "real.gguf"]
+
+
+def test_what_a_killed_process_left_is_cleaned_up(tmp_path):
+    left, fresh = tmp_path / ".p.gguf.abc.new", tmp_path / ".p.gguf.def.new"
+    for path in (left, fresh):
+        path.write_bytes(b"half a profile")
+    os.utime(left, (1, 1))
+    profiles.write(make(), tmp_path / "p.gguf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [fresh.name, "p.gguf"]
 
 
 def test_ctrl_c_while_a_text_is_read_is_not_lost(llm):

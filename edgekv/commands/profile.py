@@ -125,7 +125,7 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
     if output:
         from edgekv.profiles import draw
 
-        check_folder(output)
+        check_folder(output, draw.PNG, "picture")
         draw.image(profile, share, output)
     elif as_json:
         click.echo(json.dumps(describe(profile) | {"ratio": share, "shares": profile.shares_at(share).round(6).tolist()}, indent=2))
@@ -168,6 +168,7 @@ def import_curve(curve: str, model: str, output: str, score: str) -> None:
 
     path = model_path(model)
     recorded = command_line("import", Path(curve).name, "-m", Path(path).name, *given("--score", score or None))
+    check_folder(output)
     profile = curves.read_curve(curve, identify(path), score, recorded)
     write(profile, output)
     click.echo(summary(profile))

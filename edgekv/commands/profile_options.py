@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,29 +43,33 @@ def given(flag: str, value: Any) -> list[str]:
     return [flag, ",".join(f"{x:g}" for x in value) if isinstance(value, tuple) else str(value)]
 
 
-def check_folder(output: str) -> None:
-    """Raises BadInput if a file cannot be put there: before minutes of work, not after."""
+def check_folder(output: str, mark: bytes = b"kvbudget", what: str = "profile") -> None:
+    """Raises BadInput if a file cannot be put there: before minutes of work, not after.
+
+    mark, what: see `edgekv.profiles.file.check_output`.
+    """
+    from edgekv.profiles.file import check_output
+
     folder = Path(output).parent
     if not folder.is_dir() or Path(output).is_dir():
         raise BadInput(f"{output} cannot be written; name a file in a folder that exists")
+    check_output(output, mark, what)
 
 
 def read_text(name: str) -> str:
-    try:
-        return Path(name).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise BadInput(f"{name} cannot be read ({error.strerror})") from None
+    """A text to learn from, or questions about one. Raises BadInput for what is no text."""
+    from edgekv.commands.text import read_document
+
+    return read_document(name)
 
 
 @contextmanager
 def progress_bar(label: str, partial: Path) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error; after Ctrl-C a line says what is kept."""
-    with note_what_is_kept(partial), click.progressbar(length=1, label=label, file=sys.stderr) as bar:
+    """A bar on standard error, or a line that says how long it takes; after Ctrl-C one that says
+    what is kept."""
+    from edgekv.commands.progress import WorkBar
 
-        def progress(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
+    with note_what_is_kept(partial), WorkBar(lambda about: f"edgekv: {label}: {about}") as progress:
         yield progress
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edgekv.errors import BadInput
-from edgekv.profiles.file import Profile
+from edgekv.profiles.file import Profile, check_output, replacing
+from edgekv.profiles.header import open_regular
 from edgekv.profiles.identity import Identity
 
 N_CURVE = 99
@@ -20,10 +21,11 @@ def read_curve(path: str, model: Identity, score: str = "", command: str = "") -
     Raises BadInput if it is no such file or does not have the model's shape.
     """
     try:
+        open_regular(path).close()
         removed = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror or 'no .npy file'}); name a .npy file") from None
-    except (ValueError, EOFError, OverflowError, SyntaxError):
+    except (ValueError, EOFError, OverflowError, SyntaxError, MemoryError, RecursionError):
         raise BadInput(f"{path} is no .npy file, or it is damaged") from None
     expected = N_CURVE, model.n_layer, max(model.n_head_kv)
     if getattr(removed, "shape", None) != expected or removed.dtype.kind != "f":
@@ -38,10 +40,11 @@ def read_curve(path: str, model: Identity, score: str = "", command: str = "") -
 
 
 def write_curve(profile: Profile, path: str) -> None:
-    """Write a profile as such a file, float32. Raises BadInput if that cannot be written."""
+    """Write a profile as such a file, float32.
+
+    Raises BadInput if that cannot be written, or if anything but a .npy file is there.
+    """
+    check_output(path, b"\x93NUMPY", ".npy file")
     removed = np.stack([1 - profile.shares_at(1 - r) for r in REMOVED]).astype(np.float32)
-    try:
-        with open(path, "wb") as f:
-            np.save(f, removed)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+    with replacing(path) as fresh, fresh.open("wb") as f:
+        np.save(f, removed)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv.errors import BadInput, EdgeKVError
-from edgekv.profiles.file import Profile
+from edgekv.errors import EdgeKVError
+from edgekv.profiles.file import Profile, check_output, replacing
 
 _WIDE = 24
 """More heads than this are drawn without numbers."""
+PNG = b"\x89PNG"
+"""How the files begin."""
 _SHADES = " .:-=+*#%@"
 
 
@@ -43,13 +45,15 @@ def _style(share: float) -> str:
 def image(profile: Profile, ratio: float, path: str) -> None:
     """Write the heat map at `ratio` as a PNG.
 
-    Raises EdgeKVError if matplotlib is missing, BadInput if the file cannot be written.
+    Raises EdgeKVError if matplotlib is missing, BadInput if the file cannot be written or is no
+    picture.
     """
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         raise EdgeKVError("a picture needs matplotlib; run: pip install 'edgekv[profile]'") from None
+    check_output(path, PNG, "picture")
     shares = np.where(profile.heads, profile.shares_at(ratio), np.nan)
     figure = Figure(figsize=(2.5 + 0.3 * shares.shape[1], 1.5 + 0.2 * shares.shape[0]), layout="constrained")
     axes = figure.add_subplot()
@@ -58,7 +62,5 @@ def image(profile: Profile, ratio: float, path: str) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(picture, label="share of rows kept")
-    try:
-        figure.savefig(path, format="png", dpi=150)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+    with replacing(path) as fresh:
+        figure.savefig(fresh, format="png", dpi=150)

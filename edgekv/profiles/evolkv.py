@@ -19,7 +19,6 @@ rows add up to the target exactly instead of being rounded up, and no layer goes
 from __future__ import annotations
 
 import hashlib
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,11 +33,11 @@ from edgekv import budget
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.identity import identify
-from edgekv.profiles.partial import save_json
+from edgekv.profiles.partial import load_json, save_json
 from edgekv.profiles.probe_profile import taking_part
 
 if TYPE_CHECKING:
-    from edgekv import Llama
+    from edgekv.llama import Llama
     from edgekv.profiles.training import Training
 
 LAMBDA = 0.3
@@ -98,7 +97,7 @@ class Generation:
 
 def load(path: str, n_ctx: int, **options: Any) -> Llama:
     """A model as `make` needs it. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...)."""
-    from edgekv import Llama
+    from edgekv.llama import Llama
     from edgekv.profiles.training import SCORE
 
     return Llama(path, kv_ratio=0.5, kv_method=SCORE, kv_profile="none", n_ctx=n_ctx, verbose=False, **options)
@@ -157,11 +156,12 @@ class Scores:
             self._path.unlink(missing_ok=True)
 
     def _saved(self) -> dict[str, float]:
-        try:
-            saved = json.loads(self._path.read_text()) if self._path else {}
-            return {str(name): float(score) for name, score in saved["scores"].items()} if saved.get("key") == self._key else {}
-        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        saved = load_json(self._path) if self._path else {}
+        scores = saved.get("scores")
+        if saved.get("key") != self._key or not isinstance(scores, dict):
             return {}
+        numbers = {n: score for n, score in scores.items() if type(score) in (int, float)}
+        return {name: float(score) for name, score in numbers.items() if 0 <= score <= 1}
 
 
 def search(

@@ -1,13 +1,20 @@
 """A profile and its file: a small GGUF with `general.type = kvbudget`.
 
-Keys `edgekv.profile.*` say for which model and score it is and how it was made; the tensor `edgekv.profile.shares` has the kept
-shares. Written beside and renamed. What a file says is checked before anything uses it.
+Keys `edgekv.profile.*` say for which model and score it is and how it was made; the tensor
+`edgekv.profile.shares` has the kept shares. Written beside and renamed. A profile may come from
+anywhere, so nothing that a file says is believed: it is read within limits, only the keys and types
+below count, and its text is made safe to print.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +25,18 @@ from numpy.typing import NDArray
 from edgekv.version import __version__
 from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
-from edgekv.profiles.header import Header, opened
+from edgekv.profiles.header import DAMAGE, Header, Tensor, open_regular
 from edgekv.profiles.identity import Identity
 
 KINDS = ("probe", "lukv", "evolkv", "tuned", "imported")
 TYPE, FORMAT = "kvbudget", 1
 _KEY = "edgekv.profile."
 _TENSOR, _MAPS = _KEY + "shares", _KEY + "surrogate"
-_MAX_BYTES = 1 << 28  # far above any profile: a larger file is something else
+_MAX_BYTES = 1 << 24
+"""80 layers of 8 KV heads with maps take 0.6 MiB. The most that a published model takes are 9 MiB,
+for 7,840 KV heads (BLOOM-176B), so a larger file is something else."""
+_MAX_ROWS = 1 << 24
+_F32 = 0  # ggml's type number
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +120,10 @@ def scale(shares: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
 def _wrong(p: Profile) -> str | None:
     """What is wrong with a profile, None if nothing is."""
     shares, ratios = p.shares, np.asarray(p.ratios, np.float64)
+    if p.score and not re.fullmatch(r"[\w-]{1,64}", p.score):
+        return "the name of its score is none"
+    if not (0 <= p.window <= _MAX_ROWS and 0 <= p.sink <= _MAX_ROWS):
+        return "its window or its sink is out of range"
     if p.kind not in KINDS:
         return f"'{p.kind[:40]}' is no kind of profile"
     if ratios.ndim != 1 or not len(ratios) or not (np.isfinite(ratios).all() and ratios[0] > 0 and ratios[-1] <= 1 and (np.diff(ratios) > 0).all()):
@@ -130,21 +145,72 @@ def _wrong(p: Profile) -> str | None:
 # ---- files
 
 
-def write(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write `profile` to `path`, which is as before unless all went well. Raises BadInput if that cannot be written."""
-    target = Path(path)
+def check_output(path: str | os.PathLike[str], mark: bytes, what: str) -> None:
+    """Raises BadInput, in one line, if writing to `path` would destroy anything but `what`.
+
+    What may be there: nothing, an empty file, or a regular file with `mark` in its first 128 bytes.
+    """
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as f:
-            pass
+        if not os.path.exists(path):
+            return
+        with open_regular(path) as f:
+            head = f.read(128)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"{path} cannot be written ({why}); choose another place") from None
+    if head and mark not in head:
+        raise BadInput(f"{path} is no {what} and stays as it is; choose another name")
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A fresh file beside `path`, which takes its place if all goes well and vanishes if not.
+
+    Raises BadInput if it cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        _clean(target)
+        fresh = tempfile.NamedTemporaryFile(
+            dir=target.parent, prefix=f".{target.name}.", suffix=".new", delete=False)
+        fresh.close()
         try:
-            _write(profile, Path(f.name))
-            os.chmod(f.name, 0o644)
-            os.replace(f.name, target)
+            yield Path(fresh.name)
+            with open(fresh.name, "rb+") as f:
+                os.fsync(f.fileno())
+            os.chmod(fresh.name, 0o644)
+            os.replace(fresh.name, target)
         except BaseException:
-            os.unlink(f.name)
+            Path(fresh.name).unlink(missing_ok=True)
             raise
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"{path} cannot be written ({why}); choose another place") from None
+
+
+_STALE_S = 3600.0
+
+
+def _clean(target: Path) -> None:
+    """Remove what processes left that were killed while they wrote `target`."""
+    for name in os.listdir(target.parent):
+        if name.startswith(f".{target.name}.") and name.endswith(".new"):
+            path = target.with_name(name)
+            with suppress(OSError):  # it may vanish meanwhile
+                if path.stat().st_mtime < time.time() - _STALE_S:
+                    path.unlink()
+
+
+def write(profile: Profile, path: str | os.PathLike[str], is_ours: bool = False) -> None:
+    """Write `profile` to `path`, which is as before unless all went well.
+
+    is_ours: whatever is there may go, because the place is edgekv's own.
+    Raises BadInput if it cannot be written, or if anything but a profile is there.
+    """
+    if not is_ours:
+        check_output(path, TYPE.encode(), "profile")
+    with replacing(path) as fresh:
+        _write(profile, fresh)
 
 
 def _write(profile: Profile, path: Path) -> None:
@@ -174,46 +240,79 @@ def _keys(p: Profile) -> dict[str, Any]:
         "format": FORMAT, "model.architecture": m.arch, "model.n_layer": m.n_layer, "model.n_head_kv": list(m.n_head_kv),
         "model.d_head_k": m.d_head_k, "model.d_head_v": m.d_head_v, "model.embedding_sha256": m.embedding, "kind": p.kind, "score": p.score,
         "window": p.window, "sink": p.sink, "ratios": [float(r) for r in p.ratios], "calibration_sha256": p.calibration,
-        "command": p.command, "made_by": p.made_by, "seed": p.seed,
+        "command": _line(p.command), "made_by": p.made_by, "seed": p.seed,
         "surrogate.pairs": p.surrogate.pairs if p.surrogate else "",
     }
+
+
+_OWN: dict[str, type] = {
+    "format": int, "model.architecture": str, "model.n_layer": int, "model.n_head_kv": list,
+    "model.d_head_k": int, "model.d_head_v": int, "model.embedding_sha256": str, "kind": str,
+    "score": str, "window": int, "sink": int, "ratios": list, "calibration_sha256": str,
+    "command": str, "made_by": str, "seed": int, "surrogate.pairs": str,
+}
+_TYPES = {"general.type": str, "general.architecture": str, "general.name": str}
+_TYPES |= {_KEY + name: kind for name, kind in _OWN.items()}
+"""All that a profile may say."""
+
+
+def _line(text: str) -> str:
+    """`text` without what could steer a terminal, of a length that can be read."""
+    return "".join(c if c.isprintable() else "?" for c in text[:4000])
 
 
 def read(path: str | os.PathLike[str]) -> Profile:
     """The profile in `path`. Raises BadInput, one line, for anything that is none or is damaged."""
     try:
-        n_bytes = os.path.getsize(path)
-        with open(path, "rb") as f:
-            magic = f.read(4)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}); name a kvbudget-*.gguf file") from None
-    if magic != b"GGUF" or n_bytes > _MAX_BYTES:
+        with open_regular(path) as f:
+            data = f.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput(f"{path} cannot be read ({why}); name a kvbudget-*.gguf file") from None
+    if data[:4] != b"GGUF" or len(data) > _MAX_BYTES:
         raise BadInput(f"{path} is no profile; name a kvbudget-*.gguf file")
     try:
-        return _parse(Path(path))
+        return _parse(data)
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from None
-    except Exception:  # gguf answers damage with whatever comes up
-        raise BadInput(f"{path} is a damaged profile; make it again with 'edgekv profile'") from None
+    except DAMAGE:
+        todo = "make it again with 'edgekv profile'"
+        raise BadInput(f"{path} is a damaged profile; {todo}") from None
 
 
-def _parse(path: Path) -> Profile:
-    import gguf
-
-    with opened(str(path)) as data:
-        Header(data)  # gguf believes what a damaged file says about lengths
-    reader = gguf.GGUFReader(path)
-    keys = {name.removeprefix(_KEY): f.contents() for name, f in reader.fields.items() if name.startswith(_KEY) or name == "general.type"}
-    if keys.get("general.type") != TYPE:
+def _parse(data: bytes) -> Profile:
+    """Raises BadInput, or one of DAMAGE."""
+    header = Header(data)
+    if header.meta.get("general.type") != TYPE:
         raise BadInput("this is a GGUF file, but no profile; name a kvbudget-*.gguf file")
-    if keys.get("format") != FORMAT:
-        raise BadInput("the profile is of another edgekv version; make it again with 'edgekv profile'")
-    tensors = {t.name: t for t in reader.tensors}
-    if any(t.tensor_type != gguf.GGMLQuantizationType.F32 for t in tensors.values()):
-        raise BadInput("the profile is damaged: its table is no f32; make it again with 'edgekv profile'")
-    surrogate = Surrogate(np.array(tensors[_MAPS].data, np.float32), PAIRS[PAIRS.index(keys["surrogate.pairs"])]) if _MAPS in tensors else None
-    model = Identity(keys["model.architecture"], keys["model.n_layer"], tuple(keys["model.n_head_kv"]), keys["model.d_head_k"],
-                     keys["model.d_head_v"], keys["model.embedding_sha256"])
-    return Profile(model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), np.array(tensors[_TENSOR].data, np.float32),
-                   keys.get("score", ""), keys["window"], keys["sink"], keys.get("calibration_sha256", ""), keys.get("command", ""),
-                   keys.get("made_by", ""), keys.get("seed"), surrogate)
+    if header.meta.get(_KEY + "format") != FORMAT:
+        raise BadInput("the profile is of another edgekv version; make it again with 'edgekv "
+                       "profile'")
+    keys: dict[str, Any] = {}
+    for name, value in header.meta.items():
+        if type(value) is not _TYPES[name]:
+            raise TypeError("another type of value")
+        keys[name.removeprefix(_KEY)] = _line(value) if isinstance(value, str) else value
+    if header.tensors.keys() - {_TENSOR, _MAPS}:
+        raise KeyError("a tensor that no profile has")
+    shape = keys["model.n_layer"], tuple(keys["model.n_head_kv"])
+    sizes = keys["model.d_head_k"], keys["model.d_head_v"]
+    model = Identity(keys["model.architecture"], *shape, *sizes, keys["model.embedding_sha256"])
+    tensors = {name: _table(header, tensor) for name, tensor in header.tensors.items()}
+    maps = tensors.get(_MAPS)
+    surrogate = None
+    if maps is not None:
+        surrogate = Surrogate(maps, PAIRS[PAIRS.index(keys["surrogate.pairs"])])
+    texts = {name: keys.get(name, "") for name in ("score", "command", "made_by")}
+    return Profile(
+        model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), tensors[_TENSOR],
+        window=keys["window"], sink=keys["sink"], calibration=keys.get("calibration_sha256", ""),
+        seed=keys.get("seed"), surrogate=surrogate, **texts)
+
+
+def _table(header: Header, tensor: Tensor) -> NDArray[np.float32]:
+    """A tensor's values, in a copy. Raises ValueError if they are no f32 or missing."""
+    n, begin = math.prod(tensor.dims), header.n_bytes + tensor.offset
+    if tensor.kind != _F32 or begin + 4 * n > len(header.file):
+        raise ValueError("no table of f32 within the file")
+    return np.frombuffer(header.file, "<f4", n, begin).reshape(tensor.dims[::-1]).astype(np.float32)

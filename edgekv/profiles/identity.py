@@ -15,12 +15,16 @@ from edgekv.profiles.header import DAMAGE, Header, opened
 
 EMBEDDING = "token_embd.weight"
 _HASHED = 1 << 16  # bytes of the embedding
-_MAX_LAYERS = 4096  # a number that makes no sense must not fill the memory
+_MAX_LAYERS, _MAX_SIZE = 4096, 1 << 20  # numbers that make no sense must not fill the memory
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One model: architecture, layers, KV heads of each layer, sizes of a head, SHA-256 (hex) of the embedding's first 64 KiB."""
+    """One model: architecture, layers, KV heads of each layer, sizes of a head, SHA-256 (hex) of
+    the embedding's first 64 KiB.
+
+    Raises ValueError for numbers that no model has.
+    """
 
     arch: str
     n_layer: int
@@ -30,7 +34,11 @@ class Identity:
     embedding: str
 
     def __post_init__(self) -> None:
-        assert len(self.n_head_kv) == self.n_layer
+        sizes = (*self.n_head_kv, self.d_head_k, self.d_head_v)
+        if not all(type(n) is int and 0 <= n <= _MAX_SIZE for n in (self.n_layer, *sizes)):
+            raise ValueError("no sizes of a model")
+        if len(self.n_head_kv) != self.n_layer or not 0 < self.n_layer <= _MAX_LAYERS:
+            raise ValueError("layers and their KV heads")
 
     @property
     def digest(self) -> str:
@@ -66,7 +74,7 @@ def identify(path: str) -> Identity:
 
 def _identity(header: Header) -> Identity:
     arch, heads, d_head_k, d_head_v = shape(header.meta)
-    first = header.n_bytes + header.offsets[EMBEDDING]
+    first = header.n_bytes + header.tensors[EMBEDDING].offset
     embedding = header.file[first : first + _HASHED]
     if not embedding:
         raise ValueError("the embedding is missing")
@@ -74,12 +82,20 @@ def _identity(header: Header) -> Identity:
 
 
 def shape(meta: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
-    """Architecture, KV heads of each layer, sizes of a K and of a V head. Raises one of DAMAGE if the metadata lack them or make no sense."""
+    """Architecture, KV heads of each layer, sizes of a K and of a V head.
+
+    Raises one of DAMAGE if the metadata lack them or make no sense.
+    """
     arch = meta["general.architecture"]
-    n_layer, n_head, n_embd = (meta[f"{arch}.{key}"] for key in ("block_count", "attention.head_count", "embedding_length"))
+    if not isinstance(arch, str) or not arch.isprintable():
+        raise ValueError("the name of the architecture")
+    keys = ("block_count", "attention.head_count", "embedding_length")
+    n_layer, n_head, n_embd = (meta[f"{arch}.{key}"] for key in keys)
     heads = meta.get(f"{arch}.attention.head_count_kv", n_head)
-    if not 0 < n_layer <= _MAX_LAYERS or (isinstance(heads, list) and len(heads) != n_layer):
-        raise ValueError("layers and their KV heads")
+    if type(n_layer) is not int or not 0 < n_layer <= _MAX_LAYERS:
+        raise ValueError("layers")
     heads = tuple(heads) if isinstance(heads, list) else (heads,) * n_layer
     d_head = n_embd // (max(n_head) if isinstance(n_head, list) else n_head)
-    return arch, heads, meta.get(f"{arch}.attention.key_length", d_head), meta.get(f"{arch}.attention.value_length", d_head)
+    sizes = (meta.get(f"{arch}.attention.{part}_length", d_head) for part in ("key", "value"))
+    found = Identity(arch, n_layer, heads, *sizes, "")  # checks the numbers
+    return arch, heads, found.d_head_k, found.d_head_v

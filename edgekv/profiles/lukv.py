@@ -17,7 +17,6 @@ small model makes many of its answers up, and what it makes up does not show whi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +31,10 @@ from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.identity import identify
 from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
+from edgekv.profiles.work import Progress, Work
 
 if TYPE_CHECKING:
-    from edgekv import Llama
+    from edgekv.llama import Llama
 
 RATIOS = tuple(round(0.01 * i, 2) for i in range(1, 100))
 LEAST = 0.01
@@ -43,9 +43,8 @@ MAX_QUESTION = 60
 """Tokens of a question with what the chat template puts behind it: more would be compressed like a prompt."""
 OBJECTIVES = ("energy", "paper")
 """What is minimised: see the top."""
-UNIT = 1000
-"""Steps of progress for each stage: reading the text, answering, measuring."""
-Progress = Callable[[int, int], None]
+_DECODE = 8
+"""Tokens that are read in the time in which one is written, about."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ def sources() -> list[Source]:
 
 def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
     """A model whose cache keeps every row, with `score` as its method. options: of `llama_cpp.Llama`."""
-    from edgekv import Llama
+    from edgekv.llama import Llama
 
     return Llama(path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, verbose=False, **options)
 
@@ -86,7 +85,7 @@ def make(
     """The LU-KV profile for the score of a model from `load`; every question of every source counts the same.
 
     objective: one of OBJECTIVES. partial: where answers and finished texts are kept, so that the same call goes on after it was stopped.
-    progress(done, total) may raise to stop it.
+    progress: see `edgekv.profiles.work`.
     Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be measured.
     """
     if llm._kv is None:
@@ -97,20 +96,33 @@ def make(
     _isotonic()  # say now what is missing, not after minutes
     tokens = [_tokens(llm, source) for source in sources]
     weights, done, found = oracle.OutputWeights(llm.model_path), Saved(partial), []
+    shape = len(ratios), *taking_part(llm._kv.store).shape
     measures = (identify(llm.model_path).digest, settings.preset.name, settings.window, settings.sink, objective, tuple(ratios))
+    texts = list(zip(tokens, sources, strict=True))
+    known = [_known(llm, *text, source, done) for text, source in texts]
+
+    def name(i: int) -> str:
+        return name_of(*measures, tokens[i][0], list(zip(tokens[i][1], known[i], strict=True)))
+
+    def saved(i: int) -> NDArray[np.float64] | None:
+        return _shares(done[name(i)], shape) if all(known[i]) and name(i) in done else None
+
+    costs = [cost for text, source in texts for cost in _costs(*text, source)]
+    answered = [2 * i for i, answers in enumerate(known) if all(answers)]
+    measured_before = [2 * i + 1 for i in range(len(tokens)) if saved(i) is not None]
+    work = Work(costs, answered + measured_before, progress)
     for i, (context, asked) in enumerate(tokens):
-
-        def report(stage: int, done: int, total: int, i: int = i) -> None:
-            if progress:
-                progress(UNIT * (3 * i + stage) + UNIT * done // total, 3 * UNIT * len(tokens))
-
-        answers = _answers(llm, context, asked, sources[i].answers or [""] * len(asked), done, report)
-        dialogues = list(zip(asked, answers, strict=True))
-        if (name := name_of(*measures, context, dialogues)) not in done:
-            measured = measure(llm, weights, context, dialogues, functools.partial(report, 2))
-            done.put(name, np.mean([count(g, ratios) for g in gains(*measured, objective)], axis=0).tolist())
-        report(2, 1, 1)
-        found += [(np.array(done[name]), len(asked))]
+        if not all(known[i]):
+            _answer(llm, context, asked, known[i], done, work.piece(2 * i))
+            work.end(2 * i)
+        if (shares := saved(i)) is None:
+            llm.reset()
+            dialogues = list(zip(asked, known[i], strict=True))
+            measured = measure(llm, weights, context, dialogues, work.piece(2 * i + 1))
+            shares = np.mean([count(g, ratios) for g in gains(*measured, objective)], axis=0)
+            done.put(name(i), shares.tolist())
+            work.end(2 * i + 1)
+        found += [(shares, len(asked))]
     shares, heads = np.average([f for f, _ in found], axis=0, weights=[n for _, n in found]), taking_part(llm._kv.store)
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
@@ -202,24 +214,61 @@ def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
     return context, asked
 
 
-def _answers(llm: Llama, context: list[int], asked: list[list[int]], known: Sequence[str], done: Saved,
-             report: Callable[[int, int, int], None]) -> list[list[int]]:
-    """Tokens of the known answers; of the others those that the model gives with its full cache, from `done` as far as they are there.
+def _known(
+    llm: Llama, context: list[int], asked: list[list[int]], source: Source, done: Saved,
+) -> list[list[int]]:
+    """Tokens of each answer that came with the text or is in `done`; empty for the others."""
+    words = source.answers or [""] * len(asked)
+    return [
+        llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text
+        else _saved_answer(llm, done, _answer_name(llm, context, question))
+        for text, question in zip(words, asked, strict=True)
+    ]
 
-    known: the answer to each question, empty if it is not known. report(stage, done, total)
-    """
-    names = [name_of(identify(llm.model_path).digest, context, question) for question in asked]
-    answers = [llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text else done[name] if name in done else []
-               for text, name in zip(known, names, strict=True)]
-    if not all(answers):
-        _read(llm, context, lambda done, total: report(0, done, total))
-    for i, (name, question) in enumerate(zip(names, asked, strict=True)):
-        if not answers[i]:
-            answers[i] = oracle.decode(llm, len(context), question)
-            done.put(name, answers[i])
-        report(1, i + 1, len(asked))
-    llm.reset()
-    return answers
+
+def _answer_name(llm: Llama, context: list[int], question: list[int]) -> str:
+    return name_of(identify(llm.model_path).digest, context, question)
+
+
+def _saved_answer(llm: Llama, done: Saved, name: str) -> list[int]:
+    """Empty if `done` has none, or something that is none."""
+    found = done[name] if name in done else []
+    if not isinstance(found, list) or len(found) > oracle.MAX_ANSWER:
+        return []
+    is_text = all(type(token) is int and 0 <= token < llm.n_vocab() for token in found)
+    return found if is_text else []
+
+
+def _shares(saved: Any, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
+    """What `done` has of a text, None if that is no table of shares."""
+    try:
+        found = np.array(saved, np.float64)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return found if found.shape == shape and ((found >= 0) & (found <= 1)).all() else None
+
+
+def _costs(context: list[int], asked: list[list[int]], source: Source) -> tuple[int, int]:
+    """What answering and measuring take, in tokens read."""
+    unknown = len(asked) - sum(map(bool, source.answers))
+    answering = len(context) + _DECODE * oracle.MAX_ANSWER * unknown if unknown else 0
+    return answering, len(context) + sum(len(question) + oracle.MAX_ANSWER for question in asked)
+
+
+def _answer(
+    llm: Llama, context: list[int], asked: list[list[int]], answers: list[list[int]], done: Saved,
+    progress: Progress,
+) -> None:
+    """Fill in the missing answers: those that the model gives with its full cache. They also go
+    into `done`."""
+    missing = [i for i, answer in enumerate(answers) if not answer]
+    decoding = _DECODE * oracle.MAX_ANSWER
+    total = len(context) + decoding * len(missing)
+    _read(llm, context, lambda read, n: progress(len(context) * read // max(n, 1), total))
+    for n, i in enumerate(missing, 1):
+        answers[i] = oracle.decode(llm, len(context), asked[i])
+        done.put(_answer_name(llm, context, asked[i]), answers[i])
+        progress(len(context) + decoding * n, total)
 
 
 def _read(llm: Llama, context: list[int], progress: Progress) -> None:

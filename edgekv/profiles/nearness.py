@@ -18,7 +18,7 @@ from edgekv.profiles import lukv, probe_profile
 from edgekv.profiles.training import Example, split
 
 if TYPE_CHECKING:
-    from edgekv import Llama
+    from edgekv.llama import Llama
 
 QUESTIONS, SENTENCES = 4, 2
 """Asked in a case: of the questions that come with its texts, and of the sentences in them."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgekv.errors import Unsupported
 
 if TYPE_CHECKING:
-    from edgekv import Llama
+    from edgekv.llama import Llama
 
 MAX_ANSWER = 32
 """Tokens of an answer (K_max)."""

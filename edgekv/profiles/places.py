@@ -73,7 +73,7 @@ def candidates(model_path: str, model: Identity) -> Iterator[Path]:
 def together(plain: Path) -> list[Path]:
     """A profile's path, and those beside it with something between name and ending."""
     more = plain.parent.glob(f"{glob.escape(plain.stem)}.*.gguf")
-    return [plain, *sorted(more)]
+    return [plain, *sorted(path for path in more if path.name.isprintable())]  # names are printed
 
 
 def beside(model_path: str, kind: str = "") -> Path:

@@ -11,7 +11,7 @@ The same pass teaches the score kvzap to foretell what the probe pays (`edgekv.p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,10 @@ from edgekv.profiles.file import Profile, write
 from edgekv.profiles.identity import Identity, identify
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
+from edgekv.profiles.work import Progress, Work
 
 if TYPE_CHECKING:
-    from edgekv import Llama
+    from edgekv.llama import Llama
     from edgekv.native import Store
 
 TEXTS = Path(__file__).parent.parent / "data" / "calibration"
@@ -40,10 +41,6 @@ N_FIRST = 512
 MIN_TOKENS = 64
 LEAST = 1e-4
 """Share of a head that no text needed: it takes part, and takes rows that nobody else can."""
-UNIT = 1000
-"""Steps of progress for each text."""
-
-Progress = Callable[[int, int], None]
 
 
 def texts() -> list[str]:
@@ -53,7 +50,8 @@ def texts() -> list[str]:
 
 def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...)."""
-    from edgekv import Llama, probe
+    from edgekv import probe
+    from edgekv.llama import Llama
 
     n_ctx = 2 * n_tokens + 128 * -(-n_tokens // probe.PIECE)  # the text, and the pieces with their instructions
     return Llama(path, kv_ratio=0.5, kv_method="kvzip", n_ctx=n_ctx, verbose=False, **options)
@@ -66,7 +64,8 @@ def make(
     """The probe profile of a model that holds no conversation yet.
 
     contexts: calibration texts; of each the first n_tokens tokens count. partial: where finished texts are kept, so that the same call goes
-    on after it was stopped; gone in the end. progress(done, total) may raise to stop it. The model's cache is left empty.
+    on after it was stopped; gone in the end. progress: see `edgekv.profiles.work`. The model's
+    cache is left empty.
     Raises BadInput for texts that are too short, Unsupported if the model keeps llama.cpp's own cache.
     """
     store = llm._kv.store if llm._kv else None
@@ -75,20 +74,22 @@ def make(
     assert store.memory().n_past == 0, "the model holds a conversation"
     model = identify(llm.model_path)
     tokens = [_tokens(llm, text, n_tokens) for text in contexts]
-    found = Partial(partial, _key(model, ratios, tokens))
-    for i, context in enumerate(tokens):
-
-        def report(done: int, total: int, i: int = i) -> None:
-            if progress:
-                progress(UNIT * i + UNIT * done // total, UNIT * len(tokens))
-
-        if context not in found:
-            scores, moments = measure(llm, context, report)
+    heads, f = taking_part(store).shape, n_features(model.d_head_k, model.d_head_v)
+    shapes = (len(ratios), *heads), (*heads, f + 2, f + 1)
+    found = Partial(partial, _key(model, ratios, tokens), *shapes)
+    once = list(dict.fromkeys(tokens))
+    finished = [i for i, context in enumerate(once) if context in found]
+    work = Work([len(context) for context in once], finished, progress)
+    for i, context in enumerate(once):
+        if i not in finished:
+            scores, moments = measure(llm, context, work.piece(i))
             found.add(context, count(scores, ratios), moments)
-        report(1, 1)
+            work.end(i)
     shares = np.mean([found[context] for context in tokens], axis=0)
     shares = np.where(taking_part(store), np.maximum(shares, LEAST), 0)
-    maps = surrogate.solve(found.sum / len(set(tokens)), pairs_of(llm)) if heads_alike(store, model) else None
+    maps = None
+    if heads_alike(store, model):
+        maps = surrogate.solve(found.sum / len(once), pairs_of(llm))
     found.remove()
     return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command,
                    surrogate=maps)
@@ -110,7 +111,7 @@ def cache(path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, 
         profile = make(llm, texts(), n_tokens=n_tokens, partial=target.with_suffix(".partial"), progress=progress, command="made on first use")
     finally:
         llm.close()
-    write(profile, target)
+    write(profile, target, is_ours=True)
     return profile
 
 

@@ -30,7 +30,7 @@ from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import hash_of, texts
 
 if TYPE_CHECKING:
-    from edgekv import Llama
+    from edgekv.llama import Llama
     from edgekv.settings import Settings
 
 STEP = 0.25
@@ -79,7 +79,7 @@ class Check:
 
 def load(path: str, method: str, ratio: float, n_tokens: int, profile: str | None = None, **options: Any) -> Llama:
     """A model as `make` needs it. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...). Raises BadInput for a method without shares."""
-    from edgekv import Llama
+    from edgekv.llama import Llama
     from edgekv.choose import choose
 
     if not isinstance(choose(method, path, profile).budget, ProfileBudget):
