@@ -365,14 +365,14 @@ def settings_from(
 ) -> Settings:
     """Settings from the user's words; raises BadInput for what makes no sense."""
     for name, value, least in (("kv_sink", kv_sink, 0), ("kv_window", kv_window, 1), ("kv_min_tokens", kv_min_tokens, 1), ("kv_tail", kv_tail, 1)):
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise BadInput(f"{name} {value} must be a whole number, {least} or more")
+        if not isinstance(value, (int, np.integer)) or not least <= value < 2**31:
+            raise BadInput(f"{name} {value} must be a whole number, {least} or more, below 2^31")
     if kv_hidden not in native.HIDDEN:
         raise BadInput(f"kv_hidden '{kv_hidden}' is unknown; choose one of: {', '.join(native.HIDDEN)}")
     is_table = kv_budget is not None and np.ndim(kv_budget) > 0
     if kv_budget is not None and not is_table and kv_budget < 1:
         raise BadInput(f"kv_budget {kv_budget} keeps no row; give the rows per head, such as 1024")
-    if kv_budget_mb is not None and not kv_budget_mb > 0:
+    if kv_budget_mb is not None and not 0 < kv_budget_mb < 2**43:  # whose bytes are below 2^63
         raise BadInput(f"kv_budget_mb {kv_budget_mb} is no size; give MiB above 0")
     if kv_memory is not None and is_table:
         raise BadInput("kv_memory decides how many rows stay, and so does a table in kv_budget: give one of them")

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from edgekv import commands, methods
+from edgekv import commands, folders, methods
 from edgekv.budget import BUDGETS
 from edgekv.commands import load, options, report, slash, text
 from edgekv.commands.docs import page
@@ -82,6 +83,20 @@ def test_help_and_methods_load_no_library(args):
     (["run", "-m", "m", "-p", "x", "--kv-ratio", "-1"], "0.2"),
     (["run", "-m", "m", "-p", "x", "--kv-ratio", "abc"], "0.2"),
     (["run", "-m", "m", "-p", "x", "--kv-method", "magic"], "snapkv"),
+    (["run", "-m", "m", "-p", "x", "--kv-budget-mb", "inf"], "--kv-budget-mb"),
+    (["run", "-m", "m", "-p", "x", "--kv-sink", "2147483648"], "--kv-sink"),
+    (["run", "-m", "m", "-p", "x", "--kv-window", "2147483648"], "--kv-window"),
+    (["run", "-m", "m", "-p", "x", "-b", "2147483647"], "--batch-size"),
+    (["run", "-m", "m", "-p", "x", "-c", "9" * 20], "--ctx-size"),
+    (["run", "-m", "m", "-p", "x", "-t", "2147483647"], "--threads"),
+    (["run", "-m", "m", "-p", "x", "-tb", "2147483647"], "--threads-batch"),
+    (["run", "-m", "m", "-p", "x", "-ngl", "9" * 20], "'all'"),
+    (["run", "-m", "m", "-p", "x", "-s", "9" * 20], "--seed"),
+    (["run", "-m", "m", "-p", "x", "-n", "9" * 20], "--predict"),
+    (["run", "-m", "m", "-p", "x", "--temp", "nan"], "--temp"),
+    (["run", "-m", "m", "-f", "a" * 300], "too long"),
+    (["run", "-m", "m", "-f", "~nouser/x"], "~nouser/x"),
+    (["run", "-m", "m", "-f", "/dev/zero"], "device"),
     (["nonsense"], "nonsense"),
 ])
 def test_a_mistake_is_one_line_and_code_2(fake, args, says):
@@ -202,6 +217,52 @@ def test_files_that_are_no_documents(tmp_path, content, says):
         text.read_document(str(tmp_path))
 
 
+def test_more_than_any_context_holds_is_refused(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "DOCUMENT_MAX", 2**20)
+    with open(tmp_path / "long", "wb") as file:
+        file.truncate(2**21)
+    assert "1 MiB" in refused(call("run", "-m", "m", "-f", str(tmp_path / "long")))
+    assert "1 MiB" in refused(call("run", "-m", "m", "-", stdin="x" * (2**20 + 1)))
+    assert "1 MiB" in call("chat", "-m", "m", stdin="x" * (2**20 + 1) + "\none\n").stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
+def test_a_pipe_is_read_where_a_shell_makes_one(fake, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe" in call("chat", "-m", "m", stdin=f"/file {tmp_path / 'pipe'}\n").stderr
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["from a pipe"])
+    writer.start()
+    assert call("run", "-m", "m", "-f", str(tmp_path / "pipe")).stdout == "FROM A PIPE\n"
+    writer.join()
+
+
+@pytest.mark.parametrize("line", ["/file ~nouser", "/file " + "a" * 300, "/file \0", "/file /dev/zero"])
+def test_a_file_that_cannot_be_is_one_line(fake, line):
+    result = call("chat", "-m", "m", stdin=f"{line}\none\n")
+    assert result.exit_code == 2 and result.stdout == "ONE\n"
+    assert "Traceback" not in result.stderr and result.stderr.startswith("edgekv: '")
+
+
+@pytest.mark.parametrize("base", ["~nouser", "relative", ""])
+def test_a_folder_that_cannot_be_is_not_taken(monkeypatch, base):
+    for name, usual in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_DATA_HOME", "~/.local/share")):
+        monkeypatch.setenv(name, base)
+    if sys.platform == "linux":
+        assert folders.cache() == Path("~/.cache/edgekv").expanduser()
+        assert folders.data() == Path("~/.local/share/edgekv").expanduser()
+    assert folders.cache().is_absolute()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
+@pytest.mark.parametrize("args", [["run", "-m", "m", "-p", "one"], ["methods"]])
+def test_a_full_disk_is_one_line(args):
+    command = [sys.executable, "-c", CHILD.format(args=args, step_s=0)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and "No space left" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
 @pytest.mark.parametrize("data", ["é\r\nb\n".encode(), "é\nb".encode("utf-8-sig"), "é\nb\n".encode("utf-16")])
 def test_files_that_are_documents(tmp_path, data):
     (tmp_path / "f").write_bytes(data)
@@ -320,6 +381,27 @@ def test_ctrl_c_without_a_terminal_ends_the_program(args):
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert "Traceback" not in process.stderr.read() and process.stdout.read() == ""
+
+
+LOADING = """
+import os, runpy, signal, sys
+class CtrlC:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+sys.argv = ["edgekv", "run", "-m", {model!r}, "-p", "a", "-n", "1"]
+runpy.run_module("edgekv", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "numpy", "edgekv.llama", "jinja2"])
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c_while_modules_load_is_silent(tiny, module):
+    code = LOADING.format(module=module, model=str(tiny("llama-gqa")))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (130, -signal.SIGINT), done
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo terminal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import numpy as np
@@ -53,6 +54,21 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, content):
     with pytest.raises(EdgeKVError) as error:
         load(path, kv_ratio=0.2)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "pipe"])
+def test_a_name_that_can_be_no_model_is_one_line(tmp_path, name):
+    if name == "pipe":
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(BadInput) as error:
+        load(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [dict(kv_sink=2**31), dict(kv_window=2**31), dict(kv_budget_mb=float("inf"))])
+def test_numbers_that_native_code_cannot_count_are_refused(tiny, options):
+    with pytest.raises(BadInput):
+        load(tiny("llama-gqa"), kv_ratio=0.3, **options)
 
 
 def test_a_prompt_longer_than_the_context_changes_nothing(llm, text):

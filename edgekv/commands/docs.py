@@ -46,7 +46,7 @@ def section(path: str, command: click.Command) -> str:
 
 
 def option_row(option: click.Option) -> str:
-    flags = ", ".join(f"`{flag}`" for flag in option.opts)
+    flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
     value = "" if option.is_flag else f" {values_of(option)}"
     usual = option.default[0] if isinstance(option.default, (list, tuple)) and option.default else option.default
     has_default = isinstance(usual, (str, int, float)) and not option.is_flag

@@ -13,7 +13,7 @@ from edgekv.commands import terminal
 from edgekv.commands.options import SYSTEM, EngineOptions, SamplingOptions, engine_options, sampling_options
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
-from edgekv.commands.text import decode, encodable, read_document
+from edgekv.commands.text import decode, encodable, read_bounded, read_document
 from edgekv.errors import BadInput, Cancelled
 from edgekv.machine import rss_peak
 
@@ -64,9 +64,9 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
         prompt = words
     parts = []
     if file:
-        parts.append(read_document(file))
+        parts.append(read_document(file, may_be_pipe=True))
     if words == STDIN:
-        parts.append(decode(sys.stdin.buffer.read(), "standard input"))
+        parts.append(decode(read_bounded(sys.stdin.buffer, "standard input"), "standard input"))
     if prompt is not None:
         parts.append(encodable(prompt))
     if not parts:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from pathlib import Path
 
 import click
 
@@ -133,7 +133,7 @@ def split_path(rest: str) -> tuple[str, str]:
     if rest[0] in "'\"" and rest.find(rest[0], 1) > 0:
         path, _, question = rest[1:].partition(rest[0])
         return path, question.strip()
-    if Path(rest).expanduser().is_file():
+    if os.path.isfile(os.path.expanduser(rest)):  # raises nothing, whatever the text
         return rest, ""
     path, _, question = rest.partition(" ")
     return path, question.strip()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from edgekv import folders
+from edgekv.commands import text
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -25,17 +26,6 @@ BAR_AFTER_S = 0.5  # a short prompt needs no bar
 def is_interactive() -> bool:
     """Whether a person types: lines are edited and a Ctrl-C ends a reply only."""
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def user_data() -> Path:
-    """The folder for this user's data: what the platform calls it, and `edgekv` in it."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Application Support"
-    else:
-        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "edgekv"
 
 
 def typed_lines() -> Iterator[str]:
@@ -56,7 +46,7 @@ def _history() -> History:
     """What was typed before; kept in memory only if the folder cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    path = user_data() / "history"
+    path = folders.data() / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
@@ -66,8 +56,10 @@ def _history() -> History:
 
 
 def piped_lines() -> Iterator[str]:
-    """The lines of standard input."""
-    for line in sys.stdin:
+    """The lines of standard input. Raises BadInput for one that is longer than any context."""
+    while line := sys.stdin.readline(text.DOCUMENT_MAX + 1):
+        if len(line) > text.DOCUMENT_MAX:
+            raise text.too_long("a line of standard input")
         yield line.rstrip("\r\n")
 
 
@@ -133,6 +125,20 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def killable() -> Iterator[None]:
+    """Ctrl-C ends the process at once, without a word: while modules and weights are loaded."""
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not default:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def write(text: str) -> None:
