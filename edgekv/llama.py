@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
-from edgekv import facts, native, parts, session, state
+from edgekv import facts, native, parts, session, state, templates
 from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
 from edgekv.checkpoints import Checkpoints
 from edgekv.choose import AUTO
 from edgekv.continued import continued, n_same
 from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine, Settings, settings_from
-from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
+from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError, UnknownArgument
 from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
@@ -89,6 +89,7 @@ class Llama(llama_cpp.Llama):
         self.kv_progress = kv_progress
         _check_names(kwargs)
         facts.check_gguf(str(model_path))
+        self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
         self._kv_method, self._kv_profile = kv_method, kv_profile
         self._kv_settings = settings_from(
             model_path=str(model_path), kv_profile=kv_profile, kv_ratio=kv_ratio, kv_budget=kv_budget, kv_budget_mb=kv_budget_mb,
@@ -209,7 +210,9 @@ class Llama(llama_cpp.Llama):
         if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
             raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
         if self.n_tokens + len(tokens) > self._n_ctx:
-            raise BadInput(f"{len(tokens)} more tokens do not fit: {self.n_tokens} of {self._n_ctx} are used; use a larger n_ctx or reset")
+            raise ContextFull(
+                f"{len(tokens):,} more tokens do not fit: {self.n_tokens:,} of {self._n_ctx:,} are used",
+                "use a larger n_ctx or reset")
         several = _cut(tokens, [n - self.n_tokens for n in self._kv_cuts])
         self._kv_cuts = []
         before = state.take(self) if len(several) > 1 and self.n_tokens else None
@@ -259,6 +262,8 @@ class Llama(llama_cpp.Llama):
         document in the first part and a question in the second. Another question about the same
         document, or the same one asked anew, then reads only the question.
         """
+        if self.template_error and not self._kv_has_format:
+            raise BadInput(f"this model's chat template is broken ({self.template_error}): give a chat_format")
         plain, cuts = parts.joined(messages)
         self._kv_parts = cuts if self._kv is not None else []
         return super().create_chat_completion(plain, *args, **kwargs)  # type: ignore[arg-type]
@@ -321,7 +326,7 @@ class Llama(llama_cpp.Llama):
         except ValueError as error:
             if "exceed context window" not in str(error):
                 raise
-            raise BadInput(f"{error}: use a larger n_ctx or a shorter prompt") from error
+            raise ContextFull(str(error), "use a larger n_ctx or a shorter prompt") from error
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As the parent's."""
@@ -422,6 +427,23 @@ class Llama(llama_cpp.Llama):
     def context_params(self, params: Any) -> None:
         self._kv_context_params = params
         params.n_outputs_max = native.OUTPUTS if self._kv_few_outputs else 0  # a logit for every token of a ubatch is a fifth of a GiB
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The model file's, as text. A chat template that cannot be parsed is left out; see `template_error`."""
+        return self._kv_metadata
+
+    @metadata.setter
+    def metadata(self, values: dict[str, str]) -> None:
+        self.template_error = ""
+        """Why the model's chat template cannot be used, one line; empty if it can, or there is none."""
+        self._kv_metadata = {}
+        for name, value in values.items():
+            error = templates.error(value) if name.startswith("tokenizer.chat_template") else ""
+            if not error:
+                self._kv_metadata[name] = value
+            elif name == "tokenizer.chat_template":
+                self.template_error = error
 
     def _kv_pick_types(self, path: str) -> bool:
         """Whether a cache with these settings gets the type that `auto` stores; see `edgekv.dense`."""

@@ -65,8 +65,9 @@ def values_of(option: click.Option) -> str:
 
 def slash_section() -> str:
     from edgekv.commands.slash import COMMANDS as slash_commands
+    from edgekv.commands.slash import described
 
-    rows = [" | ".join(part.strip() for part in (c.__doc__ or "").split("|")) for c in slash_commands.values()]
+    rows = [" | ".join(described(command)) for command in slash_commands.values()]
     return "\n".join(["## Commands inside a chat", "", "| command | meaning |", "|---|---|", *(f"| {r} |" for r in rows), ""])
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from edgekv import folders
 from edgekv.commands import text
+from edgekv.commands.thinking import Splitter
+from edgekv.commands.wrap import Wrap, lines
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from edgekv import Llama
 
 PROMPT = "> "
+CONTINUED = ". "
 BAR_AFTER_S = 0.5  # a short prompt needs no bar
 
 
@@ -28,18 +32,67 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def typed_lines() -> Iterator[str]:
-    """Lines a person types, with history over sessions, until Ctrl-D. Ctrl-C empties the line."""
-    from prompt_toolkit import PromptSession
+QUOTES = '"""'
+"""Begin and end a text of several lines, as in Ollama."""
 
-    session: PromptSession[str] = PromptSession(history=_history())
+
+def typed_lines(commands: Sequence[str], with_path: Sequence[str]) -> Iterator[str]:
+    """What a person types, with history over sessions, until Ctrl-D. Ctrl-C empties the line.
+
+    commands: names that Tab completes, as it does paths behind those of with_path.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.shortcuts import CompleteStyle
+
+    from edgekv.commands.completion import completer
+
+    session: PromptSession[str] = PromptSession(
+        history=_history(), completer=completer(commands, with_path), complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE)
     while True:
         try:
-            yield session.prompt(PROMPT)
+            typed = quoted(session.prompt(PROMPT), lambda: session.prompt(CONTINUED))
         except KeyboardInterrupt:
             continue
         except EOFError:
             return
+        yield typed
+
+
+def piped_lines() -> Iterator[str]:
+    """The lines of standard input. Raises BadInput for one that is longer than any context."""
+
+    def read() -> str:
+        line = sys.stdin.readline(text.DOCUMENT_MAX + 1)
+        if len(line) > text.DOCUMENT_MAX:
+            raise text.too_long("a line of standard input")
+        if not line:
+            raise EOFError
+        return line.rstrip("\r\n")
+
+    while True:
+        try:
+            line = read()
+        except EOFError:
+            return
+        yield quoted(line, read)
+
+
+def quoted(line: str, more: Callable[[], str]) -> str:
+    """A text between triple quotes, to which `more` adds lines; any other line as it is.
+
+    Such a text begins with a line end, so that it is no command whatever its first letter. Raises what `more` raises, but where there are no more lines the text ends.
+    """
+    begin = line.lstrip()
+    if not begin.startswith(QUOTES):
+        return line
+    lines = [begin.removeprefix(QUOTES)]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        try:
+            lines.append(more())
+        except EOFError:
+            break
+    return "\n" + "\n".join(lines).rstrip().removesuffix(QUOTES)
 
 
 def _history() -> History:
@@ -53,14 +106,6 @@ def _history() -> History:
         return FileHistory(str(path))
     except OSError:
         return InMemoryHistory()
-
-
-def piped_lines() -> Iterator[str]:
-    """The lines of standard input. Raises BadInput for one that is longer than any context."""
-    while line := sys.stdin.readline(text.DOCUMENT_MAX + 1):
-        if len(line) > text.DOCUMENT_MAX:
-            raise text.too_long("a line of standard input")
-        yield line.rstrip("\r\n")
 
 
 class ReadingBar:
@@ -147,6 +192,50 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+class Reply:
+    """A reply as it comes. For a person: words whole at the terminal's edge, thoughts dim, nothing that
+    steers the terminal. Else as it is.
+
+    in_thought: it begins in the middle of a thought.
+    """
+
+    def __init__(self, for_person: bool, in_thought: bool = False) -> None:
+        self._for_person = for_person
+        self._splitter, self._wrap = Splitter(in_thought), Wrap(lambda: width(sys.stdout) or 80)
+        self._was_thought = in_thought
+
+    def write(self, piece: str) -> None:
+        if not self._for_person:
+            write(piece)
+            return
+        for part, is_thought in self._splitter.feed(text.printable(piece)):
+            self._show(part, is_thought)
+
+    def end(self) -> None:
+        """What was held back, and a line end."""
+        if self._for_person:
+            for part, is_thought in self._splitter.end():
+                self._show(part, is_thought)
+            write(_dimmed(self._wrap.end(), self._was_thought))
+        write("\n")
+
+    def _show(self, part: str, is_thought: bool) -> None:
+        if part and is_thought != self._was_thought:
+            write(_dimmed(self._wrap.end(), self._was_thought))
+            self._was_thought = is_thought
+        write(_dimmed(self._wrap.feed(part), is_thought))
+
+
+def _dimmed(text: str, is_dim: bool) -> str:
+    return f"\x1b[2m{text}\x1b[0m" if is_dim and text else text
+
+
+def width(stream: TextIO | None = None) -> int | None:
+    """Columns of the terminal that a stream goes to (standard error), None if that is none."""
+    stream = stream or sys.stderr
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
 def status(line: str) -> None:
     """A dim line on standard error."""
-    error_console().print(line, style="dim", markup=False)
+    error_console().print(lines(line, width()), style="dim", markup=False)
