@@ -194,12 +194,14 @@ class Llama(llama_cpp.Llama):
 
     def _kv_eval_whole(self, tokens: list[int]) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
-        before = self.n_tokens
+        before, step = self.n_tokens, self.context_params.n_ubatch  # what llama.cpp computes at once anyway
         try:
-            for i in range(0, len(tokens), self.n_batch):
-                super().eval(tokens[i : i + self.n_batch])
+            for i in range(0, len(tokens), step):
                 if len(tokens) > 1:
-                    self._kv_report(min(i + self.n_batch, len(tokens)), len(tokens))
+                    self._kv_report(i, len(tokens))
+                super().eval(tokens[i : i + step])
+            if len(tokens) > 1:
+                self._kv_report(len(tokens), len(tokens))
         except BaseException:
             self.n_tokens = before
             self._ctx.kv_cache_seq_rm(-1, before, -1)

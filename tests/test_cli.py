@@ -524,6 +524,7 @@ def wrapped(pieces: list[str], columns: int) -> str:
 @pytest.mark.parametrize(("text", "shown"), [
     ("one two three", "one two\nthree"), ("one\n\n  two three", "one\n\n  two\nthree"), ("a much-too-long-word b", "a\nmuch-too-long-word\nb"),
     ("```\nx = 1 + 2 + 3 + 4\n```\none two three", "```\nx = 1 + 2 + 3 + 4\n```\none two\nthree"), ("你好世界你好世界", "你好世界你好世界"),
+    ("123456789 two", "123456789\ntwo"), ("1234 6789 two", "1234 6789\ntwo"),
 ])
 def test_words_are_whole_at_the_edge(text, shown):
     for pieces in ([text], list(text), [text[i:i + 3] for i in range(0, len(text), 3)]):

@@ -92,10 +92,18 @@ def stats_table(stats: KVStats, width: int | None = None) -> str:
         ("tokens kept", _kept(stats)),
         ("cache type", kinds(stats)),
         ("method", stats.method + f" ({stats.why})" * bool(stats.why)),
-        ("last prompt", f"{stats.prefill_ms:,.0f} ms to read, {stats.compress_ms:,.0f} ms of it to compress"),
-        ("read by", stats.mode),
+        *([("last prompt", prompt_line(stats))] if stats.prefill_ms else []),
     ]
     return table([*rows, *([("note", stats.note)] if stats.note else [])], width=width)
+
+
+def prompt_line(stats: KVStats) -> str:
+    """How long the last prompt took, and how it was read."""
+    read = f"{stats.prefill_ms / 1e3:,.1f} s to read"
+    if stats.mode == "uncompressed":
+        return read
+    how = "layer by layer" if stats.mode == "layers" else "in full, then compressed"
+    return f"{read} ({how}), {stats.compress_ms / 1e3:,.1f} s of it to compress"
 
 
 def checkpoint_line(stats: KVStats) -> str:

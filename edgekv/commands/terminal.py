@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PROMPT = "> "
 CONTINUED = ". "
-BAR_AFTER_S = 0.5  # a short prompt needs no bar
+BAR_FROM, BAR_AFTER_S = 256, 0.5
+"""Tokens of a prompt and seconds from which there is a bar: a short one needs none."""
 
 
 def is_interactive() -> bool:
@@ -128,7 +129,7 @@ class ReadingBar:
         self.is_reading = done < total
         if not self.is_reading:
             self.stop()
-        elif sys.stderr.isatty() and time.monotonic() - self._begin > BAR_AFTER_S:
+        elif sys.stderr.isatty() and (total > BAR_FROM or time.monotonic() - self._begin > BAR_AFTER_S):
             self._bar.start()
             self._is_shown = True
             self._bar.update(self._task, completed=done, total=total)

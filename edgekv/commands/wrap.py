@@ -53,9 +53,9 @@ class Wrap:
         n, n_blanks = columns(word), len(blanks.expandtabs())
         width, is_breakable = max(self._width(), 1), is_wide(word) or self._is_code
         if self._column and not is_breakable and self._column + n_blanks + n > width:
-            self._column = n % width
-            return "\n" + word
-        self._column = (self._column + n_blanks + n) % width
+            blanks, self._column, n_blanks = "\n", 0, 0
+        end = self._column + n_blanks + n
+        self._column = end if end <= width else end % width  # where the terminal itself broke the line
         return blanks + word
 
 
