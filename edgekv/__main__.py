@@ -1,6 +1,20 @@
 """`python -m edgekv ...` is `edgekv ...`."""
 
-from edgekv.commands import main
+import signal
+
+_before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load: no traceback
+
+from edgekv.commands import main as commands  # noqa: E402
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGINT, _before)
+    try:
+        commands(prog_name="edgekv")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left that could be stopped in order
+
 
 if __name__ == "__main__":
-    main(prog_name="edgekv")
+    main()

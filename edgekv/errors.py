@@ -13,6 +13,14 @@ class BadInput(EdgeKVError):
     """A value, file or name that cannot be used."""
 
 
+class ContextFull(BadInput):
+    """A text that the context has no room for. what: the line without what to do."""
+
+    def __init__(self, what: str, to_do: str) -> None:
+        super().__init__(f"{what}; {to_do}")
+        self.what = what
+
+
 class UnknownArgument(BadInput, TypeError):
     """An argument that does not exist."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from ctypes import POINTER, c_char_p, c_void_p
-from pathlib import Path
 from typing import Any
 
 from edgekv import native
@@ -125,11 +125,12 @@ def _metadata(model: Any) -> dict[str, str]:
 
 def check_gguf(path: str) -> None:
     """Raises BadInput, in one line that says what to do, unless `path` is a readable file that begins like a GGUF."""
-    file = Path(path)
-    if file.is_dir():
+    if os.path.isdir(path):
         raise BadInput(f"{path} is a folder; name the .gguf file in it")
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise BadInput(f"{path} is no regular file; name a .gguf file")
     try:
-        with file.open("rb") as f:
+        with open(path, "rb") as f:
             magic = f.read(4)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); name a .gguf file") from None

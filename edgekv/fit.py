@@ -28,6 +28,7 @@ TYPES = ("f16", "q8_0", "q4_0")
 PICKED = ("auto", "auto")
 """No types named: f16, and where rows are evicted what `auto` picks."""
 HIDDEN = ("f32", "f16", "disk")
+MIB = 2**20
 STEP = 256
 """llama.cpp rounds contexts to this many tokens."""
 CTX_MIN = 512
@@ -85,14 +86,14 @@ class Point:
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
 
-    def command(self, model: str, on_gpu: bool) -> str:
-        """What to type."""
+    def command(self, model: str, on_gpu: bool, has_gpu: bool = True) -> str:
+        """What to type. has_gpu: the build knows a GPU, so it has to be told where layers go."""
         words = ["edgekv chat", "-m", shlex.quote(model), "-c", str(self.n_ctx)]
         words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 else []
         named = not self.picked and (self.ratio < 1 or (self.type_k, self.type_v) != ("f16", "f16"))
         words += ["-ctk", self.type_k, "-ctv", self.type_v] if named else []
         words += ["--kv-hidden", self.hidden] if self.ratio < 1 and self.hidden != "f32" else []
-        return " ".join([*words, "-ngl", "all" if on_gpu else "0"])
+        return " ".join([*words, *(["-ngl", "all" if on_gpu else "0"] if has_gpu else [])])
 
 
 class Planner:
@@ -187,3 +188,11 @@ class Planner:
         least = min(self.ways(max(CTX_MIN, STEP)), key=lambda p: p.peak)
         return (f"nothing fits into {size_text(self.wish.n_bytes)}: even a context of {least.n_ctx} tokens takes {size_text(least.peak)}, of which the weights "
                 f"are {size_text(least.weights)}; give more --memory, a smaller --margin, or a smaller model")
+
+    def margin(self, margin: int) -> int | None:
+        """The largest margin, in whole MiB, with which the wished context fits; None if it does not even without one.
+
+        margin: bytes that are left alone now, too many.
+        """
+        left = self.wish.n_bytes + margin - min(point.peak for point in self.ways(self.wish.n_ctx))
+        return left // MIB * MIB if left >= 0 else None

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
-from edgekv import facts, native, parts, session, state
+from edgekv import facts, native, parts, session, state, templates
 from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
 from edgekv.checkpoints import Checkpoints
 from edgekv.config import KVConfig
 from edgekv.continued import continued, n_same
 from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine
-from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
+from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError, UnknownArgument
 from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
@@ -76,6 +76,7 @@ class Llama(llama_cpp.Llama):
         self.kv_progress = kv_progress
         _check_names(kwargs)
         facts.check_gguf(str(model_path))
+        self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
         own = {name.removeprefix("kv_"): kwargs.pop(name) for name in KVConfig.names() if name in kwargs}
         self._kv_config = replace(kv or KVConfig(), **own)
         self._kv_settings = resolve(self._kv_config, str(model_path))
@@ -178,11 +179,14 @@ class Llama(llama_cpp.Llama):
             self.n_evaluated += self.n_tokens
             tokens, self.n_tokens = [*self.input_ids[: self.n_tokens].tolist(), *tokens], 0
         before = self.n_tokens
+        step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
         try:
-            for i in range(0, len(tokens), self.n_batch):
-                super().eval(tokens[i : i + self.n_batch])
+            for i in range(0, len(tokens), step):
                 if len(tokens) > 1:
-                    self._kv_report(min(i + self.n_batch, len(tokens)), len(tokens))
+                    self._kv_report(i, len(tokens))
+                super().eval(tokens[i : i + step])
+            if len(tokens) > 1:
+                self._kv_report(len(tokens), len(tokens))
         except BaseException:
             self.n_tokens = before
             self._ctx.kv_cache_seq_rm(-1, before, -1)
@@ -205,7 +209,9 @@ class Llama(llama_cpp.Llama):
         if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
             raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
         if self.n_tokens + len(tokens) > self._n_ctx:
-            raise BadInput(f"{len(tokens)} more tokens do not fit: {self.n_tokens} of {self._n_ctx} are used; use a larger n_ctx or reset")
+            raise ContextFull(
+                f"{len(tokens):,} more tokens do not fit: {self.n_tokens:,} of {self._n_ctx:,} are used",
+                "use a larger n_ctx or reset")
         several = _cut(tokens, [n - self.n_tokens for n in self._kv_cuts])
         self._kv_cuts = []
         before = state.take(self) if len(several) > 1 and self.n_tokens else None
@@ -255,6 +261,8 @@ class Llama(llama_cpp.Llama):
         document in the first part and a question in the second. Another question about the same
         document, or the same one asked anew, then reads only the question.
         """
+        if self.template_error and not self._kv_has_format:
+            raise BadInput(f"this model's chat template is broken ({self.template_error}): give a chat_format")
         plain, cuts = parts.joined(messages)
         self._kv_parts = cuts if self._kv is not None else []
         return super().create_chat_completion(plain, *args, **kwargs)  # type: ignore[arg-type]
@@ -317,7 +325,7 @@ class Llama(llama_cpp.Llama):
         except ValueError as error:
             if "exceed context window" not in str(error):
                 raise
-            raise BadInput(f"{error}: use a larger n_ctx or a shorter prompt") from error
+            raise ContextFull(str(error), "use a larger n_ctx or a shorter prompt") from error
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As the parent's."""
@@ -426,6 +434,23 @@ class Llama(llama_cpp.Llama):
     def context_params(self, params: Any) -> None:
         self._kv_context_params = params
         params.n_outputs_max = native.OUTPUTS if self._kv_few_outputs else 0  # a logit for every token of a ubatch is a fifth of a GiB
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The model file's, as text. A chat template that cannot be parsed is left out; see `template_error`."""
+        return self._kv_metadata
+
+    @metadata.setter
+    def metadata(self, values: dict[str, str]) -> None:
+        self.template_error = ""
+        """Why the model's chat template cannot be used, one line; empty if it can, or there is none."""
+        self._kv_metadata = {}
+        for name, value in values.items():
+            error = templates.error(value) if name.startswith("tokenizer.chat_template") else ""
+            if not error:
+                self._kv_metadata[name] = value
+            elif name == "tokenizer.chat_template":
+                self.template_error = error
 
     def _kv_pick_types(self, path: str) -> bool:
         """Whether a cache with these settings gets the type that `auto` stores; see `edgekv.dense`."""

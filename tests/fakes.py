@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from edgekv import parts
 from edgekv.budget import rows_for
-from edgekv.errors import BadInput, Cancelled
+from edgekv.errors import BadInput, Cancelled, ContextFull
 from edgekv.files import begins_with, opened, replaced
 from edgekv.stats import KVStats
 
 ROW_BYTES = 1000  # of one token over all layers and heads
 N_STEPS = 10  # of a prefill
+TEMPLATE = "{{ messages }}"
 
 
 class FakeLlama:
@@ -28,6 +30,11 @@ class FakeLlama:
         self.calls: list[dict[str, Any]] = []
         self.mode, self.note = "layers", ""
         self.n_evaluated = 0
+        self.metadata = {"general.architecture": "fake", "fake.context_length": "1000", "tokenizer.chat_template": TEMPLATE}
+        self.template_error = ""
+        self.n_bytes_checkpoints = self.n_bytes_reserved = 0
+        self.n_bytes_limit: int | None = None
+        self.learned: list[float] = []
         self._cancelled = False
 
     def n_ctx(self) -> int:
@@ -42,8 +49,8 @@ class FakeLlama:
     def kv_set(self, ratio: float | None = None, budget: int | None = None, method: str | None = None) -> None:
         self._ratio = self._ratio if ratio is None else ratio
 
-    def kv_cancel(self) -> None:
-        self._cancelled = True
+    def kv_cancel(self, cancel: bool = True) -> None:
+        self._cancelled = cancel
 
     def kv_stats(self) -> KVStats:
         n = len(self.seen)
@@ -51,7 +58,8 @@ class FakeLlama:
         return KVStats(
             method=self._method, ratio=self._ratio, n_seen=n, n_kept=float(kept), kept=np.full((2, 3), kept, np.int32),
             n_bytes=kept * ROW_BYTES, n_bytes_peak=n * ROW_BYTES, n_bytes_full=n * ROW_BYTES, prefill_ms=20.0, compress_ms=1.0,
-            mode=self.mode, note=self.note)
+            mode=self.mode, note=self.note, n_bytes_checkpoints=self.n_bytes_checkpoints,
+            n_bytes_limit=self.n_bytes_limit, n_bytes_reserved=self.n_bytes_reserved)
 
     def kv_save(self, path: str, note: Any = None) -> None:
         with replaced(path, begins_with(b"fake"), "saved conversation") as f:
@@ -72,8 +80,9 @@ class FakeLlama:
         if [m["role"] for m in messages[-2:]] == ["user", "user"]:
             raise ValueError("Conversation roles must alternate")
         self.calls.append({"messages": messages, **arguments})
-        prompt = [f"<{m['role']}>{w}" for m in messages for w in m["content"].split()]
-        words = messages[-1]["content"].split()[-5:]
+        plain, _ = parts.joined(messages)
+        prompt = [f"<{m['role']}>{w}" for m in plain for w in m["content"].split()]
+        words = plain[-1]["content"].split()[-5:]
         pieces = self._generate(prompt, words, arguments.get("max_tokens"))
         if not stream:
             return _whole(list(pieces), len(prompt), lambda text: {"message": {"content": text}})
@@ -109,13 +118,13 @@ class FakeLlama:
     def eval(self, prompt: list[str]) -> None:
         """Reads a prompt (the parent's takes token numbers)."""
         if len(prompt) > self._n_ctx:
-            raise BadInput(f"the prompt has {len(prompt)} tokens, the context {self._n_ctx}; start with a larger -c")
-        self._cancelled = False
+            raise ContextFull(f"the prompt has {len(prompt)} tokens, the context {self._n_ctx}", "use a larger n_ctx")
         for step in range(N_STEPS + 1):
             if self.kv_progress:
                 self.kv_progress(step, N_STEPS)
             time.sleep(self.step_s)
             if self._cancelled:
+                self._cancelled = False
                 raise Cancelled("stopped")
         self.seen = list(prompt)
         self.n_evaluated += len(prompt)

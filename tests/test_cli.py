@@ -7,22 +7,26 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from edgekv import commands, methods
+from edgekv import commands, folders, methods
 from edgekv.budget import BUDGETS
 from edgekv.commands import load, options, report, slash, text
 from edgekv.commands.docs import page
+from edgekv.commands.thinking import Splitter
+from edgekv.commands.wrap import Wrap
 from edgekv.errors import BadInput, Unsupported
 from tests.fakes import FakeLlama
 
 ROOT = Path(__file__).resolve().parent.parent
-FIELDS = """text model kv_method kv_ratio type_k type_v prompt_n kept_n gen_n kv_bytes kv_bytes_used kv_bytes_peak kv_bytes_full kv_bytes_limit prefill_ms compress_ms
-            decode_ms prefill_tps decode_tps rss_peak_bytes""".split()
+FIELDS = """text model kv_method kv_ratio kv_bytes kv_bytes_used kv_bytes_peak kv_bytes_full kv_bytes_limit
+            kv_bytes_reserved kv_bytes_checkpoints type_k type_v prompt_n kept_n gen_n prefill_ms compress_ms decode_ms prefill_tps decode_tps rss_peak_bytes""".split()
 
 
 @pytest.fixture
@@ -37,6 +41,7 @@ def fake(monkeypatch):
 
     monkeypatch.setattr(load, "load_llama", load_llama)
     monkeypatch.setattr(load, "end_tokens", lambda llm: [7, 9])
+    monkeypatch.setattr(load, "learn", lambda options: llm.learned.append(options.kv_ratio))
     for name in [n for n in os.environ if n.startswith(("LLAMA_ARG_", "EDGEKV_"))]:
         monkeypatch.delenv(name)
     return llm
@@ -82,6 +87,20 @@ def test_help_and_methods_load_no_library(args):
     (["run", "-m", "m", "-p", "x", "--kv-ratio", "-1"], "0.2"),
     (["run", "-m", "m", "-p", "x", "--kv-ratio", "abc"], "0.2"),
     (["run", "-m", "m", "-p", "x", "--kv-method", "magic"], "snapkv"),
+    (["run", "-m", "m", "-p", "x", "--kv-budget-mb", "inf"], "--kv-budget-mb"),
+    (["run", "-m", "m", "-p", "x", "--kv-sink", "2147483648"], "--kv-sink"),
+    (["run", "-m", "m", "-p", "x", "--kv-window", "2147483648"], "--kv-window"),
+    (["run", "-m", "m", "-p", "x", "-b", "2147483647"], "--batch-size"),
+    (["run", "-m", "m", "-p", "x", "-c", "9" * 20], "--ctx-size"),
+    (["run", "-m", "m", "-p", "x", "-t", "2147483647"], "--threads"),
+    (["run", "-m", "m", "-p", "x", "-tb", "2147483647"], "--threads-batch"),
+    (["run", "-m", "m", "-p", "x", "-ngl", "9" * 20], "'all'"),
+    (["run", "-m", "m", "-p", "x", "-s", "9" * 20], "--seed"),
+    (["run", "-m", "m", "-p", "x", "-n", "9" * 20], "--predict"),
+    (["run", "-m", "m", "-p", "x", "--temp", "nan"], "--temp"),
+    (["run", "-m", "m", "-f", "a" * 300], "too long"),
+    (["run", "-m", "m", "-f", "~nouser/x"], "~nouser/x"),
+    (["run", "-m", "m", "-f", "/dev/zero"], "device"),
     (["nonsense"], "nonsense"),
 ])
 def test_a_mistake_is_one_line_and_code_2(fake, args, says):
@@ -202,6 +221,52 @@ def test_files_that_are_no_documents(tmp_path, content, says):
         text.read_document(str(tmp_path))
 
 
+def test_more_than_any_context_holds_is_refused(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "DOCUMENT_MAX", 2**20)
+    with open(tmp_path / "long", "wb") as file:
+        file.truncate(2**21)
+    assert "1 MiB" in refused(call("run", "-m", "m", "-f", str(tmp_path / "long")))
+    assert "1 MiB" in refused(call("run", "-m", "m", "-", stdin="x" * (2**20 + 1)))
+    assert "1 MiB" in call("chat", "-m", "m", stdin="x" * (2**20 + 1) + "\none\n").stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
+def test_a_pipe_is_read_where_a_shell_makes_one(fake, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe" in call("chat", "-m", "m", stdin=f"/file {tmp_path / 'pipe'}\n").stderr
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["from a pipe"])
+    writer.start()
+    assert call("run", "-m", "m", "-f", str(tmp_path / "pipe")).stdout == "FROM A PIPE\n"
+    writer.join()
+
+
+@pytest.mark.parametrize("line", ["/file ~nouser", "/file " + "a" * 300, "/file \0", "/file /dev/zero"])
+def test_a_file_that_cannot_be_is_one_line(fake, line):
+    result = call("chat", "-m", "m", stdin=f"{line}\none\n")
+    assert result.exit_code == 2 and result.stdout == "ONE\n"
+    assert "Traceback" not in result.stderr and result.stderr.startswith("edgekv: '")
+
+
+@pytest.mark.parametrize("base", ["~nouser", "relative", ""])
+def test_a_folder_that_cannot_be_is_not_taken(monkeypatch, base):
+    for name, usual in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_DATA_HOME", "~/.local/share")):
+        monkeypatch.setenv(name, base)
+    if sys.platform == "linux":
+        assert folders.cache() == Path("~/.cache/edgekv").expanduser()
+        assert folders.data() == Path("~/.local/share/edgekv").expanduser()
+    assert folders.cache().is_absolute()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full disk")
+@pytest.mark.parametrize("args", [["run", "-m", "m", "-p", "one"], ["methods"]])
+def test_a_full_disk_is_one_line(args):
+    command = [sys.executable, "-c", CHILD.format(args=args, step_s=0)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and "No space left" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
 @pytest.mark.parametrize("data", ["é\r\nb\n".encode(), "é\nb".encode("utf-8-sig"), "é\nb\n".encode("utf-16")])
 def test_files_that_are_documents(tmp_path, data):
     (tmp_path / "f").write_bytes(data)
@@ -223,11 +288,175 @@ def test_a_file_goes_in_front_of_the_next_message(fake, tmp_path):
     doc = tmp_path / "my notes.txt"
     doc.write_text("some notes")
     result = call("chat", "-m", "m", stdin=f"/file {doc}\nwhat\n/file '{doc}' and now\n")
-    assert [c["messages"][-1]["content"] for c in fake.calls] == ["some notes\n\nwhat", "some notes\n\nand now"]
+    assert [c["messages"][-1]["content"] for c in fake.calls] == [with_document("some notes", "what"), with_document("some notes", "and now")]
     assert "2 tokens" in result.stderr and result.exit_code == 0
 
 
-@pytest.mark.parametrize("line", ["/nothing", "/file", "/file nowhere.txt", "/ratio", "/ratio 20", "/save", "/load nowhere",
+def test_documents_that_wait_are_listed_and_dropped(fake, tmp_path):
+    doc = tmp_path / "doc"
+    doc.write_text("some notes")
+    result = call("chat", "-m", "m", stdin=f"/file\n/file {doc}\n/file\n/file -\n/file\none\n")
+    lines = [line for line in result.stderr.splitlines() if "tokens seen" not in line]
+    assert lines == ["no file in front of your next message", f"{doc} (2 tokens): read with your next message",
+                     f"{doc} (2 tokens) in front of your next message", f"{doc} (2 tokens) dropped",
+                     "no file in front of your next message"]
+    assert fake.calls[-1]["messages"][-1]["content"] == "one"
+
+
+def test_a_refused_turn_says_which_documents_wait(fake, tmp_path):
+    doc = tmp_path / "doc"
+    doc.write_text("some notes")
+    result = call("chat", "-m", "m", stdin=f"/file {doc}\n{'word ' * 1000}\ntwo\n")
+    assert f"your next message begins with {doc} (2 tokens): '/file -' drops that" in result.stderr
+    assert fake.calls[-1]["messages"][-1]["content"] == with_document("some notes", "two")
+
+
+def test_a_reply_is_written_anew(fake, tmp_path):
+    (tmp_path / "doc").write_text("some notes")
+    result = call("chat", "-m", "m", stdin=f"/regen\none\n/file {tmp_path / 'doc'} what\n/regen\n/regen\nlast\n")
+    assert "no reply" in result.stderr and result.stdout.count("SOME NOTES WHAT\n") == 3
+    assert [m["content"] for m in fake.calls[-1]["messages"]] == [
+        "one", "ONE", with_document("some notes", "what"), "SOME NOTES WHAT", "last"]
+    assert [m["content"] for m in fake.calls[-2]["messages"]] == ["one", "ONE", with_document("some notes", "what")]
+
+
+def test_a_conversation_with_a_document_is_saved_and_loaded(fake, tmp_path):
+    (tmp_path / "doc").write_text("some notes")
+    call("chat", "-m", "m", stdin=f"/file {tmp_path / 'doc'} what\n/save {tmp_path / 'talk'}\n")
+    call("chat", "-m", "m", stdin=f"/load {tmp_path / 'talk'}\nlast\n")
+    assert [m["content"] for m in fake.calls[-1]["messages"]] == [with_document("some notes", "what"), "SOME NOTES WHAT", "last"]
+
+
+def test_several_lines_between_triple_quotes_are_one_message(fake):
+    lines = '"""one\n\n  two\nthree"""\n"""four"""\nfive """\n"""\n/six\n'
+    call("chat", "-m", "m", stdin=lines)
+    assert [c["messages"][-1]["content"] for c in fake.calls] == ["one\n\n  two\nthree", "four", 'five """', "/six"]
+
+
+def test_a_model_without_a_template_continues_text(fake, tmp_path):
+    del fake.metadata["tokenizer.chat_template"]
+    (tmp_path / "doc").write_text("some notes")
+    result = call("chat", "-m", "m", "-sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n")
+    assert result.stderr.count("a base model") == 1 and "it continues text" in result.stderr.splitlines()[0]
+    first = "be brief\nhello there"
+    assert [c["prompt"] for c in fake.calls] == [first, first + "BE BRIEF HELLO THERE\nsome notes\n\nand"]
+    for mode in ([], ["--json"]):
+        result = call("run", "-m", "m", "-sys", "be brief", "-p", "a b", *mode)
+        assert fake.calls[-1]["prompt"] == "be brief\na b" and "A B" in result.stdout
+        assert result.stderr.count("a base model") == 1
+    assert "base model" not in call("run", "-m", "m", "-p", "a b", "--raw").stderr
+
+
+def test_a_broken_template_is_said_at_once(fake):
+    del fake.metadata["tokenizer.chat_template"]
+    fake.template_error = "unexpected end"
+    for args in (["chat"], ["run", "-p", "x"]):
+        assert "unexpected end" in refused(call(*args, "-m", "m"))
+    assert call("run", "-m", "m", "--raw", "-p", "x").stdout == "X\n"
+
+
+def test_what_goes_wrong_inside_a_template_is_one_line(fake):
+    def create_chat_completion(**_):
+        raise TypeError("can only concatenate str") from None
+
+    broken = compile("def render(**_):\n    raise TypeError('can only concatenate str')", "<template>", "exec")
+    exec(broken, names := {})
+    fake.create_chat_completion = names["render"]
+    assert "can only concatenate" in refused(call("run", "-m", "m", "-p", "x"))
+    fake.create_chat_completion = create_chat_completion
+    assert isinstance(call("run", "-m", "m", "-p", "x").exception, TypeError)
+
+
+def test_a_context_beyond_the_trained_one_is_said(fake):
+    for args in (["chat"], ["run", "-p", "x"]):
+        assert "1,000 tokens that this model was trained with" in call(*args, "-m", "m", "-c", "2000").stderr
+        assert "trained" not in call(*args, "-m", "m", "-c", "1000").stderr
+
+
+def test_no_advice_of_a_context_beyond_the_trained_one(fake, tmp_path):
+    (tmp_path / "doc").write_text("word " * 1000)
+    lines = f"{'word ' * 1001}\n/file {tmp_path / 'doc'}\n"
+    assert "larger -c" not in call("chat", "-m", "m", stdin=lines).stderr
+    fake.metadata["fake.context_length"] = "2000"
+    assert call("chat", "-m", "m", stdin=lines).stderr.count("or start with a larger -c") == 2
+
+
+THINKS = "{{ messages }} ... split('</think>') ... "
+
+
+@pytest.mark.parametrize(("template", "reply", "given"), [
+    ("{{ messages }}", "<think>hm</think>yes", {"content": "<think>hm</think>yes"}),
+    (THINKS, "<think>hm</think>yes", {"content": "<think>hm</think>yes"}),  # the template itself leaves it out
+    (THINKS, "<think>hm", {"content": "<think>hm\n</think>\n\n"}),  # and here, too
+    (THINKS + "message.reasoning_content", "<think>\nhm\n</think>\n\nyes", {"content": "yes", "reasoning_content": "hm"}),
+    (THINKS + "message.reasoning_content", "<think>hm", {"content": "", "reasoning_content": "hm"}),
+    (THINKS + "{% if add_generation_prompt %}<think>\n{% endif %}", "hm</think>yes", {"content": "<think>hm</think>yes"}),
+])
+def test_thoughts_are_given_to_a_template_as_it_wants_them(fake, monkeypatch, template, reply, given):
+    fake.metadata["tokenizer.chat_template"] = template
+    calls = []
+
+    def create_chat_completion(messages, **_):
+        calls.append(messages)
+        return ({"choices": [{"delta": {"content": c}, "finish_reason": None}]} for c in reply)
+
+    monkeypatch.setattr(fake, "create_chat_completion", create_chat_completion)
+    result = call("chat", "-m", "m", stdin="one\ntwo\n")
+    assert result.stdout == f"{reply}\n{reply}\n"
+    assert calls[1][1] == {"role": "assistant", **given}
+
+
+def test_a_ratio_in_the_chat_makes_the_profile_that_it_needs(fake):
+    result = call("chat", "-m", "m", stdin="/ratio 0.2\n/ratio 1\n")
+    assert fake.learned == [0.2]
+    assert "20 % of the memory from the next prompt on; method snapkv" in result.stderr
+
+
+def test_checkpoints_are_shown_and_can_be_switched_off(fake):
+    fake.n_bytes_checkpoints = 3 * 2**20
+    assert "3.0 MiB more" in call("chat", "-m", "m", stdin="/stats\n").stderr
+    assert fake.options.kv_checkpoints
+    call("run", "-m", "m", "-p", "x", "--no-kv-checkpoints")
+    assert not fake.options.kv_checkpoints
+
+
+def test_a_limit_says_what_is_reserved_and_for_what(fake):
+    fake.n_bytes_limit, fake.n_bytes_reserved = 2**20, 2**18
+    said = "limit 1.0 MiB: 0.8 for kept tokens, 0.2 reserved for new tokens and sliding windows"
+    assert said in call("run", "-m", "m", "-p", "x").stderr
+    assert said.removeprefix("limit ") in call("chat", "-m", "m", stdin="/stats\n").stderr
+    record = json.loads(call("run", "-m", "m", "-p", "x", "--json").stdout)
+    assert (record["kv_bytes_limit"], record["kv_bytes_reserved"]) == (2**20, 2**18)
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({}, "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"),
+    ({"kv_ratio": 0.2}, "compression: keeps 20 % of the cache's memory, method snapkv"),
+    ({"kv_budget": 1024}, "compression: keeps 1,024 tokens of each KV head, method snapkv"),
+    ({"kv_memory": 2**31}, "compression: the cache stays within 2.00 GiB, method snapkv"),
+])
+def test_the_banner_says_whether_the_cache_is_compressed(options_of, options, says):
+    assert report.compression_line(FakeLlama().kv_stats(), options_of(**options)) == says
+
+
+def test_the_banner_says_why_a_cache_is_not_compressed(options_of):
+    fake = FakeLlama()
+    fake.mode, fake.note = "uncompressed", "runs uncompressed: because"
+    assert "because" in report.compression_line(fake.kv_stats(), options_of(kv_ratio=0.2))
+
+
+@pytest.fixture
+def options_of(fake):
+    """Makes engine options that differ from the defaults."""
+    call("run", "-m", "m", "-p", "x")
+    return lambda **changes: replace(fake.options, **changes)
+
+
+def with_document(text: str, question: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text + "\n"}, {"type": "text", "text": question}]
+
+
+@pytest.mark.parametrize("line", ["/nothing", "/file nowhere.txt", "/ratio", "/ratio 20", "/save", "/load nowhere",
                                   "/save /no/such/folder/x", "word " * 2000])
 def test_a_refused_line_leaves_the_conversation(fake, line):
     result = call("chat", "-m", "m", stdin=f"one\n{line}\ntwo\n")
@@ -321,7 +550,7 @@ def test_commands_of_a_chat(fake):
 def test_commands_as_llama_cpp_and_ollama_call_them(fake, tmp_path, leave, forget):
     (tmp_path / "doc").write_text("a text")
     result = call("chat", "-m", "m", stdin=f"one\n{forget}\n/read {tmp_path / 'doc'}\ntwo\n{leave}\nthree\n")
-    assert result.exit_code == 0 and [m["content"] for m in fake.calls[-1]["messages"]] == ["a text\n\ntwo"]
+    assert result.exit_code == 0 and [m["content"] for m in fake.calls[-1]["messages"]] == [with_document("a text", "two")]
     assert all(name in call("chat", "-m", "m", stdin="/?\n").stderr for name in slash.ALIASES)
 
 
@@ -336,6 +565,34 @@ def test_a_full_context_is_said(fake, monkeypatch):
 def test_a_template_that_refuses_is_one_line(fake):
     fake.create_chat_completion = lambda **_: (_ for _ in ()).throw(ValueError("System role\nnot supported"))
     assert "System role not supported" in refused(call("chat", "-m", "m", stdin="one\n"))
+
+
+def wrapped(pieces: list[str], columns: int) -> str:
+    wrap = Wrap(lambda: columns)
+    return "".join(map(wrap.feed, pieces)) + wrap.end()
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("one two three", "one two\nthree"), ("one\n\n  two three", "one\n\n  two\nthree"), ("a much-too-long-word b", "a\nmuch-too-long-word\nb"),
+    ("```\nx = 1 + 2 + 3 + 4\n```\none two three", "```\nx = 1 + 2 + 3 + 4\n```\none two\nthree"), ("你好世界你好世界", "你好世界你好世界"),
+    ("123456789 two", "123456789\ntwo"), ("1234 6789 two", "1234 6789\ntwo"),
+])
+def test_words_are_whole_at_the_edge(text, shown):
+    for pieces in ([text], list(text), [text[i:i + 3] for i in range(0, len(text), 3)]):
+        assert wrapped(pieces, 9) == shown or "-" in text, pieces
+    assert "".join(wrapped(list(text), 9).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("reply", ["<think>hm, \n<b</think>yes <think>", "  \n<think></think>", "<thin", "no <think>", "<think>never ends </thi"])
+def test_thoughts_are_told_from_answers_however_they_are_cut(reply):
+    whole = Splitter()
+    expected = [*whole.feed(reply), *whole.end()]
+    for n in (1, 2, 3, 5):
+        splitter = Splitter()
+        parts = [part for i in range(0, len(reply), n) for part in splitter.feed(reply[i:i + n])] + splitter.end()
+        for kind in (True, False):
+            assert "".join(t for t, k in parts if k is kind) == "".join(t for t, k in expected if k is kind)
+    assert "".join(t for t, _ in expected) == reply
 
 
 def test_a_reply_cannot_steer_the_terminal():
@@ -371,6 +628,27 @@ def test_ctrl_c_without_a_terminal_ends_the_program(args):
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert "Traceback" not in process.stderr.read() and process.stdout.read() == ""
+
+
+LOADING = """
+import os, runpy, signal, sys
+class CtrlC:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, CtrlC())
+sys.argv = ["edgekv", "run", "-m", {model!r}, "-p", "a", "-n", "1"]
+runpy.run_module("edgekv", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["click", "numpy", "edgekv.llama", "jinja2"])
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c_while_modules_load_is_silent(tiny, module):
+    code = LOADING.format(module=module, model=str(tiny("llama-gqa")))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (130, -signal.SIGINT), done
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo terminal")

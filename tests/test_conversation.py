@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 import numpy as np
 import pytest
 
+from edgekv.commands.conversation import Conversation, Document, text_of
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
 from tests.engine import feed, load, logits, positions
+from tests.models import CHAT_TEMPLATE
 
 N_PROMPT = 600
 PROMPT = " the cat and the dog ran over the hill in the rain." * 12
@@ -53,6 +56,21 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path, content):
     with pytest.raises(EdgeKVError) as error:
         load(path, kv_ratio=0.2)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "pipe"])
+def test_a_name_that_can_be_no_model_is_one_line(tmp_path, name):
+    if name == "pipe":
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(BadInput) as error:
+        load(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("options", [dict(kv_sink=2**31), dict(kv_window=2**31), dict(kv_budget_mb=float("inf"))])
+def test_numbers_that_native_code_cannot_count_are_refused(tiny, options):
+    with pytest.raises(BadInput):
+        load(tiny("llama-gqa"), kv_ratio=0.3, **options)
 
 
 def test_a_prompt_longer_than_the_context_changes_nothing(llm, text):
@@ -245,3 +263,53 @@ def test_a_tail_that_could_not_be_compressed_is_as_before(tiny, text, monkeypatc
     assert llm._kv.store.memory().n_past == llm.n_tokens == 340
     feed(llm, text(5, seed=2))
     assert llm._kv.store.memory().n_past == 345
+
+
+# ---- a chat's turns
+
+
+def chat_about(llm) -> tuple[Conversation, int]:
+    """A conversation after one question about a document, and the tokens that were read until then."""
+    talk = Conversation(llm, {"max_tokens": 8, "temperature": 0.0})
+    list(talk.ask("who ran?", Document("doc", PROMPT, 0)))
+    return talk, llm.n_evaluated
+
+
+def test_another_question_about_a_document_reads_only_the_question(tiny):
+    talk, n = chat_about(load(tiny("llama-gqa"), kv_ratio=0.3))
+    assert n > 100
+    list(talk.ask("what rang?"))
+    assert talk.llm.n_evaluated - n < 60
+
+
+@pytest.mark.parametrize("more", [[], ["what rang?"]])
+def test_a_reply_is_written_anew_without_the_document_being_read_again(tiny, more):
+    talk, _ = chat_about(load(tiny("llama-gqa"), kv_ratio=0.3))
+    for question in more:
+        list(talk.ask(question))
+    reply, n = talk.messages[-1], talk.llm.n_evaluated
+    list(talk.regenerate())
+    assert talk.llm.n_evaluated - n < 60 and talk.messages[-1] == reply and len(talk.messages) == 2 + 2 * len(more)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+def test_a_cancelled_document_waits_and_is_read_once(tiny, ratio):
+    llm = load(tiny("llama-gqa"), kv_ratio=ratio)
+    talk = Conversation(llm, {"max_tokens": 8, "temperature": 0.0})
+    llm.kv_progress = lambda done, total: talk.stop()
+    with pytest.raises(Cancelled, match="begins with doc"):
+        list(talk.ask("who ran?", Document("doc", PROMPT, 0)))
+    llm.kv_progress = None
+    assert talk.messages == [] and llm.n_tokens == 0 and [str(d) for d in talk.documents] == ["doc (0 tokens)"]
+    list(talk.ask("who sang?"))
+    assert talk.documents == [] and PROMPT in text_of(talk.messages[0])
+
+
+def test_a_broken_template_leaves_plain_completion(tiny, tmp_path):
+    data = tiny("llama-gqa").read_bytes()
+    assert data.count(CHAT_TEMPLATE.encode()) == 1
+    (tmp_path / "model.gguf").write_bytes(data.replace(CHAT_TEMPLATE.encode(), b"{% for".ljust(len(CHAT_TEMPLATE))))
+    llm = load(tmp_path / "model.gguf")
+    assert llm.template_error and answer(llm, PROMPT)
+    with pytest.raises(BadInput, match="template is broken"):
+        llm.create_chat_completion(messages=[{"role": "user", "content": "a"}])

@@ -229,6 +229,13 @@ def test_what_was_not_measured_is_said_so():
         assert quality.known(*other).startswith(quality.NOT_MEASURED)
 
 
+def test_no_layers_on_a_gpu_are_named_where_the_build_knows_none(tiny):
+    with Blueprint(str(tiny("llama-gqa"))) as blueprint:
+        point = Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX)).point(N_CTX, 1.0, ("f16", "f16"), "f32")
+    assert "-ngl" not in point.command("m", on_gpu=False, has_gpu=False)
+    assert point.command("m", on_gpu=False, has_gpu=True).endswith("-ngl 0")
+
+
 # ---- the command
 
 
@@ -239,7 +246,7 @@ def call(*args: str):
 def test_the_command_prints_a_plan_and_the_command_line(tiny):
     done = call("-m", str(tiny("llama-gqa")), "--memory", "2GiB", "-c", "4000", "--kv-method", "snapkv")
     assert done.exit_code == 0, done.output
-    assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output and "-ngl 0" in done.output
+    assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output
 
 
 def test_json_has_every_point_with_its_parts(tiny):
@@ -249,6 +256,17 @@ def test_json_has_every_point_with_its_parts(tiny):
         moving = point["peak"] - point["weights"] - point["compute"] - point["process"]
         assert point["kv"] <= moving <= point["kv"] + point["tail"] + point["layer"] + point["hidden_bytes"] + point["inputs"] + point["kv"]
         assert point["peak"] <= record["memory"] and point["quality"] and point["command"].startswith("edgekv chat")
+
+
+def test_a_margin_is_named_where_memory_is_short(tiny):
+    model = str(tiny("llama-32k"))
+    args = ("-m", model, "-c", "32768", "--kv-method", "snapkv", "--memory", "700MiB")
+    said = call(*args, "--margin", "600MiB").stdout
+    margin = re.search(r"with --margin (\d+MiB|0) 32,768 tokens would fit", said)
+    assert margin, said
+    assert "32,768 tokens" in call(*args, "--margin", margin[1]).stdout.split("use:")[0]
+    assert call(*args, "--margin", margin[1]).exit_code == 0
+    assert "such as 175MiB" in call(*args).stderr
 
 
 def test_a_plan_with_a_file_says_how_large_it_gets(tiny):
@@ -267,7 +285,7 @@ def test_what_does_not_fit_is_said_with_code_2(tiny):
 
 @pytest.mark.parametrize(("args", "says"), [
     (["--memory", "lots"], "512MiB"), (["--memory", "1GiB"], "--margin"), (["--device", "CUDA9"], "choose one of: CPU"), (["--ratios", "20"], "0.2"),
-    (["--kv-method", "magic"], "snapkv"), (["--margin", "-1"], "512MiB"), (["-c", "100000000"], "at most"),
+    (["--kv-method", "magic"], "snapkv"), (["--margin", "-1"], "512MiB"), (["-c", "100000000"], "4194304"),
 ])
 def test_mistakes_are_one_line(tiny, args, says):
     done = call("-m", str(tiny("llama-gqa")), *args)

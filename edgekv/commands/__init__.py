@@ -6,6 +6,7 @@ right, 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -36,7 +37,8 @@ class Group(click.Group):
             return super().main(*args, standalone_mode=False, **extra)
         _prepare_streams()
         try:
-            sys.exit(_exit_code(super().main(*args, standalone_mode=False, **extra)))
+            code = _exit_code(super().main(*args, standalone_mode=False, **extra))
+            sys.stdout.flush()
         except EdgeKVError as error:
             fail(str(error))
         except NO_ARGUMENTS as error:
@@ -44,8 +46,23 @@ class Group(click.Group):
             sys.exit(2)
         except click.ClickException as error:
             fail(_one_line(error))
-        except click.Abort:
-            sys.exit(130)
+        except (click.Abort, KeyboardInterrupt):
+            code = 130
+        except OSError as error:
+            if error.errno not in UNWRITABLE or error.filename is not None:
+                raise
+            _give_up_output()
+            fail(f"the output cannot be written: {error.strerror}")
+        sys.exit(code)
+
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What happens to standard output on a full disk."""
+
+
+def _give_up_output() -> None:
+    """Python would try to write the rest once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str) -> NoReturn:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import click
 
 from edgekv.commands import slash, terminal
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.options import SYSTEM, EngineOptions, SamplingOptions, engine_options, sampling_options
-from edgekv.commands.report import status_line
-from edgekv.commands.text import encodable, printable
+from edgekv.commands.report import compression_line, status_line
+from edgekv.commands.stream import or_larger
+from edgekv.commands.template import warnings
+from edgekv.commands.text import encodable
 from edgekv.errors import Cancelled, EdgeKVError
-
-FULL = "the context is full; /reset starts afresh, or start with a larger -c"
-
 
 @click.command("chat", short_help="Chat with a model, about documents too.")
 @engine_options
@@ -26,14 +26,19 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
     Replies go to standard output, everything else to standard error. Without a terminal each line of standard input is
     one turn, and the exit code is 2 if one of them was refused.
     """
-    from edgekv.commands.load import load_llama, sampling_arguments
+    from edgekv.commands import load
 
-    llm = load_llama(engine)
-    conversation = Conversation(llm, sampling_arguments(llm, sampling), encodable(system_prompt or ""))
+    llm = load.load_llama(engine)
+    conversation = Conversation(llm, load.sampling_arguments(llm, sampling), encodable(system_prompt or ""))
+    conversation.learn = lambda share: load.learn(replace(engine, kv_ratio=share))
+    for line in warnings(llm, conversation.template, engine.ctx_size):
+        slash.say(line)
     if not terminal.is_interactive():
         return talk(conversation, terminal.piped_lines(), typed=False)
     slash.say(f"{engine.model}: context of {llm.n_ctx():,} tokens; /help lists the commands, Ctrl-D ends")
-    talk(conversation, terminal.typed_lines(), typed=True)
+    slash.say(compression_line(llm.kv_stats(), engine))
+    names = [*slash.COMMANDS, *slash.ALIASES]
+    talk(conversation, terminal.typed_lines(names, slash.WITH_PATH), typed=True)
     return 0
 
 
@@ -42,7 +47,7 @@ def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
     code = 0
     for line in lines:
         try:
-            answer(conversation, encodable(line).strip(), typed)
+            answer(conversation, encodable(line).rstrip().lstrip(" \t"), typed)
         except slash.Quit:
             break
         except Cancelled as stopped:
@@ -52,33 +57,36 @@ def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
         except EdgeKVError as error:
             slash.say(f"edgekv: {error}")
             code = 2
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            slash.say("edgekv: stopped")
     return code
 
 
 def answer(conversation: Conversation, line: str, typed: bool) -> None:
     """Carries out a command, or asks the model. Raises Quit, and EdgeKVError with the conversation as it was."""
-    waiting = list(conversation.documents)
-    try:
-        question = slash.run(conversation, line) if line.startswith("/") else line
-        if question:
-            take_turn(conversation, question, typed)
-    except EdgeKVError:
-        conversation.documents = waiting  # a document that came with a refused question goes with it
-        raise
+    if line.startswith("/"):
+        reply = slash.run(conversation, line)
+    else:
+        reply = conversation.ask(line.strip()) if line else None
+    if reply is not None:
+        take_turn(conversation, reply, typed)
 
 
-def take_turn(conversation: Conversation, question: str, typed: bool) -> None:
+def take_turn(conversation: Conversation, reply: Iterator[str], typed: bool) -> None:
     """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat was interrupted."""
+    shown = terminal.Reply(typed, conversation.template.opens_thought)
     with terminal.interruptible(conversation.stop), terminal.reading_bar(conversation.llm) as bar:
-        for piece in conversation.ask(question):
+        for piece in reply:
             bar.stop()
-            terminal.write(printable(piece) if typed else piece)
-    terminal.write("\n")
+            shown.write(piece)
+    shown.end()
     stream, stats = conversation.stream, conversation.llm.kv_stats()
     terminal.status(status_line(stats, stream))
-    if stats.note and len(conversation.messages) <= 3:  # once, after the first turn
+    if stats.note and not typed and len(conversation.messages) <= 3:  # once, after the first turn
         slash.say(f"edgekv: {stats.note}")
     if stream.finish == "stopped" and not typed:
         raise click.Abort
     if stream.finish == "length" and not conversation.arguments["max_tokens"]:
-        slash.say(f"edgekv: {FULL}")
+        slash.say(f"edgekv: the context is full; /reset starts afresh{or_larger(conversation.llm)}")

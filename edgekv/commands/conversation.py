@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgekv.commands.saved import messages_of, note_of
 from edgekv.commands.stream import Chunks, Stream
-from edgekv.errors import Cancelled
+from edgekv.commands.template import Template
+from edgekv.commands.thinking import OPEN
+from edgekv.errors import BadInput, Cancelled, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv import Llama
 
 
+@dataclass(frozen=True)
+class Document:
+    """A text that goes in front of a message. name: what the user called it."""
+
+    name: str
+    text: str
+    n_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.n_tokens:,} tokens)"
+
+
 class Conversation:
-    """Messages on a model. Each turn hands over all messages; the engine reads what it does not have yet."""
+    """Messages on a model. Each turn hands over all messages; the engine reads what it does not have yet.
+
+    A message's content is text, or a list of text parts if documents stand in front of it.
+    """
 
     def __init__(self, llm: Llama, arguments: dict[str, Any], system: str = "") -> None:
         """arguments: keyword arguments of every `create_chat_completion`."""
         self.llm = llm
         self.arguments = arguments
-        self.messages: list[dict[str, str]] = []
-        self.documents: list[str] = []
-        """Texts that go in front of the next message."""
+        self.template = Template(llm)
+        self.messages: list[dict[str, Any]] = []
+        self.documents: list[Document] = []
+        """They go in front of the next message."""
         self.stream: Stream | None = None
         """The last turn's, with its numbers."""
+        self.learn: Callable[[float], None] = lambda ratio: None
+        """Makes what a ratio needs the first time that it is used."""
         self.set_system(system)
 
     def set_system(self, text: str) -> None:
@@ -38,15 +59,39 @@ class Conversation:
         self.documents = []
         self.llm.reset()
 
-    def ask(self, text: str) -> Iterator[str]:
+    def ask(self, text: str, *more: Document) -> Iterator[str]:
         """Yields the reply to `text` piece by piece. A reply that is stopped stays as far as it came.
 
-        Raises Cancelled if the turn was stopped before the reply began, BadInput if its prompt cannot be read; the
-        conversation is then as it was.
+        more: documents for this message. Raises Cancelled if the turn was stopped before the reply
+        began, with all documents waiting for the next message, and BadInput if its prompt cannot be
+        read, without `more`; the conversation is then as it was.
         """
-        question = {"role": "user", "content": "\n\n".join([*self.documents, text])}
-        self.stream = Stream(self.llm, lambda: self._complete([*self.messages, question]))
-        pieces = []
+        documents = [*self.documents, *more]
+        question = {"role": "user", "content": _content(documents, text)}
+        try:
+            yield from self._take_turn(self.messages, question)
+        except Cancelled as stopped:
+            self.documents = documents
+            raise Cancelled(f"{stopped}{self._pending()}") from None
+        except EdgeKVError as error:
+            raise BadInput(f"{error}{self._pending()}") from None
+        finally:
+            if self.stream and self.stream.has_begun:
+                self.documents = []
+
+    def regenerate(self) -> Iterator[str]:
+        """Yields another reply to the last message, in the place of the one there is.
+
+        Raises BadInput if there is none, and as `ask`.
+        """
+        if [m["role"] for m in self.messages[-2:]] != ["user", "assistant"]:
+            raise BadInput("there is no reply to write again; ask something first")
+        yield from self._take_turn(self.messages[:-2], self.messages[-2])
+
+    def _take_turn(self, before: list[dict[str, Any]], question: dict[str, Any]) -> Iterator[str]:
+        """Yields the reply to `question` behind the messages `before`, which then are the conversation."""
+        self.stream = Stream(self.llm, lambda: self._complete([*before, question]))
+        pieces = [OPEN] if self.template.opens_thought else []
         try:
             for piece in self.stream:
                 pieces.append(piece)
@@ -54,17 +99,26 @@ class Conversation:
         except Cancelled:
             raise Cancelled("stopped; the conversation is as it was before this turn") from None
         finally:
-            if self.stream.n_read or pieces:
-                self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
-                self.documents = []
+            if self.stream.has_begun:
+                self.messages = [*before, question, {"role": "assistant", "content": "".join(pieces)}]
+
+    def _pending(self) -> str:
+        """What a turn that failed leaves behind."""
+        if not self.documents:
+            return ""
+        names = ", ".join(map(str, self.documents))
+        return f"; your next message begins with {names}: '/file -' drops that"
 
     def stop(self) -> None:
         """Stops the turn that is under way. May be called from a signal handler."""
         if self.stream:
             self.stream.stop()
 
-    def _complete(self, messages: list[dict[str, str]]) -> Chunks:
-        return self.llm.create_chat_completion(messages=messages, stream=True, **self.arguments)
+    def _complete(self, messages: list[dict[str, Any]]) -> Chunks:
+        if not self.template:
+            return self.llm.create_completion(plain_text(messages), stream=True, **self.arguments)
+        given = [self.template.given(m) for m in messages]
+        return self.llm.create_chat_completion(messages=given, stream=True, **self.arguments)
 
     def save(self, path: str) -> None:
         """Writes cache and messages to the file `path`. Raises BadInput."""
@@ -73,3 +127,26 @@ class Conversation:
     def load(self, path: str) -> None:
         """Takes up a saved conversation. Raises BadInput and changes nothing if it is none."""
         self.messages, self.documents = messages_of(self.llm.kv_load(path, messages_of)), []
+
+
+def _content(documents: list[Document], text: str) -> str | list[dict[str, str]]:
+    """A message's content: documents are parts of their own, behind which a prompt is cut."""
+    if not documents:
+        return text
+    parts = [*(f"{document.text}\n" for document in documents), text]
+    return [{"type": "text", "text": part} for part in parts]
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """A message's content as one text."""
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def plain_text(messages: list[dict[str, Any]]) -> str:
+    """Messages as a base model continues them: replies stand right behind what they continue."""
+    text = ""
+    for message in messages:
+        text += "\n" * bool(text and message["role"] != "assistant") + text_of(message)
+    return text
+

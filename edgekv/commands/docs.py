@@ -46,7 +46,7 @@ def section(path: str, command: click.Command) -> str:
 
 
 def option_row(option: click.Option) -> str:
-    flags = ", ".join(f"`{flag}`" for flag in option.opts)
+    flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
     value = "" if option.is_flag else f" {values_of(option)}"
     usual = option.default[0] if isinstance(option.default, (list, tuple)) and option.default else option.default
     has_default = isinstance(usual, (str, int, float)) and not option.is_flag
@@ -65,8 +65,9 @@ def values_of(option: click.Option) -> str:
 
 def slash_section() -> str:
     from edgekv.commands.slash import COMMANDS as slash_commands
+    from edgekv.commands.slash import described
 
-    rows = [" | ".join(part.strip() for part in (c.__doc__ or "").split("|")) for c in slash_commands.values()]
+    rows = [" | ".join(described(command)) for command in slash_commands.values()]
     return "\n".join(["## Commands inside a chat", "", "| command | meaning |", "|---|---|", *(f"| {r} |" for r in rows), ""])
 
 

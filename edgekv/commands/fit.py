@@ -65,16 +65,16 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
     """
     from edgekv.blueprint import Blueprint
     from edgekv.commands import load
-    from edgekv.fit import CTX_MAX, PICKED, STEP, TYPES, Planner, Wish
+    from edgekv.fit import PICKED, STEP, TYPES, Planner, Wish
     from edgekv.machine import rss_now
 
-    if ctx_size and ctx_size > CTX_MAX:
-        raise BadInput(f"-c {ctx_size:,} is more than any model reads; give at most {CTX_MAX:,}")
     path = load.model_path(model)
     place = Place.of(device, load.build_info()["devices"])
     total = place.free if memory_bytes is None else memory_bytes
     if total <= margin_bytes:
-        raise BadInput(f"{size_text(total)} of memory leave nothing beside the margin of {size_text(margin_bytes)}; give more --memory or a smaller --margin")
+        example = max(total // 4 // 2**20, 1)
+        raise BadInput(f"{size_text(total)} of memory leave nothing beside the margin of {size_text(margin_bytes)}; "
+                       f"give more --memory or a smaller --margin, such as {example}MiB")
     pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
     if kv_method == "auto" and not (cache_type_k or cache_type_v):
         pairs[0] = PICKED
@@ -101,8 +101,10 @@ def preset_of(kv_method: str, path: str) -> Preset:
 class Place:
     """Where weights and cache go. name: the device's; free, total: its bytes."""
 
-    def __init__(self, name: str, is_gpu: bool, free: int, total: int) -> None:
+    def __init__(self, name: str, is_gpu: bool, free: int, total: int, has_gpu: bool = False) -> None:
         self.name, self.is_gpu, self.free, self.total = name, is_gpu, free, total
+        self.has_gpu = has_gpu or is_gpu
+        """The build knows a GPU."""
 
     @staticmethod
     def of(name: str | None, devices: list[dict[str, Any]]) -> Place:
@@ -111,7 +113,7 @@ class Place:
 
         gpus = [d for d in devices if d["name"].upper() != "CPU"]
         if name is None and not gpus or (name or "").upper() == "CPU":
-            return Place("CPU", False, memory_free(), memory_total())
+            return Place("CPU", False, memory_free(), memory_total(), bool(gpus))
         for device in gpus:
             if name in (None, device["name"]):
                 return Place(device["name"], True, device["memory_free"], device["memory_total"])
@@ -141,19 +143,28 @@ class Report:
         from edgekv.quality import known
 
         return {**asdict(point), "quality": known(self.path, AUTO if point.picked else self.planner.preset.name, point.ratio, point.type_k, point.type_v),
-                "command": point.command(self.model, self.place.is_gpu)}
+                "command": point.command(self.model, self.place.is_gpu, self.place.has_gpu)}
 
     def note(self) -> str:
         """What the user should not overlook."""
         p = self.planner
         if not self.best:
             elsewhere = "; on the CPU ('--device CPU') it may, slowly: that is never done by itself" if self.place.is_gpu else ""
-            return p.refusal() + elsewhere
+            return p.refusal() + elsewhere + self.with_margin()
         if not self.wished:
-            return f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; the longest context that does is {self.best.n_ctx:,}"
+            return (f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; "
+                    f"the longest context that does is {self.best.n_ctx:,}{self.with_margin()}")
         if p.wish.n_ctx > p.blueprint.n_ctx_train:
             return f"the model was trained with {p.blueprint.n_ctx_train:,} tokens"
         return ""
+
+    def with_margin(self) -> str:
+        """The smaller margin that would do, if one does."""
+        n_bytes = self.planner.margin(self.margin)
+        if n_bytes is None:
+            return ""
+        margin = f"{n_bytes // 2**20}MiB" if n_bytes else "0"
+        return f"; with --margin {margin} {self.planner.wish.n_ctx:,} tokens would fit"
 
     def text(self) -> str:
         p = self.planner

@@ -7,7 +7,9 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgekv.commands import terminal
 from edgekv.commands.options import EngineOptions, SamplingOptions
+from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -25,17 +27,26 @@ def model_path(name: str) -> str:
 
 def load_llama(options: EngineOptions) -> Llama:
     """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
-    from edgekv import Llama
-    from edgekv.commands.first_use import make_profile
+    with terminal.killable():
+        from edgekv import Llama
+    learn(options)
+    with terminal.killable():
+        try:
+            return Llama(model_path(options.model), **llama_arguments(options))
+        except MemoryError:
+            raise BadInput("the machine has not the memory for these settings: "
+                           "give a smaller -b or -c") from None
 
-    path, threads = model_path(options.model), count_threads(options.threads)
-    make_profile(options, path, threads)
+
+def llama_arguments(options: EngineOptions) -> dict[str, Any]:
+    """Keyword arguments of `Llama`."""
+    threads = count_threads(options.threads)
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
-    return Llama(
-        path,
+    return dict(
         kv_ratio=options.kv_ratio, kv_budget=options.kv_budget, kv_budget_mb=options.kv_budget_mb, kv_memory=options.kv_memory,
         kv_method=options.kv_method, kv_sink=options.kv_sink, kv_window=options.kv_window,
         kv_min_tokens=options.kv_min_tokens, kv_hidden=options.kv_hidden, kv_tail=options.kv_tail, kv_profile=options.kv_profile,
+        kv_checkpoints=options.kv_checkpoints,
         kv_seed=max(options.seed, 0),
         n_ctx=-(-options.ctx_size // CTX_UNIT) * CTX_UNIT, n_batch=options.batch_size, n_ubatch=options.ubatch_size, n_threads=threads,
         n_threads_batch=threads if options.threads_batch is None else count_threads(options.threads_batch),
@@ -44,6 +55,13 @@ def load_llama(options: EngineOptions) -> Llama:
         type_k=_type(options.cache_type_k), type_v=_type(options.cache_type_v),
         seed=seed, verbose=options.verbose,
     )
+
+
+def learn(options: EngineOptions) -> None:
+    """Make the model's profile if `options` want one and there is none; Ctrl-C leaves that for later."""
+    from edgekv.commands.first_use import make_profile
+
+    make_profile(options, model_path(options.model), count_threads(options.threads))
 
 
 def build_info() -> dict[str, Any]:

@@ -7,6 +7,7 @@ environment, the environment before the default.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -53,6 +54,7 @@ class EngineOptions:
     kv_tail: int
     kv_profile: str | None = None
     kv_memory: int | None = None
+    kv_checkpoints: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,8 @@ def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
     if value in ("auto", "all"):
         return -1
     try:
-        return int(value)
-    except ValueError:
+        return INTEGER.convert(value, param, ctx)
+    except click.BadParameter:
         raise click.BadParameter("give a number of layers, 'auto' or 'all'", ctx, param) from None
 
 
@@ -136,11 +138,29 @@ def _llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
 
 
 def _kv(name: str, help: str, **attributes: Any) -> Decorator:
-    return _option(name, env=f"EDGEKV{name[1:].replace('-', '_').upper()}", help=help, **attributes)
+    env = name.partition("/")[0][1:].replace("-", "_").upper()
+    return _option(name, env=f"EDGEKV{env}", help=help, **attributes)
 
 
-COUNT = click.IntRange(min=1)
-FROM_ZERO = click.IntRange(min=0)
+class Finite(click.FloatRange):
+    """A number in a range, and neither infinite nor no number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number that can be used", param, ctx)
+        return number
+
+
+TOKENS_MAX = 2**22
+"""More than any model reads. Native code counts in 32 bits, and adds some of these up."""
+THREADS_MAX = 512
+"""ggml's own limit."""
+INT_MAX = 2**31 - 1
+COUNT = click.IntRange(1, TOKENS_MAX)
+FROM_ZERO = click.IntRange(0, TOKENS_MAX)
+INTEGER = click.IntRange(-INT_MAX, INT_MAX)
+THREADS = click.IntRange(max=THREADS_MAX)
 SHARE = click.FloatRange(0, 1)
 
 MODEL = _llama("-m", "--model", env="MODEL", required=True, metavar="FILE",
@@ -155,9 +175,9 @@ ENGINE: tuple[Decorator, ...] = (
     _llama("-b", "--batch-size", env="BATCH", type=COUNT, default=2048, metavar="N", help="Logical batch size."),
     _llama("-ub", "--ubatch-size", env="UBATCH", type=COUNT, default=512, metavar="N",
            help="Physical batch size: tokens of the prompt that are computed at once."),
-    _llama("-t", "--threads", env="THREADS", type=int, metavar="N",
+    _llama("-t", "--threads", env="THREADS", type=THREADS, metavar="N",
            help="CPU threads; 0: all there are; without it: the physical cores."),
-    _llama("-tb", "--threads-batch", env="THREADS_BATCH", type=int, metavar="N",
+    _llama("-tb", "--threads-batch", env="THREADS_BATCH", type=THREADS, metavar="N",
            help="CPU threads while the prompt is read; without it: as --threads."),
     _llama("-ngl", "--gpu-layers", "--n-gpu-layers", "gpu_layers", env="N_GPU_LAYERS", default="auto", metavar="N",
            callback=gpu_layers, help="Layers to put on a GPU: a number, 'auto' or 'all'."),
@@ -168,14 +188,14 @@ ENGINE: tuple[Decorator, ...] = (
                 "q8_0."),
     _llama("-ctv", "--cache-type-v", env="CACHE_TYPE_V", type=click.Choice(CACHE_TYPES),
            help="Type of the V cache; without it as said for -ctk."),
-    _llama("-s", "--seed", env="SEED", type=int, default=-1, metavar="N", help="Seed; -1: another one each time."),
+    _llama("-s", "--seed", env="SEED", type=click.IntRange(max=2**32 - 1), default=-1, metavar="N", help="Seed; -1: another one each time."),
     _llama("-v", "--verbose", "--log-verbose", "verbose", env="VERBOSE", is_flag=True,
            help="Print what llama.cpp logs."),
     _kv("--kv-ratio", default="1", metavar="R", callback=ratio,
         help="Share of the full f16 cache's bytes to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 everything. "
              "Cache types (-ctk, -ctv) decide how many tokens fit into them; --kv-budget counts tokens."),
     _kv("--kv-budget", type=COUNT, metavar="N", help="Tokens to keep, the mean over layers and KV heads."),
-    _kv("--kv-budget-mb", type=click.FloatRange(min=0, min_open=True), metavar="MIB",
+    _kv("--kv-budget-mb", type=Finite(min=0, min_open=True), metavar="MIB",
         help="MiB that the kept rows of a prompt may take; new tokens come on top (--kv-memory counts those too)."),
     _kv("--kv-memory", metavar="SIZE", callback=size,
         help="What the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or bytes: each prompt's ratio is picked so that its rows, "
@@ -193,19 +213,22 @@ ENGINE: tuple[Decorator, ...] = (
              "spares the copies, takes memory there)."),
     _kv("--kv-tail", type=COUNT, default=512, metavar="N",
         help="New tokens that a layer holds before it is compressed again."),
+    _kv("--kv-checkpoints/--no-kv-checkpoints", default=True,
+        help="Keep the cache's state from before the last turn in main memory, so that an answer is "
+             "written again, or a question changed, without reading the document again."),
 )
 
 SAMPLING: tuple[Decorator, ...] = (
-    _llama("-n", "--predict", "--n-predict", "predict", env="N_PREDICT", type=int, default=-1, metavar="N",
+    _llama("-n", "--predict", "--n-predict", "predict", env="N_PREDICT", type=INTEGER, default=-1, metavar="N",
            callback=predict, help="Tokens to write at most; -1: until the end or until the context is full."),
-    _llama("--temp", "--temperature", "temp", env="TEMPERATURE", type=click.FloatRange(min=0), default=0.8, metavar="T",
+    _llama("--temp", "--temperature", "temp", env="TEMPERATURE", type=Finite(min=0), default=0.8, metavar="T",
            help="Temperature; 0: always the likeliest token."),
-    _llama("--top-k", env="TOP_K", type=int, default=40, metavar="K", help="Draw from the K likeliest; 0: off."),
+    _llama("--top-k", env="TOP_K", type=INTEGER, default=40, metavar="K", help="Draw from the K likeliest; 0: off."),
     _llama("--top-p", env="TOP_P", type=SHARE, default=0.95, metavar="P",
            help="Draw from the likeliest that together have the probability P; 1: off."),
     _llama("--min-p", env="MIN_P", type=SHARE, default=0.05, metavar="P",
            help="Leave out what is less than P times as likely as the likeliest; 0: off."),
-    _llama("--repeat-penalty", env="REPEAT_PENALTY", type=click.FloatRange(min=0, min_open=True), default=1.0,
+    _llama("--repeat-penalty", env="REPEAT_PENALTY", type=Finite(min=0, min_open=True), default=1.0,
            metavar="X", help="Make the last 64 tokens less likely; 1: off."),
     _llama("--ignore-eos", env="IGNORE_EOS", is_flag=True, help="Do not stop at the end that the model sees."),
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from edgekv.sizes import size_text
+
 if TYPE_CHECKING:
+    from edgekv.commands.options import EngineOptions
     from edgekv.commands.stream import Stream
     from edgekv.stats import KVStats
 
@@ -26,7 +30,8 @@ def cache_line(stats: KVStats) -> str:
     if stats.mode == "uncompressed":
         return (f"{seen}, all kept; KV {mib(stats.n_bytes_used)} MiB of the {mib(stats.n_bytes)} MiB "
                 f"allocated for {stats.n_ctx:,} tokens")
-    return f"{seen}; KV {share_line(stats)}; {kept_line(stats)}"
+    limit = [] if stats.n_bytes_limit is None else [f"limit {limit_line(stats)}"]
+    return "; ".join([seen, f"KV {share_line(stats)}", kept_line(stats), *limit])
 
 
 def share_line(stats: KVStats) -> str:
@@ -46,8 +51,24 @@ def kept_line(stats: KVStats) -> str:
 def limit_line(stats: KVStats) -> str:
     """What --kv-memory allows and what of it is reserved."""
     limit, reserved = stats.n_bytes_limit or 0, stats.n_bytes_reserved
-    return (f"{mib(limit)} MiB: {mib(limit - reserved)} MiB for kept tokens, {mib(reserved)} MiB "
-            "reserved for new tokens")
+    return (f"{mib(limit)} MiB: {mib(limit - reserved)} for kept tokens, {mib(reserved)} reserved "
+            "for new tokens and sliding windows")
+
+
+def compression_line(stats: KVStats, wish: EngineOptions) -> str:
+    """Whether the cache is compressed, and to what: for the beginning of a chat."""
+    if stats.mode == "uncompressed" and stats.note:
+        return f"compression: off; the model {stats.note}"
+    parts = [
+        f"keeps {100 * wish.kv_ratio:g} % of the cache's memory" * (wish.kv_ratio < 1),
+        f"keeps {wish.kv_budget or 0:,} tokens of each KV head" * (wish.kv_budget is not None),
+        f"keeps {wish.kv_budget_mb or 0:g} MiB of a prompt" * (wish.kv_budget_mb is not None),
+        f"the cache stays within {size_text(wish.kv_memory or 0)}" * (wish.kv_memory is not None),
+    ]
+    if stats.method == "full" or not any(parts):
+        return "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"
+    why = f" ({stats.why})" * bool(stats.why)
+    return f"compression: {', '.join(filter(None, parts))}, method {stats.method}{why}"
 
 
 def status_line(stats: KVStats, stream: Stream) -> str:
@@ -57,23 +78,38 @@ def status_line(stats: KVStats, stream: Stream) -> str:
     return "; ".join([cache_line(stats), *filter(None, speeds)])
 
 
-def stats_table(stats: KVStats) -> str:
-    """Everything `kv_stats()` knows, for people."""
+def stats_table(stats: KVStats, width: int | None = None) -> str:
+    """Everything `kv_stats()` knows, for people. width: see `table`."""
     limited = stats.n_bytes_limit is not None
     rows = [
         ("KV cache", cache_now(stats)),
         ("full f16 cache", f"{mib(stats.n_bytes_full)} MiB for the tokens seen"),
         ("at its peak", f"{mib(stats.n_bytes_peak)} MiB"),
         *([("limit", limit_line(stats))] if limited else []),
+        *([("checkpoints", checkpoint_line(stats))] if stats.n_bytes_checkpoints else []),
         ("share of the last prompt" if limited else "share asked for", percent(stats.ratio, 1)),
         ("tokens seen", f"{stats.n_seen:,} of {stats.n_ctx:,}"),
         ("tokens kept", _kept(stats)),
         ("cache type", kinds(stats)),
-        ("method", stats.method),
-        ("last prompt", f"{stats.prefill_ms:,.0f} ms to read, {stats.compress_ms:,.0f} ms of it to compress"),
-        ("read by", stats.mode),
+        ("method", stats.method + f" ({stats.why})" * bool(stats.why)),
+        *([("last prompt", prompt_line(stats))] if stats.prefill_ms else []),
     ]
-    return table([*rows, *([("note", stats.note)] if stats.note else [])])
+    return table([*rows, *([("note", stats.note)] if stats.note else [])], width=width)
+
+
+def prompt_line(stats: KVStats) -> str:
+    """How long the last prompt took, and how it was read."""
+    read = f"{stats.prefill_ms / 1e3:,.1f} s to read"
+    if stats.mode == "uncompressed":
+        return read
+    how = "layer by layer" if stats.mode == "layers" else "in full, then compressed"
+    return f"{read} ({how}), {stats.compress_ms / 1e3:,.1f} s of it to compress"
+
+
+def checkpoint_line(stats: KVStats) -> str:
+    """What the states before the last turn take, and what they are for."""
+    return (f"{mib(stats.n_bytes_checkpoints)} MiB more, to take the last turn again without reading "
+            "everything (--no-kv-checkpoints)")
 
 
 def cache_now(stats: KVStats) -> str:
@@ -99,8 +135,12 @@ def _kept(stats: KVStats) -> str:
             f"from {int(heads.min()):,} to {int(heads.max()):,}")
 
 
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Columns of text, two blanks apart, the last one as long as it is."""
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), width: int | None = None) -> str:
+    """Columns of text, two blanks apart, the last one as long as it is, or broken at `width` columns."""
     lines = [*([head] if head else []), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    if width is None or width < 2 * indent:
+        return "\n".join(text)
+    return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False) for line in text)

@@ -13,7 +13,8 @@ from edgekv.commands import terminal
 from edgekv.commands.options import SYSTEM, EngineOptions, SamplingOptions, engine_options, sampling_options
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
-from edgekv.commands.text import decode, encodable, read_document
+from edgekv.commands.template import Template, warnings
+from edgekv.commands.text import decode, encodable, read_bounded, read_document
 from edgekv.errors import BadInput, Cancelled
 from edgekv.machine import rss_peak
 
@@ -47,7 +48,13 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
     from edgekv.commands.load import load_llama, sampling_arguments
 
     llm = load_llama(engine)
-    complete = Completer(llm, text, encodable(system_prompt or ""), raw, sampling_arguments(llm, sampling))
+    template, system = Template(llm), encodable(system_prompt or "")
+    if not raw:
+        for line in warnings(llm, template, engine.ctx_size):
+            click.echo(f"edgekv: {line}", err=True)
+        if not template:
+            text, raw = "\n".join([*([system] if system else []), text]), True
+    complete = Completer(llm, text, system, raw, sampling_arguments(llm, sampling))
     try:
         print_json(llm, complete, engine) if as_json else print_text(llm, complete)
     except Cancelled:
@@ -64,9 +71,9 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
         prompt = words
     parts = []
     if file:
-        parts.append(read_document(file))
+        parts.append(read_document(file, may_be_pipe=True))
     if words == STDIN:
-        parts.append(decode(sys.stdin.buffer.read(), "standard input"))
+        parts.append(decode(read_bounded(sys.stdin.buffer, "standard input"), "standard input"))
     if prompt is not None:
         parts.append(encodable(prompt))
     if not parts:
@@ -83,6 +90,8 @@ class Completer:
     def __init__(self, llm: Llama, text: str, system: str, raw: bool, arguments: dict[str, Any]) -> None:
         self._llm, self._text, self._system, self._raw, self._arguments = llm, text, system, raw, arguments
 
+        self.opens_thought = not raw and Template(llm).opens_thought
+
     def __call__(self, stream: bool) -> Any:
         if self._raw:
             return self._llm.create_completion(self._text, stream=stream, **self._arguments)
@@ -94,11 +103,12 @@ class Completer:
 def print_text(llm: Llama, complete: Completer) -> None:
     """The answer as it comes, then a status line. Raises Abort after Ctrl-C."""
     stream = Stream(llm, lambda: complete(stream=True))
+    shown = terminal.Reply(sys.stdout.isatty(), complete.opens_thought)
     with terminal.interruptible(stream.stop), terminal.reading_bar(llm) as bar:
         for piece in stream:
             bar.stop()
-            terminal.write(piece)
-    terminal.write("\n")
+            shown.write(piece)
+    shown.end()
     stats = llm.kv_stats()
     terminal.status(status_line(stats, stream))
     if stats.note:
@@ -110,7 +120,7 @@ def print_text(llm: Llama, complete: Completer) -> None:
 def print_json(llm: Llama, complete: Completer, engine: EngineOptions) -> None:
     """One object with the answer and what it cost."""
     times = Times(llm)
-    with terminal.reading_bar(llm) as bar, terminal.interruptible(lambda: cancel(llm, bar)), refused_prompts(), times:
+    with terminal.reading_bar(llm) as bar, terminal.interruptible(lambda: cancel(llm, bar)), refused_prompts(llm), times:
         done = complete(stream=False)
     print(json.dumps(record(done, llm.kv_stats(), engine, times), ensure_ascii=False))
 
@@ -159,16 +169,18 @@ def record(done: dict[str, Any], stats: KVStats, engine: EngineOptions, times: T
         "model": engine.model,
         "kv_method": stats.method,
         "kv_ratio": round(stats.ratio, 6),
-        "type_k": stats.type_k,
-        "type_v": stats.type_v,
-        "prompt_n": usage["prompt_tokens"],
-        "kept_n": round(stats.n_kept, 2),
-        "gen_n": usage["completion_tokens"],
         "kv_bytes": stats.n_bytes,
         "kv_bytes_used": stats.n_bytes_used,
         "kv_bytes_peak": stats.n_bytes_peak,
         "kv_bytes_full": stats.n_bytes_full,
         "kv_bytes_limit": stats.n_bytes_limit,
+        "kv_bytes_reserved": stats.n_bytes_reserved,
+        "kv_bytes_checkpoints": stats.n_bytes_checkpoints,
+        "type_k": stats.type_k,
+        "type_v": stats.type_v,
+        "prompt_n": usage["prompt_tokens"],
+        "kept_n": round(stats.n_kept, 2),
+        "gen_n": usage["completion_tokens"],
         "prefill_ms": round(times.prefill_ms, 3),
         "compress_ms": round(stats.compress_ms, 3),
         "decode_ms": round(times.decode_ms, 3),

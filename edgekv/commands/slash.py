@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.commands.conversation import Conversation
+from edgekv.commands import terminal, wrap
+from edgekv.commands.conversation import Conversation, Document
 from edgekv.commands.report import mib, stats_table, table
 from edgekv.commands.saved import last_turn
+from edgekv.commands.stream import or_larger
 from edgekv.commands.text import read_document
 from edgekv.errors import BadInput
 
-Command = Callable[[Conversation, str], "str | None"]
-"""(conversation, what stands behind the name) -> a question to ask now, or None."""
+if TYPE_CHECKING:
+    from edgekv.stats import KVStats
+
+Command = Callable[[Conversation, str], "Iterator[str] | None"]
+"""(conversation, what stands behind the name) -> a reply to print, or None."""
 
 
 class Quit(Exception):
     """The user wants to leave."""
 
 
-def run(conversation: Conversation, line: str) -> str | None:
-    """Carries out a line that begins with '/'. Returns a question to ask now, or None. Raises BadInput and Quit."""
+def run(conversation: Conversation, line: str) -> Iterator[str] | None:
+    """Carries out a line that begins with '/'. Returns a reply that is to be printed, or None.
+
+    Raises BadInput and Quit.
+    """
     name, _, rest = line.partition(" ")
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
@@ -32,26 +41,45 @@ def run(conversation: Conversation, line: str) -> str | None:
 
 def help_(conversation: Conversation, rest: str) -> None:
     """/help | this list"""
-    rows = [[part.strip() for part in (command.__doc__ or "").split("|")] for command in COMMANDS.values()]
-    others = [" ".join(ALIASES), "as elsewhere: " + ", ".join(dict.fromkeys(ALIASES.values()))]
-    say(table([*rows, others, ["Ctrl-C", "stop the reply, or reading"], ["Ctrl-D", "leave"]]))
+    rows = list(map(described, COMMANDS.values()))
+    others = (" ".join(ALIASES), "as elsewhere: " + ", ".join(dict.fromkeys(ALIASES.values())))
+    keys = [('"""', "begins and ends a text of several lines"), ("Tab", "complete a command or a path"),
+            ("Ctrl-C", "stop the reply, or reading"), ("Ctrl-D", "leave")]
+    say(table([*rows, others, *keys], width=terminal.width()))
 
 
-def file(conversation: Conversation, rest: str) -> str | None:
-    """/file PATH [question] | put a text file in front of the next message, and ask at once if a question follows"""
+def described(command: Command) -> tuple[str, str]:
+    """How a command is written, and what it does."""
+    usage, _, meaning = " ".join((command.__doc__ or "").split()).partition(" | ")
+    return usage, meaning
+
+
+def file(conversation: Conversation, rest: str) -> Iterator[str] | None:
+    """/file [PATH [question]] | put a text file in front of the next message, and ask at once if
+    a question follows; without a path list the files that wait, with - drop them"""
+    if rest in ("", "-"):
+        waiting, conversation.documents = conversation.documents, [] if rest else conversation.documents
+        names = ", ".join(map(str, waiting)) or "no file"
+        say(f"{names} {'dropped' if rest else 'in front of your next message'}")
+        return None
     path, question = split_path(rest)
     text = read_document(path)
-    n_tokens = check_room(conversation, path, text)
-    conversation.documents.append(text)
+    document = Document(path, text, check_room(conversation, path, text))
     if question:
-        return question
-    say(f"{path}: {n_tokens:,} tokens; they are read with your next message")
+        return conversation.ask(question, document)
+    conversation.documents.append(document)
+    say(f"{document}: read with your next message")
     return None
+
+
+def regen(conversation: Conversation, rest: str) -> Iterator[str]:
+    """/regen | write the last reply anew"""
+    return conversation.regenerate()
 
 
 def stats(conversation: Conversation, rest: str) -> None:
     """/stats | what the cache holds"""
-    say(stats_table(conversation.llm.kv_stats()))
+    say(stats_table(conversation.llm.kv_stats(), width=terminal.width()))
 
 
 def save(conversation: Conversation, rest: str) -> None:
@@ -85,14 +113,26 @@ def ratio(conversation: Conversation, rest: str) -> None:
     """/ratio R | keep the share R of the cache from the next prompt on"""
     from edgekv.budget import check_ratio
 
-    share = check_ratio(needed(rest, "/ratio 0.2"))
-    now = conversation.llm.kv_stats()
-    conversation.llm.kv_set(ratio=share)
-    per_f16 = conversation.llm.kv_stats().per_f16
-    n_kept = min(int(share * per_f16 * now.n_seen), now.n_seen)
-    n_bytes = now.n_bytes_full * n_kept / per_f16 / max(now.n_seen, 1)
-    say(f"{100 * share:g} % of the memory from the next prompt on: {mib(n_bytes)} of {mib(now.n_bytes_full)} MiB, "
-        f"{n_kept:,} of the {now.n_seen:,} tokens seen would stay")
+    llm, share = conversation.llm, check_ratio(needed(rest, "/ratio 0.2"))
+    if share < 1:
+        conversation.learn(share)
+    before = llm.kv_stats()
+    llm.kv_set(ratio=share)
+    now = llm.kv_stats()
+    say("; ".join([kept_from_now(share, before, now), *([f"method {now.method}"] if share < 1 else []),
+                   *(["the conversation is read again with your next message"] if before.n_seen > now.n_seen else []),
+                   *([now.note] if now.note else [])]))
+
+
+def kept_from_now(share: float, before: KVStats, now: KVStats) -> str:
+    """What the next prompt keeps, with an example: the tokens that were seen before."""
+    wish = f"{100 * share:g} % of the memory from the next prompt on"
+    if not before.n_seen:
+        return wish
+    n_kept = min(int(share * now.per_f16 * before.n_seen), before.n_seen)
+    n_bytes = before.n_bytes_full * n_kept / now.per_f16 / before.n_seen
+    return (f"{wish}: {mib(n_bytes)} of {mib(before.n_bytes_full)} MiB, "
+            f"{n_kept:,} of the {before.n_seen:,} tokens seen would stay")
 
 
 def quit_(conversation: Conversation, rest: str) -> None:
@@ -101,16 +141,17 @@ def quit_(conversation: Conversation, rest: str) -> None:
 
 
 COMMANDS: dict[str, Command] = {
-    "/help": help_, "/file": file, "/stats": stats, "/save": save, "/load": load, "/reset": reset,
+    "/help": help_, "/file": file, "/regen": regen, "/stats": stats, "/save": save, "/load": load, "/reset": reset,
     "/system": system, "/ratio": ratio, "/quit": quit_,
 }
+WITH_PATH = ("/file", "/read", "/save", "/load")
 ALIASES = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset", "/read": "/file", "/?": "/help"}
 """What llama.cpp and Ollama call them."""
 
 
 def say(text: str) -> None:
     """A line for the user that is no part of the result."""
-    click.echo(text, err=True)
+    click.echo(wrap.lines(text, terminal.width()), err=True)
 
 
 def needed(rest: str, usage: str) -> str:
@@ -123,21 +164,21 @@ def needed(rest: str, usage: str) -> str:
 def check_room(conversation: Conversation, path: str, text: str) -> int:
     """Tokens of the text. Raises BadInput if they cannot fit beside what the context holds and what waits already."""
     llm = conversation.llm
-    n_tokens, n_waiting = (len(llm.tokenize(t.encode(), add_bos=False)) for t in (text, "\n\n".join(conversation.documents)))
+    n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
+    n_waiting = sum(document.n_tokens for document in conversation.documents)
     n_left = llm.n_ctx() - llm.kv_stats().n_seen - n_waiting
     if n_tokens >= n_left:
         raise BadInput(f"'{path}' has {n_tokens:,} tokens, and {n_left:,} of the context's {llm.n_ctx():,} are left; "
-                       "give a shorter text, /reset, or start with a larger -c")
+                       f"give a shorter text, /reset{or_larger(llm)}")
     return n_tokens
 
 
 def split_path(rest: str) -> tuple[str, str]:
     """'PATH question' in its two parts. A path with blanks stands in quotes, unless it is all there is."""
-    needed(rest, "/file PATH, or /file PATH question")
     if rest[0] in "'\"" and rest.find(rest[0], 1) > 0:
         path, _, question = rest[1:].partition(rest[0])
         return path, question.strip()
-    if Path(rest).expanduser().is_file():
+    if os.path.isfile(os.path.expanduser(rest)):  # raises nothing, whatever the text
         return rest, ""
     path, _, question = rest.partition(" ")
     return path, question.strip()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from edgekv.errors import BadInput, Cancelled
+from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -27,6 +28,8 @@ class Stream:
         self._begin = begin
         self._reading = False
         self._stopped = False
+        self.has_begun = False
+        """The prompt has been read: the model has seen this turn."""
         self.n_read = 0
         """Tokens of the prompt that were not in the cache yet."""
         self.read_s = 0.0
@@ -66,9 +69,10 @@ class Stream:
     def _read(self) -> tuple[Chunks, dict[str, Any]]:
         """The chunks and the first of them, before which the prompt is read."""
         n_before, start = self._llm.n_evaluated, time.perf_counter()
+        self._llm.kv_cancel(False)  # a Ctrl-C that came too late for an earlier turn
         self._reading = True
         try:
-            with refused_prompts():
+            with refused_prompts(self._llm):
                 chunks = self._begin()
                 chunk = next(chunks)
         finally:
@@ -76,17 +80,42 @@ class Stream:
         if self._stopped:
             chunks.close()
             raise Cancelled("stopped")
+        self.has_begun = True
         self.n_read = self._llm.n_evaluated - n_before
         self.read_s = time.perf_counter() - start
         return chunks, chunk
 
 
 @contextmanager
-def refused_prompts() -> Iterator[None]:
-    """Turns what the parent library says about a prompt (chat template, length) into one line."""
+def refused_prompts(llm: Llama) -> Iterator[None]:
+    """Turns what is wrong with a prompt (its length, what a chat template says) into one line."""
     try:
         yield
-    except ValueError as error:
+    except ContextFull as error:
+        advice = f"give a shorter prompt{or_larger(llm)}"
+        raise BadInput(f"the model cannot take this prompt: {error.what}; {advice}") from error
+    except EdgeKVError:
+        raise
+    except Exception as error:
+        if not isinstance(error, ValueError) and not _is_of_template(error):
+            raise
         reason = " ".join(str(error).split())
-        advice = "; give a shorter prompt, or start with a larger -c" if "context window" in reason else ""
-        raise BadInput(f"the model cannot take this prompt: {reason}{advice}") from error
+        raise BadInput(f"the model cannot take this prompt: {reason}") from error
+
+
+def _is_of_template(error: Exception) -> bool:
+    """Whether it comes out of a chat template, whose mistakes can be of any kind."""
+    return any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def trained_context(llm: Llama) -> int:
+    """Tokens that the model was trained with, 0 if it does not say."""
+    architecture = llm.metadata.get("general.architecture", "")
+    value = llm.metadata.get(f"{architecture}.context_length", "")
+    return int(value) if value.isdecimal() else 0
+
+
+def or_larger(llm: Llama) -> str:
+    """The advice of a larger context, if that is one."""
+    trained = trained_context(llm)
+    return ", or start with a larger -c" if llm.n_ctx() < trained or not trained else ""

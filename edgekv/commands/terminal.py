@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
+
+from edgekv import folders
+from edgekv.commands import text
+from edgekv.commands.thinking import Splitter
+from edgekv.commands.wrap import Wrap, lines
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -19,7 +23,9 @@ if TYPE_CHECKING:
     from edgekv import Llama
 
 PROMPT = "> "
-BAR_AFTER_S = 0.5  # a short prompt needs no bar
+CONTINUED = ". "
+BAR_FROM, BAR_AFTER_S = 256, 0.5
+"""Tokens of a prompt and seconds from which there is a bar: a short one needs none."""
 
 
 def is_interactive() -> bool:
@@ -27,48 +33,80 @@ def is_interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def user_data() -> Path:
-    """The folder for this user's data: what the platform calls it, and `edgekv` in it."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Application Support"
-    else:
-        base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "edgekv"
+QUOTES = '"""'
+"""Begin and end a text of several lines, as in Ollama."""
 
 
-def typed_lines() -> Iterator[str]:
-    """Lines a person types, with history over sessions, until Ctrl-D. Ctrl-C empties the line."""
+def typed_lines(commands: Sequence[str], with_path: Sequence[str]) -> Iterator[str]:
+    """What a person types, with history over sessions, until Ctrl-D. Ctrl-C empties the line.
+
+    commands: names that Tab completes, as it does paths behind those of with_path.
+    """
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.shortcuts import CompleteStyle
 
-    session: PromptSession[str] = PromptSession(history=_history())
+    from edgekv.commands.completion import completer
+
+    session: PromptSession[str] = PromptSession(
+        history=_history(), completer=completer(commands, with_path), complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE)
     while True:
         try:
-            yield session.prompt(PROMPT)
+            typed = quoted(session.prompt(PROMPT), lambda: session.prompt(CONTINUED))
         except KeyboardInterrupt:
             continue
         except EOFError:
             return
+        yield typed
+
+
+def piped_lines() -> Iterator[str]:
+    """The lines of standard input. Raises BadInput for one that is longer than any context."""
+
+    def read() -> str:
+        line = sys.stdin.readline(text.DOCUMENT_MAX + 1)
+        if len(line) > text.DOCUMENT_MAX:
+            raise text.too_long("a line of standard input")
+        if not line:
+            raise EOFError
+        return line.rstrip("\r\n")
+
+    while True:
+        try:
+            line = read()
+        except EOFError:
+            return
+        yield quoted(line, read)
+
+
+def quoted(line: str, more: Callable[[], str]) -> str:
+    """A text between triple quotes, to which `more` adds lines; any other line as it is.
+
+    Such a text begins with a line end, so that it is no command whatever its first letter. Raises what `more` raises, but where there are no more lines the text ends.
+    """
+    begin = line.lstrip()
+    if not begin.startswith(QUOTES):
+        return line
+    lines = [begin.removeprefix(QUOTES)]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        try:
+            lines.append(more())
+        except EOFError:
+            break
+    return "\n" + "\n".join(lines).rstrip().removesuffix(QUOTES)
 
 
 def _history() -> History:
     """What was typed before; kept in memory only if the folder cannot be written."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    path = user_data() / "history"
+    path = folders.data() / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
         return FileHistory(str(path))
     except OSError:
         return InMemoryHistory()
-
-
-def piped_lines() -> Iterator[str]:
-    """The lines of standard input."""
-    for line in sys.stdin:
-        yield line.rstrip("\r\n")
 
 
 class ReadingBar:
@@ -91,7 +129,7 @@ class ReadingBar:
         self.is_reading = done < total
         if not self.is_reading:
             self.stop()
-        elif sys.stderr.isatty() and time.monotonic() - self._begin > BAR_AFTER_S:
+        elif sys.stderr.isatty() and (total > BAR_FROM or time.monotonic() - self._begin > BAR_AFTER_S):
             self._bar.start()
             self._is_shown = True
             self._bar.update(self._task, completed=done, total=total)
@@ -135,12 +173,70 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def killable() -> Iterator[None]:
+    """Ctrl-C ends the process at once, without a word: while modules and weights are loaded."""
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if threading.current_thread() is not threading.main_thread() or not default:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def write(text: str) -> None:
     """A piece of the result, at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
+class Reply:
+    """A reply as it comes. For a person: words whole at the terminal's edge, thoughts dim, nothing that
+    steers the terminal. Else as it is.
+
+    in_thought: it begins in the middle of a thought.
+    """
+
+    def __init__(self, for_person: bool, in_thought: bool = False) -> None:
+        self._for_person = for_person
+        self._splitter, self._wrap = Splitter(in_thought), Wrap(lambda: width(sys.stdout) or 80)
+        self._was_thought = in_thought
+
+    def write(self, piece: str) -> None:
+        if not self._for_person:
+            write(piece)
+            return
+        for part, is_thought in self._splitter.feed(text.printable(piece)):
+            self._show(part, is_thought)
+
+    def end(self) -> None:
+        """What was held back, and a line end."""
+        if self._for_person:
+            for part, is_thought in self._splitter.end():
+                self._show(part, is_thought)
+            write(_dimmed(self._wrap.end(), self._was_thought))
+        write("\n")
+
+    def _show(self, part: str, is_thought: bool) -> None:
+        if part and is_thought != self._was_thought:
+            write(_dimmed(self._wrap.end(), self._was_thought))
+            self._was_thought = is_thought
+        write(_dimmed(self._wrap.feed(part), is_thought))
+
+
+def _dimmed(text: str, is_dim: bool) -> str:
+    return f"\x1b[2m{text}\x1b[0m" if is_dim and text else text
+
+
+def width(stream: TextIO | None = None) -> int | None:
+    """Columns of the terminal that a stream goes to (standard error), None if that is none."""
+    stream = stream or sys.stderr
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
 def status(line: str) -> None:
     """A dim line on standard error."""
-    error_console().print(line, style="dim", markup=False)
+    error_console().print(lines(line, width()), style="dim", markup=False)

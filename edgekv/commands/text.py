@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from edgekv.errors import BadInput
 
@@ -11,20 +13,52 @@ _CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
 del _CONTROL[ord("\n")], _CONTROL[ord("\t")]
 
 
-def read_document(path: str) -> str:
+DOCUMENT_MAX = 64 * 2**20
+"""Bytes of a text that are read. The longest contexts hold less."""
+
+
+def read_document(path: str, may_be_pipe: bool = False) -> str:
     """The text of a file without its last line end. UTF-8, or UTF-16 with a byte order mark.
 
-    Raises BadInput for what is missing, no file, empty, or no text.
+    may_be_pipe: a named pipe is waited for, as a shell's <(command) needs it.
+    Raises BadInput for what is missing, no file, empty, too large, or no text.
     """
     try:
-        data = Path(path).expanduser().read_bytes()
+        place = expanded(path)
+        mode = place.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise BadInput(f"'{path}' is a directory; name a text file in it")
+        if not stat.S_ISREG(mode) and not (may_be_pipe and stat.S_ISFIFO(mode)):
+            raise BadInput(f"'{path}' is a pipe or a device; name a text file")
+        with place.open("rb") as file:
+            data = read_bounded(file, f"'{path}'")
     except FileNotFoundError:
         raise BadInput(f"there is no file '{path}'; check the name") from None
-    except IsADirectoryError:
-        raise BadInput(f"'{path}' is a directory; name a text file in it") from None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise BadInput(f"'{path}' cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise BadInput(f"'{path}' cannot be read ({reason})") from None
     return decode(data, f"'{path}'")
+
+
+def expanded(path: str) -> Path:
+    """`path` with the home folder in place of ~. Raises BadInput if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise BadInput(f"'{path}' names a user whom this machine does not have") from None
+
+
+def read_bounded(file: BinaryIO, what: str) -> bytes:
+    """All bytes of a file. Raises BadInput, about `what`, if there are more than any context holds."""
+    data = file.read(DOCUMENT_MAX + 1)
+    if len(data) > DOCUMENT_MAX:
+        raise too_long(what)
+    return data
+
+
+def too_long(what: str) -> BadInput:
+    limit = DOCUMENT_MAX // 2**20
+    return BadInput(f"{what} has more than {limit} MiB, which no context holds; give a part of it")
 
 
 def decode(data: bytes, what: str) -> str:

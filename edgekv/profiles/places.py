@@ -9,11 +9,11 @@ from __future__ import annotations
 import glob
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from edgekv import folders
 from edgekv.errors import BadInput
 from edgekv.profiles.file import Profile, read
 from edgekv.profiles.identity import Identity, identify
@@ -67,7 +67,7 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
 def candidates(model_path: str, model: Identity) -> Iterator[Path]:
     """The files that exist where `find` looks, in its order."""
     paths = [*together(beside(model_path)), *sorted(SHIPPED.glob("*.gguf")), *together(cached(model))]
-    return (path for path in paths if path.is_file())
+    return (path for path in paths if os.path.isfile(path))  # raises nothing, however long the name
 
 
 def together(plain: Path) -> list[Path]:
@@ -88,11 +88,5 @@ def cached(model: Identity, kind: str = "") -> Path:
 
 
 def user_cache() -> Path:
-    """This user's folder for what can be made again: what the platform calls it, and `edgekv` in it."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "edgekv"
+    """This user's folder for what can be made again."""
+    return folders.cache()
