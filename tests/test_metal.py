@@ -21,6 +21,7 @@ from tests.test_native import check_passed, program, run
 METAL = ROOT / "native" / "src" / "metal"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for Metal needs Linux")
 def test_metal_kernels_agree_with_plain_loops():
     """Their source, compiled as C++: what they compute, not that Metal would take it."""
@@ -56,6 +57,7 @@ def test_address_spaces_fit_each_other(right, wrong):
 # ---- the host
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for Metal needs Linux")
 @pytest.mark.parametrize("name", ["test-metal-host", "test-metal-names"])
 def test_calls_go_through_upstreams_metal_backend(name):

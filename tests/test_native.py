@@ -52,6 +52,7 @@ def test_cpu_kernels_agree_with_plain_loops():
     check_passed(run(program("test-kernels")))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for CUDA needs Linux")
 def test_cuda_kernels_agree_with_plain_loops():
     """Their source, compiled as C++ and run on the CPU: what they compute, not that a GPU would run them."""
