@@ -113,7 +113,10 @@ def run_edgekv(args: list[str]) -> int:
 
 
 def run_tests(args: list[str]) -> int:
-    """Run pytest against the installed package and the unpatched library of the same version."""
+    """Run pytest against the installed package and the unpatched library of the same version.
+
+    Two processes share the tests, unless the arguments say how many (-n 0: none but pytest's own).
+    """
     folder = ROOT / ".venv-test"
     if "--clean" in args:
         args = [arg for arg in args if arg != "--clean"]
@@ -127,6 +130,8 @@ def run_tests(args: list[str]) -> int:
         PATH=path, CMAKE_ARGS=read_stamp(folder)["cmake_args"])
     env = {**os.environ, "EDGEKV_STOCK_LIB": str(stock / "bin"),
            "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
+    if not any(arg.startswith(("-n", "--numprocesses", "--dist", "--pdb")) for arg in args):
+        args = ["-n", "2", "--dist", "worksteal", *args]
     return subprocess.run([program(folder, "pytest"), *args], cwd=ROOT, env=env).returncode
 
 

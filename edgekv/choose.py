@@ -1,7 +1,7 @@
 """choose: from the user's words to a method, with the model's own profile where there is one.
 
 `auto` is what the tables of docs/methods.md found best, score and merge, with budgets per KV head from the model's profile; without a profile
-it is the best method that needs none. Budgets named profile, lukv, evolkv or tuned take a profile of that kind (`profile`: any), in a mix
+it is the best method that needs none. Budgets named profile, lukv or evolkv take a profile of that kind (`profile`: any), in a mix
 (score=keydiff,budget=lukv) or as a preset (lukv). The score kvzap takes its maps from a profile, whatever the budget.
 """
 
@@ -57,7 +57,7 @@ def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -
     assert isinstance(budget, ProfileBudget)
     is_open = text in methods.REGISTRY and bool(budget.kind)
     scores = [""] if is_open and wish else [preset.score.name, ""][: 1 + is_open]
-    found = next((p for score in scores if (p := find(model_path, wish, score, budget.kind, first=budget.first))), None)
+    found = next((p for score in scores if (p := find(model_path, wish, score, budget.kind))), None)
     if found is None:
         raise BadInput(f"there is no {budget.kind or 'profile'}{' profile' * bool(budget.kind)} for {model_path}: make one with "
                        f"'edgekv profile {budget.kind or 'probe'}', or name one with --kv-profile")

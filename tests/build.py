@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lib import ROOT
+from tests.lib import ROOT, building
 
 
 def run(*command: object, timeout: float = 600, **env: str) -> str:
@@ -28,8 +28,9 @@ def build(folder: Path, *options: str, targets: tuple[str, ...]) -> None:
         command += ["-G", "Ninja"]
     if shutil.which("ccache"):
         command += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
-    run(*command)
-    run("cmake", "--build", folder, "--parallel", os.cpu_count() or 1, "--target", *targets, timeout=3000)
+    with building():
+        run(*command)
+        run("cmake", "--build", folder, "--parallel", os.cpu_count() or 1, "--target", *targets, timeout=3000)
 
 
 def absent(why: str) -> None:

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from edgekv.library import lib_dir
 from tests import lib, models
 
 # Children that start in the checkout import its package, which has no libraries: they get those of the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
+settings.register_profile("shared", deadline=None)  # of an example: other processes may have the core
+settings.load_profile("shared")
+# Tests run beside each other: threads that wait must not keep a core busy.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.lib import ROOT
+from tests.lib import ROOT, building
 
 HEADER = "cublas_v2.h"
 
@@ -28,8 +28,9 @@ def folder() -> Path:
     named = os.environ.get("EDGEKV_CUBLAS")
     places = [*([Path(named)] if named else []), Path(nvcc).resolve().parent.parent / "include",
               *Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include"), fetched]
-    if not any((place / HEADER).exists() for place in places):
-        fetch(major(nvcc), fetched)
+    with building():
+        if not any((place / HEADER).exists() for place in places):
+            fetch(major(nvcc), fetched)
     return next(place for place in places if (place / HEADER).exists())
 
 

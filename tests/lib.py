@@ -13,8 +13,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +52,17 @@ def stock_folder() -> Path:
         return Path(named)
     folder = ROOT / "build" / "stock"
     command = [sys.executable, "native/upstream.py", "build-stock", "--out", str(folder)]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    with building():
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
     return folder / "bin"
+
+
+def building() -> AbstractContextManager[Any]:
+    """Held by whoever writes into build/: builds unpack llama.cpp into one folder."""
+    from filelock import FileLock
+
+    (ROOT / "build").mkdir(exist_ok=True)
+    return FileLock(ROOT / "build" / "tests.lock")
 
 
 def run(lib: Path | str, jobs: list[Job], timeout: float = 300) -> list[np.ndarray]:

@@ -49,29 +49,6 @@ def folder(tiny, tmp_path, monkeypatch):
     return model, add
 
 
-def test_tuned_shares_serve_their_score_and_come_first_for_edgekv(folder):
-    model, add = folder
-    add("probe", "", "kvbudget-m.gguf", 0.11, maps=True)
-    add("tuned", "kvzap", "kvbudget-m.tuned.gguf", 0.12, maps=True)
-    tuned = ["score=kvzap,budget=tuned,merge=summary", "auto", "edgekv", "edgekv:rows=8"]
-    plain = ["kvzap", "score=kvzap,budget=profile,merge=summary", "score=random,budget=profile"]
-    assert [first_of(choose(text, model)) for text in tuned + plain] == [0.12] * len(tuned) + [0.11] * len(plain)
-    assert first_of(choose("auto", model, add("tuned", "kvzap", "mine.gguf", 0.13, maps=True))) == 0.13
-    assert first_of(choose("auto", model, add("probe", "", "kvbudget-m.gguf", 0.11, maps=True))) == 0.11
-    with pytest.raises(BadInput, match="edgekv profile tuned"):
-        choose("score=keydiff,budget=tuned", model)
-
-
-def test_a_tuned_profile_elsewhere_does_not_come_before_the_users_own(folder):
-    model, add = folder
-    places.SHIPPED.mkdir()
-    add("tuned", "kvzap", "shipped/kvbudget-m.tuned.gguf", 0.12, maps=True)
-    add("probe", "", "shipped/kvbudget-m.gguf", 0.13, maps=True)
-    assert first_of(choose("auto", model)) == 0.12
-    add("probe", "", "kvbudget-m.gguf", 0.11, maps=True)
-    assert first_of(choose("auto", model)) == 0.11
-
-
 def first_of(preset) -> float:
     return round(float(preset.budget.shares(0.2)[0, 0]), 4)
 

@@ -17,7 +17,7 @@ from tests import cublas
 from tests.lib import ROOT
 
 KERNELS = ROOT / "native" / "src" / "cuda"
-SOURCES = ("edgekv-attend.cu", "edgekv-score.cu", "edgekv-select.cu", "edgekv-foretell.cu", "edgekv-evict.cu", "edgekv-merge.cu")
+SOURCES = ("edgekv-attend.cu", "edgekv-score.cu", "edgekv-foretell.cu", "edgekv-evict.cu", "edgekv-merge.cu")
 ARCHITECTURES = (75, 80, 86, 89, 90, 120)
 FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wmissing-declarations,-Werror", "-Xptxas", "-v")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 from edgekv import Llama, methods
 from edgekv.blueprint import Blueprint
 from edgekv.commands import eval as commands_eval
-from edgekv.commands import load, report, slash
+from edgekv.commands import report, slash
+from edgekv.commands.options import EngineOptions
 from edgekv.dense import fits
 from edgekv.eval.reader import Reader
 from edgekv.fit import PICKED, Planner, Wish
@@ -144,18 +146,21 @@ def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, te
             assert np.array_equal(stats.kept, one.kv_stats().kept) and np.allclose(next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4)
 
 
-@pytest.mark.parametrize(("words", "second"), [
-    ({}, True), (dict(cache_type_k="f16"), False), (dict(cache_type_v="q4_0"), False), (dict(kv_budget=64), False), (dict(d_head=80), False), (dict(names=["snapkv"]), False),
+ENGINE = EngineOptions(
+    "", 512, 512, 256, 1, 1, 0, "auto", None, None, 0, False,
+    1.0, None, None, "auto", 4, 32, 1, "f32", 512, "none")
+
+
+@pytest.mark.parametrize(("words", "names", "second"), [
+    ({}, ["auto"], True), (dict(cache_type_k="f16"), ["auto"], False),
+    (dict(cache_type_v="q4_0"), ["auto"], False), (dict(kv_budget=64), ["auto"], False),
+    ({}, ["snapkv"], False),
 ])
-def test_a_second_model_is_loaded_only_for_what_auto_picks(monkeypatch, words, second):
-    names, d_head = words.pop("names", ["auto"]), words.pop("d_head", 64)
-    options = dict(model="m", cache_type_k=None, cache_type_v=None, kv_budget=None) | words
-    monkeypatch.setattr(load, "model_info", lambda path: {"mode": "layers", "d_head_k": d_head, "d_head_v": d_head})
-    monkeypatch.setattr(load, "load_llama", lambda engine: engine)
-    monkeypatch.setattr(commands_eval, "replace", lambda engine, **more: SimpleNamespace(**(engine.__dict__ | more)))
-    llm, dense = commands_eval.models(SimpleNamespace(**options), names)
-    assert (llm.cache_type_k, llm.cache_type_v) == (options["cache_type_k"] or "f16", options["cache_type_v"] or "f16")
-    assert (dense is not None) == second and (not dense or (dense.kv_method, dense.cache_type_k) == ("auto", None))
+def test_a_second_model_is_loaded_only_for_what_auto_picks(tiny, words, names, second):
+    engine = replace(ENGINE, model=str(tiny("llama-gqa")), **words)
+    llm, dense = commands_eval.models(engine, names)
+    assert types(llm) == (TYPES[engine.cache_type_k or "f16"], TYPES[engine.cache_type_v or "f16"])
+    assert (dense is not None) == second and (not dense or types(dense) == (8, 8))
 
 
 def test_what_is_printed_says_type_and_rows(tiny, text):

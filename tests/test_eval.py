@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from edgekv import commands
 from edgekv.commands import eval as command
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.eval import evaluate, perplexity, plot, predictions, prompt, reader, table
+from edgekv.eval import evaluate, perplexity, plot, predictions, prompt, reader, results, table
 from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Sample, Task
 from edgekv.eval.tasks import TASKS
 from tests import models
@@ -361,3 +362,62 @@ def test_every_task_has_a_command():
     for name in TASKS:
         assert command.command.get_command(context, name).name == name
     assert command.command.get_command(context, "nonsense") is None
+
+
+# ---- what is kept for fit
+
+
+@pytest.fixture
+def measured(run, tiny, tmp_path, monkeypatch) -> tuple[str, Path]:
+    """A tiny model and the file of its results, behind a small evaluation."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = str(tiny("llama-gqa"))
+    run("needle", "-m", model, "-n", "2", "--lengths", "200", "--methods", "snapkv",
+        "--ratios", "0.5", "--setting", "agnostic")
+    return model, results.file_of(model)
+
+
+def test_fit_says_what_eval_measured_of_the_model(measured, tiny):
+    def quality(name: str, ratio: str) -> str:
+        words = ["fit", "-m", str(tiny(name)), "--memory", "2GiB", "-c", "512", "--json",
+                 "--kv-method", "snapkv", "--ratios", ratio]
+        return json.loads(CliRunner().invoke(commands.main, words).stdout)["best"]["quality"]
+
+    assert quality("llama-gqa", "0.5") == (
+        "needle: score 0.0 % (full cache: 0.0 %; 2 samples of about 1,000 tokens, "
+        "asked after the text was compressed)")
+    for name, ratio in (("llama-gqa", "0.4"), ("llama-mha", "0.5")):
+        assert quality(name, ratio).startswith("not measured on this model")
+    assert [path.name for path in measured[1].parent.iterdir()] == [measured[1].name]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda text: text[:-5], lambda text: "{}", lambda text: "[" * 100_000,
+    lambda text: text.replace("needle", "\\u001b[2J"), lambda text: text.replace('"n": 2', '"n": true'),
+    lambda text: text.replace('"full": 0.0', '"full": 1e999'), lambda text: text.replace('"agnostic"', "7"),
+    lambda text: text + " " * results.BYTES_MAX, lambda text: "[3, null, []]",
+])
+def test_damaged_results_count_for_nothing(measured, damage):
+    model, path = measured
+    path.write_text(damage(path.read_text()))
+    assert results.read(path) == []
+    assert results.known(model, "snapkv", 0.5, "f16", "f16").startswith("not measured on this model")
+    found = results.Result("needle", "aware", "snapkv", 0.5, "f16", "f16", 1.0, 1.0, 4, 200)
+    results.keep(model, [found])
+    assert len(results.read(path)) == 1
+
+
+def test_fewer_samples_replace_nothing(measured):
+    model, path = measured
+    [kept] = [x for x in results.read(path) if x.method == "snapkv"]
+    for n, value in ((50, 0.9), (2, 0.1), (50, 0.8)):
+        results.keep(model, [replace(kept, n=n, value=value)])
+    assert {x.value for x in results.read(path) if x.method == "snapkv"} == {0.8}
+
+
+def test_results_of_another_budget_or_profile_are_not_kept(run, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for words in (["--kv-budget", "100"], ["--kv-window", "8"]):
+        model = str(tiny("llama-gqa"))
+        run("needle", "-m", model, "-n", "1", "--lengths", "200", "--ratios", "0.5", *words)
+    assert list(tmp_path.iterdir()) == []

@@ -7,14 +7,13 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekv import commands, methods, native, quality
+from edgekv import commands, methods, native
 from edgekv.blueprint import Blueprint, Context
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
@@ -27,7 +26,6 @@ from tests import models
 from tests.engine import TYPES, load, n_kept
 from tests.recurrent import write as write_recurrent
 
-ROOT = Path(__file__).resolve().parent.parent
 N_CTX = 1280
 PEAK_ABOVE, PEAK_SPARE = 1.01, 64 * 1024
 """How far a predicted peak of the cache may lie above the real one; never below."""
@@ -203,30 +201,6 @@ def test_the_command_line_says_all_that_differs_from_the_defaults():
     point = planner(0).point(4096, 0.2, ("q8_0", "q4_0"), "disk")
     assert point.command("a b.gguf", False) == ("edgekv chat -m 'a b.gguf' -c 4096 --kv-ratio 0.2 -ctk q8_0 -ctv q4_0 --kv-hidden disk -ngl 0")
     assert replace(point, ratio=1.0, type_k="f16", type_v="f16").command("m", True) == "edgekv chat -m m -c 4096 -ngl all"
-
-
-# ---- what is known
-
-
-def test_known_qualities_are_those_of_the_docs():
-    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    lengths = " ".join(f"{n:,} tokens |" for n in quality.LENGTHS)
-    header = f"| method | ratio kept | tokens | rows kept | KV MiB | {lengths}"
-    tables = [part[part.index(header):].split("\n\n")[0] for part in text.split("**Query-agnostic")[1:] if header in part]
-    assert len(tables) == 3
-    for x in quality.MEASURED:
-        assert sum(x.found) <= len(x.found) * x.cases and len(x.found) == len(quality.LENGTHS)
-        shares = " ".join(rf"{100 * n / x.cases:.1f} % \|" for n in x.found)
-        assert re.search(rf"\| {re.escape(x.row)} \| {x.ratio:g} \| [\d,]+ \| [\d,]+ \| [\d.]+ \| {shares}", "\n".join(tables)), f"docs/methods.md does not say: {x}"
-
-
-def test_what_was_not_measured_is_said_so():
-    demo = f"/somewhere/{quality.DEMO}"
-    assert "44 of 50 in 4,000" in quality.known(demo, "score=keydiff,budget=profile", 0.2, "f16", "f16")
-    assert "29 of 30 in 2,000" in quality.known(demo, "auto", 0.2, "q8_0", "q8_0") and "q8_0 cache" in quality.known(demo, "auto", 0.2, "q8_0", "q8_0")
-    for other in (("/x/other.gguf", "kvzap", 0.2, "f16", "f16"), (demo, "kvzap", 0.3, "f16", "f16"), (demo, "kvzap", 0.2, "q8_0", "q8_0"),
-                  (demo, "h2o", 0.2, "f16", "f16")):
-        assert quality.known(*other).startswith(quality.NOT_MEASURED)
 
 
 def test_no_layers_on_a_gpu_are_named_where_the_build_knows_none(tiny):

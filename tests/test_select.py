@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv.select import keep
-from tests.lib import ROOT
-from tests.test_native import program
 
 
 @st.composite
@@ -98,12 +93,6 @@ def test_unusable_scores_come_last(worst):
     pos = np.arange(6, dtype=np.int32)[None]
     assert keep(scores, [6], pos, 6, sink=0, window=0)[0].tolist() == [4, 1, 2, 5, 0, 3]
     assert keep(scores, [5], pos, 6, sink=0, window=0)[0].tolist() == [4, 1, 2, 5, 0]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the test device needs Linux")
-def test_the_device_selects_the_same_rows():
-    done = subprocess.run([sys.executable, "-m", "tests.device_select", program("fake-device.so")], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_scores_of_any_number_type_are_ranked():

@@ -30,8 +30,6 @@ class Profile:
     paper: str = ""
     kind: str = ""
     """The kind of profile that serves; empty: any that is not for one task alone."""
-    first: str = ""
-    """Of those that serve and lie in the same folder, the kind that comes first."""
     shares: Callable[[float], NDArray[np.float64]] | None = None
     """ratio -> float [n_layer, n_head_kv], 0..1, for all layers of the model; None: not yet looked up."""
     params: ClassVar[None] = None
@@ -47,7 +45,6 @@ PROFILES = (
     Profile("profile", "a share for each head, measured once for the model"),
     Profile("lukv", "a share for each head, by what answers of the model needed", "LU-KV, arXiv 2602.08585", "lukv"),
     Profile("evolkv", "a share for each layer, evolved on a task", "EvolKV, arXiv 2509.08315", "evolkv"),
-    Profile("tuned", "a share for each head, moved to where the model says most like with all rows", "", "tuned"),
 )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.commands.options import EngineOptions, engine_options, lengths, method, split_names
+from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -148,7 +149,9 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
                 text = answers.add(outcome)
                 if form == "jsonl":
                     click.echo(text, nl=False)
-    show(Table(task, setting, answers.outcomes), form, plot)
+    table = Table(task, setting, answers.outcomes)
+    remember(table, engine, dense is not None)
+    show(table, form, plot)
 
 
 def models(engine: EngineOptions, names: Sequence[str]) -> tuple[Llama, Llama | None]:
@@ -162,6 +165,29 @@ def models(engine: EngineOptions, names: Sequence[str]) -> tuple[Llama, Llama | 
     llm = load_llama(replace(part, kv_method=hungry, cache_type_k=engine.cache_type_k or "f16", cache_type_v=engine.cache_type_v or "f16"))
     picked = AUTO in names and not (engine.cache_type_k or engine.cache_type_v or engine.kv_budget) and fits(model_info(model_path(engine.model)))
     return llm, load_llama(replace(part, kv_method=AUTO)) if picked else None
+
+
+def remember(table: Table, engine: EngineOptions, dense: bool) -> None:
+    """Keep the results for `edgekv fit`, if they are of caches that it plans.
+
+    dense: rows of `auto` had the type that it picks.
+    """
+    from edgekv.choose import AUTO
+    from edgekv.commands.load import model_path
+    from edgekv.dense import DENSE
+    from edgekv.eval import results
+    from edgekv.fit import Wish
+
+    kept = engine.kv_window, engine.kv_sink, engine.kv_min_tokens
+    other = engine.kv_budget or engine.kv_budget_mb or engine.kv_profile or engine.kv_memory
+    if other or kept != (Wish.window, Wish.sink, Wish.min_tokens):
+        return
+    named = (engine.cache_type_k or "f16", engine.cache_type_v or "f16")
+    types = {name: (DENSE, DENSE) if dense and name == AUTO else named for name, _ in table.rows}
+    try:
+        results.keep(model_path(engine.model), results.results(table, types))
+    except BadInput as error:
+        click.echo(f"edgekv: the results are not kept for 'edgekv fit': {error}", err=True)
 
 
 def show(table: Table, form: str, plot: str | None) -> None:

@@ -140,7 +140,7 @@ class Report:
 
     def describe(self, point: Point) -> dict[str, Any]:
         from edgekv.choose import AUTO
-        from edgekv.quality import known
+        from edgekv.eval.results import known
 
         return {**asdict(point), "quality": known(self.path, AUTO if point.picked else self.planner.preset.name, point.ratio, point.type_k, point.type_v),
                 "command": point.command(self.model, self.place.is_gpu, self.place.has_gpu)}

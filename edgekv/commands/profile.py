@@ -12,7 +12,6 @@ import click
 from edgekv.commands.options import MODEL, ratio
 from edgekv.commands.profile_evolkv import evolkv
 from edgekv.commands.profile_options import GPU_LAYERS, OUTPUT, RATIOS, THREADS, check_folder, command_line, given, progress_bar, read_text, summary
-from edgekv.commands.profile_tuned import tuned
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -106,7 +105,6 @@ def lukv(model: str, output: str, score: str, text_file: str | None, question_fi
 
 
 command.add_command(evolkv)
-command.add_command(tuned)
 
 
 # ---- look

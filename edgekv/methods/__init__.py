@@ -11,7 +11,6 @@ Built-in names cannot be taken over. `get` also understands changed parameters a
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import entry_points
 
@@ -55,12 +54,6 @@ def _under(method: Method, budget: str, name: str, merge: str = "none") -> Prese
     return Preset(name, method, BUDGETS[budget], title, BUDGETS[budget].paper, merge=how)
 
 
-def _edgekv() -> Preset:
-    """kvzap with a summary, and the shares that were tuned for both where there are some."""
-    preset = _under(KVzap(), "profile", "edgekv", merge="summary")
-    return replace(preset, budget=replace(BUDGETS["profile"], first="tuned"))  # type: ignore[type-var]
-
-
 REGISTRY: dict[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -74,7 +67,7 @@ REGISTRY: dict[str, Preset] = {
         _under(SnapKV(), "evolkv", "evolkv"),
         _same(KVzip(), "pooled"),
         _same(KVzap(), "profile"),
-        _edgekv(),
+        _under(KVzap(), "profile", "edgekv", merge="summary"),
         _same(Streaming()),
         _same(H2O()),
         _same(TOVA()),

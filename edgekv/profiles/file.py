@@ -28,7 +28,7 @@ from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.profiles.header import DAMAGE, Header, Tensor, open_regular
 from edgekv.profiles.identity import Identity
 
-KINDS = ("probe", "lukv", "evolkv", "tuned", "imported")
+KINDS = ("probe", "lukv", "evolkv", "imported")
 TYPE, FORMAT = "kvbudget", 1
 _KEY = "edgekv.profile."
 _TENSOR, _MAPS = _KEY + "shares", _KEY + "surrogate"

@@ -25,10 +25,10 @@ TASK_KIND = "evolkv"
 SHIPPED = Path(__file__).parent.parent / "data" / "profiles"
 
 
-def find(model_path: str, wish: str | None = None, score: str = "", kind: str = "", foretells: bool = False, first: str = "") -> Profile | None:
+def find(model_path: str, wish: str | None = None, score: str = "", kind: str = "", foretells: bool = False) -> Profile | None:
     """The profile for a model file, None if there is none or if none is wanted.
 
-    foretells: only one that has what the score kvzap needs. first: the kind that comes before others in the same folder.
+    foretells: only one that has what the score kvzap needs.
 
     wish: a profile's file, NONE, or None to look for one: beside the model, then shipped, then in the cache; the first that belongs to
     this model, serves `score` (empty: any) and is of `kind` (empty: any but evolkv, which is for its task alone). The plain one beside the
@@ -46,10 +46,7 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
         model = identify(model_path)
     except BadInput:
         return None
-    found, folder = None, None
     for path in candidates(model_path, model):
-        if found and path.parent != folder:
-            break
         try:
             profile = replace(read(path), path=str(path))
             profile.check(model, score, str(path))
@@ -58,10 +55,8 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
                 logging.getLogger("edgekv").warning("edgekv: %s", error)
             continue
         if (profile.kind == kind or not kind and profile.kind != TASK_KIND) and (profile.surrogate or not foretells):
-            if not first or profile.kind == first:
-                return profile
-            found, folder = found or profile, path.parent
-    return found
+            return profile
+    return None
 
 
 def candidates(model_path: str, model: Identity) -> Iterator[Path]:

@@ -225,8 +225,6 @@ int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { 
 int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { given(p).end(); }); }
 void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
 
-int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) { return edgekv_len(p ? p->ctx : nullptr, il, old); }
-
 int edgekv_prefill_stat(const edgekv_prefill * p, int32_t observer, edgekv_stat stat, float * out) {
     return guard([&] { given(p).stat(observer, stat, &given(out)); });
 }

@@ -234,20 +234,6 @@ void bench_foretell(int n_rows, double copy) {
     }
 }
 
-void bench_select(int n_rows) {
-    random_source rnd(1);
-    std::vector<float> scores((size_t) N_HEAD_KV*n_rows);
-    for (float & x : scores) x = std::exp(4*rnd.normal()); // as weights of attention are spread
-    const device_array<float> on_device(scores);
-    const device_array<int32_t> len(std::vector<int32_t>(N_HEAD_KV, n_rows)), counts(std::vector<int32_t>(N_HEAD_KV, n_rows/5));
-    device_array<int32_t> out(scores.size());
-    device_array<char> workspace(edgekv_cuda_select_workspace(N_HEAD_KV, n_rows));
-    const double ms = time_of([&](int, void * stream) {
-        must(edgekv_cuda_select(on_device.data, n_rows, len.data, counts.data, N_HEAD_KV, n_rows, out.data, n_rows, workspace.data, stream), "select");
-    });
-    printf("| select, a fifth of the rows of each head | %.3f | |\n", ms);
-}
-
 // a fifth of each head's rows stays and receives the four that follow
 void bench_merge(int n_rows) {
     const layer l(GGML_TYPE_F16, std::vector<int32_t>(N_HEAD_KV, n_rows), 1);
@@ -290,7 +276,6 @@ int perf(int argc, char ** argv) {
     bench_score(n_rows);
     bench_evict(n_rows, copy);
     bench_foretell(n_rows, copy);
-    bench_select(n_rows);
     bench_merge(n_rows);
     printf("\ncopying, once more: %.0f GB/s\n", copy_speed((size_t) n_rows*32768));
     return 0;

@@ -93,40 +93,6 @@ void test_score(const inputs & in, const std::vector<attention> & a) {
     compare_columns("score, no variance", in, few, expected, MAX_NMSE_SCORE);
 }
 
-// ---- select
-
-// scores with many equal ones, zeros of both signs, infinities, NaN, and numbers that arithmetic may take for zero
-float odd_score(random_source & rnd) {
-    const float some[] = { 0.0f, -0.0f, INFINITY, -INFINITY, NAN, -NAN, 1e-40f, -1e-40f, 1.0f, -1.0f, 3e38f, -3e38f };
-    return rnd.below(3) ? (float) rnd.range(-3, 3) : rnd.below(2) ? rnd.one_of(some) : rnd.normal();
-}
-
-void test_select(random_source & rnd, const std::vector<int> & lengths, bool odd) {
-    const int n_head_kv = (int) lengths.size(), longest = *std::max_element(lengths.begin(), lengths.end()), stride = longest + 3, stride_out = longest + 2;
-    std::vector<float> scores(n_head_kv*stride, INFINITY); // what is behind a head's rows must not be taken
-    std::vector<int32_t> counts, expected(n_head_kv*stride_out, -1);
-    for (int k = 0; k < n_head_kv; ++k) {
-        const int n = lengths[k];
-        const int all[] = { 0, n, n + 7, n/5, rnd.range(0, n) };
-        counts.push_back(rnd.one_of(all));
-        std::vector<int32_t> rows(n);
-        float * s = &scores[k*stride];
-        for (int i = 0; i < n; ++i) { rows[i] = i; s[i] = odd ? odd_score(rnd) : rnd.normal(); }
-        auto level = [&](int32_t r) { return std::isnan(s[r]) ? -INFINITY : s[r]; };
-        std::stable_sort(rows.begin(), rows.end(), [&](int32_t a, int32_t b) { return level(a) > level(b); });
-        std::copy_n(rows.begin(), std::min(counts[k], n), &expected[k*stride_out]);
-    }
-    const device_array<float> on_device(scores);
-    const device_array<int32_t> len(std::vector<int32_t>(lengths.begin(), lengths.end())), n_kept(counts);
-    for (int order : { 0, 1 }) {
-        set_order(order);
-        device_array<char> workspace(edgekv_cuda_select_workspace(n_head_kv, longest));
-        device_array<int32_t> out(expected.size());
-        must(edgekv_cuda_select(on_device.data, stride, len.data, n_kept.data, n_head_kv, longest, out.data, stride_out, workspace.data, nullptr), "select");
-        check(out.get() == expected, "select: %d heads, the longest has %d rows%s", n_head_kv, longest, odd ? ", odd scores" : "");
-    }
-}
-
 // ---- foretell
 
 constexpr double MAX_FORETELL_ERROR = 1e-3; // a GPU's fast logarithms; with exact ones, on the stand-in, worst 2e-6
@@ -187,16 +153,6 @@ void test_evict(random_source & rnd, size_t n_bytes, int n_rows, int n_kept, boo
     got = same.get();
     check(got.back() == '\xff' && got[expected.size()] == '\xff' && std::equal(rows.begin(), rows.begin() + expected.size(), got.begin()),
           "gather: %s, those that come first", name.c_str());
-    if (!ascending) return;
-
-    for (size_t n_workspace : { n_bytes, 5*n_bytes + 1, (n_rows + 1)*n_bytes }) { // rows move over each other
-        device_array<char> place(rows), workspace(n_workspace);
-        must(edgekv_cuda_compact(place.data, n_bytes, on_device.data, n_kept, workspace.data, n_workspace, nullptr), "compact");
-        got = place.get();
-        check(std::equal(got.begin() + expected.size(), got.end(), rows.begin() + expected.size()), "compact: %s: wrote behind the last row", name.c_str());
-        got.resize(expected.size());
-        check(got == expected, "compact: %s", name.c_str());
-    }
 }
 
 // ---- merge
@@ -268,10 +224,6 @@ int main(int argc, char ** argv) {
     random_source rnd(seed);
     for (size_t n_bytes : { 36, 54, 68, 72, 80, 128, 136, 144, 512 }) for (int n_kept : { 0, 1, 17, 100 }) for (bool ascending : { false, true }) {
         test_evict(rnd, n_bytes, 100, n_kept, ascending);
-    }
-    for (bool odd : { false, true }) {
-        for (int n : { 1, 2, 31, 32, 33, 511, 512, 513, 5000 }) test_select(rnd, { n }, odd);
-        for (int i = 0; i < n_random; ++i) test_select(rnd, { rnd.below(700), 0, rnd.range(1, 100), rnd.below(3000) }, odd);
     }
     test_foretell(rnd);
     test_merge(rnd, n_random, taken);

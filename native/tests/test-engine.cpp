@@ -201,8 +201,7 @@ void check_rows(edgekv_prefill * p, const edgekv_layer_info & l, int32_t n) {
 void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, random_source & rnd, double share, std::vector<row_lists> & kept) {
     check(edgekv_prefill_run(p, il) == 0, "layer %d: %s", il, edgekv_last_error());
     check(edgekv_prefill_run(p, il) == EDGEKV_INVALID, "a layer was read twice");
-    auto n_rows = c.len(il), old = n_rows;
-    check(edgekv_prefill_old(p, il, old.data()) == 0 && old == n_rows, "layer %d: wrong number of old rows", il);
+    auto n_rows = c.len(il);
     for (int32_t & n : n_rows) n += x.params.n_tokens;
     kept.push_back(choose(rnd, n_rows, share));
     if (c.layers[il].n_swa) return;
@@ -303,7 +302,7 @@ void wrong_contexts(llama_context * other) {
     }
     check(edgekv_why_unsupported(nullptr) != nullptr, "no model is supported");
     check(!edgekv_prefill_by_layer(nullptr) && edgekv_prefill_score_ms(nullptr) == 0, "a prompt out of nothing");
-    check(edgekv_prefill_run(nullptr, 0) < 0 && edgekv_prefill_old(nullptr, 0, x) < 0 && edgekv_prefill_stat(nullptr, 0, EDGEKV_STAT_MEAN, f) < 0 &&
+    check(edgekv_prefill_run(nullptr, 0) < 0 && edgekv_prefill_stat(nullptr, 0, EDGEKV_STAT_MEAN, f) < 0 &&
           edgekv_prefill_rows(nullptr, 0, f, f) < 0 && edgekv_prefill_some_rows(nullptr, 0, 1, x, f, f) < 0 && edgekv_prefill_keep(nullptr, x, x) < 0 && edgekv_prefill_shrink(nullptr, 0, x) < 0 && edgekv_prefill_end(nullptr) < 0 &&
           edgekv_prefill_merge(nullptr, 0, 0, &nothing) < 0 && edgekv_prefill_nearest(nullptr, 0, 0, 1, x, 1, x, f, x) < 0, "no prompt was read");
     edgekv_prefill_free(nullptr);

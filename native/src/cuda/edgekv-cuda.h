@@ -29,14 +29,6 @@ GGML_BACKEND_API size_t edgekv_cuda_score_workspace(const struct edgekv_rows * r
 GGML_BACKEND_API int    edgekv_cuda_score(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const struct edgekv_columns * cols, int n_rows_max,
         void * workspace, void * stream);
 
-// ---- select: the rows with the highest scores of each KV head
-
-// Head k has len[k] scores at scores + k*stride; the rows of the min(counts[k], len[k]) highest go to out + k*stride_out, highest first,
-// equal ones in order, NaN as the lowest. n_rows_max: at least the longest head
-GGML_BACKEND_API size_t edgekv_cuda_select_workspace(int n_head_kv, int n_rows_max); // bytes
-GGML_BACKEND_API int    edgekv_cuda_select(const float * scores, int64_t stride, const int32_t * len, const int32_t * counts, int n_head_kv, int n_rows_max,
-        int32_t * out, int64_t stride_out, void * workspace, void * stream);
-
 // ---- foretell: the linear map of the score kvzap over the rows [0, n) of a head, of the types and sizes that attend takes
 
 GGML_BACKEND_API size_t edgekv_cuda_foretell_workspace(const struct edgekv_numbered * keys, int n); // bytes
@@ -48,8 +40,6 @@ GGML_BACKEND_API int    edgekv_cuda_foretell(const struct edgekv_numbered * keys
 
 // row i of to = row index[i] of from, or row i where index is null; the two do not overlap; all addresses and n_bytes are even
 GGML_BACKEND_API int edgekv_cuda_gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream);
-// the same in place: index ascends, each row moves towards the beginning or stays. workspace: room for at least one row, better thousands
-GGML_BACKEND_API int edgekv_cuda_compact(char * rows, size_t n_bytes, const int32_t * index, int n_rows, void * workspace, size_t n_workspace, void * stream);
 
 // ---- merge: fold evicted rows into kept ones; rows of the types and sizes that attend takes
 

@@ -57,19 +57,6 @@ int edgekv_cuda_gather(const char * from, char * to, size_t n_bytes, const int32
          : odd % 4 == 0 ? launch_gather<uint32_t>(a, stream) : launch_gather<uint16_t>(a, stream);
 }
 
-// Through the workspace, some rows at a time. A row's source lies at or behind its target, so none that is still needed is overwritten.
-int edgekv_cuda_compact(char * rows, size_t n_bytes, const int32_t * index, int n_rows, void * workspace, size_t n_workspace, void * stream) {
-    const int step = (int) (n_workspace/n_bytes < (size_t) n_rows ? n_workspace/n_bytes : n_rows);
-    if (n_rows > 0 && step == 0) return cudaErrorInvalidValue;
-    for (int i = 0; i < n_rows; i += step) {
-        const int n = n_rows - i < step ? n_rows - i : step;
-        int e = edgekv_cuda_gather(rows, (char *) workspace, n_bytes, index + i, n, stream);
-        if (e == cudaSuccess) e = told(cudaMemcpyAsync(rows + (size_t) i*n_bytes, workspace, n*n_bytes, cudaMemcpyDeviceToDevice, (cudaStream_t) stream));
-        if (e != cudaSuccess) return e;
-    }
-    return cudaSuccess;
-}
-
 int edgekv_cuda_wait(const void * memory) {
     cudaPointerAttributes where;
     cudaError_t e = cudaPointerGetAttributes(&where, memory);

@@ -1,0 +1,135 @@
+"""What `edgekv eval` measured of a model on this machine, for `edgekv fit`.
+
+One small JSON file for each model lies in the user's cache folder, named by the model's identity.
+Records in it that make no sense count for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from edgekv.errors import BadInput
+from edgekv.eval.perplexity import FULL
+from edgekv.eval.table import Table, mean, number
+from edgekv.eval.tasks import TASKS, get
+from edgekv.profiles.identity import identify
+from edgekv.profiles.partial import save_json
+from edgekv.profiles.places import user_cache
+
+NOT_MEASURED = "not measured on this model"
+SETTINGS = {
+    "": "",
+    "aware": ", the question in the prompt",
+    "agnostic": ", asked after the text was compressed",
+}
+BYTES_MAX = 1 << 20
+NUMBER_MAX = 1e12
+
+
+@dataclass(frozen=True)
+class Result:
+    """A task's first measure at one point, as its table shows it.
+
+    value: with the method; full: with the full cache; n: samples; n_tokens: mean of their texts.
+    """
+
+    task: str
+    setting: str
+    method: str
+    ratio: float
+    type_k: str
+    type_v: str
+    value: float
+    full: float
+    n: int
+    n_tokens: int
+
+    def __str__(self) -> str:
+        measure, *_ = get(self.task).measures
+        value, full = (number(measure, x) for x in (self.value, self.full))
+        samples = f"{self.n} samples of about {self.n_tokens:,} tokens{SETTINGS[self.setting]}"
+        return f"{self.task}: {measure.label} {value} (full cache: {full}; {samples})"
+
+
+def results(table: Table, types: dict[str, tuple[str, str]]) -> list[Result]:
+    """The rows of a finished table beside its full cache. types: of K and V, by method."""
+    measure, *_ = table.task.measures
+    full = mean(measure, table.rows[FULL, 1.0])[0]
+    found = []
+    for (method, ratio), outcomes in table.rows.items():
+        if method != FULL:
+            n, value = len(outcomes), mean(measure, outcomes)[0]
+            n_tokens = round(sum(outcome.n_seen for outcome in outcomes) / n)
+            point = table.task.name, table.setting, method, ratio, *types[method]
+            found.append(Result(*point, value, full, n, n_tokens))
+    return found
+
+
+def keep(model_path: str, found: Iterable[Result]) -> None:
+    """Add results to those of the model.
+
+    Of two for one point the one of more samples stays, or else the newer one.
+    Raises BadInput if the model cannot be identified or the file cannot be written.
+    """
+    path = file_of(model_path)
+    points = {_point(result): result for result in read(path)}
+    for result in found:
+        points[_point(result)] = max(result, points.get(_point(result), result), key=lambda x: x.n)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = f"{path.parent} cannot be made ({error.strerror})"
+        raise BadInput(f"{why}; set XDG_CACHE_HOME") from None
+    save_json(path, [asdict(result) for result in points.values()])
+
+
+def known(model_path: str, method: str, ratio: float, type_k: str, type_v: str) -> str:
+    """One line: what was measured of the model at this point, or that nothing was."""
+    if ratio >= 1:
+        if (type_k, type_v) == ("f16", "f16"):
+            return "all rows are kept"
+        return f"all rows are kept; what the {type_k}/{type_v} cache costs: {NOT_MEASURED}"
+    try:
+        found = read(file_of(model_path))
+    except BadInput:
+        found = []
+    wanted = method, ratio, type_k, type_v
+    here = [str(x) for x in found if (x.method, x.ratio, x.type_k, x.type_v) == wanted]
+    return "; ".join(here) or f"{NOT_MEASURED} ('edgekv eval' measures it)"
+
+
+def file_of(model_path: str) -> Path:
+    """Where the results of a model are. Raises BadInput if the model cannot be identified."""
+    return user_cache() / "results" / f"{identify(model_path).digest}.json"
+
+
+def read(path: Path) -> list[Result]:
+    """The results in a file that make sense."""
+    try:
+        if not path.is_file() or path.stat().st_size > BYTES_MAX:
+            return []
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return []
+    if not isinstance(records, list):
+        return []
+    return [Result(**record) for record in records if _is_result(record)]
+
+
+def _point(result: Result) -> tuple[Any, ...]:
+    return result.task, result.setting, result.method, result.ratio, result.type_k, result.type_v
+
+
+def _is_result(record: Any) -> bool:
+    if not isinstance(record, dict) or record.keys() != {field.name for field in fields(Result)}:
+        return False
+    allowed = {"str": (str,), "int": (int,), "float": (int, float)}
+    if not all(type(record[field.name]) in allowed[str(field.type)] for field in fields(Result)):
+        return False
+    numbers = [x for x in record.values() if not isinstance(x, str)]
+    makes_sense = record["task"] in TASKS and record["setting"] in SETTINGS and record["n"] > 0
+    return makes_sense and all(abs(x) < NUMBER_MAX for x in numbers)
