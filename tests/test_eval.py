@@ -347,7 +347,24 @@ def test_mistakes_are_one_line(run, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("words", [["gsm8k"], ["needle", "--lengths", "x"], ["needle", "-n", "0"], ["needle", "-o", "xml"], ["ppl", "--setting", "aware"],
+@pytest.mark.parametrize("task", ["needle", "paraphrase", "ruler", "ppl"])
+@pytest.mark.parametrize("n", [3000, 10**20])
+def test_lengths_beyond_the_context_are_said_before_texts_are_made(run, monkeypatch, task, n):
+    monkeypatch.setattr(FakeLlama, "tokenize", lambda *args, **options: pytest.fail("a text was made"))
+    with pytest.raises(BadInput, match=f"{n:,} tokens .*context of 2,000.*--lengths") as error:
+        run(task, "--lengths", f"200,{n}")
+    assert "\n" not in str(error.value)
+
+
+def test_lengths_beyond_the_trained_context_name_it(run, monkeypatch):
+    trained = {"general.architecture": "llama", "llama.context_length": "2000"}
+    monkeypatch.setattr(FakeLlama, "metadata", trained, raising=False)
+    monkeypatch.setattr(FakeLlama, "__post_init__", lambda self: None, raising=False)
+    with pytest.raises(BadInput, match="2,000 tokens, as many as this model was trained with"):
+        run("needle", "--lengths", "3000")
+
+
+@pytest.mark.parametrize("words", [["needle", "--lengths", "10^20"], ["needle", "--lengths", "9" * 5000], ["gsm8k"], ["needle", "--lengths", "x"], ["needle", "-n", "0"], ["needle", "-o", "xml"], ["ppl", "--setting", "aware"],
                                    ["needle", "-f", "x"], ["nonsense"]])
 def test_wrong_words_end_with_2(words, capsys):
     with pytest.raises(SystemExit) as end:

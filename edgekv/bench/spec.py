@@ -15,13 +15,15 @@ from edgekv.errors import BadInput
 FULL = "full"
 FILL_FIRST = 512
 """Tokens that are really read where a depth is filled."""
-_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+_RANGE = re.compile(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?")
+MOST = 10_000
+"""Values of a list."""
 
 
 def parse_ints(text: str, what: str = "list") -> list[int]:
     """Numbers from '512', '1,2,4', '512-4096*2' or '1-9+2', each list or range after the other.
 
-    Raises BadInput for anything else, and for a range that does not grow.
+    Raises BadInput for anything else, for a range that does not grow, and for one of more than MOST values.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -32,6 +34,8 @@ def parse_ints(text: str, what: str = "list") -> list[int]:
         value, end, by = int(first), int(last or first), int(step or 1)
         while value <= end:
             found.append(value)
+            if len(found) > MOST:
+                raise BadInput(f"{what} '{text}' has more than {MOST:,} values; write a wider step, as in 512-4096*2")
             following = value * by if sign == "*" else value + by
             if following <= value:
                 raise BadInput(f"{what} '{text}' has a range that does not grow; write 512-4096*2 or 1-9+2")

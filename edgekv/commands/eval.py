@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.commands.options import EngineOptions, engine_options, lengths, method, split_names
+from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -132,6 +133,7 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
     if plot:
         picture.check(plot)
     llm, dense = models(engine, names)
+    check_lengths(llm, n_tokens)
     request = Request(max(engine.seed, 0), n, lambda text: llm.tokenize(text.encode(), add_bos=False), n_tokens, files, families, n_next)
     samples, grid = list(task.samples(request)), settings(names, shares)
     reader = Reader(llm, [name for name, _ in grid], dense)
@@ -149,6 +151,16 @@ def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[flo
                 if form == "jsonl":
                     click.echo(text, nl=False)
     show(Table(task, setting, answers.outcomes), form, plot)
+
+
+def check_lengths(llm: Llama, lengths: Sequence[int]) -> None:
+    """Raises BadInput for a text that is longer than the context: before it is made, which would take as long."""
+    longest, n_ctx = max(lengths, default=0), llm.n_ctx()
+    if longest > n_ctx:
+        trained = llm.metadata.get(f"{llm.metadata.get('general.architecture')}.context_length")
+        why = ", as many as this model was trained with" if trained == str(n_ctx) else ""
+        raise BadInput(f"a text of {longest:,} tokens does not fit the context of {n_ctx:,} tokens{why}; "
+                       "give shorter --lengths, or a larger -c")
 
 
 def models(engine: EngineOptions, names: Sequence[str]) -> tuple[Llama, Llama | None]:

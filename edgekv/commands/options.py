@@ -91,7 +91,8 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
 
 def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     """Click callback: comma-separated token counts."""
-    counts = tuple(int(part) if part.strip().isdecimal() else 0 for part in value.split(","))
+    parts = [part.strip() for part in value.split(",")]
+    counts = tuple(int(part) if part.isdecimal() and len(part) < 30 else 0 for part in parts)
     if min(counts) < 1:
         raise click.BadParameter("give numbers of tokens with commas between them, such as 1500,3000", ctx, param)
     return counts
