@@ -6,9 +6,10 @@ Source: tools/llama-bench in llama.cpp 0c1e57098 (flags, order of the rows, name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from edgekv.errors import BadInput
 
@@ -49,6 +50,16 @@ def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
     return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
 
 
+def setting_name(record: dict[str, Any]) -> str:
+    """The cache of a row in a few words, from its fields."""
+    return _setting(record["type_k"], record["type_v"], record["kv_ratio"], record["kv_method"])
+
+
+def _setting(type_k: str, type_v: str, ratio: float, method: str) -> str:
+    types = type_k if type_k == type_v else f"{type_k}/{type_v}"
+    return f"{types} full" if method == FULL else f"{types} x {ratio:g} {method}"
+
+
 @dataclass(frozen=True)
 class Case:
     """One row: a test (n_prompt, n_gen, n_depth) under one setting. kv_ratio 1 is llama.cpp's own cache."""
@@ -80,14 +91,18 @@ class Case:
         return test_name(self.n_prompt, self.n_gen, self.n_depth)
 
     @property
+    def only_writes(self) -> bool:
+        """Whether tokens are written and no prompt is read while it is timed."""
+        return self.n_gen > 0 and not self.n_prompt
+
+    @property
     def is_full(self) -> bool:
         return self.kv_ratio >= 1 or self.kv_method == FULL
 
     @property
     def setting(self) -> str:
         """The cache of this row in a few words."""
-        types = self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
-        return f"{types} full" if self.is_full else f"{types} x {self.kv_ratio:g} {self.kv_method}"
+        return _setting(self.type_k, self.type_v, self.kv_ratio, FULL if self.is_full else self.kv_method)
 
     def full(self, kind: str) -> Case:
         """The same test with llama.cpp's whole cache of one type."""
@@ -100,7 +115,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Lists:
-    """The user's lists; every combination is a row. types: pairs (K, V)."""
+    """The user's lists; every combination is a row.
+
+    types: pairs (K, V); none: `stored(model, method)` says what a chat would store.
+    """
 
     models: Sequence[str]
     n_prompt: Sequence[int]
@@ -120,26 +138,29 @@ class Lists:
     full: Sequence[str] = ()
     """Cache types of the full-cache rows that stand beside every compressed one."""
     fill: str = "read"
+    stored: Callable[[str, str], str] = lambda model, method: "f16"
 
     def tests(self) -> list[tuple[int, int]]:
         return [*((p, 0) for p in self.n_prompt if p), *((0, n) for n in self.n_gen if n), *(pair for pair in self.pairs if any(pair))]
 
     def cases(self) -> list[Case]:
         """All rows, those of a test behind one another, its full caches first."""
-        settings = list(self._settings())
         found = []
         for model, ngl, batch, ubatch, fa, threads, depth, (p, n) in product(
                 self.models, self.n_gpu_layers, self.n_batch, self.n_ubatch, self.flash_attn, self.n_threads, self.n_depth, self.tests()):
             test = Case(model, p, n, depth, n_batch=batch, n_ubatch=ubatch, n_threads=threads, n_gpu_layers=ngl, flash_attn=fa,
                         fill=self.fill)
-            rows = [replace(test, **x) for x in settings]
+            rows = [replace(test, **x) for x in self._settings(model)]
             beside = [test.full(kind) for kind in self.full] if any(not row.is_full for row in rows) else []
             found += list(dict.fromkeys([*beside, *(row for row in rows if row.is_full), *rows]))
         return found
 
-    def _settings(self) -> Iterator[dict[str, object]]:
-        for (k, v), method, ratio in product(self.types, self.kv_method, self.kv_ratio):
-            if ratio >= 1 or method == FULL:
+    def _settings(self, model: str) -> Iterator[dict[str, object]]:
+        for pair, method, ratio in product(self.types or [None], self.kv_method, self.kv_ratio):
+            is_full = ratio >= 1 or method == FULL
+            kind = "f16" if is_full or pair else self.stored(model, method)
+            k, v = pair or (kind, kind)
+            if is_full:
                 yield dict(type_k=k, type_v=v)
             else:
                 yield dict(type_k=k, type_v=v, kv_method=method, kv_ratio=ratio, kv_hidden=self.kv_hidden)

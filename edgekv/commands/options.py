@@ -7,7 +7,7 @@ environment, the environment before the default.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar
@@ -212,7 +212,7 @@ SAMPLING: tuple[Decorator, ...] = (
 )
 
 
-def _grouped(name: str, kind: type[Options], options: tuple[Decorator, ...]) -> Decorator:
+def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:
     """A decorator that adds `options` to a command and passes it their values as `name`, an instance of `kind`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,5 +228,17 @@ def _grouped(name: str, kind: type[Options], options: tuple[Decorator, ...]) -> 
     return decorate
 
 
-engine_options = _grouped("engine", EngineOptions, ENGINE)
-sampling_options = _grouped("sampling", SamplingOptions, SAMPLING)
+engine_options = grouped("engine", EngineOptions, ENGINE)
+sampling_options = grouped("sampling", SamplingOptions, SAMPLING)
+
+
+def engine_of(words: list[str]) -> EngineOptions:
+    """The engine's options from words of a command line, for a command that offers only some of them."""
+
+    @click.command()
+    @engine_options
+    def read(engine: EngineOptions) -> EngineOptions:
+        return engine
+
+    found: EngineOptions = read.main(words, standalone_mode=False)
+    return found
