@@ -33,7 +33,7 @@ def figure(width: float, height: float) -> Figure:
 def head(figure: Figure, title: str, about: Iterable[str]) -> None:
     """A title, and below it in grey what it is about: model, machine, date; empty ones are left out."""
     figure.suptitle(f"{title}\n", fontsize=13, fontweight="bold")
-    figure.text(0.5, 1 - 0.47 / figure.get_figheight(), " · ".join(filter(None, about)), ha="center", va="center",
+    figure.text(0.5, 1 - 0.38 / figure.get_figheight(), " · ".join(filter(None, about)), ha="center", va="center",
                 fontsize=8.5, color="dimgray")
 
 

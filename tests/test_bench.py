@@ -213,10 +213,10 @@ def test_bytes_read_beside_the_memorys_speed():
     full, kept = made.records()
     assert (reads.per_token(full), reads.speed(full), reads.share(full)) == (6 * 10**9, pytest.approx(60e9), pytest.approx(1.2))
     assert (reads.per_token(kept), reads.share(kept)) == (3 * 10**9, pytest.approx(0.6))
-    page = reads.as_md([full, kept])
-    assert "| 60.0 | 120 % |" in page and "| 30.0 | 60 % |" in page
+    page = reads.as_md([full, kept], ["f16 full", "kept"])
+    assert "| f16 full |" in page and "| 60.0 | 120 % |" in page and "| 30.0 | 60 % |" in page
     assert "50.0 GB/s to 1 thread" in page and "Above 100 %" in page and "processor's caches" in page
-    assert "Above" not in reads.as_md([kept]) and reads.as_md(table().records()) == "", "a prompt is no such test"
+    assert "Above" not in reads.as_md([kept], ["kept"]) and reads.as_md(table().records(), ["", ""]) == "", "a prompt is no such test"
 
 
 def test_a_gpus_rows_are_not_held_against_main_memory():
@@ -225,7 +225,7 @@ def test_a_gpus_rows_are_not_held_against_main_memory():
     for samples in made.samples:
         for x in samples:
             x |= dict(gpu_info="a GPU", read_bytes_weights=10**9)
-    assert all(reads.share(r) is None for r in made.records()) and "not measured" in reads.as_md(made.records())
+    assert all(reads.share(r) is None for r in made.records()) and "not measured" in reads.as_md(made.records(), ["a", "b"])
 
 
 def test_the_memorys_speed_is_measured():

@@ -83,7 +83,7 @@ def _page(table: Table, records: Sequence[Record], words: Sequence[str], images:
     rows = _filled_rows(table, records) if is_filled else _read_rows(table, records)
     return (f"# Long contexts\n\n{about}.\n\n" + formats.FILLED * is_filled
             + (shown or "No plots: they need matplotlib (pip install matplotlib).\n")
-            + "\n" + "\n".join(rows) + "\n\n" + reads.as_md(records) + "\n" + compare.as_md(compare.ratios(table)))
+            + "\n" + "\n".join(rows) + "\n\n" + reads.as_md(records, [case.setting for case in table.cases]) + "\n" + compare.as_md(compare.ratios(table)))
 
 
 def _about(records: Sequence[Record]) -> list[str]:
@@ -141,12 +141,12 @@ def _plots(table: Table, records: Sequence[Record], folder: Path) -> list[Path]:
     """The plots' files, none without matplotlib."""
     if find_spec("matplotlib") is None:
         return []
-    settings = dict.fromkeys((case.setting, case.is_full) for case in table.cases)
-    lines = [plot.Line(name, is_full, [r for case, r in zip(table.cases, records, strict=True) if case.setting == name])
-             for name, is_full in settings]
+    lines: dict[str, plot.Line] = {}
+    for case, r in zip(table.cases, records, strict=True):
+        lines.setdefault(case.label, plot.Line(case.label, case.is_full, [])).records.append(r)
     about, was_read = _about(records), not any(map(formats.is_filled, records))
-    figures = {"long-memory.png": plot.memory(lines, about)} if was_read else {}
-    figures["long-speed.png"] = plot.speed(lines, about, was_read)
+    figures = {"long-memory.png": plot.memory(list(lines.values()), about)} if was_read else {}
+    figures["long-speed.png"] = plot.speed(list(lines.values()), about, was_read)
     if records[0]["read_bytes_weights"]:
-        figures["long-bytes.png"] = plot.bytes_read(lines, about)
+        figures["long-bytes.png"] = plot.bytes_read(list(lines.values()), about)
     return plot.save(figures, folder)

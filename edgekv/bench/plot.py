@@ -20,11 +20,11 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Line:
-    """One setting: its records by context."""
+    """One setting under its name: its records by context."""
 
-    setting: str
+    name: str
     is_full: bool
-    records: Sequence[Record]
+    records: list[Record]
 
 
 Value = Callable[[Record], float | None]
@@ -60,7 +60,7 @@ def bytes_read(lines: Sequence[Line], about: Sequence[str]) -> Figure:
     left.annotate("the weights alone", (0.02, weights), xycoords=("axes fraction", "data"), va="top", fontsize=8,
                   xytext=(0, -3), textcoords="offset points")
     right.axhline(100, color="black", linestyle=":", linewidth=1)
-    right.set_ylim(0, max(105, right.get_ylim()[1]))
+    right.set_ylim(0, max(108, right.get_ylim()[1]))
     right.annotate("as fast as reading alone", (0.02, 100), xycoords=("axes fraction", "data"), va="top", fontsize=8,
                    xytext=(0, -3), textcoords="offset points")
     return figure
@@ -76,13 +76,14 @@ def _figure(title: str, lines: Sequence[Line], about: Sequence[str], panels: Seq
 
 
 def _panel(axes: Axes, label: str, lines: Sequence[Line], value: Value) -> None:
-    style = plots.styles([x.setting for x in lines], [x.setting for x in lines if x.is_full])
+    style = plots.styles([x.name for x in lines], [x.name for x in lines if x.is_full])
     for line in lines:
         points = [(r["n_depth"], y) for r in line.records if (y := value(r)) is not None]
-        axes.plot([x for x, _ in points], [y for _, y in points], **style[line.setting])
+        axes.plot([x for x, _ in points], [y for _, y in points], **style[line.name])
     contexts = sorted({r["n_depth"] for line in lines for r in line.records})
     plots.ticks(axes, contexts, [f"{n:,}" for n in contexts])
-    axes.set(xlabel="context, tokens", ylabel=label, ylim=(0, None))
+    highest = max((y for r in (r for line in lines for r in line.records) if (y := value(r))), default=1)
+    axes.set(xlabel="context, tokens", ylabel=label, ylim=(0, 1.08 * highest))
     axes.tick_params(axis="x", rotation=45 if len(contexts) > 5 else 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgekv.bench.spec import setting_name, test_name
+from edgekv.bench.spec import test_name
 from edgekv.sizes import mib
 
 Record = dict[str, Any]
@@ -45,23 +45,23 @@ def share(r: Record) -> float | None:
     return speed(r) / r["mem_bandwidth"] if speed(r) and r["mem_bandwidth"] else None
 
 
-def as_md(records: Sequence[Record]) -> str:
-    """A table of the rows that only write; empty if there is none."""
-    writing = [r for r in records if speed(r)]
+def as_md(records: Sequence[Record], settings: Sequence[str]) -> str:
+    """A table of the rows that only write; empty if there is none. settings: the cache of each record, in words."""
+    writing = [(r, setting) for r, setting in zip(records, settings, strict=True) if speed(r)]
     if not writing:
         return ""
     lines = [
         "| test | cache | read per token, MiB | weights + KV | GB/s | of the memory's speed |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    for r in writing:
+    for r, setting in writing:
         reached = share(r)
         test = test_name(r["n_prompt"], r["n_gen"], r["n_depth"])
         lines.append(
-            f"| {test} | {setting_name(r)} | {mib(per_token(r))} "
+            f"| {test} | {setting} | {mib(per_token(r))} "
             f"| {mib(r['read_bytes_weights'])} + {mib(r['read_bytes_kv'])} | {speed(r) / GB:.1f} "
             f"| {'not measured' if reached is None else f'{100 * reached:.0f} %'} |")
-    return "\n".join([*lines, "", *notes(writing)]) + "\n"
+    return "\n".join([*lines, "", *notes([r for r, _ in writing])]) + "\n"
 
 
 def notes(records: Sequence[Record]) -> list[str]:

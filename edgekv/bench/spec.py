@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 from edgekv.errors import BadInput
 
@@ -48,16 +47,6 @@ def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
     """llama-bench's name: pp512, tg128, pp512+tg128, each with @ d4096."""
     parts = [f"pp{n_prompt}"] * (n_prompt > 0) + [f"tg{n_gen}"] * (n_gen > 0)
     return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
-
-
-def setting_name(record: dict[str, Any]) -> str:
-    """The cache of a row in a few words, from its fields."""
-    return _setting(record["type_k"], record["type_v"], record["kv_ratio"], record["kv_method"])
-
-
-def _setting(type_k: str, type_v: str, ratio: float, method: str) -> str:
-    types = type_k if type_k == type_v else f"{type_k}/{type_v}"
-    return f"{types} full" if method == FULL else f"{types} x {ratio:g} {method}"
 
 
 @dataclass(frozen=True)
@@ -100,9 +89,19 @@ class Case:
         return self.kv_ratio >= 1 or self.kv_method == FULL
 
     @property
+    def types(self) -> str:
+        """Of K and V."""
+        return self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
+
+    @property
     def setting(self) -> str:
         """The cache of this row in a few words."""
-        return _setting(self.type_k, self.type_v, self.kv_ratio, FULL if self.is_full else self.kv_method)
+        return f"{self.types} full" if self.is_full else f"{self.types} x {self.kv_ratio:g} {self.kv_method}"
+
+    @property
+    def label(self) -> str:
+        """The cache of this row as a plot's legend says it."""
+        return f"full {self.types}" if self.is_full else f"{self.kv_method} at {self.kv_ratio:g}, {self.types}"
 
     def full(self, kind: str) -> Case:
         """The same test with llama.cpp's whole cache of one type."""

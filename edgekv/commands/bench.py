@@ -258,7 +258,8 @@ def show(table: Table, output: str, with_ratios: bool, needles: dict[Case, str])
             record["eval_needle"] = needles[row]
     click.echo(FORMATS[output](records), nl=False)
     if with_ratios:
-        click.echo("\n" + as_md(ratios(table)) + "\n" + reads.as_md(records), nl=False, err=output != "md")
+        bytes_read = reads.as_md(records, [row.setting for row in table.cases])
+        click.echo(f"\n{as_md(ratios(table))}\n{bytes_read}", nl=False, err=output != "md")
 
 
 def long(lists: Lists, options: BenchOptions, depths: list[int]) -> None:

@@ -75,7 +75,7 @@ def heat_map(table: Table) -> Figure:
     wide = min(4, len(rows))
     high = ceil(len(rows) / wide)
     figure = plots.figure(1.6 + wide * (1.3 + 0.35 * len(lengths)), 1.6 + 2.5 * high)
-    axes = figure.subplots(high, wide, squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(high, wide, squeeze=False)
     for place, (row, outcomes) in zip(axes.flat, rows.items(), strict=False):
         place.set_facecolor("lightgrey")
         picture = place.imshow(cells(outcomes, lengths, n_depths, measure), cmap="RdYlGn", vmin=0, vmax=1,
@@ -85,7 +85,9 @@ def heat_map(table: Table) -> Figure:
                         fontsize=9)
         place.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths],
                          rotation=45 if len(lengths) > 2 else 0)
-        place.set_yticks((-0.5, n_depths / 2 - 0.5, n_depths - 0.5), ("start", "middle", "end"))
+        is_left = place in axes[:, 0]
+        place.set_yticks((-0.5, n_depths / 2 - 0.5, n_depths - 0.5),
+                         ("start", "middle", "end") if is_left else ("", "", ""))
     for place in axes.flat[len(rows) :]:
         place.set_visible(False)
     figure.supxlabel("length of the text, tokens", fontsize=10)
