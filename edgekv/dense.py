@@ -32,8 +32,20 @@ def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v:
 
 def fits(shape: dict[str, Any]) -> bool:
     """Whether a model of this shape (see `edgekv.facts.model_info`) can have dense rows."""
-    block = facts.cache_types[DENSE][1]
-    return shape["mode"] == "layers" and not (shape["d_head_k"] % block or shape["d_head_v"] % block)
+    return shape["mode"] == "layers" and can_store(shape, DENSE)
+
+
+def can_store(shape: dict[str, Any], kind: str) -> bool:
+    """Whether heads of a model of this shape fill whole blocks of a cache type."""
+    block = facts.cache_types[kind][1]
+    return not (shape["d_head_k"] % block or shape["d_head_v"] % block)
+
+
+def stored_as(shape: dict[str, Any], method: str) -> str:
+    """The cache type of a compressed cache where nobody names one."""
+    from edgekv.choose import AUTO
+
+    return DENSE if method == AUTO and fits(shape) else "f16"
 
 
 def f16_bytes(layer: LayerInfo) -> int:

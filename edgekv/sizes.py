@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from edgekv.errors import BadInput
 
+MIB = 1024 * 1024
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -33,3 +34,18 @@ def size_text(n_bytes: float) -> str:
         if abs(n_bytes) >= scale:
             return f"{n_bytes / scale:,.{digits}f} {unit}"
     return f"{n_bytes:,.0f} bytes"
+
+
+def mib(n_bytes: float) -> str:
+    """A number of MiB, without the unit."""
+    return f"{n_bytes / MIB:,.1f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in whole percent; 'all' of nothing."""
+    return f"{100 * part / whole:.0f} %" if whole else "all"
+
+
+def share(n_bytes: float, n_bytes_full: float) -> str:
+    """Bytes beside those of a full f16 cache: '20 %: 66.0 of 331.0 MiB'."""
+    return f"{percent(n_bytes, n_bytes_full)}: {mib(n_bytes)} of {mib(n_bytes_full)} MiB"

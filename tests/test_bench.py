@@ -25,7 +25,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import commands
-from edgekv.bench import compare, fields, fill, formats, long, measure, runner, synthetic
+from edgekv.bench import bandwidth, compare, fields, fill, formats, long, measure, reads, runner, synthetic
+from edgekv.bench.expected import Expected
 from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
 from edgekv.errors import BadInput, EdgeKVError
 from tests.engine import load, n_kept
@@ -37,11 +38,11 @@ LLAMA_BENCH_JSON = """
     load_mode lazy_mode embeddings no_op_offload no_host repack fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts
     stddev_ts samples_ns samples_ts""".split()
 """`llama-bench -o json` of llama.cpp 0c1e57098 (tools/llama-bench/llama-bench.cpp, `test::get_fields` and `json_printer::print_test`)."""
-ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_kept kv_bytes_peak mem_peak_device mem_peak_host mem_computed_host
-    compress_ms kv_fill note""".split()
+ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_used kv_bytes_allocated kv_bytes_peak mem_peak_device
+    mem_peak_host mem_computed_host read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill note""".split()
 SAMPLE = {
     "ns": 2_000_000_000, "depth_ns": 1, "method": "snapkv", "mode": "layers", "kv_tokens_full": 100, "kv_tokens_kept": 20.2, "kv_bytes_full": 1000,
-    "kv_bytes_kept": 200, "kv_bytes_peak": 400, "compress_ms": 1.5, "rss_loaded": 10, "peak_loaded": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
+    "kv_bytes_used": 200, "kv_bytes_allocated": 300, "kv_bytes_peak": 400, "read_bytes_weights": 0, "read_bytes_kv": 0, "compress_ms": 1.5, "rss_loaded": 10, "peak_loaded": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
     "build_commit": "abc", "model_type": "llama 1B \"Q\"", "model_size": 5000, "model_n_params": 1_500_000_000, "cpu_info": "it's a CPU", "gpu_info": "",
     "backends": "CPU",
 }
@@ -60,7 +61,7 @@ def test_lists_and_ranges_as_in_llama_bench(text, expected):
     assert parse_ints(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,", "1-", "1-4/2", "0-4*2", "1-4*1", "1-4+0", "1.5"])
+@pytest.mark.parametrize("text", ["", "a", "1,", "1-", "1-4/2", "0-4*2", "1-4*1", "1-4+0", "1.5", "10^20", "1-100000000000000", "9" * 5000])
 def test_other_lists_are_refused(text):
     with pytest.raises(BadInput, match="-p"):
         parse_ints(text, "-p")
@@ -118,7 +119,7 @@ def test_equal_bytes_never_gives_a_larger_type_more():
 
 def table(n: int = 3) -> runner.Table:
     made = runner.Table([CASE.full("f16"), CASE])
-    made.samples = [[{**SAMPLE, "ns": ns * scale, "method": method, "mode": mode, "kv_bytes_kept": kept}
+    made.samples = [[{**SAMPLE, "ns": ns * scale, "method": method, "mode": mode, "kv_bytes_used": kept}
                      for ns in range(10**9, (n + 1) * 10**9, 10**9)]
                     for scale, method, mode, kept in ((3, "full", "uncompressed", 1000), (1, "snapkv", "layers", 200))]
     made.computed = [1000, 900]
@@ -142,11 +143,6 @@ def test_means_and_deviations_are_llama_benchs():
     assert fields.deviation([5.0]) == 0
 
 
-def test_memory_that_is_not_what_was_computed_is_noted():
-    assert [r["note"] for r in table().records()] == ["", "memory measured +11.1 % of computed"]
-    assert fields.memory_note(1020, 1000) == "" and fields.memory_note(1021, 1000) and fields.memory_note(900, 1000) and not fields.memory_note(5, 0)
-
-
 def test_jsonl_and_csv_hold_the_same_values():
     records = table().records()
     assert [json.loads(line) for line in formats.as_jsonl(records).splitlines()] == records
@@ -165,11 +161,17 @@ def test_sql_runs_and_holds_the_same_values():
 
 
 def test_markdown_is_llama_benchs_table_with_the_caches_columns():
-    lines = formats.as_md(table().records()).splitlines()
-    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]}
-    assert len(widths) == 1 and lines[0].startswith("| model | size | params | backend | threads |")
-    assert "| pp100 | 61.11 ± 34.69 | 20 of 100 | 0.0 | 0.0 | 0 * |" in lines[3] and "1.50 B" in lines[3]
-    assert lines[-1] == "build: abc (0)" and any(line.startswith("* pp100, f16/f16 x 0.2 snapkv: memory") for line in lines)
+    made = table()
+    for samples in made.samples:
+        for x in samples:
+            x |= {name: x[name] * 2**20 // 10 for name in ("kv_bytes_full", "kv_bytes_used", "kv_bytes_allocated", "kv_bytes_peak")}
+    page = formats.as_md(made.records())
+    lines = page.splitlines()
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]}) == 1
+    assert lines[0].startswith("| model | size | params | backend | threads | type_k | type_v | kv_method | kv_ratio | test | t/s |")
+    assert lines[0].endswith("| KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB |")
+    assert "| pp100 | 61.11 ± 34.69 | 20 %: 20.0 of 100.0 MiB | 20 % | 30.0 | 40.0 | 0 |" in lines[3] and "1.50 B" in lines[3]
+    assert lines[-1] == "build: abc (0)" and "*" not in page
 
 
 # ---- ratios
@@ -177,16 +179,57 @@ def test_markdown_is_llama_benchs_table_with_the_caches_columns():
 
 def test_ratios_are_taken_within_rounds():
     (x,) = compare.ratios(table())
-    assert x.speeds == (3.0, 3.0, 3.0) and x.speed == 3 and x.kv == 0.2 and x.memory == 1 and x.limit is None
-    assert "| 3.00 x | 3.00 - 3.00 | 0.20 x | 1.00 x |" in compare.as_md([x])
+    assert x.speeds == (3.0, 3.0, 3.0) and x.speed == pytest.approx(3) and x.kv == 0.2 and x.memory == 1
+    assert "| 0.20 x | 1.00 x | 3.00 x | 3.00 to 3.00 |" in compare.as_md([x])
 
 
-def test_the_gain_limit_is_bytes_read_over_bytes_read():
+@pytest.mark.parametrize(("speeds", "says"), [
+    ((0.8, 1.0, 1.4), "1.04 x | 0.52 to 2.09, no difference shown |"), ((1.9, 2.0, 2.1), "2.00 x | 1.76 to 2.26 |"),
+    ((2.0,), "2.00 x | one round |"),
+])
+def test_differences_that_the_rounds_do_not_show_are_called_so(speeds, says):
+    found = compare.as_md([compare.Ratio(CASE, CASE.full("f16"), speeds, 0.2, 1.0)])
+    assert found.rstrip().endswith(says)
+
+
+# ---- what a token reads
+
+
+def test_the_weights_that_a_token_touches():
+    sizes = {"token_embd.weight": 100, "output.weight": 120, "blk.0.ffn_up_exps.weight": 80, "blk.0.attn_q.weight": 10}
+    assert reads.weights_read(sizes, 310) == 210, "one row of the table of tokens"
+    assert reads.weights_read(sizes, 310, 8, 2) == 210 - 60, "two of eight experts"
+    del sizes["output.weight"]
+    assert reads.weights_read(sizes, 190) == 190, "the table is the output as well"
+
+
+def test_bytes_read_beside_the_memorys_speed():
     made = table()
-    made.cases = [replace(c, n_prompt=0, n_gen=16, n_depth=100) for c in made.cases]
-    (x,) = compare.ratios(made)
-    assert x.limit == pytest.approx((5000 + 1000) / (5000 + 200)) and x.reached == pytest.approx(2 / (x.limit - 1))
-    assert compare.gain_limit(0, 1000, 200) == 5 and compare.gain_limit(10**15, 1000, 200) == pytest.approx(1)
+    made.cases = [replace(c, n_prompt=0, n_gen=10, n_depth=100) for c in made.cases]
+    made.bandwidth = {1: 50e9}
+    for samples, kv in zip(made.samples, (4, 1), strict=True):
+        for x in samples:
+            x |= dict(ns=10**9, read_bytes_weights=2 * 10**9, read_bytes_kv=kv * 10**9)
+    full, kept = made.records()
+    assert (reads.per_token(full), reads.speed(full), reads.share(full)) == (6 * 10**9, pytest.approx(60e9), pytest.approx(1.2))
+    assert (reads.per_token(kept), reads.share(kept)) == (3 * 10**9, pytest.approx(0.6))
+    page = reads.as_md([full, kept], ["f16 full", "kept"])
+    assert "| f16 full |" in page and "| 60.0 | 120 % |" in page and "| 30.0 | 60 % |" in page
+    assert "50.0 GB/s to 1 thread" in page and "Above 100 %" in page and "processor's caches" in page
+    assert "Above" not in reads.as_md([kept], ["kept"]) and reads.as_md(table().records(), ["", ""]) == "", "a prompt is no such test"
+
+
+def test_a_gpus_rows_are_not_held_against_main_memory():
+    made = table()
+    made.cases, made.bandwidth = [replace(c, n_prompt=0, n_gen=10) for c in made.cases], {1: 50e9}
+    for samples in made.samples:
+        for x in samples:
+            x |= dict(gpu_info="a GPU", read_bytes_weights=10**9)
+    assert all(reads.share(r) is None for r in made.records()) and "not measured" in reads.as_md(made.records(), ["a", "b"])
+
+
+def test_the_memorys_speed_is_measured():
+    assert 1e8 < bandwidth.measured(2, 2**22) < 1e13
 
 
 # ---- real samples
@@ -206,8 +249,8 @@ def test_rounds_are_interleaved_and_every_sample_has_its_own_process(little):
     full, compressed = seen.records()
     assert (full["kv_method"], full["kv_tokens_kept"], full["flash_attn"]) == ("full", 200, -1)
     assert (compressed["kv_method"], compressed["kv_tokens_full"], compressed["kv_tokens_kept"]) == ("snapkv", 200, 40)
-    assert compressed["kv_bytes_kept"] == 40 / 200 * compressed["kv_bytes_full"] < compressed["kv_bytes_peak"]
-    assert len(full["samples_ns"]) == 2 and full["kv_bytes_kept"] == 200 * 4 * 2 * 136
+    assert compressed["kv_bytes_used"] == 40 / 200 * compressed["kv_bytes_full"] < compressed["kv_bytes_peak"]
+    assert len(full["samples_ns"]) == 2 and full["kv_bytes_used"] == 200 * 4 * 2 * 136 < full["kv_bytes_allocated"]
     for r in (full, compressed):
         assert 2**24 < r["mem_peak_host"] < 2**29 and r["mem_computed_host"] > r["model_size"]
 
@@ -215,6 +258,17 @@ def test_rounds_are_interleaved_and_every_sample_has_its_own_process(little):
 def test_a_row_under_a_depth_times_only_the_test(little):
     got = runner.sample(Case(little, 0, 8, 600, kv_method="snapkv", kv_ratio=0.5), warm_up=False)
     assert got["kv_tokens_full"] == 608 and got["kv_tokens_kept"] == 308 and 0 < got["ns"] < got["depth_ns"] and got["compress_ms"] > 0
+    assert got["read_bytes_kv"] == 304 * 4 * 2 * 256 < got["kv_bytes_allocated"] and got["read_bytes_weights"] == got["model_size"]
+
+
+def test_equal_ratios_are_equal_bytes_in_every_cache_type(little):
+    got = [runner.sample(Case(little, 600, 0, 0, kind, kind, kv_method="snapkv", kv_ratio=0.2), warm_up=False) for kind in ("f16", "q8_0", "q4_0")]
+    assert all(x["kv_bytes_used"] == pytest.approx(0.2 * x["kv_bytes_full"], rel=0.01) for x in got)
+    assert [round(x["kv_tokens_kept"]) for x in got] == [120, 225, 426]
+    for kind, x in zip(("f16", "q8_0", "q4_0"), got, strict=True):
+        with Expected(little, 512) as expected:
+            wanted = expected.host(Case(little, 600, 0, 0, kind, kind, kv_method="snapkv", kv_ratio=0.2), x)
+        assert x["mem_peak_host"] == pytest.approx(wanted, rel=0.1)
 
 
 def test_what_the_engine_refuses_is_said_with_the_row(little):
@@ -295,7 +349,7 @@ def test_rows_say_that_they_were_filled_and_show_no_peak(little):
         assert r["note"] == fields.FILLED and not (r["kv_bytes_peak"] or r["mem_peak_host"] or r["mem_computed_host"] or r["compress_ms"])
         assert r["kv_tokens_full"] == 1308 and r["avg_ts"] > 0
     page = formats.as_md(records)
-    assert page.startswith("Depths above 512 are filled") and re.search(r"1308 \| [\d.]+ \|  \|  \|", page) and "no peak was measured" not in page.split("\n", 1)[1]
+    assert page.startswith("Depths above 512 are filled") and re.search(r"\| [\d.]+ \|  \|  \|", page) and "no peak was measured" not in page.split("\n", 1)[1]
     assert records[1]["mem_peak_host"] and not formats.as_md(records[:2]).startswith("Depths")
     assert [x.memory is None for x in compare.ratios(table)] == [False, True]
 
@@ -361,13 +415,17 @@ def quick(monkeypatch):
 
     class Quick:
         seen: list[Case] = []
+        learned: list[tuple[str, str]] = []
 
     def sample(case: Case, warm_up: bool = True):
         Quick.seen.append(case)
-        return {**SAMPLE, "method": case.kv_method, "kv_tokens_full": case.n_depth + case.n_prompt + case.n_gen}
+        return {**SAMPLE, "method": case.kv_method, "kv_tokens_full": case.n_depth + case.n_prompt + case.n_gen,
+                "read_bytes_weights": 5000 * case.only_writes}
 
-    Quick.seen = []
+    Quick.seen, Quick.learned = [], []
     monkeypatch.setattr(runner, "sample", sample)
+    monkeypatch.setattr(runner, "bandwidth", lambda n_threads: 1e10)
+    monkeypatch.setattr("edgekv.commands.first_use.make_profile", lambda engine, path, threads: Quick.learned.append((engine.kv_method, path)))
     return Quick
 
 
@@ -395,11 +453,35 @@ def test_cache_types_combine_as_in_llama_bench_or_go_in_pairs(little, quick, fla
     assert [c.setting.split(" x ")[0] for c in quick.seen] == expected
 
 
+def test_the_default_row_is_the_products_beside_full_caches(little, quick):
+    assert call("-m", little, "-r", "1", "-p", "16", "-n", "0").exit_code == 0
+    assert [c.setting for c in quick.seen] == ["f16 full", "q8_0 full", "q4_0 full", "q8_0 x 0.2 auto"]
+    assert quick.learned == [("auto", little)], "as a chat would on its first use"
+
+
+def test_methods_that_are_named_store_what_a_chat_would(little, quick):
+    assert call("-m", little, "-r", "1", "-p", "16", "-n", "0", "--full", "none", "--kv-method", "auto,snapkv", "--kv-ratio", "1,0.2").exit_code == 0
+    assert [c.setting for c in quick.seen] == ["f16 full", "q8_0 x 0.2 auto", "f16 x 0.2 snapkv"]
+
+
+def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(quick, tmp_path):
+    path = tmp_path / "m.gguf"
+    synthetic.write(path, replace(synthetic.SHAPES["tiny"], d_head=80, n_embd=320, n_layer=1), "f16")
+    assert call("-m", str(path), "-r", "1", "-p", "16", "-n", "0").exit_code == 0
+    assert [c.setting for c in quick.seen] == ["f16 full", "f16 x 0.2 auto"]
+
+
+def test_more_tokens_than_the_model_was_trained_with_are_one_line(little, quick):
+    done = call("-m", little, "-r", "1", "-p", "0", "-n", "8", "-d", "9000", "--full", "none")
+    assert done.exit_code == 0 and re.findall("edgekv: 9,008 tokens are more than the 8,192 that .* was trained with", done.stderr)
+    assert "trained with" not in call("-m", little, "-r", "1", "-p", "0", "-n", "8", "-d", "8000", "--full", "none").stderr
+
+
 def test_compare_and_equal_bytes_print_ratios(little, quick):
-    assert "gain limit" in call("-m", little, "-r", "1", "--compare").stdout
+    assert "95 % interval" in call("-m", little, "-r", "1", "--compare").stdout
     done = call("-m", little, "-r", "1", "-p", "16", "-n", "0", "--equal-bytes", "--kv-method", "snapkv", "-o", "csv")
     assert [c.setting for c in quick.seen[-5:]] == ["q8_0 full", "f16 x 0.5312 snapkv", "q4_0 full", "q8_0 x 0.2812 snapkv", "f16 x 0.2812 snapkv"]
-    assert "gain limit" in done.stderr and "gain limit" not in done.stdout
+    assert "95 % interval" in done.stderr and "95 % interval" not in done.stdout
 
 
 def test_what_is_complete_is_shown_after_an_error(little, monkeypatch, quick):
@@ -476,7 +558,7 @@ def test_long_writes_a_page_and_plots(little, quick, tmp_path):
     pytest.importorskip("matplotlib")
     done = call("-m", little, "-d", "128,256", "-r", "2", "--long", "--out", str(tmp_path / "out"), "--kv-method", "snapkv", "--full", "f16")
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-memory.png", "long-speed.png", "long.json", "long.md"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-bytes.png", "long-memory.png", "long-speed.png", "long.json", "long.md"]
     page = (tmp_path / "out" / "long.md").read_text()
     assert "| 128 | f16 full |" in page and "| 256 | f16 x 0.2 snapkv |" in page and "long-speed.png" in page
     assert {c.n_depth for c in quick.seen} == {128, 256} and {c.n_gen for c in quick.seen} == {long.N_GEN}
@@ -486,9 +568,9 @@ def test_a_long_page_of_filled_contexts_is_about_writing_alone(little, tmp_path)
     pytest.importorskip("matplotlib")
     done = call("-m", little, "-d", "1024", "-r", "1", "--long", "--out", str(tmp_path / "out"), "--kv-method", "snapkv", "--full", "f16", "--fill", "repeat")
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-speed.png", "long.json", "long.md"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-bytes.png", "long-speed.png", "long.json", "long.md"]
     page = (tmp_path / "out" / "long.md").read_text()
-    assert "| 1,024 | f16 x 0.2 snapkv |" in page and "--fill repeat" in page and "memory MiB" not in page and "read, tokens/s" not in page
+    assert "| 1,024 | f16 x 0.2 snapkv |" in page and "--fill repeat" in page and "process MiB" not in page and "read, tokens/s" not in page
 
 
 def test_long_leaves_out_what_does_not_fit(little, monkeypatch):
@@ -523,7 +605,7 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
     (["-m", "M", "--kv-ratio", "20"], "0.2"), (["-m", "M", "--kv-method", "magic"], "snapkv"), (["-m", "nowhere.gguf"], "nowhere.gguf"),
     (["-m", "M", "-pg", "5"], "512,128"), (["-m", "M", "-t", "0"], "from 1"), (["--synthetic", "gpt"], "llama-1b"), (["--synthetic", "tiny", "--eval", "needle"], "--eval"),
     (["-m", "M", "-ct", "f16", "-ctk", "f16"], "alike"), (["-m", "M", "--fill", "repeat"], "-p 0"),
-    (["-m", "M", "-d", "100000000"], "at most"), (["-m", "M", "--long", "-p", "512"], "leave -p out"), (["-m", "M", "-m", "M", "--long"], "one value of -m"), (["-m", "M", "--long", "--out", "M"], "--out"),
+    (["-m", "M", "-d", "100000000"], "at most"), (["-m", "M", "-d", "10^20"], "512-4096*2"), (["-m", "M", "-d", "1" + 20 * "0"], "512-4096*2"), (["-m", "M", "--long", "-p", "512"], "leave -p out"), (["-m", "M", "-m", "M", "--long"], "one value of -m"), (["-m", "M", "--long", "--out", "M"], "--out"),
     (["-m", "M", "--fill", "repeat", "-p", "0", "-fa", "off"], "-fa off"), (["-m", "M", "--fill", "x"], "repeat"), (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
 ])
 def test_mistakes_are_one_line(little, quick, args, says):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,8 @@ import pytest
 
 from edgekv import Llama, methods
 from edgekv.blueprint import Blueprint
-from edgekv.commands import eval as commands_eval
 from edgekv.commands import report, slash
-from edgekv.commands.options import EngineOptions
+from edgekv.commands.conversation import Conversation
 from edgekv.dense import fits
 from edgekv.eval.reader import Reader
 from edgekv.fit import PICKED, Planner, Wish
@@ -134,33 +131,15 @@ def test_a_saved_conversation_comes_back(tiny, text, tmp_path):
 
 
 def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, text):
-    plain, dense = auto(tiny("llama-gqa"), type_k=1, type_v=1), auto(tiny("llama-gqa"))
-    reader, one = Reader(plain, ["full", "snapkv", "auto"], dense), auto(tiny("llama-gqa"))
-    tokens = list(text(N_PROMPT))
+    tokens, one = list(text(N_PROMPT)), auto(tiny("llama-gqa"))
+    reader = Reader(auto(tiny("llama-gqa"), type_k=1, type_v=1), {"f16": ["full", "snapkv"], "q8_0": ["auto"]})
     one.eval(tokens)
     reader.read(tokens)
-    for name, rows, llm in (("full", N_PROMPT, plain), ("auto", int(RATIO * MORE * N_PROMPT), dense), ("snapkv", int(RATIO * N_PROMPT), plain)):
-        stats = reader.compress(name, 1.0 if name == "full" else RATIO)
-        assert int(stats.n_kept) == rows and reader.llm is llm
+    for name, rows, kind in (("full", N_PROMPT, "f16"), ("auto", int(RATIO * MORE * N_PROMPT), "q8_0"), ("snapkv", int(RATIO * N_PROMPT), "f16")):
+        stats = reader.compress(name, 1.0 if name == "full" else RATIO, kind)
+        assert int(stats.n_kept) == rows and stats.type_k == kind
         if name == "auto":
             assert np.array_equal(stats.kept, one.kv_stats().kept) and np.allclose(next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4)
-
-
-ENGINE = EngineOptions(
-    "", 512, 512, 256, 1, 1, 0, "auto", None, None, 0, False,
-    1.0, None, None, "auto", 4, 32, 1, "f32", 512, "none")
-
-
-@pytest.mark.parametrize(("words", "names", "second"), [
-    ({}, ["auto"], True), (dict(cache_type_k="f16"), ["auto"], False),
-    (dict(cache_type_v="q4_0"), ["auto"], False), (dict(kv_budget=64), ["auto"], False),
-    ({}, ["snapkv"], False),
-])
-def test_a_second_model_is_loaded_only_for_what_auto_picks(tiny, words, names, second):
-    engine = replace(ENGINE, model=str(tiny("llama-gqa")), **words)
-    llm, dense = commands_eval.models(engine, names)
-    assert types(llm) == (TYPES[engine.cache_type_k or "f16"], TYPES[engine.cache_type_v or "f16"])
-    assert (dense is not None) == second and (not dense or types(dense) == (8, 8))
 
 
 def test_what_is_printed_says_type_and_rows(tiny, text):
@@ -177,7 +156,7 @@ def test_what_is_printed_says_type_and_rows(tiny, text):
 def test_the_chat_says_how_many_rows_a_ratio_would_leave(tiny, text, capsys):
     llm = auto(tiny("llama-gqa"))
     llm.eval(list(text(N_PROMPT)))
-    slash.ratio(SimpleNamespace(llm=llm), "0.1")
+    slash.ratio(Conversation(llm, {}), "0.1")
     assert "10 % of the memory from the next prompt on: 0.1 of 0.9 MiB, 112 of the 600 tokens seen would stay" in "".join(capsys.readouterr())
 
 

@@ -17,12 +17,12 @@ from edgekv import commands
 from edgekv.commands import eval as command
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.eval import evaluate, perplexity, plot, predictions, prompt, reader, results, table
-from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Sample, Task
+from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
 from edgekv.eval.tasks import TASKS
 from tests import models
 from tests.engine import feed, load
 
-GRID = [("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)]
+GRID = [Row("full", 1.0), Row("snapkv", 0.5), Row("snapkv", 0.2)]
 
 
 @dataclass
@@ -44,16 +44,16 @@ class FakeLlama:
 class FakeReader:
     """Answers '7' if the ratio is at least 0.5; writes down what it is asked."""
 
-    def __init__(self, llm: FakeLlama, names: list[str], dense: FakeLlama | None = None) -> None:
+    def __init__(self, llm: FakeLlama, names: dict[str, list[str]]) -> None:
         self.llm, self.names, self.log = llm, names, []
 
     def read(self, tokens) -> None:
         self.log.append(("read", len(tokens)))
 
-    def compress(self, name: str, ratio: float):
-        assert name in self.names
+    def compress(self, name: str, ratio: float, kind: str):
+        assert name in self.names[kind]
         self.ratio = ratio
-        return SimpleNamespace(n_seen=1000, n_kept=1000 * ratio, n_bytes=int(2**20 * ratio))
+        return SimpleNamespace(n_seen=1000, n_kept=1000 * ratio, n_bytes_used=int(2**20 * ratio), n_bytes_full=2**20)
 
     def answer(self, rest, n_tokens: int, stop: str = "") -> str:
         self.log.append(("answer", len(rest)))
@@ -68,7 +68,8 @@ TASK = Task("toy", "t", "h", lambda request: [], asks=("lengths",))
 
 
 def outcome(method: str, ratio: float, score: float, n: int = 0, **tags) -> Outcome:
-    return Outcome(f"s{n}", {"length": 300, **tags}, method, ratio, {"score": score}, 1100, 1000, 1000 * ratio, int(2**20 * ratio), "said", ("7",))
+    return Outcome(f"s{n}", {"length": 300, **tags}, method, ratio, {"score": score}, 1100, 1000, 1000 * ratio, int(2**20 * ratio), "said", ("7",),
+                   n_bytes_full=2**20)
 
 
 # ---- prompts
@@ -112,14 +113,25 @@ def test_the_chat_template_is_applied_unless_the_sample_wants_none(tiny):
 
 
 def test_full_comes_once_and_random_is_always_there():
-    assert evaluate.settings(["full", "snapkv"], [1, 0.2]) == [("full", 1.0), ("random", 0.2), ("snapkv", 0.2)]
-    assert evaluate.settings(["snapkv", "random"], [0.5]) == [("full", 1.0), ("snapkv", 0.5), ("random", 0.5)]
-    assert evaluate.settings(["full"], [0.5]) == [("full", 1.0)]
+    def rows(*args, **more):
+        return [(row.method, row.ratio) for row in evaluate.settings(*args, **more)]
+
+    assert rows(["full", "snapkv"], [1, 0.2]) == [("full", 1.0), ("random", 0.2), ("snapkv", 0.2)]
+    assert rows(["snapkv", "random"], [0.5]) == [("full", 1.0), ("random", 0.5), ("snapkv", 0.5)]
+    assert rows(["full"], [0.5]) == [("full", 1.0)] and rows(["random"], [0.5]) == [("full", 1.0), ("random", 0.5)]
+
+
+def test_rows_of_a_cache_type_follow_each_other_each_with_random_ones():
+    stored = {"auto": "q8_0", "snapkv": "f16"}.__getitem__
+    assert evaluate.settings(["auto", "snapkv"], [0.2], ["f16", "q8_0", "q4_0"], stored) == [
+        ("full", 1, "f16"), ("random", 0.2, "f16"), ("snapkv", 0.2, "f16"),
+        ("full", 1, "q8_0"), ("random", 0.2, "q8_0"), ("auto", 0.2, "q8_0"), ("full", 1, "q4_0")]
+    assert evaluate.settings(["auto"], [0.2], [], stored) == [("full", 1, "q8_0"), ("random", 0.2, "q8_0"), ("auto", 0.2, "q8_0")]
 
 
 @pytest.mark.parametrize(("aware", "log"), [(True, [("read", 6), ("answer", 0)]), (False, [("read", 3), ("answer", 3)])])
 def test_one_reading_serves_every_method_and_ratio(aware, log):
-    fake = FakeReader(FakeLlama(), ["full", "snapkv"])
+    fake = FakeReader(FakeLlama(), {"f16": ["full", "snapkv"]})
     found = list(evaluate.evaluate(TASK, fake, [sample(0), sample(1)], GRID, aware))
     assert fake.log == 2 * [log[0], *3 * [log[1]]]
     assert [o.scores["score"] for o in found] == [1, 1, 0, 1, 1, 0]
@@ -128,9 +140,9 @@ def test_one_reading_serves_every_method_and_ratio(aware, log):
 
 
 def test_nothing_is_read_if_a_sample_does_not_fit():
-    fake = FakeReader(FakeLlama(8), ["full"])
+    fake = FakeReader(FakeLlama(8), {"f16": ["full"]})
     with pytest.raises(BadInput, match="--ctx-size"):
-        evaluate.evaluate(TASK, fake, [sample()], [("full", 1.0)])
+        evaluate.evaluate(TASK, fake, [sample()], GRID[:1])
 
 
 # ---- answers and predictions of a real (tiny) model
@@ -139,6 +151,22 @@ def test_nothing_is_read_if_a_sample_does_not_fit():
 @pytest.fixture(scope="module")
 def tiny_reader(tiny):
     return reader.Reader(load(tiny("llama-gqa"), kv_ratio=0.5), ["full", "snapkv", "d2o", "random"])
+
+
+def test_every_cache_type_is_asked_in_turn_with_the_weights_once(tiny, text, nmse):
+    tokens, rest = text(300), text(20, seed=1)
+    one = reader.Reader(load(tiny("llama-gqa"), kv_ratio=0.5), {"f16": ["full"], "q8_0": ["full", "snapkv"], "q8_0/q4_0": ["snapkv"]})
+    model = one.llm._model
+    one.read(tokens)
+    for kind, ratio in (("f16", 1.0), ("q8_0", 0.2), ("q8_0/q4_0", 0.2), ("f16", 1.0)):
+        stats = one.compress("full" if ratio == 1 else "snapkv", ratio, kind)
+        got = np.concatenate(list(one.predict(rest)))
+        k, _, v = kind.partition("/")
+        other = load(tiny("llama-gqa"), kv_ratio=ratio, kind=kind.replace("/", ","), kv_tail=1000)
+        other.eval(list(tokens))
+        assert (stats.type_k, stats.type_v) == (k, v or k) and one.llm._model is model
+        assert stats.n_bytes_used == pytest.approx(ratio * stats.n_bytes_full, rel=0.02)
+        assert nmse(feed(other, rest), got) < 1e-5
 
 
 def test_an_answer_is_greedy_decoding_behind_the_compressed_text(tiny, text, tiny_reader):
@@ -168,7 +196,7 @@ def test_perplexity_and_kl_are_those_of_a_direct_computation(tiny, text, tiny_re
     n, m = 200, 70  # more than two batches
     tokens = text(n + m + 1, seed=3)
     passage = perplexity.Passage("p", tokens, n, {"length": n})
-    got = list(perplexity.predict(tiny_reader, [passage], [("full", 1.0), (method, 0.3)]))
+    got = list(perplexity.predict(tiny_reader, [passage], [Row("full", 1.0), Row(method, 0.3)]))
     probabilities = []
     for options in ({"kv_ratio": 1.0}, {"kv_ratio": 0.3, "kv_method": method, "kv_tail": 1000}):
         llm = load(tiny("llama-gqa"), **options)
@@ -184,7 +212,7 @@ def test_perplexity_and_kl_are_those_of_a_direct_computation(tiny, text, tiny_re
 
 
 def test_a_method_at_ratio_1_is_the_full_cache(text, tiny_reader):
-    (got,) = perplexity.predict(tiny_reader, [perplexity.Passage("p", text(161), 100)], [("snapkv", 1.0)])
+    (got,) = perplexity.predict(tiny_reader, [perplexity.Passage("p", text(161), 100)], [Row("snapkv", 1.0)])
     assert got.scores["kl"] == 0 and got.scores["same_top"] == 1
 
 
@@ -210,9 +238,10 @@ def two_rows(**more) -> table.Table:
 
 def test_markdown_states_tokens_and_bytes_beside_every_ratio():
     lines = table.as_markdown(two_rows()).splitlines()
-    assert lines[0] == "| method | ratio kept | tokens | rows kept | KV MiB | 300 tokens | 600 tokens | score | 95 % interval | samples |"
-    assert lines[2] == "| full | 1 | 1,000 | 1,000 | 1.0 | 100.0 % | 50.0 % | 75.0 % | 30.1 % to 95.4 % | 4 |"
-    assert lines[3] == "| snapkv | 0.2 | 1,000 | 200 | 0.2 | 50.0 % | 0.0 % | 25.0 % | 4.6 % to 69.9 % | 4 |"
+    assert lines[0] == ("| method | cache type | ratio | KV used | tokens | tokens kept | 300 tokens | 600 tokens | score | 95 % interval "
+                        "| samples |")
+    assert lines[2] == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 100.0 % | 50.0 % | 75.0 % | 30.1 % to 95.4 % | 4 |"
+    assert lines[3] == "| snapkv | f16 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % | 50.0 % | 0.0 % | 25.0 % | 4.6 % to 69.9 % | 4 |"
 
 
 def test_a_single_part_has_no_column_of_its_own():
@@ -231,7 +260,8 @@ def test_json_and_csv_hold_the_same_records():
     from_json = json.loads(table.as_json(two_rows()))
     from_csv = list(csv.DictReader(io.StringIO(table.as_csv(two_rows()))))
     assert [{key: str(value) for key, value in record.items()} for record in from_json] == from_csv
-    assert from_json[1] | {} == {"task": "toy", "setting": "aware", "method": "snapkv", "ratio": 0.2, "n_seen": 1000, "n_kept": 200, "kv_bytes": 209715,
+    assert from_json[1] | {} == {"task": "toy", "setting": "aware", "method": "snapkv", "type": "f16", "ratio": 0.2, "n_seen": 1000, "n_kept": 200,
+                                 "kv_bytes_full": 1048576, "kv_bytes": 209715,
                                  "score: 300 tokens": 0.5, "score: 600 tokens": 0.0, "score": 0.25, "score_low": 0.0456, "score_high": 0.6994, "samples": 4}
 
 
@@ -249,8 +279,8 @@ def test_perplexity_is_the_exponential_of_the_mean_and_ends_that_are_not_known_a
 def test_a_prediction_is_one_line_with_all_of_it():
     line = predictions.line("toy", "aware", outcome("snapkv", 0.2, 0.0, 3, depth=0.5))
     assert line.count("\n") == 1
-    assert json.loads(line) == {"task": "toy", "setting": "aware", "method": "snapkv", "ratio": 0.2, "id": "s3", "length": 300, "depth": 0.5,
-                                "n_prompt": 1100, "n_seen": 1000, "n_kept": 200, "kv_bytes": 209715, "prediction": "said", "references": ["7"], "score": 0.0}
+    assert json.loads(line) == {"task": "toy", "setting": "aware", "method": "snapkv", "ratio": 0.2, "type": "f16", "id": "s3", "length": 300, "depth": 0.5,
+                                "n_prompt": 1100, "n_seen": 1000, "n_kept": 200, "kv_bytes_full": 1048576, "kv_bytes": 209715, "prediction": "said", "references": ["7"], "score": 0.0}
 
 
 def test_a_second_measure_has_columns_too():
@@ -263,21 +293,47 @@ def test_a_second_measure_has_columns_too():
 # ---- pictures
 
 
+def needles(n_short: int, n_long: int) -> table.Table:
+    """As many at each length, evenly spread over the depths."""
+    task = Task("toy", "t", "h", lambda request: [], asks=(), heat=True)
+    places = [(length, (i + 0.5) / n) for length, n in ((300, n_short), (600, n_long)) for i in range(n)]
+    return table.Table(task, "aware", [outcome(row.method, row.ratio, 1.0, n, length=length, depth=depth)
+                                       for row in GRID for n, (length, depth) in enumerate(places)])
+
+
 def test_cells_are_means_by_length_and_depth():
-    outcomes = [outcome("full", 1.0, score, length=length, bucket=bucket) for score, length, bucket in ((1, 300, 0), (0, 300, 0), (1, 600, 9))]
-    cells = plot._cells(outcomes, [300, 600], SCORE[0])
-    assert cells.shape == (plot.BUCKETS, 2) and cells[0, 0] == 0.5 and cells[9, 1] == 1 and np.isnan(cells).sum() == 18
+    outcomes = [outcome("full", 1.0, score, length=length, depth=depth) for score, length, depth in ((1, 300, 0.1), (0, 300, 0.2), (1, 600, 1))]
+    cells = plot.cells(outcomes, [300, 600], 4, SCORE[0])
+    assert cells.shape == (4, 2) and cells[0, 0] == 0.5 and cells[3, 1] == 1 and np.isnan(cells).sum() == 6
+
+
+@pytest.mark.parametrize(("n_short", "n_long", "n_depths"), [(1, 1, 1), (2, 3, 2), (5, 5, 5), (7, 10, 7), (50, 50, 10)])
+def test_a_map_has_no_cell_that_was_not_asked(n_short, n_long, n_depths):
+    made = needles(n_short, n_long)
+    assert plot.depths(made) == n_depths
+    for outcomes in made.rows.values():
+        assert not np.isnan(plot.cells(outcomes, [300, 600], n_depths, SCORE[0])).any()
 
 
 @pytest.mark.parametrize("heat", [False, True])
 def test_pictures_are_png_files(tmp_path, heat):
     pytest.importorskip("matplotlib")
     task = Task("toy", "t", "h", lambda request: [], asks=(), heat=heat)
-    outcomes = [outcome(m, r, 1.0, n, bucket=n) for m, r in (("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)) for n in range(3)]
-    plot.save(table.Table(task, "aware", outcomes), str(tmp_path / "p.png"))
+    outcomes = [outcome(m, r, 1.0, n, depth=0.2 + 0.3 * n) for m, r in (("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)) for n in range(3)]
+    plot.save(table.Table(task, "aware", outcomes, ["a model", "a machine", "a day"]), str(tmp_path / "p.png"))
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and [p.name for p in tmp_path.iterdir()] == ["p.png"]
     figure = (plot.heat_map if heat else plot.curves)(table.Table(task, "aware", outcomes))
     assert len([axes for axes in figure.axes if axes.get_visible()]) == (4 if heat else 1)  # a map for each row and the colour bar
+
+
+def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
+    pytest.importorskip("matplotlib")
+    made = table.Table(TASK, "aware", two_rows().outcomes, ["a model", "a machine", "2026-01-02"])
+    figure = plot.curves(made)
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20 %"] and len(axes.get_xticks(minor=True)) == 0
+    assert any("a model · a machine · 2026-01-02" in text.get_text() for text in figure.texts)
+    assert axes.get_legend() is None and [x.get_text() for x in figure.legends[0].get_texts()] == ["full f16", "snapkv f16"]
 
 
 # ---- the commands
@@ -286,27 +342,53 @@ def test_pictures_are_png_files(tmp_path, heat):
 @pytest.fixture
 def run(monkeypatch):
     monkeypatch.setattr("edgekv.commands.load.load_llama", lambda options: FakeLlama())
+    monkeypatch.setattr("edgekv.commands.load.model_info", lambda path: {"mode": "layers", "d_head_k": 64, "d_head_v": 64})
     monkeypatch.setattr("edgekv.eval.reader.Reader", FakeReader)
     return lambda *words: CliRunner().invoke(command.command, [words[0], "-m", "x.gguf", *words[1:]], catch_exceptions=False)
 
 
 def test_the_table_of_a_task(run):
     lines = run("needle", "-n", "4", "--lengths", "200,400").stdout.splitlines()
-    assert len(lines) == 2 + 1 + 3 * 3
-    assert lines[2] == "| full | 1 | 1,000 | 1,000 | 1.0 | 0.0 % | 0.0 % | 0.0 % | 0.0 % to 49.0 % | 4 |"
-    assert lines[-1].startswith("| snapkv | 0.1 | 1,000 | 100 | 0.1 |")
+    assert len(lines) == 2 + 5
+    assert lines[2] == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 0.0 % | 0.0 % | 0.0 % | 0.0 % to 49.0 % | 4 |"
+    assert lines[-1].startswith("| auto | q8_0 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % |")
+
+
+def rows_of(found) -> list[tuple[str, str, float]]:
+    return [(row["method"], row["type"], row["ratio"]) for row in json.loads(found.stdout)]
+
+
+def test_the_default_rows_are_the_products_beside_full_caches_and_chance(run):
+    assert rows_of(run("needle", "-n", "1", "--lengths", "200", "-o", "json")) == [
+        ("full", "f16", 1), ("full", "q8_0", 1), ("full", "q4_0", 1), ("random", "q8_0", 0.2), ("auto", "q8_0", 0.2)]
+
+
+@pytest.mark.parametrize(("words", "kept"), [
+    (["--methods", "snapkv"], "f16"), (["--methods", "auto", "-ctk", "q8_0", "-ctv", "q4_0"], "q8_0/q4_0"), (["-ctv", "q4_0"], "f16/q4_0"),
+    (["--kv-budget", "64"], "f16"), (["--methods", "auto"], "q8_0"),
+])
+def test_cache_types_are_those_that_were_named_or_a_chats(run, words, kept):
+    found = rows_of(run("needle", "-n", "1", "--lengths", "200", "-o", "json", "--full", "q8_0", *words))
+    assert [kind for method, kind, _ in found if method != "full"] == [kept, kept] and ("full", "q8_0", 1) in found
+
+
+def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(run, monkeypatch):
+    monkeypatch.setattr("edgekv.commands.load.model_info", lambda path: {"mode": "layers", "d_head_k": 80, "d_head_v": 80})
+    assert rows_of(run("needle", "-n", "1", "--lengths", "200", "-o", "json")) == [("full", "f16", 1), ("random", "f16", 0.2), ("auto", "f16", 0.2)]
 
 
 def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
     name = tmp_path / "all.jsonl"
-    found = run("ruler", "-n", "2", "--lengths", "700", "--families", "single,variables", "--ratios", "0.5", "-o", "jsonl", "--predictions", str(name))
+    found = run("ruler", "-n", "2", "--lengths", "700", "--families", "single,variables", "--methods", "streaming,snapkv", "--full", "f16", "--ratios", "0.5", "-o", "jsonl",
+                "--predictions", str(name))
     assert found.stdout == name.read_text() and not name.with_name("all.jsonl.partial").exists()
     records = [json.loads(line) for line in found.stdout.splitlines()]
     assert len(records) == 2 * 2 * 4 and {r["family"] for r in records} == {"single", "variables"} and {r["setting"] for r in records} == {"aware"}
 
 
 def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch):
-    words = ["needle", "-m", "x", "-n", "4", "--lengths", "200", "--predictions", str(tmp_path / "p")]
+    words = ["needle", "-m", "x", "-n", "4", "--lengths", "200", "--ratios", "0.5,0.2,0.1", "--methods", "streaming,snapkv", "--full", "f16",
+             "--predictions", str(tmp_path / "p")]
     partial, asked = tmp_path / "p.partial", []
 
     def answer(self, rest, n_tokens, stop=""):
@@ -348,7 +430,24 @@ def test_mistakes_are_one_line(run, words):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("words", [["gsm8k"], ["needle", "--lengths", "x"], ["needle", "-n", "0"], ["needle", "-o", "xml"], ["ppl", "--setting", "aware"],
+@pytest.mark.parametrize("task", ["needle", "paraphrase", "ruler", "ppl"])
+@pytest.mark.parametrize("n", [3000, 10**20])
+def test_lengths_beyond_the_context_are_said_before_texts_are_made(run, monkeypatch, task, n):
+    monkeypatch.setattr(FakeLlama, "tokenize", lambda *args, **options: pytest.fail("a text was made"))
+    with pytest.raises(BadInput, match=f"{n:,} tokens .*context of 2,000.*--lengths") as error:
+        run(task, "--lengths", f"200,{n}")
+    assert "\n" not in str(error.value)
+
+
+def test_lengths_beyond_the_trained_context_name_it(run, monkeypatch):
+    trained = {"general.architecture": "llama", "llama.context_length": "2000"}
+    monkeypatch.setattr(FakeLlama, "metadata", trained, raising=False)
+    monkeypatch.setattr(FakeLlama, "__post_init__", lambda self: None, raising=False)
+    with pytest.raises(BadInput, match="2,000 tokens, as many as this model was trained with"):
+        run("needle", "--lengths", "3000")
+
+
+@pytest.mark.parametrize("words", [["needle", "--lengths", "10^20"], ["needle", "--lengths", "9" * 5000], ["gsm8k"], ["needle", "--lengths", "x"], ["needle", "-n", "0"], ["needle", "-o", "xml"], ["ppl", "--setting", "aware"],
                                    ["needle", "-f", "x"], ["nonsense"]])
 def test_wrong_words_end_with_2(words, capsys):
     with pytest.raises(SystemExit) as end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from itertools import islice
@@ -117,7 +118,6 @@ def test_needles_are_spread_over_the_depths():
     for length in (300, 600):
         tags = [s.tags for s in needle.samples(request()) if s.tags["length"] == length]
         assert [t["depth"] for t in tags] == pytest.approx([0.05 + 0.1 * index for index in range(10)])
-        assert [t["bucket"] for t in tags] == list(range(10))
 
 
 def test_a_prompt_holds_its_needle_once_at_its_depth_and_no_other_digit():
@@ -217,7 +217,7 @@ def test_samples_have_the_tags_that_become_columns(tmp_path):
     for name in TASKS:
         for sample in task_of(name).samples(request(n=2, lengths=(700,), files=files.get(name, ()), n_next=5)):
             assert set(task_of(name).columns) <= set(sample.tags), name
-            assert not task_of(name).heat or "bucket" in sample.tags
+            assert not task_of(name).heat or 0 < sample.tags["depth"] < 1
 
 
 def squad_file(path, n_paragraphs: int = 12, **change):
@@ -282,6 +282,10 @@ def test_n_samples_are_drawn_by_the_seed(tmp_path):
     assert drawn[0] == drawn[1] == sorted(drawn[0]) and len(set(drawn[0])) == 10 and drawn[0] != drawn[2]
 
 
+SQUAD = '{"data": [{"paragraphs": [{"context": %s, "qas": [{"id": 1, "question": %s, "answers": [{"text": %s}]}]}]}]}'
+LONGBENCH = '{"input": %s, "context": %s, "answers": %s, "dataset": %s}'
+
+
 @pytest.mark.parametrize(("module", "text", "says"), [
     (squad, "{", "no JSON"), (squad, "[]", "SQuAD"), (squad, '{"data": [{"paragraphs": [{}]}]}', "SQuAD"), (squad, '{"data": []}', "no question"),
     (gsm8k, "x", "line 1"), (gsm8k, '{"question": "a"}', "'answer' is missing"), (gsm8k, "", "no records"), (gsm8k, "3", "'question' is missing"),
@@ -289,7 +293,20 @@ def test_n_samples_are_drawn_by_the_seed(tmp_path):
     (longbench, '{"input": "", "context": "", "answers": ["x"], "dataset": "mine"}', "'mine' is not known"),
     (longbench, '{"input": "", "context": "", "answers": ["x"], "dataset": "dureader"}', "Chinese"),
     (longbench, '{"input": "", "context": "", "answers": [], "dataset": "lcc"}', "no answer"),
-    (ppl, "too short", "shorter --lengths")])
+    (ppl, "too short", "shorter --lengths"),
+    (squad, "[" * 100_000, "no JSON"), (gsm8k, "[" * 100_000, "line 1"),
+    (squad, SQUAD % ('"c"', 7, '"a"'), "question.*text"), (squad, SQUAD % (7, '"q"', '"a"'), "context.*text"),
+    (squad, SQUAD % ('"c"', '"q"', "null"), "answer.*text"),
+    (squad, '{"data": [{"paragraphs": [{"context": "c", "qas": [{"answers": "text"}]}]}]}', "SQuAD"),
+    (squad, SQUAD % ('"\\ud800"', '"q"', '"a"'), "context.*text"),
+    (gsm8k, '{"question": 7, "answer": "#### 4"}', "line 1.*question.*text"),
+    (gsm8k, '{"question": "\\udfff", "answer": "#### 4"}', "line 1.*question.*text"),
+    (gsm8k, '{"question": "a", "answer": ["#### 4"]}', "line 1.*answer.*text"),
+    (longbench, LONGBENCH % ('7', '"c"', '["x"]', '"lcc"'), "line 1.*input.*text"),
+    (longbench, LONGBENCH % ('"i"', '{}', '["x"]', '"lcc"'), "line 1.*context.*text"),
+    (longbench, LONGBENCH % ('"i"', '"c"', '[["x"]]', '"lcc"'), "record 1.*answers.*text"),
+    (longbench, LONGBENCH % ('"i"', '"c"', '["x"]', '["lcc"]'), "line 1.*dataset.*text"),
+    (longbench, LONGBENCH % ('"i"', '"c"', '["x"], "all_classes": [[7]]', '"trec"'), "record 1.*all_classes.*text")])
 def test_files_of_another_kind_are_one_line(tmp_path, module, text, says):
     (tmp_path / "f").write_text(text)
     with pytest.raises(BadInput, match=says) as error:
@@ -302,6 +319,21 @@ def test_files_that_are_not_there_and_no_text(tmp_path):
     for path in (tmp_path / "none", tmp_path, tmp_path / "b"):
         with pytest.raises(BadInput, match="cannot be read"):
             list(gsm8k.samples(request(files=[path])))
+
+
+@pytest.mark.parametrize("text", ["(" * 100_000, "[" * 5000 + "]" * 5000])
+def test_answers_that_look_like_deep_lists_are_words(tmp_path, text):
+    path = longbench_file(tmp_path / "l.jsonl", "hotpotqa", answers=text)
+    (sample,) = longbench.samples(request(files=[path]))
+    assert sample.references == (text,)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero"):
+        for module in (squad, gsm8k, longbench, ppl):
+            with pytest.raises(BadInput, match="no regular file"):
+                list(module.samples(request(files=[path], n_next=5)))
 
 
 # ---- passages to predict

@@ -11,7 +11,7 @@ from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.commands.options import HIDDEN
 from edgekv.engine import Watch
 from edgekv.errors import BadInput
-from edgekv.footprint import HIDDEN_BYTES, extent, full_bytes, index_bytes, kept_bytes, mask_bytes, reading
+from edgekv.footprint import HIDDEN_BYTES, extent, full_bytes, index_bytes, kept_bytes, mask_bytes
 from edgekv.sizes import parse_size, size_text
 from tests import models
 from tests.engine import load, n_kept

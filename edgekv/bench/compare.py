@@ -1,21 +1,19 @@
-"""Ratios of a compressed row to the full caches beside it, taken within each round, and the most that decoding can gain.
-
-Decoding a token reads all weights and all rows once, so on a machine that is limited by memory bandwidth
-(weights + full KV) / (weights + kept KV) is the most that it can gain over the full cache of the same type. Where more is gained, the full
-cache was not read at the memory's speed: its attention waits for arithmetic, or another kernel attends.
-"""
+"""Ratios of a compressed row to the full caches beside it, taken within each round."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from math import exp, log, sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from edgekv.bench.runner import Table
 from edgekv.bench.spec import Case
 
-MIB = 2**20
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+       2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+"""Student's t for 95 %, two-sided, with 1 to 30 degrees of freedom; more are near the normal's 1.96."""
 
 
 @dataclass(frozen=True)
@@ -26,24 +24,23 @@ class Ratio:
     full: Case
     speeds: tuple[float, ...]
     kv: float
+    """Of the bytes in use."""
     memory: float | None
     """None where depths were filled."""
-    limit: float | None
-    """The most that decoding can gain; None for another cache type or a test that reads a prompt."""
 
     @property
     def speed(self) -> float:
-        return median(self.speeds)
+        """The geometric mean."""
+        return exp(fmean(map(log, self.speeds)))
 
     @property
-    def reached(self) -> float | None:
-        """Share of the possible gain: 1 at the limit, 0 if nothing was gained."""
-        return None if self.limit is None or self.limit <= 1.005 else (self.speed - 1) / (self.limit - 1)
-
-
-def gain_limit(weights: int, kv_full: int, kv_kept: int) -> float:
-    """(weights + full KV) / (weights + kept KV), bytes read per token."""
-    return (weights + kv_full) / (weights + kv_kept)
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of `speed`, None of a single round."""
+        n = len(self.speeds)
+        if n < 2:
+            return None
+        half = (T95[n - 2] if n - 2 < len(T95) else 1.96) * stdev(map(log, self.speeds)) / sqrt(n)
+        return self.speed / exp(half), self.speed * exp(half)
 
 
 def ratios(table: Table) -> list[Ratio]:
@@ -55,10 +52,8 @@ def ratios(table: Table) -> list[Ratio]:
                 continue
             n = table.n_rounds
             speeds = tuple(b["ns"] / a["ns"] for a, b in zip(mine[:n], theirs[:n], strict=True))
-            same_type = (case.type_k, case.type_v) == (other.type_k, other.type_v)
-            a, b = mine[0], theirs[0]
-            limit = gain_limit(a["model_size"], b["kv_bytes_kept"], a["kv_bytes_kept"]) if same_type and case.n_gen and not case.n_prompt else None
-            found.append(Ratio(case, other, speeds, a["kv_bytes_kept"] / b["kv_bytes_kept"], None if case.is_filled else _memory(mine) / max(_memory(theirs), 1), limit))
+            memory = None if case.is_filled else _memory(mine) / max(_memory(theirs), 1)
+            found.append(Ratio(case, other, speeds, mine[0]["kv_bytes_used"] / theirs[0]["kv_bytes_used"], memory))
     return found
 
 
@@ -67,13 +62,18 @@ def _memory(samples: Sequence[dict[str, Any]]) -> int:
 
 
 def as_md(found: Sequence[Ratio]) -> str:
-    """The ratios as a table; speeds as the median of the rounds and their span."""
-    lines = ["| test | this | beside | speed | from - to | KV bytes | memory | gain limit | reached |",
-             "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    """The ratios as a table; where the rounds show no difference in speed, it says so."""
+    lines = ["| test | this | beside | KV used | process memory | speed | 95 % interval |",
+             "| --- | --- | --- | ---: | ---: | ---: | --- |"]
     for x in found:
         memory = f"{x.memory:.2f} x" if x.memory is not None else ""
-        limit = f"{x.limit:.2f} x" if x.limit else ""
-        reached = f"{100 * x.reached:.0f} %" if x.reached is not None else ""
-        lines.append(f"| {x.case.test} | {x.case.setting} | {x.full.setting} | {x.speed:.2f} x | {min(x.speeds):.2f} - {max(x.speeds):.2f} "
-                     f"| {x.kv:.2f} x | {memory} | {limit} | {reached} |")
+        lines.append(f"| {x.case.test} | {x.case.setting} | {x.full.setting} | {x.kv:.2f} x | {memory} "
+                     f"| {x.speed:.2f} x | {_interval(x)} |")
     return "\n".join(lines) + "\n"
+
+
+def _interval(x: Ratio) -> str:
+    if x.interval is None:
+        return "one round"
+    low, high = x.interval
+    return f"{low:.2f} to {high:.2f}" + ", no difference shown" * (low <= 1 <= high)

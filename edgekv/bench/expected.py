@@ -10,6 +10,7 @@ from edgekv.blueprint import Blueprint, Context
 from edgekv.budget import rows_for
 from edgekv.budget.memory import APPEND_MAX
 from edgekv.choose import choose
+from edgekv.dense import entries_per_f16
 from edgekv.facts import cache_types
 from edgekv.footprint import extent, kept_bytes, reading, tensor_bytes
 
@@ -43,9 +44,10 @@ class Expected:
     def _cache(self, case: Case, context: Context) -> int:
         """K and V with what stands beside them while prompts are read: what lies before the test, the test's own, then new tokens."""
         preset = choose(case.kv_method, case.model)
+        per_f16 = entries_per_f16([x for x in context.layers if not x.n_swa])
         even, peak, seen, old = preset.budget.name == "uniform", 0, 0, 0
         for n in filter(None, (case.n_depth, case.n_prompt)):
-            rows = rows_for(seen + n, case.kv_ratio, min_tokens=MIN_TOKENS)
+            rows = rows_for(seen + n, case.kv_ratio, per_f16=per_f16, min_tokens=MIN_TOKENS)
             before = kept_bytes(context.layers, seen, old) if seen else 0
             read = reading(context.layers, extent(preset, n, WINDOW, self._n_ubatch), rows, n_embd=self._blueprint.n_embd, n_ubatch=self._n_ubatch,
                            hidden=case.kv_hidden, n_old=old, old_bytes=before, even=even)

@@ -10,13 +10,17 @@ from typing import Any
 
 from edgekv.bench.fields import LLAMA_BENCH, OURS, SAMPLES
 from edgekv.bench.spec import FILL_FIRST, test_name
+from edgekv.sizes import MIB, mib, percent, share
 
 Record = dict[str, Any]
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 SHOWN = {"n_gpu_layers": "ngl", "n_threads": "threads", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "flash_attn": "fa"}
 """Settings with a column of their own if they differ from llama-bench's defaults, by its heading."""
 USUAL = {"n_batch": 2048, "n_ubatch": 512, "flash_attn": None, "n_gpu_layers": None}
+CACHE = ["KV used", "tokens kept", "KV allocated MiB", "KV peak MiB", "process MiB"]
 NEEDLE = ["needles found"]
+WORDS = {"model", "backend", "type_k", "type_v", "kv_method", *NEEDLE}
+"""Columns that hold no numbers."""
 FILLED = (f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again and again (--fill repeat): they were not read, so "
           "no peak was measured.\n\n")
 
@@ -24,17 +28,18 @@ FILLED = (f"Depths above {FILL_FIRST} are filled with the rows of their first {F
 def as_md(records: Sequence[Record]) -> str:
     """llama-bench's table, with the cache's columns between test and speed."""
     shown = [name for name in SHOWN if _is_shown(name, records)]
-    head = ["model", "size", "params", "backend", *(SHOWN[name] for name in shown), "type_k", "type_v", "kv_method", "kv_ratio", "test", "t/s",
-            "tokens kept", "KV MiB", "KV peak MiB", "memory MiB", *NEEDLE[: "eval_needle" in records[0]]]
-    numbers = {"size", "params", "threads", "n_batch", "n_ubatch", "ngl", "kv_ratio", "test", "t/s", "tokens kept", "KV MiB", "KV peak MiB", "memory MiB"}
-    rows = [[r["model_type"], _size(r["model_size"]), _params(r["model_n_params"]), r["backends"], *(str(r[name]) for name in shown), r["type_k"], r["type_v"],
-             r["kv_method"], f"{r['kv_ratio']:g}", _test(r), f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}", f"{r['kv_tokens_kept']} of {r['kv_tokens_full']}",
-             f"{r['kv_bytes_kept'] / MIB:.1f}", "" if is_filled(r) else f"{r['kv_bytes_peak'] / MIB:.1f}", _memory(r),
-             *([r["eval_needle"]] if "eval_needle" in r else [])] for r in records]
-    rule = ["---:" if name in numbers else "---" for name in head]
-    notes = [f"{_test(r)}, {r['type_k']}/{r['type_v']} x {r['kv_ratio']:g} {r['kv_method']}: {r['note']}" for r in records
-             if r["note"] and not is_filled(r)]
-    lines = [_line(head), _line(rule), *map(_line, rows), "", *(f"* {note}" for note in notes), *([""] if notes else []),
+    has_needles = "eval_needle" in records[0]
+    head = ["model", "size", "params", "backend", *(SHOWN[name] for name in shown), "type_k", "type_v", "kv_method",
+            "kv_ratio", "test", "t/s", *CACHE, *NEEDLE[:has_needles]]
+    rows = [[r["model_type"], _size(r["model_size"]), _params(r["model_n_params"]), r["backends"],
+             *(str(r[name]) for name in shown), r["type_k"], r["type_v"], r["kv_method"], f"{r['kv_ratio']:g}",
+             _test(r), f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}", share(r["kv_bytes_used"], r["kv_bytes_full"]),
+             percent(r["kv_tokens_kept"], r["kv_tokens_full"]), mib(r["kv_bytes_allocated"]),
+             "" if is_filled(r) else mib(r["kv_bytes_peak"]), _memory(r),
+             *([r["eval_needle"]] if has_needles else [])] for r in records]
+    rule = ["---" if name in WORDS else "---:" for name in head]
+    lines = [_line(head), _line(rule), *map(_line, rows), "",
+             "KV used: of the bytes that all tokens take in a full f16 cache. KV allocated: with room for new tokens.",
              f"build: {records[0]['build_commit']} ({records[0]['build_number']})"]
     return FILLED * any(map(is_filled, records)) + "\n".join(lines) + "\n"
 
@@ -59,11 +64,10 @@ def _is_shown(name: str, records: Sequence[Record]) -> bool:
 
 
 def _memory(r: Record) -> str:
-    """Measured; with a star if it is not what was computed."""
     if is_filled(r):
         return ""
-    device = f" + {r['mem_peak_device'] / MIB:.0f} GPU" if r["mem_peak_device"] else ""
-    return f"{r['mem_peak_host'] / MIB:.0f}{device}" + (" *" if r["note"] else "")
+    device = f" + {r['mem_peak_device'] / MIB:,.0f} GPU" if r["mem_peak_device"] else ""
+    return f"{r['mem_peak_host'] / MIB:,.0f}{device}"
 
 
 def _size(n_bytes: int) -> str:

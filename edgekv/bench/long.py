@@ -1,24 +1,25 @@
-"""The long-context page: memory and speed against the length of the context, with the limit that memory bandwidth sets."""
+"""The long-context page: memory, speed, and the bytes that a token reads, against the length of the context."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgekv.bench import compare, formats
+from edgekv.bench import compare, formats, plot, reads
 from edgekv.bench.runner import Table
 from edgekv.bench.spec import Case, Lists
 from edgekv.errors import BadInput
-from edgekv.sizes import size_text
+from edgekv.plots import replace_file
+from edgekv.sizes import MIB, mib, percent, share, size_text
 
 FIRST = 4096
 N_GEN = 32
 MARGIN = 2**30
-MIB = 2**20
 Record = dict[str, Any]
 
 
@@ -36,13 +37,16 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
     with Blueprint(lists.models[0], lists.n_ubatch[0]) as blueprint:
         contexts = list(wished) or [n for n in (FIRST * 2**k for k in range(12)) if n <= blueprint.n_ctx_train]
         contexts = contexts or [blueprint.n_ctx_train - N_GEN]  # trained with less than the first
-        planner = Planner(blueprint, choose(lists.kv_method[0], lists.models[0]), Wish(free, max(contexts), process=rss_now()), lists.n_ubatch[0])
+        kind = lists.stored(lists.models[0], lists.kv_method[0])
+        types = lists.types or [(kind, kind)]
+        wish = Wish(free, max(contexts), process=rss_now())
+        planner = Planner(blueprint, choose(lists.kv_method[0], lists.models[0]), wish, lists.n_ubatch[0])
 
         def peak(n: int) -> int:
             n_ctx = -(-(n + N_GEN) // 256) * 256
             n_states = int(lists.fill == "repeat")  # a filled cache comes from a state of its size
             full = [planner.point(n_ctx, 1.0, (kind, kind), "f32") for kind in lists.full]
-            compressed = [planner.point(n_ctx, r, t, lists.kv_hidden) for r in lists.kv_ratio for t in lists.types]
+            compressed = [planner.point(n_ctx, r, t, lists.kv_hidden) for r in lists.kv_ratio for t in types]
             return max(p.peak + n_states * p.kv for p in [*full, *compressed])
 
         fitting = [n for n in contexts if peak(n) <= free]
@@ -58,44 +62,56 @@ def rows(lists: Lists, depths: Sequence[int]) -> list[Case]:
 
 
 def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
-    """The page and, where matplotlib is there, its plots (of memory only if contexts were read); returns their paths. words: the command line's."""
+    """The page and, where matplotlib is there, its plots (of memory only if contexts were read); returns their paths.
+
+    words: the command line's. Raises BadInput if a file cannot be written.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    plots = _plots(table, folder)
+    records = [r | {"read_ts": _reading(samples)} for r, samples in zip(table.records(), table.samples, strict=True)]
+    images = _plots(table, records, folder)
     page = folder / "long.md"
-    _replace(page, _page(table, words, plots).encode())
-    _replace(folder / "long.json", formats.as_json(table.records()).encode())
-    return [page, folder / "long.json", *plots]
+    replace_file(page, _page(table, records, words, images).encode())
+    replace_file(folder / "long.json", formats.as_json(records).encode())
+    return [page, folder / "long.json", *images]
 
 
-def _page(table: Table, words: Sequence[str], plots: Sequence[Path]) -> str:
-    records, first = table.records(), table.samples[0][0]
+def _page(table: Table, records: Sequence[Record], words: Sequence[str], images: Sequence[Path]) -> str:
     is_filled = any(map(formats.is_filled, records))
-    heading = (f"# Long contexts\n\n`{shlex.join(['edgekv', *words])}`, edgekv {_version()}, llama.cpp {first['build_commit']}, {first['cpu_info']}"
-               f"{', ' + first['gpu_info'] if first['gpu_info'] else ''}, {records[0]['model_type']}, {_counted(records[0]['n_threads'], 'thread')}, "
-               f"{_counted(table.n_rounds, 'round')}.\n\n") + formats.FILLED * is_filled
-    images = "".join(f"![{path.stem}]({path.name})\n" for path in plots) or "No plots: they need matplotlib (pip install matplotlib).\n"
+    about = ", ".join([f"`{shlex.join(['edgekv', *words])}`", f"llama.cpp {records[0]['build_commit']}", *_about(records),
+                       _counted(table.n_rounds, "round")])
+    shown = "".join(f"![{path.stem}]({path.name})\n" for path in images)
     rows = _filled_rows(table, records) if is_filled else _read_rows(table, records)
-    has_note = not is_filled and any(r["note"] for r in records)
-    notes = "\n\\* measured memory is more than 2 % off what shapes say; `note` in long.json.\n" * has_note
-    limit = ("\nDecoding reads all weights and all rows once per token: (weights + full KV) / (weights + kept KV) is the most that it can gain over the "
-             "full cache of the same type where memory bandwidth decides, and `reached` the share of that gain. Above 100 % the full cache was not read at "
-             "the memory's speed: its attention waits for arithmetic.\n\n")
-    return heading + images + "\n" + "\n".join(rows) + "\n" + notes + limit + compare.as_md(compare.ratios(table))
+    return (f"# Long contexts\n\n{about}.\n\n" + formats.FILLED * is_filled
+            + (shown or "No plots: they need matplotlib (pip install matplotlib).\n")
+            + "\n" + "\n".join(rows) + "\n\n" + reads.as_md(records, [case.setting for case in table.cases]) + "\n" + compare.as_md(compare.ratios(table)))
+
+
+def _about(records: Sequence[Record]) -> list[str]:
+    """Model, machine, version and date."""
+    first = records[0]
+    machine = ", ".join(filter(None, (first["cpu_info"], first["gpu_info"], _counted(first["n_threads"], "thread"))))
+    return [Path(first["model_filename"]).stem, machine, f"edgekv {_version()}", first["test_time"][:10]]
 
 
 def _read_rows(table: Table, records: Sequence[Record]) -> list[str]:
-    lines = ["| context | cache | read, tokens/s | write, tokens/s | KV MiB | KV peak MiB | memory MiB |", "| ---: | --- | ---: | ---: | ---: | ---: | ---: |"]
-    for case, samples, r in zip(table.cases, table.samples, records, strict=True):
-        lines.append(f"| {case.n_depth:,} | {case.setting} | {_reading(samples):.1f} | {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} "
-                     f"| {r['kv_bytes_kept'] / MIB:.1f} | {r['kv_bytes_peak'] / MIB:.1f} | {r['mem_peak_host'] / MIB:.0f}{' *' if r['note'] else ''} |")
-    return lines
+    return [
+        "| context | cache | KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB | read, tokens/s "
+        "| write, tokens/s |",
+        "| ---: | --- |" + " ---: |" * 7,
+        *(f"| {case.n_depth:,} | {case.setting} | {share(r['kv_bytes_used'], r['kv_bytes_full'])} "
+          f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | {mib(r['kv_bytes_allocated'])} "
+          f"| {mib(r['kv_bytes_peak'])} | {r['mem_peak_host'] / MIB:,.0f} | {r['read_ts']:.1f} "
+          f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |" for case, r in zip(table.cases, records, strict=True))]
 
 
 def _filled_rows(table: Table, records: Sequence[Record]) -> list[str]:
     """Only what does not depend on reading."""
-    return ["| context | cache | write, tokens/s | KV MiB |", "| ---: | --- | ---: | ---: |",
-            *(f"| {case.n_depth:,} | {case.setting} | {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} | {r['kv_bytes_kept'] / MIB:.1f} |"
-              for case, r in zip(table.cases, records, strict=True))]
+    return [
+        "| context | cache | KV used | tokens kept | KV allocated MiB | write, tokens/s |",
+        "| ---: | --- | ---: | ---: | ---: | ---: |",
+        *(f"| {case.n_depth:,} | {case.setting} | {share(r['kv_bytes_used'], r['kv_bytes_full'])} "
+          f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | {mib(r['kv_bytes_allocated'])} "
+          f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |" for case, r in zip(table.cases, records, strict=True))]
 
 
 def _version() -> str:
@@ -117,51 +133,20 @@ def _counted(n: int, what: str) -> str:
 
 
 def _reading(samples: Sequence[dict[str, Any]]) -> float:
-    """Tokens per second while the context was read."""
-    return median(1e9 * (s["kv_tokens_full"] - N_GEN) / s["depth_ns"] for s in samples)
+    """Tokens per second while the context was read; 0 if it was filled."""
+    return median(1e9 * (s["kv_tokens_full"] - N_GEN) / s["depth_ns"] if s["depth_ns"] else 0.0 for s in samples)
 
 
-def _plots(table: Table, folder: Path) -> list[Path]:
-    """PNGs of memory and of speed against the context, none without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError:
+def _plots(table: Table, records: Sequence[Record], folder: Path) -> list[Path]:
+    """The plots' files, none without matplotlib."""
+    if find_spec("matplotlib") is None:
         return []
-    matplotlib.use("Agg")
-    speed = _plot(table, folder / "long-speed.png", "tokens/s while writing", lambda r: r["avg_ts"], limits=True)
-    if any(case.is_filled for case in table.cases):
-        return [speed]
-    return [_plot(table, folder / "long-memory.png", "peak memory, MiB", lambda r: r["mem_peak_host"] / MIB, limits=False), speed]
-
-
-def _plot(table: Table, path: Path, title: str, value: Any, limits: bool) -> Path:
-    """One line per setting; with `limits` the most that each compressed one can reach, dashed."""
-    import io
-
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    records = table.records()
-    colours: dict[str, Any] = {}
-    for setting in dict.fromkeys(case.setting for case in table.cases):
-        points = [(case.n_depth, value(r)) for case, r in zip(table.cases, records, strict=True) if case.setting == setting]
-        colours[setting] = axes.plot(*zip(*points, strict=True), marker="o", label=setting)[0].get_color()
-    speeds = {case: r["avg_ts"] for case, r in zip(table.cases, records, strict=True)}
-    for setting, colour in colours.items() if limits else ():
-        best = [(x.case.n_depth, speeds[x.full] * x.limit) for x in compare.ratios(table) if x.case.setting == setting and x.limit]
-        if best:
-            axes.plot(*zip(*best, strict=True), linestyle="--", color=colour, alpha=0.6, label=f"{setting}: limit")
-    axes.set(xlabel="context, tokens", ylabel=title, ylim=(0, None))
-    axes.legend(fontsize="small")
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
-    _replace(path, data.getvalue())
-    return path
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Written beside and renamed."""
-    beside = path.with_suffix(path.suffix + ".partial")
-    beside.write_bytes(data)
-    beside.replace(path)
+    lines: dict[str, plot.Line] = {}
+    for case, r in zip(table.cases, records, strict=True):
+        lines.setdefault(case.label, plot.Line(case.label, case.is_full, [])).records.append(r)
+    about, was_read = _about(records), not any(map(formats.is_filled, records))
+    figures = {"long-memory.png": plot.memory(list(lines.values()), about)} if was_read else {}
+    figures["long-speed.png"] = plot.speed(list(lines.values()), about, was_read)
+    if records[0]["read_bytes_weights"]:
+        figures["long-bytes.png"] = plot.bytes_read(list(lines.values()), about)
+    return plot.save(figures, folder)

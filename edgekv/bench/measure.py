@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from edgekv.bench.lowest import Lowest
+from edgekv.bench.reads import weights_read
 from edgekv.bench.spec import FILL_FIRST, Case
 from edgekv.errors import EdgeKVError
 from edgekv.machine import rss_now, rss_peak
@@ -61,11 +62,16 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     after = llm.kv_stats()
     devices = facts.devices()
     found = {
-        "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode, "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
-        "kv_bytes_full": after.n_bytes_full, "kv_bytes_kept": used_bytes(after), "kv_bytes_peak": after.n_bytes_peak,
+        "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode,
+        "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
+        "kv_bytes_full": after.n_bytes_full, "kv_bytes_used": after.n_bytes_used,
+        "kv_bytes_allocated": after.n_bytes, "kv_bytes_peak": after.n_bytes_peak,
+        "read_bytes_kv": (stats.n_bytes_used + after.n_bytes_used) // 2 if case.only_writes else 0,
+        "read_bytes_weights": touched(llm) if case.only_writes else 0,
         "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, **loaded,
         "mem_peak_host": rss_peak(),
-        "mem_peak_device": max(free - min(device_free(devices), lowest.value), 0) if lowest else 0, **about(llm, devices),
+        "mem_peak_device": max(free - min(device_free(devices), lowest.value), 0) if lowest else 0,
+        **about(llm, devices),
     }
     return found | dict.fromkeys(OF_READING, 0) if case.is_filled else found
 
@@ -81,9 +87,18 @@ def load(case: Case) -> Any:
         type_v=facts.cache_types[case.type_v][0], verbose=False, **compress)
 
 
-def used_bytes(stats: Any) -> int:
-    """K and V; of llama.cpp's own cache, which is allocated for the whole context, what is in use."""
-    return stats.n_bytes_used if stats.mode == "uncompressed" else stats.n_bytes
+def touched(llm: Any) -> int:
+    """Bytes of the weights that a written token reads; 0 if the file has tensors of a kind that nobody here knows."""
+    from edgekv.gguf_sizes import tensor_sizes
+    from edgekv.native import llama_cpp
+
+    arch = llm.metadata.get("general.architecture", "")
+    experts = (int(llm.metadata.get(f"{arch}.{name}", 0)) for name in ("expert_count", "expert_used_count"))
+    try:
+        sizes = tensor_sizes(llm.model_path)
+    except (KeyError, ValueError):
+        return 0
+    return weights_read(sizes, llama_cpp.llama_model_size(llm._model.model), *experts)
 
 
 def tokens(llm: Any, n: int) -> list[int]:

@@ -28,13 +28,14 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
     from dataclasses import replace
 
     from edgekv.eval.evaluate import evaluate
-    from edgekv.eval.reader import Reader
-    from edgekv.eval.sample import Request
+    from edgekv.eval.reader import Reader, kind_of
+    from edgekv.eval.sample import Request, Row
     from edgekv.eval.tasks.needle import TASK
 
     ratio = min(case.kv_ratio, 0.999)  # the cache has to be edgekv's for the evaluation; `full` keeps all of it
     llm = load(replace(case, n_prompt=n_tokens + ROOM, n_gen=0, n_depth=0, kv_ratio=ratio, kv_method=case.kv_method if not case.is_full else "snapkv"))
     request = Request(0, n_cases, lambda text: llm.tokenize(text.encode(), add_bos=False), (n_tokens,))
-    row = ("full", 1.0) if case.is_full else (case.kv_method, case.kv_ratio)
-    outcomes = list(evaluate(TASK, Reader(llm, [row[0]]), list(TASK.samples(request)), [row], aware=False))
+    reader = Reader(llm, ["full" if case.is_full else case.kv_method])
+    row = Row("full", 1.0, kind_of(llm)) if case.is_full else Row(case.kv_method, case.kv_ratio, kind_of(llm))
+    outcomes = list(evaluate(TASK, reader, list(TASK.samples(request)), [row], aware=False))
     return f"{sum(outcome.scores['score'] == 1 for outcome in outcomes)}/{len(outcomes)}"

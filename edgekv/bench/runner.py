@@ -27,6 +27,8 @@ class Table:
         self.cases = list(cases)
         self.samples: list[list[dict[str, Any]]] = [[] for _ in cases]
         self.computed = [0] * len(cases)
+        self.bandwidth: dict[int, float] = {}
+        """Of main memory, bytes/s by number of threads: the best of all rounds."""
 
     @property
     def n_rounds(self) -> int:
@@ -39,13 +41,18 @@ class Table:
         if self.n_rounds or not rows:
             return self
         part = Table([case for case, _ in rows])
-        part.samples = [samples for _, samples in rows]
+        part.samples, part.bandwidth = [samples for _, samples in rows], self.bandwidth
         return part
 
     def records(self) -> list[dict[str, Any]]:
         """One record per row, of the rounds that are complete."""
         n = self.n_rounds
-        return [fields.record(case, samples[:n], computed) for case, samples, computed in zip(self.cases, self.samples, self.computed, strict=True)]
+        return [fields.record(case, samples[:n], computed, self._bandwidth(case, samples[0]))
+                for case, samples, computed in zip(self.cases, self.samples, self.computed, strict=True)]
+
+    def _bandwidth(self, case: Case, sample: dict[str, Any]) -> float:
+        """0 where another memory counts: a GPU's."""
+        return 0.0 if sample["gpu_info"] or not case.only_writes else self.bandwidth.get(case.n_threads, 0.0)
 
 
 def run(cases: Sequence[Case], repetitions: int, progress: Progress = lambda done, total, case: None, warm_up: bool = True,
@@ -57,6 +64,8 @@ def run(cases: Sequence[Case], repetitions: int, progress: Progress = lambda don
     table = Table(cases) if table is None else table
     order = list(range(len(cases)))
     for number in range(repetitions):
+        for n in sorted({case.n_threads for case in cases if case.only_writes}):
+            table.bandwidth[n] = max(table.bandwidth.get(n, 0.0), bandwidth(n))
         for i in order if number % 2 == 0 else reversed(order):
             progress(sum(map(len, table.samples)), len(cases) * repetitions, cases[i])
             table.samples[i].append(sample(cases[i], warm_up))
@@ -75,21 +84,35 @@ def needles(case: Case, n_tokens: int, n_cases: int) -> str:
     return str(child("needles", case, n_tokens=n_tokens, n_cases=n_cases)["found"])
 
 
+def bandwidth(n_threads: int) -> float:
+    """Bytes per second that n_threads read from main memory, in a process of its own; see `bandwidth`."""
+    return float(process("bandwidth", "the memory's speed", dict(n_threads=n_threads))["bytes_per_s"])
+
+
 def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
-    """What a module of this package prints about a case. Raises BadInput with the row's name if the engine refuses it, EdgeKVError if it dies."""
-    request = json.dumps({**asdict(case), **more})
+    """What a module of this package prints about a case. Raises BadInput with the row's name if the engine refuses it."""
+    return process(module, f"{case.test}, {case.setting}", {**asdict(case), **more})
+
+
+def process(module: str, what: str, request: dict[str, Any]) -> dict[str, Any]:
+    """What a module of this package prints in a process of its own. what: its name in errors.
+
+    Raises BadInput if it refuses the request, EdgeKVError if it dies.
+    """
     root = str(Path(edgekv.__file__).parent.parent)  # the same package, whatever lies in the current folder
-    quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"  # Ctrl-C reaches both processes, and one of them says enough
+    # Ctrl-C reaches both processes, and one of them says enough
+    quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
     code = f"{quiet}; import sys; sys.path[0] = {root!r}; from edgekv.bench import {module}; {module}.main()"
-    done = subprocess.run([sys.executable, "-c", code], input=request, text=True, stdout=subprocess.PIPE)
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(request), text=True, stdout=subprocess.PIPE)
     if done.returncode == -signal.SIGINT:  # it may be gone before this process has heard of the Ctrl-C
         raise KeyboardInterrupt
+    if done.returncode == -9:
+        raise EdgeKVError(f"{what} was killed: the machine has not the memory")
     if done.returncode != 0 or not done.stdout.strip():
-        died = "was killed: the machine has not the memory" if done.returncode == -9 else f"ended with code {done.returncode}; its errors stand above"
-        raise EdgeKVError(f"{case.test}, {case.setting} {died}")
+        raise EdgeKVError(f"{what} ended with code {done.returncode}; its errors stand above")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     if "error" in result:
-        raise BadInput(f"{case.test}, {case.setting}: {result['error']}")
+        raise BadInput(f"{what}: {result['error']}")
     return result
 
 

@@ -6,7 +6,7 @@ Source: tools/llama-bench in llama.cpp 0c1e57098 (flags, order of the rows, name
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -15,13 +15,15 @@ from edgekv.errors import BadInput
 FULL = "full"
 FILL_FIRST = 512
 """Tokens that are really read where a depth is filled."""
-_RANGE = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
+_RANGE = re.compile(r"(-?\d{1,18})(?:-(\d{1,18})(?:([+*])(\d{1,18}))?)?")
+MOST = 10_000
+"""Values of a list."""
 
 
 def parse_ints(text: str, what: str = "list") -> list[int]:
     """Numbers from '512', '1,2,4', '512-4096*2' or '1-9+2', each list or range after the other.
 
-    Raises BadInput for anything else, and for a range that does not grow.
+    Raises BadInput for anything else, for a range that does not grow, and for one of more than MOST values.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -32,6 +34,8 @@ def parse_ints(text: str, what: str = "list") -> list[int]:
         value, end, by = int(first), int(last or first), int(step or 1)
         while value <= end:
             found.append(value)
+            if len(found) > MOST:
+                raise BadInput(f"{what} '{text}' has more than {MOST:,} values; write a wider step, as in 512-4096*2")
             following = value * by if sign == "*" else value + by
             if following <= value:
                 raise BadInput(f"{what} '{text}' has a range that does not grow; write 512-4096*2 or 1-9+2")
@@ -76,14 +80,28 @@ class Case:
         return test_name(self.n_prompt, self.n_gen, self.n_depth)
 
     @property
+    def only_writes(self) -> bool:
+        """Whether tokens are written and no prompt is read while it is timed."""
+        return self.n_gen > 0 and not self.n_prompt
+
+    @property
     def is_full(self) -> bool:
         return self.kv_ratio >= 1 or self.kv_method == FULL
 
     @property
+    def types(self) -> str:
+        """Of K and V."""
+        return self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
+
+    @property
     def setting(self) -> str:
         """The cache of this row in a few words."""
-        types = self.type_k if self.type_k == self.type_v else f"{self.type_k}/{self.type_v}"
-        return f"{types} full" if self.is_full else f"{types} x {self.kv_ratio:g} {self.kv_method}"
+        return f"{self.types} full" if self.is_full else f"{self.types} x {self.kv_ratio:g} {self.kv_method}"
+
+    @property
+    def label(self) -> str:
+        """The cache of this row as a plot's legend says it."""
+        return f"full {self.types}" if self.is_full else f"{self.kv_method} at {self.kv_ratio:g}, {self.types}"
 
     def full(self, kind: str) -> Case:
         """The same test with llama.cpp's whole cache of one type."""
@@ -96,7 +114,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Lists:
-    """The user's lists; every combination is a row. types: pairs (K, V)."""
+    """The user's lists; every combination is a row.
+
+    types: pairs (K, V); none: `stored(model, method)` says what a chat would store.
+    """
 
     models: Sequence[str]
     n_prompt: Sequence[int]
@@ -116,26 +137,29 @@ class Lists:
     full: Sequence[str] = ()
     """Cache types of the full-cache rows that stand beside every compressed one."""
     fill: str = "read"
+    stored: Callable[[str, str], str] = lambda model, method: "f16"
 
     def tests(self) -> list[tuple[int, int]]:
         return [*((p, 0) for p in self.n_prompt if p), *((0, n) for n in self.n_gen if n), *(pair for pair in self.pairs if any(pair))]
 
     def cases(self) -> list[Case]:
         """All rows, those of a test behind one another, its full caches first."""
-        settings = list(self._settings())
         found = []
         for model, ngl, batch, ubatch, fa, threads, depth, (p, n) in product(
                 self.models, self.n_gpu_layers, self.n_batch, self.n_ubatch, self.flash_attn, self.n_threads, self.n_depth, self.tests()):
             test = Case(model, p, n, depth, n_batch=batch, n_ubatch=ubatch, n_threads=threads, n_gpu_layers=ngl, flash_attn=fa,
                         fill=self.fill)
-            rows = [replace(test, **x) for x in settings]
+            rows = [replace(test, **x) for x in self._settings(model)]
             beside = [test.full(kind) for kind in self.full] if any(not row.is_full for row in rows) else []
             found += list(dict.fromkeys([*beside, *(row for row in rows if row.is_full), *rows]))
         return found
 
-    def _settings(self) -> Iterator[dict[str, object]]:
-        for (k, v), method, ratio in product(self.types, self.kv_method, self.kv_ratio):
-            if ratio >= 1 or method == FULL:
+    def _settings(self, model: str) -> Iterator[dict[str, object]]:
+        for pair, method, ratio in product(self.types or [None], self.kv_method, self.kv_ratio):
+            is_full = ratio >= 1 or method == FULL
+            kind = "f16" if is_full or pair else self.stored(model, method)
+            k, v = pair or (kind, kind)
+            if is_full:
                 yield dict(type_k=k, type_v=v)
             else:
                 yield dict(type_k=k, type_v=v, kv_method=method, kv_ratio=ratio, kv_hidden=self.kv_hidden)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import EngineOptions, engine_options, lengths, method, split_names
+from edgekv.commands.options import EngineOptions, cache_types, engine_options, lengths, method, ratios, split_names
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.eval.sample import Task
+    from edgekv.eval.sample import Row, Task
     from edgekv.eval.table import Table
 
 FORMS = ("md", "csv", "json", "jsonl")
@@ -26,16 +28,27 @@ FORMS = ("md", "csv", "json", "jsonl")
 # ---- options
 
 
+@dataclass(frozen=True)
+class EvalOptions:
+    """What is compared, what is asked, and what becomes of it. A task's command offers those that it has a use for."""
+
+    names: list[str]
+    shares: list[float]
+    full: list[str]
+    n: int
+    form: str
+    predictions: str | None
+    plot: str | None
+    setting: str = ""
+    n_tokens: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
+    n_next: int = 0
+
+
 def methods(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
     """Click callback: names of methods with commas between them, or semicolons where a name has commas itself."""
     return [method(ctx, param, name) for name in split_names(value)]
-
-
-def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
-    """Click callback: comma-separated shares to keep. Raises BadInput."""
-    from edgekv.budget import check_ratio
-
-    return [check_ratio(share.strip()) for share in value.split(",")]
 
 
 def families(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -53,11 +66,16 @@ def options_of(task: Task) -> list[Decorator]:
         return click.option(*flags, default=task.defaults.get(flags[-1], default), show_default=default is not None, **attributes)
 
     grid = [
-        option("--methods", "names", default="full,random,streaming,snapkv", metavar="NAMES", callback=methods,
-               help="Methods to compare, full and random always among them; 'edgekv methods' lists all. With semicolons between if a name has commas."),
-        option("--ratios", "shares", default="1,0.5,0.2,0.1", metavar="RS", callback=ratios,
-               help="Shares of the cache to keep. At 1 every method is 'full', which is one row."),
-        option("-n", "--cases", "--limit", "n", default="100", type=click.IntRange(min=1), metavar="N", help=f"Samples: {_samples(task)}."),
+        option("--methods", "names", default="auto", metavar="NAMES", callback=methods,
+               help="Methods to compare; 'edgekv methods' lists them. With semicolons between if a name has commas. "
+                    "Each stores what a chat would: auto q8_0, others f16, if neither -ctk nor -ctv is given. Rows "
+                    "drawn at random stand beside them."),
+        option("--ratios", "shares", default="0.2", metavar="RS", callback=ratios,
+               help="Shares of the full f16 cache's bytes to keep. At 1 every method is 'full'."),
+        option("--full", default="f16,q8_0,q4_0", metavar="TYPES", callback=cache_types,
+               help="Full caches to stand beside them."),
+        option("-n", "--cases", "--limit", "n", default="100", type=click.IntRange(min=1), metavar="N",
+               help=f"Samples: {_samples(task)}."),
     ]
     asked = {
         "files": click.option("-f", "--file", "files", multiple=True, required="n_next" not in task.asks, metavar="FILE", help="A file to ask from, may be repeated."),
@@ -111,70 +129,114 @@ def command_of(task: Task) -> click.Command:
     """The command `edgekv eval <task>`."""
 
     def call(engine: EngineOptions, **values: Any) -> None:
-        run(task, engine, **values)
+        source = click.get_current_context().get_parameter_source("full")
+        options = EvalOptions(**values)
+        run(task, engine, options, getattr(source, "name", "") != "DEFAULT")
 
-    call.__doc__ = (f"{task.help}\n\n--methods and --ratios stand in for --kv-method and --kv-ratio. The same --seed (0 if none is given) draws the "
-                    "same samples.")
+    call.__doc__ = (f"{task.help}\n\n--methods and --ratios stand in for --kv-method and --kv-ratio. The same --seed "
+                    "(0 if none is given) draws the same samples.")
     for decorate in reversed(options_of(task)):
         call = decorate(call)
     return click.command(task.name, short_help=task.title)(engine_options(call))
 
 
-def run(task: Task, engine: EngineOptions, *, names: list[str], shares: list[float], n: int, form: str, predictions: str | None, plot: str | None,
-        setting: str = "", n_tokens: tuple[int, ...] = (), files: tuple[str, ...] = (), families: tuple[str, ...] = (), n_next: int = 0) -> None:
-    """Ask a task's samples under every method and ratio, and print the table."""
+def run(task: Task, engine: EngineOptions, options: EvalOptions, is_full_given: bool = True) -> None:
+    """Ask a task's samples in every row, and print the table. is_full_given: the user named the full caches."""
     from edgekv.eval import plot as picture
-    from edgekv.eval.evaluate import evaluate, settings
+    from edgekv.eval.evaluate import evaluate
     from edgekv.eval.predictions import kept, line
     from edgekv.eval.reader import Reader
     from edgekv.eval.sample import Request
     from edgekv.eval.table import Table
 
-    if plot:
-        picture.check(plot)
-    llm, dense = models(engine, names)
-    request = Request(max(engine.seed, 0), n, lambda text: llm.tokenize(text.encode(), add_bos=False), n_tokens, files, families, n_next)
-    samples, grid = list(task.samples(request)), settings(names, shares)
-    reader = Reader(llm, [name for name, _ in grid], dense)
-    call = asdict(engine) | {"task": task.name, "setting": setting, "grid": grid, "n": n, "lengths": n_tokens, "files": files,
-                             "families": families, "next": n_next}
-    with kept(predictions, task.name, setting, call) as answers:
-        if form == "jsonl":
+    o = options
+    if o.plot:
+        picture.check(o.plot)
+    grid = grid_of(engine, o, is_full_given)
+    llm = model(engine, grid)
+    check_lengths(llm, o.n_tokens)
+    request = Request(max(engine.seed, 0), o.n, lambda text: llm.tokenize(text.encode(), add_bos=False), o.n_tokens,
+                      o.files, o.families, o.n_next)
+    samples = list(task.samples(request))
+    reader = Reader(llm, names_by_type(grid))
+    call = asdict(engine) | {"task": task.name, "setting": o.setting, "grid": grid, "n": o.n, "lengths": o.n_tokens,
+                             "files": o.files, "families": o.families, "next": o.n_next}
+    with kept(o.predictions, task.name, o.setting, call) as answers:
+        if o.form == "jsonl":
             for outcome in answers.outcomes:
-                click.echo(line(task.name, setting, outcome), nl=False)
-        known = frozenset((o.sample, o.method, o.ratio) for o in answers.outcomes)
-        found = evaluate(task, reader, samples, grid, setting == "aware", known)
-        with click.progressbar(found, length=len(samples) * len(grid) - len(known), label=task.name, file=sys.stderr) as bar:
+                click.echo(line(task.name, o.setting, outcome), nl=False)
+        known = frozenset((outcome.sample, outcome.row) for outcome in answers.outcomes)
+        found = evaluate(task, reader, samples, grid, o.setting == "aware", known)
+        length = len(samples) * len(grid) - len(known)
+        with click.progressbar(found, length=length, label=task.name, file=sys.stderr) as bar:
             for outcome in bar:
                 text = answers.add(outcome)
-                if form == "jsonl":
+                if o.form == "jsonl":
                     click.echo(text, nl=False)
-    table = Table(task, setting, answers.outcomes)
-    remember(table, engine, dense is not None)
-    show(table, form, plot)
+    table = Table(task, o.setting, answers.outcomes, about(engine) if o.plot else ())
+    remember(table, engine)
+    show(table, o.form, o.plot)
 
 
-def models(engine: EngineOptions, names: Sequence[str]) -> tuple[Llama, Llama | None]:
-    """The model with the cache types that were asked for, and once more with dense rows where `auto` would pick them (`edgekv.dense`)."""
-    from edgekv.choose import AUTO, learns
-    from edgekv.commands.load import load_llama, model_info, model_path
-    from edgekv.dense import fits
+def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) -> list[Row]:
+    """The rows; cache types that nobody named are those that a chat would take and that the model can have."""
+    from edgekv import dense
+    from edgekv.commands.load import model_info, model_path
+    from edgekv.eval.evaluate import settings
 
-    part = replace(engine, kv_ratio=0.5)  # any share below 1: the cache has to be edgekv's
-    hungry = next((name for name in names if learns(name)), "snapkv")  # has the profile made, if there is none
-    llm = load_llama(replace(part, kv_method=hungry, cache_type_k=engine.cache_type_k or "f16", cache_type_v=engine.cache_type_v or "f16"))
-    picked = AUTO in names and not (engine.cache_type_k or engine.cache_type_v or engine.kv_budget) and fits(model_info(model_path(engine.model)))
-    return llm, load_llama(replace(part, kv_method=AUTO)) if picked else None
+    shape = model_info(model_path(engine.model))
+    k, v = engine.cache_type_k or "f16", engine.cache_type_v or "f16"
+    named = (k if k == v else f"{k}/{v}") if engine.cache_type_k or engine.cache_type_v else ""
+    in_tokens = engine.kv_budget is not None  # a budget in tokens has nothing to win from another type
+
+    def stored(name: str) -> str:
+        return named or ("f16" if in_tokens else dense.stored_as(shape, name))
+
+    full = [kind for kind in options.full if is_full_given or dense.can_store(shape, kind)]
+    return settings(options.names, options.shares, full, stored)
 
 
-def remember(table: Table, engine: EngineOptions, dense: bool) -> None:
-    """Keep the results for `edgekv fit`, if they are of caches that it plans.
+def names_by_type(grid: Sequence[Row]) -> dict[str, list[str]]:
+    """The methods of each cache type."""
+    found: dict[str, list[str]] = {}
+    for row in grid:
+        found.setdefault(row.kind, []).append(row.method)
+    return {kind: list(dict.fromkeys(names)) for kind, names in found.items()}
 
-    dense: rows of `auto` had the type that it picks.
-    """
-    from edgekv.choose import AUTO
+
+def about(engine: EngineOptions) -> list[str]:
+    """Model, machine, version and date."""
+    from edgekv import __version__
+    from edgekv.commands.load import build_info, model_path
+
+    machine = ", ".join(dict.fromkeys(device["description"] for device in build_info()["devices"]))
+    return [Path(model_path(engine.model)).stem, machine, f"edgekv {__version__}", date.today().isoformat()]
+
+
+def check_lengths(llm: Llama, lengths: Sequence[int]) -> None:
+    """Raises BadInput for a text that is longer than the context: before it is made, which would take as long."""
+    longest, n_ctx = max(lengths, default=0), llm.n_ctx()
+    if longest > n_ctx:
+        trained = llm.metadata.get(f"{llm.metadata.get('general.architecture')}.context_length")
+        why = ", as many as this model was trained with" if trained == str(n_ctx) else ""
+        raise BadInput(f"a text of {longest:,} tokens does not fit the context of {n_ctx:,} tokens{why}; "
+                       "give shorter --lengths, or a larger -c")
+
+
+def model(engine: EngineOptions, grid: Sequence[Row]) -> Llama:
+    """The model with the first row's cache; the profile is made if a method wants one and there is none."""
+    from edgekv.choose import learns
+    from edgekv.commands.load import load_llama
+
+    hungry = next((row.method for row in grid if learns(row.method)), "snapkv")
+    k, _, v = grid[0].kind.partition("/")
+    # any share below 1: the cache has to be edgekv's
+    return load_llama(replace(engine, kv_ratio=0.5, kv_method=hungry, cache_type_k=k, cache_type_v=v or k))
+
+
+def remember(table: Table, engine: EngineOptions) -> None:
+    """Keep the results for `edgekv fit`, if they are of caches that it plans."""
     from edgekv.commands.load import model_path
-    from edgekv.dense import DENSE
     from edgekv.eval import results
     from edgekv.fit import Wish
 
@@ -182,10 +244,8 @@ def remember(table: Table, engine: EngineOptions, dense: bool) -> None:
     other = engine.kv_budget or engine.kv_budget_mb or engine.kv_profile or engine.kv_memory
     if other or kept != (Wish.window, Wish.sink, Wish.min_tokens):
         return
-    named = (engine.cache_type_k or "f16", engine.cache_type_v or "f16")
-    types = {name: (DENSE, DENSE) if dense and name == AUTO else named for name, _ in table.rows}
     try:
-        results.keep(model_path(engine.model), results.results(table, types))
+        results.keep(model_path(engine.model), results.results(table))
     except BadInput as error:
         click.echo(f"edgekv: the results are not kept for 'edgekv fit': {error}", err=True)
 

@@ -8,7 +8,7 @@ environment, the environment before the default.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar
@@ -93,7 +93,8 @@ def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int |
 
 def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
     """Click callback: comma-separated token counts."""
-    counts = tuple(int(part) if part.strip().isdecimal() else 0 for part in value.split(","))
+    parts = [part.strip() for part in value.split(",")]
+    counts = tuple(int(part) if part.isdecimal() and len(part) < 30 else 0 for part in parts)
     if min(counts) < 1:
         raise click.BadParameter("give numbers of tokens with commas between them, such as 1500,3000", ctx, param)
     return counts
@@ -102,6 +103,28 @@ def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 def split_names(text: str) -> list[str]:
     """Names with commas between them, or semicolons where a name has commas itself."""
     return [name.strip() for name in text.split(";" if ";" in text or "=" in text else ",") if name.strip()]
+
+
+def names(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[str]:
+    """Click callback: names with commas between them, or semicolons where a name has commas itself."""
+    return [name for text in ([values] if isinstance(values, str) else values) for name in split_names(text)]
+
+
+def cache_types(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[str]:
+    """Click callback: cache types with commas between them; 'none' is no type. Raises BadParameter."""
+    found = [name for name in names(ctx, param, values) if name != "none"]
+    for name in found:
+        if name not in CACHE_TYPES:
+            choices = ", ".join(CACHE_TYPES)
+            raise click.BadParameter(f"there is no cache type '{name}'; choose one of: {choices}", ctx, param)
+    return found
+
+
+def ratios(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[float]:
+    """Click callback: shares to keep, with commas between them. Raises BadInput."""
+    from edgekv.budget import check_ratio
+
+    return [check_ratio(name) for name in names(ctx, param, values)]
 
 
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
@@ -234,7 +257,7 @@ SAMPLING: tuple[Decorator, ...] = (
 )
 
 
-def _grouped(name: str, kind: type[Options], options: tuple[Decorator, ...]) -> Decorator:
+def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:
     """A decorator that adds `options` to a command and passes it their values as `name`, an instance of `kind`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,5 +273,17 @@ def _grouped(name: str, kind: type[Options], options: tuple[Decorator, ...]) -> 
     return decorate
 
 
-engine_options = _grouped("engine", EngineOptions, ENGINE)
-sampling_options = _grouped("sampling", SamplingOptions, SAMPLING)
+engine_options = grouped("engine", EngineOptions, ENGINE)
+sampling_options = grouped("sampling", SamplingOptions, SAMPLING)
+
+
+def engine_of(words: list[str]) -> EngineOptions:
+    """The engine's options from words of a command line, for a command that offers only some of them."""
+
+    @click.command()
+    @engine_options
+    def read(engine: EngineOptions) -> EngineOptions:
+        return engine
+
+    found: EngineOptions = read.main(words, standalone_mode=False)
+    return found

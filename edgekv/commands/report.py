@@ -6,22 +6,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from edgekv.sizes import size_text
+from edgekv.sizes import mib, percent, size_text
 
 if TYPE_CHECKING:
     from edgekv.commands.options import EngineOptions
     from edgekv.commands.stream import Stream
     from edgekv.stats import KVStats
-
-MIB = 1024 * 1024
-
-
-def mib(n_bytes: float) -> str:
-    return f"{n_bytes / MIB:,.1f}"
-
-
-def percent(part: float, whole: float) -> str:
-    return f"{100 * part / whole:.0f} %" if whole else "all"
 
 
 def cache_line(stats: KVStats) -> str:

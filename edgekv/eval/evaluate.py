@@ -1,35 +1,42 @@
-"""The evaluator: every sample of a task under every (method, ratio), each text read once."""
+"""The evaluator: every sample of a task under every setting, each text read once for each cache type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from edgekv.eval import metrics
 from edgekv.eval.perplexity import FULL, check, predict
 from edgekv.eval.prompt import Prompt, prompt
-from edgekv.eval.sample import Known, Outcome, Sample, Task, left
+from edgekv.eval.sample import Known, Outcome, Row, Sample, Task, left
 
 RANDOM = "random"
 
 
-def settings(methods: Sequence[str], ratios: Sequence[float]) -> list[tuple[str, float]]:
-    """(method, ratio) of every row: `full` at 1 first, the others at each ratio below 1 (at 1 they are `full`).
+def settings(methods: Sequence[str], ratios: Sequence[float], full: Sequence[str] = ("f16",),
+             stored: Callable[[str], str] = lambda method: "f16") -> list[Row]:
+    """The rows: a full cache of each type, then each method at each ratio below 1 (at 1 it would be `full`).
 
-    A comparison without the full cache and without rows drawn at random says nothing, so both are always there.
+    full: cache types; none: that of the first method. stored: the cache type of a method's rows. Rows drawn at random
+    stand beside the others in each of their types, because a comparison without them, or without a full cache, says
+    nothing. All rows of a type follow each other, so that a text is read once for each.
     """
-    names = [name for name in methods if name != FULL]
-    if names and RANDOM not in names:
-        names.insert(0, RANDOM)
-    return [(FULL, 1.0)] + [(name, ratio) for name in names for ratio in ratios if ratio < 1]
+    names = [name for name in methods if name not in (FULL, RANDOM)]
+    shares = [ratio for ratio in ratios if ratio < 1]
+    compressed = [Row(name, ratio, stored(name)) for name in names for ratio in shares]
+    kinds = dict.fromkeys(row.kind for row in compressed) or [stored(RANDOM)] * (RANDOM in methods)
+    drawn = [Row(RANDOM, ratio, kind) for kind in kinds for ratio in shares]
+    whole = [Row(FULL, 1.0, kind) for kind in full or list(kinds)[:1] or ["f16"]]
+    order = list(dict.fromkeys(row.kind for row in (*whole, *drawn, *compressed)))
+    return sorted([*whole, *drawn, *compressed], key=lambda row: order.index(row.kind))
 
 
-def evaluate(task: Task, reader: Any, samples: Sequence[Any], grid: Sequence[tuple[str, float]], aware: bool = True,
+def evaluate(task: Task, reader: Any, samples: Sequence[Any], grid: Sequence[Row], aware: bool = True,
              known: Known = frozenset()) -> Iterator[Outcome]:
     """The outcomes, sample by sample; a task that predicts knows no setting. reader: an `edgekv.eval.reader.Reader`.
 
-    aware: the question is in the prompt that is compressed; else it is asked after the compression. known: (sample, method, ratio) that
-    need not be asked again. Raises BadInput before anything is read if a sample does not fit the context.
+    aware: the question is in the prompt that is compressed; else it is asked after the compression. known: samples and
+    rows that need not be asked again. Raises BadInput before anything is read if a sample does not fit the context.
     """
     if task.predicts:
         check(samples, reader.llm.n_ctx())
@@ -37,15 +44,16 @@ def evaluate(task: Task, reader: Any, samples: Sequence[Any], grid: Sequence[tup
     return answer(reader, samples, [prompt(reader.llm, sample, aware, task.cuts) for sample in samples], grid, known)
 
 
-def answer(reader: Any, samples: Sequence[Sample], prompts: Sequence[Prompt], grid: Sequence[tuple[str, float]],
+def answer(reader: Any, samples: Sequence[Sample], prompts: Sequence[Prompt], grid: Sequence[Row],
            known: Known = frozenset()) -> Iterator[Outcome]:
     """Greedy answers and their scores."""
     for sample, tokens in zip(samples, prompts, strict=True):
         asked = left(sample.id, grid, known)
         if asked:
             reader.read(tokens.text)
-        for method, ratio in asked:
-            stats = reader.compress(method, ratio)
+        for row in asked:
+            stats = reader.compress(*row)
             words = reader.answer(tokens.rest, sample.max_tokens, sample.stop)
-            yield Outcome(sample.id, sample.tags, method, ratio, metrics.scores(words, sample), tokens.n_tokens, stats.n_seen, stats.n_kept,
-                          stats.n_bytes, words, sample.references)
+            yield Outcome(sample.id, sample.tags, row.method, row.ratio, metrics.scores(words, sample), tokens.n_tokens,
+                          stats.n_seen, stats.n_kept, stats.n_bytes_used, words, sample.references, row.kind,
+                          stats.n_bytes_full)

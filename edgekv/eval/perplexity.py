@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-from edgekv.eval.sample import Known, Outcome, left
+from edgekv.eval.sample import Known, Outcome, Row, left
 
 FULL = "full"
 
@@ -36,23 +36,26 @@ def check(passages: Sequence[Passage], n_ctx: int) -> None:
         raise BadInput(f"{longest} tokens do not fit the context of {n_ctx}; give shorter --lengths or --next, or a larger --ctx-size")
 
 
-def predict(reader: Any, passages: Sequence[Passage], grid: Sequence[tuple[str, float]], known: Known = frozenset()) -> Iterator[Outcome]:
-    """The outcome of each passage under each (method, ratio): mean nll and KL in nats, and the share of tokens with the same favourite.
+def predict(reader: Any, passages: Sequence[Passage], grid: Sequence[Row], known: Known = frozenset()) -> Iterator[Outcome]:
+    """The outcome of each passage in each row: mean nll and KL in nats, and the share of tokens with the same favourite.
 
-    The full cache's log-probabilities of one passage are held: 4 bytes * n_vocab for each token that is fed.
+    KL and favourites are held against the first row, a full cache. Its log-probabilities of one passage are kept:
+    4 bytes * n_vocab for each token that is fed.
     """
     for passage in passages:
         asked = left(passage.id, grid, known)
         if not asked:
             continue
-        text, fed, targets = passage.tokens[: passage.n_text], passage.tokens[passage.n_text : -1], np.array(passage.tokens[passage.n_text + 1 :])
+        text, fed = passage.tokens[: passage.n_text], passage.tokens[passage.n_text : -1]
+        targets = np.array(passage.tokens[passage.n_text + 1 :])
         reader.read(text)
-        reader.compress(FULL, 1.0)
+        reader.compress(*grid[0])
         full = np.concatenate([log_softmax(logits) for logits in reader.predict(fed)])
-        for method, ratio in asked:
-            stats = reader.compress(method, ratio)
+        for row in asked:
+            stats = reader.compress(*row)
             scores = _compare(full, (log_softmax(logits) for logits in reader.predict(fed)), targets)
-            yield Outcome(passage.id, passage.tags, method, ratio, scores, len(passage.tokens) - 1, stats.n_seen, stats.n_kept, stats.n_bytes)
+            yield Outcome(passage.id, passage.tags, row.method, row.ratio, scores, len(passage.tokens) - 1, stats.n_seen,
+                          stats.n_kept, stats.n_bytes_used, kind=row.kind, n_bytes_full=stats.n_bytes_full)
 
 
 def _compare(full: NDArray[np.float32], blocks: Iterator[NDArray[np.float32]], targets: NDArray[np.int64]) -> dict[str, float]:

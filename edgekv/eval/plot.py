@@ -9,98 +9,121 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekv.errors import BadInput, EdgeKVError
-from edgekv.eval.sample import Measure, Outcome
+from edgekv import plots
+from edgekv.errors import BadInput
+from edgekv.eval.sample import Measure, Outcome, Row
 from edgekv.eval.table import Table, mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BUCKETS = 10
-"""Parts of a text that a heat map has."""
+DEPTHS = 10
+"""Parts of a text that a heat map has at most."""
 
 
 def check(path: str) -> None:
     """Say what is missing before minutes of work, not after. Raises EdgeKVError."""
-    _figure()
+    plots.figure(1, 1)
     if not Path(path).parent.is_dir() or Path(path).is_dir():
         raise BadInput(f"{path} cannot be written; name a file in a folder that exists")
 
 
 def save(table: Table, path: str) -> None:
-    """Write the table's picture as a PNG, beside and renamed. Raises BadInput if the file cannot be written."""
-    figure = heat_map(table) if table.task.heat else curves(table)
-    fresh = Path(f"{path}.new")
-    try:
-        figure.savefig(fresh, format="png", dpi=150)
-        fresh.replace(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
-
-
-def _figure() -> type[Figure]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise EdgeKVError("a picture needs matplotlib; run: pip install 'edgekv[profile]'") from None
-    return Figure
+    """Write the table's picture as a PNG. Raises BadInput if the file cannot be written."""
+    plots.save(heat_map(table) if table.task.heat else curves(table), path)
 
 
 def curves(table: Table) -> Figure:
-    """A line for each method, its intervals as bars, the full cache as a dashed line. Of predictions it shows the KL divergence."""
+    """A line for each method with its intervals as bars, and a horizontal one for each full cache.
+
+    Of predictions it shows the KL divergence.
+    """
     measure = next((m for m in table.task.measures if m.name == "kl"), table.task.measures[0])
-    figure = _figure()(figsize=(7, 4.5), layout="constrained")
+    rows = {row: outcomes for row, outcomes in table.rows.items()}
+    figure = plots.figure(7.5, 5.2)
     axes = figure.add_subplot()
-    rows = table.rows
-    for n, method in enumerate(dict.fromkeys(method for method, ratio in rows if ratio < 1)):
-        ratios = sorted(ratio for name, ratio in rows if name == method)
-        values = np.array([mean(measure, rows[method, ratio]) for ratio in ratios])
+    names = list(dict.fromkeys(map(_name, rows)))
+    style = plots.styles(names, [name for name in names if name.startswith("full")])
+    for name in names:
+        points = {row.ratio: mean(measure, outcomes) for row, outcomes in rows.items() if _name(row) == name}
+        values = np.array([points[ratio] for ratio in sorted(points)])
+        if min(points) == 1:
+            axes.axhline(values[0, 0], **{k: v for k, v in style[name].items() if not k.startswith("marker")})
+            continue
         ends = np.nan_to_num(np.abs(values[:, 1:] - values[:, :1]), posinf=0).T
-        axes.errorbar(ratios, values[:, 0], yerr=ends, label=method, marker="osD^vPX*"[n % 8], capsize=2, linewidth=1.5)
-    for (method, ratio), outcomes in rows.items():
-        if ratio == 1:
-            axes.axhline(mean(measure, outcomes)[0], color="black", linestyle="--", linewidth=1, label=method)
-    shares = sorted({ratio for _, ratio in rows if ratio < 1})
-    axes.set(xscale="log", xlabel="share of the cache kept", ylabel=measure.label, title=_title(table), xticks=shares,
-             xticklabels=[f"{share:g}" for share in shares])
-    axes.minorticks_off()
+        axes.errorbar(sorted(points), values[:, 0], yerr=ends, capsize=3, **style[name])
+    shares = sorted({row.ratio for row in rows if row.ratio < 1} or {1.0})
+    plots.ticks(axes, shares, [f"{100 * share:g} %" for share in shares])
+    axes.set(xlabel="KV bytes, share of the full f16 cache", ylabel=measure.label,
+             xlim=(shares[0] / 1.4, min(shares[-1] * 1.4, 1.1)))
     if measure.percent:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    plots.head(figure, _title(table), [*table.about, _counted(rows)])
+    plots.legend(figure, axes)
     return figure
 
 
 def heat_map(table: Table) -> Figure:
-    """For each row the mean score over length (from left to right) and depth (from top to bottom); white where there is no sample."""
+    """For each row the mean score over length (from left to right) and depth (from top to bottom).
+
+    There are as many depths as every length has samples, at most DEPTHS; grey is what was not asked.
+    """
     rows, measure = table.rows, table.task.measures[0]
     lengths = sorted({outcome.tags["length"] for outcome in table.outcomes})
+    n_depths = depths(table)
     wide = min(4, len(rows))
     high = ceil(len(rows) / wide)
-    figure = _figure()(figsize=(1.2 + wide * (1.6 + 0.25 * len(lengths)), 1.2 + 2.2 * high), layout="constrained")
-    axes = figure.subplots(high, wide, squeeze=False, sharex=True, sharey=True)
-    for place, ((method, ratio), outcomes) in zip(axes.flat, rows.items(), strict=False):
-        picture = place.imshow(_cells(outcomes, lengths, measure), cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        place.set_title(f"{method}\n{ratio:g} kept: {100 * mean(measure, outcomes)[0]:.0f} %", fontsize="small")
-        place.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths], rotation=45)
-        place.set_yticks((-0.5, BUCKETS / 2 - 0.5, BUCKETS - 0.5), ("start", "middle", "end"))
+    figure = plots.figure(1.6 + wide * (1.3 + 0.35 * len(lengths)), 1.6 + 2.5 * high)
+    axes = figure.subplots(high, wide, squeeze=False)
+    for place, (row, outcomes) in zip(axes.flat, rows.items(), strict=False):
+        place.set_facecolor("lightgrey")
+        picture = place.imshow(cells(outcomes, lengths, n_depths, measure), cmap="RdYlGn", vmin=0, vmax=1,
+                               aspect="auto", interpolation="nearest")
+        score = f"{100 * mean(measure, outcomes)[0]:.0f} %"
+        place.set_title(f"{_name(row)}\n" + (score if row.ratio == 1 else f"{100 * row.ratio:g} % kept: {score}"),
+                        fontsize=9)
+        place.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths],
+                         rotation=45 if len(lengths) > 2 else 0)
+        is_left = place in axes[:, 0]
+        place.set_yticks((-0.5, n_depths / 2 - 0.5, n_depths - 0.5),
+                         ("start", "middle", "end") if is_left else ("", "", ""))
     for place in axes.flat[len(rows) :]:
         place.set_visible(False)
-    figure.supxlabel("tokens")
-    figure.supylabel("depth of the needle")
-    figure.suptitle(_title(table))
-    figure.colorbar(picture, ax=axes, label=measure.label)
+    figure.supxlabel("length of the text, tokens", fontsize=10)
+    figure.supylabel("place of the needle", fontsize=10)
+    bar = figure.colorbar(picture, ax=axes, label="found")
+    bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    plots.head(figure, _title(table), [*table.about, _counted(rows)])
     return figure
 
 
-def _cells(outcomes: Sequence[Outcome], lengths: Sequence[int], measure: Measure) -> Any:
-    """float [BUCKETS, n_lengths]: mean scores, NaN where there is none."""
-    cells: list[list[list[float]]] = [[[] for _ in lengths] for _ in range(BUCKETS)]
+def depths(table: Table) -> int:
+    """Parts of a text of which each holds a sample: needles stand evenly at every length."""
+    by_length: dict[int, set[float]] = {}
+    for outcome in table.outcomes:
+        by_length.setdefault(outcome.tags["length"], set()).add(outcome.tags["depth"])
+    return max(min([DEPTHS, *map(len, by_length.values())]), 1)
+
+
+def cells(outcomes: Sequence[Outcome], lengths: Sequence[int], n_depths: int, measure: Measure) -> Any:
+    """float [n_depths, n_lengths]: mean scores, NaN where there is none."""
+    found: list[list[list[float]]] = [[[] for _ in lengths] for _ in range(n_depths)]
     for outcome in outcomes:
-        cells[outcome.tags["bucket"]][lengths.index(outcome.tags["length"])].append(outcome.scores[measure.name])
-    return np.array([[np.mean(cell) if cell else np.nan for cell in row] for row in cells])
+        place = min(int(outcome.tags["depth"] * n_depths), n_depths - 1)
+        found[place][lengths.index(outcome.tags["length"])].append(outcome.scores[measure.name])
+    return np.array([[np.mean(cell) if cell else np.nan for cell in line] for line in found])
+
+
+def _name(row: Row) -> str:
+    return f"{row.method} {row.kind}"
+
+
+def _counted(rows: dict[Row, list[Outcome]]) -> str:
+    n = max(map(len, rows.values()))
+    return f"{n} sample{'s' * (n != 1)} a row"
 
 
 def _title(table: Table) -> str:
-    return table.task.name + (f", query-{table.setting}" if table.setting else "")
+    asked = {"aware": "question known while compressing", "agnostic": "question asked after compressing"}
+    return table.task.name + (f", {asked[table.setting]}" if table.setting else "")

@@ -69,8 +69,10 @@ def kept(name: str | None, task: str, setting: str, call: dict[str, Any]) -> Ite
 
 def line(task: str, setting: str, outcome: Outcome) -> str:
     """One prediction as a line of JSON."""
-    record = {"task": task, **({"setting": setting} if setting else {}), "method": outcome.method, "ratio": outcome.ratio, "id": outcome.sample,
-              **outcome.tags, "n_prompt": outcome.n_prompt, "n_seen": outcome.n_seen, "n_kept": round(outcome.n_kept, 2), "kv_bytes": outcome.n_bytes}
+    record = {"task": task, **({"setting": setting} if setting else {}), "method": outcome.method, "ratio": outcome.ratio,
+              "type": outcome.kind, "id": outcome.sample, **outcome.tags, "n_prompt": outcome.n_prompt,
+              "n_seen": outcome.n_seen, "n_kept": round(outcome.n_kept, 2), "kv_bytes_full": outcome.n_bytes_full,
+              "kv_bytes": outcome.n_bytes}
     if outcome.references:
         record |= {"prediction": outcome.prediction, "references": list(outcome.references)}
     return json.dumps(record | outcome.scores, ensure_ascii=False) + "\n"
@@ -83,7 +85,7 @@ def _outcome(record: dict[str, Any]) -> Outcome:
     scores = [name for name in names[names.index("kv_bytes") + 1 :] if name not in ("prediction", "references")]
     return Outcome(record["id"], {name: record[name] for name in tags}, record["method"], record["ratio"], {name: record[name] for name in scores},
                    record["n_prompt"], record["n_seen"], record["n_kept"], record["kv_bytes"], record.get("prediction", ""),
-                   tuple(record.get("references", ())))
+                   tuple(record.get("references", ())), record["type"], record["kv_bytes_full"])
 
 
 def _left(partial: Path, head: str) -> list[Outcome]:

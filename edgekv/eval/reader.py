@@ -2,55 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.choose import AUTO, choose
+from edgekv import facts
+from edgekv.choose import choose
 from edgekv.reading import STEP, Reading, feed, say
-from edgekv.methods import Preset
 from edgekv.stats import KVStats
 
 
 class Reader:
-    """names: the methods that `compress` may be asked for. dense: the same model with the cache type that `auto` picks, in which it is asked then.
+    """names: the methods that `compress` may be asked for, in the cache type that `llm` has; or by cache type.
 
+    Weights are there once: for another cache type the model gets another context, and reads the text again.
     Raises EdgeKVError for a method that this model cannot have.
     """
 
-    def __init__(self, llm: Any, names: Sequence[str], dense: Any = None) -> None:
+    def __init__(self, llm: Any, names: Sequence[str] | Mapping[str, Sequence[str]]) -> None:
         self.llm = llm
         """The model whose cache is what was compressed last."""
-        presets = {name: choose(name, llm.model_path, llm._kv_config.profile) for name in names}
-        self._homes = [_Home(llm, {name: p for name, p in presets.items() if dense is None or name != AUTO})]
-        if dense is not None and AUTO in presets:
-            self._homes.append(_Home(dense, {AUTO: presets[AUTO]}))
-        self._home, self._tokens = self._homes[0], list[int]()
+        self._kind = kind_of(llm)
+        by_kind = names if isinstance(names, Mapping) else {self._kind: names}
+        known = {name: choose(name, llm.model_path, llm._kv_config.profile) for names in by_kind.values() for name in names}
+        self._presets = {kind: {name: known[name] for name in names} for kind, names in by_kind.items()}
+        self._tokens: list[int] = []
+        self._reading: Reading | None = None
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read a text: the conversation from now on."""
-        for home in self._homes:
-            home.reading = None  # frees the last text's state before the next one's is made
-        self._tokens = list(tokens)
-        self._go(self._homes[0])
+        self._tokens, self._reading = list(tokens), None
 
-    def compress(self, name: str, ratio: float) -> KVStats:
-        """The cache is what a method leaves of the text; what it holds then."""
-        home = next(home for home in self._homes if name in home.presets)
-        preset = home.presets[name]
-        self._go(home).compress(preset, replace(home.llm._kv_settings, ratio=ratio, preset=preset))
+    def compress(self, name: str, ratio: float, kind: str | None = None) -> KVStats:
+        """Make the cache what a method leaves of the text; return what it holds then. kind: None for the present one."""
+        kind = self._kind if kind is None else kind
+        preset = self._presets[kind][name]
+        if kind != self._kind:
+            self._reading = None  # frees the text's state before the next one's is made
+            store_as(self.llm, kind)
+            self._kind = kind
+        self._read_once().compress(preset, replace(self.llm._kv_settings, ratio=ratio, preset=preset))
         return self.llm.kv_stats()
 
-    def _go(self, home: _Home) -> Reading:
-        """Make `home` the one that is asked; it reads the text when it is asked first."""
+    def _read_once(self) -> Reading:
+        """The text, read in the present cache type."""
         assert self._tokens, "read a text first"
-        if home.reading is None:
-            home.reading = Reading(home.llm, self._tokens, list(home.presets.values()))
-        self._home, self.llm = home, home.llm
-        return home.reading
+        if self._reading is None:
+            self._reading = Reading(self.llm, self._tokens, list(self._presets[self._kind].values()))
+        return self._reading
 
     def answer(self, rest: Sequence[int], n_tokens: int, stop: str = "") -> str:
         """What the model says greedily behind the text and `rest`, once after each `compress`, up to n_tokens or the text `stop`."""
@@ -59,7 +61,7 @@ class Reader:
     @property
     def logits(self) -> NDArray[np.float32]:
         """[n_vocab] Of the text's last token."""
-        return self._go(self._home).logits
+        return self._read_once().logits
 
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """Feed tokens behind the text without compressing them; logits [up to STEP, n_vocab] after each of them, in order."""
@@ -67,10 +69,16 @@ class Reader:
             yield feed(self.llm, tokens[i : i + STEP], every=True)
 
 
-@dataclass
-class _Home:
-    """A model with one type of cache, and the methods that are asked in it."""
+def kind_of(llm: Any) -> str:
+    """The cache type of a model's context, as in `edgekv.eval.sample.Row`."""
+    names = {number: name for name, (number, _, _) in facts.cache_types.items()}
+    k, v = names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
+    return k if k == v else f"{k}/{v}"
 
-    llm: Any
-    presets: dict[str, Preset]
-    reading: Reading | None = None
+
+def store_as(llm: Any, kind: str) -> None:
+    """Give a model a cache of another type; the conversation starts anew. Raises EdgeKVError if there is no room."""
+    k, _, v = kind.partition("/")
+    llm.context_params.type_k = facts.cache_types[k][0]
+    llm.context_params.type_v = facts.cache_types[v or k][0]
+    llm._kv_new_context()

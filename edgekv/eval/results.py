@@ -14,6 +14,7 @@ from typing import Any
 
 from edgekv.errors import BadInput
 from edgekv.eval.perplexity import FULL
+from edgekv.eval.sample import Row
 from edgekv.eval.table import Table, mean, number
 from edgekv.eval.tasks import TASKS, get
 from edgekv.profiles.identity import identify
@@ -55,16 +56,19 @@ class Result:
         return f"{self.task}: {measure.label} {value} (full cache: {full}; {samples})"
 
 
-def results(table: Table, types: dict[str, tuple[str, str]]) -> list[Result]:
-    """The rows of a finished table beside its full cache. types: of K and V, by method."""
+def results(table: Table) -> list[Result]:
+    """The compressed rows of a finished table beside its full f16 cache; none without that."""
     measure, *_ = table.task.measures
-    full = mean(measure, table.rows[FULL, 1.0])[0]
+    if Row(FULL, 1.0) not in table.rows:
+        return []
+    full = mean(measure, table.rows[Row(FULL, 1.0)])[0]
     found = []
-    for (method, ratio), outcomes in table.rows.items():
-        if method != FULL:
+    for row, outcomes in table.rows.items():
+        if row.method != FULL:
             n, value = len(outcomes), mean(measure, outcomes)[0]
             n_tokens = round(sum(outcome.n_seen for outcome in outcomes) / n)
-            point = table.task.name, table.setting, method, ratio, *types[method]
+            type_k, _, type_v = row.kind.partition("/")
+            point = table.task.name, table.setting, row.method, row.ratio, type_k, type_v or type_k
             found.append(Result(*point, value, full, n, n_tokens))
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,19 @@ class Request:
         return len(self.tokenize(text))
 
 
+class Row(NamedTuple):
+    """A setting that samples are asked under."""
+
+    method: str
+    ratio: float
+    """Share of the full f16 cache's bytes; 1 for the method `full`, whatever its type."""
+    kind: str = "f16"
+    """Cache type of K and V, as in q8_0; where they differ both, as in q8_0/q4_0."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What one (method, ratio) made of one sample."""
+    """What one setting made of one sample."""
 
     sample: str
     tags: Mapping[str, Any]
@@ -78,18 +88,26 @@ class Outcome:
     n_kept: float
     """Rows per layer and KV head that were left of those."""
     n_bytes: int
-    """Of K and V after compression."""
+    """Of K and V that were left of them."""
     prediction: str = ""
     references: tuple[str, ...] = ()
+    kind: str = "f16"
+    """Cache type, see Row."""
+    n_bytes_full: int = 0
+    """Of the tokens that were compressed, in a full f16 cache."""
+
+    @property
+    def row(self) -> Row:
+        return Row(self.method, self.ratio, self.kind)
 
 
-Known = frozenset[tuple[str, str, float]]
-"""(sample, method, ratio) that were answered before."""
+Known = frozenset[tuple[str, Row]]
+"""Samples and settings that were answered before."""
 
 
-def left(sample: str, grid: Sequence[tuple[str, float]], known: Known) -> list[tuple[str, float]]:
-    """(method, ratio) under which a sample is still to be asked."""
-    return [(method, ratio) for method, ratio in grid if (sample, method, ratio) not in known]
+def left(sample: str, grid: Sequence[Row], known: Known) -> list[Row]:
+    """Settings under which a sample is still to be asked."""
+    return [row for row in grid if (sample, row) not in known]
 
 
 @dataclass(frozen=True)
@@ -132,7 +150,7 @@ class Task:
     cuts: bool = False
     """A context that is too long loses its middle; else it is refused."""
     heat: bool = False
-    """The plot is a heat map over the tags length and bucket (tenth of the text)."""
+    """The plot is a heat map over the tags length and depth (0 to 1)."""
 
 
 def spread(seed: int, name: str, n: int, lengths: Sequence[int]) -> Iterator[tuple[Random, int, int, int]]:

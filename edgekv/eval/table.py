@@ -1,4 +1,4 @@
-"""Outcomes as a table with a row for each (method, ratio)."""
+"""Outcomes as a table with a row for each setting."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from statistics import fmean
 from typing import Any
 
 from edgekv.eval.interval import interval
-from edgekv.eval.sample import Measure, Outcome, Task
+from edgekv.eval.sample import Measure, Outcome, Row, Task
+from edgekv.sizes import percent, share
 
-MIB = 2**20
+MEANS = ("n_seen", "n_kept", "n_bytes", "n_bytes_full")
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,15 @@ class Table:
     task: Task
     setting: str
     outcomes: Sequence[Outcome]
+    about: Sequence[str] = ()
+    """Model, machine, date: for a picture."""
 
     @property
-    def rows(self) -> dict[tuple[str, float], list[Outcome]]:
-        """The outcomes by (method, ratio), in the order in which they came."""
-        rows: dict[tuple[str, float], list[Outcome]] = {}
-        for outcome in self.outcomes:
-            rows.setdefault((outcome.method, outcome.ratio), []).append(outcome)
+    def rows(self) -> dict[Row, list[Outcome]]:
+        """The outcomes by their settings, full caches first, else in the order in which they came."""
+        rows: dict[Row, list[Outcome]] = {}
+        for outcome in sorted(self.outcomes, key=lambda outcome: outcome.ratio < 1):
+            rows.setdefault(outcome.row, []).append(outcome)
         return rows
 
     @property
@@ -54,14 +57,15 @@ def mean(measure: Measure, outcomes: Sequence[Outcome]) -> tuple[float, float, f
 
 def records(table: Table) -> list[dict[str, Any]]:
     """One flat record per row, the same for every output form. Shares are 0..1; an end that is not known is None."""
-    return [_record(table, method, ratio, outcomes) for (method, ratio), outcomes in table.rows.items()]
+    return [_record(table, row, outcomes) for row, outcomes in table.rows.items()]
 
 
-def _record(table: Table, method: str, ratio: float, outcomes: list[Outcome]) -> dict[str, Any]:
+def _record(table: Table, row: Row, outcomes: list[Outcome]) -> dict[str, Any]:
     head, *_ = table.task.measures
-    record: dict[str, Any] = {"task": table.task.name, **({"setting": table.setting} if table.setting else {}), "method": method, "ratio": ratio}
-    record |= {name: round(fmean(getattr(o, field) for o in outcomes))
-               for name, field in (("n_seen", "n_seen"), ("n_kept", "n_kept"), ("kv_bytes", "n_bytes"))}
+    setting = {"setting": table.setting} if table.setting else {}
+    record: dict[str, Any] = {"task": table.task.name, **setting, "method": row.method, "type": row.kind, "ratio": row.ratio}
+    fields = ("n_seen", "n_seen"), ("n_kept", "n_kept"), ("kv_bytes_full", "n_bytes_full"), ("kv_bytes", "n_bytes")
+    record |= {name: round(fmean(getattr(o, field) for o in outcomes)) for name, field in fields}
     for label in table.groups:
         record[f"{head.name}: {label}"] = round(mean(head, [o for o in outcomes if table.label(o) == label])[0], 4)
     for measure in table.task.measures:
@@ -72,13 +76,13 @@ def _record(table: Table, method: str, ratio: float, outcomes: list[Outcome]) ->
 
 def as_markdown(table: Table) -> str:
     measures = table.task.measures
-    head = ["method", "ratio kept", "tokens", "rows kept", "KV MiB", *table.groups]
+    head = ["method", "cache type", "ratio", "KV used", "tokens", "tokens kept", *table.groups]
     for measure in measures:
         head += [measure.label, "95 % interval"]
-    lines = [[*head, "samples"], ["---"] + ["---:"] * len(head)]
-    for (method, ratio), outcomes in table.rows.items():
-        tokens, rows, n_bytes = (fmean(getattr(o, field) for o in outcomes) for field in ("n_seen", "n_kept", "n_bytes"))
-        cells = [method, f"{ratio:g}", f"{tokens:,.0f}", f"{rows:,.0f}", f"{n_bytes / MIB:,.1f}"]
+    lines = [[*head, "samples"], ["---", "---"] + ["---:"] * (len(head) - 1)]
+    for row, outcomes in table.rows.items():
+        tokens, kept, n_bytes, full = (fmean(getattr(o, field) for o in outcomes) for field in MEANS)
+        cells = [row.method, row.kind, f"{row.ratio:g}", share(n_bytes, full), f"{tokens:,.0f}", percent(kept, tokens)]
         cells += [number(measures[0], mean(measures[0], [o for o in outcomes if table.label(o) == label])[0]) for label in table.groups]
         for measure in measures:
             value, low, high = mean(measure, outcomes)

@@ -15,6 +15,7 @@ from edgekv.eval.files import draw, load_lines
 from edgekv.eval.sample import Request, Sample, Task
 
 ANSWER_TOKENS = 256
+FIELDS = ("question", "answer")
 INSTRUCTION = "Solve each problem step by step. End with a line of four hash signs and the number that is asked for."
 EXAMPLES = (
     ("A ferry makes 6 crossings a day. On each crossing it carries 45 people and 12 cars. How many people and cars does it carry in one day together?",
@@ -40,8 +41,8 @@ def samples(request: Request) -> Iterator[Sample]:
     """Problems drawn by the seed. Raises BadInput for a file of another kind."""
     shots = "\n\n".join(f"Question: {question}\nAnswer: {answer}" for question, answer in EXAMPLES)
     for path in request.files:
-        for number, record in draw(load_lines(path, ("question", "answer")), request.n, request.seed):
-            found = re.findall(r"####\s*(-?[\d,]*\.?\d+)", str(record["answer"]))
+        for number, record in draw(load_lines(path, FIELDS, FIELDS), request.n, request.seed):
+            found = re.findall(r"####\s*(-?[\d,]*\.?\d+)", record["answer"])
             if not found:
                 raise BadInput(f"{path}: record {number + 1} has no '#### number' in its answer")
             yield Sample(f"gsm8k-{number}", f"{INSTRUCTION}\n\n{shots}", f"Question: {record['question'].strip()}\nAnswer:", (found[-1],), ANSWER_TOKENS,

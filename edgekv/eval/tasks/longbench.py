@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekv.errors import BadInput
-from edgekv.eval.files import draw, load_lines
+from edgekv.eval.files import draw, load_lines, words
 from edgekv.eval.sample import Request, Sample, Task
 
 SHORT = "Answer as briefly as you can, with one phrase if possible, and explain nothing."
 FIELDS = ("input", "context", "answers", "dataset")
+TEXTS = ("input", "context", "dataset")
 CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
 
 
@@ -70,32 +71,34 @@ KINDS: dict[str, Kind] = {
 def samples(request: Request) -> Iterator[Sample]:
     """-n records of each file, drawn by the seed. Raises BadInput for a data set that is not known."""
     for path in request.files:
-        for number, record in draw(load_lines(path, FIELDS), request.n, request.seed):
+        for number, record in draw(load_lines(path, FIELDS, TEXTS), request.n, request.seed):
             yield _sample(record, f"{path}, record {number + 1}")
 
 
 def _sample(record: dict[str, Any], where: str) -> Sample:
-    dataset = str(record["dataset"]).removesuffix("_e")
+    dataset = record["dataset"].removesuffix("_e")
     if dataset in CHINESE:
         raise BadInput(f"{where}: '{dataset}' is Chinese, whose metrics need a word segmenter that edgekv does not have; leave it out")
     if dataset not in KINDS:
         raise BadInput(f"{where}: the data set '{dataset}' is not known; its 'dataset' field may be one of: {', '.join(KINDS)}")
-    kind, answers = KINDS[dataset], tuple(map(str, _list(record["answers"])))
+    kind, answers = KINDS[dataset], _texts(record, "answers", where)
     if not answers:
         raise BadInput(f"{where}: there is no answer")
     return Sample(str(record.get("_id", where)), f"{kind.before}\n\n{record['context']}", kind.question.format(input=record["input"]), answers,
-                  kind.max_tokens, (kind.metric,), chat=kind.chat, stop="\n" if kind.first_line else "", classes=tuple(_list(record.get("all_classes"))),
+                  kind.max_tokens, (kind.metric,), chat=kind.chat, stop="\n" if kind.first_line else "", classes=_texts(record, "all_classes", where),
                   tags={"dataset": dataset})
 
 
-def _list(value: Any) -> list[Any]:
-    """A list; some copies of the data set hold it as text, and None for no list."""
+def _texts(record: dict[str, Any], name: str, where: str) -> tuple[str, ...]:
+    """A list of texts; some copies of the data set hold it as one text, and None for no list."""
+    value = record.get(name)
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last one: nested too deep
             value = [value]
-    return list(value) if isinstance(value, (list, tuple)) else []
+    items = value if isinstance(value, (list, tuple)) else []
+    return tuple(words(str(x) if isinstance(x, (int, float)) else x, name, where) for x in items)
 
 
 TASK = Task(

@@ -10,7 +10,6 @@ from edgekv.eval.sample import Request, Sample, Task, spread
 from edgekv.eval.text import sentences
 
 ANSWER_TOKENS = 24  # the demo model answers in a sentence of about 16
-BUCKETS = 10
 KEY_COLOURS = "amber azure bronze copper crimson golden indigo ivory jade lilac ochre olive pearl ruby scarlet silver teal violet".split()
 KEY_NAMES = ("anchor badger beacon camel compass falcon fox hammer harp heron lantern lion mirror owl panther raven rocket saddle "
              "stag tiger trumpet turtle walrus wolf").split()
@@ -38,7 +37,7 @@ def _sample(rng: Random, n_tokens: int, index: int, n_here: int, count: Count) -
     text = fill(sentences(rng), room(n_tokens, [needle], count), count)
     text.insert(round(depth * len(text)), needle)
     return Sample(f"needle-{n_tokens}-{index}", f"{INSTRUCTION}\n\n{' '.join(text)}", f"{question} Answer with the number.", (number,), ANSWER_TOKENS,
-                  ("contains_all",), tags={"length": n_tokens, "depth": depth, "bucket": int(depth * BUCKETS)})
+                  ("contains_all",), tags={"length": n_tokens, "depth": depth})
 
 
 TASK = Task(

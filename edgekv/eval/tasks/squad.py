@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from edgekv.errors import BadInput
-from edgekv.eval.files import draw, load_json
+from edgekv.eval.files import draw, load_json, words
 from edgekv.eval.haystack import Count
 from edgekv.eval.sample import Measure, Request, Sample, Task, spread
 
@@ -18,34 +18,41 @@ ANSWER_TOKENS = 32
 INSTRUCTION = "Read the following documents. Afterwards you will be asked a question about one of them."
 QUESTION = "Answer the question from the documents above with as few words as you can and nothing else.\n\nQuestion: {question}"
 
+Question = tuple[str, str, tuple[str, ...]]
+"""Its id, the question, the right answers."""
+
 
 def samples(request: Request) -> Iterator[Sample]:
     """Questions drawn by the seed. Raises BadInput for a file that is not in SQuAD's format."""
     paragraphs, asked = _read(request.files)
     drawn = draw(asked, request.n, request.seed)
     places = spread(request.seed, "squad", len(drawn), request.lengths)
-    for (_, (home, qa)), (rng, length, _, _) in zip(drawn, places, strict=True):
-        references = tuple(dict.fromkeys(answer["text"] for answer in qa["answers"]))
+    for (_, (home, (name, question, references))), (rng, length, _, _) in zip(drawn, places, strict=True):
         text = _documents(rng, paragraphs, home, length, request.count)
-        yield Sample(str(qa["id"]), f"{INSTRUCTION}\n\n{text}", QUESTION.format(question=qa["question"].strip()), references, ANSWER_TOKENS,
+        yield Sample(name, f"{INSTRUCTION}\n\n{text}", QUESTION.format(question=question), references, ANSWER_TOKENS,
                      ("f1", "exact"), tags={"length": length})
 
 
-def _read(files: tuple[str, ...]) -> tuple[list[str], list[tuple[int, dict[str, Any]]]]:
+def _read(files: tuple[str, ...]) -> tuple[list[str], list[tuple[int, Question]]]:
     """All paragraphs, and each answerable question with its paragraph's number."""
     paragraphs: list[str] = []
-    asked: list[tuple[int, dict[str, Any]]] = []
+    asked: list[tuple[int, Question]] = []
     for path in files:
         try:
             for article in load_json(path)["data"]:
                 for paragraph in article["paragraphs"]:
-                    asked += [(len(paragraphs), {name: qa[name] for name in ("id", "question", "answers")}) for qa in paragraph["qas"] if qa["answers"]]
-                    paragraphs.append(paragraph["context"])
+                    asked += [(len(paragraphs), _question(qa, path)) for qa in paragraph["qas"] if qa["answers"]]
+                    paragraphs.append(words(paragraph["context"], "context", path))
         except (KeyError, TypeError):
             raise BadInput(f"{path} is not in SQuAD's format (data, paragraphs, context, qas, answers)") from None
     if not asked:
         raise BadInput(f"there is no question with an answer in {', '.join(files)}")
     return paragraphs, asked
+
+
+def _question(qa: dict[str, Any], where: str) -> Question:
+    answers = dict.fromkeys(words(answer["text"], "answers: text", where) for answer in qa["answers"])
+    return str(qa["id"]), words(qa["question"], "question", where).strip(), tuple(answers)
 
 
 def _documents(rng: Random, paragraphs: list[str], home: int, n_tokens: int, count: Count) -> str:
