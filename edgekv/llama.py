@@ -212,9 +212,10 @@ class Llama(llama_cpp.Llama):
         A saved conversation has the last window only; llama.cpp goes on from an earlier place
         without a word.
         """
-        n_swa = llama_cpp.llama_model_n_swa(self._model.model)
-        if not n_swa or not self.n_tokens:
-            return tokens
+        model = self._model.model
+        n_swa = llama_cpp.llama_model_n_swa(model)
+        if not n_swa or not self.n_tokens or llama_cpp.llama_model_is_hybrid(model):
+            return tokens  # recurrent layers hold the last token only
         first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0)
         if 0 <= first <= max(self.n_tokens - n_swa + 1, 0):
             return tokens
