@@ -164,6 +164,7 @@ class Llama(llama_cpp.Llama):
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
             begin, clock = time.perf_counter(), self._kv and self._kv.clock
             if self._kv is None:
+                tokens = self._kv_with_window(tokens)
                 self._kv_eval_whole(tokens)
             else:
                 self._kv_eval(self._kv, tokens)
@@ -175,9 +176,6 @@ class Llama(llama_cpp.Llama):
 
     def _kv_eval_whole(self, tokens: list[int]) -> None:
         """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
-        if self._kv_window_is_lost():
-            self.n_evaluated += self.n_tokens
-            tokens, self.n_tokens = [*self.input_ids[: self.n_tokens].tolist(), *tokens], 0
         before = self.n_tokens
         step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
         try:
@@ -193,17 +191,21 @@ class Llama(llama_cpp.Llama):
             self._requires_eval = True
             raise
 
-    def _kv_window_is_lost(self) -> bool:
-        """Whether the next token would miss entries of sliding-window layers.
+    def _kv_with_window(self, tokens: list[int]) -> list[int]:
+        """`tokens`, or the whole conversation with them where entries of sliding windows are missing.
 
         A saved conversation has the last window only; llama.cpp goes on from an earlier place
         without a word.
         """
-        n_swa = llama_cpp.llama_model_n_swa(self._model.model)
-        if not n_swa or not self.n_tokens:
-            return False
+        model = self._model.model
+        n_swa = llama_cpp.llama_model_n_swa(model)
+        if not n_swa or not self.n_tokens or llama_cpp.llama_model_is_hybrid(model):
+            return tokens  # recurrent layers hold the last token only
         first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0)
-        return not 0 <= first <= max(self.n_tokens - n_swa + 1, 0)
+        if 0 <= first <= max(self.n_tokens - n_swa + 1, 0):
+            return tokens
+        before, self.n_tokens = self.input_ids[: self.n_tokens].tolist(), 0
+        return [*before, *tokens]
 
     def _kv_eval(self, kv: Engine, tokens: list[int]) -> None:
         if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):

@@ -34,12 +34,13 @@ class State:
 def take(llm: Holder) -> State:
     """Return a copy of the conversation in `llm`.
 
-    Raises EdgeKVError if it was taken back to the middle of a compressed prompt.
+    Raises EdgeKVError if it was taken back to where the cache cannot follow, such as the middle of
+    a compressed prompt.
     """
     ctx = llm._ctx.ctx
     if n_cached(llm) > llm.n_tokens and not llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1):
         raise EdgeKVError(
-            "a compressed conversation cannot be taken back to the middle of its prompt: reset it"
+            "this conversation was taken back to where its cache cannot go back to: reset it"
         )
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(ctx, 0))()
     if llama_cpp.llama_state_seq_get_data(ctx, data, len(data), 0) != len(data):

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekv import BadInput, session
+from edgekv import BadInput, EdgeKVError, session
 from edgekv.budget.profile import Profile
 from edgekv.methods import REGISTRY
-from tests import models
+from tests import models, recurrent
 from tests.engine import TYPES, feed, load, logits, random_profile
 
 N_PROMPT, TAIL = 400, 80
@@ -107,6 +107,36 @@ def test_every_kind_of_cache_goes_on(tiny, text, tmp_path, nmse, way, kind):
         assert nmse(got, expected) < 1e-6
     else:
         assert np.array_equal(got, expected)
+
+
+def test_a_recurrent_model_goes_on_too(text, tmp_path):
+    first, second = (load(recurrent.write(tmp_path / "model.gguf"), kv_ratio=0.3) for _ in range(2))
+    first.eval(list(text(100)))
+    first.kv_save(str(tmp_path / "talk"), "a note")
+    assert second.kv_load(str(tmp_path / "talk")) == "a note"
+    assert np.array_equal(feed(second, text(5, 1)), feed(first, text(5, 1)))
+    header, body = parts(tmp_path / "talk")
+    header["n_state"] += 1
+    put_together(tmp_path / "talk", header, body + b"x")
+    before, tokens = second.n_tokens, second.input_ids[: second.n_tokens].tolist()
+    with pytest.raises(BadInput):
+        second.kv_load(str(tmp_path / "talk"))
+    assert second.n_tokens == before and second.input_ids[:before].tolist() == tokens
+    assert np.array_equal(feed(second, text(5, 2)), feed(first, text(5, 2)))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_conversation_in_the_middle_of_a_compressed_prompt_is_not_saved(
+    tiny, text, tmp_path, way
+):
+    llm = conversation(tiny, text, way)
+    llm.n_tokens = 100
+    if llm._kv is None:
+        llm.kv_save(str(tmp_path / "talk"))
+    else:
+        with pytest.raises(EdgeKVError, match="taken back"):
+            llm.kv_save(str(tmp_path / "talk"))
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("way", WAYS)
