@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from edgekv import commands, folders, methods
 from edgekv.budget import BUDGETS
-from edgekv.commands import load, options, report, slash, text
+from edgekv.commands import load, options, report, slash, terminal, text
 from edgekv.commands.docs import page
 from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
@@ -595,6 +595,18 @@ def test_thoughts_are_told_from_answers_however_they_are_cut(reply):
     assert "".join(t for t, _ in expected) == reply
 
 
+def test_thoughts_are_dim_for_a_person_and_plain_elsewhere(capsys):
+    for person, in_thought, expected in (
+            (True, False, "\x1b[2m<think>hm, \x1b[0m\x1b[2mso</think>\x1b[0m yes\n"), (True, True, "\x1b[2mso</think>\x1b[0m yes\n"),
+            (False, False, "<think>hm, so</think> yes\n")):
+        reply = terminal.Reply(person, in_thought)
+        for piece in ["so</th", "ink> yes"] if in_thought else ["<think>hm, so</th", "ink> yes"]:
+            reply.write(piece)
+        reply.end()
+        shown = capsys.readouterr().out
+        assert shown.replace("\x1b[0m\x1b[2m", "") == expected.replace("\x1b[0m\x1b[2m", "")
+
+
 def test_a_reply_cannot_steer_the_terminal():
     assert text.printable("a\x1b[2Jb\x9bc\td\n") == "a[2Jbc\td\n"
 
@@ -602,7 +614,7 @@ def test_a_reply_cannot_steer_the_terminal():
 # ---- chat, with signals and a terminal -------------------------------------------------------------------------------
 
 CHILD = """
-import sys
+import sys, time
 from edgekv import commands
 from edgekv.commands import load
 from tests.fakes import FakeLlama
@@ -610,6 +622,10 @@ class Llama(FakeLlama):
     def eval(self, prompt):
         print("begins", file=sys.stderr, flush=True)
         super().eval(prompt)
+    def tokenize(self, *args, **more):
+        print("counts", file=sys.stderr, flush=True)
+        time.sleep(10 * self.step_s)
+        return super().tokenize(*args, **more)
 load.load_llama = lambda options: Llama(step_s={step_s})
 load.end_tokens = lambda llm: []
 commands.main({args!r}, prog_name="edgekv")
@@ -670,6 +686,41 @@ def test_ctrl_c_on_a_terminal_stops_the_reply_only(tmp_path):
         assert talk.wait() == 0
         assert "FIVE" not in talk.seen and "Traceback" not in talk.seen
     assert (tmp_path / "edgekv" / "history").read_text().count("\n+") == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo terminal")
+def test_ctrl_c_while_a_file_is_read_does_not_end_the_chat(tmp_path):
+    (tmp_path / "doc").write_text("some notes")
+    with Terminal(["chat", "-m", "m"], 0.2, tmp_path) as talk:
+        talk.until(">")
+        talk.send(f"/file {tmp_path / 'doc'}\r")
+        talk.until("counts")
+        talk.send("\x03")
+        talk.until("edgekv: stopped")
+        talk.until(">")
+        talk.send("/file\r")
+        talk.until("no file in front of your next message")
+        talk.send("\x04")
+        assert talk.wait() == 0 and "Traceback" not in talk.seen
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo terminal")
+def test_a_person_completes_paths_and_types_several_lines(tmp_path):
+    (tmp_path / "some notes.txt").write_text("notes")
+    (tmp_path / "doc.txt").write_text("some notes")
+    with Terminal(["chat", "-m", "m"], 0, tmp_path) as talk:
+        talk.until("compression: off; --kv-ratio 0.2 keeps")
+        talk.until(">")
+        talk.send(f"/fi\t {tmp_path}/do\t\r")
+        talk.until("read with your next message")
+        talk.send('"""and\rmore"""\r')
+        talk.until("SOME NOTES AND MORE")
+        talk.until(">")
+        talk.send("/regen\r")
+        talk.until("SOME NOTES AND MORE")
+        talk.until(">")
+        talk.send("\x04")
+        assert talk.wait() == 0
 
 
 class Terminal:

@@ -120,7 +120,7 @@ def print_text(llm: Llama, complete: Completer) -> None:
 def print_json(llm: Llama, complete: Completer, engine: EngineOptions) -> None:
     """One object with the answer and what it cost."""
     times = Times(llm)
-    with terminal.reading_bar(llm) as bar, terminal.interruptible(lambda: cancel(llm, bar)), refused_prompts(llm), times:
+    with terminal.reading_bar(llm), terminal.interruptible(llm.kv_cancel), refused_prompts(llm), times:
         done = complete(stream=False)
     print(json.dumps(record(done, llm.kv_stats(), engine, times), ensure_ascii=False))
 
@@ -152,13 +152,6 @@ class Times:
 
     def _restore(self) -> None:
         vars(self._llm).pop("eval", None)
-
-
-def cancel(llm: Llama, bar: terminal.ReadingBar) -> None:
-    """What Ctrl-C does: a native prefill must be asked to stop, everything else can be left at once."""
-    if not bar.is_reading:
-        raise KeyboardInterrupt
-    llm.kv_cancel()
 
 
 def record(done: dict[str, Any], stats: KVStats, engine: EngineOptions, times: Times) -> dict[str, Any]:

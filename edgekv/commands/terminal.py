@@ -123,11 +123,9 @@ class ReadingBar:
         self._task = self._bar.add_task("reading")
         self._begin = time.monotonic()
         self._is_shown = False
-        self.is_reading = False
 
     def __call__(self, done: int, total: int) -> None:
-        self.is_reading = done < total
-        if not self.is_reading:
+        if done >= total:
             self.stop()
         elif sys.stderr.isatty() and (total > BAR_FROM or time.monotonic() - self._begin > BAR_AFTER_S):
             self._bar.start()
