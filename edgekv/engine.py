@@ -23,7 +23,7 @@ from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.dense import entries_per_f16, f16_bytes
-from edgekv.errors import BadInput
+from edgekv.errors import BadInput, EdgeKVError
 from edgekv.footprint import Extent, Reading, reading
 from edgekv.machine import memory_free
 from edgekv.merge import D2O, Folding
@@ -194,7 +194,8 @@ class Engine:
         for i in range(0, len(tokens), step):
             part = np.array(tokens[i : i + step], np.int32)  # the batch holds no reference to it
             status = lib.llama_decode(self.ctx, lib.llama_batch_get_one(part.ctypes.data_as(_TOKENS), len(part)))
-            assert status == 0, "these tokens stood there a moment ago"
+            if status != 0:  # they stood there a moment ago: a device that fails goes on failing
+                raise EdgeKVError(f"{native.context_error()}; the last {len(tokens)} tokens are lost: reset the conversation")
 
     def counts_for(self, n_tokens: int) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows that each head would keep of a prompt of n_tokens; the store is empty.

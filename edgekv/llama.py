@@ -11,7 +11,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -36,6 +36,9 @@ from edgekv.sizes import size_text
 from edgekv.stats import KVStats
 
 CANCELLED = "cancelled: the conversation is as before this turn"
+EMBEDDINGS = "embeddings come from the whole prompt at once: leave kv_ratio at 1 for them"
+EMBEDDERS = ("llama-embed", "t5encoder")
+"""Architectures that give no logits although they have a cache."""
 
 
 class Llama(llama_cpp.Llama):
@@ -86,7 +89,7 @@ class Llama(llama_cpp.Llama):
         if self._kv_pick_types(str(model_path)):
             kwargs["type_k"] = kwargs["type_v"] = facts.cache_types[DENSE][0]
         if compress and kwargs.get("embedding"):
-            raise BadInput("embeddings come from the whole prompt at once: leave kv_ratio at 1 for them")
+            raise BadInput(EMBEDDINGS)
         quantised = kwargs.get("type_v") not in (None, *(facts.cache_types[t][0] for t in ("f16", "bf16")), 0)
         if flash_attn is False and (compress or quantised):
             raise BadInput(f"a {'compressed' if compress else 'quantised V'} cache needs flash attention: leave flash_attn out")
@@ -106,6 +109,7 @@ class Llama(llama_cpp.Llama):
         finally:
             native.next_context(False)
         try:
+            self._kv_check_kind(bool(kwargs.get("embedding")))
             self._kv_attach(compress)
             self._kv_check_memory(self._kv_settings)
         except BadInput:
@@ -182,7 +186,8 @@ class Llama(llama_cpp.Llama):
             for i in range(0, len(tokens), step):
                 if len(tokens) > 1:
                     self._kv_report(i, len(tokens))
-                super().eval(tokens[i : i + step])
+                with _told_why():
+                    super().eval(tokens[i : i + step])
             if len(tokens) > 1:
                 self._kv_report(len(tokens), len(tokens))
         except BaseException:
@@ -241,7 +246,8 @@ class Llama(llama_cpp.Llama):
             self._checkpoints.save(self)
             kv.bound_tail(self.input_ids[: self.n_tokens])
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
-        self._ctx.decode(self._batch)
+        with _told_why():
+            self._ctx.decode(self._batch)
         self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
 
     def _kv_accept(self, tokens: list[int], n_logits: int) -> None:
@@ -376,6 +382,8 @@ class Llama(llama_cpp.Llama):
                 given = {"budget": None, "budget_mb": None, **given}
             config = replace(self._kv_config, **given)
             fresh = resolve(config, self.model_path)
+            if fresh.compresses and self.context_params.embeddings:
+                raise BadInput(EMBEDDINGS)
             self._kv_check_memory(fresh)
             self._kv_config, self._kv_settings = config, fresh
             if self._kv is not None:
@@ -458,6 +466,15 @@ class Llama(llama_cpp.Llama):
         """Whether a cache with these settings gets the type that `auto` stores; see `edgekv.dense`."""
         return picks(path, self._kv_config.method, self._kv_settings, *self._kv_types)
 
+    def _kv_check_kind(self, embedding: bool) -> None:
+        """Raise BadInput for a model that cannot write text; llama.cpp would end the process, or give no logits."""
+        model, kind = self._model.model, self.metadata.get("general.architecture")
+        if llama_cpp.llama_model_has_encoder(model) and llama_cpp.llama_model_has_decoder(model):
+            raise BadInput(f"{self.model_path}: a model with an encoder before its decoder ({kind}) cannot be run here")
+        if not embedding and (kind in EMBEDDERS or not llama_cpp.llama_get_memory(self._ctx.ctx)):
+            raise BadInput(f"{self.model_path} ({kind}) gives embeddings and writes no text: take another model, or "
+                           "embedding=True in Python")
+
     def _kv_attach(self, wanted: bool) -> None:
         """The engine for this context's store; a note if there is none although one was wanted."""
         if native.Store.of(self._ctx.ctx) is None:
@@ -521,6 +538,15 @@ class Llama(llama_cpp.Llama):
         self.n_tokens = 0
         self._requires_eval = True
         self._kv_attach(True)
+
+
+@contextmanager
+def _told_why() -> Iterator[None]:
+    """A `with` block that decodes: a failure becomes an EdgeKVError that says why."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise EdgeKVError(f"{native.context_error() or error}; the conversation is as before") from error
 
 
 def _check_names(arguments: dict[str, Any]) -> None:

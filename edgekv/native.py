@@ -23,7 +23,7 @@ from edgekv.library import lib_dir
 if TYPE_CHECKING:
     from edgekv.merge import Plan
 
-ABI = 7
+ABI = 8
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
@@ -85,7 +85,7 @@ def _declare() -> None:
     """Argument and result types of every function that is called below."""
     p = c_void_p
     for name, result, *args in (
-        ("last_error", c_char_p), ("last_status", c_int), ("trim_heap", None), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p),
+        ("last_error", c_char_p), ("last_status", c_int), ("trim_heap", None), ("next_context", None, c_bool), ("why_unsupported", c_char_p, p), ("has_store", c_bool, p), ("check_finite", c_int, p),
         ("context_bytes_get", c_int, p, POINTER(_ContextBytes)),
         ("n_layer", c_int32, p), ("layer_get", c_int, p, c_int32, POINTER(_LayerInfo)), ("len", c_int, p, c_int32, _I32P),
         ("pos", c_int, p, c_int32, c_int32, _I32P), ("rows_f32", c_int, p, c_int32, c_int32, _F32P, _F32P),
@@ -158,7 +158,10 @@ def next_context(on: bool) -> None:
 
 
 def context_error() -> str:
-    """Why the context that `next_context` announced could not be created, one line; empty if llama.cpp itself refused it."""
+    """Why the context that `next_context` announced could not be created, one line; empty if llama.cpp itself refused it.
+
+    After a `llama_decode` that failed: why it did.
+    """
     return (_lib.edgekv_last_error() or b"").decode(errors="replace")
 
 
@@ -178,6 +181,11 @@ def why_unsupported(model: Any) -> str | None:
     """Why this llama_model keeps llama.cpp's own cache, one line; None if it need not."""
     why = _lib.edgekv_why_unsupported(model)
     return why.decode() if why else None
+
+
+def check_finite(ctx: Any) -> None:
+    """Raise BadInput if llama.cpp's own cache in this context holds values that are no numbers."""
+    _check(_lib.edgekv_check_finite(ctx))
 
 
 class Store:
@@ -348,7 +356,9 @@ class Prefill:
 
     def n_old(self) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows of earlier turns in front of this turn's, in the layer in work."""
-        return self._store.length(self.il)
+        out = np.empty(self._store.layers[self.il].n_head_kv, np.int32)
+        _check(_lib.edgekv_prefill_old(self._p, self.il, _i32(out)))
+        return out
 
     def stat(self, observer: int, name: str) -> NDArray[np.float32]:
         """float32 [n_head_kv, max(n_old) + n_tokens]; see edgekv.methods.LayerStats for the meaning."""

@@ -103,6 +103,45 @@ def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[
         said.append(what)
 
 
+def failing_tokens(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> dict[str, Any]:
+    """A token that is decoded while the device fails at its first graph or call, its second, ..., until there are no more.
+
+    said: what each failure said; "": nothing. same: whether the conversation was as before each time, and went on as if nothing had been.
+    Metal's backend computes nothing more once something has failed.
+    """
+    from edgekv import state
+    from edgekv.errors import EdgeKVError
+
+    def conversation() -> Any:
+        llm = load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options)
+        llm.eval(tokens(N_PROMPT, 0))
+        return llm
+
+    goes_on = hasattr(device, "fake_device_fails")
+    fails = device.fake_device_fails if goes_on else device.fake_metal_fails
+    [token], after = tokens(1, 1), tokens(3, 2)
+    undisturbed = conversation()
+    before = state.take(undisturbed)
+    expected = feed(undisturbed, [token, *after])
+    llm, said, same = conversation(), [], []
+    while True:
+        llm = llm if goes_on else conversation()
+        state.put(llm, before)
+        rows = positions(llm)
+        fails(len(said) + 1)
+        what = ""
+        try:
+            llm.eval([token])
+        except EdgeKVError as error:
+            what = str(error)
+        if fails(0):  # it was not reached
+            return {"said": said, "same": bool(np.all(same))}
+        said.append(what)
+        if what:
+            same.append(llm.n_tokens == N_PROMPT and all(map(np.array_equal, sum(positions(llm), []), sum(rows, []))))
+            same.append(not goes_on or np.array_equal(feed(llm, [token, *after]), expected))
+
+
 def load_device(device: str) -> ctypes.CDLL:
     ggml = ctypes.CDLL(str(library_path("ggml")))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
@@ -131,7 +170,8 @@ def main() -> None:
     job = json.load(sys.stdin)
     path, kind = Path(job["model"]), job["kind"]
     if job.get("fails"):
-        print(json.dumps(failing(path, kind, load_device(job["device"]), n_gpu_layers=99)))
+        run = failing_tokens if job["fails"] == "tokens" else failing
+        print(json.dumps(run(path, kind, load_device(job["device"]), n_gpu_layers=99)))
         return
     os.environ["EDGEKV_ATTEND"] = "graph"  # a prompt goes through the same upstream attention as on a device
     expected, expected_rows = {method: ragged(path, kind, method) for method in DRAWN}, {method: kept(path, kind, method) for method in METHODS}

@@ -96,6 +96,15 @@ def test_a_gpu_that_fails_is_never_believed(tiny):
     assert any("the device could not" in what for what in said), said  # a kernel of ours
 
 
+@pytest.mark.parametrize(("name", "kind", "device"), [
+    ("llama-gqa", "f16", "fake-device.so"), ("gemma3", "q8_0", "fake-device.so"), ("llama-gqa", "f16", "fake-metal.so")])
+def test_a_device_that_fails_at_a_token_leaves_the_conversation(tiny, name, kind, device):
+    """At whichever graph, copy or wait: an error, the same rows, and the same logits when the token is given again."""
+    done = ask_device(tiny(name), kind, program(device), {"fails": "tokens"})
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert len(result["said"]) > 3 and "" not in result["said"] and result["same"], result
+
+
 def check(result: dict, kind: str) -> None:
     merged = result["nmse"].pop("score=random,merge=d2o")
     assert merged < max(1e-2, LIMITS.get(kind, 0)) and max(result["nmse"].values()) < LIMITS.get(kind, 1e-2)

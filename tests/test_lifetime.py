@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekv import Cancelled, EdgeKVError, Llama
+from edgekv import Cancelled, EdgeKVError, Llama, native
 from edgekv.llama_cpp import Llama as Parent
+from tests import embedders
 from tests.engine import feed, load, logits
 from tests.lib import ROOT
 
@@ -104,6 +105,39 @@ USES = (
     lambda llm, folder: next(iter(llm.generate([5]))), lambda llm, folder: llm.sample(),
     lambda llm, folder: llm.save_state(), lambda llm, folder: llm.n_ctx(), lambda llm, folder: llm.embed("a"),
 )
+
+
+def test_what_is_left_of_a_closed_model_says_so_too(tiny, text):
+    """A prompt that is being read layer by layer, and the bindings' context."""
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
+    context, tokens = llm._ctx, (native.llama_cpp.llama_token * 1)(5)
+    reading = native.Prefill(context.ctx, text(N_PROMPT), [(0, N_PROMPT, ("mean",))])
+    reading.run(0)
+    llm.close()
+    for use in (lambda: reading.run(0), lambda: reading.stat(0, "mean"), lambda: reading.rows(0), reading.n_old, reading.end):
+        with pytest.raises(EdgeKVError, match="closed"):
+            use()
+    reading.__exit__()
+    assert native.llama_cpp.llama_decode(context.ctx, native.llama_cpp.llama_batch_get_one(tokens, 1)) < 0
+    assert "closed" in native.context_error()
+
+
+# ---- models that write no text
+
+
+@pytest.mark.parametrize("name", embedders.SHAPES)
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_a_model_that_writes_no_text_is_refused(name, ratio, tmp_path):
+    with pytest.raises(EdgeKVError, match="an encoder before" if name == "t5" else "gives embeddings"):
+        load(embedders.write(name, tmp_path), kv_ratio=ratio)
+
+
+@pytest.mark.parametrize("name", ["llama-embed", "t5encoder"])
+def test_its_embeddings_can_be_had(name, tmp_path):
+    llm = load(embedders.write(name, tmp_path), embedding=True)
+    assert np.isfinite(llm.embed("the rain")).all()
+    with pytest.raises(EdgeKVError, match="leave kv_ratio at 1"):
+        llm.kv_set(ratio=0.5)
 
 
 # ---- threads and callbacks

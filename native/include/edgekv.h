@@ -12,7 +12,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 7 // changes with any signature or struct below
+#define EDGEKV_ABI 8 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK          =  0,
@@ -50,6 +50,9 @@ LLAMA_API void         edgekv_next_context(bool on);
 // why this model keeps llama.cpp's own cache, or null
 LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
 LLAMA_API bool         edgekv_has_store(const struct llama_context * ctx);
+// EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state may have brought. Without flash attention
+// they reach every later token, of other conversations too, until llama_memory_clear(.., true). A store refuses such a state itself
+LLAMA_API int          edgekv_check_finite(const struct llama_context * ctx);
 
 // what llama.cpp itself allocates for a context, over all devices; of a model without weights (no_alloc) what it would allocate
 struct edgekv_context_bytes {

@@ -17,9 +17,18 @@
 static thread_local std::string g_error;
 static thread_local int g_status = EDGEKV_OK;
 
-static int fail(edgekv_status status, std::string what) {
-    g_error = std::move(what);
-    return g_status = status;
+void edgekv_note_error(const char * what, edgekv_status status) noexcept {
+    g_status = status;
+    try {
+        g_error = what;
+    } catch (const std::bad_alloc &) {
+        g_error.clear(); // the status says enough
+    }
+}
+
+static int fail(edgekv_status status, const char * what) noexcept {
+    edgekv_note_error(what, status);
+    return status;
 }
 
 template <typename F>
@@ -28,7 +37,7 @@ static int guard(F && f) {
         f();
         return EDGEKV_OK;
     } catch (const edgekv_error & e) {
-        return fail(e.status, e.what);
+        return fail(e.status, e.what());
     } catch (const std::bad_alloc &) {
         return fail(EDGEKV_NO_MEMORY, "not enough memory");
     } catch (const std::exception & e) {
@@ -73,7 +82,6 @@ void edgekv_trim_heap(void) {
 #endif
 }
 
-void         edgekv_note_error(const char * what)                  { g_error = what; g_status = EDGEKV_UNSUPPORTED; }
 void         edgekv_next_context(bool on)                          { edgekv_want_store(on); g_error.clear(); g_status = EDGEKV_OK; }
 const char * edgekv_why_unsupported(const llama_model * model)     { return model ? edgekv_unsupported(*model) : "there is no model"; }
 
@@ -85,6 +93,13 @@ int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * o
             sum.compute += (int64_t) bytes.compute;
         }
         given(out) = sum;
+    });
+}
+
+int edgekv_check_finite(const llama_context * ctx) {
+    return guard([&] {
+        settled(&given(ctx));
+        if (!edgekv_finite(ctx->get_memory())) throw edgekv_error { EDGEKV_INVALID, "the state holds values that are no numbers" };
     });
 }
 
@@ -213,6 +228,12 @@ int edgekv_trim_capacity(llama_context * ctx) {
 
 // ---- prefill
 
+template <typename P>
+static P & reading(P * p) {
+    if (!given(p).store) throw edgekv_error { EDGEKV_INVALID, "the model was closed while it read this prompt" };
+    return *p;
+}
+
 edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_params * params) {
     edgekv_prefill * p = nullptr;
     guard([&] { store_of(ctx); p = edgekv_prefill::begin(ctx, given(params)).release(); });
@@ -221,50 +242,50 @@ edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_
 
 bool edgekv_prefill_by_layer(const edgekv_prefill * p)     { return p && p->by_layer; }
 double edgekv_prefill_score_ms(const edgekv_prefill * p)   { return p ? p->score_ms : 0.0; }
-int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { given(p).run(il); }); }
-int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { given(p).end(); }); }
+int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { reading(p).run(il); }); }
+int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { reading(p).end(); }); }
 void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
 
 int edgekv_prefill_stat(const edgekv_prefill * p, int32_t observer, edgekv_stat stat, float * out) {
-    return guard([&] { given(p).stat(observer, stat, &given(out)); });
+    return guard([&] { reading(p).stat(observer, stat, &given(out)); });
 }
 
 int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float * v) {
-    return guard([&] { given(p).rows(head, k, v); });
+    return guard([&] { reading(p).rows(head, k, v); });
 }
 
 int edgekv_prefill_some_rows(const edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, float * k, float * v) {
-    return guard([&] { given(p).some_rows(head, { n, rows }, k, v); });
+    return guard([&] { reading(p).some_rows(head, { n, rows }, k, v); });
 }
 
 int edgekv_prefill_foretell(const edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights, bool neighbours,
         int32_t turn_k, int32_t turn_v, float * out, float * unlike) {
-    return guard([&] { given(p).foretell(head, { weights, neighbours, turn_k, turn_v }, n_weights, &given(out), &given(unlike)); });
+    return guard([&] { reading(p).foretell(head, { weights, neighbours, turn_k, turn_v }, n_weights, &given(out), &given(unlike)); });
 }
 
 int edgekv_prefill_queries(const edgekv_prefill * p, int32_t observer, float * mean, float * cov) {
-    return guard([&] { given(p).queries(observer, &given(mean), &given(cov)); });
+    return guard([&] { reading(p).queries(observer, &given(mean), &given(cov)); });
 }
 
 int edgekv_prefill_rotation(const edgekv_prefill * p, int32_t n_future, float * out) {
-    return guard([&] { given(p).rotation(n_future, &given(out)); });
+    return guard([&] { reading(p).rotation(n_future, &given(out)); });
 }
 
 int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_t * rows) {
     return guard([&] {
-        given(p).keep(counts, rows);
+        reading(p).keep(counts, rows);
     });
 }
 
 int edgekv_prefill_nearest(const edgekv_prefill * p, int32_t il, int32_t head, int32_t n_gone, const int32_t * gone,
         int32_t n_kept, const int32_t * kept, float * cosine, int32_t * nearest) {
-    return guard([&] { given(p).nearest(il, head, { n_gone, gone }, { n_kept, kept }, cosine, nearest); });
+    return guard([&] { reading(p).nearest(il, head, { n_gone, gone }, { n_kept, kept }, cosine, nearest); });
 }
 
 int edgekv_prefill_merge(edgekv_prefill * p, int32_t il, int32_t head, const edgekv_merge * m) {
-    return guard([&] { given(p).merge(il, head, given(m)); });
+    return guard([&] { reading(p).merge(il, head, given(m)); });
 }
 
 int edgekv_prefill_shrink(edgekv_prefill * p, int32_t il, const int32_t * counts) {
-    return guard([&] { given(p).shrink(il, &given(counts)); });
+    return guard([&] { reading(p).shrink(il, &given(counts)); });
 }

@@ -32,6 +32,21 @@ void edgekv_access::fill_cells(llama_kv_cache & kv, uint32_t n) {
 
 llama_kv_cache * edgekv_access::cache(const llama_kv_cache_context * mctx) { return mctx->kv; }
 
+bool edgekv_access::finite(const llama_kv_cache & kv) {
+    for (const auto & l : kv.layers) for (const ggml_tensor * t : { l.k, l.v }) {
+        for (int64_t s = 0; t && s < t->ne[2]; ++s) if (!edgekv_rows_finite(t, s*t->ne[1], t->ne[1])) return false;
+    }
+    return true;
+}
+
+bool edgekv_finite(llama_memory_i * mem) {
+    if (auto * both = dynamic_cast<llama_kv_cache_iswa *>(mem)) {
+        return edgekv_access::finite(*both->get_base()) && edgekv_access::finite(*both->get_swa());
+    }
+    auto * kv = dynamic_cast<llama_kv_cache *>(mem);
+    return !kv || edgekv_access::finite(*kv);
+}
+
 edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx) {
     auto * kv = edgekv_access::cache(mctx);
     return kv ? kv->edgekv : nullptr;
@@ -56,14 +71,8 @@ llama_memory_context_ptr edgekv_cache<T>::init_batch(llama_batch_allocr & balloc
     if (!store->active && store->n_past + balloc.get_n_tokens() > n_ctx) { // the cells would have room: they hold pieces of a probe too
         return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
     }
-    if (!store->active) { // a prompt that is read layer by layer brings its own room
-        try {
-            store->reserve_tail((int32_t) balloc.get_n_tokens());
-        } catch (const std::bad_alloc &) {
-            LLAMA_LOG_ERROR("edgekv: no memory for %u more tokens\n", balloc.get_n_tokens());
-            return nullptr;
-        }
-    }
+    // a prompt that is read layer by layer brings its own room. Whoever calls catches what is thrown: edgekv_decode, or a prompt's begin
+    if (!store->active) store->reserve_tail((int32_t) balloc.get_n_tokens());
     return T::init_batch(balloc, n_ubatch, embd_all);
 }
 
@@ -99,6 +108,11 @@ void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state
 template struct edgekv_cache<llama_kv_cache>;
 template struct edgekv_cache<llama_kv_cache_iswa>;
 
+void edgekv_take_back(llama_memory_i * mem, llama_pos n_past) {
+    edgekv_store_of(mem)->take_back(n_past);
+    mem->seq_rm(0, n_past, -1); // of the cells: the store has no such tokens any more
+}
+
 // ---- which models
 
 const char * edgekv_unsupported(const llama_model & model) {
@@ -107,6 +121,8 @@ const char * edgekv_unsupported(const llama_model & model) {
     if (llm_arch_is_hybrid(model.arch))    return "recurrent and attention layers are mixed";
     if (hp.is_mla())                       return "latent attention (MLA) keeps no K and V per head";
     if (!hp.causal_attn)                   return "attention is not causal";
+    if (model.arch == LLM_ARCH_LLAMA_EMBED || model.arch == LLM_ARCH_T5ENCODER) return "it gives embeddings and writes no text";
+    if (model.arch == LLM_ARCH_T5)         return "attention has biases of its own for each distance (T5)";
     if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE) return "ALiBi and sliding windows are mixed";
     if (hp.n_layer_kv_from_start >= 0)     return "layers share K and V";
     if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD) return "its sliding window has no fixed width";
@@ -210,7 +226,7 @@ llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_mem
     try {
         return create_memory(model, params, cparams);
     } catch (const std::exception & e) {
-        edgekv_note_error(e.what());
+        edgekv_note_error(e.what(), EDGEKV_UNSUPPORTED);
         throw;
     }
 }

@@ -2,6 +2,7 @@
 // The memory of a compressed context. It is an ordinary llama.cpp cache for everything that deals with cells and positions
 // (graph inputs, batches), without rows of its own: K/V live in the store.
 
+#include "edgekv.h"
 #include "edgekv-store.h"
 
 #include "llama-kv-cache.h"
@@ -15,6 +16,8 @@ struct edgekv_access {
     // cells 0..n-1 hold positions 0..n-1 of sequence 0, as after a prompt of n tokens
     static void fill_cells(llama_kv_cache & kv, uint32_t n);
     static llama_kv_cache * cache(const llama_kv_cache_context * mctx);
+    // whether all rows are numbers
+    static bool finite(const llama_kv_cache & kv);
 };
 
 struct edgekv_memory {
@@ -38,11 +41,18 @@ struct edgekv_cache : T, edgekv_memory {
     void state_read (llama_io_read_i  & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) override;
 };
 
-// why a context could not be created, for edgekv_last_error: llama.cpp logs what its constructor throws and returns null
-void edgekv_note_error(const char * what);
+// for edgekv_last_error: why a context could not be created (llama.cpp logs what its constructor throws and returns null), or a
+// step was not computed
+void edgekv_note_error(const char * what, edgekv_status status) noexcept;
+
+// whether the rows of llama.cpp's own cache are numbers; other kinds of memory are not looked at
+bool edgekv_finite(llama_memory_i * mem);
 
 // the store of a context, or null
 edgekv_store * edgekv_store_of(llama_memory_i * mem);
+
+// the conversation is again its first n_past tokens, whatever a step that failed has left behind them
+void edgekv_take_back(llama_memory_i * mem, llama_pos n_past);
 
 // the next context that this thread creates gets a store
 void edgekv_want_store(bool on);

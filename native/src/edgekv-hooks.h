@@ -6,6 +6,7 @@
 #include <cstdint>
 
 struct ggml_tensor;
+struct llama_context;
 struct llama_model;
 struct llama_cparams;
 struct llama_memory_i;
@@ -24,6 +25,10 @@ edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx);
 // build_attn: store k and v of the new tokens, attend, return [n_embd_v_head*n_head, n_tokens]
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store,
         ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float kq_scale, int il);
+
+// llama_decode: the same, also for a context that was closed; throws nothing, and a step that failed leaves no trace in the store.
+// edgekv_last_error then says why
+int32_t edgekv_decode(llama_context * ctx, const llama_batch & batch);
 
 // graph_max_nodes: nodes that attention over single heads may add
 uint32_t edgekv_extra_nodes(llama_memory_i * mem);

@@ -64,6 +64,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         p->wants_columns = p->wants_columns || (o.stats & ~EDGEKV_STAT_QUERIES);
     }
     p->tokens.assign(params.tokens, params.tokens + n_all);
+    p->store->place_pos(); // missing where memory was when rows moved last
     p->hidden_mode   = params.hidden;
     p->dir           = params.dir ? params.dir : "";
     p->progress      = params.progress;
@@ -122,6 +123,20 @@ edgekv_prefill::~edgekv_prefill() {
     ++store->version;
     edgekv_device::report();
     edgekv_trim_heap(); // the process would look as big as at its peak
+}
+
+void edgekv_prefill::lose_context() noexcept {
+    ctx   = nullptr;
+    store = nullptr;
+    planned = {};
+    chunks.clear();
+    graphs.clear();
+    scratches.clear();
+    fresh.clear();
+    hidden.reset();
+    inputs.reset();
+    for (auto * m : { &mask_full, &mask_swa, &device_work }) *m = {};
+    tallies.clear();
 }
 
 void edgekv_prefill::make_scratches() {
@@ -347,6 +362,7 @@ edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
     g.gf = ctx->model.build_graph(ctx->graph_params(g.res.get(), c.mctx->get_ubatch(), c.mctx.get(), LLM_GRAPH_TYPE_DEFAULT));
     building = nullptr;
     building_for = nullptr;
+    if (g.has_output && !g.res->get_logits()) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model gives no logits: it is made for embeddings" };
     if (by_layer && !find_cuts(g)) throw not_by_layer();
     if (!by_layer) g.cut = { 0, g.gf->n_nodes };
     for (int i = 0; i < g.gf->n_leafs; ++i) if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);

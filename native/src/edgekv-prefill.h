@@ -15,6 +15,7 @@
 #include <array>
 #include <cmath>
 #include <memory>
+#include <stdexcept>
 #include <unordered_set>
 #include <vector>
 
@@ -118,7 +119,10 @@ struct edgekv_tally {
     }
 };
 
-struct edgekv_error { edgekv_status status; std::string what; };
+struct edgekv_error : std::runtime_error {
+    edgekv_status status;
+    edgekv_error(edgekv_status status, const std::string & what) : std::runtime_error(what), status(status) {}
+};
 
 struct edgekv_row_list { int32_t n; const int32_t * rows; };
 
@@ -133,6 +137,7 @@ struct edgekv_head_rows {
 struct edgekv_prefill {
     static std::unique_ptr<edgekv_prefill> begin(llama_context * ctx, const edgekv_prefill_params & params); // throws
     ~edgekv_prefill();
+    void lose_context() noexcept; // it is being freed: all memory goes back, and nothing can be read any more
 
     void run(int il);             // throws edgekv_error
     void keep(const int32_t * counts, const int32_t * rows);
@@ -146,6 +151,9 @@ struct edgekv_prefill {
     void foretell(int head, const edgekv_map & map, int n_weights, float * out, float * unlike) const;
     void queries(int observer, float * mean, float * cov) const;
     void rotation(int n_future, float * out) const;
+
+    // whether all devices of a context computed what they were given, as far as they say so only when they are asked
+    static bool devices_are_well(llama_context & ctx);
 
     // ---- called while graphs are built (edgekv-attend.cpp)
     const edgekv_scratch & scratch_of(const edgekv_layer & l) const { return *scratches[scratch_index[l.il]]; }
@@ -190,7 +198,6 @@ private:
     void prepare(edgekv_graph & g, int slice);
     void plan(edgekv_graph & g, int slice);
     void run_slice(const edgekv_chunk & c, int slice);
-    bool devices_are_well() const;
     void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
     void fetch_columns(int il);

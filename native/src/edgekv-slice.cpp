@@ -124,11 +124,13 @@ struct unrecorded {
 } // namespace
 
 // Metal computes after it has said that all went well, and tells of a failure only when it is given something again
-bool edgekv_prefill::devices_are_well() const {
-    return std::all_of(ctx->backends.begin(), ctx->backends.end(), [](const ggml_backend_ptr & b) {
+bool edgekv_prefill::devices_are_well(llama_context & ctx) {
+    return std::all_of(ctx.backends.begin(), ctx.backends.end(), [&](const ggml_backend_ptr & b) {
         const auto reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(b.get()));
         const auto state = (int (*)(ggml_backend_t)) ggml_backend_reg_get_proc_address(reg, "edgekv_metal_state");
-        return !state || state(b.get()) == GGML_STATUS_SUCCESS;
+        if (!state) return true;
+        ggml_backend_sched_synchronize(ctx.sched.get());
+        return state(b.get()) == GGML_STATUS_SUCCESS;
     });
 }
 
@@ -145,7 +147,7 @@ void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
     const ggml_status status = ctx->graph_compute(&planned.gf, true);
     ggml_backend_sched_synchronize(ctx->sched.get()); // of what was stopped too: its memory is about to go
     if (status == GGML_STATUS_ABORTED) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
-    if (status != GGML_STATUS_SUCCESS || !devices_are_well()) {
+    if (status != GGML_STATUS_SUCCESS || !devices_are_well(*ctx)) {
         throw edgekv_error { EDGEKV_FAILED, "the GPU could not finish what it was given, perhaps for want of memory: "
                                             "load the model again with fewer layers there (-ngl) or smaller batches (-ub)" };
     }

@@ -1,13 +1,16 @@
 // Rows of the store: layout, gathering, tails, rewinding, state
 #include "edgekv-store.h"
 #include "edgekv-device.h"
+#include "edgekv-prefill.h"
 #include "edgekv-table.h"
+#include "cpu/edgekv-cpu.h"
 
 #include "llama-io.h"
 
 #include "ggml-alloc.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -172,7 +175,7 @@ void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & bas
 }
 
 edgekv_store::edgekv_store() = default;
-edgekv_store::~edgekv_store() = default;
+edgekv_store::~edgekv_store() { if (active) active->lose_context(); }
 
 size_t edgekv_store::n_bytes() const {
     size_t n = 0;
@@ -226,6 +229,11 @@ bool edgekv_store::trim(llama_pos p0) {
         const llama_pos oldest = l->pos[0].front();
         if (oldest > 0 && oldest > p0 - l->n_swa + 1) return false;
     }
+    take_back(p0);
+    return true;
+}
+
+void edgekv_store::take_back(llama_pos p0) noexcept {
     for (auto & l : layers) {
         if (!l) continue;
         for (int k = 0; k < l->n_head_kv; ++k) { // tokens since the boundary lie at the end, in order
@@ -235,20 +243,23 @@ bool edgekv_store::trim(llama_pos p0) {
         }
     }
     n_past = p0;
-    return true;
 }
 
-void edgekv_store::clear() {
-    settle();
+void edgekv_store::clear() noexcept {
     for (auto & l : layers) {
         if (!l) continue;
         std::fill(l->len.begin(), l->len.end(), 0);
-        l->layout(std::vector<int32_t>(l->n_head_kv, 0));
+        for (auto & pos : l->pos) pos.clear();
+        l->row_pos = {};
     }
     n_past = boundary = 0;
     n_bytes_peak = 0;
     ++version;
-    place_pos();
+    try {
+        settle();
+        for (auto & l : layers) if (l) l->layout(std::vector<int32_t>(l->n_head_kv, 0));
+        place_pos();
+    } catch (const std::exception &) {} // the room of some layers stays, for the next tokens
 }
 
 void edgekv_store::shrink_to_fit() {
@@ -304,6 +315,27 @@ static bool plausible(const edgekv_layer & l, llama_pos n_past, llama_pos bounda
     return true;
 }
 
+static bool finite(ggml_type type, const char * rows, size_t nb, int64_t n, int d) {
+    std::vector<float> x(d);
+    for (int64_t i = 0; i < n; ++i) {
+        edgekv_cpu_rows_to_f32(type, rows, nb, i, 1, d, x.data());
+        if (!std::all_of(x.begin(), x.end(), [](float y) { return std::isfinite(y); })) return false;
+    }
+    return true;
+}
+
+bool edgekv_rows_finite(const ggml_tensor * t, int64_t first, int64_t n) {
+    const size_t nb = t->nb[1];
+    std::vector<char> here;
+    for (const int64_t end = first + n; first < end; first += 256) {
+        const int64_t n_here = std::min<int64_t>(end - first, 256);
+        here.resize(n_here*nb);
+        ggml_backend_tensor_get(t, here.data(), first*nb, here.size());
+        if (!finite(t->type, here.data(), nb, n_here, (int) t->ne[0])) return false;
+    }
+    return true;
+}
+
 static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edgekv_layer & like, llama_pos n_past) {
     if (get<int32_t>(io) != like.type_k || get<int32_t>(io) != like.type_v || get<int32_t>(io) != like.d_k || get<int32_t>(io) != like.d_v) {
         throw std::runtime_error("the state was saved with another model or cache type");
@@ -321,6 +353,9 @@ static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edge
         for (int i = 0; i < 2; ++i) {
             kv[2*k + i].resize(cap[k]*nb[i]);
             io.read(kv[2*k + i].data(), kv[2*k + i].size());
+            if (!finite(i ? l->type_v : l->type_k, kv[2*k + i].data(), nb[i], cap[k], i ? l->d_v : l->d_k)) {
+                throw std::runtime_error("the state holds values that are no numbers");
+            }
         }
     }
     const auto pos = l->pos;

@@ -75,7 +75,7 @@ struct edgekv_store {
     ggml_backend_sched_t sched = nullptr; // whose graphs read and write the rows; set with each of them, null before the first
 
     edgekv_store();
-    ~edgekv_store();
+    ~edgekv_store(); // a prompt that is being read learns that its context is gone
     size_t    n_bytes_peak = 0;   // highest sum of store, scratch and hidden states so far
     edgekv_prefill * active = nullptr; // the prompt being read
 
@@ -88,7 +88,9 @@ struct edgekv_store {
     void   reserve_tail(int32_t n);
     // forget tokens >= p0; false if that cannot be done exactly
     bool   trim(llama_pos p0);
-    void   clear();
+    // the same for tokens of a step that failed, wherever it did: their rows may be there in some layers only
+    void   take_back(llama_pos p0) noexcept;
+    void   clear() noexcept;
     // room that no row uses goes back to the allocator
     void   shrink_to_fit();
 
@@ -96,6 +98,9 @@ struct edgekv_store {
     // n_ctx: most tokens that it may hold. throws std::runtime_error or std::bad_alloc and leaves the store as it was
     void   read(llama_io_read_i & io, llama_pos n_ctx);
 };
+
+// whether n rows from row `first` on are numbers; throws std::bad_alloc
+bool edgekv_rows_finite(const ggml_tensor * t, int64_t first, int64_t n);
 
 // a list of row numbers per head -> fresh tensors that hold exactly those rows, in that order
 void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to);

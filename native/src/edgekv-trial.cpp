@@ -267,8 +267,6 @@ template <typename T> bool passes(ggml_backend_dev_t dev, const std::string & wh
         throw; // says nothing about kernels
     } catch (const std::exception & e) {
         why = e.what();
-    } catch (const edgekv_error & e) {
-        why = e.what;
     }
     edgekv_device::left_alone(dev, what, why + "; please report it");
     return false;

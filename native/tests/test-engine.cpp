@@ -96,6 +96,7 @@ struct prompt {
     std::vector<edgekv_observer> observers;
     edgekv_prefill_params params = {};
 
+    prompt() = default;
     prompt(std::vector<llama_token> t, int n_probe = 0) : tokens(std::move(t)) {
         if (n_probe) pieces.push_back(n_probe);
         params.n_tokens = (int32_t) tokens.size() - n_probe;
@@ -417,6 +418,30 @@ void check_cancel(context & c, random_source & rnd) {
     }
 }
 
+// ---- a context that goes first
+
+void check_end(llama_model * model, random_source & rnd) {
+    edgekv_prefill * p = nullptr;
+    prompt x;
+    {
+        context c(model, true);
+        x = prompt(text(rnd, 150, c.n_vocab));
+        p = edgekv_prefill_begin(c.ctx, x.get());
+        if (!check(p != nullptr, "%s", edgekv_last_error())) return;
+        check(edgekv_prefill_run(p, 0) == 0, "%s", edgekv_last_error());
+        check(c.decode(text(rnd, 1, c.n_vocab)) != 0, "tokens were decoded while a prompt is read");
+    }
+    std::vector<float> out(1 << 20);
+    std::vector<int32_t> some(64, 0);
+    check(edgekv_prefill_run(p, 1) == EDGEKV_INVALID && edgekv_prefill_end(p) == EDGEKV_INVALID, "a prompt went on without its context");
+    check(edgekv_prefill_old(p, 0, some.data()) < 0 && edgekv_prefill_stat(p, 0, EDGEKV_STAT_MEAN, out.data()) < 0 && edgekv_prefill_rows(p, 0, out.data(), nullptr) < 0, "a lost prompt was looked at");
+    check(edgekv_prefill_keep(p, some.data(), some.data()) < 0 && edgekv_prefill_shrink(p, 0, some.data()) < 0, "a lost prompt was changed");
+    check(strstr(edgekv_last_error(), "closed") != nullptr, "said: %s", edgekv_last_error());
+    edgekv_prefill_free(p);
+    llama_token token = 7;
+    check(llama_decode(nullptr, llama_batch_get_one(&token, 1)) < 0 && strstr(edgekv_last_error(), "closed"), "a context that is none decoded");
+}
+
 // ---- states
 
 std::vector<uint8_t> save(const context & c) {
@@ -508,6 +533,7 @@ void run(llama_model * model, random_source & rnd, bool by_layer) {
     wrong_arguments(c);
     wrong_prompts(c, by_layer);
     check_cancel(c, rnd);
+    check_end(model, rnd);
     check_trim(c, rnd);
     check_prompt(c, rnd, 0.5, 100, 20, EDGEKV_HIDDEN_F16);
     check_prompt(c, rnd, 0.5, 65, 0, EDGEKV_HIDDEN_DISK);

@@ -162,7 +162,7 @@ struct walk {
 
     std::string noise(size_t n) {
         std::string s(n, 0);
-        for (char & c : s) c = (char) rnd.g();
+        for (size_t i = 0; i < n; ++i) s[i] = (char) (rnd.g() & (i % 2 ? 0xbf : 0xff)); // halves, and scales of blocks, that are numbers
         return s;
     }
 
@@ -174,6 +174,20 @@ struct walk {
     void selected() {
         store.boundary = plain.boundary = store.n_past;
         ++store.version;
+    }
+
+    // a step that fails when some layers, and some heads of one of them, have its rows
+    void fail_step() {
+        const llama_pos before = store.n_past;
+        store.reserve_tail(2);
+        int left = rnd.range(0, (int) store.layers.size()*4);
+        for (auto & l : store.layers) for (int k = 0; k < l->n_head_kv && left > 0; ++k, --left) {
+            l->pos[k].push_back(before);
+            if (left == 1) break; // its length is not written down
+            l->len[k]++;
+        }
+        if (left > 1) store.n_past = before + 1;
+        store.take_back(before);
     }
 
     // a subset of the rows in any order
@@ -283,10 +297,11 @@ struct walk {
     void fail_allocation() {
         buffers.fail_in = rnd.below(3);
         try {
-            switch (rnd.below(4)) {
+            switch (rnd.below(5)) {
                 case 0: append(); break;
                 case 1: evict(); break;
                 case 2: load(); break;
+                case 3: clear(); break;
                 default: store.shrink_to_fit();
             }
         } catch (const std::bad_alloc &) {
@@ -361,7 +376,8 @@ struct walk {
         else if (what < 85) save();
         else if (what < 88) load();
         else if (what < 94) load_damaged();
-        else if (what < 99) fail_allocation();
+        else if (what < 97) fail_allocation();
+        else if (what < 99) fail_step();
         else clear();
     }
 
@@ -380,6 +396,24 @@ struct walk {
         check(buffers.n_live == 0 && buffers.n_bytes == 0, "%lld buffers are left", (long long) buffers.n_live);
     }
 };
+
+// values that are no numbers would reach every later token
+void test_no_number() {
+    walk w(9, true);
+    w.append();
+    w.save();
+    for (auto & l : w.store.layers) {
+        const std::vector<char> nan(l->t.k->nb[1], (char) 0xff);
+        ggml_backend_tensor_set(l->t.k, nan.data(), l->first[0]*l->t.k->nb[1], nan.size());
+        check(!edgekv_rows_finite(l->t.k, l->first[0], l->len[0]), "a row that is no number was taken for one");
+    }
+    bytes_out out;
+    w.store.write(out);
+    bytes_in in(out.data);
+    bool refused = false;
+    try { w.store.read(in, N_CTX); } catch (const std::exception &) { refused = true; }
+    check(refused == (out.data != w.saved), "a state of %s", refused ? "numbers was refused" : "no numbers was taken");
+}
 
 // every prefix of a small state, and every 4 bytes of it replaced by the values that hurt most
 void test_every_byte() {
@@ -445,6 +479,7 @@ int main(int argc, char ** argv) {
     printf("seed %u, %d steps\n", seed, n_steps);
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // refused allocations are told
     test_every_byte();
+    test_no_number();
     test_waits();
     for (uint32_t i = 0; i < 6 && g_failed < 20; ++i) walk(1000*seed + i, i % 2 == 0).run(n_steps);
     return finish();

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -23,7 +24,10 @@ long g_n_ours = 0; // nodes and calls that our kernels computed
 long g_n_recorded = 0, g_n_unrecorded = 0;
 thread_local bool g_records = true; // as edgekv_cuda_record says
 long g_n_merges = 0, g_n_foretold = 0; // of them
+long g_n_until_failure = 0; // that many graphs and calls from now on, one fails; 0: none
 std::vector<size_t> g_pinned; // sizes of all buffers in pinned memory so far
+
+bool fails() { return g_n_until_failure > 0 && --g_n_until_failure == 0; }
 
 // ---- memory
 
@@ -99,6 +103,7 @@ void attend(ggml_tensor * node) {
 
 ggml_status graph_compute(ggml_backend_t, ggml_cgraph * graph) {
     ++(g_records ? g_n_recorded : g_n_unrecorded);
+    if (fails()) return GGML_STATUS_FAILED;
     return fake::compute(graph, [&](int from, int to) {
         for (int i = from; i < to; ++i) if (graph->nodes[i]->op == GGML_OP_CUSTOM) attend(graph->nodes[i]);
     });
@@ -162,6 +167,7 @@ int foretell(const edgekv_numbered * keys, const edgekv_numbered * values, const
 int gather(const char * from, char * to, size_t n_bytes, const int32_t * index, int n_rows, void * stream) {
     inside i;
     ++g_n_ours;
+    if (fails()) return 1;
     return edgekv_cuda_gather(from, to, n_bytes, index, n_rows - (faulty("gather") || (faulty("odd_gather") && n_bytes % 4)), stream);
 }
 
@@ -182,6 +188,8 @@ int merge_fold(const edgekv_numbered * to, const edgekv_shares * shares, const i
     return faulty("fold") ? 1 : edgekv_cuda_merge_fold(to, shares, begin, stream);
 }
 
+int wait(const void * memory) { return fails() ? 1 : edgekv_cuda_wait(memory); }
+
 void record(bool on) { g_records = on; }
 
 void * function(ggml_backend_reg_t, const char * name) {
@@ -191,7 +199,7 @@ void * function(ggml_backend_reg_t, const char * name) {
         { "edgekv_cuda_attend_parts", (void *) edgekv_cuda_attend_parts },
         { "edgekv_cuda_foretell_workspace", (void *) edgekv_cuda_foretell_workspace }, { "edgekv_cuda_foretell", (void *) foretell },
         { "edgekv_cuda_merge_workspace", (void *) edgekv_cuda_merge_workspace }, { "edgekv_cuda_merge_nearest", (void *) merge_nearest },
-        { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) edgekv_cuda_wait }, { "edgekv_cuda_record", (void *) record },
+        { "edgekv_cuda_merge_fold", (void *) merge_fold }, { "edgekv_cuda_wait", (void *) wait }, { "edgekv_cuda_record", (void *) record },
         { "edgekv_cuda_calls", (void *) edgekv_cuda_calls } };
     const auto it = all.find(name);
     return it == all.end() ? nullptr : it->second;
@@ -211,6 +219,7 @@ ggml_backend_dev_t the_device() {
 } // namespace
 
 extern "C" ggml_backend_reg_t ggml_backend_init() { return registry(); }
+extern "C" long fake_device_fails(long n) { return std::exchange(g_n_until_failure, n); }
 extern "C" long fake_device_n_ours() { return g_n_ours; }
 extern "C" long fake_device_n_merges() { return g_n_merges; }
 extern "C" long fake_device_n_foretold() { return g_n_foretold; }
