@@ -127,6 +127,8 @@ LLAMA_API bool         edgekv_prefill_by_layer(const struct edgekv_prefill * p);
 LLAMA_API int          edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);
 // milliseconds that column statistics have taken so far
 LLAMA_API double       edgekv_prefill_score_ms(const struct edgekv_prefill * p);
+// rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens
+LLAMA_API int          edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
 // statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(edgekv_len) + n_tokens; head k's row j at [k, j], the rest 0
 LLAMA_API int          edgekv_prefill_stat(const struct edgekv_prefill * p, int32_t observer, enum edgekv_stat stat, float * out);
 // an observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k]

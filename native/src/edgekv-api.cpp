@@ -246,6 +246,10 @@ int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { 
 int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { reading(p).end(); }); }
 void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
 
+int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) {
+    return guard([&] { const auto & l = layer_of(reading(p).ctx, il); std::copy(l.len.begin(), l.len.end(), &given(old)); });
+}
+
 int edgekv_prefill_stat(const edgekv_prefill * p, int32_t observer, edgekv_stat stat, float * out) {
     return guard([&] { reading(p).stat(observer, stat, &given(out)); });
 }

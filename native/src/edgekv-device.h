@@ -47,7 +47,7 @@ struct edgekv_device {
     bool takes_at_once(double n_multiplications) const;
     int at_once(double each) const; // of things that take so many multiplications each; kernels take 8 or 16 of them together
     static void left_alone(ggml_backend_dev_t dev, const std::string & what, const std::string & why); // for the next report
-    static void report(); // logs what was left alone since the last time
+    static void report(); // says what was left alone since the last time
 
     // rows src + index[0..n) of one tensor, or rows [src, src + n) without an index, to rows [dst, ..) of another; the index lies on the
     // device too; throws std::runtime_error

@@ -1,5 +1,6 @@
 // What llama.cpp logs goes to standard error or nowhere; the first error is remembered for whoever has to explain a failure.
 #include "edgekv.h"
+#include "edgekv-log.h"
 
 #include <atomic>
 #include <cstdio>
@@ -36,6 +37,12 @@ void log_line(ggml_log_level level, const char * text, void *) {
 void edgekv_log_init(void) { llama_log_set(log_line, nullptr); }
 
 void edgekv_log_verbose(bool on) { g_verbose = on; }
+
+void edgekv_say(const char * line) {
+    if (t_mute) return;
+    fprintf(stderr, "edgekv: %s\n", line);
+    fflush(stderr);
+}
 
 void edgekv_log_mute(bool on) { t_mute = on; }
 

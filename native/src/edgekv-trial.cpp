@@ -2,9 +2,8 @@
 // on the hardware at hand, or was compiled wrongly for it, then costs speed and not answers.
 #include "edgekv-compute.h"
 #include "edgekv-device.h"
+#include "edgekv-log.h"
 #include "edgekv-op.h"
-
-#include "llama-impl.h"
 
 #include <random>
 #include <stdexcept>
@@ -281,7 +280,7 @@ void edgekv_device::left_alone(ggml_backend_dev_t dev, const std::string & what,
 
 void edgekv_device::report() {
     const std::lock_guard<std::mutex> lock(pending.mutex);
-    for (const auto & line : pending.lines) LLAMA_LOG_WARN("edgekv: %s\n", line.c_str());
+    for (const auto & line : pending.lines) edgekv_say(line.c_str());
     pending.lines.clear();
 }
 
