@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgekv.engine import Memory
 from edgekv.errors import EdgeKVError
-from edgekv.native import llama_cpp
+from edgekv.native import check_finite, llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama
@@ -41,15 +41,31 @@ def take(llm: Llama) -> State:
     return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
 
 
+def is_finite(llm: Llama) -> bool:
+    """Whether a state that was put into llama.cpp's own cache holds numbers only.
+
+    If not, its rows have to be cleared: without flash attention llama.cpp multiplies those that
+    nobody attends to by 0, so what is no number there would reach every later conversation.
+    """
+    try:
+        check_finite(llm._ctx.ctx)
+    except EdgeKVError:
+        return False
+    return True
+
+
 def put(llm: Llama, state: State) -> bool:
     """Make `state` the conversation of `llm`.
 
     False if it does not fit. A compressed conversation is then as before; llama.cpp's own cache is
     empty, and so is the conversation.
     """
-    if llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0) == 0:
-        if llm._kv is None:
-            llm.reset()
+    fits = llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0) != 0
+    if llm._kv is None and not (fits and is_finite(llm)):
+        llm._ctx.kv_cache_clear()
+        llm.reset()
+        return False
+    if not fits:
         return False
     llm.input_ids[: len(state.tokens)] = state.tokens
     llm.n_tokens = len(state.tokens)
