@@ -37,6 +37,24 @@ def library_path(name: str) -> Path:
     )
 
 
+@contextmanager
+def _patient_threads() -> Iterator[None]:
+    """A `with` block that loads GNU's OpenMP, whose threads then sleep soon where they wait.
+
+    They spin for milliseconds otherwise, some hundred times a token: where processes share the
+    cores, each burns the time in which the other's missing thread could run. The OpenMP library
+    looks at the environment once, when it is loaded; a user's own setting stands.
+    """
+    if {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+        yield
+        return
+    os.environ["GOMP_SPINCOUNT"] = "1000"
+    try:
+        yield
+    finally:
+        del os.environ["GOMP_SPINCOUNT"]
+
+
 @cache
 def open_llama() -> ctypes.CDLL:
     """Return llama.cpp's library, opened once per process. From then on it logs nothing.
@@ -47,7 +65,8 @@ def open_llama() -> ctypes.CDLL:
     if hasattr(os, "add_dll_directory"):  # Windows
         os.add_dll_directory(str(path.parent))
     try:
-        lib = ctypes.CDLL(str(path))
+        with _patient_threads():
+            lib = ctypes.CDLL(str(path))
     except OSError as error:
         raise EdgeKVError(f"the native library {path} cannot be loaded: {error}") from None
     if hasattr(lib, "edgekv_log_init"):

@@ -33,6 +33,7 @@ from edgekv.llama_cpp import _internals as internals
 from edgekv.room import check_whole_cache
 from edgekv.settings import Settings, resolve
 from edgekv.sizes import size_text
+from edgekv.state import is_finite
 from edgekv.stats import KVStats
 
 CANCELLED = "cancelled: the conversation is as before this turn"
@@ -353,7 +354,15 @@ class Llama(llama_cpp.Llama):
     def load_state(self, state: Any) -> None:
         """As the parent's."""
         with self._guard.use():
-            super().load_state(state)
+            try:
+                super().load_state(state)
+                fits = self._kv is not None or is_finite(self)
+            except RuntimeError:
+                fits = False
+            if not fits:
+                self._ctx.kv_cache_clear()
+                self.reset()
+                raise BadInput("this state is damaged or of another model; the conversation begins anew")
             if self._kv is not None:
                 self._kv.forget()
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgekv.engine import Memory
 from edgekv.errors import EdgeKVError
-from edgekv.native import llama_cpp
+from edgekv.native import check_finite, llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.holder import Holder
@@ -56,6 +56,19 @@ def n_cached(llm: Holder) -> int:
     return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0)) + 1
 
 
+def is_finite(llm: Holder) -> bool:
+    """Whether a state that was put into llama.cpp's own cache holds numbers only.
+
+    If not, its rows have to be cleared: without flash attention llama.cpp multiplies those that
+    nobody attends to by 0, so what is no number there would reach every later conversation.
+    """
+    try:
+        check_finite(llm._ctx.ctx)
+    except EdgeKVError:
+        return False
+    return True
+
+
 def put(llm: Holder, state: State) -> bool:
     """Make `state` the conversation of `llm`.
 
@@ -65,9 +78,11 @@ def put(llm: Holder, state: State) -> bool:
     if llm._kv is None:
         llm._ctx.kv_cache_seq_rm(-1, -1, -1)  # llama.cpp keeps what it has if the state is empty
     n_read = llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0)
+    if llm._kv is None and not (n_read and is_finite(llm)):
+        llm._ctx.kv_cache_clear()
+        llm.reset()
+        return False
     if n_read == 0:
-        if llm._kv is None:
-            llm.reset()
         return False
     llm.input_ids[: len(state.tokens)] = state.tokens
     llm.n_tokens = len(state.tokens)
