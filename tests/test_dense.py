@@ -13,6 +13,7 @@ from edgekv import Llama, methods
 from edgekv.blueprint import Blueprint
 from edgekv.commands import eval as commands_eval
 from edgekv.commands import load, report, slash
+from edgekv.commands.conversation import Conversation
 from edgekv.dense import fits
 from edgekv.eval.reader import Reader
 from edgekv.fit import PICKED, Planner, Wish
@@ -172,7 +173,7 @@ def test_what_is_printed_says_type_and_rows(tiny, text):
 def test_the_chat_says_how_many_rows_a_ratio_would_leave(tiny, text, capsys):
     llm = auto(tiny("llama-gqa"))
     llm.eval(list(text(N_PROMPT)))
-    slash.ratio(SimpleNamespace(llm=llm), "0.1")
+    slash.ratio(Conversation(llm, {}), "0.1")
     assert "10 % of the memory from the next prompt on: 0.1 of 0.9 MiB, 112 of the 600 tokens seen would stay" in "".join(capsys.readouterr())
 
 
