@@ -166,11 +166,15 @@ def check(lists: Lists, is_long: bool = False) -> None:
     if lists.fill == "repeat" and "off" in lists.flash_attn:
         raise BadInput("--fill repeat needs flash attention: leave -fa off out")
     for model in lists.models:
-        from edgekv.facts import check_gguf
+        from edgekv.facts import check_gguf, model_info
 
         check_gguf(model)
         for name in lists.kv_method:
             choose(name, model)
+        longest = max(map(sum, lists.tests())) + max(lists.n_depth, default=0)
+        if longest > (trained := model_info(model)["n_ctx_train"]) > 0:
+            click.echo(f"edgekv: {longest:,} tokens are more than the {trained:,} that {model} was trained with: "
+                       "speed and memory are measured all the same", err=True)
 
 
 def check_long(ctx: click.Context, lists: Lists, folder: Path) -> None:
