@@ -173,8 +173,8 @@ def check(lists: Lists, is_long: bool = False) -> None:
             choose(name, model)
         longest = max(map(sum, lists.tests())) + max(lists.n_depth, default=0)
         if longest > (trained := model_info(model)["n_ctx_train"]) > 0:
-            click.echo(f"edgekv: {longest:,} tokens are more than the {trained:,} that {model} was trained with: "
-                       "speed and memory are measured all the same", err=True)
+            click.echo(f"edgekv: {longest:,} tokens are more than the {trained:,} that {model} was "
+                       "trained with: speed and memory are measured all the same", err=True)
 
 
 def check_long(ctx: click.Context, lists: Lists, folder: Path) -> None:
