@@ -13,7 +13,7 @@ def main() -> None:
     try:
         commands(prog_name="edgekv")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left that could be stopped in order
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to stop in order
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ class Planner:
                 f"are {size_text(least.weights)}; give more --memory, a smaller --margin, or a smaller model")
 
     def margin(self, margin: int) -> int | None:
-        """The largest margin, in whole MiB, with which the wished context fits; None if it does not even without one.
+        """The largest margin, in bytes, with which the wished context fits; None if none does.
 
         margin: bytes that are left alone now, too many.
         """

@@ -271,7 +271,8 @@ class Llama(llama_cpp.Llama):
         document, or the same one asked anew, then reads only the question.
         """
         if self.template_error and not self._kv_has_format:
-            raise BadInput(f"this model's chat template is broken ({self.template_error}): give a chat_format")
+            raise BadInput(f"this model's chat template is broken ({self.template_error}): "
+                           "give a chat_format")
         plain, cuts = parts.joined(messages)
         self._kv_parts = cuts if self._kv is not None else []
         return super().create_chat_completion(plain, *args, **kwargs)  # type: ignore[arg-type]
@@ -456,7 +457,7 @@ class Llama(llama_cpp.Llama):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The model file's, as text. A chat template that cannot be parsed is left out; see `template_error`."""
+        """The model file's, as text, without a chat template that cannot be parsed."""
         return self._kv_metadata
 
     @metadata.setter

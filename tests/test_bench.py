@@ -637,3 +637,15 @@ def test_the_lowest_of_a_number_is_seen_while_something_runs():
     with Lowest(lambda: now[0]) as lowest:
         now[0] = 30
     assert lowest.value == 30  # the end is looked at, however short it was
+
+
+def test_more_tokens_than_a_model_was_trained_with_are_one_line(tiny, capsys):
+    from edgekv.commands.bench import check
+    from edgekv.facts import model_info
+
+    model = str(tiny("llama-gqa"))
+    trained = model_info(model)["n_ctx_train"]
+    for depth, n_lines in ((trained, 1), (0, 0)):
+        check(lists(models=[model], n_depth=[depth]))
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == n_lines and all(f"{trained:,}" in line for line in said)

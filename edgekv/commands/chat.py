@@ -29,7 +29,8 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
     from edgekv.commands import load
 
     llm = load.load_llama(engine)
-    conversation = Conversation(llm, load.sampling_arguments(llm, sampling), encodable(system_prompt or ""))
+    arguments = load.sampling_arguments(llm, sampling)
+    conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
     conversation.learn = lambda share: load.learn(replace(engine, kv_ratio=share))
     for line in warnings(llm, conversation.template, engine.ctx_size):
         slash.say(line)

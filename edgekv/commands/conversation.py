@@ -29,7 +29,7 @@ class Document:
 
 
 class Conversation:
-    """Messages on a model. Each turn hands over all messages; the engine reads what it does not have yet.
+    """Messages on a model. Each turn hands over all of them; the engine reads what it has not yet.
 
     A message's content is text, or a list of text parts if documents stand in front of it.
     """
@@ -89,7 +89,7 @@ class Conversation:
         yield from self._take_turn(self.messages[:-2], self.messages[-2])
 
     def _take_turn(self, before: list[dict[str, Any]], question: dict[str, Any]) -> Iterator[str]:
-        """Yields the reply to `question` behind the messages `before`, which then are the conversation."""
+        """Yields the reply to `question` behind the messages `before`, then the conversation."""
         self.stream = Stream(self.llm, lambda: self._complete([*before, question]))
         pieces = [OPEN] if self.template.opens_thought else []
         try:
@@ -100,7 +100,8 @@ class Conversation:
             raise Cancelled("stopped; the conversation is as it was before this turn") from None
         finally:
             if self.stream.has_begun:
-                self.messages = [*before, question, {"role": "assistant", "content": "".join(pieces)}]
+                reply = {"role": "assistant", "content": "".join(pieces)}
+                self.messages = [*before, question, reply]
 
     def _pending(self) -> str:
         """What a turn that failed leaves behind."""

@@ -58,7 +58,7 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
 
 
 def learn(options: EngineOptions) -> None:
-    """Make the model's profile if `options` want one and there is none; Ctrl-C leaves that for later."""
+    """Make the model's profile if `options` want one and there is none; Ctrl-C leaves it for later."""
     from edgekv.commands.first_use import make_profile
 
     make_profile(options, model_path(options.model), count_threads(options.threads))

@@ -126,11 +126,13 @@ def _kept(stats: KVStats) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), width: int | None = None) -> str:
-    """Columns of text, two blanks apart, the last one as long as it is, or broken at `width` columns."""
+    """Columns of text, two blanks apart; the last one as long as it is, or broken at `width`."""
     lines = [*([head] if head else []), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines]
     indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
     if width is None or width < 2 * indent:
         return "\n".join(text)
-    return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * indent, break_on_hyphens=False) for line in text)
+    hanging = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return "\n".join(map(hanging.fill, text))

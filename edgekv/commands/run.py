@@ -120,7 +120,8 @@ def print_text(llm: Llama, complete: Completer) -> None:
 def print_json(llm: Llama, complete: Completer, engine: EngineOptions) -> None:
     """One object with the answer and what it cost."""
     times = Times(llm)
-    with terminal.reading_bar(llm), terminal.interruptible(llm.kv_cancel), refused_prompts(llm), times:
+    stops = terminal.interruptible(llm.kv_cancel)
+    with terminal.reading_bar(llm), stops, refused_prompts(llm), times:
         done = complete(stream=False)
     print(json.dumps(record(done, llm.kv_stats(), engine, times), ensure_ascii=False))
 

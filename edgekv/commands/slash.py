@@ -58,8 +58,9 @@ def file(conversation: Conversation, rest: str) -> Iterator[str] | None:
     """/file [PATH [question]] | put a text file in front of the next message, and ask at once if
     a question follows; without a path list the files that wait, with - drop them"""
     if rest in ("", "-"):
-        waiting, conversation.documents = conversation.documents, [] if rest else conversation.documents
-        names = ", ".join(map(str, waiting)) or "no file"
+        names = ", ".join(map(str, conversation.documents)) or "no file"
+        if rest:
+            conversation.documents = []
         say(f"{names} {'dropped' if rest else 'in front of your next message'}")
         return None
     path, question = split_path(rest)
@@ -119,9 +120,9 @@ def ratio(conversation: Conversation, rest: str) -> None:
     before = llm.kv_stats()
     llm.kv_set(ratio=share)
     now = llm.kv_stats()
-    say("; ".join([kept_from_now(share, before, now), *([f"method {now.method}"] if share < 1 else []),
-                   *(["the conversation is read again with your next message"] if before.n_seen > now.n_seen else []),
-                   *([now.note] if now.note else [])]))
+    method = f"method {now.method}" if share < 1 else ""
+    again = "the conversation is read again with your next message" if before.n_seen > now.n_seen else ""
+    say("; ".join(filter(None, [kept_from_now(share, before, now), method, again, now.note])))
 
 
 def kept_from_now(share: float, before: KVStats, now: KVStats) -> str:

@@ -82,7 +82,8 @@ def piped_lines() -> Iterator[str]:
 def quoted(line: str, more: Callable[[], str]) -> str:
     """A text between triple quotes, to which `more` adds lines; any other line as it is.
 
-    Such a text begins with a line end, so that it is no command whatever its first letter. Raises what `more` raises, but where there are no more lines the text ends.
+    Such a text begins with a line end, so that it is no command whatever its first letter. Raises
+    what `more` raises, but where there are no more lines the text ends.
     """
     begin = line.lstrip()
     if not begin.startswith(QUOTES):
@@ -127,10 +128,13 @@ class ReadingBar:
     def __call__(self, done: int, total: int) -> None:
         if done >= total:
             self.stop()
-        elif sys.stderr.isatty() and (total > BAR_FROM or time.monotonic() - self._begin > BAR_AFTER_S):
+        elif sys.stderr.isatty() and (total > BAR_FROM or self._elapsed() > BAR_AFTER_S):
             self._bar.start()
             self._is_shown = True
             self._bar.update(self._task, completed=done, total=total)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._begin
 
     def stop(self) -> None:
         """Takes the bar away."""
