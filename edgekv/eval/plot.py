@@ -11,6 +11,8 @@ import numpy as np
 
 from edgekv import plots
 from edgekv.errors import BadInput
+from edgekv.eval.evaluate import RANDOM
+from edgekv.eval.perplexity import FULL
 from edgekv.eval.sample import Measure, Outcome, Row
 from edgekv.eval.table import Table, mean
 
@@ -39,27 +41,33 @@ def curves(table: Table) -> Figure:
     Of predictions it shows the KL divergence.
     """
     measure = next((m for m in table.task.measures if m.name == "kl"), table.task.measures[0])
-    rows = {row: outcomes for row, outcomes in table.rows.items()}
+    rows = table.rows
     figure = plots.figure(7.5, 5.2)
     axes = figure.add_subplot()
     names = list(dict.fromkeys(map(_name, rows)))
-    style = plots.styles(names, [name for name in names if name.startswith("full")])
+    style = plots.styles(names, [name for name in names if name.startswith(FULL)])
+    lines = [name for name in names if not name.startswith(FULL)]
     for name in names:
         points = {row.ratio: mean(measure, outcomes) for row, outcomes in rows.items() if _name(row) == name}
         values = np.array([points[ratio] for ratio in sorted(points)])
-        if min(points) == 1:
+        if name not in lines:
             axes.axhline(values[0, 0], **{k: v for k, v in style[name].items() if not k.startswith("marker")})
             continue
         ends = np.nan_to_num(np.abs(values[:, 1:] - values[:, :1]), posinf=0).T
-        axes.errorbar(sorted(points), values[:, 0], yerr=ends, capsize=3, **style[name])
+        beside = 1.015 ** (lines.index(name) - (len(lines) - 1) / 2)  # so that bars of one ratio do not hide each other
+        line = style[name] | (dict(linestyle=":") if name.startswith(RANDOM) else {})
+        axes.errorbar([ratio * beside for ratio in sorted(points)], values[:, 0], yerr=ends, capsize=3, elinewidth=1,
+                      **line)
     shares = sorted({row.ratio for row in rows if row.ratio < 1} or {1.0})
     plots.ticks(axes, shares, [f"{100 * share:g} %" for share in shares])
     axes.set(xlabel="KV bytes, share of the full f16 cache", ylabel=measure.label,
-             xlim=(shares[0] / 1.4, min(shares[-1] * 1.4, 1.1)))
-    if measure.percent:
+             xlim=(shares[0] / 1.3, shares[-1] * 1.3))
+    if not measure.percent:
+        axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
+    else:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    plots.head(figure, _title(table), [*table.about, _counted(rows)])
+    plots.head(figure, f"{_title(table)}: {measure.label}", [*table.about, _counted(rows)])
     plots.legend(figure, axes)
     return figure
 
