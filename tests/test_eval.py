@@ -703,8 +703,14 @@ def test_lengths_beyond_the_context_are_said_before_texts_are_made(run, monkeypa
         FakeLlama, "tokenize", lambda *args, **options: pytest.fail("a text was made")
     )
     with pytest.raises(BadInput, match=f"{n:,} tokens .*context of 2,000.*--lengths") as error:
-        run(task, "--lengths", f"200,{n}")
+        run(task, "--lengths", f"200,{n - 256 * (task == 'ppl')}")  # and --next
     assert "\n" not in str(error.value)
+
+
+def test_tokens_to_predict_count_as_well(run):
+    with pytest.raises(BadInput, match="2,100 tokens .*context of 2,000"):
+        run("ppl", "--lengths", "100", "--next", "2000")
+    assert run("needle", "-n", "1" + 12 * "0").exit_code == 2
 
 
 def test_lengths_beyond_the_trained_context_name_it(run, monkeypatch):

@@ -90,7 +90,7 @@ def load(case: Case) -> Any:
     from edgekv import Llama, facts
 
     n_ctx = case.n_prompt + case.n_gen + case.n_depth
-    compress = (
+    compress: dict[str, Any] = (
         {}
         if case.is_full
         else dict(

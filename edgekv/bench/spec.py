@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from edgekv.errors import BadInput
 
@@ -201,8 +202,9 @@ class Lists:
             found += list(dict.fromkeys([*beside, *(row for row in rows if row.is_full), *rows]))
         return found
 
-    def _settings(self, model: str) -> Iterator[dict[str, object]]:
-        for pair, method, ratio in product(self.types or [None], self.kv_method, self.kv_ratio):
+    def _settings(self, model: str) -> Iterator[dict[str, Any]]:
+        pairs: Sequence[tuple[str, str] | None] = self.types or [None]
+        for pair, method, ratio in product(pairs, self.kv_method, self.kv_ratio):
             is_full = ratio >= 1 or method == FULL
             kind = "f16" if is_full or pair else self.stored(model, method)
             k, v = pair or (kind, kind)

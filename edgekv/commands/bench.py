@@ -282,14 +282,13 @@ def progress(total: int) -> Iterator[Progress]:
     """A bar on standard error that names the row in work; a line for each sample where standard
     error is no terminal."""
     if not sys.stderr.isatty():
-        yield (
-            lambda done, total, row: (
-                done < total
-                and click.echo(
-                    f"edgekv: {done + 1} of {total}: {row.test}, {row.setting}", err=True
-                )
-            )
-        )
+
+        def say(done: int, total: int, row: Case) -> None:
+            if done < total:
+                line = f"edgekv: {done + 1} of {total}: {row.test}, {row.setting}"
+                click.echo(line, err=True)
+
+        yield say
         return
     with click.progressbar(
         length=total,

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from edgekv.eval.table import Table
 
 FORMS = ("md", "csv", "json", "jsonl")
+MOST = 2**22
+"""Samples, or tokens to predict."""
 
 
 # ---- options
@@ -114,7 +116,7 @@ def options_of(task: Task) -> list[Decorator]:
             "--limit",
             "n",
             default="100",
-            type=click.IntRange(min=1),
+            type=click.IntRange(1, MOST),
             metavar="N",
             help=f"Samples: {_samples(task)}.",
         ),
@@ -148,7 +150,7 @@ def options_of(task: Task) -> list[Decorator]:
             "--next",
             "n_next",
             default="256",
-            type=click.IntRange(min=1),
+            type=click.IntRange(1, MOST),
             metavar="M",
             help="Tokens behind the text to feed and score.",
         ),
@@ -260,7 +262,7 @@ def run(
         picture.check(o.plot)
     grid = grid_of(engine, o, is_full_given)
     llm = model(engine, grid)
-    check_lengths(llm, o.n_tokens)
+    check_lengths(llm, [n + o.n_next for n in o.n_tokens])
     request = Request(
         max(engine.seed, 0),
         o.n,

@@ -61,8 +61,11 @@ def mean(measure: Measure, outcomes: Sequence[Outcome]) -> tuple[float, float, f
     low, high = interval(
         scores, 1.0 if measure.percent else inf, hits=measure.percent and not measure.of_tokens
     )
-    # type: ignore[return-value]
-    return tuple(measure.shown(x) if isfinite(x) else x for x in (fmean(scores), low, high))
+
+    def shown(x: float) -> float:
+        return measure.shown(x) if isfinite(x) else x
+
+    return shown(fmean(scores)), shown(low), shown(high)
 
 
 def records(table: Table) -> list[dict[str, Any]]:
