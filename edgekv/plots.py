@@ -1,4 +1,5 @@
-"""What plots have in common: a title that says of what, where and when; ticks; a legend beside the axes; files."""
+"""What plots have in common: a title that says of what, where and when; ticks; a legend beside the
+axes; files."""
 
 from __future__ import annotations
 
@@ -26,22 +27,34 @@ def figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise EdgeKVError("a picture needs matplotlib; run: pip install 'edgekv[profile]'") from None
+        raise EdgeKVError(
+            "a picture needs matplotlib; run: pip install 'edgekv[profile]'"
+        ) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def head(figure: Figure, title: str, about: Iterable[str]) -> None:
-    """A title, and below it in grey what it is about: model, machine, date; empty ones are left out."""
+    """A title, and below it in grey what it is about: model, machine, date; empty ones are left
+    out."""
     figure.suptitle(f"{title}\n", fontsize=13, fontweight="bold")
-    figure.text(0.5, 1 - 0.38 / figure.get_figheight(), " · ".join(filter(None, about)), ha="center", va="center",
-                fontsize=8.5, color="dimgray")
+    figure.text(
+        0.5,
+        1 - 0.38 / figure.get_figheight(),
+        " · ".join(filter(None, about)),
+        ha="center",
+        va="center",
+        fontsize=8.5,
+        color="dimgray",
+    )
 
 
 def legend(figure: Figure, axes: Axes) -> None:
     """One legend for the figure, below its axes."""
     handles, labels = axes.get_legend_handles_labels()
     columns = min(len(labels), LEGEND_COLUMNS)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, fontsize="small", frameon=False
+    )
 
 
 def ticks(axes: Axes, values: Sequence[float], texts: Sequence[str]) -> None:
@@ -57,9 +70,17 @@ def styles(names: Sequence[str], full: Sequence[str]) -> dict[str, dict[str, Any
     greys = dict(zip(full, FULL_COLOURS * len(full), strict=False))
     others = [name for name in names if name not in greys]
     colours = greys | {name: f"C{n % 10}" for n, name in enumerate(others)}
-    return {name: dict(color=colours[name], marker=MARKERS[n % len(MARKERS)], linewidth=1 if name in greys else 2,
-                       linestyle="--" if name in greys else "-", markersize=5, label=name)
-            for n, name in enumerate(names)}
+    return {
+        name: dict(
+            color=colours[name],
+            marker=MARKERS[n % len(MARKERS)],
+            linewidth=1 if name in greys else 2,
+            linestyle="--" if name in greys else "-",
+            markersize=5,
+            label=name,
+        )
+        for n, name in enumerate(names)
+    }
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -80,4 +101,6 @@ def replace_file(path: str | Path, data: bytes) -> None:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise BadInput(f"{path} cannot be written ({error.strerror}); choose another place") from None
+        raise BadInput(
+            f"{path} cannot be written ({error.strerror}); choose another place"
+        ) from None

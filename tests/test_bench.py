@@ -25,7 +25,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import commands
-from edgekv.bench import bandwidth, compare, fields, fill, formats, long, measure, reads, runner, synthetic
+from edgekv.bench import (
+    bandwidth,
+    compare,
+    fields,
+    fill,
+    formats,
+    long,
+    measure,
+    reads,
+    runner,
+    synthetic,
+)
 from edgekv.bench.expected import Expected
 from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
 from edgekv.errors import BadInput, EdgeKVError
@@ -41,9 +52,29 @@ LLAMA_BENCH_JSON = """
 ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_used kv_bytes_allocated kv_bytes_peak mem_peak_device
     mem_peak_host mem_computed_host read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill note""".split()
 SAMPLE = {
-    "ns": 2_000_000_000, "depth_ns": 1, "method": "snapkv", "mode": "layers", "kv_tokens_full": 100, "kv_tokens_kept": 20.2, "kv_bytes_full": 1000,
-    "kv_bytes_used": 200, "kv_bytes_allocated": 300, "kv_bytes_peak": 400, "read_bytes_weights": 0, "read_bytes_kv": 0, "compress_ms": 1.5, "rss_loaded": 10, "peak_loaded": 10, "mem_peak_host": 1000, "mem_peak_device": 0,
-    "build_commit": "abc", "model_type": "llama 1B \"Q\"", "model_size": 5000, "model_n_params": 1_500_000_000, "cpu_info": "it's a CPU", "gpu_info": "",
+    "ns": 2_000_000_000,
+    "depth_ns": 1,
+    "method": "snapkv",
+    "mode": "layers",
+    "kv_tokens_full": 100,
+    "kv_tokens_kept": 20.2,
+    "kv_bytes_full": 1000,
+    "kv_bytes_used": 200,
+    "kv_bytes_allocated": 300,
+    "kv_bytes_peak": 400,
+    "read_bytes_weights": 0,
+    "read_bytes_kv": 0,
+    "compress_ms": 1.5,
+    "rss_loaded": 10,
+    "peak_loaded": 10,
+    "mem_peak_host": 1000,
+    "mem_peak_device": 0,
+    "build_commit": "abc",
+    "model_type": 'llama 1B "Q"',
+    "model_size": 5000,
+    "model_n_params": 1_500_000_000,
+    "cpu_info": "it's a CPU",
+    "gpu_info": "",
     "backends": "CPU",
 }
 CASE = Case("m.gguf", 100, 0, 0, kv_method="snapkv", kv_ratio=0.2)
@@ -53,15 +84,41 @@ BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}
 # ---- lists and ranges
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("512", [512]), ("1,2,4", [1, 2, 4]), ("1-4", [1, 2, 3, 4]), ("10-20+5", [10, 15, 20]), ("512-4096*2", [512, 1024, 2048, 4096]), ("0", [0]),
-    ("1-9+3,64", [1, 4, 7, 64]), ("-1", [-1]), ("8-2", []),
-])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("512", [512]),
+        ("1,2,4", [1, 2, 4]),
+        ("1-4", [1, 2, 3, 4]),
+        ("10-20+5", [10, 15, 20]),
+        ("512-4096*2", [512, 1024, 2048, 4096]),
+        ("0", [0]),
+        ("1-9+3,64", [1, 4, 7, 64]),
+        ("-1", [-1]),
+        ("8-2", []),
+    ],
+)
 def test_lists_and_ranges_as_in_llama_bench(text, expected):
     assert parse_ints(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,", "1-", "1-4/2", "0-4*2", "1-4*1", "1-4+0", "1.5", "10^20", "1-100000000000000", "9" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a",
+        "1,",
+        "1-",
+        "1-4/2",
+        "0-4*2",
+        "1-4*1",
+        "1-4+0",
+        "1.5",
+        "10^20",
+        "1-100000000000000",
+        "9" * 5000,
+    ],
+)
 def test_other_lists_are_refused(text):
     with pytest.raises(BadInput, match="-p"):
         parse_ints(text, "-p")
@@ -76,29 +133,76 @@ def test_a_range_is_pythons_range(first, last, step):
 
 
 def lists(**more) -> Lists:
-    base = dict(models=["m"], n_prompt=[512], n_gen=[128], pairs=[], n_depth=[0], n_batch=[2048], n_ubatch=[512], types=[("f16", "f16")], n_threads=[1],
-                n_gpu_layers=[-1], flash_attn=["auto"], kv_method=["snapkv"], kv_ratio=[0.2])
+    base = dict(
+        models=["m"],
+        n_prompt=[512],
+        n_gen=[128],
+        pairs=[],
+        n_depth=[0],
+        n_batch=[2048],
+        n_ubatch=[512],
+        types=[("f16", "f16")],
+        n_threads=[1],
+        n_gpu_layers=[-1],
+        flash_attn=["auto"],
+        kv_method=["snapkv"],
+        kv_ratio=[0.2],
+    )
     return Lists(**{**base, **more})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("p", "n", "d", "name"), [(512, 0, 0, "pp512"), (0, 128, 4096, "tg128 @ d4096"), (16, 8, 0, "pp16+tg8"), (16, 8, 32, "pp16+tg8 @ d32")])
+@pytest.mark.parametrize(
+    ("p", "n", "d", "name"),
+    [
+        (512, 0, 0, "pp512"),
+        (0, 128, 4096, "tg128 @ d4096"),
+        (16, 8, 0, "pp16+tg8"),
+        (16, 8, 32, "pp16+tg8 @ d32"),
+    ],
+)
 def test_names_of_tests(p, n, d, name):
     assert Case("m", p, n, d).test == name
 
 
 def test_full_caches_stand_beside_every_compressed_row_of_their_test_once():
-    cases = lists(kv_ratio=[1, 0.5, 0.2], n_depth=[0, 64], full=["f16", "q8_0"], types=[("f16", "f16"), ("q8_0", "q4_0")]).cases()
+    cases = lists(
+        kv_ratio=[1, 0.5, 0.2],
+        n_depth=[0, 64],
+        full=["f16", "q8_0"],
+        types=[("f16", "f16"), ("q8_0", "q4_0")],
+    ).cases()
     assert len(set(cases)) == len(cases)
     by_test: dict[str, list[str]] = {}
     for case in cases:
         by_test.setdefault(case.test, []).append(case.setting)
-    expected = ["f16 full", "q8_0 full", "q8_0/q4_0 full", "f16 x 0.5 snapkv", "f16 x 0.2 snapkv", "q8_0/q4_0 x 0.5 snapkv", "q8_0/q4_0 x 0.2 snapkv"]
+    expected = [
+        "f16 full",
+        "q8_0 full",
+        "q8_0/q4_0 full",
+        "f16 x 0.5 snapkv",
+        "f16 x 0.2 snapkv",
+        "q8_0/q4_0 x 0.5 snapkv",
+        "q8_0/q4_0 x 0.2 snapkv",
+    ]
     assert by_test == {test: expected for test in ("pp512", "tg128", "pp512 @ d64", "tg128 @ d64")}
-    assert {c.setting for c in lists(kv_ratio=[1], full=["q4_0"]).cases()} == {"f16 full"}, "with nothing compressed there is nothing to stand beside"
+    assert {c.setting for c in lists(kv_ratio=[1], full=["q4_0"]).cases()} == {"f16 full"}, (
+        "with nothing compressed there is nothing to stand beside"
+    )
 
 
 def test_every_list_multiplies_the_rows_and_zero_leaves_a_test_out():
-    assert len(lists(n_threads=[1, 2], n_ubatch=[64, 128, 256], kv_ratio=[0.5, 0.2], n_gen=[0], pairs=[(8, 4)]).cases()) == 2 * 3 * 2 * 2
+    assert (
+        len(
+            lists(
+                n_threads=[1, 2],
+                n_ubatch=[64, 128, 256],
+                kv_ratio=[0.5, 0.2],
+                n_gen=[0],
+                pairs=[(8, 4)],
+            ).cases()
+        )
+        == 2 * 3 * 2 * 2
+    )
 
 
 def test_equal_bytes_never_gives_a_larger_type_more():
@@ -106,8 +210,10 @@ def test_equal_bytes_never_gives_a_larger_type_more():
     groups: list[list[Case]] = []
     for row in rows:
         groups.append([row]) if row.is_full else groups[-1].append(row)
-    assert [[r.setting for r in g] for g in groups[:2]] == [["q8_0 full", "f16 x 0.5312 snapkv"],
-                                                            ["q4_0 full", "q8_0 x 0.2812 snapkv", "f16 x 0.2812 snapkv"]]
+    assert [[r.setting for r in g] for g in groups[:2]] == [
+        ["q8_0 full", "f16 x 0.5312 snapkv"],
+        ["q4_0 full", "q8_0 x 0.2812 snapkv", "f16 x 0.2812 snapkv"],
+    ]
     for full, *others in groups:
         for row in others:
             share = row.kv_ratio * BITS["f16"] / BITS[full.type_k]
@@ -119,9 +225,16 @@ def test_equal_bytes_never_gives_a_larger_type_more():
 
 def table(n: int = 3) -> runner.Table:
     made = runner.Table([CASE.full("f16"), CASE])
-    made.samples = [[{**SAMPLE, "ns": ns * scale, "method": method, "mode": mode, "kv_bytes_used": kept}
-                     for ns in range(10**9, (n + 1) * 10**9, 10**9)]
-                    for scale, method, mode, kept in ((3, "full", "uncompressed", 1000), (1, "snapkv", "layers", 200))]
+    made.samples = [
+        [
+            {**SAMPLE, "ns": ns * scale, "method": method, "mode": mode, "kv_bytes_used": kept}
+            for ns in range(10**9, (n + 1) * 10**9, 10**9)
+        ]
+        for scale, method, mode, kept in (
+            (3, "full", "uncompressed", 1000),
+            (1, "snapkv", "layers", 200),
+        )
+    ]
     made.computed = [1000, 900]
     return made
 
@@ -129,7 +242,9 @@ def table(n: int = 3) -> runner.Table:
 def test_json_has_llama_benchs_names_and_ours():
     for r in json.loads(formats.as_json(table().records())):
         assert set(r) == {*LLAMA_BENCH_JSON, *ADDED}
-        assert list(r)[: len(LLAMA_BENCH_JSON) - 2] == LLAMA_BENCH_JSON[:-2], "in llama-bench's order"
+        assert list(r)[: len(LLAMA_BENCH_JSON) - 2] == LLAMA_BENCH_JSON[:-2], (
+            "in llama-bench's order"
+        )
         for name, kind in {**fields.LLAMA_BENCH, **fields.OURS}.items():
             assert type(r[name]) is kind or kind is float and type(r[name]) is int, name
 
@@ -138,7 +253,9 @@ def test_means_and_deviations_are_llama_benchs():
     r = table().records()[1]
     ts = [100.0, 50.0, 100 / 3]
     assert r["samples_ts"] == pytest.approx(ts)
-    assert (r["avg_ts"], r["stddev_ts"]) == pytest.approx((statistics.mean(ts), statistics.stdev(ts)))
+    assert (r["avg_ts"], r["stddev_ts"]) == pytest.approx(
+        (statistics.mean(ts), statistics.stdev(ts))
+    )
     assert (r["avg_ns"], r["stddev_ns"]) == (2 * 10**9, 10**9)
     assert fields.deviation([5.0]) == 0
 
@@ -148,29 +265,51 @@ def test_jsonl_and_csv_hold_the_same_values():
     assert [json.loads(line) for line in formats.as_jsonl(records).splitlines()] == records
     rows = list(csv.DictReader(io.StringIO(formats.as_csv(records))))
     assert list(rows[0]) == LLAMA_BENCH_JSON[:-2] + ADDED
-    assert [row["model_type"] for row in rows] == [SAMPLE["model_type"]] * 2 and float(rows[1]["avg_ts"]) == records[1]["avg_ts"]
+    assert [row["model_type"] for row in rows] == [SAMPLE["model_type"]] * 2 and float(
+        rows[1]["avg_ts"]
+    ) == records[1]["avg_ts"]
     assert rows[0]["repack"] == "1", "truth values as llama-bench writes them"
 
 
 def test_sql_runs_and_holds_the_same_values():
     with sqlite3.connect(":memory:") as base:
         base.executescript(formats.as_sql(table().records()))
-        got = base.execute("SELECT cpu_info, model_type, kv_ratio, mem_peak_host FROM llama_bench ORDER BY kv_ratio").fetchall()
+        got = base.execute(
+            "SELECT cpu_info, model_type, kv_ratio, mem_peak_host FROM llama_bench ORDER BY kv_ratio"
+        ).fetchall()
     base.close()
-    assert got == [("it's a CPU", SAMPLE["model_type"], 0.2, 1000), ("it's a CPU", SAMPLE["model_type"], 1.0, 1000)]
+    assert got == [
+        ("it's a CPU", SAMPLE["model_type"], 0.2, 1000),
+        ("it's a CPU", SAMPLE["model_type"], 1.0, 1000),
+    ]
 
 
 def test_markdown_is_llama_benchs_table_with_the_caches_columns():
     made = table()
     for samples in made.samples:
         for x in samples:
-            x |= {name: x[name] * 2**20 // 10 for name in ("kv_bytes_full", "kv_bytes_used", "kv_bytes_allocated", "kv_bytes_peak")}
+            x |= {
+                name: x[name] * 2**20 // 10
+                for name in (
+                    "kv_bytes_full",
+                    "kv_bytes_used",
+                    "kv_bytes_allocated",
+                    "kv_bytes_peak",
+                )
+            }
     page = formats.as_md(made.records())
     lines = page.splitlines()
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]}) == 1
-    assert lines[0].startswith("| model | size | params | backend | threads | type_k | type_v | kv_method | kv_ratio | test | t/s |")
-    assert lines[0].endswith("| KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB |")
-    assert "| pp100 | 61.11 ± 34.69 | 20 %: 20.0 of 100.0 MiB | 20 % | 30.0 | 40.0 | 0 |" in lines[3] and "1.50 B" in lines[3]
+    assert lines[0].startswith(
+        "| model | size | params | backend | threads | type_k | type_v | kv_method | kv_ratio | test | t/s |"
+    )
+    assert lines[0].endswith(
+        "| KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB |"
+    )
+    assert (
+        "| pp100 | 61.11 ± 34.69 | 20 %: 20.0 of 100.0 MiB | 20 % | 30.0 | 40.0 | 0 |" in lines[3]
+        and "1.50 B" in lines[3]
+    )
     assert lines[-1] == "build: abc (0)" and "*" not in page
 
 
@@ -179,14 +318,23 @@ def test_markdown_is_llama_benchs_table_with_the_caches_columns():
 
 def test_ratios_are_taken_within_rounds():
     (x,) = compare.ratios(table())
-    assert x.speeds == (3.0, 3.0, 3.0) and x.speed == pytest.approx(3) and x.kv == 0.2 and x.memory == 1
+    assert (
+        x.speeds == (3.0, 3.0, 3.0)
+        and x.speed == pytest.approx(3)
+        and x.kv == 0.2
+        and x.memory == 1
+    )
     assert "| 0.20 x | 1.00 x | 3.00 x | 3.00 to 3.00 |" in compare.as_md([x])
 
 
-@pytest.mark.parametrize(("speeds", "says"), [
-    ((0.8, 1.0, 1.4), "1.04 x | 0.52 to 2.09, no difference shown |"), ((1.9, 2.0, 2.1), "2.00 x | 1.76 to 2.26 |"),
-    ((2.0,), "2.00 x | one round |"),
-])
+@pytest.mark.parametrize(
+    ("speeds", "says"),
+    [
+        ((0.8, 1.0, 1.4), "1.04 x | 0.52 to 2.09, no difference shown |"),
+        ((1.9, 2.0, 2.1), "2.00 x | 1.76 to 2.26 |"),
+        ((2.0,), "2.00 x | one round |"),
+    ],
+)
 def test_differences_that_the_rounds_do_not_show_are_called_so(speeds, says):
     found = compare.as_md([compare.Ratio(CASE, CASE.full("f16"), speeds, 0.2, 1.0)])
     assert found.rstrip().endswith(says)
@@ -196,7 +344,12 @@ def test_differences_that_the_rounds_do_not_show_are_called_so(speeds, says):
 
 
 def test_the_weights_that_a_token_touches():
-    sizes = {"token_embd.weight": 100, "output.weight": 120, "blk.0.ffn_up_exps.weight": 80, "blk.0.attn_q.weight": 10}
+    sizes = {
+        "token_embd.weight": 100,
+        "output.weight": 120,
+        "blk.0.ffn_up_exps.weight": 80,
+        "blk.0.attn_q.weight": 10,
+    }
     assert reads.weights_read(sizes, 310) == 210, "one row of the table of tokens"
     assert reads.weights_read(sizes, 310, 8, 2) == 210 - 60, "two of eight experts"
     del sizes["output.weight"]
@@ -211,12 +364,21 @@ def test_bytes_read_beside_the_memorys_speed():
         for x in samples:
             x |= dict(ns=10**9, read_bytes_weights=2 * 10**9, read_bytes_kv=kv * 10**9)
     full, kept = made.records()
-    assert (reads.per_token(full), reads.speed(full), reads.share(full)) == (6 * 10**9, pytest.approx(60e9), pytest.approx(1.2))
+    assert (reads.per_token(full), reads.speed(full), reads.share(full)) == (
+        6 * 10**9,
+        pytest.approx(60e9),
+        pytest.approx(1.2),
+    )
     assert (reads.per_token(kept), reads.share(kept)) == (3 * 10**9, pytest.approx(0.6))
     page = reads.as_md([full, kept], ["f16 full", "kept"])
     assert "| f16 full |" in page and "| 60.0 | 120 % |" in page and "| 30.0 | 60 % |" in page
-    assert "50.0 GB/s to 1 thread" in page and "Above 100 %" in page and "processor's caches" in page
-    assert "Above" not in reads.as_md([kept], ["kept"]) and reads.as_md(table().records(), ["", ""]) == "", "a prompt is no such test"
+    assert (
+        "50.0 GB/s to 1 thread" in page and "Above 100 %" in page and "processor's caches" in page
+    )
+    assert (
+        "Above" not in reads.as_md([kept], ["kept"])
+        and reads.as_md(table().records(), ["", ""]) == ""
+    ), "a prompt is no such test"
 
 
 def test_a_gpus_rows_are_not_held_against_main_memory():
@@ -225,7 +387,9 @@ def test_a_gpus_rows_are_not_held_against_main_memory():
     for samples in made.samples:
         for x in samples:
             x |= dict(gpu_info="a GPU", read_bytes_weights=10**9)
-    assert all(reads.share(r) is None for r in made.records()) and "not measured" in reads.as_md(made.records(), ["a", "b"])
+    assert all(reads.share(r) is None for r in made.records()) and "not measured" in reads.as_md(
+        made.records(), ["a", "b"]
+    )
 
 
 def test_the_memorys_speed_is_measured():
@@ -244,30 +408,64 @@ def little(tmp_path_factory) -> str:
 
 def test_rounds_are_interleaved_and_every_sample_has_its_own_process(little):
     cases, order = lists(models=[little], n_prompt=[200], n_gen=[], full=["q8_0"]).cases(), []
-    seen = runner.run(cases, 2, lambda done, total, case: order.append((done, total, case.setting)), warm_up=False)
-    assert [x[2] for x in order] == ["q8_0 full", "f16 x 0.2 snapkv", "f16 x 0.2 snapkv", "q8_0 full", "f16 x 0.2 snapkv"]
+    seen = runner.run(
+        cases, 2, lambda done, total, case: order.append((done, total, case.setting)), warm_up=False
+    )
+    assert [x[2] for x in order] == [
+        "q8_0 full",
+        "f16 x 0.2 snapkv",
+        "f16 x 0.2 snapkv",
+        "q8_0 full",
+        "f16 x 0.2 snapkv",
+    ]
     full, compressed = seen.records()
     assert (full["kv_method"], full["kv_tokens_kept"], full["flash_attn"]) == ("full", 200, -1)
-    assert (compressed["kv_method"], compressed["kv_tokens_full"], compressed["kv_tokens_kept"]) == ("snapkv", 200, 40)
-    assert compressed["kv_bytes_used"] == 40 / 200 * compressed["kv_bytes_full"] < compressed["kv_bytes_peak"]
-    assert len(full["samples_ns"]) == 2 and full["kv_bytes_used"] == 200 * 4 * 2 * 136 < full["kv_bytes_allocated"]
+    assert (
+        compressed["kv_method"],
+        compressed["kv_tokens_full"],
+        compressed["kv_tokens_kept"],
+    ) == ("snapkv", 200, 40)
+    assert (
+        compressed["kv_bytes_used"]
+        == 40 / 200 * compressed["kv_bytes_full"]
+        < compressed["kv_bytes_peak"]
+    )
+    assert (
+        len(full["samples_ns"]) == 2
+        and full["kv_bytes_used"] == 200 * 4 * 2 * 136 < full["kv_bytes_allocated"]
+    )
     for r in (full, compressed):
         assert 2**24 < r["mem_peak_host"] < 2**29 and r["mem_computed_host"] > r["model_size"]
 
 
 def test_a_row_under_a_depth_times_only_the_test(little):
     got = runner.sample(Case(little, 0, 8, 600, kv_method="snapkv", kv_ratio=0.5), warm_up=False)
-    assert got["kv_tokens_full"] == 608 and got["kv_tokens_kept"] == 308 and 0 < got["ns"] < got["depth_ns"] and got["compress_ms"] > 0
-    assert got["read_bytes_kv"] == 304 * 4 * 2 * 256 < got["kv_bytes_allocated"] and got["read_bytes_weights"] == got["model_size"]
+    assert (
+        got["kv_tokens_full"] == 608
+        and got["kv_tokens_kept"] == 308
+        and 0 < got["ns"] < got["depth_ns"]
+        and got["compress_ms"] > 0
+    )
+    assert (
+        got["read_bytes_kv"] == 304 * 4 * 2 * 256 < got["kv_bytes_allocated"]
+        and got["read_bytes_weights"] == got["model_size"]
+    )
 
 
 def test_equal_ratios_are_equal_bytes_in_every_cache_type(little):
-    got = [runner.sample(Case(little, 600, 0, 0, kind, kind, kv_method="snapkv", kv_ratio=0.2), warm_up=False) for kind in ("f16", "q8_0", "q4_0")]
+    got = [
+        runner.sample(
+            Case(little, 600, 0, 0, kind, kind, kv_method="snapkv", kv_ratio=0.2), warm_up=False
+        )
+        for kind in ("f16", "q8_0", "q4_0")
+    ]
     assert all(x["kv_bytes_used"] == pytest.approx(0.2 * x["kv_bytes_full"], rel=0.01) for x in got)
     assert [round(x["kv_tokens_kept"]) for x in got] == [120, 225, 426]
     for kind, x in zip(("f16", "q8_0", "q4_0"), got, strict=True):
         with Expected(little, 512) as expected:
-            wanted = expected.host(Case(little, 600, 0, 0, kind, kind, kv_method="snapkv", kv_ratio=0.2), x)
+            wanted = expected.host(
+                Case(little, 600, 0, 0, kind, kind, kv_method="snapkv", kv_ratio=0.2), x
+            )
         assert x["mem_peak_host"] == pytest.approx(wanted, rel=0.1)
 
 
@@ -298,8 +496,13 @@ def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind)
     def parts(llm, n):
         """Positions, and the K and V rows of every layer, of llama.cpp's saved state: 16 bytes in front, 8 between, 12 before each block."""
         state, row = np.frombuffer(take(llm).data, np.uint8), {"f16": 256, "q8_0": 136}[kind]
-        assert len(state) == 16 + 12 * n + 8 + 2 * 4 * (12 + n * row), "4 layers of 2 heads of 64 values"
-        cells, blocks = state[16: 16 + 12 * n].view(np.int32).reshape(n, 3), state[24 + 12 * n:].reshape(8, -1)
+        assert len(state) == 16 + 12 * n + 8 + 2 * 4 * (12 + n * row), (
+            "4 layers of 2 heads of 64 values"
+        )
+        cells, blocks = (
+            state[16 : 16 + 12 * n].view(np.int32).reshape(n, 3),
+            state[24 + 12 * n :].reshape(8, -1),
+        )
         return cells[:, 0], blocks[:, 12:].reshape(8, n, row)
 
     case = Case(little, 0, 8, 1300, kind, kind)
@@ -334,22 +537,34 @@ def test_a_filled_store_holds_what_the_budget_gives_each_head_at_that_depth(litt
     first.eval(measure.tokens(first, FIRST))
     for il in range(len(kept)):
         for k in range(kept.shape[1]):
-            for mine, theirs in zip(llm._kv.store.rows(il, k), first._kv.store.rows(il, k), strict=True):
+            for mine, theirs in zip(
+                llm._kv.store.rows(il, k), first._kv.store.rows(il, k), strict=True
+            ):
                 assert (mine == theirs[np.arange(len(mine)) % len(theirs)]).all()
     measure.timed(llm, 0, 8)
     assert llm.kv_stats().n_seen == 1308 and (llm.kv_stats().kept == kept + 8).all()
 
 
 def test_rows_say_that_they_were_filled_and_show_no_peak(little):
-    cases = lists(models=[little], n_prompt=[], n_gen=[8], n_depth=[256, 1300], full=["q8_0"], fill="repeat").cases()
+    cases = lists(
+        models=[little], n_prompt=[], n_gen=[8], n_depth=[256, 1300], full=["q8_0"], fill="repeat"
+    ).cases()
     table = runner.run(cases, 1, warm_up=False)
     records = table.records()
-    assert [r["kv_fill"] for r in records] == ["read", "read", "repeat", "repeat"], "what is as short as the first tokens is read"
+    assert [r["kv_fill"] for r in records] == ["read", "read", "repeat", "repeat"], (
+        "what is as short as the first tokens is read"
+    )
     for r in records[2:]:
-        assert r["note"] == fields.FILLED and not (r["kv_bytes_peak"] or r["mem_peak_host"] or r["mem_computed_host"] or r["compress_ms"])
+        assert r["note"] == fields.FILLED and not (
+            r["kv_bytes_peak"] or r["mem_peak_host"] or r["mem_computed_host"] or r["compress_ms"]
+        )
         assert r["kv_tokens_full"] == 1308 and r["avg_ts"] > 0
     page = formats.as_md(records)
-    assert page.startswith("Depths above 512 are filled") and re.search(r"\| [\d.]+ \|  \|  \|", page) and "no peak was measured" not in page.split("\n", 1)[1]
+    assert (
+        page.startswith("Depths above 512 are filled")
+        and re.search(r"\| [\d.]+ \|  \|  \|", page)
+        and "no peak was measured" not in page.split("\n", 1)[1]
+    )
     assert records[1]["mem_peak_host"] and not formats.as_md(records[:2]).startswith("Depths")
     assert [x.memory is None for x in compare.ratios(table)] == [False, True]
 
@@ -367,23 +582,44 @@ def test_caches_of_another_kind_are_not_filled(tiny, tmp_path, kind, setting):
 
 @pytest.mark.parametrize("kind", ["q4_0", "q8_0", "f16"])
 def test_a_synthetic_model_has_its_shape_and_loads(tmp_path, text, kind):
-    path, shape = tmp_path / "m.gguf", replace(synthetic.SHAPES["tiny"], qkv_bias=True, arch="qwen2", tied=False, n_layer=2)
+    path, shape = (
+        tmp_path / "m.gguf",
+        replace(synthetic.SHAPES["tiny"], qkv_bias=True, arch="qwen2", tied=False, n_layer=2),
+    )
     synthetic.write(path, shape, kind)
     tensors = {t.name: t for t in gguf.GGUFReader(str(path)).tensors}
     assert sum(t.n_bytes for t in tensors.values()) == synthetic.n_bytes(shape, kind)
-    weights = gguf.quants.dequantize(tensors["blk.0.ffn_up.weight"].data, tensors["blk.0.ffn_up.weight"].tensor_type)
-    assert weights.shape == (shape.n_ff, shape.n_embd) and weights.std() == pytest.approx(1 / np.sqrt(shape.n_embd), rel=0.05)
+    weights = gguf.quants.dequantize(
+        tensors["blk.0.ffn_up.weight"].data, tensors["blk.0.ffn_up.weight"].tensor_type
+    )
+    assert weights.shape == (shape.n_ff, shape.n_embd) and weights.std() == pytest.approx(
+        1 / np.sqrt(shape.n_embd), rel=0.05
+    )
     llm = load(path, kv_ratio=0.3)
     llm.eval([t for t in text(300)])
     assert llm.kv_stats().n_kept == 90 and llm.kv_stats().mode == "layers"
 
 
 def test_shapes_have_the_weights_that_their_names_say():
-    wanted = {"llama-1b": 1.24, "llama-3b": 3.21, "llama-8b": 8.03, "qwen-1.5b": 1.54, "qwen-7b": 7.62}
-    vocabularies = {"llama-1b": 128256, "llama-3b": 128256, "llama-8b": 128256, "qwen-1.5b": 151936, "qwen-7b": 152064}
+    wanted = {
+        "llama-1b": 1.24,
+        "llama-3b": 3.21,
+        "llama-8b": 8.03,
+        "qwen-1.5b": 1.54,
+        "qwen-7b": 7.62,
+    }
+    vocabularies = {
+        "llama-1b": 128256,
+        "llama-3b": 128256,
+        "llama-8b": 128256,
+        "qwen-1.5b": 151936,
+        "qwen-7b": 152064,
+    }
     for name, billions in wanted.items():
         shape = replace(synthetic.SHAPES[name], n_vocab=vocabularies[name])
-        n = sum(a * b for a, b in shape.matrices().values()) + sum(n for n, _ in shape.vectors().values())
+        n = sum(a * b for a, b in shape.matrices().values()) + sum(
+            n for n, _ in shape.vectors().values()
+        )
         assert n / 1e9 == pytest.approx(billions, abs=0.006), name
 
 
@@ -396,7 +632,9 @@ def test_unknown_shapes_are_refused(text, says):
 def test_a_disk_without_room_is_said_before_writing(tmp_path, monkeypatch):
     from collections import namedtuple
 
-    monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: namedtuple("Usage", "total used free")(1, 1, 1000))
+    monkeypatch.setattr(
+        synthetic.shutil, "disk_usage", lambda _: namedtuple("Usage", "total used free")(1, 1, 1000)
+    )
     with pytest.raises(BadInput, match="TMPDIR"):
         synthetic.write(tmp_path / "m.gguf", synthetic.SHAPES["llama-8b"])
     assert not list(tmp_path.iterdir())
@@ -419,68 +657,178 @@ def quick(monkeypatch):
 
     def sample(case: Case, warm_up: bool = True):
         Quick.seen.append(case)
-        return {**SAMPLE, "method": case.kv_method, "kv_tokens_full": case.n_depth + case.n_prompt + case.n_gen,
-                "read_bytes_weights": 5000 * case.only_writes}
+        return {
+            **SAMPLE,
+            "method": case.kv_method,
+            "kv_tokens_full": case.n_depth + case.n_prompt + case.n_gen,
+            "read_bytes_weights": 5000 * case.only_writes,
+        }
 
     Quick.seen, Quick.learned = [], []
     monkeypatch.setattr(runner, "sample", sample)
     monkeypatch.setattr(runner, "bandwidth", lambda n_threads: 1e10)
-    monkeypatch.setattr("edgekv.commands.first_use.make_profile", lambda engine, path, threads: Quick.learned.append((engine.kv_method, path)))
+    monkeypatch.setattr(
+        "edgekv.commands.first_use.make_profile",
+        lambda engine, path, threads: Quick.learned.append((engine.kv_method, path)),
+    )
     return Quick
 
 
 def test_the_command_writes_every_form(little, quick):
-    assert json.loads(call("-m", little, "-r", "1", "-o", "json").stdout)[0]["model_filename"] == little
+    assert (
+        json.loads(call("-m", little, "-r", "1", "-o", "json").stdout)[0]["model_filename"]
+        == little
+    )
     for form in ("csv", "jsonl", "sql", "md"):
         assert call("-m", little, "-r", "1", "-o", form).exit_code == 0
 
 
 def test_flags_reach_the_rows(little, quick):
-    done = call("-m", little, "-p", "8,16", "-p", "32", "-n", "0", "-pg", "4,2", "-d", "64", "-b", "128", "-ub", "64", "-ctk", "q8_0", "-ctv", "q4_0", "-t", "3",
-                "-ngl", "0", "-fa", "off", "--kv-ratio", "0.5,0.1", "--kv-method", "snapkv,tova", "--kv-hidden", "disk", "--full", "none", "-r", "2")
+    done = call(
+        "-m",
+        little,
+        "-p",
+        "8,16",
+        "-p",
+        "32",
+        "-n",
+        "0",
+        "-pg",
+        "4,2",
+        "-d",
+        "64",
+        "-b",
+        "128",
+        "-ub",
+        "64",
+        "-ctk",
+        "q8_0",
+        "-ctv",
+        "q4_0",
+        "-t",
+        "3",
+        "-ngl",
+        "0",
+        "-fa",
+        "off",
+        "--kv-ratio",
+        "0.5,0.1",
+        "--kv-method",
+        "snapkv,tova",
+        "--kv-hidden",
+        "disk",
+        "--full",
+        "none",
+        "-r",
+        "2",
+    )
     assert done.exit_code == 0, done.output
     assert len(quick.seen) == 4 * 4 * 2
-    assert quick.seen[0] == Case(little, 8, 0, 64, "q8_0", "q4_0", "snapkv", 0.5, "disk", 128, 64, 3, 0, "off")
+    assert quick.seen[0] == Case(
+        little, 8, 0, 64, "q8_0", "q4_0", "snapkv", 0.5, "disk", 128, 64, 3, 0, "off"
+    )
     assert {(c.n_prompt, c.n_gen) for c in quick.seen} == {(8, 0), (16, 0), (32, 0), (4, 2)}
 
 
-@pytest.mark.parametrize(("flags", "expected"), [
-    ([], ["f16"]), (["-ctk", "q8_0,q4_0"], ["q8_0/f16", "q4_0/f16"]), (["-ct", "q8_0,q4_0"], ["q8_0", "q4_0"]),
-    (["-ctk", "f16,q8_0", "-ctv", "f16,q4_0"], ["f16", "f16/q4_0", "q8_0/f16", "q8_0/q4_0"]),
-])
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], ["f16"]),
+        (["-ctk", "q8_0,q4_0"], ["q8_0/f16", "q4_0/f16"]),
+        (["-ct", "q8_0,q4_0"], ["q8_0", "q4_0"]),
+        (["-ctk", "f16,q8_0", "-ctv", "f16,q4_0"], ["f16", "f16/q4_0", "q8_0/f16", "q8_0/q4_0"]),
+    ],
+)
 def test_cache_types_combine_as_in_llama_bench_or_go_in_pairs(little, quick, flags, expected):
-    assert call("-m", little, "-r", "1", "-n", "0", "--full", "none", "--kv-method", "snapkv", *flags).exit_code == 0
+    assert (
+        call(
+            "-m", little, "-r", "1", "-n", "0", "--full", "none", "--kv-method", "snapkv", *flags
+        ).exit_code
+        == 0
+    )
     assert [c.setting.split(" x ")[0] for c in quick.seen] == expected
 
 
 def test_the_default_row_is_the_products_beside_full_caches(little, quick):
     assert call("-m", little, "-r", "1", "-p", "16", "-n", "0").exit_code == 0
-    assert [c.setting for c in quick.seen] == ["f16 full", "q8_0 full", "q4_0 full", "q8_0 x 0.2 auto"]
+    assert [c.setting for c in quick.seen] == [
+        "f16 full",
+        "q8_0 full",
+        "q4_0 full",
+        "q8_0 x 0.2 auto",
+    ]
     assert quick.learned == [("auto", little)], "as a chat would on its first use"
 
 
 def test_methods_that_are_named_store_what_a_chat_would(little, quick):
-    assert call("-m", little, "-r", "1", "-p", "16", "-n", "0", "--full", "none", "--kv-method", "auto,snapkv", "--kv-ratio", "1,0.2").exit_code == 0
+    assert (
+        call(
+            "-m",
+            little,
+            "-r",
+            "1",
+            "-p",
+            "16",
+            "-n",
+            "0",
+            "--full",
+            "none",
+            "--kv-method",
+            "auto,snapkv",
+            "--kv-ratio",
+            "1,0.2",
+        ).exit_code
+        == 0
+    )
     assert [c.setting for c in quick.seen] == ["f16 full", "q8_0 x 0.2 auto", "f16 x 0.2 snapkv"]
 
 
 def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(quick, tmp_path):
     path = tmp_path / "m.gguf"
-    synthetic.write(path, replace(synthetic.SHAPES["tiny"], d_head=80, n_embd=320, n_layer=1), "f16")
+    synthetic.write(
+        path, replace(synthetic.SHAPES["tiny"], d_head=80, n_embd=320, n_layer=1), "f16"
+    )
     assert call("-m", str(path), "-r", "1", "-p", "16", "-n", "0").exit_code == 0
     assert [c.setting for c in quick.seen] == ["f16 full", "f16 x 0.2 auto"]
 
 
 def test_more_tokens_than_the_model_was_trained_with_are_one_line(little, quick):
     done = call("-m", little, "-r", "1", "-p", "0", "-n", "8", "-d", "9000", "--full", "none")
-    assert done.exit_code == 0 and re.findall("edgekv: 9,008 tokens are more than the 8,192 that .* was trained with", done.stderr)
-    assert "trained with" not in call("-m", little, "-r", "1", "-p", "0", "-n", "8", "-d", "8000", "--full", "none").stderr
+    assert done.exit_code == 0 and re.findall(
+        "edgekv: 9,008 tokens are more than the 8,192 that .* was trained with", done.stderr
+    )
+    assert (
+        "trained with"
+        not in call(
+            "-m", little, "-r", "1", "-p", "0", "-n", "8", "-d", "8000", "--full", "none"
+        ).stderr
+    )
 
 
 def test_compare_and_equal_bytes_print_ratios(little, quick):
     assert "95 % interval" in call("-m", little, "-r", "1", "--compare").stdout
-    done = call("-m", little, "-r", "1", "-p", "16", "-n", "0", "--equal-bytes", "--kv-method", "snapkv", "-o", "csv")
-    assert [c.setting for c in quick.seen[-5:]] == ["q8_0 full", "f16 x 0.5312 snapkv", "q4_0 full", "q8_0 x 0.2812 snapkv", "f16 x 0.2812 snapkv"]
+    done = call(
+        "-m",
+        little,
+        "-r",
+        "1",
+        "-p",
+        "16",
+        "-n",
+        "0",
+        "--equal-bytes",
+        "--kv-method",
+        "snapkv",
+        "-o",
+        "csv",
+    )
+    assert [c.setting for c in quick.seen[-5:]] == [
+        "q8_0 full",
+        "f16 x 0.5312 snapkv",
+        "q4_0 full",
+        "q8_0 x 0.2812 snapkv",
+        "f16 x 0.2812 snapkv",
+    ]
     assert "95 % interval" in done.stderr and "95 % interval" not in done.stdout
 
 
@@ -508,24 +856,52 @@ def test_the_first_rounds_rows_are_shown_after_an_error(little, monkeypatch, qui
         return real(case, warm_up)
 
     monkeypatch.setattr(runner, "sample", fails)
-    done = call("-m", little, "-p", "16", "-n", "0", "--full", "f16", "--kv-ratio", "0.2,0.1", "--kv-method", "snapkv", "-o", "json")
+    done = call(
+        "-m",
+        little,
+        "-p",
+        "16",
+        "-n",
+        "0",
+        "--full",
+        "f16",
+        "--kv-ratio",
+        "0.2,0.1",
+        "--kv-method",
+        "snapkv",
+        "-o",
+        "json",
+    )
     assert "in the first round, with 2 of 3 rows: too large" in done.stderr
     assert [r["kv_ratio"] for r in json.loads(done.stdout)] == [1, 0.2]
-    assert call("-m", little, "--kv-ratio", "0.1", "--full", "none", "--kv-method", "snapkv").exit_code == 2
+    assert (
+        call("-m", little, "--kv-ratio", "0.1", "--full", "none", "--kv-method", "snapkv").exit_code
+        == 2
+    )
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_sample(little, quick):
-    done = call("-m", little, "-p", "16", "-n", "0", "--full", "q8_0", "--kv-method", "snapkv", "-r", "2")
-    assert done.stderr.splitlines() == [f"edgekv: {i} of 4: pp16, {x}" for i, x in enumerate(
-        ["q8_0 full", "f16 x 0.2 snapkv", "f16 x 0.2 snapkv", "q8_0 full"], 1)]
+    done = call(
+        "-m", little, "-p", "16", "-n", "0", "--full", "q8_0", "--kv-method", "snapkv", "-r", "2"
+    )
+    assert done.stderr.splitlines() == [
+        f"edgekv: {i} of 4: pp16, {x}"
+        for i, x in enumerate(["q8_0 full", "f16 x 0.2 snapkv", "f16 x 0.2 snapkv", "q8_0 full"], 1)
+    ]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_bench_leaves_no_process_and_no_model(tmp_path, sign):
     words = ["bench", "--synthetic", "tiny", "-p", "8000", "-n", "0", "-r", "99", "--full", "none"]
     # not in the checkout, whose edgekv has no library
-    with subprocess.Popen([sys.executable, "-m", "edgekv", *words], cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}, stderr=subprocess.PIPE, text=True,
-                          start_new_session=True) as bench:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgekv", *words],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as bench:
         next(line for line in bench.stderr if "1 of 99" in line)
         sample = sample_of(bench.pid)
         if sign == signal.SIGINT:
@@ -539,7 +915,11 @@ def test_a_stopped_bench_leaves_no_process_and_no_model(tmp_path, sign):
 
 
 def test_a_sample_that_hears_of_ctrl_c_first_ends_the_bench_alike(monkeypatch):
-    monkeypatch.setattr(runner.subprocess, "run", lambda *args, **options: subprocess.CompletedProcess([], -signal.SIGINT, ""))
+    monkeypatch.setattr(
+        runner.subprocess,
+        "run",
+        lambda *args, **options: subprocess.CompletedProcess([], -signal.SIGINT, ""),
+    )
     with pytest.raises(KeyboardInterrupt):
         runner.child("measure", CASE)
 
@@ -548,7 +928,9 @@ def sample_of(pid: int) -> psutil.Process:
     """The process of the sample in work, once it has loaded more than Python."""
     for _ in range(600):
         for process in psutil.Process(pid).children():
-            if process.memory_info().rss > 2**25 and "-c" in process.cmdline():  # before that it is a copy of its parent
+            if (
+                process.memory_info().rss > 2**25 and "-c" in process.cmdline()
+            ):  # before that it is a copy of its parent
                 return process
         time.sleep(0.1)
     raise AssertionError("no sample began")
@@ -556,21 +938,73 @@ def sample_of(pid: int) -> psutil.Process:
 
 def test_long_writes_a_page_and_plots(little, quick, tmp_path):
     pytest.importorskip("matplotlib")
-    done = call("-m", little, "-d", "128,256", "-r", "2", "--long", "--out", str(tmp_path / "out"), "--kv-method", "snapkv", "--full", "f16")
+    done = call(
+        "-m",
+        little,
+        "-d",
+        "128,256",
+        "-r",
+        "2",
+        "--long",
+        "--out",
+        str(tmp_path / "out"),
+        "--kv-method",
+        "snapkv",
+        "--full",
+        "f16",
+    )
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-bytes.png", "long-memory.png", "long-speed.png", "long.json", "long.md"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "long-bytes.png",
+        "long-memory.png",
+        "long-speed.png",
+        "long.json",
+        "long.md",
+    ]
     page = (tmp_path / "out" / "long.md").read_text()
-    assert "| 128 | f16 full |" in page and "| 256 | f16 x 0.2 snapkv |" in page and "long-speed.png" in page
-    assert {c.n_depth for c in quick.seen} == {128, 256} and {c.n_gen for c in quick.seen} == {long.N_GEN}
+    assert (
+        "| 128 | f16 full |" in page
+        and "| 256 | f16 x 0.2 snapkv |" in page
+        and "long-speed.png" in page
+    )
+    assert {c.n_depth for c in quick.seen} == {128, 256} and {c.n_gen for c in quick.seen} == {
+        long.N_GEN
+    }
 
 
 def test_a_long_page_of_filled_contexts_is_about_writing_alone(little, tmp_path):
     pytest.importorskip("matplotlib")
-    done = call("-m", little, "-d", "1024", "-r", "1", "--long", "--out", str(tmp_path / "out"), "--kv-method", "snapkv", "--full", "f16", "--fill", "repeat")
+    done = call(
+        "-m",
+        little,
+        "-d",
+        "1024",
+        "-r",
+        "1",
+        "--long",
+        "--out",
+        str(tmp_path / "out"),
+        "--kv-method",
+        "snapkv",
+        "--full",
+        "f16",
+        "--fill",
+        "repeat",
+    )
     assert done.exit_code == 0, done.output
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["long-bytes.png", "long-speed.png", "long.json", "long.md"]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "long-bytes.png",
+        "long-speed.png",
+        "long.json",
+        "long.md",
+    ]
     page = (tmp_path / "out" / "long.md").read_text()
-    assert "| 1,024 | f16 x 0.2 snapkv |" in page and "--fill repeat" in page and "process MiB" not in page and "read, tokens/s" not in page
+    assert (
+        "| 1,024 | f16 x 0.2 snapkv |" in page
+        and "--fill repeat" in page
+        and "process MiB" not in page
+        and "read, tokens/s" not in page
+    )
 
 
 def test_long_leaves_out_what_does_not_fit(little, monkeypatch):
@@ -588,8 +1022,33 @@ def test_long_leaves_out_what_does_not_fit(little, monkeypatch):
 
 def test_needles_stand_beside_the_rows(little, quick, monkeypatch):
     asked = []
-    monkeypatch.setattr(runner, "needles", lambda case, n_tokens, n_cases: asked.append((case.setting, n_tokens, n_cases)) or "3/4")
-    done = call("-m", little, "-r", "1", "-p", "16", "-n", "8", "-d", "900", "--full", "q4_0", "--kv-method", "snapkv", "--eval", "needle", "--eval-cases", "4", "-o", "json")
+    monkeypatch.setattr(
+        runner,
+        "needles",
+        lambda case, n_tokens, n_cases: asked.append((case.setting, n_tokens, n_cases)) or "3/4",
+    )
+    done = call(
+        "-m",
+        little,
+        "-r",
+        "1",
+        "-p",
+        "16",
+        "-n",
+        "8",
+        "-d",
+        "900",
+        "--full",
+        "q4_0",
+        "--kv-method",
+        "snapkv",
+        "--eval",
+        "needle",
+        "--eval-cases",
+        "4",
+        "-o",
+        "json",
+    )
     assert {r["eval_needle"] for r in json.loads(done.stdout)} == {"3/4"}
     assert asked == [("q4_0 full", 900, 4), ("f16 x 0.2 snapkv", 900, 4)], "once for each setting"
 
@@ -600,24 +1059,47 @@ def test_needles_are_asked_in_a_process_of_their_own(tiny, setting):
     assert 0 <= int(hits) <= int(n) == 2
 
 
-@pytest.mark.parametrize(("args", "says"), [
-    ([], "--synthetic llama-1b"), (["-m", "M", "-p", "x"], "512-4096*2"), (["-m", "M", "-p", "0", "-n", "0"], "above 0"), (["-m", "M", "-ctk", "q3"], "q4_0"),
-    (["-m", "M", "--kv-ratio", "20"], "0.2"), (["-m", "M", "--kv-method", "magic"], "snapkv"), (["-m", "nowhere.gguf"], "nowhere.gguf"),
-    (["-m", "M", "-pg", "5"], "512,128"), (["-m", "M", "-t", "0"], "from 1"), (["--synthetic", "gpt"], "llama-1b"), (["--synthetic", "tiny", "--eval", "needle"], "--eval"),
-    (["-m", "M", "-ct", "f16", "-ctk", "f16"], "alike"), (["-m", "M", "--fill", "repeat"], "-p 0"),
-    (["-m", "M", "-d", "100000000"], "at most"), (["-m", "M", "-d", "10^20"], "512-4096*2"), (["-m", "M", "-d", "1" + 20 * "0"], "512-4096*2"), (["-m", "M", "--long", "-p", "512"], "leave -p out"), (["-m", "M", "-m", "M", "--long"], "one value of -m"), (["-m", "M", "--long", "--out", "M"], "--out"),
-    (["-m", "M", "--fill", "repeat", "-p", "0", "-fa", "off"], "-fa off"), (["-m", "M", "--fill", "x"], "repeat"), (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
-])
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ([], "--synthetic llama-1b"),
+        (["-m", "M", "-p", "x"], "512-4096*2"),
+        (["-m", "M", "-p", "0", "-n", "0"], "above 0"),
+        (["-m", "M", "-ctk", "q3"], "q4_0"),
+        (["-m", "M", "--kv-ratio", "20"], "0.2"),
+        (["-m", "M", "--kv-method", "magic"], "snapkv"),
+        (["-m", "nowhere.gguf"], "nowhere.gguf"),
+        (["-m", "M", "-pg", "5"], "512,128"),
+        (["-m", "M", "-t", "0"], "from 1"),
+        (["--synthetic", "gpt"], "llama-1b"),
+        (["--synthetic", "tiny", "--eval", "needle"], "--eval"),
+        (["-m", "M", "-ct", "f16", "-ctk", "f16"], "alike"),
+        (["-m", "M", "--fill", "repeat"], "-p 0"),
+        (["-m", "M", "-d", "100000000"], "at most"),
+        (["-m", "M", "-d", "10^20"], "512-4096*2"),
+        (["-m", "M", "-d", "1" + 20 * "0"], "512-4096*2"),
+        (["-m", "M", "--long", "-p", "512"], "leave -p out"),
+        (["-m", "M", "-m", "M", "--long"], "one value of -m"),
+        (["-m", "M", "--long", "--out", "M"], "--out"),
+        (["-m", "M", "--fill", "repeat", "-p", "0", "-fa", "off"], "-fa off"),
+        (["-m", "M", "--fill", "x"], "repeat"),
+        (["-m", "M", "-fa", "perhaps"], "on, off or auto"),
+    ],
+)
 def test_mistakes_are_one_line(little, quick, args, says):
     done = call(*[little if x == "M" else x for x in args])
-    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and says in done.stderr, done.stderr
+    assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and says in done.stderr, (
+        done.stderr
+    )
     assert not quick.seen
 
 
 def test_a_synthetic_model_is_measured_and_goes_away(quick):
     done = call("--synthetic", "tiny:q8_0", "-p", "8", "-n", "0", "-r", "1", "-o", "json")
     assert done.exit_code == 0, done.output
-    assert {c.kv_method for c in quick.seen if not c.is_full} == {"snapkv"} and not Path(quick.seen[0].model).exists()
+    assert {c.kv_method for c in quick.seen if not c.is_full} == {"snapkv"} and not Path(
+        quick.seen[0].model
+    ).exists()
 
 
 def test_the_lowest_of_a_number_is_seen_while_something_runs():

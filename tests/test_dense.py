@@ -10,7 +10,7 @@ import pytest
 
 from edgekv import Llama, methods
 from edgekv.blueprint import Blueprint
-from edgekv.commands import load, report, slash
+from edgekv.commands import report, slash
 from edgekv.commands.conversation import Conversation
 from edgekv.dense import fits
 from edgekv.eval.reader import Reader

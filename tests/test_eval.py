@@ -53,7 +53,9 @@ class FakeReader:
     def compress(self, name: str, ratio: float, kind: str):
         assert name in self.names[kind]
         self.ratio = ratio
-        return SimpleNamespace(n_seen=1000, n_kept=1000 * ratio, n_bytes_used=int(2**20 * ratio), n_bytes_full=2**20)
+        return SimpleNamespace(
+            n_seen=1000, n_kept=1000 * ratio, n_bytes_used=int(2**20 * ratio), n_bytes_full=2**20
+        )
 
     def answer(self, rest, n_tokens: int, stop: str = "") -> str:
         self.log.append(("answer", len(rest)))
@@ -61,15 +63,36 @@ class FakeReader:
 
 
 def sample(n: int = 0, **tags) -> Sample:
-    return Sample(f"s{n}", "one two three", "four five?", ("7",), 5, ("contains_all",), begin=" six", tags={"length": 300, **tags})
+    return Sample(
+        f"s{n}",
+        "one two three",
+        "four five?",
+        ("7",),
+        5,
+        ("contains_all",),
+        begin=" six",
+        tags={"length": 300, **tags},
+    )
 
 
 TASK = Task("toy", "t", "h", lambda request: [], asks=("lengths",))
 
 
 def outcome(method: str, ratio: float, score: float, n: int = 0, **tags) -> Outcome:
-    return Outcome(f"s{n}", {"length": 300, **tags}, method, ratio, {"score": score}, 1100, 1000, 1000 * ratio, int(2**20 * ratio), "said", ("7",),
-                   n_bytes_full=2**20)
+    return Outcome(
+        f"s{n}",
+        {"length": 300, **tags},
+        method,
+        ratio,
+        {"score": score},
+        1100,
+        1000,
+        1000 * ratio,
+        int(2**20 * ratio),
+        "said",
+        ("7",),
+        n_bytes_full=2**20,
+    )
 
 
 # ---- prompts
@@ -94,8 +117,12 @@ def test_a_template_that_changes_the_question_is_refused(monkeypatch):
 
 def test_a_text_that_is_too_long_loses_its_middle_or_is_refused():
     long = Sample("s", " ".join("x" * n for n in range(1, 21)), "q?", ("7",), 5, ("contains_all",))
-    assert prompt.prompt(FakeLlama(13), long, False, True) == prompt.Prompt((1, 2, 3, 17, 18, 19, 20), (2,))
-    assert prompt.prompt(FakeLlama(13), long, True, True) == prompt.Prompt((1, 2, 3, 17, 18, 19, 20, 2), ())
+    assert prompt.prompt(FakeLlama(13), long, False, True) == prompt.Prompt(
+        (1, 2, 3, 17, 18, 19, 20), (2,)
+    )
+    assert prompt.prompt(FakeLlama(13), long, True, True) == prompt.Prompt(
+        (1, 2, 3, 17, 18, 19, 20, 2), ()
+    )
     with pytest.raises(BadInput, match="26 tokens.*context of 13.*--ctx-size"):
         prompt.prompt(FakeLlama(13), long, True, False)
     with pytest.raises(BadInput):
@@ -106,7 +133,12 @@ def test_the_chat_template_is_applied_unless_the_sample_wants_none(tiny):
     llm = load(tiny("llama-gqa"), kv_ratio=0.5)
     chat = prompt.prompt(llm, sample(), True, False).text
     assert chat[0] == models.BOS and chat[1] == models.USER and models.ASSISTANT in chat
-    assert models.USER not in prompt.prompt(llm, Sample("s", "a", "b", ("7",), 5, ("f1",), chat=False), True, False).text
+    assert (
+        models.USER
+        not in prompt.prompt(
+            llm, Sample("s", "a", "b", ("7",), 5, ("f1",), chat=False), True, False
+        ).text
+    )
 
 
 # ---- the evaluator
@@ -118,24 +150,42 @@ def test_full_comes_once_and_random_is_always_there():
 
     assert rows(["full", "snapkv"], [1, 0.2]) == [("full", 1.0), ("random", 0.2), ("snapkv", 0.2)]
     assert rows(["snapkv", "random"], [0.5]) == [("full", 1.0), ("random", 0.5), ("snapkv", 0.5)]
-    assert rows(["full"], [0.5]) == [("full", 1.0)] and rows(["random"], [0.5]) == [("full", 1.0), ("random", 0.5)]
+    assert rows(["full"], [0.5]) == [("full", 1.0)] and rows(["random"], [0.5]) == [
+        ("full", 1.0),
+        ("random", 0.5),
+    ]
 
 
 def test_rows_of_a_cache_type_follow_each_other_each_with_random_ones():
     stored = {"auto": "q8_0", "snapkv": "f16"}.__getitem__
     assert evaluate.settings(["auto", "snapkv"], [0.2], ["f16", "q8_0", "q4_0"], stored) == [
-        ("full", 1, "f16"), ("random", 0.2, "f16"), ("snapkv", 0.2, "f16"),
-        ("full", 1, "q8_0"), ("random", 0.2, "q8_0"), ("auto", 0.2, "q8_0"), ("full", 1, "q4_0")]
-    assert evaluate.settings(["auto"], [0.2], [], stored) == [("full", 1, "q8_0"), ("random", 0.2, "q8_0"), ("auto", 0.2, "q8_0")]
+        ("full", 1, "f16"),
+        ("random", 0.2, "f16"),
+        ("snapkv", 0.2, "f16"),
+        ("full", 1, "q8_0"),
+        ("random", 0.2, "q8_0"),
+        ("auto", 0.2, "q8_0"),
+        ("full", 1, "q4_0"),
+    ]
+    assert evaluate.settings(["auto"], [0.2], [], stored) == [
+        ("full", 1, "q8_0"),
+        ("random", 0.2, "q8_0"),
+        ("auto", 0.2, "q8_0"),
+    ]
 
 
-@pytest.mark.parametrize(("aware", "log"), [(True, [("read", 6), ("answer", 0)]), (False, [("read", 3), ("answer", 3)])])
+@pytest.mark.parametrize(
+    ("aware", "log"), [(True, [("read", 6), ("answer", 0)]), (False, [("read", 3), ("answer", 3)])]
+)
 def test_one_reading_serves_every_method_and_ratio(aware, log):
     fake = FakeReader(FakeLlama(), {"f16": ["full", "snapkv"]})
     found = list(evaluate.evaluate(TASK, fake, [sample(0), sample(1)], GRID, aware))
     assert fake.log == 2 * [log[0], *3 * [log[1]]]
     assert [o.scores["score"] for o in found] == [1, 1, 0, 1, 1, 0]
-    assert [(o.sample, o.method, o.ratio) for o in found[2:4]] == [("s0", "snapkv", 0.2), ("s1", "full", 1.0)]
+    assert [(o.sample, o.method, o.ratio) for o in found[2:4]] == [
+        ("s0", "snapkv", 0.2),
+        ("s1", "full", 1.0),
+    ]
     assert {o.n_prompt for o in found} == {6} and found[2].n_kept == pytest.approx(200)
 
 
@@ -155,7 +205,10 @@ def tiny_reader(tiny):
 
 def test_every_cache_type_is_asked_in_turn_with_the_weights_once(tiny, text, nmse):
     tokens, rest = text(300), text(20, seed=1)
-    one = reader.Reader(load(tiny("llama-gqa"), kv_ratio=0.5), {"f16": ["full"], "q8_0": ["full", "snapkv"], "q8_0/q4_0": ["snapkv"]})
+    one = reader.Reader(
+        load(tiny("llama-gqa"), kv_ratio=0.5),
+        {"f16": ["full"], "q8_0": ["full", "snapkv"], "q8_0/q4_0": ["snapkv"]},
+    )
     model = one.llm._model
     one.read(tokens)
     for kind, ratio in (("f16", 1.0), ("q8_0", 0.2), ("q8_0/q4_0", 0.2), ("f16", 1.0)):
@@ -204,21 +257,36 @@ def test_perplexity_and_kl_are_those_of_a_direct_computation(tiny, text, tiny_re
         probabilities.append(softmax(feed(llm, tokens[n:-1])))
     full, compressed = probabilities
     at = np.arange(m), np.array(tokens[n + 1 :])
-    assert got[0].scores == {"nll": pytest.approx(-np.log(full[at]).mean(), rel=1e-3), "kl": 0, "same_top": 1}
+    assert got[0].scores == {
+        "nll": pytest.approx(-np.log(full[at]).mean(), rel=1e-3),
+        "kl": 0,
+        "same_top": 1,
+    }
     assert got[1].scores["nll"] == pytest.approx(-np.log(compressed[at]).mean(), rel=1e-3)
-    assert got[1].scores["kl"] == pytest.approx((full * np.log(full / compressed)).sum(axis=1).mean(), rel=1e-2)
-    assert got[1].scores["same_top"] == pytest.approx((full.argmax(1) == compressed.argmax(1)).mean(), abs=0.03)
+    assert got[1].scores["kl"] == pytest.approx(
+        (full * np.log(full / compressed)).sum(axis=1).mean(), rel=1e-2
+    )
+    assert got[1].scores["same_top"] == pytest.approx(
+        (full.argmax(1) == compressed.argmax(1)).mean(), abs=0.03
+    )
     assert got[1].scores["kl"] > 1e-3 and got[1].n_kept <= 0.3 * n and got[1].n_seen == n
 
 
 def test_a_method_at_ratio_1_is_the_full_cache(text, tiny_reader):
-    (got,) = perplexity.predict(tiny_reader, [perplexity.Passage("p", text(161), 100)], [Row("snapkv", 1.0)])
+    (got,) = perplexity.predict(
+        tiny_reader, [perplexity.Passage("p", text(161), 100)], [Row("snapkv", 1.0)]
+    )
     assert got.scores["kl"] == 0 and got.scores["same_top"] == 1
 
 
 def test_passages_that_do_not_fit_are_refused(text, tiny_reader):
     with pytest.raises(BadInput, match="--next"):
-        evaluate.evaluate(Task("toy", "t", "h", lambda request: [], asks=(), predicts=True), tiny_reader, [perplexity.Passage("p", text(3000), 100)], GRID)
+        evaluate.evaluate(
+            Task("toy", "t", "h", lambda request: [], asks=(), predicts=True),
+            tiny_reader,
+            [perplexity.Passage("p", text(3000), 100)],
+            GRID,
+        )
 
 
 def test_budgets_are_kept_by_methods_that_merge(text, tiny_reader):
@@ -232,16 +300,28 @@ def test_budgets_are_kept_by_methods_that_merge(text, tiny_reader):
 
 def two_rows(**more) -> table.Table:
     scores = {("full", 1.0): (1, 1, 1, 0), ("snapkv", 0.2): (0, 1, 0, 0)}
-    outcomes = [outcome(*row, score, n, length=300 if n < 2 else 600, **more) for row, column in scores.items() for n, score in enumerate(column)]
+    outcomes = [
+        outcome(*row, score, n, length=300 if n < 2 else 600, **more)
+        for row, column in scores.items()
+        for n, score in enumerate(column)
+    ]
     return table.Table(TASK, "aware", outcomes)
 
 
 def test_markdown_states_tokens_and_bytes_beside_every_ratio():
     lines = table.as_markdown(two_rows()).splitlines()
-    assert lines[0] == ("| method | cache type | ratio | KV used | tokens | tokens kept | 300 tokens | 600 tokens | score | 95 % interval "
-                        "| samples |")
-    assert lines[2] == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 100.0 % | 50.0 % | 75.0 % | 30.1 % to 95.4 % | 4 |"
-    assert lines[3] == "| snapkv | f16 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % | 50.0 % | 0.0 % | 25.0 % | 4.6 % to 69.9 % | 4 |"
+    assert lines[0] == (
+        "| method | cache type | ratio | KV used | tokens | tokens kept | 300 tokens | 600 tokens | score | 95 % interval "
+        "| samples |"
+    )
+    assert (
+        lines[2]
+        == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 100.0 % | 50.0 % | 75.0 % | 30.1 % to 95.4 % | 4 |"
+    )
+    assert (
+        lines[3]
+        == "| snapkv | f16 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % | 50.0 % | 0.0 % | 25.0 % | 4.6 % to 69.9 % | 4 |"
+    )
 
 
 def test_a_single_part_has_no_column_of_its_own():
@@ -251,8 +331,15 @@ def test_a_single_part_has_no_column_of_its_own():
 
 def test_parts_are_named_by_what_differs():
     families = Task("toy", "t", "h", lambda request: [], asks=(), columns=("family", "length"))
-    outcomes = [outcome("full", 1.0, 1.0, family=f, length=n) for f in ("a", "b") for n in (300, 600)]
-    assert table.Table(families, "", outcomes).groups == ["a, 300 tokens", "a, 600 tokens", "b, 300 tokens", "b, 600 tokens"]
+    outcomes = [
+        outcome("full", 1.0, 1.0, family=f, length=n) for f in ("a", "b") for n in (300, 600)
+    ]
+    assert table.Table(families, "", outcomes).groups == [
+        "a, 300 tokens",
+        "a, 600 tokens",
+        "b, 300 tokens",
+        "b, 600 tokens",
+    ]
     assert table.Table(families, "", outcomes[::2]).groups == ["a", "b"]
 
 
@@ -260,17 +347,46 @@ def test_json_and_csv_hold_the_same_records():
     from_json = json.loads(table.as_json(two_rows()))
     from_csv = list(csv.DictReader(io.StringIO(table.as_csv(two_rows()))))
     assert [{key: str(value) for key, value in record.items()} for record in from_json] == from_csv
-    assert from_json[1] | {} == {"task": "toy", "setting": "aware", "method": "snapkv", "type": "f16", "ratio": 0.2, "n_seen": 1000, "n_kept": 200,
-                                 "kv_bytes_full": 1048576, "kv_bytes": 209715,
-                                 "score: 300 tokens": 0.5, "score: 600 tokens": 0.0, "score": 0.25, "score_low": 0.0456, "score_high": 0.6994, "samples": 4}
+    assert from_json[1] | {} == {
+        "task": "toy",
+        "setting": "aware",
+        "method": "snapkv",
+        "type": "f16",
+        "ratio": 0.2,
+        "n_seen": 1000,
+        "n_kept": 200,
+        "kv_bytes_full": 1048576,
+        "kv_bytes": 209715,
+        "score: 300 tokens": 0.5,
+        "score: 600 tokens": 0.0,
+        "score": 0.25,
+        "score_low": 0.0456,
+        "score_high": 0.6994,
+        "samples": 4,
+    }
 
 
 def test_perplexity_is_the_exponential_of_the_mean_and_ends_that_are_not_known_are_none():
     task = Task("toy", "t", "h", lambda request: [], asks=(), measures=PERPLEXITY, predicts=True)
-    outcomes = [Outcome(f"p{n}", {"length": 300}, "full", 1.0, {"nll": nll, "kl": 0.5, "same_top": 1.0}, 9, 9, 9.0, 9) for n, nll in enumerate((1.0, 2.0))]
+    outcomes = [
+        Outcome(
+            f"p{n}",
+            {"length": 300},
+            "full",
+            1.0,
+            {"nll": nll, "kl": 0.5, "same_top": 1.0},
+            9,
+            9,
+            9.0,
+            9,
+        )
+        for n, nll in enumerate((1.0, 2.0))
+    ]
     (record,) = table.records(table.Table(task, "", outcomes))
     assert record["nll"] == pytest.approx(np.exp(1.5), abs=1e-4) and "setting" not in record
-    assert record["nll_low"] == pytest.approx(np.exp(1.5 - 1.96 * np.sqrt(0.5) / np.sqrt(2)), abs=1e-4)
+    assert record["nll_low"] == pytest.approx(
+        np.exp(1.5 - 1.96 * np.sqrt(0.5) / np.sqrt(2)), abs=1e-4
+    )
     assert record["same_top_low"] == 1  # a mean over tokens, no single hit
     single = table.Table(task, "", outcomes[:1])
     assert table.records(single)[0]["nll_high"] is None and " - |" in table.as_markdown(single)
@@ -279,12 +395,35 @@ def test_perplexity_is_the_exponential_of_the_mean_and_ends_that_are_not_known_a
 def test_a_prediction_is_one_line_with_all_of_it():
     line = predictions.line("toy", "aware", outcome("snapkv", 0.2, 0.0, 3, depth=0.5))
     assert line.count("\n") == 1
-    assert json.loads(line) == {"task": "toy", "setting": "aware", "method": "snapkv", "ratio": 0.2, "type": "f16", "id": "s3", "length": 300, "depth": 0.5,
-                                "n_prompt": 1100, "n_seen": 1000, "n_kept": 200, "kv_bytes_full": 1048576, "kv_bytes": 209715, "prediction": "said", "references": ["7"], "score": 0.0}
+    assert json.loads(line) == {
+        "task": "toy",
+        "setting": "aware",
+        "method": "snapkv",
+        "ratio": 0.2,
+        "type": "f16",
+        "id": "s3",
+        "length": 300,
+        "depth": 0.5,
+        "n_prompt": 1100,
+        "n_seen": 1000,
+        "n_kept": 200,
+        "kv_bytes_full": 1048576,
+        "kv_bytes": 209715,
+        "prediction": "said",
+        "references": ["7"],
+        "score": 0.0,
+    }
 
 
 def test_a_second_measure_has_columns_too():
-    task = Task("toy", "t", "h", lambda request: [], asks=(), measures=(*SCORE, Measure("exact", "exact match")))
+    task = Task(
+        "toy",
+        "t",
+        "h",
+        lambda request: [],
+        asks=(),
+        measures=(*SCORE, Measure("exact", "exact match")),
+    )
     one = Outcome("s", {"length": 300}, "full", 1.0, {"score": 0.5, "exact": 0.0}, 9, 9, 9.0, 9)
     assert table.records(table.Table(task, "", [one]))[0]["exact"] == 0
     assert "| exact match | 95 % interval |" in table.as_markdown(table.Table(task, "", [one]))
@@ -296,18 +435,37 @@ def test_a_second_measure_has_columns_too():
 def needles(n_short: int, n_long: int) -> table.Table:
     """As many at each length, evenly spread over the depths."""
     task = Task("toy", "t", "h", lambda request: [], asks=(), heat=True)
-    places = [(length, (i + 0.5) / n) for length, n in ((300, n_short), (600, n_long)) for i in range(n)]
-    return table.Table(task, "aware", [outcome(row.method, row.ratio, 1.0, n, length=length, depth=depth)
-                                       for row in GRID for n, (length, depth) in enumerate(places)])
+    places = [
+        (length, (i + 0.5) / n) for length, n in ((300, n_short), (600, n_long)) for i in range(n)
+    ]
+    return table.Table(
+        task,
+        "aware",
+        [
+            outcome(row.method, row.ratio, 1.0, n, length=length, depth=depth)
+            for row in GRID
+            for n, (length, depth) in enumerate(places)
+        ],
+    )
 
 
 def test_cells_are_means_by_length_and_depth():
-    outcomes = [outcome("full", 1.0, score, length=length, depth=depth) for score, length, depth in ((1, 300, 0.1), (0, 300, 0.2), (1, 600, 1))]
+    outcomes = [
+        outcome("full", 1.0, score, length=length, depth=depth)
+        for score, length, depth in ((1, 300, 0.1), (0, 300, 0.2), (1, 600, 1))
+    ]
     cells = plot.cells(outcomes, [300, 600], 4, SCORE[0])
-    assert cells.shape == (4, 2) and cells[0, 0] == 0.5 and cells[3, 1] == 1 and np.isnan(cells).sum() == 6
+    assert (
+        cells.shape == (4, 2)
+        and cells[0, 0] == 0.5
+        and cells[3, 1] == 1
+        and np.isnan(cells).sum() == 6
+    )
 
 
-@pytest.mark.parametrize(("n_short", "n_long", "n_depths"), [(1, 1, 1), (2, 3, 2), (5, 5, 5), (7, 10, 7), (50, 50, 10)])
+@pytest.mark.parametrize(
+    ("n_short", "n_long", "n_depths"), [(1, 1, 1), (2, 3, 2), (5, 5, 5), (7, 10, 7), (50, 50, 10)]
+)
 def test_a_map_has_no_cell_that_was_not_asked(n_short, n_long, n_depths):
     made = needles(n_short, n_long)
     assert plot.depths(made) == n_depths
@@ -319,11 +477,22 @@ def test_a_map_has_no_cell_that_was_not_asked(n_short, n_long, n_depths):
 def test_pictures_are_png_files(tmp_path, heat):
     pytest.importorskip("matplotlib")
     task = Task("toy", "t", "h", lambda request: [], asks=(), heat=heat)
-    outcomes = [outcome(m, r, 1.0, n, depth=0.2 + 0.3 * n) for m, r in (("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2)) for n in range(3)]
-    plot.save(table.Table(task, "aware", outcomes, ["a model", "a machine", "a day"]), str(tmp_path / "p.png"))
-    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and [p.name for p in tmp_path.iterdir()] == ["p.png"]
+    outcomes = [
+        outcome(m, r, 1.0, n, depth=0.2 + 0.3 * n)
+        for m, r in (("full", 1.0), ("snapkv", 0.5), ("snapkv", 0.2))
+        for n in range(3)
+    ]
+    plot.save(
+        table.Table(task, "aware", outcomes, ["a model", "a machine", "a day"]),
+        str(tmp_path / "p.png"),
+    )
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and [
+        p.name for p in tmp_path.iterdir()
+    ] == ["p.png"]
     figure = (plot.heat_map if heat else plot.curves)(table.Table(task, "aware", outcomes))
-    assert len([axes for axes in figure.axes if axes.get_visible()]) == (4 if heat else 1)  # a map for each row and the colour bar
+    assert len([axes for axes in figure.axes if axes.get_visible()]) == (
+        4 if heat else 1
+    )  # a map for each row and the colour bar
 
 
 def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
@@ -331,9 +500,14 @@ def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
     made = table.Table(TASK, "aware", two_rows().outcomes, ["a model", "a machine", "2026-01-02"])
     figure = plot.curves(made)
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["20 %"] and len(axes.get_xticks(minor=True)) == 0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20 %"] and len(
+        axes.get_xticks(minor=True)
+    ) == 0
     assert any("a model · a machine · 2026-01-02" in text.get_text() for text in figure.texts)
-    assert axes.get_legend() is None and [x.get_text() for x in figure.legends[0].get_texts()] == ["full f16", "snapkv f16"]
+    assert axes.get_legend() is None and [x.get_text() for x in figure.legends[0].get_texts()] == [
+        "full f16",
+        "snapkv f16",
+    ]
 
 
 # ---- the commands
@@ -342,15 +516,23 @@ def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
 @pytest.fixture
 def run(monkeypatch):
     monkeypatch.setattr("edgekv.commands.load.load_llama", lambda options: FakeLlama())
-    monkeypatch.setattr("edgekv.commands.load.model_info", lambda path: {"mode": "layers", "d_head_k": 64, "d_head_v": 64})
+    monkeypatch.setattr(
+        "edgekv.commands.load.model_info",
+        lambda path: {"mode": "layers", "d_head_k": 64, "d_head_v": 64},
+    )
     monkeypatch.setattr("edgekv.eval.reader.Reader", FakeReader)
-    return lambda *words: CliRunner().invoke(command.command, [words[0], "-m", "x.gguf", *words[1:]], catch_exceptions=False)
+    return lambda *words: CliRunner().invoke(
+        command.command, [words[0], "-m", "x.gguf", *words[1:]], catch_exceptions=False
+    )
 
 
 def test_the_table_of_a_task(run):
     lines = run("needle", "-n", "4", "--lengths", "200,400").stdout.splitlines()
     assert len(lines) == 2 + 5
-    assert lines[2] == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 0.0 % | 0.0 % | 0.0 % | 0.0 % to 49.0 % | 4 |"
+    assert (
+        lines[2]
+        == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 0.0 % | 0.0 % | 0.0 % | 0.0 % to 49.0 % | 4 |"
+    )
     assert lines[-1].startswith("| auto | q8_0 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % |")
 
 
@@ -360,35 +542,95 @@ def rows_of(found) -> list[tuple[str, str, float]]:
 
 def test_the_default_rows_are_the_products_beside_full_caches_and_chance(run):
     assert rows_of(run("needle", "-n", "1", "--lengths", "200", "-o", "json")) == [
-        ("full", "f16", 1), ("full", "q8_0", 1), ("full", "q4_0", 1), ("random", "q8_0", 0.2), ("auto", "q8_0", 0.2)]
+        ("full", "f16", 1),
+        ("full", "q8_0", 1),
+        ("full", "q4_0", 1),
+        ("random", "q8_0", 0.2),
+        ("auto", "q8_0", 0.2),
+    ]
 
 
-@pytest.mark.parametrize(("words", "kept"), [
-    (["--methods", "snapkv"], "f16"), (["--methods", "auto", "-ctk", "q8_0", "-ctv", "q4_0"], "q8_0/q4_0"), (["-ctv", "q4_0"], "f16/q4_0"),
-    (["--kv-budget", "64"], "f16"), (["--methods", "auto"], "q8_0"),
-])
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["--methods", "snapkv"], "f16"),
+        (["--methods", "auto", "-ctk", "q8_0", "-ctv", "q4_0"], "q8_0/q4_0"),
+        (["-ctv", "q4_0"], "f16/q4_0"),
+        (["--kv-budget", "64"], "f16"),
+        (["--methods", "auto"], "q8_0"),
+    ],
+)
 def test_cache_types_are_those_that_were_named_or_a_chats(run, words, kept):
-    found = rows_of(run("needle", "-n", "1", "--lengths", "200", "-o", "json", "--full", "q8_0", *words))
-    assert [kind for method, kind, _ in found if method != "full"] == [kept, kept] and ("full", "q8_0", 1) in found
+    found = rows_of(
+        run("needle", "-n", "1", "--lengths", "200", "-o", "json", "--full", "q8_0", *words)
+    )
+    assert [kind for method, kind, _ in found if method != "full"] == [kept, kept] and (
+        "full",
+        "q8_0",
+        1,
+    ) in found
 
 
 def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(run, monkeypatch):
-    monkeypatch.setattr("edgekv.commands.load.model_info", lambda path: {"mode": "layers", "d_head_k": 80, "d_head_v": 80})
-    assert rows_of(run("needle", "-n", "1", "--lengths", "200", "-o", "json")) == [("full", "f16", 1), ("random", "f16", 0.2), ("auto", "f16", 0.2)]
+    monkeypatch.setattr(
+        "edgekv.commands.load.model_info",
+        lambda path: {"mode": "layers", "d_head_k": 80, "d_head_v": 80},
+    )
+    assert rows_of(run("needle", "-n", "1", "--lengths", "200", "-o", "json")) == [
+        ("full", "f16", 1),
+        ("random", "f16", 0.2),
+        ("auto", "f16", 0.2),
+    ]
 
 
 def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
     name = tmp_path / "all.jsonl"
-    found = run("ruler", "-n", "2", "--lengths", "700", "--families", "single,variables", "--methods", "streaming,snapkv", "--full", "f16", "--ratios", "0.5", "-o", "jsonl",
-                "--predictions", str(name))
+    found = run(
+        "ruler",
+        "-n",
+        "2",
+        "--lengths",
+        "700",
+        "--families",
+        "single,variables",
+        "--methods",
+        "streaming,snapkv",
+        "--full",
+        "f16",
+        "--ratios",
+        "0.5",
+        "-o",
+        "jsonl",
+        "--predictions",
+        str(name),
+    )
     assert found.stdout == name.read_text() and not name.with_name("all.jsonl.partial").exists()
     records = [json.loads(line) for line in found.stdout.splitlines()]
-    assert len(records) == 2 * 2 * 4 and {r["family"] for r in records} == {"single", "variables"} and {r["setting"] for r in records} == {"aware"}
+    assert (
+        len(records) == 2 * 2 * 4
+        and {r["family"] for r in records} == {"single", "variables"}
+        and {r["setting"] for r in records} == {"aware"}
+    )
 
 
 def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch):
-    words = ["needle", "-m", "x", "-n", "4", "--lengths", "200", "--ratios", "0.5,0.2,0.1", "--methods", "streaming,snapkv", "--full", "f16",
-             "--predictions", str(tmp_path / "p")]
+    words = [
+        "needle",
+        "-m",
+        "x",
+        "-n",
+        "4",
+        "--lengths",
+        "200",
+        "--ratios",
+        "0.5,0.2,0.1",
+        "--methods",
+        "streaming,snapkv",
+        "--full",
+        "f16",
+        "--predictions",
+        str(tmp_path / "p"),
+    ]
     partial, asked = tmp_path / "p.partial", []
 
     def answer(self, rest, n_tokens, stop=""):
@@ -403,11 +645,21 @@ def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch)
     assert len(partial.read_text().split("\n")[:-1]) == 1 + 5
     partial.write_text(partial.read_text()[:-10])  # killed while it wrote
     asked[:] = range(-100, 0)
-    other = CliRunner().invoke(command.command, [*words, "-o", "json"])  # asked the same, shown another way
+    other = CliRunner().invoke(
+        command.command, [*words, "-o", "json"]
+    )  # asked the same, shown another way
     assert other.exit_code == 0 and len(asked) == 100 + 4 * 10 - 4 and not partial.exists()
     lines = [json.loads(text) for text in (tmp_path / "p").read_text().split("\n")[:-1]]
-    assert [line["prediction"] for line in lines[:5]] == ["1 \u2028", "2 \u2028", "3 \u2028", "4 \u2028", "101 \u2028"]
-    assert len({(line["id"], line["method"], line["ratio"]) for line in lines}) == len(lines) == 4 * 10
+    assert [line["prediction"] for line in lines[:5]] == [
+        "1 \u2028",
+        "2 \u2028",
+        "3 \u2028",
+        "4 \u2028",
+        "101 \u2028",
+    ]
+    assert (
+        len({(line["id"], line["method"], line["ratio"]) for line in lines}) == len(lines) == 4 * 10
+    )
     assert [row["samples"] for row in json.loads(other.stdout)] == [4] * 10
 
 
@@ -415,15 +667,30 @@ def test_predictions_of_another_call_are_not_taken(run, tmp_path):
     words = ("needle", "-n", "2", "--lengths", "200", "--predictions", str(tmp_path / "p"))
     run(*words)
     lines = (tmp_path / "p").read_text()
-    (tmp_path / "p.partial").write_text('{"call": {"seed": 9}}\n' + lines.replace('"prediction": "', '"prediction": "other'))
+    (tmp_path / "p.partial").write_text(
+        '{"call": {"seed": 9}}\n' + lines.replace('"prediction": "', '"prediction": "other')
+    )
     run(*words)
     assert (tmp_path / "p").read_text() == lines
 
 
-@pytest.mark.parametrize("words", [
-    ("needle", "--methods", "nonsense"), ("needle", "--ratios", "20"), ("needle", "--lengths", "9000"), ("needle", "--lengths", "10"),
-    ("ruler", "--families", "nonsense"), ("gsm8k", "-f", "/nowhere"), ("squad", "-f", "/nowhere"), ("longbench", "-f", "/nowhere"), ("ppl", "-f", "/nowhere"),
-    ("needle", "--predictions", "/nowhere/p"), ("needle", "--plot", "/nowhere/p.png"), ("needle", "--predictions", "/")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("needle", "--methods", "nonsense"),
+        ("needle", "--ratios", "20"),
+        ("needle", "--lengths", "9000"),
+        ("needle", "--lengths", "10"),
+        ("ruler", "--families", "nonsense"),
+        ("gsm8k", "-f", "/nowhere"),
+        ("squad", "-f", "/nowhere"),
+        ("longbench", "-f", "/nowhere"),
+        ("ppl", "-f", "/nowhere"),
+        ("needle", "--predictions", "/nowhere/p"),
+        ("needle", "--plot", "/nowhere/p.png"),
+        ("needle", "--predictions", "/"),
+    ],
+)
 def test_mistakes_are_one_line(run, words):
     with pytest.raises(EdgeKVError) as error:
         run(*words)
@@ -433,10 +700,18 @@ def test_mistakes_are_one_line(run, words):
 @pytest.mark.parametrize("task", ["needle", "paraphrase", "ruler", "ppl"])
 @pytest.mark.parametrize("n", [3000, 10**20])
 def test_lengths_beyond_the_context_are_said_before_texts_are_made(run, monkeypatch, task, n):
-    monkeypatch.setattr(FakeLlama, "tokenize", lambda *args, **options: pytest.fail("a text was made"))
+    monkeypatch.setattr(
+        FakeLlama, "tokenize", lambda *args, **options: pytest.fail("a text was made")
+    )
     with pytest.raises(BadInput, match=f"{n:,} tokens .*context of 2,000.*--lengths") as error:
-        run(task, "--lengths", f"200,{n}")
+        run(task, "--lengths", f"200,{n - 256 * (task == 'ppl')}")  # and --next
     assert "\n" not in str(error.value)
+
+
+def test_tokens_to_predict_count_as_well(run):
+    with pytest.raises(BadInput, match="2,100 tokens .*context of 2,000"):
+        run("ppl", "--lengths", "100", "--next", "2000")
+    assert run("needle", "-n", "1" + 12 * "0").exit_code == 2
 
 
 def test_lengths_beyond_the_trained_context_name_it(run, monkeypatch):
@@ -447,11 +722,27 @@ def test_lengths_beyond_the_trained_context_name_it(run, monkeypatch):
         run("needle", "--lengths", "3000")
 
 
-@pytest.mark.parametrize("words", [["needle", "--lengths", "10^20"], ["needle", "--lengths", "9" * 5000], ["gsm8k"], ["needle", "--lengths", "x"], ["needle", "-n", "0"], ["needle", "-o", "xml"], ["ppl", "--setting", "aware"],
-                                   ["needle", "-f", "x"], ["nonsense"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["needle", "--lengths", "10^20"],
+        ["needle", "--lengths", "9" * 5000],
+        ["gsm8k"],
+        ["needle", "--lengths", "x"],
+        ["needle", "-n", "0"],
+        ["needle", "-o", "xml"],
+        ["ppl", "--setting", "aware"],
+        ["needle", "-f", "x"],
+        ["nonsense"],
+    ],
+)
 def test_wrong_words_end_with_2(words, capsys):
     with pytest.raises(SystemExit) as end:
-        commands.main(["eval", words[0], "-m", "x.gguf", *words[1:]] if words != ["nonsense"] else ["eval", "nonsense"])
+        commands.main(
+            ["eval", words[0], "-m", "x.gguf", *words[1:]]
+            if words != ["nonsense"]
+            else ["eval", "nonsense"]
+        )
     assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 

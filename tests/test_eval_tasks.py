@@ -56,8 +56,16 @@ def test_the_same_seed_gives_the_same_samples_and_another_gives_others(module):
 @pytest.mark.parametrize("module", GENERATED)
 def test_texts_have_the_length_asked_for(module):
     for sample in module.samples(request(n=4, lengths=(400, 900))):
-        slack = 0.15 if sample.tags.get("family") in ("frequent-words", "common-words", "variables") else 0.08
-        assert (1 - slack) * sample.tags["length"] < count(sample.context) <= sample.tags["length"] + 25, sample.id  # 25: the instruction
+        slack = (
+            0.15
+            if sample.tags.get("family") in ("frequent-words", "common-words", "variables")
+            else 0.08
+        )
+        assert (
+            (1 - slack) * sample.tags["length"]
+            < count(sample.context)
+            <= sample.tags["length"] + 25
+        ), sample.id  # 25: the instruction
 
 
 @pytest.mark.parametrize("module", GENERATED)
@@ -74,13 +82,20 @@ def test_a_text_too_short_for_what_is_hidden_is_refused(module):
 
 
 def test_odd_numbers_of_samples_are_all_there():
-    assert [s.tags["length"] for s in needle.samples(request(n=7, lengths=(200, 300, 400)))] == [200] * 3 + [300] * 2 + [400] * 2
+    assert [s.tags["length"] for s in needle.samples(request(n=7, lengths=(200, 300, 400)))] == [
+        200
+    ] * 3 + [300] * 2 + [400] * 2
 
 
 def test_every_task_is_whole():
     for name in TASKS:
         task = task_of(name)
-        assert task.name == name and task.title and task.help and set(task.asks) <= {"lengths", "files", "families", "n_next"}
+        assert (
+            task.name == name
+            and task.title
+            and task.help
+            and set(task.asks) <= {"lengths", "files", "families", "n_next"}
+        )
 
 
 # ---- the text itself
@@ -89,11 +104,17 @@ def test_every_task_is_whole():
 def test_text_is_varied():
     text = list(islice(sentences(Random(1)), 400))
     assert len(set(text)) == len(text)
-    assert not [sentence for sentence in text if "{" in sentence or not sentence[0].isupper() and sentence[0] != '"']
+    assert not [
+        sentence
+        for sentence in text
+        if "{" in sentence or not sentence[0].isupper() and sentence[0] != '"'
+    ]
 
 
 def test_names_are_distinct_and_more_than_there_are_nouns():
-    assert len(set(words.NOUNS)) == len(words.NOUNS) and len(set(words.ADJECTIVES)) == len(words.ADJECTIVES)
+    assert len(set(words.NOUNS)) == len(words.NOUNS) and len(set(words.ADJECTIVES)) == len(
+        words.ADJECTIVES
+    )
     drawn = words.words(Random(0), 2000)
     assert len(set(drawn)) == 2000
 
@@ -117,18 +138,24 @@ def test_hidden_sentences_keep_their_order_and_the_text_its_own(n, n_hidden, see
 def test_needles_are_spread_over_the_depths():
     for length in (300, 600):
         tags = [s.tags for s in needle.samples(request()) if s.tags["length"] == length]
-        assert [t["depth"] for t in tags] == pytest.approx([0.05 + 0.1 * index for index in range(10)])
+        assert [t["depth"] for t in tags] == pytest.approx(
+            [0.05 + 0.1 * index for index in range(10)]
+        )
 
 
 def test_a_prompt_holds_its_needle_once_at_its_depth_and_no_other_digit():
     for sample in needle.samples(request()):
         assert re.findall(r"\d+", sample.context) == list(sample.references)
-        assert body(sample).index(sample.references[0]) / len(body(sample)) == pytest.approx(sample.tags["depth"], abs=0.06)
+        assert body(sample).index(sample.references[0]) / len(body(sample)) == pytest.approx(
+            sample.tags["depth"], abs=0.06
+        )
         key = re.search(r"the (\w+ \w+)\?", sample.question).group(1)
         assert sample.context.count(key) == 1
 
 
-STOP = set("a an the of in for is was what which who are you can on when to at as it its with one them him her be by from s that says".split())
+STOP = set(
+    "a an the of in for is was what which who are you can on when to at as it its with one them him her be by from s that says".split()
+)
 
 
 def content(text: str) -> set[str]:
@@ -156,14 +183,27 @@ def family(name: str, n_tokens: int = 600):
     return sample
 
 
-@pytest.mark.parametrize(("name", "hidden", "wanted"), [
-    ("single-noise", 1, 1), ("single", 1, 1), ("multikey", 4, 1), ("multivalue", 4, 4), ("multiquery", 4, 4)])
+@pytest.mark.parametrize(
+    ("name", "hidden", "wanted"),
+    [
+        ("single-noise", 1, 1),
+        ("single", 1, 1),
+        ("multikey", 4, 1),
+        ("multivalue", 4, 4),
+        ("multiquery", 4, 4),
+    ],
+)
 def test_needles_are_as_many_as_the_family_says(name, hidden, wanted):
     sample = family(name)
-    statements = dict(reversed(found) for found in re.findall(r"One of the secret numbers of (\S+) is (\d{7})\.", sample.context))
+    statements = dict(
+        reversed(found)
+        for found in re.findall(r"One of the secret numbers of (\S+) is (\d{7})\.", sample.context)
+    )
     assert len(statements) == hidden and len(sample.references) == wanted
     assert all(statements[number] in sample.question for number in sample.references)
-    assert len({statements[number] for number in sample.references}) == (4 if name == "multiquery" else 1)
+    assert len({statements[number] for number in sample.references}) == (
+        4 if name == "multiquery" else 1
+    )
 
 
 def test_noise_says_nothing():
@@ -174,8 +214,12 @@ def test_noise_says_nothing():
 def test_variables_follow_from_the_value():
     sample = family("variables")
     value = re.search(r"value (\d+)", sample.question).group(1)
-    have = {name for name, given in re.findall(r"VAR (\w+) = (\d+)\.", sample.context) if given == value}
-    for name, source in re.findall(r"VAR (\w+) = VAR (\w+)\.", sample.context):  # each stands behind what it copies
+    have = {
+        name for name, given in re.findall(r"VAR (\w+) = (\d+)\.", sample.context) if given == value
+    }
+    for name, source in re.findall(
+        r"VAR (\w+) = VAR (\w+)\.", sample.context
+    ):  # each stands behind what it copies
         have |= {name} if source in have else set()
     assert have == set(sample.references) and len(have) == 5
 
@@ -186,12 +230,16 @@ def test_the_worked_example_of_variables_is_right():
     assert names == re.findall(r"VAR (\w+) =", example[1]) and len(names) == 5
 
 
-@pytest.mark.parametrize(("n_tokens", "often", "seldom"), [(600, 4, 1), (1500, 6, 1), (5000, 30, 3)])
+@pytest.mark.parametrize(
+    ("n_tokens", "often", "seldom"), [(600, 4, 1), (1500, 6, 1), (5000, 30, 3)]
+)
 def test_common_words_are_the_most_common(n_tokens, often, seldom):
     sample = family("common-words", n_tokens)
     listed = re.findall(r"\d+\. ([\w-]+)", sample.context.rsplit("\n\n", 1)[1])
     counts = {word: listed.count(word) for word in listed}
-    assert {word for word, n in counts.items() if n == often} == set(sample.references) and len(sample.references) == 10
+    assert {word for word, n in counts.items() if n == often} == set(sample.references) and len(
+        sample.references
+    ) == 10
     assert {n for word, n in counts.items() if word not in sample.references} <= {seldom}
 
 
@@ -201,7 +249,9 @@ def test_frequent_words_are_the_next_behind_the_dots():
     ranked = sorted(set(coded), key=coded.count, reverse=True)
     assert ranked[0] == counting.DOTS and ranked[1:4] == list(sample.references)
     assert coded.count(ranked[3]) > coded.count(ranked[4])
-    assert coded.count(ranked[1]) / coded.count(ranked[0]) == pytest.approx(1 / 4, abs=0.01)  # rank^-2
+    assert coded.count(ranked[1]) / coded.count(ranked[0]) == pytest.approx(
+        1 / 4, abs=0.01
+    )  # rank^-2
 
 
 def test_a_family_that_is_not_there_is_named():
@@ -213,38 +263,88 @@ def test_a_family_that_is_not_there_is_named():
 
 
 def test_samples_have_the_tags_that_become_columns(tmp_path):
-    files = {"squad": [squad_file(tmp_path / "s")], "gsm8k": [gsm8k_file(tmp_path / "g", "#### 1")], "longbench": [longbench_file(tmp_path / "l", "lcc")]}
+    files = {
+        "squad": [squad_file(tmp_path / "s")],
+        "gsm8k": [gsm8k_file(tmp_path / "g", "#### 1")],
+        "longbench": [longbench_file(tmp_path / "l", "lcc")],
+    }
     for name in TASKS:
-        for sample in task_of(name).samples(request(n=2, lengths=(700,), files=files.get(name, ()), n_next=5)):
+        for sample in task_of(name).samples(
+            request(n=2, lengths=(700,), files=files.get(name, ()), n_next=5)
+        ):
             assert set(task_of(name).columns) <= set(sample.tags), name
             assert not task_of(name).heat or 0 < sample.tags["depth"] < 1
 
 
 def squad_file(path, n_paragraphs: int = 12, **change):
-    qas = [{"id": f"q{i}", "question": f"Where is thing {i}? ", "answers": [{"text": f"in place {i}"}, {"text": f"in place {i}"}]} for i in range(n_paragraphs)]
-    paragraphs = [{"context": f"Thing {i} is in place {i}. " + "It stays there. " * 10, "qas": [qa, {**qa, "id": "no", "answers": []}]} for i, qa in enumerate(qas)]
-    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs[:5]}, {"paragraphs": paragraphs[5:]}], **change}))
+    qas = [
+        {
+            "id": f"q{i}",
+            "question": f"Where is thing {i}? ",
+            "answers": [{"text": f"in place {i}"}, {"text": f"in place {i}"}],
+        }
+        for i in range(n_paragraphs)
+    ]
+    paragraphs = [
+        {
+            "context": f"Thing {i} is in place {i}. " + "It stays there. " * 10,
+            "qas": [qa, {**qa, "id": "no", "answers": []}],
+        }
+        for i, qa in enumerate(qas)
+    ]
+    path.write_text(
+        json.dumps(
+            {"data": [{"paragraphs": paragraphs[:5]}, {"paragraphs": paragraphs[5:]}], **change}
+        )
+    )
     return path
 
 
 def test_squad_asks_about_one_paragraph_among_others(tmp_path):
-    asked = list(squad.samples(request(files=[squad_file(tmp_path / "s.json")], n=10, lengths=(150, 300))))
-    assert len(asked) == 10 and asked == list(squad.samples(request(files=[tmp_path / "s.json"], n=10, lengths=(150, 300))))
+    asked = list(
+        squad.samples(request(files=[squad_file(tmp_path / "s.json")], n=10, lengths=(150, 300)))
+    )
+    assert len(asked) == 10 and asked == list(
+        squad.samples(request(files=[tmp_path / "s.json"], n=10, lengths=(150, 300)))
+    )
     for sample in asked:
         (reference,) = sample.references
         assert f"Thing {reference.split()[-1]} is {reference}." in sample.context
         assert 0.7 * sample.tags["length"] < count(body(sample)) <= sample.tags["length"]
-    places = [int(re.search(rf"Document (\d+):\nThing {s.references[0].split()[-1]} ", s.context).group(1)) for s in asked]
+    places = [
+        int(
+            re.search(rf"Document (\d+):\nThing {s.references[0].split()[-1]} ", s.context).group(1)
+        )
+        for s in asked
+    ]
     assert len(set(places)) > 1  # not always the first
 
 
 def gsm8k_file(path, *answers: str):
-    path.write_text("\n".join(json.dumps({"question": f"What is {i}?", "answer": answer}) for i, answer in enumerate(answers)))
+    path.write_text(
+        "\n".join(
+            json.dumps({"question": f"What is {i}?", "answer": answer})
+            for i, answer in enumerate(answers)
+        )
+    )
     return path
 
 
 def test_gsm8k_reads_the_number_behind_the_signs(tmp_path):
-    found = list(gsm8k.samples(request(files=[gsm8k_file(tmp_path / "g.jsonl", "1 + 1 = <<1+1=2>>2\n#### 2", "#### 1,234", "-3\n#### -3")])))
+    found = list(
+        gsm8k.samples(
+            request(
+                files=[
+                    gsm8k_file(
+                        tmp_path / "g.jsonl",
+                        "1 + 1 = <<1+1=2>>2\n#### 2",
+                        "#### 1,234",
+                        "-3\n#### -3",
+                    )
+                ]
+            )
+        )
+    )
     assert [s.references for s in found] == [("2",), ("1,234",), ("-3",)]
 
 
@@ -256,7 +356,15 @@ def test_the_worked_examples_of_gsm8k_calculate_right():
 
 
 def longbench_file(path, dataset: str, **change):
-    record = {"input": "who?", "context": "A long text.", "answers": ["me", "I"], "length": 3, "dataset": dataset, "all_classes": None, "_id": "7"}
+    record = {
+        "input": "who?",
+        "context": "A long text.",
+        "answers": ["me", "I"],
+        "length": 3,
+        "dataset": dataset,
+        "all_classes": None,
+        "_id": "7",
+    }
     path.write_text(json.dumps({**record, **change}) + "\n\n")
     return path
 
@@ -265,48 +373,99 @@ def longbench_file(path, dataset: str, **change):
 def test_longbench_sets_are_asked_in_their_way(tmp_path, dataset):
     (sample,) = longbench.samples(request(files=[longbench_file(tmp_path / "l.jsonl", dataset)]))
     kind = longbench.KINDS[dataset]
-    assert sample.references == ("me", "I") and sample.metrics == (kind.metric,) and kind.metric in METRICS
+    assert (
+        sample.references == ("me", "I")
+        and sample.metrics == (kind.metric,)
+        and kind.metric in METRICS
+    )
     assert sample.context.endswith("A long text.") and sample.question.strip()
     assert ("who?" in sample.question) == ("{input}" in kind.question)
 
 
 def test_longbench_lists_may_be_text(tmp_path):
-    path = longbench_file(tmp_path / "l.jsonl", "trec_e", answers="['Food']", all_classes="['Food', 'Place']", length="3")
+    path = longbench_file(
+        tmp_path / "l.jsonl",
+        "trec_e",
+        answers="['Food']",
+        all_classes="['Food', 'Place']",
+        length="3",
+    )
     (sample,) = longbench.samples(request(files=[path]))
-    assert sample.references == ("Food",) and sample.classes == ("Food", "Place") and sample.stop == "\n" and not sample.chat
+    assert (
+        sample.references == ("Food",)
+        and sample.classes == ("Food", "Place")
+        and sample.stop == "\n"
+        and not sample.chat
+    )
 
 
 def test_n_samples_are_drawn_by_the_seed(tmp_path):
     path = gsm8k_file(tmp_path / "g.jsonl", *(f"#### {i}" for i in range(50)))
-    drawn = [[int(s.references[0]) for s in gsm8k.samples(request(seed, n=10, files=[path]))] for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] == sorted(drawn[0]) and len(set(drawn[0])) == 10 and drawn[0] != drawn[2]
+    drawn = [
+        [int(s.references[0]) for s in gsm8k.samples(request(seed, n=10, files=[path]))]
+        for seed in (0, 0, 1)
+    ]
+    assert (
+        drawn[0] == drawn[1] == sorted(drawn[0])
+        and len(set(drawn[0])) == 10
+        and drawn[0] != drawn[2]
+    )
 
 
 SQUAD = '{"data": [{"paragraphs": [{"context": %s, "qas": [{"id": 1, "question": %s, "answers": [{"text": %s}]}]}]}]}'
 LONGBENCH = '{"input": %s, "context": %s, "answers": %s, "dataset": %s}'
 
 
-@pytest.mark.parametrize(("module", "text", "says"), [
-    (squad, "{", "no JSON"), (squad, "[]", "SQuAD"), (squad, '{"data": [{"paragraphs": [{}]}]}', "SQuAD"), (squad, '{"data": []}', "no question"),
-    (gsm8k, "x", "line 1"), (gsm8k, '{"question": "a"}', "'answer' is missing"), (gsm8k, "", "no records"), (gsm8k, "3", "'question' is missing"),
-    (gsm8k, '{"question": "a", "answer": "4"}', "####"), (longbench, '{"input": "a"}', "'context' is missing"),
-    (longbench, '{"input": "", "context": "", "answers": ["x"], "dataset": "mine"}', "'mine' is not known"),
-    (longbench, '{"input": "", "context": "", "answers": ["x"], "dataset": "dureader"}', "Chinese"),
-    (longbench, '{"input": "", "context": "", "answers": [], "dataset": "lcc"}', "no answer"),
-    (ppl, "too short", "shorter --lengths"),
-    (squad, "[" * 100_000, "no JSON"), (gsm8k, "[" * 100_000, "line 1"),
-    (squad, SQUAD % ('"c"', 7, '"a"'), "question.*text"), (squad, SQUAD % (7, '"q"', '"a"'), "context.*text"),
-    (squad, SQUAD % ('"c"', '"q"', "null"), "answer.*text"),
-    (squad, '{"data": [{"paragraphs": [{"context": "c", "qas": [{"answers": "text"}]}]}]}', "SQuAD"),
-    (squad, SQUAD % ('"\\ud800"', '"q"', '"a"'), "context.*text"),
-    (gsm8k, '{"question": 7, "answer": "#### 4"}', "line 1.*question.*text"),
-    (gsm8k, '{"question": "\\udfff", "answer": "#### 4"}', "line 1.*question.*text"),
-    (gsm8k, '{"question": "a", "answer": ["#### 4"]}', "line 1.*answer.*text"),
-    (longbench, LONGBENCH % ('7', '"c"', '["x"]', '"lcc"'), "line 1.*input.*text"),
-    (longbench, LONGBENCH % ('"i"', '{}', '["x"]', '"lcc"'), "line 1.*context.*text"),
-    (longbench, LONGBENCH % ('"i"', '"c"', '[["x"]]', '"lcc"'), "record 1.*answers.*text"),
-    (longbench, LONGBENCH % ('"i"', '"c"', '["x"]', '["lcc"]'), "line 1.*dataset.*text"),
-    (longbench, LONGBENCH % ('"i"', '"c"', '["x"], "all_classes": [[7]]', '"trec"'), "record 1.*all_classes.*text")])
+@pytest.mark.parametrize(
+    ("module", "text", "says"),
+    [
+        (squad, "{", "no JSON"),
+        (squad, "[]", "SQuAD"),
+        (squad, '{"data": [{"paragraphs": [{}]}]}', "SQuAD"),
+        (squad, '{"data": []}', "no question"),
+        (gsm8k, "x", "line 1"),
+        (gsm8k, '{"question": "a"}', "'answer' is missing"),
+        (gsm8k, "", "no records"),
+        (gsm8k, "3", "'question' is missing"),
+        (gsm8k, '{"question": "a", "answer": "4"}', "####"),
+        (longbench, '{"input": "a"}', "'context' is missing"),
+        (
+            longbench,
+            '{"input": "", "context": "", "answers": ["x"], "dataset": "mine"}',
+            "'mine' is not known",
+        ),
+        (
+            longbench,
+            '{"input": "", "context": "", "answers": ["x"], "dataset": "dureader"}',
+            "Chinese",
+        ),
+        (longbench, '{"input": "", "context": "", "answers": [], "dataset": "lcc"}', "no answer"),
+        (ppl, "too short", "shorter --lengths"),
+        (squad, "[" * 100_000, "no JSON"),
+        (gsm8k, "[" * 100_000, "line 1"),
+        (squad, SQUAD % ('"c"', 7, '"a"'), "question.*text"),
+        (squad, SQUAD % (7, '"q"', '"a"'), "context.*text"),
+        (squad, SQUAD % ('"c"', '"q"', "null"), "answer.*text"),
+        (
+            squad,
+            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"answers": "text"}]}]}]}',
+            "SQuAD",
+        ),
+        (squad, SQUAD % ('"\\ud800"', '"q"', '"a"'), "context.*text"),
+        (gsm8k, '{"question": 7, "answer": "#### 4"}', "line 1.*question.*text"),
+        (gsm8k, '{"question": "\\udfff", "answer": "#### 4"}', "line 1.*question.*text"),
+        (gsm8k, '{"question": "a", "answer": ["#### 4"]}', "line 1.*answer.*text"),
+        (longbench, LONGBENCH % ("7", '"c"', '["x"]', '"lcc"'), "line 1.*input.*text"),
+        (longbench, LONGBENCH % ('"i"', "{}", '["x"]', '"lcc"'), "line 1.*context.*text"),
+        (longbench, LONGBENCH % ('"i"', '"c"', '[["x"]]', '"lcc"'), "record 1.*answers.*text"),
+        (longbench, LONGBENCH % ('"i"', '"c"', '["x"]', '["lcc"]'), "line 1.*dataset.*text"),
+        (
+            longbench,
+            LONGBENCH % ('"i"', '"c"', '["x"], "all_classes": [[7]]', '"trec"'),
+            "record 1.*all_classes.*text",
+        ),
+    ],
+)
 def test_files_of_another_kind_are_one_line(tmp_path, module, text, says):
     (tmp_path / "f").write_text(text)
     with pytest.raises(BadInput, match=says) as error:
@@ -341,9 +500,14 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
 
 def test_passages_lie_side_by_side(tmp_path):
     (tmp_path / "t.txt").write_text("word " * 100)
-    asked = replace(request(n=10, lengths=(20,), files=[tmp_path / "t.txt"], n_next=9), tokenize=lambda text: list(range(len(text.split()))))
+    asked = replace(
+        request(n=10, lengths=(20,), files=[tmp_path / "t.txt"], n_next=9),
+        tokenize=lambda text: list(range(len(text.split()))),
+    )
     found = list(ppl.samples(asked))
-    assert [p.tokens for p in found] == [tuple(range(i, i + 30)) for i in (0, 30, 60)]  # 30 = 20 + 9 + 1, and 10 are left over
+    assert [p.tokens for p in found] == [
+        tuple(range(i, i + 30)) for i in (0, 30, 60)
+    ]  # 30 = 20 + 9 + 1, and 10 are left over
     assert {p.n_text for p in found} == {20} and found[0].id == "t.txt-20-0"
 
 

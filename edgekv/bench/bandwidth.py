@@ -1,7 +1,7 @@
 """How fast this machine reads its main memory, in a process of its own (as `measure`).
 
-Each thread looks for the largest number of an array of its own, which takes hardly any arithmetic. The best pass
-counts: whatever else the machine does makes the others slower.
+Each thread looks for the largest number of an array of its own, which takes hardly any arithmetic.
+The best pass counts: whatever else the machine does makes the others slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def main() -> None:
 
 
 def measured(n_threads: int, n_bytes: int | None = None) -> float:
-    """Bytes per second that n_threads read together. n_bytes: of the arrays; None: as many as make sense."""
+    """Bytes per second that n_threads read together. n_bytes: of the arrays; None: as many as make
+    sense."""
     from edgekv.machine import memory_free
 
     n_bytes = min(N_BYTES, memory_free() // 4) if n_bytes is None else n_bytes

@@ -11,14 +11,46 @@ from typing import Any
 from edgekv.bench.runner import Table
 from edgekv.bench.spec import Case
 
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-       2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
-"""Student's t for 95 %, two-sided, with 1 to 30 degrees of freedom; more are near the normal's 1.96."""
+T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+    2.110,
+    2.101,
+    2.093,
+    2.086,
+    2.080,
+    2.074,
+    2.069,
+    2.064,
+    2.060,
+    2.056,
+    2.052,
+    2.048,
+    2.045,
+    2.042,
+)
+"""Student's t for 95 %, two-sided, with 1 to 30 degrees of freedom; more are near the normal's
+1.96."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One compressed row beside one full cache of the same test. speeds: of each round, this row's over the full one's."""
+    """One compressed row beside one full cache of the same test. speeds: of each round, this row's
+    over the full one's."""
 
     case: Case
     full: Case
@@ -53,7 +85,15 @@ def ratios(table: Table) -> list[Ratio]:
             n = table.n_rounds
             speeds = tuple(b["ns"] / a["ns"] for a, b in zip(mine[:n], theirs[:n], strict=True))
             memory = None if case.is_filled else _memory(mine) / max(_memory(theirs), 1)
-            found.append(Ratio(case, other, speeds, mine[0]["kv_bytes_used"] / theirs[0]["kv_bytes_used"], memory))
+            found.append(
+                Ratio(
+                    case,
+                    other,
+                    speeds,
+                    mine[0]["kv_bytes_used"] / theirs[0]["kv_bytes_used"],
+                    memory,
+                )
+            )
     return found
 
 
@@ -63,12 +103,16 @@ def _memory(samples: Sequence[dict[str, Any]]) -> int:
 
 def as_md(found: Sequence[Ratio]) -> str:
     """The ratios as a table; where the rounds show no difference in speed, it says so."""
-    lines = ["| test | this | beside | KV used | process memory | speed | 95 % interval |",
-             "| --- | --- | --- | ---: | ---: | ---: | --- |"]
+    lines = [
+        "| test | this | beside | KV used | process memory | speed | 95 % interval |",
+        "| --- | --- | --- | ---: | ---: | ---: | --- |",
+    ]
     for x in found:
         memory = f"{x.memory:.2f} x" if x.memory is not None else ""
-        lines.append(f"| {x.case.test} | {x.case.setting} | {x.full.setting} | {x.kv:.2f} x | {memory} "
-                     f"| {x.speed:.2f} x | {_interval(x)} |")
+        lines.append(
+            f"| {x.case.test} | {x.case.setting} | {x.full.setting} | {x.kv:.2f} x | {memory} "
+            f"| {x.speed:.2f} x | {_interval(x)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""What a row should take: buffers and cache from their shapes, beside a process that has loaded its weights."""
+"""What a row should take: buffers and cache from their shapes, beside a process that has loaded its
+weights."""
 
 from __future__ import annotations
 
@@ -30,29 +31,45 @@ class Expected:
         self._blueprint.__exit__(*details)
 
     def host(self, case: Case, sample: dict[str, Any]) -> int:
-        """Bytes of main memory at the peak. sample: a measured one, for what the process had when it was loaded.
+        """Bytes of main memory at the peak. sample: a measured one, for what the process had when
+        it was loaded.
 
-        Loading may have been the peak: weights that are repacked for the CPU exist twice until it is done.
+        Loading may have been the peak: weights that are repacked for the CPU exist twice until it
+        is done.
         """
         kinds = cache_types[case.type_k][0], cache_types[case.type_v][0]
         n_ctx = -(-max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS) // 256) * 256
         compressed = not case.is_full and sample["mode"] != "uncompressed"
         context = self._blueprint.context(compressed, n_ctx, *kinds)
-        cache = self._cache(case, context) if compressed else 0  # llama.cpp's own is there when the model is loaded
+        cache = (
+            self._cache(case, context) if compressed else 0
+        )  # llama.cpp's own is there when the model is loaded
         return max(sample["peak_loaded"], sample["rss_loaded"] + context.compute + cache)
 
     def _cache(self, case: Case, context: Context) -> int:
-        """K and V with what stands beside them while prompts are read: what lies before the test, the test's own, then new tokens."""
+        """K and V with what stands beside them while prompts are read: what lies before the test,
+        the test's own, then new tokens."""
         preset = choose(case.kv_method, case.model)
         per_f16 = entries_per_f16([x for x in context.layers if not x.n_swa])
         even, peak, seen, old = preset.budget.name == "uniform", 0, 0, 0
         for n in filter(None, (case.n_depth, case.n_prompt)):
             rows = rows_for(seen + n, case.kv_ratio, per_f16=per_f16, min_tokens=MIN_TOKENS)
             before = kept_bytes(context.layers, seen, old) if seen else 0
-            read = reading(context.layers, extent(preset, n, WINDOW, self._n_ubatch), rows, n_embd=self._blueprint.n_embd, n_ubatch=self._n_ubatch,
-                           hidden=case.kv_hidden, n_old=old, old_bytes=before, even=even)
+            read = reading(
+                context.layers,
+                extent(preset, n, WINDOW, self._n_ubatch),
+                rows,
+                n_embd=self._blueprint.n_embd,
+                n_ubatch=self._n_ubatch,
+                hidden=case.kv_hidden,
+                n_old=old,
+                old_bytes=before,
+                even=even,
+            )
             peak, seen, old = max(peak, read.peak), seen + n, rows
         if case.n_gen:
             steps = -(-case.n_gen // APPEND_MAX) * APPEND_MAX
-            peak = max(peak, sum(tensor_bytes(x, x.n_head_kv * (old + steps)) for x in context.layers))
+            peak = max(
+                peak, sum(tensor_bytes(x, x.n_head_kv * (old + steps)) for x in context.layers)
+            )
         return peak

@@ -14,33 +14,78 @@ from edgekv.sizes import MIB, mib, percent, share
 
 Record = dict[str, Any]
 GIB = 2**30
-SHOWN = {"n_gpu_layers": "ngl", "n_threads": "threads", "n_batch": "n_batch", "n_ubatch": "n_ubatch", "flash_attn": "fa"}
-"""Settings with a column of their own if they differ from llama-bench's defaults, by its heading."""
+SHOWN = {
+    "n_gpu_layers": "ngl",
+    "n_threads": "threads",
+    "n_batch": "n_batch",
+    "n_ubatch": "n_ubatch",
+    "flash_attn": "fa",
+}
+"""Settings with a column of their own if they differ from llama-bench's defaults, by its
+heading."""
 USUAL = {"n_batch": 2048, "n_ubatch": 512, "flash_attn": None, "n_gpu_layers": None}
 CACHE = ["KV used", "tokens kept", "KV allocated MiB", "KV peak MiB", "process MiB"]
 NEEDLE = ["needles found"]
 WORDS = {"model", "backend", "type_k", "type_v", "kv_method", *NEEDLE}
 """Columns that hold no numbers."""
-FILLED = (f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again and again (--fill repeat): they were not read, so "
-          "no peak was measured.\n\n")
+FILLED = (
+    f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again "
+    "and again (--fill repeat): they were not read, so "
+    "no peak was measured.\n\n"
+)
 
 
 def as_md(records: Sequence[Record]) -> str:
     """llama-bench's table, with the cache's columns between test and speed."""
     shown = [name for name in SHOWN if _is_shown(name, records)]
     has_needles = "eval_needle" in records[0]
-    head = ["model", "size", "params", "backend", *(SHOWN[name] for name in shown), "type_k", "type_v", "kv_method",
-            "kv_ratio", "test", "t/s", *CACHE, *NEEDLE[:has_needles]]
-    rows = [[r["model_type"], _size(r["model_size"]), _params(r["model_n_params"]), r["backends"],
-             *(str(r[name]) for name in shown), r["type_k"], r["type_v"], r["kv_method"], f"{r['kv_ratio']:g}",
-             _test(r), f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}", share(r["kv_bytes_used"], r["kv_bytes_full"]),
-             percent(r["kv_tokens_kept"], r["kv_tokens_full"]), mib(r["kv_bytes_allocated"]),
-             "" if is_filled(r) else mib(r["kv_bytes_peak"]), _memory(r),
-             *([r["eval_needle"]] if has_needles else [])] for r in records]
+    head = [
+        "model",
+        "size",
+        "params",
+        "backend",
+        *(SHOWN[name] for name in shown),
+        "type_k",
+        "type_v",
+        "kv_method",
+        "kv_ratio",
+        "test",
+        "t/s",
+        *CACHE,
+        *NEEDLE[:has_needles],
+    ]
+    rows = [
+        [
+            r["model_type"],
+            _size(r["model_size"]),
+            _params(r["model_n_params"]),
+            r["backends"],
+            *(str(r[name]) for name in shown),
+            r["type_k"],
+            r["type_v"],
+            r["kv_method"],
+            f"{r['kv_ratio']:g}",
+            _test(r),
+            f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
+            share(r["kv_bytes_used"], r["kv_bytes_full"]),
+            percent(r["kv_tokens_kept"], r["kv_tokens_full"]),
+            mib(r["kv_bytes_allocated"]),
+            "" if is_filled(r) else mib(r["kv_bytes_peak"]),
+            _memory(r),
+            *([r["eval_needle"]] if has_needles else []),
+        ]
+        for r in records
+    ]
     rule = ["---" if name in WORDS else "---:" for name in head]
-    lines = [_line(head), _line(rule), *map(_line, rows), "",
-             "KV used: of the bytes that all tokens take in a full f16 cache. KV allocated: with room for new tokens.",
-             f"build: {records[0]['build_commit']} ({records[0]['build_number']})"]
+    lines = [
+        _line(head),
+        _line(rule),
+        *map(_line, rows),
+        "",
+        "KV used: of the bytes that all tokens take in a full f16 cache. KV allocated: with room "
+        "for new tokens.",
+        f"build: {records[0]['build_commit']} ({records[0]['build_number']})",
+    ]
     return FILLED * any(map(is_filled, records)) + "\n".join(lines) + "\n"
 
 
@@ -92,13 +137,18 @@ def as_jsonl(records: Sequence[Record]) -> str:
 
 def _flat(records: Sequence[Record]) -> list[Record]:
     """Without the lists of samples; truth values as 0 and 1, as llama-bench writes them."""
-    return [{k: int(v) if isinstance(v, bool) else v for k, v in r.items() if k not in SAMPLES} for r in records]
+    return [
+        {k: int(v) if isinstance(v, bool) else v for k, v in r.items() if k not in SAMPLES}
+        for r in records
+    ]
 
 
 def as_csv(records: Sequence[Record]) -> str:
     flat, text = _flat(records), io.StringIO()
     text.write(",".join(flat[0]) + "\n")
-    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(list(r.values()) for r in flat)
+    csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+        list(r.values()) for r in flat
+    )
     return text.getvalue()
 
 
@@ -107,7 +157,11 @@ def as_sql(records: Sequence[Record]) -> str:
     flat = _flat(records)
     kinds = {**LLAMA_BENCH, **OURS}
     columns = ",\n".join(f"  {name} {_SQL[kinds.get(name, str)]}" for name in flat[0])
-    rows = [f"INSERT INTO llama_bench ({', '.join(r)}) VALUES ({', '.join(_quoted(v) for v in r.values())});" for r in flat]
+    rows = [
+        f"INSERT INTO llama_bench ({', '.join(r)}) VALUES "
+        f"({', '.join(_quoted(v) for v in r.values())});"
+        for r in flat
+    ]
     return f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n\n" + "\n".join(rows) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""The long-context page: memory, speed, and the bytes that a token reads, against the length of the context."""
+"""The long-context page: memory, speed, and the bytes that a token reads, against the length of the
+context."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Record = dict[str, Any]
 
 
 def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
-    """Contexts at which every row fits into free memory less 1 GiB: the wished ones, or powers of two from 4,096 up to the trained context.
+    """Contexts at which every row fits into free memory less 1 GiB: the wished ones, or powers of
+    two from 4,096 up to the trained context.
 
     Raises BadInput if not even the first does.
     """
@@ -35,39 +37,54 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
 
     free = memory_free() - MARGIN
     with Blueprint(lists.models[0], lists.n_ubatch[0]) as blueprint:
-        contexts = list(wished) or [n for n in (FIRST * 2**k for k in range(12)) if n <= blueprint.n_ctx_train]
+        contexts = list(wished) or [
+            n for n in (FIRST * 2**k for k in range(12)) if n <= blueprint.n_ctx_train
+        ]
         contexts = contexts or [blueprint.n_ctx_train - N_GEN]  # trained with less than the first
         kind = lists.stored(lists.models[0], lists.kv_method[0])
         types = lists.types or [(kind, kind)]
         wish = Wish(free, max(contexts), process=rss_now())
-        planner = Planner(blueprint, choose(lists.kv_method[0], lists.models[0]), wish, lists.n_ubatch[0])
+        planner = Planner(
+            blueprint, choose(lists.kv_method[0], lists.models[0]), wish, lists.n_ubatch[0]
+        )
 
         def peak(n: int) -> int:
             n_ctx = -(-(n + N_GEN) // 256) * 256
             n_states = int(lists.fill == "repeat")  # a filled cache comes from a state of its size
             full = [planner.point(n_ctx, 1.0, (kind, kind), "f32") for kind in lists.full]
-            compressed = [planner.point(n_ctx, r, t, lists.kv_hidden) for r in lists.kv_ratio for t in types]
+            compressed = [
+                planner.point(n_ctx, r, t, lists.kv_hidden) for r in lists.kv_ratio for t in types
+            ]
             return max(p.peak + n_states * p.kv for p in [*full, *compressed])
 
         fitting = [n for n in contexts if peak(n) <= free]
     if not fitting:
-        raise BadInput(f"a context of {min(contexts):,} tokens takes {size_text(peak(min(contexts)))}, and {size_text(free)} are free beside 1 GiB; give a "
-                       "smaller -d, or fewer --full caches")
+        raise BadInput(
+            f"a context of {min(contexts):,} tokens takes {size_text(peak(min(contexts)))}, and "
+            f"{size_text(free)} are free beside 1 GiB; give a "
+            "smaller -d, or fewer --full caches"
+        )
     return fitting
 
 
 def rows(lists: Lists, depths: Sequence[int]) -> list[Case]:
     """tg32 at every depth; reading what lies before it is timed too."""
-    return replace(lists, models=lists.models[:1], n_prompt=[], n_gen=[N_GEN], pairs=[], n_depth=depths).cases()
+    return replace(
+        lists, models=lists.models[:1], n_prompt=[], n_gen=[N_GEN], pairs=[], n_depth=depths
+    ).cases()
 
 
 def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
-    """The page and, where matplotlib is there, its plots (of memory only if contexts were read); returns their paths.
+    """The page and, where matplotlib is there, its plots (of memory only if contexts were read);
+    returns their paths.
 
     words: the command line's. Raises BadInput if a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    records = [r | {"read_ts": _reading(samples)} for r, samples in zip(table.records(), table.samples, strict=True)]
+    records = [
+        r | {"read_ts": _reading(samples)}
+        for r, samples in zip(table.records(), table.samples, strict=True)
+    ]
     images = _plots(table, records, folder)
     page = folder / "long.md"
     replace_file(page, _page(table, records, words, images).encode())
@@ -75,33 +92,63 @@ def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
     return [page, folder / "long.json", *images]
 
 
-def _page(table: Table, records: Sequence[Record], words: Sequence[str], images: Sequence[Path]) -> str:
+def _page(
+    table: Table, records: Sequence[Record], words: Sequence[str], images: Sequence[Path]
+) -> str:
     is_filled = any(map(formats.is_filled, records))
-    about = ", ".join([f"`{shlex.join(['edgekv', *words])}`", f"llama.cpp {records[0]['build_commit']}", *_about(records),
-                       _counted(table.n_rounds, "round")])
+    about = ", ".join(
+        [
+            f"`{shlex.join(['edgekv', *words])}`",
+            f"llama.cpp {records[0]['build_commit']}",
+            *_about(records),
+            _counted(table.n_rounds, "round"),
+        ]
+    )
     shown = "".join(f"![{path.stem}]({path.name})\n" for path in images)
     rows = _filled_rows(table, records) if is_filled else _read_rows(table, records)
-    return (f"# Long contexts\n\n{about}.\n\n" + formats.FILLED * is_filled
-            + (shown or "No plots: they need matplotlib (pip install matplotlib).\n")
-            + "\n" + "\n".join(rows) + "\n\n" + reads.as_md(records, [case.setting for case in table.cases]) + "\n" + compare.as_md(compare.ratios(table)))
+    return (
+        f"# Long contexts\n\n{about}.\n\n"
+        + formats.FILLED * is_filled
+        + (shown or "No plots: they need matplotlib (pip install matplotlib).\n")
+        + "\n"
+        + "\n".join(rows)
+        + "\n\n"
+        + reads.as_md(records, [case.setting for case in table.cases])
+        + "\n"
+        + compare.as_md(compare.ratios(table))
+    )
 
 
 def _about(records: Sequence[Record]) -> list[str]:
     """Model, machine, version and date."""
     first = records[0]
-    machine = ", ".join(filter(None, (first["cpu_info"], first["gpu_info"], _counted(first["n_threads"], "thread"))))
-    return [Path(first["model_filename"]).stem, machine, f"edgekv {_version()}", first["test_time"][:10]]
+    machine = ", ".join(
+        filter(None, (first["cpu_info"], first["gpu_info"], _counted(first["n_threads"], "thread")))
+    )
+    return [
+        Path(first["model_filename"]).stem,
+        machine,
+        f"edgekv {_version()}",
+        first["test_time"][:10],
+    ]
 
 
 def _read_rows(table: Table, records: Sequence[Record]) -> list[str]:
     return [
-        "| context | cache | KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB | read, tokens/s "
+        "| context | cache | KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB "
+        "| read, tokens/s "
         "| write, tokens/s |",
         "| ---: | --- |" + " ---: |" * 7,
-        *(f"| {case.n_depth:,} | {case.setting} | {share(r['kv_bytes_used'], r['kv_bytes_full'])} "
-          f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | {mib(r['kv_bytes_allocated'])} "
-          f"| {mib(r['kv_bytes_peak'])} | {r['mem_peak_host'] / MIB:,.0f} | {r['read_ts']:.1f} "
-          f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |" for case, r in zip(table.cases, records, strict=True))]
+        *(
+            f"| {case.n_depth:,} | {case.setting} | "
+            f"{share(r['kv_bytes_used'], r['kv_bytes_full'])} "
+            f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | "
+            f"{mib(r['kv_bytes_allocated'])} "
+            f"| {mib(r['kv_bytes_peak'])} | {r['mem_peak_host'] / MIB:,.0f} | {r['read_ts']:.1f} "
+            f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |"
+            for case, r in zip(table.cases, records, strict=True)
+        ),
+    ]
 
 
 def _filled_rows(table: Table, records: Sequence[Record]) -> list[str]:
@@ -109,9 +156,15 @@ def _filled_rows(table: Table, records: Sequence[Record]) -> list[str]:
     return [
         "| context | cache | KV used | tokens kept | KV allocated MiB | write, tokens/s |",
         "| ---: | --- | ---: | ---: | ---: | ---: |",
-        *(f"| {case.n_depth:,} | {case.setting} | {share(r['kv_bytes_used'], r['kv_bytes_full'])} "
-          f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | {mib(r['kv_bytes_allocated'])} "
-          f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |" for case, r in zip(table.cases, records, strict=True))]
+        *(
+            f"| {case.n_depth:,} | {case.setting} | "
+            f"{share(r['kv_bytes_used'], r['kv_bytes_full'])} "
+            f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | "
+            f"{mib(r['kv_bytes_allocated'])} "
+            f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |"
+            for case, r in zip(table.cases, records, strict=True)
+        ),
+    ]
 
 
 def _version() -> str:
@@ -134,7 +187,10 @@ def _counted(n: int, what: str) -> str:
 
 def _reading(samples: Sequence[dict[str, Any]]) -> float:
     """Tokens per second while the context was read; 0 if it was filled."""
-    return median(1e9 * (s["kv_tokens_full"] - N_GEN) / s["depth_ns"] if s["depth_ns"] else 0.0 for s in samples)
+    return median(
+        1e9 * (s["kv_tokens_full"] - N_GEN) / s["depth_ns"] if s["depth_ns"] else 0.0
+        for s in samples
+    )
 
 
 def _plots(table: Table, records: Sequence[Record], folder: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""One sample in a process of its own, so that its peak memory is its own: JSON in on standard input, the last line out is JSON.
+"""One sample in a process of its own, so that its peak memory is its own: JSON in on standard
+input, the last line out is JSON.
 
 `edgekv.bench.runner` starts it. A mistake of the user comes back as {"error": "one line"}.
 """
@@ -36,9 +37,11 @@ def main() -> None:
 
 
 def sample(case: Case, warm_up: bool) -> dict[str, Any]:
-    """Run a case once. ns: of the test; depth_ns: of reading what lies before it, 0 if it was filled; then there are no peaks either.
+    """Run a case once. ns: of the test; depth_ns: of reading what lies before it, 0 if it was
+    filled; then there are no peaks either.
 
-    rss_loaded, peak_loaded: the process when the model was loaded, weights and (in full) llama.cpp's own cache included, and its peak until then.
+    rss_loaded, peak_loaded: the process when the model was loaded, weights and (in full)
+    llama.cpp's own cache included, and its peak until then.
     """
     import numpy.random
 
@@ -62,13 +65,20 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     after = llm.kv_stats()
     devices = facts.devices()
     found = {
-        "ns": ns, "depth_ns": depth_ns, "method": stats.method, "mode": stats.mode,
-        "kv_tokens_full": after.n_seen, "kv_tokens_kept": after.n_kept,
-        "kv_bytes_full": after.n_bytes_full, "kv_bytes_used": after.n_bytes_used,
-        "kv_bytes_allocated": after.n_bytes, "kv_bytes_peak": after.n_bytes_peak,
+        "ns": ns,
+        "depth_ns": depth_ns,
+        "method": stats.method,
+        "mode": stats.mode,
+        "kv_tokens_full": after.n_seen,
+        "kv_tokens_kept": after.n_kept,
+        "kv_bytes_full": after.n_bytes_full,
+        "kv_bytes_used": after.n_bytes_used,
+        "kv_bytes_allocated": after.n_bytes,
+        "kv_bytes_peak": after.n_bytes_peak,
         "read_bytes_kv": (stats.n_bytes_used + after.n_bytes_used) // 2 if case.only_writes else 0,
         "read_bytes_weights": touched(llm) if case.only_writes else 0,
-        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0, **loaded,
+        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0,
+        **loaded,
         "mem_peak_host": rss_peak(),
         "mem_peak_device": max(free - min(device_free(devices), lowest.value), 0) if lowest else 0,
         **about(llm, devices),
@@ -80,20 +90,42 @@ def load(case: Case) -> Any:
     from edgekv import Llama, facts
 
     n_ctx = case.n_prompt + case.n_gen + case.n_depth
-    compress = {} if case.is_full else dict(kv_ratio=case.kv_ratio, kv_method=case.kv_method, kv_hidden=case.kv_hidden, kv_min_tokens=MIN_TOKENS)
+    compress: dict[str, Any] = (
+        {}
+        if case.is_full
+        else dict(
+            kv_ratio=case.kv_ratio,
+            kv_method=case.kv_method,
+            kv_hidden=case.kv_hidden,
+            kv_min_tokens=MIN_TOKENS,
+        )
+    )
     return Llama(
-        case.model, n_ctx=max(n_ctx, WARM_UP_TOKENS), n_batch=case.n_batch, n_ubatch=case.n_ubatch, n_threads=case.n_threads, n_threads_batch=case.n_threads,
-        n_gpu_layers=case.n_gpu_layers, flash_attn=case.flash_attn != "off", type_k=facts.cache_types[case.type_k][0],
-        type_v=facts.cache_types[case.type_v][0], verbose=False, **compress)
+        case.model,
+        n_ctx=max(n_ctx, WARM_UP_TOKENS),
+        n_batch=case.n_batch,
+        n_ubatch=case.n_ubatch,
+        n_threads=case.n_threads,
+        n_threads_batch=case.n_threads,
+        n_gpu_layers=case.n_gpu_layers,
+        flash_attn=case.flash_attn != "off",
+        type_k=facts.cache_types[case.type_k][0],
+        type_v=facts.cache_types[case.type_v][0],
+        verbose=False,
+        **compress,
+    )
 
 
 def touched(llm: Any) -> int:
-    """Bytes of the weights that a written token reads; 0 if the file has tensors of a kind that nobody here knows."""
+    """Bytes of the weights that a written token reads; 0 if the file has tensors of a kind that
+    nobody here knows."""
     from edgekv.gguf_sizes import tensor_sizes
     from edgekv.native import llama_cpp
 
     arch = llm.metadata.get("general.architecture", "")
-    experts = (int(llm.metadata.get(f"{arch}.{name}", 0)) for name in ("expert_count", "expert_used_count"))
+    experts = (
+        int(llm.metadata.get(f"{arch}.{name}", 0)) for name in ("expert_count", "expert_used_count")
+    )
     try:
         sizes = tensor_sizes(llm.model_path)
     except (KeyError, ValueError):
@@ -102,7 +134,8 @@ def touched(llm: Any) -> int:
 
 
 def tokens(llm: Any, n: int) -> list[int]:
-    """n random tokens, the first one the beginning of a text if the model wants it (as llama-bench)."""
+    """n random tokens, the first one the beginning of a text if the model wants it (as
+    llama-bench)."""
     import numpy as np
     from edgekv.llama_cpp import llama_vocab_bos, llama_vocab_get_add_bos
 
@@ -143,7 +176,11 @@ def about(llm: Any, devices: list[dict[str, Any]]) -> dict[str, Any]:
     llama_cpp.llama_model_desc(model, text, len(text))
     gpus = [d for d in devices if d["name"].upper() != "CPU"]
     return {
-        "build_commit": facts.build_info()["llama_cpp_commit"], "model_type": text.value.decode(), "model_size": llama_cpp.llama_model_size(model),
-        "model_n_params": llama_cpp.llama_model_n_params(model), "cpu_info": ", ".join(d["description"] for d in devices if d not in gpus),
-        "gpu_info": ", ".join(d["description"] for d in gpus), "backends": ",".join(sorted({d["name"].rstrip("0123456789") for d in gpus})) or "CPU",
+        "build_commit": facts.build_info()["llama_cpp_commit"],
+        "model_type": text.value.decode(),
+        "model_size": llama_cpp.llama_model_size(model),
+        "model_n_params": llama_cpp.llama_model_n_params(model),
+        "cpu_info": ", ".join(d["description"] for d in devices if d not in gpus),
+        "gpu_info": ", ".join(d["description"] for d in gpus),
+        "backends": ",".join(sorted({d["name"].rstrip("0123456789") for d in gpus})) or "CPU",
     }

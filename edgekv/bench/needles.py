@@ -1,4 +1,5 @@
-"""Needles under one setting, in a process of its own (as `measure`): how many are found once the text was compressed and then asked about."""
+"""Needles under one setting, in a process of its own (as `measure`): how many are found once the
+text was compressed and then asked about."""
 
 from __future__ import annotations
 
@@ -32,10 +33,27 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
     from edgekv.eval.sample import Request, Row
     from edgekv.eval.tasks.needle import TASK
 
-    ratio = min(case.kv_ratio, 0.999)  # the cache has to be edgekv's for the evaluation; `full` keeps all of it
-    llm = load(replace(case, n_prompt=n_tokens + ROOM, n_gen=0, n_depth=0, kv_ratio=ratio, kv_method=case.kv_method if not case.is_full else "snapkv"))
-    request = Request(0, n_cases, lambda text: llm.tokenize(text.encode(), add_bos=False), (n_tokens,))
+    ratio = min(
+        case.kv_ratio, 0.999
+    )  # the cache has to be edgekv's for the evaluation; `full` keeps all of it
+    llm = load(
+        replace(
+            case,
+            n_prompt=n_tokens + ROOM,
+            n_gen=0,
+            n_depth=0,
+            kv_ratio=ratio,
+            kv_method=case.kv_method if not case.is_full else "snapkv",
+        )
+    )
+    request = Request(
+        0, n_cases, lambda text: llm.tokenize(text.encode(), add_bos=False), (n_tokens,)
+    )
     reader = Reader(llm, ["full" if case.is_full else case.kv_method])
-    row = Row("full", 1.0, kind_of(llm)) if case.is_full else Row(case.kv_method, case.kv_ratio, kind_of(llm))
+    row = (
+        Row("full", 1.0, kind_of(llm))
+        if case.is_full
+        else Row(case.kv_method, case.kv_ratio, kind_of(llm))
+    )
     outcomes = list(evaluate(TASK, reader, list(TASK.samples(request)), [row], aware=False))
     return f"{sum(outcome.scores['score'] == 1 for outcome in outcomes)}/{len(outcomes)}"

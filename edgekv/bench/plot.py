@@ -1,4 +1,5 @@
-"""Plots of the long-context page: memory, speed, and the bytes that a token reads, against the context."""
+"""Plots of the long-context page: memory, speed, and the bytes that a token reads, against the
+context."""
 
 from __future__ import annotations
 
@@ -34,10 +35,15 @@ Panel = tuple[str, Value]
 
 def memory(lines: Sequence[Line], about: Sequence[str]) -> Figure:
     """KV bytes beside the memory of the process."""
-    return _figure("Memory against the context", lines, about, [
-        ("KV cache in use, MiB", lambda r: r["kv_bytes_used"] / MIB),
-        ("process at its peak, MiB", lambda r: r["mem_peak_host"] / MIB),
-    ])
+    return _figure(
+        "Memory against the context",
+        lines,
+        about,
+        [
+            ("KV cache in use, MiB", lambda r: r["kv_bytes_used"] / MIB),
+            ("process at its peak, MiB", lambda r: r["mem_peak_host"] / MIB),
+        ],
+    )
 
 
 def speed(lines: Sequence[Line], about: Sequence[str], was_read: bool) -> Figure:
@@ -49,26 +55,53 @@ def speed(lines: Sequence[Line], about: Sequence[str], was_read: bool) -> Figure
 
 
 def bytes_read(lines: Sequence[Line], about: Sequence[str]) -> Figure:
-    """Bytes that writing a token reads, and how near that comes to the speed of the machine's memory."""
-    figure = _figure("What writing a token reads", lines, about, [
-        ("weights + KV in use, MiB per token", lambda r: reads.per_token(r) / MIB),
-        ("of the memory's measured speed, %", lambda r: None if reads.share(r) is None else 100 * (reads.share(r) or 0)),
-    ])
+    """Bytes that writing a token reads, and how near that comes to the speed of the machine's
+    memory."""
+    figure = _figure(
+        "What writing a token reads",
+        lines,
+        about,
+        [
+            ("weights + KV in use, MiB per token", lambda r: reads.per_token(r) / MIB),
+            (
+                "of the memory's measured speed, %",
+                lambda r: None if reads.share(r) is None else 100 * (reads.share(r) or 0),
+            ),
+        ],
+    )
     left, right = figure.axes[:2]
     weights = lines[0].records[0]["read_bytes_weights"] / MIB
     left.axhline(weights, color="black", linestyle=":", linewidth=1)
-    left.annotate("the weights alone", (0.02, weights), xycoords=("axes fraction", "data"), va="top", fontsize=8,
-                  xytext=(0, -3), textcoords="offset points")
+    left.annotate(
+        "the weights alone",
+        (0.02, weights),
+        xycoords=("axes fraction", "data"),
+        va="top",
+        fontsize=8,
+        xytext=(0, -3),
+        textcoords="offset points",
+    )
     right.axhline(100, color="black", linestyle=":", linewidth=1)
     right.set_ylim(0, max(108, right.get_ylim()[1]))
-    right.annotate("as fast as reading alone", (0.02, 100), xycoords=("axes fraction", "data"), va="top", fontsize=8,
-                   xytext=(0, -3), textcoords="offset points")
+    right.annotate(
+        "as fast as reading alone",
+        (0.02, 100),
+        xycoords=("axes fraction", "data"),
+        va="top",
+        fontsize=8,
+        xytext=(0, -3),
+        textcoords="offset points",
+    )
     return figure
 
 
-def _figure(title: str, lines: Sequence[Line], about: Sequence[str], panels: Sequence[Panel]) -> Figure:
+def _figure(
+    title: str, lines: Sequence[Line], about: Sequence[str], panels: Sequence[Panel]
+) -> Figure:
     figure = plots.figure(4.6 * len(panels) + 0.6 * (len(panels) == 1), 4.6)
-    for axes, (label, value) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (label, value) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
         _panel(axes, label, lines, value)
     plots.head(figure, title, about)
     plots.legend(figure, figure.axes[0])
@@ -82,7 +115,9 @@ def _panel(axes: Axes, label: str, lines: Sequence[Line], value: Value) -> None:
         axes.plot([x for x, _ in points], [y for _, y in points], **style[line.name])
     contexts = sorted({r["n_depth"] for line in lines for r in line.records})
     plots.ticks(axes, contexts, [f"{n:,}" for n in contexts])
-    highest = max((y for r in (r for line in lines for r in line.records) if (y := value(r))), default=1)
+    highest = max(
+        (y for r in (r for line in lines for r in line.records) if (y := value(r))), default=1
+    )
     axes.set(xlabel="context, tokens", ylabel=label, ylim=(0, 1.08 * highest))
     axes.tick_params(axis="x", rotation=45 if len(contexts) > 5 else 0)
 

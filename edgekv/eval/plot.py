@@ -11,6 +11,8 @@ import numpy as np
 
 from edgekv import plots
 from edgekv.errors import BadInput
+from edgekv.eval.evaluate import RANDOM
+from edgekv.eval.perplexity import FULL
 from edgekv.eval.sample import Measure, Outcome, Row
 from edgekv.eval.table import Table, mean
 
@@ -39,27 +41,50 @@ def curves(table: Table) -> Figure:
     Of predictions it shows the KL divergence.
     """
     measure = next((m for m in table.task.measures if m.name == "kl"), table.task.measures[0])
-    rows = {row: outcomes for row, outcomes in table.rows.items()}
+    rows = table.rows
     figure = plots.figure(7.5, 5.2)
     axes = figure.add_subplot()
     names = list(dict.fromkeys(map(_name, rows)))
-    style = plots.styles(names, [name for name in names if name.startswith("full")])
+    style = plots.styles(names, [name for name in names if name.startswith(FULL)])
+    lines = [name for name in names if not name.startswith(FULL)]
     for name in names:
-        points = {row.ratio: mean(measure, outcomes) for row, outcomes in rows.items() if _name(row) == name}
+        points = {
+            row.ratio: mean(measure, outcomes)
+            for row, outcomes in rows.items()
+            if _name(row) == name
+        }
         values = np.array([points[ratio] for ratio in sorted(points)])
-        if min(points) == 1:
-            axes.axhline(values[0, 0], **{k: v for k, v in style[name].items() if not k.startswith("marker")})
+        if name not in lines:
+            axes.axhline(
+                values[0, 0], **{k: v for k, v in style[name].items() if not k.startswith("marker")}
+            )
             continue
         ends = np.nan_to_num(np.abs(values[:, 1:] - values[:, :1]), posinf=0).T
-        axes.errorbar(sorted(points), values[:, 0], yerr=ends, capsize=3, **style[name])
+        beside = 1.015 ** (
+            lines.index(name) - (len(lines) - 1) / 2
+        )  # so that bars of one ratio do not hide each other
+        line = style[name] | (dict(linestyle=":") if name.startswith(RANDOM) else {})
+        axes.errorbar(
+            [ratio * beside for ratio in sorted(points)],
+            values[:, 0],
+            yerr=ends,
+            capsize=3,
+            elinewidth=1,
+            **line,
+        )
     shares = sorted({row.ratio for row in rows if row.ratio < 1} or {1.0})
     plots.ticks(axes, shares, [f"{100 * share:g} %" for share in shares])
-    axes.set(xlabel="KV bytes, share of the full f16 cache", ylabel=measure.label,
-             xlim=(shares[0] / 1.4, min(shares[-1] * 1.4, 1.1)))
-    if measure.percent:
+    axes.set(
+        xlabel="KV bytes, share of the full f16 cache",
+        ylabel=measure.label,
+        xlim=(shares[0] / 1.3, shares[-1] * 1.3),
+    )
+    if not measure.percent:
+        axes.set_ylim(bottom=-0.03 * axes.get_ylim()[1])
+    else:
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    plots.head(figure, _title(table), [*table.about, _counted(rows)])
+    plots.head(figure, f"{_title(table)}: {measure.label}", [*table.about, _counted(rows)])
     plots.legend(figure, axes)
     return figure
 
@@ -67,7 +92,8 @@ def curves(table: Table) -> Figure:
 def heat_map(table: Table) -> Figure:
     """For each row the mean score over length (from left to right) and depth (from top to bottom).
 
-    There are as many depths as every length has samples, at most DEPTHS; grey is what was not asked.
+    There are as many depths as every length has samples, at most DEPTHS; grey is what was not
+    asked.
     """
     rows, measure = table.rows, table.task.measures[0]
     lengths = sorted({outcome.tags["length"] for outcome in table.outcomes})
@@ -78,16 +104,30 @@ def heat_map(table: Table) -> Figure:
     axes = figure.subplots(high, wide, squeeze=False)
     for place, (row, outcomes) in zip(axes.flat, rows.items(), strict=False):
         place.set_facecolor("lightgrey")
-        picture = place.imshow(cells(outcomes, lengths, n_depths, measure), cmap="RdYlGn", vmin=0, vmax=1,
-                               aspect="auto", interpolation="nearest")
+        picture = place.imshow(
+            cells(outcomes, lengths, n_depths, measure),
+            cmap="RdYlGn",
+            vmin=0,
+            vmax=1,
+            aspect="auto",
+            interpolation="nearest",
+        )
         score = f"{100 * mean(measure, outcomes)[0]:.0f} %"
-        place.set_title(f"{_name(row)}\n" + (score if row.ratio == 1 else f"{100 * row.ratio:g} % kept: {score}"),
-                        fontsize=9)
-        place.set_xticks(range(len(lengths)), [f"{length:,}" for length in lengths],
-                         rotation=45 if len(lengths) > 2 else 0)
+        place.set_title(
+            f"{_name(row)}\n"
+            + (score if row.ratio == 1 else f"{100 * row.ratio:g} % kept: {score}"),
+            fontsize=9,
+        )
+        place.set_xticks(
+            range(len(lengths)),
+            [f"{length:,}" for length in lengths],
+            rotation=45 if len(lengths) > 2 else 0,
+        )
         is_left = place in axes[:, 0]
-        place.set_yticks((-0.5, n_depths / 2 - 0.5, n_depths - 0.5),
-                         ("start", "middle", "end") if is_left else ("", "", ""))
+        place.set_yticks(
+            (-0.5, n_depths / 2 - 0.5, n_depths - 0.5),
+            ("start", "middle", "end") if is_left else ("", "", ""),
+        )
     for place in axes.flat[len(rows) :]:
         place.set_visible(False)
     figure.supxlabel("length of the text, tokens", fontsize=10)
@@ -106,7 +146,9 @@ def depths(table: Table) -> int:
     return max(min([DEPTHS, *map(len, by_length.values())]), 1)
 
 
-def cells(outcomes: Sequence[Outcome], lengths: Sequence[int], n_depths: int, measure: Measure) -> Any:
+def cells(
+    outcomes: Sequence[Outcome], lengths: Sequence[int], n_depths: int, measure: Measure
+) -> Any:
     """float [n_depths, n_lengths]: mean scores, NaN where there is none."""
     found: list[list[list[float]]] = [[[] for _ in lengths] for _ in range(n_depths)]
     for outcome in outcomes:
@@ -125,5 +167,8 @@ def _counted(rows: dict[Row, list[Outcome]]) -> str:
 
 
 def _title(table: Table) -> str:
-    asked = {"aware": "question known while compressing", "agnostic": "question asked after compressing"}
+    asked = {
+        "aware": "question known while compressing",
+        "agnostic": "question asked after compressing",
+    }
     return table.task.name + (f", {asked[table.setting]}" if table.setting else "")

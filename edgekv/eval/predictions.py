@@ -17,7 +17,8 @@ from edgekv.eval.sample import Outcome
 
 @dataclass
 class Predictions:
-    """Outcomes of a task in one setting (empty for a task that has none), and where their lines go."""
+    """Outcomes of a task in one setting (empty for a task that has none), and where their lines
+    go."""
 
     task: str
     setting: str
@@ -35,10 +36,11 @@ class Predictions:
 
 @contextmanager
 def kept(name: str | None, task: str, setting: str, call: dict[str, Any]) -> Iterator[Predictions]:
-    """The predictions of one call; with a name they gather in `<name>.partial` and become `<name>` in the end.
+    """The predictions of one call; with a name they gather in `<name>.partial` and become `<name>`
+    in the end.
 
-    call: what the answers depend on. If `<name>.partial` was left by the same call, its outcomes are there already. Raises BadInput if the
-    file cannot be written.
+    call: what the answers depend on. If `<name>.partial` was left by the same call, its outcomes
+    are there already. Raises BadInput if the file cannot be written.
     """
     if name is None:
         yield Predictions(task, setting, [])
@@ -57,22 +59,41 @@ def kept(name: str | None, task: str, setting: str, call: dict[str, Any]) -> Ite
             yield predictions
         stopped = False
         fresh = Path(name + ".new")
-        fresh.write_text("".join(line(task, setting, outcome) for outcome in predictions.outcomes), encoding="utf-8")
+        fresh.write_text(
+            "".join(line(task, setting, outcome) for outcome in predictions.outcomes),
+            encoding="utf-8",
+        )
         fresh.replace(name)
         partial.unlink()
     except OSError as error:
-        raise BadInput(f"{name} cannot be written ({error.strerror}); choose another place") from None
+        raise BadInput(
+            f"{name} cannot be written ({error.strerror}); choose another place"
+        ) from None
     finally:
         if stopped and partial.is_file():
-            click.echo(f"edgekv: stopped; what was answered until then is in {partial}, and the same command goes on from there", err=True)
+            click.echo(
+                f"edgekv: stopped; what was answered until then is in {partial}, and the same "
+                "command goes on from there",
+                err=True,
+            )
 
 
 def line(task: str, setting: str, outcome: Outcome) -> str:
     """One prediction as a line of JSON."""
-    record = {"task": task, **({"setting": setting} if setting else {}), "method": outcome.method, "ratio": outcome.ratio,
-              "type": outcome.kind, "id": outcome.sample, **outcome.tags, "n_prompt": outcome.n_prompt,
-              "n_seen": outcome.n_seen, "n_kept": round(outcome.n_kept, 2), "kv_bytes_full": outcome.n_bytes_full,
-              "kv_bytes": outcome.n_bytes}
+    record = {
+        "task": task,
+        **({"setting": setting} if setting else {}),
+        "method": outcome.method,
+        "ratio": outcome.ratio,
+        "type": outcome.kind,
+        "id": outcome.sample,
+        **outcome.tags,
+        "n_prompt": outcome.n_prompt,
+        "n_seen": outcome.n_seen,
+        "n_kept": round(outcome.n_kept, 2),
+        "kv_bytes_full": outcome.n_bytes_full,
+        "kv_bytes": outcome.n_bytes,
+    }
     if outcome.references:
         record |= {"prediction": outcome.prediction, "references": list(outcome.references)}
     return json.dumps(record | outcome.scores, ensure_ascii=False) + "\n"
@@ -82,10 +103,26 @@ def _outcome(record: dict[str, Any]) -> Outcome:
     """What `line` made a line of. Its order tells tags from scores."""
     names = list(record)
     tags = names[names.index("id") + 1 : names.index("n_prompt")]
-    scores = [name for name in names[names.index("kv_bytes") + 1 :] if name not in ("prediction", "references")]
-    return Outcome(record["id"], {name: record[name] for name in tags}, record["method"], record["ratio"], {name: record[name] for name in scores},
-                   record["n_prompt"], record["n_seen"], record["n_kept"], record["kv_bytes"], record.get("prediction", ""),
-                   tuple(record.get("references", ())), record["type"], record["kv_bytes_full"])
+    scores = [
+        name
+        for name in names[names.index("kv_bytes") + 1 :]
+        if name not in ("prediction", "references")
+    ]
+    return Outcome(
+        record["id"],
+        {name: record[name] for name in tags},
+        record["method"],
+        record["ratio"],
+        {name: record[name] for name in scores},
+        record["n_prompt"],
+        record["n_seen"],
+        record["n_kept"],
+        record["kv_bytes"],
+        record.get("prediction", ""),
+        tuple(record.get("references", ())),
+        record["type"],
+        record["kv_bytes_full"],
+    )
 
 
 def _left(partial: Path, head: str) -> list[Outcome]:

@@ -16,10 +16,11 @@ from edgekv.stats import KVStats
 
 
 class Reader:
-    """names: the methods that `compress` may be asked for, in the cache type that `llm` has; or by cache type.
+    """names: the methods that `compress` may be asked for, in the cache type that `llm` has; or by
+    cache type.
 
-    Weights are there once: for another cache type the model gets another context, and reads the text again.
-    Raises EdgeKVError for a method that this model cannot have.
+    Weights are there once: for another cache type the model gets another context, and reads the
+    text again. Raises EdgeKVError for a method that this model cannot have.
     """
 
     def __init__(self, llm: Any, names: Sequence[str] | Mapping[str, Sequence[str]]) -> None:
@@ -27,8 +28,14 @@ class Reader:
         """The model whose cache is what was compressed last."""
         self._kind = kind_of(llm)
         by_kind = names if isinstance(names, Mapping) else {self._kind: names}
-        known = {name: choose(name, llm.model_path, llm._kv_config.profile) for names in by_kind.values() for name in names}
-        self._presets = {kind: {name: known[name] for name in names} for kind, names in by_kind.items()}
+        known = {
+            name: choose(name, llm.model_path, llm._kv_config.profile)
+            for names in by_kind.values()
+            for name in names
+        }
+        self._presets = {
+            kind: {name: known[name] for name in names} for kind, names in by_kind.items()
+        }
         self._tokens: list[int] = []
         self._reading: Reading | None = None
 
@@ -37,25 +44,31 @@ class Reader:
         self._tokens, self._reading = list(tokens), None
 
     def compress(self, name: str, ratio: float, kind: str | None = None) -> KVStats:
-        """Make the cache what a method leaves of the text; return what it holds then. kind: None for the present one."""
+        """Make the cache what a method leaves of the text; return what it holds then. kind: None
+        for the present one."""
         kind = self._kind if kind is None else kind
         preset = self._presets[kind][name]
         if kind != self._kind:
             self._reading = None  # frees the text's state before the next one's is made
             store_as(self.llm, kind)
             self._kind = kind
-        self._read_once().compress(preset, replace(self.llm._kv_settings, ratio=ratio, preset=preset))
+        self._read_once().compress(
+            preset, replace(self.llm._kv_settings, ratio=ratio, preset=preset)
+        )
         return self.llm.kv_stats()
 
     def _read_once(self) -> Reading:
         """The text, read in the present cache type."""
         assert self._tokens, "read a text first"
         if self._reading is None:
-            self._reading = Reading(self.llm, self._tokens, list(self._presets[self._kind].values()))
+            self._reading = Reading(
+                self.llm, self._tokens, list(self._presets[self._kind].values())
+            )
         return self._reading
 
     def answer(self, rest: Sequence[int], n_tokens: int, stop: str = "") -> str:
-        """What the model says greedily behind the text and `rest`, once after each `compress`, up to n_tokens or the text `stop`."""
+        """What the model says greedily behind the text and `rest`, once after each `compress`, up
+        to n_tokens or the text `stop`."""
         return say(self.llm, feed(self.llm, rest) if rest else self.logits, n_tokens, stop)
 
     @property
@@ -64,7 +77,8 @@ class Reader:
         return self._read_once().logits
 
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Feed tokens behind the text without compressing them; logits [up to STEP, n_vocab] after each of them, in order."""
+        """Feed tokens behind the text without compressing them; logits [up to STEP, n_vocab] after
+        each of them, in order."""
         for i in range(0, len(tokens), STEP):
             yield feed(self.llm, tokens[i : i + STEP], every=True)
 
@@ -77,7 +91,8 @@ def kind_of(llm: Any) -> str:
 
 
 def store_as(llm: Any, kind: str) -> None:
-    """Give a model a cache of another type; the conversation starts anew. Raises EdgeKVError if there is no room."""
+    """Give a model a cache of another type; the conversation starts anew. Raises EdgeKVError if
+    there is no room."""
     k, _, v = kind.partition("/")
     llm.context_params.type_k = facts.cache_types[k][0]
     llm.context_params.type_v = facts.cache_types[v or k][0]

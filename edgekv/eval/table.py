@@ -30,7 +30,8 @@ class Table:
 
     @property
     def rows(self) -> dict[Row, list[Outcome]]:
-        """The outcomes by their settings, full caches first, else in the order in which they came."""
+        """The outcomes by their settings, full caches first, else in the order in which they
+        came."""
         rows: dict[Row, list[Outcome]] = {}
         for outcome in sorted(self.outcomes, key=lambda outcome: outcome.ratio < 1):
             rows.setdefault(outcome.row, []).append(outcome)
@@ -43,34 +44,62 @@ class Table:
         return labels if len(labels) > 1 else []
 
     def label(self, outcome: Outcome) -> str:
-        """The part of the samples that an outcome belongs to, by those of the task's columns that differ at all."""
-        differing = [name for name in self.task.columns if len({o.tags[name] for o in self.outcomes}) > 1]
-        return ", ".join(f"{outcome.tags[name]:,} tokens" if name == "length" else str(outcome.tags[name]) for name in differing)
+        """The part of the samples that an outcome belongs to, by those of the task's columns that
+        differ at all."""
+        differing = [
+            name for name in self.task.columns if len({o.tags[name] for o in self.outcomes}) > 1
+        ]
+        return ", ".join(
+            f"{outcome.tags[name]:,} tokens" if name == "length" else str(outcome.tags[name])
+            for name in differing
+        )
 
 
 def mean(measure: Measure, outcomes: Sequence[Outcome]) -> tuple[float, float, float]:
     """The measure over outcomes as people know it, and the ends of its 95 % interval."""
     scores = [outcome.scores[measure.name] for outcome in outcomes]
-    low, high = interval(scores, 1.0 if measure.percent else inf, hits=measure.percent and not measure.of_tokens)
-    return tuple(measure.shown(x) if isfinite(x) else x for x in (fmean(scores), low, high))  # type: ignore[return-value]
+    low, high = interval(
+        scores, 1.0 if measure.percent else inf, hits=measure.percent and not measure.of_tokens
+    )
+
+    def shown(x: float) -> float:
+        return measure.shown(x) if isfinite(x) else x
+
+    return shown(fmean(scores)), shown(low), shown(high)
 
 
 def records(table: Table) -> list[dict[str, Any]]:
-    """One flat record per row, the same for every output form. Shares are 0..1; an end that is not known is None."""
+    """One flat record per row, the same for every output form. Shares are 0..1; an end that is not
+    known is None."""
     return [_record(table, row, outcomes) for row, outcomes in table.rows.items()]
 
 
 def _record(table: Table, row: Row, outcomes: list[Outcome]) -> dict[str, Any]:
     head, *_ = table.task.measures
     setting = {"setting": table.setting} if table.setting else {}
-    record: dict[str, Any] = {"task": table.task.name, **setting, "method": row.method, "type": row.kind, "ratio": row.ratio}
-    fields = ("n_seen", "n_seen"), ("n_kept", "n_kept"), ("kv_bytes_full", "n_bytes_full"), ("kv_bytes", "n_bytes")
+    record: dict[str, Any] = {
+        "task": table.task.name,
+        **setting,
+        "method": row.method,
+        "type": row.kind,
+        "ratio": row.ratio,
+    }
+    fields = (
+        ("n_seen", "n_seen"),
+        ("n_kept", "n_kept"),
+        ("kv_bytes_full", "n_bytes_full"),
+        ("kv_bytes", "n_bytes"),
+    )
     record |= {name: round(fmean(getattr(o, field) for o in outcomes)) for name, field in fields}
     for label in table.groups:
-        record[f"{head.name}: {label}"] = round(mean(head, [o for o in outcomes if table.label(o) == label])[0], 4)
+        record[f"{head.name}: {label}"] = round(
+            mean(head, [o for o in outcomes if table.label(o) == label])[0], 4
+        )
     for measure in table.task.measures:
         ends = dict(zip(("", "_low", "_high"), mean(measure, outcomes), strict=True))
-        record |= {measure.name + end: round(x, 4) if isfinite(x) else None for end, x in ends.items()}
+        record |= {
+            measure.name + end: round(x, 4) if isfinite(x) else None for end, x in ends.items()
+        }
     return record | {"samples": len(outcomes)}
 
 
@@ -81,19 +110,38 @@ def as_markdown(table: Table) -> str:
         head += [measure.label, "95 % interval"]
     lines = [[*head, "samples"], ["---", "---"] + ["---:"] * (len(head) - 1)]
     for row, outcomes in table.rows.items():
-        tokens, kept, n_bytes, full = (fmean(getattr(o, field) for o in outcomes) for field in MEANS)
-        cells = [row.method, row.kind, f"{row.ratio:g}", share(n_bytes, full), f"{tokens:,.0f}", percent(kept, tokens)]
-        cells += [number(measures[0], mean(measures[0], [o for o in outcomes if table.label(o) == label])[0]) for label in table.groups]
+        tokens, kept, n_bytes, full = (
+            fmean(getattr(o, field) for o in outcomes) for field in MEANS
+        )
+        cells = [
+            row.method,
+            row.kind,
+            f"{row.ratio:g}",
+            share(n_bytes, full),
+            f"{tokens:,.0f}",
+            percent(kept, tokens),
+        ]
+        cells += [
+            number(
+                measures[0], mean(measures[0], [o for o in outcomes if table.label(o) == label])[0]
+            )
+            for label in table.groups
+        ]
         for measure in measures:
             value, low, high = mean(measure, outcomes)
-            cells += [number(measure, value), f"{number(measure, low)} to {number(measure, high)}" if isfinite(high) else "-"]
+            cells += [
+                number(measure, value),
+                f"{number(measure, low)} to {number(measure, high)}" if isfinite(high) else "-",
+            ]
         lines.append([*cells, str(len(outcomes))])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def number(measure: Measure, value: float) -> str:
     """Shares in percent."""
-    return f"{100 * value:.{measure.digits}f} %" if measure.percent else f"{value:.{measure.digits}f}"
+    return (
+        f"{100 * value:.{measure.digits}f} %" if measure.percent else f"{value:.{measure.digits}f}"
+    )
 
 
 def as_csv(table: Table) -> str:
