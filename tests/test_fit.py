@@ -209,7 +209,7 @@ def test_the_command_line_says_all_that_differs_from_the_defaults():
 
 
 def test_known_qualities_are_those_of_the_docs():
-    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results" / "needles.md").read_text(encoding="utf-8")
     lengths = " ".join(f"{n:,} tokens |" for n in quality.LENGTHS)
     header = f"| method | ratio kept | tokens | rows kept | KV MiB | {lengths}"
     tables = [part[part.index(header):].split("\n\n")[0] for part in text.split("**Query-agnostic")[1:] if header in part]
@@ -217,7 +217,7 @@ def test_known_qualities_are_those_of_the_docs():
     for x in quality.MEASURED:
         assert sum(x.found) <= len(x.found) * x.cases and len(x.found) == len(quality.LENGTHS)
         shares = " ".join(rf"{100 * n / x.cases:.1f} % \|" for n in x.found)
-        assert re.search(rf"\| {re.escape(x.row)} \| {x.ratio:g} \| [\d,]+ \| [\d,]+ \| [\d.]+ \| {shares}", "\n".join(tables)), f"docs/methods.md does not say: {x}"
+        assert re.search(rf"\| {re.escape(x.row)} \| {x.ratio:g} \| [\d,]+ \| [\d,]+ \| [\d.]+ \| {shares}", "\n".join(tables)), f"docs/results/needles.md does not say: {x}"
 
 
 def test_what_was_not_measured_is_said_so():

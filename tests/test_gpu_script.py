@@ -58,7 +58,7 @@ def call(tree: Path, *stages: str, **env: str) -> str:
     """The report after a call of the script."""
     process = start(tree, *stages, **env)
     said = process.communicate(timeout=60)[0]
-    report = tree / env.get("EDGEKV_GPU_OUT", "docs/benchmarks/gpu.md")
+    report = tree / env.get("EDGEKV_GPU_OUT", "docs/results/gpu.md")
     assert report.exists(), said
     return report.read_text()
 
