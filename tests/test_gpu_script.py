@@ -86,7 +86,7 @@ def test_a_later_call_keeps_what_an_earlier_one_found(tree):
 def test_a_step_that_is_killed_is_the_only_one_lost(tree):
     process = start(tree, "kernels", "engine", SLOW="60")
     end = time.monotonic() + 30
-    while not (report := tree / "docs" / "benchmarks" / "gpu.md").exists() or "not ended" not in report.read_text() or "attend" not in report.read_text():
+    while not (report := tree / "docs" / "results" / "gpu.md").exists() or "not ended" not in report.read_text() or "attend" not in report.read_text():
         assert time.monotonic() < end
         time.sleep(0.05)
     os.killpg(process.pid, 9)
