@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class KVStats:
-    """Bytes are read from the backend's buffers, rows from the store that attention reads."""
+    """What a conversation's cache holds and costs.
+
+    Bytes are read from the backend's buffers, KV entries from the store that attention reads.
+    """
 
     method: str
     """The method that ran: of 'auto' the one that it chose."""
@@ -23,9 +26,9 @@ class KVStats:
     n_seen: int
     """Tokens of the conversation."""
     n_kept: float
-    """Rows per layer and KV head, the mean over the layers that attend to everything."""
+    """KV entries per layer and KV head, the mean over the layers that attend to everything."""
     kept: NDArray[np.int32]
-    """[n_layer, n_head_kv] rows of each head (0 where a layer has fewer heads)."""
+    """[n_layer, n_head_kv] KV entries of each head (0 where a layer has fewer heads)."""
     n_bytes: int
     """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all."""
     n_bytes_peak: int

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import edgekv
+from edgekv.commands import docs_python
 from tests import support_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +19,20 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_the_table_of_kernels_is_up_to_date():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert support_table.readme(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
+
+
+def test_the_python_page_is_the_docstrings():
+    text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    assert text == docs_python.page(), "run: python -m edgekv.commands.docs"
+
+
+def test_every_public_name_is_on_the_python_page():
+    text = docs_python.page()
+    names = [name for name in edgekv.__all__ if not name.startswith("_")]
+    methods = [name for name in dir(edgekv.Llama) if name.startswith("kv_")]
+    assert {"kv_cancel", "kv_load", "kv_save", "kv_set", "kv_stats"} <= set(methods)
+    assert [n for n in names if f"edgekv.{n}" not in text] == []
+    assert [n for n in methods if f"### Llama.{n}\n" not in text] == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/eval.md", "patches/README.md"])

@@ -1,0 +1,103 @@
+"""docs/python-api.md, written from the public names' signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import edgekv
+
+HEAD = """# Python API
+
+Generated from docstrings by `python -m edgekv.commands.docs`; change them in the code.
+
+`edgekv` has the names below. `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings: grammars, chat
+handlers, low-level functions. Everything that `llama_cpp.Llama` offers works with `edgekv.Llama`.
+
+```python
+from edgekv import Llama
+
+with Llama("model.gguf", n_ctx=8192, kv_ratio=0.2, verbose=False) as llm:
+    reply = llm.create_chat_completion(messages=[{"role": "user", "content": "Hello"}])
+    print(llm.kv_stats().n_bytes_used)
+```
+"""
+METHODS = ("close", "reset", "create_chat_completion")
+"""Methods of `Llama` that are on the page besides those that begin with kv_."""
+
+
+def page() -> str:
+    """The whole page."""
+    things = [(name, getattr(edgekv, name)) for name in sorted(edgekv.__all__) if not name.startswith("_")]
+    functions = [function(f"edgekv.{name}", thing) for name, thing in things if inspect.isfunction(thing)]
+    errors = [thing for _, thing in things if isinstance(thing, type) and issubclass(thing, Exception)]
+    classes = [thing for _, thing in things if isinstance(thing, type) and thing not in errors]
+    return "\n".join([HEAD, *(described(thing) for thing in classes), *functions, error_section(errors)])
+
+
+def described(kind: type) -> str:
+    """A class: its docstring, its fields if it is a dataclass, and its methods."""
+    parts = [f"## edgekv.{kind.__name__}\n", text(kind)]
+    if is_dataclass(kind):
+        return "\n".join([*parts, fields_table(kind)])
+    own = [name for name in vars(kind) if name in METHODS or name.startswith("kv_")]
+    return "\n".join([*parts, *(function(f"{kind.__name__}.{name}", vars(kind)[name], "###") for name in own)])
+
+
+def function(name: str, thing: Any, level: str = "##") -> str:
+    signature = inspect.signature(thing)
+    kept = [p.replace(annotation=_plain(p.annotation)) for n, p in signature.parameters.items() if n != "self"]
+    shown = str(signature.replace(parameters=kept, return_annotation=_plain(signature.return_annotation)))
+    return f"{level} {name}\n\n    {name}{shown}\n\n{text(thing)}"
+
+
+def _plain(annotation: Any) -> Any:
+    """An annotation that prints as it is written, without the quotes of postponed ones."""
+    return annotation if annotation is inspect.Parameter.empty else _Written(str(annotation))
+
+
+class _Written:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def text(thing: Any) -> str:
+    """A docstring as Markdown: arguments at the beginning of a paragraph become code."""
+    doc = inspect.cleandoc(thing.__doc__ or "")
+    return re.sub(r"(?m)^((?:\w+, )*\w+): ", lambda found: f"`{found[1]}`: ", doc) + "\n"
+
+
+def fields_table(kind: type) -> str:
+    """The fields of a dataclass and the docstring below each, read from its source."""
+    said: dict[str, str] = {}
+    waiting: list[str] = []
+    for line in re.findall(r'(?ms)^    (\w+): [^\n]*$|^    """(.*?)"""$', inspect.getsource(kind)):
+        if line[0]:
+            waiting.append(line[0])
+        else:
+            said.update(dict.fromkeys(waiting, " ".join(line[1].split())))
+            waiting = []
+    rows = []
+    for f in fields(kind):  # type: ignore[arg-type]
+        option = f.metadata.get("option")  # an option of the cache says more of itself than its field
+        meaning = " ".join(part for part in (option and option.help, said.get(f.name)) if part)
+        default = f"`{f.default!r}`" if option else ""
+        cells = [f"`{f.name}`", str(f.type), default, meaning]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def error_section(errors: list[type]) -> str:
+    """The errors, the family's root first."""
+    errors = sorted(errors, key=lambda kind: (len(kind.__mro__), kind.__name__))
+    rows = [f"| `edgekv.{kind.__name__}` | {kind.__base__.__name__} | {' '.join((kind.__doc__ or '').split())} |"
+            for kind in errors if kind.__base__]
+    return "\n".join(["## Errors\n", "Each error's text is one line that says what to do next.\n",
+                      "| error | kind of | meaning |", "|---|---|---|", *rows, ""])
+
+
