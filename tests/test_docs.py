@@ -1,8 +1,10 @@
-"""Docs that cannot drift: paths named in prose, the list of patches."""
+"""Docs that cannot drift: pages that build, links, paths named in prose, generated pages, the list of patches."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-ins for CUDA and Metal need Linux")
 def test_the_table_of_kernels_is_up_to_date():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert support_table.readme(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
+    text = support_table.PAGE.read_text(encoding="utf-8")
+    assert support_table.updated(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
 
 
 def test_the_python_page_is_the_docstrings():
@@ -35,11 +37,51 @@ def test_every_public_name_is_on_the_python_page():
     assert [n for n in methods if f"### Llama.{n}\n" not in text] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/eval.md", "patches/README.md"])
+OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "patches/README.md"]
+"""Pages that mkdocs does not see."""
+PAGES = OUTSIDE + sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+
+
+def test_the_pages_build_and_their_links_lead_somewhere(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "results" / "default.html").exists()
+
+
+@pytest.mark.parametrize("page", OUTSIDE)
+def test_links_of_pages_outside_the_site_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert "://" in target or (ROOT / page).parent.joinpath(target).exists(), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_paths_in_prose_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for path in re.findall(r"`((?:edgekv|native|patches|tests|docs|benchmarks)/[\w./-]+\.\w+)`", text):
         assert (ROOT / path).exists() or path.startswith("edgekv/lib/"), f"{page} names {path}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_in_python_are_python(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        compile(example, page, "exec")
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 150), ("docs/methods.md", 150)])
+def test_pages_for_newcomers_stay_short(page, most):
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
+
+
+def test_the_pictures_data_are_those_of_its_page():
+    data = json.loads((ROOT / "docs" / "results" / "data" / "context.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "results" / "long.md").read_text(encoding="utf-8")
+    assert data["command"] in page and len(data["rows"]) == 12
+    for row in data["rows"]:
+        start = f"| {row['n_ctx']:,} | {row['cache']} | {row['read_tokens_per_s']:.1f} | {row['write_tokens_per_s']:.2f} "
+        assert any(line.startswith(start) and f"| {row['process_peak_mib']} " in line for line in page.splitlines()), row
 
 
 def test_the_patches_are_described():
