@@ -42,8 +42,9 @@ class KVStats:
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
     type_k: str = "f16"
+    """Cache type of K."""
     type_v: str = "f16"
-    """Cache types."""
+    """Cache type of V."""
     per_f16: float = 1.0
     """KV entries of these types that take the bytes of one in f16."""
     n_bytes_used: int = 0

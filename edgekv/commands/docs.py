@@ -1,6 +1,6 @@
 """docs/cli.md and docs/python-api.md, written from the help texts and docstrings.
 
-    python -m edgekv.commands.docs      writes both pages of a checkout
+    python -m edgekv.commands.docs      in a checkout, writes both pages
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ HEAD = """# Command line
 
 Generated from the help texts by `python -m edgekv.commands.docs`; change them in the code.
 
-A flag goes before the environment, and the environment before the default. Wrong input gives one line on
-standard error and exit code 2. Ctrl-C gives 130.
+A flag goes before the environment, and the environment before the default. Wrong input gives one
+line on standard error and exit code 2. Ctrl-C gives 130.
 """
 SHARED = {
     "Options for the model and its cache": ("chat", "run", "eval needle"),
@@ -35,7 +35,8 @@ def page() -> str:
     for heading, names in SHARED.items():
         common = [row for row in rows_of(commands[f"edgekv {names[0]}"])
                   if all(row in rows_of(commands[f"edgekv {name}"]) for name in names)]
-        shared[heading] = [row for row in common if not any(row in rows for rows in shared.values())]
+        known = [row for rows in shared.values() for row in rows]
+        shared[heading] = [row for row in common if row not in known]
     parts = [section(path, command, shared) for path, command in commands.items()]
     groups = [f"## {heading}\n\n{table(rows)}" for heading, rows in shared.items()]
     return "\n".join([HEAD, *parts, *groups, slash_section()])
@@ -71,7 +72,8 @@ def section(path: str, command: click.Command, shared: dict[str, list[str]]) -> 
 
 
 def table(rows: list[str]) -> str:
-    return "\n".join(["| option | meaning | default | environment |", "|---|---|---|---|", *rows]) + "\n"
+    head = ["| option | meaning | default | environment |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
 
 
 def rows_of(command: click.Command) -> list[str]:
@@ -104,7 +106,7 @@ def slash_section() -> str:
 
 
 def write(folder: Path) -> None:
-    """Write both pages into `folder`."""
+    """Write both pages into `folder`, a checkout's docs."""
     from edgekv.commands.docs_python import page as python_page
 
     for name, text in (("cli.md", page()), ("python-api.md", python_page())):
@@ -112,4 +114,4 @@ def write(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(__file__).resolve().parents[2] / "docs")
+    write(Path("docs"))

@@ -13,8 +13,9 @@ HEAD = """# Python API
 
 Generated from docstrings by `python -m edgekv.commands.docs`; change them in the code.
 
-`edgekv` has the names below. `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings: grammars, chat
-handlers, low-level functions. Everything that `llama_cpp.Llama` offers works with `edgekv.Llama`.
+`edgekv` has the names below. `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings:
+grammars, chat handlers, low-level functions. Everything that `llama_cpp.Llama` offers works with
+`edgekv.Llama`.
 
 ```python
 from edgekv import Llama
@@ -30,11 +31,19 @@ METHODS = ("close", "reset", "create_chat_completion")
 
 def page() -> str:
     """The whole page."""
-    things = [(name, getattr(edgekv, name)) for name in sorted(edgekv.__all__) if not name.startswith("_")]
-    functions = [function(f"edgekv.{name}", thing) for name, thing in things if inspect.isfunction(thing)]
-    errors = [thing for _, thing in things if isinstance(thing, type) and issubclass(thing, Exception)]
+    things = [
+        (name, getattr(edgekv, name)) for name in sorted(edgekv.__all__) if not name.startswith("_")
+    ]
+    functions = [
+        function(f"edgekv.{name}", thing) for name, thing in things if inspect.isfunction(thing)
+    ]
+    errors = [
+        thing for _, thing in things if isinstance(thing, type) and issubclass(thing, Exception)
+    ]
     classes = [thing for _, thing in things if isinstance(thing, type) and thing not in errors]
-    return "\n".join([HEAD, *(described(thing) for thing in classes), *functions, error_section(errors)])
+    return "\n".join(
+        [HEAD, *(described(thing) for thing in classes), *functions, error_section(errors)]
+    )
 
 
 def described(kind: type) -> str:
@@ -43,13 +52,21 @@ def described(kind: type) -> str:
     if is_dataclass(kind):
         return "\n".join([*parts, fields_table(kind)])
     own = [name for name in vars(kind) if name in METHODS or name.startswith("kv_")]
-    return "\n".join([*parts, *(function(f"{kind.__name__}.{name}", vars(kind)[name], "###") for name in own)])
+    return "\n".join(
+        [*parts, *(function(f"{kind.__name__}.{name}", vars(kind)[name], "###") for name in own)]
+    )
 
 
 def function(name: str, thing: Any, level: str = "##") -> str:
     signature = inspect.signature(thing)
-    kept = [p.replace(annotation=_plain(p.annotation)) for n, p in signature.parameters.items() if n != "self"]
-    shown = str(signature.replace(parameters=kept, return_annotation=_plain(signature.return_annotation)))
+    kept = [
+        p.replace(annotation=_plain(p.annotation))
+        for n, p in signature.parameters.items()
+        if n != "self"
+    ]
+    shown = str(
+        signature.replace(parameters=kept, return_annotation=_plain(signature.return_annotation))
+    )
     return f"{level} {name}\n\n    {name}{shown}\n\n{text(thing)}"
 
 
@@ -75,29 +92,33 @@ def text(thing: Any) -> str:
 def fields_table(kind: type) -> str:
     """The fields of a dataclass and the docstring below each, read from its source."""
     said: dict[str, str] = {}
-    waiting: list[str] = []
-    for line in re.findall(r'(?ms)^    (\w+): [^\n]*$|^    """(.*?)"""$', inspect.getsource(kind)):
-        if line[0]:
-            waiting.append(line[0])
+    name = ""
+    pattern = r'(?ms)^    (\w+): [^\n]*$|^    """(.*?)"""$'
+    for field, doc in re.findall(pattern, inspect.getsource(kind)):
+        if field:
+            name = field
         else:
-            said.update(dict.fromkeys(waiting, " ".join(line[1].split())))
-            waiting = []
-    rows = []
+            said[name] = " ".join(doc.split())
+    rows, head = [], ["field", "type", "default", "meaning"]
     for f in fields(kind):  # type: ignore[arg-type]
-        option = f.metadata.get("option")  # an option of the cache says more of itself than its field
+        option = f.metadata.get("option")  # the help text of an option of the cache
         meaning = " ".join(part for part in (option and option.help, said.get(f.name)) if part)
-        default = f"`{f.default!r}`" if option else ""
-        cells = [f"`{f.name}`", str(f.type), default, meaning]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+        rows.append([f"`{f.name}`", str(f.type), f"`{f.default!r}`" if option else "", meaning])
+    if not any(row[2] for row in rows):
+        rows, head = [[*row[:2], row[3]] for row in rows], ["field", "type", "meaning"]
+    return table(head, rows)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([c.replace("|", "\\|") for c in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def error_section(errors: list[type]) -> str:
     """The errors, the family's root first."""
-    errors = sorted(errors, key=lambda kind: (len(kind.__mro__), kind.__name__))
-    rows = [f"| `edgekv.{kind.__name__}` | {kind.__base__.__name__} | {' '.join((kind.__doc__ or '').split())} |"
-            for kind in errors if kind.__base__]
-    return "\n".join(["## Errors\n", "Each error's text is one line that says what to do next.\n",
-                      "| error | kind of | meaning |", "|---|---|---|", *rows, ""])
-
-
+    rows = []
+    for kind in sorted(errors, key=lambda kind: (len(kind.__mro__), kind.__name__)):
+        above = kind.__base__.__name__ if kind.__base__ else ""
+        rows.append([f"`edgekv.{kind.__name__}`", above, " ".join((kind.__doc__ or "").split())])
+    said = "## Errors\n\nEach error's text is one line that says what to do next.\n\n"
+    return said + table(["error", "kind of", "meaning"], rows)
