@@ -1,4 +1,4 @@
-"""What is known of the quality at a point: only what docs/results/needles.md has measured, for the model it was measured on.
+"""What is known of the quality at a point: only what docs/methods.md has measured, for the model it was measured on.
 
 The numbers stand in both places because the page is not installed with the package; tests/test_fit.py compares them.
 """
@@ -18,7 +18,7 @@ class Needles:
 
     model: str
     method: str
-    row: str  # what the table of docs/results/needles.md calls the method
+    row: str  # what the table of docs/methods.md calls the method
     ratio: float
     found: tuple[int, ...]
     cases: int = 50
@@ -26,7 +26,7 @@ class Needles:
 
     def __str__(self) -> str:
         found = ", ".join(f"{n} of {self.cases} in {length:,} tokens" for n, length in zip(self.found, LENGTHS))
-        return f"needles found: {found} ({self.method}, {self.cache} cache, asked after the text was compressed; docs/results/needles.md)"
+        return f"needles found: {found} ({self.method}, {self.cache} cache, asked after the text was compressed; docs/methods.md)"
 
 
 DEMO = "SmolLM2-135M-Instruct.Q4_1.gguf"
