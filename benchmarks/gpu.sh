@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU: build for that card only, run every case of the CUDA kernels (some under compute-sanitizer), the
-# engine on the GPU, and the benchmarks; what came out goes to docs/benchmarks/gpu.md.
+# engine on the GPU, and the benchmarks; what came out goes to docs/results/gpu.md.
 #
 #     benchmarks/gpu.sh [stage ...]     kernels sanitizer speed engine tests bench: all of them by default
 #
@@ -19,7 +19,7 @@
 #
 # Each step has its part of the report in build/gpu-report/, written when the step ends, and the report is put together from the parts
 # there are, of earlier calls too; what a step printed stays whole in build/gpu-report/full/. So a call that was cut short loses one step.
-# EDGEKV_GPU_OUT      where the report goes, instead of docs/benchmarks/gpu.md
+# EDGEKV_GPU_OUT      where the report goes, instead of docs/results/gpu.md
 # EDGEKV_GPU_KEEP     an archive (.tgz) that holds build/gpu-report after each step: the parts, and all that was printed
 # EDGEKV_GPU_LIMIT    seconds after which a step is ended, instead of 1200; EDGEKV_GPU_END: after which no step begins
 # EDGEKV_COMMIT       the commit, where this is no checkout or git is missing
@@ -29,7 +29,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=${*:-kernels sanitizer speed engine tests bench}
-out=${EDGEKV_GPU_OUT:-docs/benchmarks/gpu.md}
+out=${EDGEKV_GPU_OUT:-docs/results/gpu.md}
 jobs=${JOBS:-$(nproc)}
 python=${PYTHON:-python3}
 shape=${EDGEKV_GPU_SHAPE:-llama-8b}

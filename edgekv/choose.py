@@ -1,6 +1,6 @@
 """choose: from the user's words to a method, with the model's own profile where there is one.
 
-`auto` is what the tables of docs/methods.md found best, score and merge, with budgets per KV head from the model's profile; without a profile
+`auto` is what the tables of docs/results found best, score and merge, with budgets per KV head from the model's profile; without a profile
 it is the best method that needs none. Budgets named profile, lukv or evolkv take a profile of that kind (`profile`: any), in a mix
 (score=keydiff,budget=lukv) or as a preset (lukv). The score kvzap takes its maps from a profile, whatever the budget.
 """

@@ -2,7 +2,7 @@
 
 A ratio is a share of the bytes that a full f16 cache takes, whatever the cache's type: with q8_0
 it holds 1.88 entries where f16 has one. They answer nearly as well, so more of them in the same
-bytes answer better (docs/methods.md, "Measured: what `auto` is").
+bytes answer better (docs/results/default.md).
 """
 
 from __future__ import annotations

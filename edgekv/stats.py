@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class KVStats:
-    """Bytes are read from the backend's buffers, rows from the store that attention reads."""
+    """What a conversation's cache holds and costs.
+
+    Bytes are read from the backend's buffers, KV entries from the store that attention reads.
+    """
 
     method: str
     """The method that ran: of 'auto' the one that it chose."""
@@ -23,9 +26,9 @@ class KVStats:
     n_seen: int
     """Tokens of the conversation."""
     n_kept: float
-    """Rows per layer and KV head, the mean over the layers that attend to everything."""
+    """KV entries per layer and KV head, the mean over the layers that attend to everything."""
     kept: NDArray[np.int32]
-    """[n_layer, n_head_kv] rows of each head (0 where a layer has fewer heads)."""
+    """[n_layer, n_head_kv] KV entries of each head (0 where a layer has fewer heads)."""
     n_bytes: int
     """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all."""
     n_bytes_peak: int
@@ -39,8 +42,9 @@ class KVStats:
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
     type_k: str = "f16"
+    """Cache type of K."""
     type_v: str = "f16"
-    """Cache types."""
+    """Cache type of V."""
     per_f16: float = 1.0
     """KV entries of these types that take the bytes of one in f16."""
     n_bytes_used: int = 0

@@ -1,12 +1,11 @@
-"""The README's table of cache types and head sizes that there are kernels for, made from what the native test programs say.
+"""The table in docs/devices.md of cache types and head sizes that there are kernels for, made from what the native test programs say.
 
-    python -m tests.support_table      writes it into README.md; the programs as in test_native.py
+    python -m tests.support_table      writes it into the page; the programs as in test_native.py
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from tests.build import run
 from tests.lib import ROOT
@@ -37,11 +36,13 @@ def words(first: int, last: int, step: int) -> str:
     return f"{first} to {last}" if step == 1 else f"multiples of {step}, up to {last}"
 
 
-def readme(text: str) -> str:
-    """`text` of the README with its table made anew: the one behind its heading."""
+PAGE = ROOT / "docs" / "devices.md"
+
+
+def updated(text: str) -> str:
+    """`text` of the page with its table made anew: the one behind its heading."""
     return re.sub(r"(## Kernels\n.*?\n\n)\|.*?\|\n\n", lambda found: f"{found[1]}{make()}\n\n", text, count=1, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    page: Path = ROOT / "README.md"
-    page.write_text(readme(page.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -117,7 +117,7 @@ def test_what_the_engine_refuses_is_one_line(fake, monkeypatch):
 
 
 def test_the_docs_are_the_help():
-    assert (ROOT / "docs" / "cli.md").read_text() == page(), "run: python -m edgekv.commands.docs > docs/cli.md"
+    assert (ROOT / "docs" / "cli.md").read_text() == page(), "run: python -m edgekv.commands.docs"
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------

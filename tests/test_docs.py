@@ -1,13 +1,17 @@
-"""Docs that cannot drift: paths named in prose, the list of patches."""
+"""Docs that cannot drift: pages that build, links, paths in prose, generated pages, patches."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import edgekv
+from edgekv.commands import docs_python
 from tests import support_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,15 +19,73 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-ins for CUDA and Metal need Linux")
 def test_the_table_of_kernels_is_up_to_date():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert support_table.readme(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
+    text = support_table.PAGE.read_text(encoding="utf-8")
+    assert support_table.updated(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/eval.md", "patches/README.md"])
+def test_the_python_page_is_the_docstrings():
+    text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    assert text == docs_python.page(), "run: python -m edgekv.commands.docs"
+
+
+def test_every_public_name_is_on_the_python_page():
+    text = docs_python.page()
+    names = [name for name in edgekv.__all__ if not name.startswith("_")]
+    methods = [name for name in dir(edgekv.Llama) if name.startswith("kv_")]
+    assert {"kv_cancel", "kv_load", "kv_save", "kv_set", "kv_stats"} <= set(methods)
+    assert [n for n in names if f"edgekv.{n}" not in text] == []
+    assert [n for n in methods if f"### Llama.{n}\n" not in text] == []
+
+
+OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "patches/README.md"]
+"""Pages that mkdocs does not see."""
+PAGES = OUTSIDE + sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+
+
+def test_the_pages_build_and_their_links_lead_somewhere(tmp_path):
+    build = ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "site" / "results" / "default.html").exists()
+
+
+@pytest.mark.parametrize("page", OUTSIDE)
+def test_links_of_pages_outside_the_site_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        there = (ROOT / page).parent / target
+        assert "://" in target or there.exists(), f"{page} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_paths_in_prose_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for path in re.findall(r"`((?:edgekv|native|patches|tests|docs|benchmarks)/[\w./-]+\.\w+)`", text):
         assert (ROOT / path).exists() or path.startswith("edgekv/lib/"), f"{page} names {path}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_in_python_are_python(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        compile(example, page, "exec")
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 150), ("docs/methods.md", 150)])
+def test_pages_for_newcomers_stay_short(page, most):
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
+
+
+def test_the_pictures_data_are_those_of_its_page():
+    results = ROOT / "docs" / "results"
+    data = json.loads((results / "data" / "context.json").read_text(encoding="utf-8"))
+    page = (results / "long.md").read_text(encoding="utf-8")
+    assert data["command"] in page and len(data["rows"]) == 12
+    for row in data["rows"]:
+        speeds = f"{row['read_tokens_per_s']:.1f} | {row['write_tokens_per_s']:.2f} "
+        start = f"| {row['n_ctx']:,} | {row['cache']} | {speeds}"
+        lines = [line for line in page.splitlines() if line.startswith(start)]
+        assert lines and f"| {row['process_peak_mib']} " in lines[0], row
 
 
 def test_the_patches_are_described():

@@ -1,9 +1,13 @@
-"""docs/cli.md, written from the commands' own help: `python -m edgekv.commands.docs > docs/cli.md`."""
+"""docs/cli.md and docs/python-api.md, written from the help texts and docstrings.
+
+    python -m edgekv.commands.docs      in a checkout, writes both pages
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from inspect import cleandoc
+from pathlib import Path
 
 import click
 
@@ -11,20 +15,35 @@ from edgekv.commands import main
 
 HEAD = """# Command line
 
-Generated from the help texts by `python -m edgekv.commands.docs > docs/cli.md`; change it there.
+Generated from the help texts by `python -m edgekv.commands.docs`; change them in the code.
 
-A flag goes before the environment, the environment before the default. Wrong input gives one line on standard error
-and exit code 2; Ctrl-C gives 130.
+A flag goes before the environment, and the environment before the default. Wrong input gives one
+line on standard error and exit code 2. Ctrl-C gives 130.
 """
+SHARED = {
+    "Options for the model and its cache": ("chat", "run", "eval needle"),
+    "Options for the answer": ("chat", "run"),
+    "Options of every evaluation": ("eval needle", "eval longbench", "eval ppl"),
+}
+"""Heading -> commands whose common options stand under it, and nowhere else."""
 
 
 def page() -> str:
-    """The whole page."""
-    return "\n".join([HEAD, *sections(click.Context(main, info_name="edgekv")), slash_section()])
+    """The whole page of the command line."""
+    commands = dict(all_commands(click.Context(main, info_name="edgekv")))
+    shared: dict[str, list[str]] = {}
+    for heading, names in SHARED.items():
+        common = [row for row in rows_of(commands[f"edgekv {names[0]}"])
+                  if all(row in rows_of(commands[f"edgekv {name}"]) for name in names)]
+        known = [row for rows in shared.values() for row in rows]
+        shared[heading] = [row for row in common if row not in known]
+    parts = [section(path, command, shared) for path, command in commands.items()]
+    groups = [f"## {heading}\n\n{table(rows)}" for heading, rows in shared.items()]
+    return "\n".join([HEAD, *parts, *groups, slash_section()])
 
 
-def sections(context: click.Context) -> Iterator[str]:
-    """One section for each command of the context's group, and of groups below it."""
+def all_commands(context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """(path, command) of each command of the context's group, and of groups below it."""
     group = context.command
     assert isinstance(group, click.Group)
     for name in group.list_commands(context):
@@ -32,17 +51,33 @@ def sections(context: click.Context) -> Iterator[str]:
         assert command is not None
         inner = click.Context(command, info_name=name, parent=context)
         if isinstance(command, click.Group):
-            yield from sections(inner)
+            yield from all_commands(inner)
         else:
-            yield section(inner.command_path, command)
+            yield inner.command_path, command
 
 
-def section(path: str, command: click.Command) -> str:
+def section(path: str, command: click.Command, shared: dict[str, list[str]]) -> str:
+    """A command's help and the options that are its own; links to the shared ones that it has."""
     arguments = [p.metavar or p.name or "" for p in command.params if isinstance(p, click.Argument)]
-    lines = [f"## {path}", "", cleandoc(command.help or ""), "", "    " + " ".join([path, "[options]", *arguments]), "",
-             "| option | meaning | default | environment |", "|---|---|---|---|"]
-    lines += [option_row(p) for p in command.params if isinstance(p, click.Option)]
-    return "\n".join(lines) + "\n"
+    lines = [f"## {path}", "", cleandoc(command.help or ""), "",
+             "    " + " ".join([path, "[options]", *arguments]), ""]
+    rows, also = rows_of(command), []
+    for heading, common in shared.items():
+        if all(row in rows for row in common):
+            rows = [row for row in rows if row not in common]
+            also.append(f"[{heading}](#{heading.lower().replace(' ', '-')})")
+    if also:
+        lines += [f"It also takes: {', '.join(also)}.", ""]
+    return "\n".join(lines) + (f"\n{table(rows)}" if rows else "")
+
+
+def table(rows: list[str]) -> str:
+    head = ["| option | meaning | default | environment |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def rows_of(command: click.Command) -> list[str]:
+    return [option_row(p) for p in command.params if isinstance(p, click.Option)]
 
 
 def option_row(option: click.Option) -> str:
@@ -71,5 +106,13 @@ def slash_section() -> str:
     return "\n".join(["## Commands inside a chat", "", "| command | meaning |", "|---|---|", *(f"| {r} |" for r in rows), ""])
 
 
+def write(folder: Path) -> None:
+    """Write both pages into `folder`, a checkout's docs."""
+    from edgekv.commands.docs_python import page as python_page
+
+    for name, text in (("cli.md", page()), ("python-api.md", python_page())):
+        (folder / name).write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    write(Path("docs"))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CTX_DEFAULT = 32768
 LOADED_BYTES = 18 * 2**20
 """What a process with a loaded model has that one with a blueprint lacks: the chat template's engine, graphs, code that runs. Found by
-benchmarks/fit.py at nine points of two models; docs/benchmarks/fit.md has the plans that it makes beside the peaks."""
+benchmarks/fit.py at nine points of two models; docs/results/fit.md has the plans that it makes beside the peaks."""
 
 
 def memory(ctx: click.Context, param: click.Parameter, value: str) -> int | None:

@@ -37,7 +37,7 @@ RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
 N_TOKENS = 1536
 """Tokens of each text that are read, at most."""
 N_FIRST = 512
-"""The same on first use, when somebody waits: a quarter of the time; docs/methods.md has what half as many do."""
+"""The same on first use, when somebody waits: a quarter of the time; docs/results/profiles.md has what half as many do."""
 MIN_TOKENS = 64
 LEAST = 1e-4
 """Share of a head that no text needed: it takes part, and takes rows that nobody else can."""

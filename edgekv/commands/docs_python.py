@@ -1,0 +1,124 @@
+"""docs/python-api.md, written from the public names' signatures and docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import edgekv
+
+HEAD = """# Python API
+
+Generated from docstrings by `python -m edgekv.commands.docs`; change them in the code.
+
+`edgekv` has the names below. `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings:
+grammars, chat handlers, low-level functions. Everything that `llama_cpp.Llama` offers works with
+`edgekv.Llama`.
+
+```python
+from edgekv import Llama
+
+with Llama("model.gguf", n_ctx=8192, kv_ratio=0.2, verbose=False) as llm:
+    reply = llm.create_chat_completion(messages=[{"role": "user", "content": "Hello"}])
+    print(llm.kv_stats().n_bytes_used)
+```
+"""
+METHODS = ("close", "reset", "create_chat_completion")
+"""Methods of `Llama` that are on the page besides those that begin with kv_."""
+
+
+def page() -> str:
+    """The whole page."""
+    things = [
+        (name, getattr(edgekv, name)) for name in sorted(edgekv.__all__) if not name.startswith("_")
+    ]
+    functions = [
+        function(f"edgekv.{name}", thing) for name, thing in things if inspect.isfunction(thing)
+    ]
+    errors = [
+        thing for _, thing in things if isinstance(thing, type) and issubclass(thing, Exception)
+    ]
+    classes = [thing for _, thing in things if isinstance(thing, type) and thing not in errors]
+    return "\n".join(
+        [HEAD, *(described(thing) for thing in classes), *functions, error_section(errors)]
+    )
+
+
+def described(kind: type) -> str:
+    """A class: its docstring, its fields if it is a dataclass, and its methods."""
+    parts = [f"## edgekv.{kind.__name__}\n", text(kind)]
+    if is_dataclass(kind):
+        return "\n".join([*parts, fields_table(kind)])
+    own = [name for name in vars(kind) if name in METHODS or name.startswith("kv_")]
+    return "\n".join(
+        [*parts, *(function(f"{kind.__name__}.{name}", vars(kind)[name], "###") for name in own)]
+    )
+
+
+def function(name: str, thing: Any, level: str = "##") -> str:
+    signature = inspect.signature(thing)
+    kept = [
+        p.replace(annotation=_plain(p.annotation))
+        for n, p in signature.parameters.items()
+        if n != "self"
+    ]
+    shown = str(
+        signature.replace(parameters=kept, return_annotation=_plain(signature.return_annotation))
+    )
+    return f"{level} {name}\n\n    {name}{shown}\n\n{text(thing)}"
+
+
+def _plain(annotation: Any) -> Any:
+    """An annotation that prints as it is written, without the quotes of postponed ones."""
+    return annotation if annotation is inspect.Parameter.empty else _Written(str(annotation))
+
+
+class _Written:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def text(thing: Any) -> str:
+    """A docstring as Markdown: arguments at the beginning of a paragraph become code."""
+    doc = inspect.cleandoc(thing.__doc__ or "")
+    return re.sub(r"(?m)^((?:\w+, )*\w+): ", lambda found: f"`{found[1]}`: ", doc) + "\n"
+
+
+def fields_table(kind: type) -> str:
+    """The fields of a dataclass and the docstring below each, read from its source."""
+    said: dict[str, str] = {}
+    name = ""
+    pattern = r'(?ms)^    (\w+): [^\n]*$|^    """(.*?)"""$'
+    for field, doc in re.findall(pattern, inspect.getsource(kind)):
+        if field:
+            name = field
+        else:
+            said[name] = " ".join(doc.split())
+    rows, head = [], ["field", "type", "default", "meaning"]
+    for f in fields(kind):  # type: ignore[arg-type]
+        option = f.metadata.get("option")  # the help text of an option of the cache
+        meaning = " ".join(part for part in (option and option.help, said.get(f.name)) if part)
+        rows.append([f"`{f.name}`", str(f.type), f"`{f.default!r}`" if option else "", meaning])
+    if not any(row[2] for row in rows):
+        rows, head = [[*row[:2], row[3]] for row in rows], ["field", "type", "meaning"]
+    return table(head, rows)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([c.replace("|", "\\|") for c in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def error_section(errors: list[type]) -> str:
+    """The errors, the family's root first."""
+    rows = []
+    for kind in sorted(errors, key=lambda kind: (len(kind.__mro__), kind.__name__)):
+        above = kind.__base__.__name__ if kind.__base__ else ""
+        rows.append([f"`edgekv.{kind.__name__}`", above, " ".join((kind.__doc__ or "").split())])
+    said = "## Errors\n\nEach error's text is one line that says what to do next.\n\n"
+    return said + table(["error", "kind of", "meaning"], rows)
