@@ -202,6 +202,12 @@ class KVConfig:
         """The table in `budget`, int32 [n_layer, n_head_kv]; None if it is a number or not given."""
         return None if isinstance(self.budget, (int, type(None))) else self.budget
 
+    @property
+    def compresses(self) -> bool:
+        """Whether something is to be evicted, unless the method keeps all."""
+        limits = (self.budget, self.budget_mb, self.memory)
+        return self.ratio < 1 or any(x is not None for x in limits)
+
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """The arguments of `Llama`: kv_ratio, kv_budget, ..."""
@@ -210,8 +216,3 @@ class KVConfig:
     def arguments(self) -> dict[str, Any]:
         """Return the same as keyword arguments of `Llama`."""
         return {f"kv_{one.name}": getattr(self, one.name) for one in fields(self)}
-
-
-def described() -> str:
-    """Return one paragraph for each option, for docstrings and docs."""
-    return "\n".join(f"kv_{one.name} ({one.default!r}): {option_of(one).help}" for one in fields(KVConfig))

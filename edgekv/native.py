@@ -92,7 +92,7 @@ def _declare() -> None:
         ("rows_bytes", c_int, p, c_int32, c_int32, p, p), ("memory_get", c_int, p, POINTER(_MemoryInfo)),
         ("evict", c_int, p, c_int32, _I32P, _I32P), ("write_rows", c_int, p, c_int32, c_int32, c_int32, _I32P, _F32P, _F32P), ("trim_capacity", c_int, p),
         ("prefill_begin", c_void_p, p, POINTER(_PrefillParams)), ("prefill_by_layer", c_bool, p), ("prefill_score_ms", c_double, p),
-        ("prefill_run", c_int, p, c_int32), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
+        ("prefill_run", c_int, p, c_int32), ("prefill_old", c_int, p, c_int32, _I32P), ("prefill_stat", c_int, p, c_int32, c_int, _F32P),
         ("prefill_rows", c_int, p, c_int32, _F32P, _F32P), ("prefill_some_rows", c_int, p, c_int32, c_int32, _I32P, _F32P, _F32P),
         ("prefill_foretell", c_int, p, c_int32, _F32P, c_int32, c_bool, c_int32, c_int32, _F32P, _F32P), ("prefill_queries", c_int, p, c_int32, _F32P, _F32P),
         ("prefill_rotation", c_int, p, c_int32, _F32P), ("prefill_keep", c_int, p, _I32P, _I32P),

@@ -669,7 +669,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(runner, "bandwidth", lambda n_threads: 1e10)
     monkeypatch.setattr(
         "edgekv.commands.first_use.make_profile",
-        lambda engine, path, threads: Quick.learned.append((engine.kv_method, path)),
+        lambda engine, path, threads: Quick.learned.append((engine.kv.method, path)),
     )
     return Quick
 

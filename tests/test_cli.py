@@ -21,6 +21,7 @@ from edgekv.commands import load, options, report, slash, terminal, text
 from edgekv.commands.docs import page
 from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
+from edgekv.config import KVConfig
 from edgekv.errors import BadInput, Unsupported
 from tests.fakes import FakeLlama
 
@@ -36,12 +37,12 @@ def fake(monkeypatch):
 
     def load_llama(engine):
         llm.options = engine
-        llm.kv_set(ratio=engine.kv_ratio)
+        llm.kv_set(ratio=engine.kv.ratio)
         return llm
 
     monkeypatch.setattr(load, "load_llama", load_llama)
     monkeypatch.setattr(load, "end_tokens", lambda llm: [7, 9])
-    monkeypatch.setattr(load, "learn", lambda options: llm.learned.append(options.kv_ratio))
+    monkeypatch.setattr(load, "learn", lambda options: llm.learned.append(options.kv.ratio))
     for name in [n for n in os.environ if n.startswith(("LLAMA_ARG_", "EDGEKV_"))]:
         monkeypatch.delenv(name)
     return llm
@@ -127,9 +128,8 @@ def test_defaults_are_llama_cpps(fake):
     assert call("run", "-m", "m", "-p", "x").exit_code == 0
     assert fake.options == options.EngineOptions(
         model="m", ctx_size=0, batch_size=2048, ubatch_size=512, threads=None, threads_batch=None, gpu_layers=-1,
-        flash_attn="auto", cache_type_k=None, cache_type_v=None, seed=-1, verbose=False, kv_ratio=1.0, kv_budget=None,
-        kv_budget_mb=None, kv_method="auto", kv_sink=4, kv_window=32, kv_min_tokens=128, kv_hidden="f32",
-        kv_tail=512)
+        flash_attn="auto", cache_type_k=None, cache_type_v=None, seed=-1, verbose=False, kv=fake.options.kv)
+    assert fake.options.kv.arguments() == KVConfig().arguments()
     sampling = {k: v for k, v in fake.calls[0].items() if k != "messages"}
     assert sampling == {"max_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
                         "repeat_penalty": 1.0, "logit_bias": None}
@@ -141,7 +141,8 @@ def test_short_flags_of_several_letters(fake):
             "--kv-method streaming --kv-sink 2 --kv-window 8 --kv-min-tokens 16 --kv-hidden disk --kv-tail 99")
     assert call("run", *line.split(), "-p", "x").exit_code == 0
     assert fake.options == options.EngineOptions(
-        "m", 4096, 64, 32, 2, 3, 5, "off", "q8_0", "q4_0", 7, True, 0.2, 64, 1.5, "streaming", 2, 8, 16, "disk", 99)
+        "m", 4096, 64, 32, 2, 3, 5, "off", "q8_0", "q4_0", 7, True, fake.options.kv)
+    assert fake.options.kv.arguments() == KVConfig(0.2, 64, 1.5, None, "streaming", None, 2, 8, 16, "disk", 99).arguments()
     assert fake.calls[0]["logit_bias"] == {7: float("-inf"), 9: float("-inf")}
     assert fake.calls[0]["max_tokens"] == 3 and fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
 
@@ -154,7 +155,7 @@ def test_flag_before_environment_before_default(fake, monkeypatch):
     monkeypatch.setenv("EDGEKV_KV_MIN_TOKENS", "5")
     assert call("run", "-p", "x", "--kv-ratio", "0.25").exit_code == 0
     chosen = fake.options
-    assert (chosen.model, chosen.cache_type_k, chosen.flash_attn, chosen.kv_ratio, chosen.kv_min_tokens) == (
+    assert (chosen.model, chosen.cache_type_k, chosen.flash_attn, chosen.kv.ratio, chosen.kv.min_tokens) == (
         "from-env", "q8_0", "on", 0.25, 5)
     monkeypatch.setenv("EDGEKV_KV_RATIO", "20")
     assert "write 0.2 " in refused(call("run", "-p", "x"))

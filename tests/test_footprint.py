@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from edgekv import machine, native
 from edgekv.budget.memory import APPEND_MAX, rows_within
-from edgekv.commands.options import HIDDEN
+from edgekv.config import HIDDEN
 from edgekv.engine import Watch
 from edgekv.errors import BadInput
 from edgekv.footprint import HIDDEN_BYTES, extent, full_bytes, index_bytes, kept_bytes, mask_bytes

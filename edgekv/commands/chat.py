@@ -31,7 +31,7 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
     llm = load.load_llama(engine)
     arguments = load.sampling_arguments(llm, sampling)
     conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
-    conversation.learn = lambda share: load.learn(replace(engine, kv_ratio=share))
+    conversation.learn = lambda share: load.learn(replace(engine, kv=replace(engine.kv, ratio=share)))
     for line in warnings(llm, conversation.template, engine.ctx_size):
         slash.say(line)
     if not terminal.is_interactive():

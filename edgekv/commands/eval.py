@@ -312,7 +312,7 @@ def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) ->
     k, v = engine.cache_type_k or "f16", engine.cache_type_v or "f16"
     named = (k if k == v else f"{k}/{v}") if engine.cache_type_k or engine.cache_type_v else ""
     in_tokens = (
-        engine.kv_budget is not None
+        engine.kv.budget is not None
     )  # a budget in tokens has nothing to win from another type
 
     def stored(name: str) -> str:
@@ -367,7 +367,7 @@ def model(engine: EngineOptions, grid: Sequence[Row]) -> Llama:
     k, _, v = grid[0].kind.partition("/")
     # any share below 1: the cache has to be edgekv's
     return load_llama(
-        replace(engine, kv_ratio=0.5, kv_method=hungry, cache_type_k=k, cache_type_v=v or k)
+        replace(engine, kv=replace(engine.kv, ratio=0.5, method=hungry), cache_type_k=k, cache_type_v=v or k)
     )
 
 
@@ -377,8 +377,9 @@ def remember(table: Table, engine: EngineOptions) -> None:
     from edgekv.eval import results
     from edgekv.fit import Wish
 
-    kept = engine.kv_window, engine.kv_sink, engine.kv_min_tokens
-    other = engine.kv_budget or engine.kv_budget_mb or engine.kv_profile or engine.kv_memory
+    kv = engine.kv
+    kept = kv.window, kv.sink, kv.min_tokens
+    other = kv.budget or kv.budget_mb or kv.profile or kv.memory
     if other or kept != (Wish.window, Wish.sink, Wish.min_tokens):
         return
     try:

@@ -51,13 +51,12 @@ def is_wanted(options: EngineOptions, path: str) -> bool:
     from edgekv.facts import model_info
     from edgekv.profiles import find
 
-    limits = (options.kv_budget, options.kv_budget_mb, options.kv_memory)
-    compresses = options.kv_ratio < 1 or any(x is not None for x in limits)
-    if not compresses or options.kv_profile is not None or not learns(options.kv_method):
+    kv = options.kv
+    if not kv.compresses or kv.profile is not None or not learns(kv.method):
         return False
     try:
         return (
-            find(path, foretells=foretells(options.kv_method)) is None
+            find(path, foretells=foretells(kv.method)) is None
             and model_info(path)["mode"] == "layers"
         )
     except EdgeKVError:

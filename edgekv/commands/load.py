@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekv.commands import terminal
 from edgekv.commands.options import EngineOptions, SamplingOptions
+from edgekv.config import MOST
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -43,11 +45,7 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
     threads = count_threads(options.threads)
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
     return dict(
-        kv_ratio=options.kv_ratio, kv_budget=options.kv_budget, kv_budget_mb=options.kv_budget_mb, kv_memory=options.kv_memory,
-        kv_method=options.kv_method, kv_sink=options.kv_sink, kv_window=options.kv_window,
-        kv_min_tokens=options.kv_min_tokens, kv_hidden=options.kv_hidden, kv_tail=options.kv_tail, kv_profile=options.kv_profile,
-        kv_checkpoints=options.kv_checkpoints,
-        kv_seed=max(options.seed, 0),
+        kv=replace(options.kv, seed=min(max(options.seed, 0), MOST)),
         n_ctx=-(-options.ctx_size // CTX_UNIT) * CTX_UNIT, n_batch=options.batch_size, n_ubatch=options.ubatch_size, n_threads=threads,
         n_threads_batch=threads if options.threads_batch is None else count_threads(options.threads_batch),
         n_gpu_layers=options.gpu_layers,

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
+from edgekv.config import KVConfig, option_of
+
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-HIDDEN = ("f32", "f16", "disk", "device")
 SWITCH = {
     "on": "on", "enabled": "on", "true": "on", "1": "on",
     "off": "off", "disabled": "off", "false": "off", "0": "off",
@@ -43,18 +44,8 @@ class EngineOptions:
     cache_type_v: str | None
     seed: int
     verbose: bool
-    kv_ratio: float
-    kv_budget: int | None
-    kv_budget_mb: float | None
-    kv_method: str
-    kv_sink: int
-    kv_window: int
-    kv_min_tokens: int
-    kv_hidden: str
-    kv_tail: int
-    kv_profile: str | None = None
-    kv_memory: int | None = None
-    kv_checkpoints: bool = True
+    kv: KVConfig
+    """What --kv-... say."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +62,7 @@ class SamplingOptions:
 
 
 def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
-    """Click callback: a share of rows to keep. Raises BadInput."""
+    """Click callback: a share of bytes to keep. Raises BadInput."""
     from edgekv.budget import check_ratio
 
     return check_ratio(value)
@@ -160,9 +151,23 @@ def _llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
     return _option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
 
 
-def _kv(name: str, help: str, **attributes: Any) -> Decorator:
-    env = name.partition("/")[0][1:].replace("-", "_").upper()
-    return _option(name, env=f"EDGEKV{env}", help=help, **attributes)
+def _kv(one: Field[Any]) -> Decorator:
+    """The option of one field of `KVConfig`."""
+    option = option_of(one)
+    name = f"--kv-{one.name.replace('_', '-')}"
+    attributes: dict[str, Any] = {"metavar": option.metavar or None}
+    if isinstance(one.default, bool):
+        name, attributes = f"{name}/--no-{name[2:]}", {"default": one.default}
+    elif one.default is not None:
+        attributes["default"] = f"{one.default:g}" if type(one.default) is float else one.default
+    if option.choices:
+        attributes = {"default": one.default, "type": click.Choice(option.choices)}
+
+    def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        return option.check(value, param.opts[0])
+
+    env = f"EDGEKV_KV_{one.name.upper()}"
+    return _option(name, env=env, help=option.help, callback=check, **attributes)
 
 
 class Finite(click.FloatRange):
@@ -214,31 +219,7 @@ ENGINE: tuple[Decorator, ...] = (
     _llama("-s", "--seed", env="SEED", type=click.IntRange(max=2**32 - 1), default=-1, metavar="N", help="Seed; -1: another one each time."),
     _llama("-v", "--verbose", "--log-verbose", "verbose", env="VERBOSE", is_flag=True,
            help="Print what llama.cpp logs."),
-    _kv("--kv-ratio", default="1", metavar="R", callback=ratio,
-        help="Share of the full f16 cache's bytes to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 everything. "
-             "Cache types (-ctk, -ctv) decide how many tokens fit into them; --kv-budget counts tokens."),
-    _kv("--kv-budget", type=COUNT, metavar="N", help="Tokens to keep, the mean over layers and KV heads."),
-    _kv("--kv-budget-mb", type=Finite(min=0, min_open=True), metavar="MIB",
-        help="MiB that the kept rows of a prompt may take; new tokens come on top (--kv-memory counts those too)."),
-    _kv("--kv-memory", metavar="SIZE", callback=size,
-        help="What the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or bytes: each prompt's ratio is picked so that its rows, "
-             "the tail and the room for it stay inside. While a prompt is read one layer in full and its hidden states (4 bytes x n_embd per "
-             "token, see --kv-hidden) come on top, in later turns the old rows too; 'edgekv fit' adds it all up."),
-    _kv("--kv-method", default="auto", metavar="NAME", callback=method,
-        help="What decides which rows stay; 'edgekv methods' lists them. auto: by the model's profile, which first use makes."),
-    _kv("--kv-profile", metavar="FILE", help="Budgets per KV head from this profile; 'none': from no profile; without it: one that is found."),
-    _kv("--kv-sink", type=FROM_ZERO, default=4, metavar="N", help="First tokens that always stay."),
-    _kv("--kv-window", type=COUNT, default=32, metavar="N",
-        help="Last tokens that always stay, and whose attention is observed; edgekv lets up to 96 stay (its parameter recent)."),
-    _kv("--kv-min-tokens", type=COUNT, default=128, metavar="N", help="A ratio never keeps fewer tokens."),
-    _kv("--kv-hidden", type=click.Choice(HIDDEN), default="f32",
-        help="Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary file, or on the GPU that has all layers (f32; "
-             "spares the copies, takes memory there)."),
-    _kv("--kv-tail", type=COUNT, default=512, metavar="N",
-        help="New tokens that a layer holds before it is compressed again."),
-    _kv("--kv-checkpoints/--no-kv-checkpoints", default=True,
-        help="Keep the cache's state from before the last turn in main memory, so that an answer is "
-             "written again, or a question changed, without reading the document again."),
+    *map(_kv, (one for one in fields(KVConfig) if not option_of(one).is_python_only)),
 )
 
 SAMPLING: tuple[Decorator, ...] = (
@@ -263,14 +244,22 @@ def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Dec
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**values: Any) -> Any:
-            group = kind(**{field.name: values.pop(field.name) for field in fields(kind)})  # type: ignore[arg-type]
-            return command(**{name: group}, **values)
+            group = {one.name: _value(one, values) for one in fields(kind)}  # type: ignore[arg-type]
+            return command(**{name: kind(**group)}, **values)
 
         for option in reversed(options):
             call = option(call)
         return call
 
     return decorate
+
+
+def _value(one: Field[Any], values: dict[str, Any]) -> Any:
+    """Take a field's value out of a command's; those of the cache's options are one object."""
+    if one.name != "kv":
+        return values.pop(one.name)
+    given = {x.name: values.pop(f"kv_{x.name}") for x in fields(KVConfig) if f"kv_{x.name}" in values}
+    return KVConfig(**given)
 
 
 engine_options = grouped("engine", EngineOptions, ENGINE)

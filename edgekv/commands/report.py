@@ -50,10 +50,10 @@ def compression_line(stats: KVStats, wish: EngineOptions) -> str:
     if stats.mode == "uncompressed" and stats.note:
         return f"compression: off; the model {stats.note}"
     parts = [
-        f"keeps {100 * wish.kv_ratio:g} % of the cache's memory" * (wish.kv_ratio < 1),
-        f"keeps {wish.kv_budget or 0:,} tokens of each KV head" * (wish.kv_budget is not None),
-        f"keeps {wish.kv_budget_mb or 0:g} MiB of a prompt" * (wish.kv_budget_mb is not None),
-        f"the cache stays within {size_text(wish.kv_memory or 0)}" * (wish.kv_memory is not None),
+        f"keeps {100 * wish.kv.ratio:g} % of the cache's memory" * (wish.kv.ratio < 1),
+        f"keeps {wish.kv.budget or 0:,} tokens of each KV head" * (wish.kv.budget is not None),
+        f"keeps {wish.kv.budget_mb or 0:g} MiB of a prompt" * (wish.kv.budget_mb is not None),
+        f"the cache stays within {size_text(wish.kv.memory or 0)}" * (wish.kv.memory is not None),
     ]
     if stats.method == "full" or not any(parts):
         return "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"
