@@ -225,9 +225,9 @@ def test_a_profile_that_is_stopped_by_its_progress_goes_on(model, monkeypatch):
 
     def stop(done, total):
         if done > total / 2:
-            raise StopIteration
+            raise TimeoutError
 
-    with pytest.raises(StopIteration):
+    with pytest.raises(TimeoutError):
         edgekv.make_profile(model, stop, n_threads=1)
     assert not edgekv.has_profile(model)
     steps = []
