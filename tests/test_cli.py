@@ -416,9 +416,9 @@ def test_a_ratio_in_the_chat_makes_the_profile_that_it_needs(fake):
 def test_checkpoints_are_shown_and_can_be_switched_off(fake):
     fake.n_bytes_checkpoints = 3 * 2**20
     assert "3.0 MiB more" in call("chat", "-m", "m", stdin="/stats\n").stderr
-    assert fake.options.kv_checkpoints
+    assert fake.options.kv.checkpoints
     call("run", "-m", "m", "-p", "x", "--no-kv-checkpoints")
-    assert not fake.options.kv_checkpoints
+    assert not fake.options.kv.checkpoints
 
 
 def test_a_limit_says_what_is_reserved_and_for_what(fake):
@@ -432,9 +432,9 @@ def test_a_limit_says_what_is_reserved_and_for_what(fake):
 
 @pytest.mark.parametrize(("options", "says"), [
     ({}, "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"),
-    ({"kv_ratio": 0.2}, "compression: keeps 20 % of the cache's memory, method snapkv"),
-    ({"kv_budget": 1024}, "compression: keeps 1,024 tokens of each KV head, method snapkv"),
-    ({"kv_memory": 2**31}, "compression: the cache stays within 2.00 GiB, method snapkv"),
+    ({"ratio": 0.2}, "compression: keeps 20 % of the cache's memory, method snapkv"),
+    ({"budget": 1024}, "compression: keeps 1,024 tokens of each KV head, method snapkv"),
+    ({"memory": 2**31}, "compression: the cache stays within 2.00 GiB, method snapkv"),
 ])
 def test_the_banner_says_whether_the_cache_is_compressed(options_of, options, says):
     assert report.compression_line(FakeLlama().kv_stats(), options_of(**options)) == says
@@ -443,14 +443,14 @@ def test_the_banner_says_whether_the_cache_is_compressed(options_of, options, sa
 def test_the_banner_says_why_a_cache_is_not_compressed(options_of):
     fake = FakeLlama()
     fake.mode, fake.note = "uncompressed", "runs uncompressed: because"
-    assert "because" in report.compression_line(fake.kv_stats(), options_of(kv_ratio=0.2))
+    assert "because" in report.compression_line(fake.kv_stats(), options_of(ratio=0.2))
 
 
 @pytest.fixture
 def options_of(fake):
-    """Makes engine options that differ from the defaults."""
+    """Makes engine options; of the cache's these differ from the defaults."""
     call("run", "-m", "m", "-p", "x")
-    return lambda **changes: replace(fake.options, **changes)
+    return lambda **changes: replace(fake.options, kv=KVConfig(**changes))
 
 
 def with_document(text: str, question: str) -> list[dict[str, str]]:
