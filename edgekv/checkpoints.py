@@ -1,7 +1,8 @@
 """Saved states of a compressed conversation, from which its last turn can be taken again.
 
 Entries are chosen with knowledge of what comes after them, so a compressed conversation cannot be
-taken back token by token. Before a prompt or a long answer is compressed, its state is saved in main
+taken back token by token. Before a prompt or a long answer is compressed, its state is saved in
+main
 memory: regenerating an answer, editing a question, or asking another one about the same document
 then reads only what is new.
 """
@@ -53,8 +54,8 @@ class Checkpoints:
     def save(self, llm: Holder) -> None:
         """Save the conversation, which is about to be compressed.
 
-        Of an answer only the first time counts: from there its beginning can be reached. States that
-        can be reached from the one that is saved are dropped.
+        Of an answer only the first time counts: from there its beginning can be reached. States
+        that can be reached from the one that is saved are dropped.
         """
         assert llm._kv is not None
         info = llm._kv.store.memory()
@@ -68,6 +69,7 @@ class Checkpoints:
 
     def restore(self, llm: Holder, tokens: Sequence[int]) -> None:
         """Make the conversation the saved state that shares most with `tokens`, if there is one."""
+
         def shared(x: _Saved) -> int:
             return min(n_same(tokens, x.state.tokens.tolist()), len(tokens) - 1)
 

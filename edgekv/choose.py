@@ -1,8 +1,9 @@
 """choose: from the user's words to a method, with the model's own profile where there is one.
 
-`auto` is what the tables of docs/results found best, score and merge, with budgets per KV head from the model's profile; without a profile
-it is the best method that needs none. Budgets named profile, lukv or evolkv take a profile of that kind (`profile`: any), in a mix
-(score=keydiff,budget=lukv) or as a preset (lukv). The score kvzap takes its maps from a profile, whatever the budget.
+`auto` is what the tables of docs/results found best, score and merge, with budgets per KV head from
+the model's profile; without a profile it is the best method that needs none. Budgets named profile,
+lukv or evolkv take a profile of that kind (`profile`: any), in a mix (score=keydiff,budget=lukv) or
+as a preset (lukv). The score kvzap takes its maps from a profile, whatever the budget.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ WITHOUT_PROFILE = "kvzip"
 def choose(text: str, model_path: str, profile: str | None = None) -> Preset:
     """The preset that `text` means for a model file.
 
-    profile: a profile's file, 'none', or None to look for one (see `edgekv.profiles.find`). Raises BadInput if `text` means none, or needs
-    a profile and there is none.
+    profile: a profile's file, 'none', or None to look for one (see `edgekv.profiles.find`). Raises
+    BadInput if `text` means none, or needs a profile and there is none.
     """
     why = ""
     if text == AUTO:
@@ -51,7 +52,8 @@ def _automatic(model_path: str, wish: str | None) -> tuple[str, str]:
 def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -> Preset:
     """`preset` with the shares of the profile that its budget needs.
 
-    A plain name leaves the score open: a profile for another one than the preset's own then brings it along.
+    A plain name leaves the score open: a profile for another one than the preset's own then brings
+    it along.
     """
     budget = preset.budget
     assert isinstance(budget, ProfileBudget)
@@ -59,26 +61,38 @@ def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -
     scores = [""] if is_open and wish else [preset.score.name, ""][: 1 + is_open]
     found = next((p for score in scores if (p := find(model_path, wish, score, budget.kind))), None)
     if found is None:
-        raise BadInput(f"there is no {budget.kind or 'profile'}{' profile' * bool(budget.kind)} for {model_path}: make one with "
-                       f"'edgekv profile {budget.kind or 'probe'}', or name one with --kv-profile")
+        raise BadInput(
+            f"there is no {budget.kind or 'profile'}{' profile' * bool(budget.kind)} for"
+            f" {model_path}: make one with 'edgekv profile {budget.kind or 'probe'}', or name one"
+            " with --kv-profile"
+        )
     if is_open and found.score and found.score != preset.score.name:
         preset = replace(methods.get(f"score={found.score},budget={budget.name}"), name=preset.name)
     assert isinstance(preset.budget, ProfileBudget)
-    return replace(preset, budget=replace(preset.budget, shares=found.shares_at), profile=found.path)
+    return replace(
+        preset, budget=replace(preset.budget, shares=found.shares_at), profile=found.path
+    )
 
 
 def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
-    """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of any that has them."""
+    """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of
+    any that has them.
+    """
     found = find(model_path, wish, foretells=True)
     if found is None and wish not in (None, NONE):
         found = find(model_path, foretells=True)
     if found is None:
-        raise BadInput(f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv profile probe'")
+        raise BadInput(
+            f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv"
+            " profile probe'"
+        )
     return replace(preset, score=KVzap(found.surrogate), profile=preset.profile or found.path)
 
 
 def learns(text: str) -> bool:
-    """Whether the profile that first use makes would serve `text`: auto, or budgets from any profile."""
+    """Whether the profile that first use makes would serve `text`: auto, or budgets from any
+    profile.
+    """
     if foretells(text):
         return True
     budget = methods.get(text).budget

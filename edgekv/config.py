@@ -19,7 +19,9 @@ MOST = 2**31 - 1
 """The largest number of tokens that llama.cpp can count."""
 
 Check = Callable[[Any, str], Any]
-"""(value from Python or from the command line, its name in messages) -> value to use; raises BadInput."""
+"""(value from Python or from the command line, its name in messages) -> value to use; raises
+BadInput.
+"""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,9 @@ def _budget(value: Any, name: str) -> Any:
     try:
         return _whole(1)(value, name)
     except BadInput:
-        raise BadInput(f"{name} {value} keeps no token; give the tokens per head, such as 1024") from None
+        raise BadInput(
+            f"{name} {value} keeps no token; give the tokens per head, such as 1024"
+        ) from None
 
 
 def _mebibytes(value: Any, name: str) -> float | None:
@@ -131,59 +135,94 @@ class KVConfig:
     """
 
     ratio: float = _option(
-        1.0, _ratio, metavar="R",
-        help="Share of the full f16 cache's bytes to keep, above 0 and up to 1: 0.2 keeps 20 %, 1 "
-        "everything. Cache types (-ctk, -ctv) decide how many tokens fit into them; --kv-budget "
-        "counts tokens.",
+        1.0,
+        _ratio,
+        metavar="R",
+        help=(
+            "Share of the full f16 cache's bytes to keep, above 0 and up to 1: 0.2 keeps 20 %, 1"
+            " everything. Cache types (-ctk, -ctv) decide how many tokens fit into them;"
+            " --kv-budget counts tokens."
+        ),
     )
     budget: Any = _option(
-        None, _budget, metavar="N",
+        None,
+        _budget,
+        metavar="N",
         help="Tokens to keep, the mean over layers and KV heads.",
     )
     """In Python also a table of tokens [n_layer, n_head_kv]."""
     budget_mb: float | None = _option(
-        None, _mebibytes, metavar="MIB",
-        help="MiB that the kept tokens of a prompt may take; new tokens come on top (--kv-memory "
-        "counts those too).",
+        None,
+        _mebibytes,
+        metavar="MIB",
+        help=(
+            "MiB that the kept tokens of a prompt may take; new tokens come on top (--kv-memory "
+            "counts those too)."
+        ),
     )
     memory: int | None = _option(
-        None, _size, metavar="SIZE",
-        help="Memory that the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or "
-        "bytes. Each prompt's ratio follows from it: kept tokens, new tokens and the room for them "
-        "stay inside. While a prompt is read, one layer in full and the hidden states (4 bytes x "
-        "n_embd per token, see --kv-hidden) come on top, in later turns the old tokens too; "
-        "'edgekv fit' adds it all up.",
+        None,
+        _size,
+        metavar="SIZE",
+        help=(
+            "Memory that the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or"
+            " bytes. Each prompt's ratio follows from it: kept tokens, new tokens and the room for"
+            " them stay inside. While a prompt is read, one layer in full and the hidden states (4"
+            " bytes x n_embd per token, see --kv-hidden) come on top, in later turns the old tokens"
+            " too; 'edgekv fit' adds it all up."
+        ),
     )
     method: str = _option(
-        "auto", _method, metavar="NAME",
-        help="Method that decides which tokens stay; 'edgekv methods' lists them. auto: by the "
-        "model's profile, which first use makes.",
+        "auto",
+        _method,
+        metavar="NAME",
+        help=(
+            "Method that decides which tokens stay; 'edgekv methods' lists them. auto: by the "
+            "model's profile, which first use makes."
+        ),
     )
     profile: str | None = _option(
-        None, _path, metavar="FILE",
-        help="Profile with budgets per KV head; 'none' uses no profile. Without it edgekv looks "
-        "for one.",
+        None,
+        _path,
+        metavar="FILE",
+        help=(
+            "Profile with budgets per KV head; 'none' uses no profile. Without it edgekv looks "
+            "for one."
+        ),
     )
     sink: int = _option(4, _whole(0), metavar="N", help="First tokens that always stay.")
     window: int = _option(
-        32, _whole(1), metavar="N",
-        help="Last tokens that always stay, and whose attention is observed; edgekv lets up to 96 "
-        "stay (its parameter recent).",
+        32,
+        _whole(1),
+        metavar="N",
+        help=(
+            "Last tokens that always stay, and whose attention is observed; edgekv lets up to 96 "
+            "stay (its parameter recent)."
+        ),
     )
     min_tokens: int = _option(128, _whole(1), metavar="N", help="A ratio never keeps fewer tokens.")
     hidden: str = _option(
-        "f32", _one_of(*HIDDEN), choices=HIDDEN,
-        help="Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary "
-        "file, or on the GPU that has all layers (f32; spares the copies, takes memory there).",
+        "f32",
+        _one_of(*HIDDEN),
+        choices=HIDDEN,
+        help=(
+            "Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary "
+            "file, or on the GPU that has all layers (f32; spares the copies, takes memory there)."
+        ),
     )
     tail: int = _option(
-        512, _whole(1), metavar="N",
+        512,
+        _whole(1),
+        metavar="N",
         help="New tokens that a layer holds before it is compressed again.",
     )
     checkpoints: bool = _option(
-        True, _switch,
-        help="Keep the cache's state from before the last turn, so that an answer can be written "
-        "again without reading the prompt again.",
+        True,
+        _switch,
+        help=(
+            "Keep the cache's state from before the last turn, so that an answer can be written "
+            "again without reading the prompt again."
+        ),
     )
     seed: int = _option(
         0, _whole(0), metavar="N", is_python_only=True, help="Seed of the method 'random'."
@@ -194,12 +233,16 @@ class KVConfig:
             value = option_of(one).check(getattr(self, one.name), f"kv_{one.name}")
             object.__setattr__(self, one.name, value)
         if self.memory is not None and self.table is not None:
-            raise BadInput("kv_memory decides how many tokens stay, and so does a table in "
-                           "kv_budget: give one of them")
+            raise BadInput(
+                "kv_memory decides how many tokens stay, and so does a table in "
+                "kv_budget: give one of them"
+            )
 
     @property
     def table(self) -> Any:
-        """The table in `budget`, int32 [n_layer, n_head_kv]; None if it is a number or not given."""
+        """The table in `budget`, int32 [n_layer, n_head_kv]; None if it is a number or not
+        given.
+        """
         return None if isinstance(self.budget, (int, type(None))) else self.budget
 
     @property

@@ -1,4 +1,6 @@
-"""A prompt that goes on from a conversation: the same text may be cut into other tokens than the model wrote."""
+"""A prompt that goes on from a conversation: the same text may be cut into other tokens than the
+model wrote.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +11,35 @@ TextOf = Callable[[list[int]], bytes]
 TokensOf = Callable[[bytes], list[int]]
 
 
-def continued(tokens: list[int], have: list[int], fixed: int, text_of: TextOf, tokens_of: TokensOf) -> list[int]:
-    """`tokens`, or the same text in other tokens that begin with the first `fixed` ones of the conversation `have`.
+def continued(
+    tokens: list[int], have: list[int], fixed: int, text_of: TextOf, tokens_of: TokensOf
+) -> list[int]:
+    """`tokens`, or the same text in other tokens that begin with the first `fixed` ones of the
+    conversation `have`.
 
-    fixed: tokens that cannot be taken back, because rows were chosen with knowledge of them. A chat's text is cut into tokens anew in
-    every turn, and what a model wrote one by one seldom comes out as it was: a reply that begins with a line break shares a token with the
-    end of its prompt then. Without this, one such token would have the whole conversation read again. llama.cpp's own chat keeps
-    its tokens too.
+    fixed: tokens that cannot be taken back, because rows were chosen with knowledge of them. A
+    chat's text is cut into tokens anew in
+    every turn, and what a model wrote one by one seldom comes out as it was: a reply that begins
+    with a line break shares a token with the end of its prompt then. Without this, one such token
+    would have the whole conversation read again. llama.cpp's own chat keeps its tokens too.
     """
     same = n_same(tokens, have)
     if same >= min(fixed, len(tokens)):
         return tokens
     text = text_of(tokens)
     n_text = n_same(text, text_of(have))
-    n_kept = bisect_right(range(len(have) + 1), n_text, lo=fixed, key=lambda n: len(text_of(have[:n]))) - 1
+    n_kept = (
+        bisect_right(range(len(have) + 1), n_text, lo=fixed, key=lambda n: len(text_of(have[:n])))
+        - 1
+    )
     if n_kept < fixed:
         return tokens
-    again = have[:n_kept] + tokens_of(text[len(text_of(have[:n_kept])):])
+    again = have[:n_kept] + tokens_of(text[len(text_of(have[:n_kept])) :])
     return again if text_of(again) == text else tokens
 
 
 def n_same(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of what two sequences have in common at the beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

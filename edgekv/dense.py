@@ -21,11 +21,20 @@ DENSE = "q8_0"
 
 
 def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v: Any) -> bool:
-    """Whether a cache with these settings gets dense rows: `auto` decides, nobody named a type, a budget in rows has nothing to win, and the model can
-    have them."""
-    from edgekv.choose import AUTO  # with all methods, which a plan (`edgekv.fit`) has no use for and would count as its own
+    """Whether a cache with these settings gets dense rows: `auto` decides, nobody named a type, a
+    budget in rows has nothing to win, and the model can have them.
+    """
+    from edgekv.choose import (
+        AUTO,
+    )  # with all methods, which a plan (`edgekv.fit`) has no use for and would count as its own
 
-    if method != AUTO or not (type_k is None and type_v is None) or not settings.compresses or settings.tokens or settings.table is not None:
+    if (
+        method != AUTO
+        or not (type_k is None and type_v is None)
+        or not settings.compresses
+        or settings.tokens
+        or settings.table is not None
+    ):
         return False
     return fits(facts.model_info(model_path))
 
@@ -56,4 +65,6 @@ def f16_bytes(layer: LayerInfo) -> int:
 def entries_per_f16(layers: Sequence[LayerInfo]) -> Fraction:
     """KV entries of these layers that take the bytes of one in f16, the mean over their heads."""
     stored = sum(x.bytes_row * x.n_head_kv for x in layers)
-    return Fraction(sum(f16_bytes(x) * x.n_head_kv for x in layers), stored) if stored else Fraction(1)
+    return (
+        Fraction(sum(f16_bytes(x) * x.n_head_kv for x in layers), stored) if stored else Fraction(1)
+    )

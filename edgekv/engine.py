@@ -1,7 +1,7 @@
 """The loop: prompt -> prefill -> score -> budget -> select -> merge -> evict, layer by layer.
 
-`Engine` belongs to one llama.cpp context with a ragged store. It knows no text, no sampling and no chat: tokens go in,
-the cache is what the method left of them.
+`Engine` belongs to one llama.cpp context with a ragged store. It knows no text, no sampling and no
+chat: tokens go in, the cache is what the method left of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from edgekv.budget.profile import from_shares
 from edgekv.dense import entries_per_f16, f16_bytes
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.footprint import Extent, Reading, reading
+from edgekv.layer import LayerStats
 from edgekv.machine import memory_free
 from edgekv.merge import D2O, Folding
-from edgekv.layer import LayerStats
 from edgekv.settings import Settings
 from edgekv.sizes import size_text
 from edgekv.stats import StageClock
@@ -40,7 +40,9 @@ _TOKENS = POINTER(native.llama_cpp.llama_token)
 
 @dataclass
 class Memory:
-    """What the engine knows of a conversation besides the store. Arrays in it are never written to."""
+    """What the engine knows of a conversation besides the store. Arrays in it are never written
+    to.
+    """
 
     compressed_at: int = 0
     """Tokens seen when the tail was compressed last."""
@@ -59,12 +61,16 @@ class Memory:
 class Engine:
     """Reads prompts into the ragged store of one context."""
 
-    def __init__(self, ctx: Any, settings: Settings, tokenize: Callable[[str], list[int]] | None = None) -> None:
+    def __init__(
+        self, ctx: Any, settings: Settings, tokenize: Callable[[str], list[int]] | None = None
+    ) -> None:
         store = native.Store.of(ctx)
         assert store is not None, "the context was created with native.next_context(True)"
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.offloaded = False
-        """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they are asked to."""
+        """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they
+        are asked to.
+        """
         self.clock = StageClock()
         """What compressing the last prompt took."""
         self.by_layer = True
@@ -75,10 +81,12 @@ class Engine:
     ) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
-        tail: they are the end of what the model wrote, not a prompt; then each head's share stays what the prompt made it (in CAKE: its
-        number of rows), because a few tokens of an answer say little about heads.
-        Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits. Raises BadInput if they fit neither the context nor the
-        machine's memory (nothing has been allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is then as before.
+        tail: they are the end of what the model wrote, not a prompt; then each head's share stays
+        what the prompt made it (in CAKE: its number of rows), because a few tokens of an answer say
+        little about heads. Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits.
+        Raises BadInput if they fit neither the context nor the machine's memory (nothing has been
+        allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is
+        then as before.
         """
         watch, plan = Watch(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         if not tail:
@@ -92,10 +100,17 @@ class Engine:
         self.memory.compressed_at = self.store.memory().n_past
 
     def _read(
-        self, tokens: Sequence[int], watch: Watch, plan: Plan, progress: Progress | None, tail: bool,
+        self,
+        tokens: Sequence[int],
+        watch: Watch,
+        plan: Plan,
+        progress: Progress | None,
+        tail: bool,
         summing: Summing,
     ) -> None:
-        """Read the prompt and keep what `plan` leaves of it: the conversation is then what it left."""
+        """Read the prompt and keep what `plan` leaves of it: the conversation is then what it
+        left.
+        """
         with self.layers(
             tokens, watch.observers, every=watch.every, pieces=watch.pieces, progress=progress
         ) as layers:
@@ -107,12 +122,20 @@ class Engine:
                 clock.ms["observe"] = p.score_ms
         self.memory.folding = folding
         if not tail:
-            self.memory.spread = self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
+            self.memory.spread = (
+                self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
+            )
 
     @contextmanager
     def layers(
-        self, tokens: Sequence[int], observers: list[native.Observer], *, every: Sequence[int] = (),
-        pieces: Sequence[Sequence[int]] = (), progress: Progress | None = None, stays: bool = True,
+        self,
+        tokens: Sequence[int],
+        observers: list[native.Observer],
+        *,
+        every: Sequence[int] = (),
+        pieces: Sequence[Sequence[int]] = (),
+        progress: Progress | None = None,
+        stays: bool = True,
     ) -> Iterator[Iterator[native.Prefill]]:
         """Read `tokens` behind the conversation, in a `with` block around a loop over layers.
 
@@ -123,7 +146,12 @@ class Engine:
         earlier. Other arguments and errors: see `native.Prefill`.
         """
         with native.Prefill(
-            self.ctx, tokens, observers, every=every, pieces=pieces, hidden=self.settings.hidden,
+            self.ctx,
+            tokens,
+            observers,
+            every=every,
+            pieces=pieces,
+            hidden=self.settings.hidden,
             progress=progress,
         ) as p:
             self.by_layer = p.by_layer
@@ -138,25 +166,45 @@ class Engine:
             p.end()
 
     def _compress(
-        self, p: native.Prefill, watch: Watch, plan: Plan, spending: Spending, folding: Folding | None, summing: Summing, before: NDArray[np.int32],
+        self,
+        p: native.Prefill,
+        watch: Watch,
+        plan: Plan,
+        spending: Spending,
+        folding: Folding | None,
+        summing: Summing,
+        before: NDArray[np.int32],
     ) -> NDArray[np.int32]:
-        """score, budget, select, merge, evict for the layer in work; finished layers are cut to what the budget leaves them.
+        """score, budget, select, merge, evict for the layer in work; finished layers are cut to
+        what the budget leaves them.
 
-        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this layer.
+        before: int32 [i, n_head_kv], rows that the finished layers hold; returns the same with this
+        layer.
         """
-        s, i, n_head_kv, clock = self.settings, len(before), self.store.layers[p.il].n_head_kv, self.clock
+        s, i, n_head_kv, clock = (
+            self.settings,
+            len(before),
+            self.store.layers[p.il].n_head_kv,
+            self.clock,
+        )
         with clock("score"):
             layer = self.layer_stats(p, watch)
             scores = s.preset.score.score(layer, s.preset.params)
         with clock("budget"):
-            counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
+            counts = spending.update(
+                i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer
+            )
         with clock("select"):
-            keep = select.keep(scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, plan.sink, plan.window)
+            keep = select.keep(
+                scores, counts[i, :n_head_kv], layer.pos, layer.n_seen, plan.sink, plan.window
+            )
         for j in np.flatnonzero((counts[:i] < before).any(axis=1)):
             il = plan.layers[j]
             n = counts[j, : self.store.layers[il].n_head_kv]
             with clock("merge"):
-                _fold(folding, p, il, before[j, : len(n)], [np.arange(x, dtype=np.int32) for x in n])
+                _fold(
+                    folding, p, il, before[j, : len(n)], [np.arange(x, dtype=np.int32) for x in n]
+                )
             with clock("evict"):
                 p.shrink(il, n)
         with clock("merge"):
@@ -175,10 +223,13 @@ class Engine:
     def bound_tail(self, tokens: NDArray[np.intc]) -> None:
         """Compress the tail.
 
-        tokens: everything the store has seen. The last `window` tokens are read again, because their queries judge the keys.
+        tokens: everything the store has seen. The last `window` tokens are read again, because
+        their queries judge the keys.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
-        if not native.llama_cpp.llama_memory_seq_rm(native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1):
+        if not native.llama_cpp.llama_memory_seq_rm(
+            native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1
+        ):
             return
         again = tokens[len(tokens) - n :].tolist()
         try:
@@ -188,17 +239,25 @@ class Engine:
             raise
 
     def _append(self, tokens: list[int]) -> None:
-        """Put tokens behind the store without compressing: what `bound_tail` took back, when reading it again failed."""
+        """Put tokens behind the store without compressing: what `bound_tail` took back, when
+        reading it again failed.
+        """
         lib = native.llama_cpp
         step = min(lib.llama_n_batch(self.ctx), len(tokens))
         for i in range(0, len(tokens), step):
             part = np.array(tokens[i : i + step], np.int32)  # the batch holds no reference to it
-            status = lib.llama_decode(self.ctx, lib.llama_batch_get_one(part.ctypes.data_as(_TOKENS), len(part)))
+            status = lib.llama_decode(
+                self.ctx, lib.llama_batch_get_one(part.ctypes.data_as(_TOKENS), len(part))
+            )
             if status != 0:  # they stood there a moment ago: a device that fails goes on failing
-                raise EdgeKVError(f"{native.context_error()}; the last {len(tokens)} tokens are lost: reset the conversation")
+                raise EdgeKVError(
+                    f"{native.context_error()}; the last {len(tokens)} tokens are lost: reset the"
+                    " conversation"
+                )
 
     def counts_for(self, n_tokens: int) -> NDArray[np.int32]:
-        """int32 [n_layer, n_head_kv]: rows that each head would keep of a prompt of n_tokens; the store is empty.
+        """int32 [n_layer, n_head_kv]: rows that each head would keep of a prompt of n_tokens; the
+        store is empty.
 
         A budget that waits for scores spreads them as those of the last prompt were.
         """
@@ -223,19 +282,23 @@ class Engine:
         return [il for il, info in enumerate(self.store.layers) if not info.n_swa]
 
     def bytes_full(self, n_tokens: int) -> int:
-        """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their window."""
-        return sum(f16_bytes(x) * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens)
-                   for x in self.store.layers)
+        """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their
+        window.
+        """
+        return sum(
+            f16_bytes(x) * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens)
+            for x in self.store.layers
+        )
 
     @property
     def per_f16(self) -> Fraction:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
-    def layer_stats(
-        self, p: native.Prefill, watch: Watch, first_observer: int = 0
-    ) -> LayerStats:
-        """Return what a score may know of the layer in work; first_observer: of this watch, in p."""
+    def layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
+        """Return what a score may know of the layer in work; first_observer: of this watch, in
+        p.
+        """
         n_old = p.n_old()
         n_rows = int(n_old.max(initial=0)) + p.n_tokens
         first = self.store.memory().n_past
@@ -243,18 +306,44 @@ class Engine:
         for k, n in enumerate(n_old):
             pos[k, :n] = self.store.positions(p.il, k)
             pos[k, n : n + p.n_tokens] = np.arange(first, first + p.n_tokens)
-        return LayerStats(p.il, len(self.store.layers), len(n_old), n_rows, n_old, p.n_tokens, pos, seed=self.settings.seed, rows=p.rows,
-                          foretell=p.foretell, blocks=rotation.blocks(self.store.layers[p.il]), **watch.read(p, first_observer))
+        return LayerStats(
+            p.il,
+            len(self.store.layers),
+            len(n_old),
+            n_rows,
+            n_old,
+            p.n_tokens,
+            pos,
+            seed=self.settings.seed,
+            rows=p.rows,
+            foretell=p.foretell,
+            blocks=rotation.blocks(self.store.layers[p.il]),
+            **watch.read(p, first_observer),
+        )
 
     def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
         s, layers, full = self.settings, self.store.layers, self.full_layers
-        there = np.array([[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]).reshape(len(full), -1)
+        there = np.array(
+            [[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]
+        ).reshape(len(full), -1)
         have = np.where(there, self.kept()[full] + n_new, 0).astype(np.int32)
         n_tokens, n_heads = self.store.memory().n_past + n_new, max(int(there.sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
-        n_rows = n_tokens if s.table is not None or not full else budget.rows_for(
-            n_tokens, s.ratio, s.tokens, s.n_bytes, per_f16=self.per_f16, bytes_per_row_head=row, n_heads=n_heads, min_tokens=s.min_tokens)
+        n_rows = (
+            n_tokens
+            if s.table is not None or not full
+            else budget.rows_for(
+                n_tokens,
+                s.ratio,
+                s.tokens,
+                s.n_bytes,
+                per_f16=self.per_f16,
+                bytes_per_row_head=row,
+                n_heads=n_heads,
+                min_tokens=s.min_tokens,
+            )
+        )
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
         merge = s.preset.merge if s.table is None else None
@@ -266,28 +355,52 @@ class Engine:
         lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
         even = self.settings.table is None and preset.budget.name == "uniform"
         return reading(
-            self.store.layers, watch.extent(lib.llama_n_ubatch(self.ctx)), plan.n_rows, n_embd=lib.llama_model_n_embd(lib.llama_get_model(self.ctx)),
-            n_ubatch=lib.llama_n_ubatch(self.ctx), hidden=self.settings.hidden, n_old=int(self.kept().max(initial=0)), old_bytes=memory.bytes_now, even=even)
+            self.store.layers,
+            watch.extent(lib.llama_n_ubatch(self.ctx)),
+            plan.n_rows,
+            n_embd=lib.llama_model_n_embd(lib.llama_get_model(self.ctx)),
+            n_ubatch=lib.llama_n_ubatch(self.ctx),
+            hidden=self.settings.hidden,
+            n_old=int(self.kept().max(initial=0)),
+            old_bytes=memory.bytes_now,
+            even=even,
+        )
 
     def _check_room(self, watch: Watch, plan: Plan) -> None:
         """Raises BadInput if the machine certainly has not the memory to read this prompt."""
         need = self.reading(watch, plan)
         free = memory_free(swap=True)
-        more = need.hidden * (not need.waits_there) + need.inputs if self.offloaded else need.peak - need.old
+        more = (
+            need.hidden * (not need.waits_there) + need.inputs
+            if self.offloaded
+            else need.peak - need.old
+        )
         if more > free:
             raise BadInput(
-                f"reading {plan.n_tokens:,} tokens takes {size_text(more)} (kept rows {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden "
-                f"states {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter prompt, a smaller --kv-ratio or cache type "
-                "(-ctk, -ctv), or --kv-hidden disk")
+                f"reading {plan.n_tokens:,} tokens takes {size_text(more)} (kept rows"
+                f" {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden states"
+                f" {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter"
+                " prompt, a smaller --kv-ratio or cache type (-ctk, -ctv), or --kv-hidden disk"
+            )
 
     def _start_merge(self) -> Folding | None:
-        """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves no trace."""
+        """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves
+        no trace.
+        """
         merge = self.settings.preset.merge
-        return None if not isinstance(merge, D2O) else deepcopy(self.memory.folding) or merge.start()
+        return (
+            None if not isinstance(merge, D2O) else deepcopy(self.memory.folding) or merge.start()
+        )
 
     def _start_summary(self, plan: Plan) -> Summing:
         merge = self.settings.preset.merge
-        return Summing(merge if isinstance(merge, Summary) else None, self.memory.queries, plan.sink, plan.window, self.offloaded)
+        return Summing(
+            merge if isinstance(merge, Summary) else None,
+            self.memory.queries,
+            plan.sink,
+            plan.window,
+            self.offloaded,
+        )
 
     def start(self, plan: Plan, tail: bool = False) -> Spending:
         if self.settings.table is None:
@@ -300,8 +413,16 @@ class Engine:
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
 
 
-def _fold(folding: Folding | None, p: native.Prefill, il: int, n_rows: NDArray[np.int32], keep: list[NDArray[np.int32]]) -> None:
-    """merge: the heads of a layer, of n_rows [n_head_kv] rows each, fold what they are going to lose into the rows `keep`."""
+def _fold(
+    folding: Folding | None,
+    p: native.Prefill,
+    il: int,
+    n_rows: NDArray[np.int32],
+    keep: list[NDArray[np.int32]],
+) -> None:
+    """merge: the heads of a layer, of n_rows [n_head_kv] rows each, fold what they are going to
+    lose into the rows `keep`.
+    """
     for k, rows in enumerate(keep if folding else []):
         folding.fold(p, il, k, int(n_rows[k]), rows)
 
@@ -311,18 +432,23 @@ MANY = 2048
 
 
 class Watch:
-    """Whose queries judge the keys of one prompt: ranges of tokens for the native scorer, and which statistic is whose.
+    """Whose queries judge the keys of one prompt: ranges of tokens for the native scorer, and which
+    statistic is whose.
 
     tokenize: text -> tokens, for the probe.
     """
 
-    def __init__(self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None) -> None:
+    def __init__(
+        self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None
+    ) -> None:
         observe, n = settings.preset.observe, len(tokens)
         self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
         names = observe.judged
         self.observers: list[native.Observer] = []
         if names:
-            begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[observe.judges]
+            begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[
+                observe.judges
+            ]
             self.observers.append((begin, n + sum(map(len, self.pieces)), names))
         self._names, self._n, self._stats = names, n, observe.stats
         self._sums = observe.sums
@@ -337,13 +463,24 @@ class Watch:
     def extent(self, n_ubatch: int) -> Extent:
         """What goes through a layer."""
         lengths = [min(n_ubatch, end - begin) for begin, end, _ in self.observers]
-        n_observed = n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)  # two ranges may share a chunk
+        n_observed = (
+            n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)
+        )  # two ranges may share a chunk
         n_queries = int(self._queries) + int(len(self.observers) > self._queries)
         pieces = [len(piece) for piece in self.pieces]
-        return Extent(self._n, self._n + sum(pieces), self._n + max(pieces, default=0), n_observed, n_queries, self._stats)
+        return Extent(
+            self._n,
+            self._n + sum(pieces),
+            self._n + max(pieces, default=0),
+            n_observed,
+            n_queries,
+            self._stats,
+        )
 
     def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
-        """The statistics of the layer in work, by the names of LayerStats; first: number of this watch's first observer."""
+        """The statistics of the layer in work, by the names of LayerStats; first: number of this
+        watch's first observer.
+        """
         stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
         if self._sums:
             stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
@@ -352,11 +489,15 @@ class Watch:
         return stats
 
     def queries(self, p: native.Prefill) -> Asked:
-        """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if positions are no plain RoPE."""
+        """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if
+        positions are no plain RoPE.
+        """
         assert self._queries
         return p.queries(len(self.observers) - 1)
 
 
-def _future(p: native.Prefill, observer: int, n: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _future(
+    p: native.Prefill, observer: int, n: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """See `edgekv.methods.base.Future`."""
     return turned(p.queries(observer), p.rotation(n))

@@ -1,7 +1,7 @@
 """What goes wrong because of what the user asked for.
 
-Each error's text is one line that says what is wrong and what to do next. The command line prints it and exits with
-code 2; programmer mistakes are asserts and keep their traceback.
+Each error's text is one line that says what is wrong and what to do next. The command line prints
+it and exits with code 2; programmer mistakes are asserts and keep their traceback.
 """
 
 

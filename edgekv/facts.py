@@ -1,4 +1,6 @@
-"""Facts about the build and about model files: what `edgekv info` prints and what sizes are computed from."""
+"""Facts about the build and about model files: what `edgekv info` prints and what sizes are
+computed from.
+"""
 
 from __future__ import annotations
 
@@ -32,42 +34,63 @@ def devices() -> list[dict[str, Any]]:
     ggml, base = (ctypes.CDLL(str(library_path(name))) for name in ("ggml", "ggml-base"))
     llama_cpp.llama_backend_init()
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    ggml.ggml_backend_dev_get.restype, ggml.ggml_backend_dev_get.argtypes = c_void_p, [ctypes.c_size_t]
+    ggml.ggml_backend_dev_get.restype, ggml.ggml_backend_dev_get.argtypes = (
+        c_void_p,
+        [ctypes.c_size_t],
+    )
     for name in ("name", "description"):
         fn = getattr(base, "ggml_backend_dev_" + name)
         fn.restype, fn.argtypes = c_char_p, [c_void_p]
-    base.ggml_backend_dev_memory.argtypes = [c_void_p, POINTER(ctypes.c_size_t), POINTER(ctypes.c_size_t)]
+    base.ggml_backend_dev_memory.argtypes = [
+        c_void_p,
+        POINTER(ctypes.c_size_t),
+        POINTER(ctypes.c_size_t),
+    ]
     found = []
     for i in range(ggml.ggml_backend_dev_count()):
         dev = ggml.ggml_backend_dev_get(i)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         base.ggml_backend_dev_memory(dev, free, total)
-        found.append({
-            "name": base.ggml_backend_dev_name(dev).decode(), "description": base.ggml_backend_dev_description(dev).decode(),
-            "memory_total": total.value, "memory_free": free.value,
-        })
+        found.append(
+            {
+                "name": base.ggml_backend_dev_name(dev).decode(),
+                "description": base.ggml_backend_dev_description(dev).decode(),
+                "memory_total": total.value,
+                "memory_free": free.value,
+            }
+        )
     return found
 
 
 def is_offloaded(n_gpu_layers: int) -> bool:
-    """Whether weights and cache of layers go to another memory than the CPU's (some of them, perhaps)."""
+    """Whether weights and cache of layers go to another memory than the CPU's (some of them,
+    perhaps).
+    """
     return bool(n_gpu_layers) and any(d["name"].upper() != "CPU" for d in devices())
 
 
 def build_info() -> dict[str, Any]:
-    """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in bytes)."""
+    """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in
+    bytes).
+    """
     import edgekv.llama_cpp as bindings
 
     path = lib_dir() / "build-info.json"
     built = json.loads(path.read_text()) if path.exists() else {}
     return {
-        "edgekv": __version__, "llama_cpp_python": bindings.__version__, "llama_cpp_commit": built.get("commit", "unknown"),
-        "patches": [x["name"] for x in built.get("patches", [])], "lib": str(lib_dir()), "devices": devices(), "build": built,
+        "edgekv": __version__,
+        "llama_cpp_python": bindings.__version__,
+        "llama_cpp_commit": built.get("commit", "unknown"),
+        "patches": [x["name"] for x in built.get("patches", [])],
+        "lib": str(lib_dir()),
+        "devices": devices(),
+        "build": built,
     }
 
 
 def model_info(path: str) -> dict[str, Any]:
-    """Shape of a GGUF file and how edgekv reads it: mode 'layers' or 'uncompressed', with the reason in `note`.
+    """Shape of a GGUF file and how edgekv reads it: mode 'layers' or 'uncompressed', with the
+    reason in `note`.
 
     Raises BadInput if the file cannot be loaded. Weights are not read.
     """
@@ -101,14 +124,24 @@ def model_shape(model: Any) -> dict[str, Any]:
     n_head = llama_cpp.llama_model_n_head(model)
     d_default = llama_cpp.llama_model_n_embd(model) // max(n_head, 1)
     n_layer = llama_cpp.llama_model_n_layer(model)
-    heads = json.loads(meta[key]) if (key := f"{arch}.attention.head_count_kv") in meta and meta[key].startswith("[") else None
+    heads = (
+        json.loads(meta[key])
+        if (key := f"{arch}.attention.head_count_kv") in meta and meta[key].startswith("[")
+        else None
+    )
     why = native.why_unsupported(model)
     return {
-        "arch": arch, "n_layer": n_layer, "n_head": n_head, "n_head_kv": heads or [llama_cpp.llama_model_n_head_kv(model)] * n_layer,
+        "arch": arch,
+        "n_layer": n_layer,
+        "n_head": n_head,
+        "n_head_kv": heads or [llama_cpp.llama_model_n_head_kv(model)] * n_layer,
         "d_head_k": int(meta.get(f"{arch}.attention.key_length", d_default)),
         "d_head_v": int(meta.get(f"{arch}.attention.value_length", d_default)),
-        "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model), "n_params": llama_cpp.llama_model_n_params(model),
-        "size_bytes": llama_cpp.llama_model_size(model), "mode": "uncompressed" if why else "layers", "note": why or "",
+        "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model),
+        "n_params": llama_cpp.llama_model_n_params(model),
+        "size_bytes": llama_cpp.llama_model_size(model),
+        "mode": "uncompressed" if why else "layers",
+        "note": why or "",
     }
 
 
@@ -124,7 +157,9 @@ def _metadata(model: Any) -> dict[str, str]:
 
 
 def check_gguf(path: str) -> None:
-    """Raises BadInput, in one line that says what to do, unless `path` is a readable file that begins like a GGUF."""
+    """Raises BadInput, in one line that says what to do, unless `path` is a readable file that
+    begins like a GGUF.
+    """
     if os.path.isdir(path):
         raise BadInput(f"{path} is a folder; name the .gguf file in it")
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
@@ -135,4 +170,6 @@ def check_gguf(path: str) -> None:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); name a .gguf file") from None
     if magic != b"GGUF":
-        raise BadInput(f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf")
+        raise BadInput(
+            f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf"
+        )

@@ -1,8 +1,10 @@
 """Fit: which contexts fit into how much memory, at which ratio and cache type.
 
-The context is kept first, then the ratio is lowered. A ratio is a share of the full f16 cache's bytes, so another
-cache type saves nothing at the same ratio: other types are offered as full caches, and taken where the model cannot
-be compressed. Hidden states go to f16 and to a file before the ratio falls, because that costs little. Nothing is
+The context is kept first, then the ratio is lowered. A ratio is a share of the full f16 cache's
+bytes, so another
+cache type saves nothing at the same ratio: other types are offered as full caches, and taken where
+the model cannot be compressed. Hidden states go to f16 and to a file before the ratio falls,
+because that costs little. Nothing is
 ever moved to another device: what does not fit where it was wanted does not fit.
 """
 
@@ -33,12 +35,16 @@ STEP = 256
 """llama.cpp rounds contexts to this many tokens."""
 CTX_MIN = 512
 CTX_MAX = 2**22
-"""Longer than any model reads; llama.cpp's own lists grow with the context even where nothing else is allocated."""
+"""Longer than any model reads; llama.cpp's own lists grow with the context even where nothing else
+is allocated.
+"""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What to fit. n_bytes: memory that may be taken (the margin is off already); types: (K, V) names, the best first."""
+    """What to fit. n_bytes: memory that may be taken (the margin is off already); types: (K, V)
+    names, the best first.
+    """
 
     n_bytes: int
     n_ctx: int
@@ -57,8 +63,10 @@ class Wish:
 class Point:
     """One way to run: a context filled by one prompt. All sizes in bytes.
 
-    kv: kept rows, or llama.cpp's whole cache at ratio 1; tail: what new tokens may take behind them; layer, hidden, inputs, masks: while
-    the prompt is read (masks: with the layer as f16, on a GPU); compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same time, on a GPU if the layers
+    kv: kept rows, or llama.cpp's whole cache at ratio 1; tail: what new tokens may take behind
+    them; layer, hidden, inputs, masks: while the prompt is read (masks: with the layer as f16, on a
+    GPU); compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same
+    time, on a GPU if the layers
     are on one: hidden states, inputs and host_weights are in main memory then, and no part of it.
     """
 
@@ -97,50 +105,122 @@ class Point:
 
 
 class Planner:
-    """Points of one model. on_gpu: its layers and cache are on a GPU, whose buffers are reserved in full."""
+    """Points of one model. on_gpu: its layers and cache are on a GPU, whose buffers are reserved in
+    full.
+    """
 
-    def __init__(self, blueprint: Blueprint, preset: Preset, wish: Wish, n_ubatch: int = 512, on_gpu: bool = False) -> None:
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        preset: Preset,
+        wish: Wish,
+        n_ubatch: int = 512,
+        on_gpu: bool = False,
+    ) -> None:
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
-        self.blueprint, self.preset, self.wish, self._n_ubatch, self._on_gpu = blueprint, preset, wish, n_ubatch, on_gpu
+        self.blueprint, self.preset, self.wish, self._n_ubatch, self._on_gpu = (
+            blueprint,
+            preset,
+            wish,
+            n_ubatch,
+            on_gpu,
+        )
 
     def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
-        """The cost of one way to run. types: names, or PICKED for what `auto` picks. Raises BadInput if the model cannot have these cache types."""
+        """The cost of one way to run. types: names, or PICKED for what `auto` picks. Raises
+        BadInput if the model cannot have these cache types.
+        """
         from edgekv.budget import rows_for
 
         b, w = self.blueprint, self.wish
-        picked, plain = types == PICKED and self.dense and ratio < 1, ("f16", "f16") if types == PICKED else types
+        picked, plain = (
+            types == PICKED and self.dense and ratio < 1,
+            ("f16", "f16") if types == PICKED else types,
+        )
         types = (dense.DENSE, dense.DENSE) if picked else plain
         kinds = self._check_types(types)
         compressed = ratio < 1
-        context = b.context(compressed, n_ctx, *kinds, (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1)
+        context = b.context(
+            compressed,
+            n_ctx,
+            *kinds,
+            (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1,
+        )
         host = b.on_host if self._on_gpu else 0
         weights = b.weights - host
-        shared = dict(n_ctx=n_ctx, ratio=ratio, type_k=types[0], type_v=types[1], weights=weights, compute=context.compute, process=w.process,
-                      host_weights=host)
+        shared = dict(
+            n_ctx=n_ctx,
+            ratio=ratio,
+            type_k=types[0],
+            type_v=types[1],
+            weights=weights,
+            compute=context.compute,
+            process=w.process,
+            host_weights=host,
+        )
         if not compressed:
-            return Point(n_kept=n_ctx, hidden="f32", kv=context.cache, kv_full=context.cache, tail=0, layer=0, hidden_bytes=0, inputs=0,
-                         peak=weights + context.cache + context.compute + w.process, **shared)
+            return Point(
+                n_kept=n_ctx,
+                hidden="f32",
+                kv=context.cache,
+                kv_full=context.cache,
+                tail=0,
+                layer=0,
+                hidden_bytes=0,
+                inputs=0,
+                peak=weights + context.cache + context.compute + w.process,
+                **shared,
+            )
         full_layers = [x for x in context.layers if not x.n_swa]
-        n_rows = rows_for(n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens)
-        read = reading(context.layers, extent(self.preset, n_ctx, w.window, self._n_ubatch), n_rows, n_embd=b.n_embd, n_ubatch=self._n_ubatch,
-                       hidden=hidden, even=self.preset.budget.name == "uniform", on_gpu=self._on_gpu)
+        n_rows = rows_for(
+            n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens
+        )
+        read = reading(
+            context.layers,
+            extent(self.preset, n_ctx, w.window, self._n_ubatch),
+            n_rows,
+            n_embd=b.n_embd,
+            n_ubatch=self._n_ubatch,
+            hidden=hidden,
+            even=self.preset.budget.name == "uniform",
+            on_gpu=self._on_gpu,
+        )
         tail = reserve(context.layers, w.tail, w.window)
         full = b.context(False, n_ctx, *self._check_types(("f16", "f16"))).cache
         moving = max(read.peak, read.kept + tail)
-        return Point(n_kept=n_rows, hidden=hidden, kv=read.kept, kv_full=full, tail=tail, layer=read.layer, hidden_bytes=read.hidden, inputs=read.inputs,
-                     picked=picked, masks=read.masks, peak=weights + context.compute + w.process + moving, **shared)
+        return Point(
+            n_kept=n_rows,
+            hidden=hidden,
+            kv=read.kept,
+            kv_full=full,
+            tail=tail,
+            layer=read.layer,
+            hidden_bytes=read.hidden,
+            inputs=read.inputs,
+            picked=picked,
+            masks=read.masks,
+            peak=weights + context.compute + w.process + moving,
+            **shared,
+        )
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
         """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""
         from edgekv.facts import cache_types
 
-        for name, d in zip(types, (self.blueprint.shape["d_head_k"], self.blueprint.shape["d_head_v"]), strict=True):
+        for name, d in zip(
+            types, (self.blueprint.shape["d_head_k"], self.blueprint.shape["d_head_v"]), strict=True
+        ):
             if d % cache_types[name][1]:
-                raise BadInput(f"this model's heads of {d} values cannot have a {name} cache; give another -ctk and -ctv")
+                raise BadInput(
+                    f"this model's heads of {d} values cannot have a {name} cache; give another"
+                    " -ctk and -ctv"
+                )
         return cache_types[types[0]][0], cache_types[types[1]][0]
 
     def ways(self, n_ctx: int, only: tuple[str, str] | None = None) -> Iterator[Point]:
-        """Everything that may be tried at one context, what is given up least first; only: of these types."""
+        """Everything that may be tried at one context, what is given up least first; only: of these
+        types.
+        """
         possible = self._possible_types()
         for types in [only] if only else possible:
             compress = types == possible[0] and not self.blueprint.why
@@ -167,10 +247,15 @@ class Planner:
 
     def row(self, n_ctx: int) -> list[Point | None]:
         """The best way at this context for each cache type."""
-        return [next((p for p in self.ways(n_ctx, types) if p.fits(self.wish.n_bytes)), None) for types in self._possible_types()]
+        return [
+            next((p for p in self.ways(n_ctx, types) if p.fits(self.wish.n_bytes)), None)
+            for types in self._possible_types()
+        ]
 
     def largest(self) -> Point | None:
-        """The longest context that fits at all, at most the one that was wished for: the last resort."""
+        """The longest context that fits at all, at most the one that was wished for: the last
+        resort.
+        """
         low, high = 0, self.wish.n_ctx // STEP
         while low < high:  # a longer context always takes more
             middle = (low + high + 1) // 2
@@ -186,8 +271,12 @@ class Planner:
     def refusal(self) -> str:
         """Why nothing fits, and what to do."""
         least = min(self.ways(max(CTX_MIN, STEP)), key=lambda p: p.peak)
-        return (f"nothing fits into {size_text(self.wish.n_bytes)}: even a context of {least.n_ctx} tokens takes {size_text(least.peak)}, of which the weights "
-                f"are {size_text(least.weights)}; give more --memory, a smaller --margin, or a smaller model")
+        return (
+            f"nothing fits into {size_text(self.wish.n_bytes)}: even a context of {least.n_ctx}"
+            f" tokens takes {size_text(least.peak)}, of which the weights are"
+            f" {size_text(least.weights)}; give more --memory, a smaller --margin, or a smaller"
+            " model"
+        )
 
     def margin(self, margin: int) -> int | None:
         """The largest margin, in bytes, with which the wished context fits; None if none does.

@@ -1,8 +1,10 @@
 """Footprint: the bytes that a cache takes, from shapes alone, before anything is allocated.
 
-    peak while a prompt is read = old rows + kept rows + one layer in full + hidden states + queries and inputs
+    peak while a prompt is read = old rows + kept rows + one layer in full + hidden states + queries
+    and inputs
 
-See docs/architecture.md for the walk; tests/test_footprint.py compares every number with what the library allocates.
+See docs/architecture.md for the walk; tests/test_footprint.py compares every number with what the
+library allocates.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ F16 = 1
 PLAIN = (0, F16, 30)
 """f32, f16, bf16: types that are stored as they are."""
 FLASH_ROWS = 256
-"""On a device attention is over a multiple of so many rows, with masked ones in front of a head's."""
+"""On a device attention is over a multiple of so many rows, with masked ones in front of a head's.
+"""
 N_GRAPHS = 3
-"""Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last one."""
+"""Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last
+one.
+"""
 
 
 @lru_cache
@@ -45,9 +50,15 @@ def row_bytes(kind: int, d: int) -> int:
 
 
 def tensor_bytes(layer: LayerInfo, n_rows: int) -> int:
-    """K and V of n_rows rows of a layer (its heads' rows together), and with ALiBi their tokens' indices, as buffers hold them."""
+    """K and V of n_rows rows of a layer (its heads' rows together), and with ALiBi their tokens'
+    indices, as buffers hold them.
+    """
     rows = max(n_rows, 1)  # a tensor has at least one row
-    each = (row_bytes(layer.type_k, layer.d_k), row_bytes(layer.type_v, layer.d_v), index_bytes(layer))
+    each = (
+        row_bytes(layer.type_k, layer.d_k),
+        row_bytes(layer.type_v, layer.d_v),
+        index_bytes(layer),
+    )
     return sum(-(-rows * n // ALIGNMENT) * ALIGNMENT for n in each)
 
 
@@ -57,12 +68,22 @@ def index_bytes(layer: LayerInfo) -> int:
 
 
 def kept_bytes(layers: Sequence[LayerInfo], n_tokens: int, n_rows: int) -> int:
-    """K and V after a prompt of n_tokens, with n_rows of each head kept; sliding-window layers keep their window."""
-    return sum(tensor_bytes(x, x.n_head_kv * (min(n_tokens, x.n_swa + SWA_SLACK) if x.n_swa else min(n_rows, n_tokens))) for x in layers)
+    """K and V after a prompt of n_tokens, with n_rows of each head kept; sliding-window layers keep
+    their window.
+    """
+    return sum(
+        tensor_bytes(
+            x,
+            x.n_head_kv
+            * (min(n_tokens, x.n_swa + SWA_SLACK) if x.n_swa else min(n_rows, n_tokens)),
+        )
+        for x in layers
+    )
 
 
 def mask_bytes(layers: Sequence[LayerInfo], n_rows: int, n_ubatch: int) -> int:
-    """Masks of a prompt on a device (f16), one for layers that see everything and one for windows: every chunk's is a part of it.
+    """Masks of a prompt on a device (f16), one for layers that see everything and one for windows:
+    every chunk's is a part of it.
 
     n_rows: the longest head while the prompt is read.
     """
@@ -73,27 +94,36 @@ def mask_bytes(layers: Sequence[LayerInfo], n_rows: int, n_ubatch: int) -> int:
 
 
 def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
-    """K and V of one layer in f16, which CUDA's flash attention makes of rows of other types while a prompt is read; the largest layer's.
+    """K and V of one layer in f16, which CUDA's flash attention makes of rows of other types while
+    a prompt is read; the largest layer's.
 
     n_rows: the longest head while the prompt is read.
     """
-    return max(2 * n_rows * x.n_head_kv * (x.d_k * (x.type_k != F16) + x.d_v * (x.type_v != F16)) for x in layers)
+    return max(
+        2 * n_rows * x.n_head_kv * (x.d_k * (x.type_k != F16) + x.d_v * (x.type_v != F16))
+        for x in layers
+    )
 
 
 def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int:
-    """On a device with kernels of ours: the queries of a chunk that judge, and the columns that they add up to, of all shapes of layers.
+    """On a device with kernels of ours: the queries of a chunk that judge, and the columns that
+    they add up to, of all shapes of layers.
 
     n_rows: the longest head while the prompt is read.
     """
     if not what.stats:
         return 0
     shapes = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()
-    columns = max(sum(2 * x.n_head if stat == "var" else x.n_head_kv for stat in what.stats) for x in shapes)
+    columns = max(
+        sum(2 * x.n_head if stat == "var" else x.n_head_kv for stat in what.stats) for x in shapes
+    )
     return 4 * (n_rows * columns + sum(x.d_k * x.n_head * what.n_observed for x in shapes))
 
 
 def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
-    """llama.cpp's own cache for n_ctx tokens (sliding-window layers in full, as the bindings ask for)."""
+    """llama.cpp's own cache for n_ctx tokens (sliding-window layers in full, as the bindings ask
+    for).
+    """
     return sum((x.bytes_row - index_bytes(x)) * x.n_head_kv * n_ctx for x in layers)
 
 
@@ -101,8 +131,9 @@ def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
 class Extent:
     """How much of a prompt goes through a layer.
 
-    n_tokens: the prompt's; n_all: with all pieces of a probe; n_rows: with its longest piece; n_observed: tokens of one chunk whose queries
-    are kept; n_queries: copies of them (with RoPE, without); stats: what the scorer makes of them.
+    n_tokens: the prompt's; n_all: with all pieces of a probe; n_rows: with its longest piece;
+    n_observed: tokens of one chunk whose queries are kept; n_queries: copies of them (with RoPE,
+    without); stats: what the scorer makes of them.
     """
 
     n_tokens: int
@@ -123,16 +154,33 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
         instruction = 12 + LEAD
         n_all = 2 * n_tokens + instruction * -(-n_tokens // PIECE)
         n_rows = n_tokens + min(n_tokens, PIECE) + instruction
-    wide = observe.probe or observe.sums or observe.queries or (observe.judges == "all" and bool(observe.judged))
-    n_observed = min(n_ubatch, n_all) if wide else min(n_ubatch, n_tokens, 1 if observe.judges == "last" else window)
+    wide = (
+        observe.probe
+        or observe.sums
+        or observe.queries
+        or (observe.judges == "all" and bool(observe.judged))
+    )
+    n_observed = (
+        min(n_ubatch, n_all)
+        if wide
+        else min(n_ubatch, n_tokens, 1 if observe.judges == "last" else window)
+    )
     columns = bool(observe.stats)
-    return Extent(n_tokens, n_all, n_rows, n_observed if columns or observe.queries else 0, int(columns) + int(observe.queries), observe.stats)
+    return Extent(
+        n_tokens,
+        n_all,
+        n_rows,
+        n_observed if columns or observe.queries else 0,
+        int(columns) + int(observe.queries),
+        observe.stats,
+    )
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes while a prompt is read, by what they are for. on_gpu: inputs are in main memory, and count elsewhere, and so do hidden states that
-    do not wait on the device."""
+    """Bytes while a prompt is read, by what they are for. on_gpu: inputs are in main memory, and
+    count elsewhere, and so do hidden states that do not wait on the device.
+    """
 
     kept: int
     beside_hidden: int
@@ -151,34 +199,65 @@ class Reading:
     def peak(self) -> int:
         """The most that stands at the same time, on the device if the layers are on one."""
         elsewhere = self.on_gpu * (self.hidden * (not self.waits_there) + self.inputs)
-        return self.old + self.layer + self.masks + max(self.beside_hidden + self.hidden + self.inputs - elsewhere, self.kept)
+        return (
+            self.old
+            + self.layer
+            + self.masks
+            + max(self.beside_hidden + self.hidden + self.inputs - elsewhere, self.kept)
+        )
 
 
 def reading(
-    layers: Sequence[LayerInfo], what: Extent, n_rows: int, *, n_embd: int, n_ubatch: int, hidden: str = "f32", n_old: int = 0, old_bytes: int = 0,
-    even: bool = False, on_gpu: bool = False,
+    layers: Sequence[LayerInfo],
+    what: Extent,
+    n_rows: int,
+    *,
+    n_embd: int,
+    n_ubatch: int,
+    hidden: str = "f32",
+    n_old: int = 0,
+    old_bytes: int = 0,
+    even: bool = False,
+    on_gpu: bool = False,
 ) -> Reading:
     """What reading a prompt takes.
 
-    n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of all.
-    on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last stand beside the hidden states. Else those before the last may hold all rows.
+    n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
+    all.
+    on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last
+    stand beside the hidden states. Else those before the last may hold all rows.
     """
     kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
     beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
-    scratch = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()  # one for all layers of a shape
+    scratch = {
+        (x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers
+    }.values()  # one for all layers of a shape
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
     layer = sum(tensor_bytes(x, x.n_head_kv * (n_longest + in_front)) for x in scratch)
     queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
-    return Reading(kept=kept, beside_hidden=beside, old=old_bytes, layer=layer, hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
-                   inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
-                   masks=mask_bytes(layers, n_longest, n_ubatch) + converted_bytes(layers, n_longest + in_front) + scoring_bytes(layers, what, n_longest) if on_gpu else 0,
-                   on_gpu=on_gpu, waits_there=hidden == "device")
+    return Reading(
+        kept=kept,
+        beside_hidden=beside,
+        old=old_bytes,
+        layer=layer,
+        hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
+        inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
+        masks=mask_bytes(layers, n_longest, n_ubatch)
+        + converted_bytes(layers, n_longest + in_front)
+        + scoring_bytes(layers, what, n_longest)
+        if on_gpu
+        else 0,
+        on_gpu=on_gpu,
+        waits_there=hidden == "device",
+    )
 
 
 def _rotations(x: LayerInfo) -> int:
-    """The matrices by which llama.cpp turns heads of a multiple of 64 values before it quantises them (f32)."""
+    """The matrices by which llama.cpp turns heads of a multiple of 64 values before it quantises
+    them (f32).
+    """
     widths = ((x.type_k, x.d_k, x.d_k & -x.d_k), (x.type_v, x.d_v, 64))
     return sum(4 * n * n for kind, d, n in widths if kind not in PLAIN and d % 64 == 0)

@@ -1,4 +1,6 @@
-"""Who may use a model: one thread at a time, nobody from inside a callback, nobody once it is closed."""
+"""Who may use a model: one thread at a time, nobody from inside a callback, nobody once it is
+closed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class Guard:
             if self.is_closed:
                 raise EdgeKVError(CLOSED)
             if self._is_calling_back:
-                raise EdgeKVError("kv_progress cannot use the model, which is reading: do it when the call has returned")
+                raise EdgeKVError(
+                    "kv_progress cannot use the model, which is reading: do it when the call has"
+                    " returned"
+                )
             yield
         finally:
             self._lock.release()
@@ -55,7 +60,9 @@ class Guard:
         another conversation's. An answer of the same thread that was not read to its end is over.
         """
         if self._writer not in (0, threading.get_ident()):
-            raise EdgeKVError("another thread's answer is being written: read it to its end or close it first")
+            raise EdgeKVError(
+                "another thread's answer is being written: read it to its end or close it first"
+            )
         self._writer = threading.get_ident()
 
     def step(self) -> None:

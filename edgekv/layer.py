@@ -9,23 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = Callable[..., tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated); with row numbers [n] behind it, of these."""
+"""KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated);
+with row numbers [n] behind it, of these.
+"""
 
-Foretell = Callable[[int, NDArray[np.float32], bool, tuple[int, int]], tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""(KV head, weights, whether neighbours, blocks) -> float32 [n_rows_of_head] each, see `edgekv.native.Prefill.foretell`."""
+Foretell = Callable[
+    [int, NDArray[np.float32], bool, tuple[int, int]],
+    tuple[NDArray[np.float32], NDArray[np.float32]],
+]
+"""(KV head, weights, whether neighbours, blocks) -> float32 [n_rows_of_head] each, see
+`edgekv.native.Prefill.foretell`.
+"""
 
 Future = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""Number n of later positions -> mean [n_head, d_k] and covariance [n_head, d_k, d_k] of their queries, on average over the next n: such
-that the logit of a stored key k [d_k] has the mean k . mean and the variance k . covariance . k."""
+"""Number n of later positions -> mean [n_head, d_k] and covariance [n_head, d_k, d_k] of their
+queries, on average over the next n: such that the logit of a stored key k [d_k] has the mean k .
+mean and the variance k . covariance . k.
+"""
 
 
 @dataclass(frozen=True)
 class LayerStats:
     """What one finished layer offers a method.
 
-    Head k has `n_old[k] + n_new` rows: first the rows kept from earlier turns (in the order of the store), then this
-    turn's tokens in order. Arrays are [n_head_kv, n_rows] with n_rows the longest head's; a row that does not exist has
-    `pos` -1 and meaningless statistics. Statistics that the method did not ask for in `observe.stats` are None.
+    Head k has `n_old[k] + n_new` rows: first the rows kept from earlier turns (in the order of the
+    store), then this turn's tokens in order. Arrays are [n_head_kv, n_rows] with n_rows the longest
+    head's; a row that does not exist has `pos` -1 and meaningless statistics. Statistics that the
+    method did not ask for in `observe.stats` are None.
     """
 
     il: int
@@ -52,7 +62,9 @@ class LayerStats:
     foretell: Foretell | None = None
     """A linear map of kvzap over the rows, natively; None: from `rows`."""
     blocks: tuple[int, int] = (0, 0)
-    """Sizes of the matrices that K and V were multiplied by for a quantised cache, see `edgekv.rotation`."""
+    """Sizes of the matrices that K and V were multiplied by for a quantised cache, see
+    `edgekv.rotation`.
+    """
     future: Future | None = None
     """What later tokens will ask, if the method observes `queries`."""
 

@@ -84,7 +84,9 @@ def set_verbose(verbose: bool) -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Print nothing of what this thread causes llama.cpp to log: models that nobody is going to use."""
+    """Print nothing of what this thread causes llama.cpp to log: models that nobody is going to
+    use.
+    """
     lib = open_llama()
     if not hasattr(lib, "edgekv_log_mute"):
         yield

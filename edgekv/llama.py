@@ -59,15 +59,21 @@ class Llama(llama_cpp.Llama):
     """
 
     def __init__(
-        self, model_path: str, *, kv: KVConfig | None = None,
-        kv_progress: Callable[[int, int], None] | None = None, flash_attn: bool | None = None,
+        self,
+        model_path: str,
+        *,
+        kv: KVConfig | None = None,
+        kv_progress: Callable[[int, int], None] | None = None,
+        flash_attn: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._guard = Guard()
         self._kv: Engine | None = None
         self._kv_prefill_ms = 0.0
-        self._kv_stage_ms: dict[str, float] = {}  # of that, what compressing took; empty if nothing was compressed
+        self._kv_stage_ms: dict[
+            str, float
+        ] = {}  # of that, what compressing took; empty if nothing was compressed
         self._kv_note = ""
         self._kv_cancel = threading.Event()
         self._sampler = None  # the parent's
@@ -81,7 +87,11 @@ class Llama(llama_cpp.Llama):
         _check_names(kwargs)
         facts.check_gguf(str(model_path))
         self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
-        own = {name.removeprefix("kv_"): kwargs.pop(name) for name in KVConfig.names() if name in kwargs}
+        own = {
+            name.removeprefix("kv_"): kwargs.pop(name)
+            for name in KVConfig.names()
+            if name in kwargs
+        }
         self._kv_config = replace(kv or KVConfig(), **own)
         self._kv_settings = resolve(self._kv_config, str(model_path))
         self._checkpoints.are_on = self._kv_config.checkpoints
@@ -91,22 +101,39 @@ class Llama(llama_cpp.Llama):
             kwargs["type_k"] = kwargs["type_v"] = facts.cache_types[DENSE][0]
         if compress and kwargs.get("embedding"):
             raise BadInput(EMBEDDINGS)
-        quantised = kwargs.get("type_v") not in (None, *(facts.cache_types[t][0] for t in ("f16", "bf16")), 0)
+        quantised = kwargs.get("type_v") not in (
+            None,
+            *(facts.cache_types[t][0] for t in ("f16", "bf16")),
+            0,
+        )
         if flash_attn is False and (compress or quantised):
-            raise BadInput(f"a {'compressed' if compress else 'quantised V'} cache needs flash attention: leave flash_attn out")
+            raise BadInput(
+                f"a {'compressed' if compress else 'quantised V'} cache needs flash attention:"
+                " leave flash_attn out"
+            )
         if flash_attn is None:
             flash_attn = compress or quantised
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
-        check_whole_cache(str(model_path), kwargs.get("n_ctx", 512), kwargs.get("type_k"), kwargs.get("type_v"), compress,
-                          kwargs.get("n_gpu_layers") or 0)
-        self._kv_few_outputs = compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
+        check_whole_cache(
+            str(model_path),
+            kwargs.get("n_ctx", 512),
+            kwargs.get("type_k"),
+            kwargs.get("type_v"),
+            compress,
+            kwargs.get("n_gpu_layers") or 0,
+        )
+        self._kv_few_outputs = (
+            compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
+        )
         native.next_context(compress)
         logged_error()  # an older one explains nothing
         try:
             super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
         except ValueError as error:
-            raise BadInput(f"{model_path}: {native.context_error() or logged_error() or error}") from error
+            raise BadInput(
+                f"{model_path}: {native.context_error() or logged_error() or error}"
+            ) from error
         finally:
             native.next_context(False)
         try:
@@ -126,7 +153,8 @@ class Llama(llama_cpp.Llama):
         self.close()
 
     def close(self) -> None:
-        """Give weights, cache and arrays back. Whoever uses the model afterwards gets an EdgeKVError.
+        """Give weights, cache and arrays back. Whoever uses the model afterwards gets an
+        EdgeKVError.
 
         Raises EdgeKVError while another thread uses the model.
         """
@@ -160,7 +188,9 @@ class Llama(llama_cpp.Llama):
     # ---- tokens
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last are not kept)."""
+        """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last
+        are not kept).
+        """
         with self._guard.use():
             self._kv_stop_if_cancelled()
             tokens = list(tokens)
@@ -177,10 +207,14 @@ class Llama(llama_cpp.Llama):
             if len(tokens) > 1:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
                 self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
-                self._kv_stage_ms = self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}  # a short turn may be appended as it is
+                self._kv_stage_ms = (
+                    self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}
+                )  # a short turn may be appended as it is
 
     def _kv_eval_whole(self, tokens: list[int]) -> None:
-        """The parent's eval in batches, with progress; stopped in between it leaves the conversation as before."""
+        """The parent's eval in batches, with progress; stopped in between it leaves the
+        conversation as before.
+        """
         before = self.n_tokens
         step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
         try:
@@ -198,7 +232,8 @@ class Llama(llama_cpp.Llama):
             raise
 
     def _kv_with_window(self, tokens: list[int]) -> list[int]:
-        """`tokens`, or the whole conversation with them where entries of sliding windows are missing.
+        """`tokens`, or the whole conversation with them where entries of sliding windows are
+        missing.
 
         A saved conversation has the last window only; llama.cpp goes on from an earlier place
         without a word.
@@ -215,11 +250,16 @@ class Llama(llama_cpp.Llama):
 
     def _kv_eval(self, kv: Engine, tokens: list[int]) -> None:
         if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
-            raise EdgeKVError("a compressed conversation cannot be taken back to the middle of its prompt: reset it")
+            raise EdgeKVError(
+                "a compressed conversation cannot be taken back to the middle of its prompt:"
+                " reset it"
+            )
         if self.n_tokens + len(tokens) > self._n_ctx:
             raise ContextFull(
-                f"{len(tokens):,} more tokens do not fit: {self.n_tokens:,} of {self._n_ctx:,} are used",
-                "use a larger n_ctx or reset")
+                f"{len(tokens):,} more tokens do not fit: {self.n_tokens:,} of {self._n_ctx:,} are"
+                " used",
+                "use a larger n_ctx or reset",
+            )
         several = _cut(tokens, [n - self.n_tokens for n in self._kv_cuts])
         self._kv_cuts = []
         before = state.take(self) if len(several) > 1 and self.n_tokens else None
@@ -236,11 +276,16 @@ class Llama(llama_cpp.Llama):
             raise
 
     def _kv_read(self, kv: Engine, tokens: list[int], n_before: int, n_all: int) -> None:
-        """Read a part of a prompt, or the whole of it. n_before, n_all: tokens of the prompt that are done, and all."""
+        """Read a part of a prompt, or the whole of it. n_before, n_all: tokens of the prompt that
+        are done, and all.
+        """
         if len(tokens) > min(APPEND_MAX, self.n_batch):
             self._checkpoints.save(self)
             share = len(tokens) / n_all
-            kv.prefill(tokens, lambda done, total: self._kv_report(n_before + share * n_all * done / total, n_all))
+            kv.prefill(
+                tokens,
+                lambda done, total: self._kv_report(n_before + share * n_all * done / total, n_all),
+            )
             self._kv_accept(tokens, n_logits=1)
             return
         if kv.tail_is_full(len(tokens)):
@@ -257,13 +302,17 @@ class Llama(llama_cpp.Llama):
         if self._logits_all:
             logits = np.ctypeslib.as_array(self._ctx.get_logits(), shape=(n_logits, self._n_vocab))
             self.scores[end - n_logits : end] = logits
-            self.scores[self.n_tokens : end - n_logits] = 0  # the parent takes the logarithm of every row
+            self.scores[self.n_tokens : end - n_logits] = (
+                0  # the parent takes the logarithm of every row
+            )
         self.n_tokens = end
         self._requires_eval = False
 
     # ---- text
 
-    def create_chat_completion(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+    def create_chat_completion(
+        self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> Any:
         """As the parent's. A message may be a list of text parts, as in OpenAI's API.
 
         With a compressed cache each part but the last of a message is compressed by itself: a
@@ -271,14 +320,16 @@ class Llama(llama_cpp.Llama):
         document, or the same one asked anew, then reads only the question.
         """
         if self.template_error and not self._kv_has_format:
-            raise BadInput(f"this model's chat template is broken ({self.template_error}): "
-                           "give a chat_format")
+            raise BadInput(
+                f"this model's chat template is broken ({self.template_error}): give a chat_format"
+            )
         plain, cuts = parts.joined(messages)
         self._kv_parts = cuts if self._kv is not None else []
         return super().create_chat_completion(plain, *args, **kwargs)  # type: ignore[arg-type]
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
-        """As the parent's. A compressed conversation goes on where the text does, even if it comes in other tokens: see `edgekv.continued`.
+        """As the parent's. A compressed conversation goes on where the text does, even if it comes
+        in other tokens: see `edgekv.continued`.
 
         Raises Cancelled after `kv_cancel`, and EdgeKVError if another prompt was given meanwhile.
         """
@@ -293,7 +344,9 @@ class Llama(llama_cpp.Llama):
             while True:
                 with self._guard.use():
                     if self._kv_answer is not answer:
-                        raise EdgeKVError("another prompt was given to this model before this answer was complete")
+                        raise EdgeKVError(
+                            "another prompt was given to this model before this answer was complete"
+                        )
                     self._guard.step()
                     try:
                         token = inner.send(reply)
@@ -311,25 +364,42 @@ class Llama(llama_cpp.Llama):
                 self._guard.end_answer()
 
     def _kv_prepare(self, tokens: list[int], may_reset: bool) -> list[int]:
-        """Where a compressed conversation goes on with a prompt, and where the prompt is cut. Returns its tokens."""
+        """Where a compressed conversation goes on with a prompt, and where the prompt is cut.
+        Returns its tokens.
+        """
         cuts, self._kv_parts, self._kv_cuts = self._kv_parts, [], []
         if self._kv is None:
             return tokens
         have = self.input_ids[: self.n_tokens].tolist()
         if have and may_reset:
-            tokens = continued(tokens, have, self._kv.store.memory().boundary,
-                               lambda some: self.detokenize(some, special=True), lambda text: self.tokenize(text, add_bos=False, special=True))
+            tokens = continued(
+                tokens,
+                have,
+                self._kv.store.memory().boundary,
+                lambda some: self.detokenize(some, special=True),
+                lambda text: self.tokenize(text, add_bos=False, special=True),
+            )
             is_answered = have == tokens and not self._requires_eval
             # the last token of a prompt is always evaluated: the answer begins with its logits
-            if not is_answered and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().boundary:
+            if (
+                not is_answered
+                and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().boundary
+            ):
                 self._checkpoints.restore(self, tokens)
-        self._checkpoints.begin_turn(n_same(tokens, self.input_ids[: self.n_tokens].tolist()), len(tokens))
-        self._kv_cuts = parts.positions(cuts, tokens, lambda token: self.detokenize([token], special=True))
+        self._checkpoints.begin_turn(
+            n_same(tokens, self.input_ids[: self.n_tokens].tolist()), len(tokens)
+        )
+        self._kv_cuts = parts.positions(
+            cuts, tokens, lambda token: self.detokenize([token], special=True)
+        )
         return tokens
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if self._kv is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:
-            raise BadInput("logprobs of the prompt itself need an uncompressed cache: set kv_ratio to 1 or echo to False")
+            raise BadInput(
+                "logprobs of the prompt itself need an uncompressed cache: set kv_ratio to 1 or"
+                " echo to False"
+            )
         try:
             yield from super()._create_completion(*args, **kwargs)
         except ValueError as error:
@@ -363,7 +433,9 @@ class Llama(llama_cpp.Llama):
             if not fits:
                 self._ctx.kv_cache_clear()
                 self.reset()
-                raise BadInput("this state is damaged or of another model; the conversation begins anew")
+                raise BadInput(
+                    "this state is damaged or of another model; the conversation begins anew"
+                )
             if self._kv is not None:
                 self._kv.forget()
 
@@ -381,14 +453,28 @@ class Llama(llama_cpp.Llama):
             self._kv_cancel.clear()
 
     def kv_set(
-        self, ratio: float | None = None, budget: Any = None, method: str | None = None, budget_mb: float | None = None,
+        self,
+        ratio: float | None = None,
+        budget: Any = None,
+        method: str | None = None,
+        budget_mb: float | None = None,
         memory: int | str | None = None,
     ) -> None:
-        """Change what the next prompt is compressed to. From an uncompressed conversation the cache starts anew."""
+        """Change what the next prompt is compressed to. From an uncompressed conversation the cache
+        starts anew.
+        """
         with self._guard.use():
-            wishes = {"ratio": ratio, "budget": budget, "method": method, "budget_mb": budget_mb, "memory": memory}
+            wishes = {
+                "ratio": ratio,
+                "budget": budget,
+                "method": method,
+                "budget_mb": budget_mb,
+                "memory": memory,
+            }
             given = {name: value for name, value in wishes.items() if value is not None}
-            if ratio is not None:  # takes the place of an earlier budget, but a limit for the cache stands
+            if (
+                ratio is not None
+            ):  # takes the place of an earlier budget, but a limit for the cache stands
                 given = {"budget": None, "budget_mb": None, **given}
             config = replace(self._kv_config, **given)
             fresh = resolve(config, self.model_path)
@@ -411,15 +497,42 @@ class Llama(llama_cpp.Llama):
             kept = kv.kept()
             full = kv.full_layers or range(len(kept))
             type_k, type_v = session.type_names(self)
-            rows, heads = sum(int(kept[il].sum()) for il in full), sum(layers[il].n_head_kv for il in full)
+            rows, heads = (
+                sum(int(kept[il].sum()) for il in full),
+                sum(layers[il].n_head_kv for il in full),
+            )
             return KVStats(
-                method=s.preset.name, profile=s.preset.profile, why=s.preset.why,
-                ratio=s.ratio if s.memory is None else kv.memory.ratio, n_seen=info.n_past, n_kept=rows / heads, kept=kept, n_bytes=info.bytes_now,
-                n_bytes_peak=info.bytes_peak, n_bytes_full=kv.bytes_full(info.n_past), prefill_ms=self._kv_prefill_ms,
-                type_k=type_k, type_v=type_v, per_f16=float(kv.per_f16), compress_ms=sum(self._kv_stage_ms.values()), stage_ms=self._kv_stage_ms, mode="layers" if kv.by_layer else "full then compress",
-                n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)), n_ctx=self.n_ctx(),
-                n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window), n_bytes_limit=s.memory, n_bytes_checkpoints=self._checkpoints.n_bytes,
-                note="" if kv.by_layer else "this architecture cannot be cut into layers: prompts are read in full, then compressed")
+                method=s.preset.name,
+                profile=s.preset.profile,
+                why=s.preset.why,
+                ratio=s.ratio if s.memory is None else kv.memory.ratio,
+                n_seen=info.n_past,
+                n_kept=rows / heads,
+                kept=kept,
+                n_bytes=info.bytes_now,
+                n_bytes_peak=info.bytes_peak,
+                n_bytes_full=kv.bytes_full(info.n_past),
+                prefill_ms=self._kv_prefill_ms,
+                type_k=type_k,
+                type_v=type_v,
+                per_f16=float(kv.per_f16),
+                compress_ms=sum(self._kv_stage_ms.values()),
+                stage_ms=self._kv_stage_ms,
+                mode="layers" if kv.by_layer else "full then compress",
+                n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)),
+                n_ctx=self.n_ctx(),
+                n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
+                n_bytes_limit=s.memory,
+                n_bytes_checkpoints=self._checkpoints.n_bytes,
+                note=(
+                    ""
+                    if kv.by_layer
+                    else (
+                        "this architecture cannot be cut into layers: prompts are read in full,"
+                        " then compressed"
+                    )
+                ),
+            )
 
     def kv_save(self, path: str, note: Any = None) -> None:
         """Save the conversation (tokens, cache, what its next compression needs) to a file.
@@ -447,13 +560,17 @@ class Llama(llama_cpp.Llama):
 
     @property
     def context_params(self) -> Any:
-        """The parent's, which makes them while it is created and has no argument for what is changed here."""
+        """The parent's, which makes them while it is created and has no argument for what is
+        changed here.
+        """
         return self._kv_context_params
 
     @context_params.setter
     def context_params(self, params: Any) -> None:
         self._kv_context_params = params
-        params.n_outputs_max = native.OUTPUTS if self._kv_few_outputs else 0  # a logit for every token of a ubatch is a fifth of a GiB
+        params.n_outputs_max = (
+            native.OUTPUTS if self._kv_few_outputs else 0
+        )  # a logit for every token of a ubatch is a fifth of a GiB
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -463,7 +580,9 @@ class Llama(llama_cpp.Llama):
     @metadata.setter
     def metadata(self, values: dict[str, str]) -> None:
         self.template_error = ""
-        """Why the model's chat template cannot be used, one line; empty if it can, or there is none."""
+        """Why the model's chat template cannot be used, one line; empty if it can, or there is
+        none.
+        """
         self._kv_metadata = {}
         for name, value in values.items():
             error = templates.error(value) if name.startswith("tokenizer.chat_template") else ""
@@ -473,27 +592,45 @@ class Llama(llama_cpp.Llama):
                 self.template_error = error
 
     def _kv_pick_types(self, path: str) -> bool:
-        """Whether a cache with these settings gets the type that `auto` stores; see `edgekv.dense`."""
+        """Whether a cache with these settings gets the type that `auto` stores; see
+        `edgekv.dense`.
+        """
         return picks(path, self._kv_config.method, self._kv_settings, *self._kv_types)
 
     def _kv_check_kind(self, embedding: bool) -> None:
-        """Raise BadInput for a model that cannot write text; llama.cpp would end the process, or give no logits."""
+        """Raise BadInput for a model that cannot write text; llama.cpp would end the process, or
+        give no logits.
+        """
         model, kind = self._model.model, self.metadata.get("general.architecture")
         if llama_cpp.llama_model_has_encoder(model) and llama_cpp.llama_model_has_decoder(model):
-            raise BadInput(f"{self.model_path}: a model with an encoder before its decoder ({kind}) cannot be run here")
+            raise BadInput(
+                f"{self.model_path}: a model with an encoder before its decoder ({kind}) cannot be"
+                " run here"
+            )
         if not embedding and (kind in EMBEDDERS or not llama_cpp.llama_get_memory(self._ctx.ctx)):
-            raise BadInput(f"{self.model_path} ({kind}) gives embeddings and writes no text: take another model, or "
-                           "embedding=True in Python")
+            raise BadInput(
+                f"{self.model_path} ({kind}) gives embeddings and writes no text: take another"
+                " model, or embedding=True in Python"
+            )
 
     def _kv_attach(self, wanted: bool) -> None:
         """The engine for this context's store; a note if there is none although one was wanted."""
         if native.Store.of(self._ctx.ctx) is None:
             if wanted:
-                why = native.why_unsupported(self._model.model) or "its cache is of a kind that edgekv does not know"
+                why = (
+                    native.why_unsupported(self._model.model)
+                    or "its cache is of a kind that edgekv does not know"
+                )
                 self._kv_note = f"runs uncompressed: {why}"
             return
-        model = self._model  # the engine must not hold this object: both would live until Python looks for circles
-        self._kv = Engine(self._ctx.ctx, self._kv_settings, lambda text: model.tokenize(text.encode(), add_bos=False, special=False))
+        model = (
+            self._model
+        )  # the engine must not hold this object: both would live until Python looks for circles
+        self._kv = Engine(
+            self._ctx.ctx,
+            self._kv_settings,
+            lambda text: model.tokenize(text.encode(), add_bos=False, special=False),
+        )
         self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
 
     def _kv_check_memory(self, settings: Settings) -> None:
@@ -501,14 +638,24 @@ class Llama(llama_cpp.Llama):
         if settings.memory is None:
             return
         if self._kv is not None:
-            rows_within(self._kv.store.layers, settings.memory, settings.tail, settings.window, settings.sink)
+            rows_within(
+                self._kv.store.layers,
+                settings.memory,
+                settings.tail,
+                settings.window,
+                settings.sink,
+            )
             return
         if settings.compresses and not self._kv_note:
             return  # the next prompt gets a context with a store
         n_bytes = session.stats_uncompressed(self, "", 0).n_bytes
         if n_bytes > settings.memory:
-            raise BadInput(f"kv_memory {size_text(settings.memory)} is less than this model's whole cache of {size_text(n_bytes)}, which cannot be "
-                           f"compressed ({self._kv_note or 'method full'}): give a smaller -c or smaller cache types (-ctk, -ctv)")
+            raise BadInput(
+                f"kv_memory {size_text(settings.memory)} is less than this model's whole cache of"
+                f" {size_text(n_bytes)}, which cannot be compressed"
+                f" ({self._kv_note or 'method full'}): give a smaller -c or smaller cache types"
+                " (-ctk, -ctv)"
+            )
 
     def _kv_report(self, done: float, total: int) -> None:
         if self.kv_progress is not None:
@@ -522,7 +669,9 @@ class Llama(llama_cpp.Llama):
             raise Cancelled(CANCELLED)
 
     def _kv_free_sampler(self) -> None:
-        """Free the sampler of an answer. It holds itself, and functions that may hold this object."""
+        """Free the sampler of an answer. It holds itself, and functions that may hold this
+        object.
+        """
         if self._sampler is not None:
             customs = [custom for _, custom in self._sampler.custom_samplers]
             self._sampler.close()
@@ -538,7 +687,9 @@ class Llama(llama_cpp.Llama):
         self.context_params.n_outputs_max = 0 if self._logits_all else native.OUTPUTS
         native.next_context(True)
         try:
-            fresh = internals.LlamaContext(model=self._model, params=self.context_params, verbose=self.verbose)
+            fresh = internals.LlamaContext(
+                model=self._model, params=self.context_params, verbose=self.verbose
+            )
         except ValueError as error:
             raise EdgeKVError(f"no compressed cache could be made: {error}") from error
         finally:
@@ -556,13 +707,21 @@ def _told_why() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise EdgeKVError(f"{native.context_error() or error}; the conversation is as before") from error
+        raise EdgeKVError(
+            f"{native.context_error() or error}; the conversation is as before"
+        ) from error
 
 
 def _check_names(arguments: dict[str, Any]) -> None:
-    """Raises UnknownArgument for a name that neither `Llama` nor its parent has: the parent would ignore it."""
-    known = [name for kind in (Llama, llama_cpp.Llama) for name in inspect.signature(kind.__init__).parameters
-             if name not in ("self", "kwargs")]
+    """Raises UnknownArgument for a name that neither `Llama` nor its parent has: the parent would
+    ignore it.
+    """
+    known = [
+        name
+        for kind in (Llama, llama_cpp.Llama)
+        for name in inspect.signature(kind.__init__).parameters
+        if name not in ("self", "kwargs")
+    ]
     known += KVConfig.names()
     for name in arguments:
         if name not in known:

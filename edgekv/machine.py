@@ -5,9 +5,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_CGROUP = (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
-           ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes", "/sys/fs/cgroup/memory/memory.stat"))
-"""Files of a container's limit, use and details, version 2 and 1; a process in a container sees the whole machine in /proc."""
+_CGROUP = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        "/sys/fs/cgroup/memory/memory.stat",
+    ),
+)
+"""Files of a container's limit, use and details, version 2 and 1; a process in a container sees the
+whole machine in /proc.
+"""
 
 
 def memory_total() -> int:
@@ -18,19 +26,27 @@ def memory_total() -> int:
 
 
 def memory_free(swap: bool = False) -> int:
-    """Bytes that a process can still get without pushing another one out; with `swap` what lies there as well."""
+    """Bytes that a process can still get without pushing another one out; with `swap` what lies
+    there as well.
+    """
     import psutil
 
     free = psutil.virtual_memory().available + (psutil.swap_memory().free if swap else 0)
-    return int(min([free, *(max(limit - used, 0) for limit, used in map(_limit, _CGROUP) if limit)]))
+    return int(
+        min([free, *(max(limit - used, 0) for limit, used in map(_limit, _CGROUP) if limit)])
+    )
 
 
 def _limit(files: tuple[str, str, str]) -> tuple[int, int]:
-    """Bytes a container may use and uses, (0, 0) where there is no limit. Cached files do not count: they give way."""
+    """Bytes a container may use and uses, (0, 0) where there is no limit. Cached files do not
+    count: they give way.
+    """
     try:
         limit, used = (int(Path(name).read_text()) for name in files[:2])
         details = dict(line.split() for line in Path(files[2]).read_text().splitlines())
-        return limit, used - sum(int(details.get(key, 0)) for key in ("inactive_file", "active_file"))
+        return limit, used - sum(
+            int(details.get(key, 0)) for key in ("inactive_file", "active_file")
+        )
     except (OSError, ValueError):  # no such file, or 'max'
         return 0, 0
 

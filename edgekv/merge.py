@@ -1,14 +1,20 @@
-"""merge: evicted rows are folded into the kept rows that they resemble, as in D2O. `edgekv.summary` is the other merge.
+"""merge: evicted rows are folded into the kept rows that they resemble, as in D2O. `edgekv.summary`
+is the other merge.
 
-Paper: Wan et al., D2O: Dynamic Discriminative Operations, arXiv 2406.13035, section 4.2.2, eq. 9 to 11. Per KV head: each evicted key
-finds the kept key with the largest cosine u; evicted rows whose u is below a threshold are dropped, the others are added to their row,
-key and value, with the weights exp(u) / (sum of exp(u) over what the row receives + e); the row's own weight is e over the same sum.
-The threshold is a moving average over calls: tau_t = beta * mean of u + (1 - beta) * tau_(t-1), at first the mean itself.
+Paper: Wan et al., D2O: Dynamic Discriminative Operations, arXiv 2406.13035, section 4.2.2, eq. 9 to
+11. Per KV head: each evicted key finds the kept key with the largest cosine u; evicted rows whose u
+is below a threshold are dropped, the others are added to their row, key and value, with the weights
+exp(u) / (sum of exp(u) over what the row receives + e); the row's own weight is e over the same
+sum.
+The threshold is a moving average over calls: tau_t = beta * mean of u + (1 - beta) * tau_(t-1), at
+first the mean itself.
 
-Differences: the authors' code averages with the weights u instead. Keys are compared and merged as stored, rotated to their own tokens'
-positions. A finished layer that shrinks again while later layers are read merges what it loses then, by a threshold that moves on.
+Differences: the authors' code averages with the weights u instead. Keys are compared and merged as
+stored, rotated to their own tokens' positions. A finished layer that shrinks again while later
+layers are read merges what it loses then, by a threshold that moves on.
 
-Searching and folding touch rows and are native (`edgekv_prefill_nearest`, `edgekv_prefill_merge`); which rows, and by what weights, is here.
+Searching and folding touch rows and are native (`edgekv_prefill_nearest`, `edgekv_prefill_merge`);
+which rows, and by what weights, is here.
 """
 
 from __future__ import annotations
@@ -47,7 +53,9 @@ class D2O:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is merged into what, for one KV head. Rows are numbers of the head's rows before it is evicted."""
+    """What is merged into what, for one KV head. Rows are numbers of the head's rows before it is
+    evicted.
+    """
 
     rows: NDArray[np.int32]
     """[n] rows that receive something, ascending."""
@@ -64,12 +72,16 @@ class Plan:
 class Rows(Protocol):
     """Where the rows are, see `edgekv.native.Prefill`."""
 
-    def nearest(self, il: int, head: int, gone: NDArray[np.int32], kept: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
+    def nearest(
+        self, il: int, head: int, gone: NDArray[np.int32], kept: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
     def merge(self, il: int, head: int, plan: Plan) -> None: ...
 
 
 class Folding:
-    """The merges of one conversation: a threshold for each layer and KV head that moves from call to call."""
+    """The merges of one conversation: a threshold for each layer and KV head that moves from call
+    to call.
+    """
 
     def __init__(self, beta: float) -> None:
         self.beta = beta
@@ -77,7 +89,9 @@ class Folding:
         """By layer and KV head."""
 
     def fold(self, where: Rows, il: int, head: int, n_rows: int, kept: NDArray[np.int32]) -> None:
-        """Fold what one head is going to lose into what it keeps: `kept` of its n_rows rows. To be called before it is evicted."""
+        """Fold what one head is going to lose into what it keeps: `kept` of its n_rows rows. To be
+        called before it is evicted.
+        """
         lost = np.ones(n_rows, bool)
         lost[kept] = False
         gone = np.flatnonzero(lost).astype(np.int32)
@@ -91,17 +105,28 @@ class Folding:
 
 
 def threshold(cosine: NDArray[np.float32], before: float | None, beta: float) -> float:
-    """tau of a call whose evicted rows (at least one) have these cosines; before: tau of the call before, None at the first."""
+    """tau of a call whose evicted rows (at least one) have these cosines; before: tau of the call
+    before, None at the first.
+    """
     assert len(cosine) and 0 <= beta <= 1
     mean = float(cosine.mean(dtype=np.float64))
     return mean if before is None else beta * mean + (1 - beta) * before
 
 
-def plan(sources: NDArray[np.int32], targets: NDArray[np.int32], cosine: NDArray[np.float32]) -> Plan:
-    """Row sources[i] is merged into row targets[i]; cosine[i] is that of their keys. All [n_merged]."""
+def plan(
+    sources: NDArray[np.int32], targets: NDArray[np.int32], cosine: NDArray[np.float32]
+) -> Plan:
+    """Row sources[i] is merged into row targets[i]; cosine[i] is that of their keys. All
+    [n_merged].
+    """
     rows, which, counts = np.unique(targets, return_inverse=True, return_counts=True)
     strength = np.exp(cosine.astype(np.float64))
     total = np.bincount(which, strength, minlength=len(rows)) + np.e
     order = np.argsort(which, kind="stable")
-    return Plan(rows.astype(np.int32), (np.e / total).astype(np.float32), counts.astype(np.int32), sources[order].astype(np.int32),
-                (strength / total[which])[order].astype(np.float32))
+    return Plan(
+        rows.astype(np.int32),
+        (np.e / total).astype(np.float32),
+        counts.astype(np.int32),
+        sources[order].astype(np.int32),
+        (strength / total[which])[order].astype(np.float32),
+    )

@@ -1,5 +1,8 @@
-"""Threads. Heads beside each other: numpy leaves the interpreter alone while it sorts, so threads help where rows are many. And products
-without threads: those of numpy's BLAS wait for the next product in a loop, on the cores that are about to read the next layer."""
+"""Threads. Heads beside each other: numpy leaves the interpreter alone while it sorts, so threads
+help where rows are many. And products
+without threads: those of numpy's BLAS wait for the next product in a loop, on the cores that are
+about to read the next layer.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cache
-from typing import Any, ContextManager, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 MANY = 8192
@@ -16,7 +20,9 @@ MANY = 8192
 
 
 def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T]:
-    """[function(0), .. function(n_heads - 1)], in threads if heads of `n_rows` rows are worth it."""
+    """[function(0), .. function(n_heads - 1)], in threads if heads of `n_rows` rows are worth
+    it.
+    """
     if n_rows < MANY or n_heads < 2:
         return [function(k) for k in range(n_heads)]
     return list(_pool().map(function, range(n_heads)))
@@ -52,7 +58,9 @@ def _blas() -> Any:
 
 
 def _take_over() -> None:
-    """threadpoolctl lets only the thread that came first change the number; here it is whoever holds the lock."""
+    """threadpoolctl lets only the thread that came first change the number; here it is whoever
+    holds the lock.
+    """
     from threadpoolctl import OpenBLASController
 
     if hasattr(OpenBLASController, "clear_controlling_thread"):
@@ -62,7 +70,7 @@ def _take_over() -> None:
 _one_thread = _OneThread()
 
 
-def one_thread_for_products() -> ContextManager[None]:
+def one_thread_for_products() -> AbstractContextManager[None]:
     """A `with` block in which numpy's BLAS has one thread: for many small products."""
     return _one_thread
 

@@ -34,12 +34,16 @@ def joined(messages: Iterable[Message]) -> tuple[list[Message], list[str]]:
 
 
 def _text(part: Any) -> str:
-    if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+    if not (
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    ):
         raise BadInput('a part of a message is no text: write {"type": "text", "text": "..."}')
     return part["text"]
 
 
-def positions(cuts: Sequence[str], tokens: Sequence[int], piece: Callable[[int], bytes]) -> list[int]:
+def positions(
+    cuts: Sequence[str], tokens: Sequence[int], piece: Callable[[int], bytes]
+) -> list[int]:
     """Return the numbers of tokens behind which a prompt is cut, ascending.
 
     piece: the text of one token. A token that holds the end of a part and more belongs to what

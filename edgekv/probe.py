@@ -1,8 +1,9 @@
 """The repeat probe: the prompt asked for again, in pieces, behind itself.
 
-Source: KVzip (Kim et al., arXiv 2505.23416): a row is worth the most attention that any query pays to it while the model repeats the
-context. Each piece is an instruction and up to PIECE tokens of the prompt; it is read behind the prompt, sees the prompt and itself,
-and none of its rows is stored. Different from the authors, the instruction is not wrapped in the model's chat template.
+Source: KVzip (Kim et al., arXiv 2505.23416): a row is worth the most attention that any query pays
+to it while the model repeats the context. Each piece is an instruction and up to PIECE tokens of
+the prompt; it is read behind the prompt, sees the prompt and itself, and none of its rows is
+stored. Different from the authors, the instruction is not wrapped in the model's chat template.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 PIECE = 2000
-"""Tokens of the prompt in one piece; with its instruction a piece stays below the native limit (EDGEKV_PROBE_MAX)."""
+"""Tokens of the prompt in one piece; with its instruction a piece stays below the native limit
+(EDGEKV_PROBE_MAX).
+"""
 FIRST = "\n\nRepeat the previous context:"
 LATER = "\n\nRepeat the part of the previous context starting with"
 LEAD = 8

@@ -1,8 +1,9 @@
 """One reading of a text serves many methods and ratios.
 
-The text goes through the model once, with every query observed that any of the methods asks for, and every row is kept. What each
-method would have kept is then evicted from a copy of that cache. By Theorem 1 of CAKE (top-k of top-k) the rows are those that
-compressing while reading keeps; tests hold the two against each other. Only D2O's merges read the text anew each time.
+The text goes through the model once, with every query observed that any of the methods asks for,
+and every row is kept. What each method would have kept is then evicted from a copy of that cache.
+By Theorem 1 of CAKE (top-k of top-k) the rows are those that compressing while reading keeps; tests
+hold the two against each other. Only D2O's merges read the text anew each time.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from edgekv import native, select, state
 from edgekv.budget import Plan
 from edgekv.engine import Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.layer import Future, LayerStats
 from edgekv.merge import D2O
-from edgekv.layer import LayerStats
 from edgekv.methods import Preset
-from edgekv.layer import Future
 from edgekv.settings import Settings
 from edgekv.summary import Summary, look
 from edgekv.summing import ENOUGH, write
 
 
 class Reading:
-    """A text in the cache of `llm` (an edgekv.Llama with a store), and the scores of its rows by each preset.
+    """A text in the cache of `llm` (an edgekv.Llama with a store), and the scores of its rows by
+    each preset.
 
     tokens: the text. presets: what `compress` may be asked for.
     """
@@ -39,17 +40,25 @@ class Reading:
             raise EdgeKVError("this model runs uncompressed: there is nothing to compare")
         self._llm, self._engine, self._tokens = llm, llm._kv, list(tokens)
         scored = [p for p in presets if not p.keeps_all and not isinstance(p.merge, D2O)]
-        self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {p.name: [] for p in scored}
+        self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {
+            p.name: [] for p in scored
+        }
         llm.reset()
         self._read(scored)
-        self.logits: NDArray[np.float32] = np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
-        """Of the text's last token: the same for every method, since attention within the text is complete."""
+        self.logits: NDArray[np.float32] = np.ctypeslib.as_array(
+            llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)
+        ).copy()
+        """Of the text's last token: the same for every method, since attention within the text is
+        complete.
+        """
         self._state = state.take(llm)
 
     def compress(self, preset: Preset, settings: Settings) -> None:
-        """Make the cache what `preset` leaves of the text under `settings`. The conversation is then the text alone.
+        """Make the cache what `preset` leaves of the text under `settings`. The conversation is
+        then the text alone.
 
-        A preset that merges as D2O does reads the text again: what it folds depends on how layers shrink while they are read.
+        A preset that merges as D2O does reads the text again: what it folds depends on how layers
+        shrink while they are read.
         """
         if isinstance(preset.merge, D2O) and settings.compresses:
             self._llm.reset()
@@ -66,16 +75,26 @@ class Reading:
         spending = engine.start(plan)
         read, first = self._scores[preset.name], []
         for i, (scores, layer) in enumerate(read):
-            counts = spending.update(i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer)
+            counts = spending.update(
+                i, select.protect(scores, layer.pos, layer.n_seen, plan.sink, plan.window), layer
+            )
             first.append(counts[i, : layer.n_head_kv].copy())
         for i, (scores, layer) in enumerate(read):
             keep = select.keep(scores, first[i], layer.pos, layer.n_seen, plan.sink, plan.window)
             self._evict(plan.layers[i], keep, counts[i], layer, preset, plan)
 
     def _evict(
-        self, il: int, keep: list[NDArray[np.int32]], counts: NDArray[np.int32], layer: LayerStats, preset: Preset, plan: Plan,
+        self,
+        il: int,
+        keep: list[NDArray[np.int32]],
+        counts: NDArray[np.int32],
+        layer: LayerStats,
+        preset: Preset,
+        plan: Plan,
     ) -> None:
-        """keep: what stayed when the layer had been read, which a summary is made for; counts: how many of each head's in the end."""
+        """keep: what stayed when the layer had been read, which a summary is made for; counts: how
+        many of each head's in the end.
+        """
         store, found = self._engine.store, []
         if isinstance(preset.merge, Summary) and layer.future and layer.n_new >= ENOUGH:
             asked, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
@@ -86,8 +105,14 @@ class Reading:
         write(store, il, found)
 
     def _read(self, presets: Sequence[Preset]) -> None:
-        watches = [Watch(replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize) for p in presets]
-        observers, every = [o for w in watches for o in w.observers], [n for w in watches for n in w.every]
+        watches = [
+            Watch(replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize)
+            for p in presets
+        ]
+        observers, every = (
+            [o for w in watches for o in w.observers],
+            [n for w in watches for n in w.every],
+        )
         pieces = next((w.pieces for w in watches if w.pieces), [])
         first = np.cumsum([0] + [len(w.observers) for w in watches])
         everything = np.arange(len(self._tokens), dtype=np.int32)
@@ -104,7 +129,9 @@ class Reading:
 
 
 def _later(layer: LayerStats, preset: Preset) -> Future | None:
-    """What a summary will ask of `layer.future`, which goes with the prompt; None if it will not, or cannot."""
+    """What a summary will ask of `layer.future`, which goes with the prompt; None if it will not,
+    or cannot.
+    """
     if not isinstance(preset.merge, Summary) or layer.future is None:
         return None
     try:
@@ -115,7 +142,9 @@ def _later(layer: LayerStats, preset: Preset) -> Future | None:
 
 
 def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.float32]:
-    """Append tokens to the tail without compressing; logits [n_vocab] of the last one, or [n_tokens, n_vocab] of every one."""
+    """Append tokens to the tail without compressing; logits [n_vocab] of the last one, or
+    [n_tokens, n_vocab] of every one.
+    """
     llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
     blocks = []
     for i in range(0, len(tokens), STEP):
@@ -124,7 +153,11 @@ def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.flo
             blocks.append(_decode(llm, part))
         else:
             llm.eval(part)
-    return np.concatenate(blocks) if every else np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
+    return (
+        np.concatenate(blocks)
+        if every
+        else np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
+    )
 
 
 STEP = native.OUTPUTS
@@ -132,9 +165,14 @@ STEP = native.OUTPUTS
 
 
 def _decode(llm: Any, tokens: list[int]) -> NDArray[np.float32]:
-    """`llm.eval` of a few tokens with the logits of all of them, which that leaves out: they would be kept for the whole context."""
+    """`llm.eval` of a few tokens with the logits of all of them, which that leaves out: they would
+    be kept for the whole context.
+    """
     if llm.n_tokens + len(tokens) > llm.n_ctx():
-        raise BadInput(f"{len(tokens)} more tokens do not fit: {llm.n_tokens} of {llm.n_ctx()} are used; use a larger --ctx-size")
+        raise BadInput(
+            f"{len(tokens)} more tokens do not fit: {llm.n_tokens} of {llm.n_ctx()} are used; use a"
+            " larger --ctx-size"
+        )
     llm._batch.set_batch(batch=tokens, n_past=llm.n_tokens, logits_all=True)
     llm._ctx.decode(llm._batch)
     logits = np.ctypeslib.as_array(llm._ctx.get_logits(), (len(tokens), llm.n_vocab())).copy()
@@ -144,7 +182,9 @@ def _decode(llm: Any, tokens: list[int]) -> NDArray[np.float32]:
 
 
 def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:
-    """The greedy continuation of the conversation in `llm`, whose next token has these logits, up to n_tokens or the text `stop`."""
+    """The greedy continuation of the conversation in `llm`, whose next token has these logits, up
+    to n_tokens or the text `stop`.
+    """
     vocab, out, words = native.llama_cpp.llama_model_get_vocab(llm._model.model), [], ""
     while len(out) < n_tokens:
         token = int(logits.argmax())

@@ -1,5 +1,6 @@
-"""Room: whether llama.cpp's own cache can be had at all. It is allocated for the whole context when a model is loaded, and cleared at once, so
-one that is larger than memory ends the process."""
+"""Room: whether llama.cpp's own cache can be had at all. It is allocated for the whole context when
+a model is loaded, and cleared at once, so one that is larger than memory ends the process.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,13 @@ from edgekv.sizes import size_text
 F16 = 1
 
 
-def check_whole_cache(path: str, n_ctx: int, type_k: int | None, type_v: int | None, compress: bool, n_gpu_layers: int) -> None:
+def check_whole_cache(
+    path: str, n_ctx: int, type_k: int | None, type_v: int | None, compress: bool, n_gpu_layers: int
+) -> None:
     """Raises BadInput if the cache certainly does not fit into main memory.
 
-    n_ctx: 0 is what the model was trained with. compress: edgekv's cache is wanted, so this is only about models that cannot have it.
+    n_ctx: 0 is what the model was trained with. compress: edgekv's cache is wanted, so this is only
+    about models that cannot have it.
     """
     from edgekv.blueprint import Blueprint
 
@@ -31,12 +35,17 @@ def check_whole_cache(path: str, n_ctx: int, type_k: int | None, type_v: int | N
         n = n_ctx or blueprint.n_ctx_train
         n_bytes = blueprint.context(False, n, *kinds).cache
     if n_bytes > free:
-        raise BadInput(f"the cache of {n:,} tokens takes {size_text(n_bytes)}, and {size_text(free)} are free: give a smaller -c, a --kv-ratio below 1, or "
-                       "smaller cache types (-ctk, -ctv); 'edgekv fit' says what fits")
+        raise BadInput(
+            f"the cache of {n:,} tokens takes {size_text(n_bytes)}, and {size_text(free)} are free:"
+            " give a smaller -c, a --kv-ratio below 1, or smaller cache types (-ctk, -ctv);"
+            " 'edgekv fit' says what fits"
+        )
 
 
 def _at_most(path: str, n_ctx: int, type_k: int, type_v: int) -> int:
-    """Bytes of the cache if every layer has one, from the file's header: quick, and enough for nearly everybody. 0 if it cannot be read."""
+    """Bytes of the cache if every layer has one, from the file's header: quick, and enough for
+    nearly everybody. 0 if it cannot be read.
+    """
     try:
         with opened(path) as file:
             meta = Header(file).meta

@@ -1,7 +1,8 @@
 """rotation: what llama.cpp multiplies the rows of a quantised cache by, and how to take it back.
 
-Values of a quantised K or V go into the cache times a Walsh-Hadamard matrix, block by block, which spreads outliers; queries and outputs are
-turned to match. The matrix is its own inverse. Sizes as in upstream's llama-kv-cache.cpp; LLAMA_ATTN_ROT_DISABLE switches it off there.
+Values of a quantised K or V go into the cache times a Walsh-Hadamard matrix, block by block, which
+spreads outliers; queries and outputs are turned to match. The matrix is its own inverse. Sizes as
+in upstream's llama-kv-cache.cpp; LLAMA_ATTN_ROT_DISABLE switches it off there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ FLOATS = (0, 1, 30)
 
 def blocks(layer: LayerInfo) -> tuple[int, int]:
     """Sizes of the matrices that K and V of a layer are multiplied by; 0: stored as they are."""
-    k, v = (kind not in FLOATS and d > 0 and d % LEAST == 0 and not _disabled() for kind, d in ((layer.type_k, layer.d_k), (layer.type_v, layer.d_v)))
+    k, v = (
+        kind not in FLOATS and d > 0 and d % LEAST == 0 and not _disabled()
+        for kind, d in ((layer.type_k, layer.d_k), (layer.type_v, layer.d_v))
+    )
     return (layer.d_k & -layer.d_k if k else 0), (LEAST if v else 0)
 
 

@@ -14,14 +14,18 @@ def keep(
     sink: int = 4,
     window: int = 32,
 ) -> list[NDArray[np.int32]]:
-    """Rows to keep, for each KV head an int32 array of min(counts[k], rows of the head) row indices.
+    """Rows to keep, for each KV head an int32 array of min(counts[k], rows of the head) row
+    indices.
 
     scores: float [n_head_kv, n_rows], higher = keep; NaN counts as the lowest.
-    counts: int [n_head_kv]. pos: int [n_head_kv, n_rows], each row's token index, -1 where a head has no row.
-    n_seen: tokens read so far. The rows of the first `sink` and the last `window` tokens are protected.
+    counts: int [n_head_kv]. pos: int [n_head_kv, n_rows], each row's token index, -1 where a head
+    has no row.
+    n_seen: tokens read so far. The rows of the first `sink` and the last `window` tokens are
+    protected.
 
-    Order: the protected rows by token index, then the others by falling score, ties by token index. So the rows of a
-    smaller count are the first rows of a larger one, as long as both hold all protected rows. If the count is less
+    Order: the protected rows by token index, then the others by falling score, ties by token index.
+    So the rows of a smaller count are the first rows of a larger one, as long as both hold all
+    protected rows. If the count is less
     than the protected rows, the most recent of them stay: sinks go first, then the window's oldest.
     """
     counts = np.asarray(counts)
@@ -30,18 +34,33 @@ def keep(
     return [_keep_head(s, int(n), p, n_seen, sink, window) for s, n, p in heads]
 
 
-def protect(scores: NDArray[np.float32], pos: NDArray[np.int32], n_seen: int, sink: int = 4, window: int = 32) -> NDArray[np.float32]:
-    """`scores` with +inf for the rows that `keep` protects, for budgets that compare heads or layers. Shapes as there."""
+def protect(
+    scores: NDArray[np.float32],
+    pos: NDArray[np.int32],
+    n_seen: int,
+    sink: int = 4,
+    window: int = 32,
+) -> NDArray[np.float32]:
+    """`scores` with +inf for the rows that `keep` protects, for budgets that compare heads or
+    layers. Shapes as there.
+    """
     safe = (pos >= 0) & ((pos < sink) | (pos >= n_seen - window))
     return np.where(safe, np.float32(np.inf), scores).astype(np.float32, copy=False)
 
 
 def _keep_head(
-    score: NDArray[np.float32], count: int, pos: NDArray[np.int32], n_seen: int, sink: int, window: int
+    score: NDArray[np.float32],
+    count: int,
+    pos: NDArray[np.int32],
+    n_seen: int,
+    sink: int,
+    window: int,
 ) -> NDArray[np.int32]:
     """`keep` for one head: score, pos [n_rows]."""
     rows, token = np.arange(len(pos), dtype=np.int32), pos
-    if len(pos) and not (pos[0] >= 0 and (pos[1:] > pos[:-1]).all()):  # not the rows of a first turn
+    if len(pos) and not (
+        pos[0] >= 0 and (pos[1:] > pos[:-1]).all()
+    ):  # not the rows of a first turn
         rows = _in_token_order(pos)
         token, score = pos[rows], score[rows]
     n_sink = int(np.searchsorted(token, sink))
@@ -62,11 +81,16 @@ def _in_token_order(pos: NDArray[np.int32]) -> NDArray[np.int32]:
 def _top(score: NDArray[np.float32], n: int) -> NDArray[np.int64]:
     """Indices of the n highest scores (all if there are fewer), highest first, equal ones in order.
 
-    Score and index are packed into one integer that sorts like the pair, which needs no slow stable sort.
+    Score and index are packed into one integer that sorts like the pair, which needs no slow stable
+    sort.
     """
     key = 0 - np.asarray(score, np.float32)  # never -0.0
     key[np.isnan(key)] = np.inf
-    index = np.flatnonzero(key <= np.partition(key, n - 1)[n - 1]) if 0 < n < len(key) else np.arange(len(key))
+    index = (
+        np.flatnonzero(key <= np.partition(key, n - 1)[n - 1])
+        if 0 < n < len(key)
+        else np.arange(len(key))
+    )
     bits = key[index].view(np.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     return np.sort((ordered.astype(np.int64) << 32) | index)[:n] & 0xFFFFFFFF

@@ -278,7 +278,9 @@ def type_names(llm: Holder) -> tuple[str, str]:
 
 
 def stats_uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
-    """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole context at the start."""
+    """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole
+    context at the start.
+    """
     info, (type_k, type_v) = facts.model_shape(llm._model.model), type_names(llm)
     types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
     params = llm.context_params
@@ -287,8 +289,30 @@ def stats_uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
         block, size = types[int(kind)]
         return d // block * size
 
-    per_token = sum(n * (row(params.type_k, info["d_head_k"]) + row(params.type_v, info["d_head_v"])) for n in info["n_head_kv"])
-    allocated, in_f16 = per_token * llm.n_ctx(), 2 * sum(info["n_head_kv"]) * (info["d_head_k"] + info["d_head_v"])
+    per_token = sum(
+        n * (row(params.type_k, info["d_head_k"]) + row(params.type_v, info["d_head_v"]))
+        for n in info["n_head_kv"]
+    )
+    allocated, in_f16 = (
+        per_token * llm.n_ctx(),
+        2 * sum(info["n_head_kv"]) * (info["d_head_k"] + info["d_head_v"]),
+    )
     kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)
-    return KVStats(method="full", ratio=1.0, n_seen=llm.n_tokens, n_kept=float(llm.n_tokens), kept=kept, n_bytes=allocated,
-                   type_k=type_k, type_v=type_v, n_bytes_peak=allocated, n_bytes_full=in_f16 * llm.n_tokens, n_bytes_used=per_token * llm.n_tokens, n_ctx=llm.n_ctx(), prefill_ms=prefill_ms, compress_ms=0.0, mode="uncompressed", note=note)
+    return KVStats(
+        method="full",
+        ratio=1.0,
+        n_seen=llm.n_tokens,
+        n_kept=float(llm.n_tokens),
+        kept=kept,
+        n_bytes=allocated,
+        type_k=type_k,
+        type_v=type_v,
+        n_bytes_peak=allocated,
+        n_bytes_full=in_f16 * llm.n_tokens,
+        n_bytes_used=per_token * llm.n_tokens,
+        n_ctx=llm.n_ctx(),
+        prefill_ms=prefill_ms,
+        compress_ms=0.0,
+        mode="uncompressed",
+        note=note,
+    )

@@ -15,7 +15,9 @@ from edgekv.methods import Preset
 
 @dataclass
 class Settings:
-    """The limits, and the method. Of ratio, tokens, n_bytes and memory the smallest counts; see `edgekv.budget.rows_for`."""
+    """The limits, and the method. Of ratio, tokens, n_bytes and memory the smallest counts; see
+    `edgekv.budget.rows_for`.
+    """
 
     ratio: float = 1.0
     tokens: int | None = None
@@ -24,7 +26,9 @@ class Settings:
     memory: int | None = None
     """Bytes for the whole cache, tails and room for them included; see `edgekv.budget.memory`."""
     table: NDArray[np.int32] | None = None
-    """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's budget."""
+    """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's
+    budget.
+    """
     preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
     sink: int = 4
     window: int = 32

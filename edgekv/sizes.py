@@ -24,7 +24,9 @@ def parse_size(text: str | int, what: str = "size") -> int:
             n_bytes = int(Fraction(number) * base ** _UNITS[unit.upper()])
             if n_bytes > 0:
                 return n_bytes
-    raise BadInput(f"{what} '{text}' is no size above 0; write it like 2GiB, 512MiB, 2G or in bytes")
+    raise BadInput(
+        f"{what} '{text}' is no size above 0; write it like 2GiB, 512MiB, 2G or in bytes"
+    )
 
 
 def size_text(n_bytes: float) -> str:

@@ -30,9 +30,12 @@ class KVStats:
     kept: NDArray[np.int32]
     """[n_layer, n_head_kv] KV entries of each head (0 where a layer has fewer heads)."""
     n_bytes: int
-    """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all."""
+    """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all.
+    """
     n_bytes_peak: int
-    """The most that K, V, the layer in work, hidden states and masks took together since the conversation began."""
+    """The most that K, V, the layer in work, hidden states and masks took together since the
+    conversation began.
+    """
     n_bytes_full: int
     """K and V of all tokens seen in a full f16 cache (of sliding-window layers their window)."""
     prefill_ms: float
@@ -69,7 +72,9 @@ class KVStats:
 
 
 STAGES = ("observe", "score", "budget", "select", "merge", "evict")
-"""Observe: statistics of attention, native, while the prompt is read (a probe's own reading is no part of it); the others come after each layer."""
+"""Observe: statistics of attention, native, while the prompt is read (a probe's own reading is no
+part of it); the others come after each layer.
+"""
 
 
 class StageClock:

@@ -1,21 +1,25 @@
 """summary: a few rows of each KV head stand for all the rows that it lost.
 
-Evicting rows takes the attention that they got from the softmax's sum, and all that is kept counts for more than it should, most of all in
-heads that look at everything a little. A summary row gets as much attention as the rows that it stands for would have got together, and
-its value is theirs on average. This is edgekv's own merge, of none of the papers.
+Evicting rows takes the attention that they got from the softmax's sum, and all that is kept counts
+for more than it should, most of all in heads that look at everything a little. A summary row gets
+as much attention as the rows that it stands for would have got together, and its value is theirs on
+average. This is edgekv's own merge, of none of the papers.
 
-The lost rows of a head are put into groups whose keys answer alike: k-means, with two keys as far apart as their logits are for queries
-such as later tokens will ask, and values beside them that count as much. The key k of a group is wanted to be, for such queries q,
+The lost rows of a head are put into groups whose keys answer alike: k-means, with two keys as far
+apart as their logits are for queries such as later tokens will ask, and values beside them that
+count as much. The key k of a group is wanted to be, for such queries q,
 
     q . k = log sum_j exp(q . k_j),    weighted by the group's share of q's attention.
 
-k is the average of the k_j under that attention, which is the slope of the right side, averaged too, and what it leaves over, the logarithm
-of their number above all, by ridge regression. The value is the average of the v_j under the same attention. Queries are drawn from the
-normal distribution that Expected Attention takes them for (arXiv 2510.00636): mean and covariance of the prompt's queries before RoPE,
-turned to later positions.
+k is the average of the k_j under that attention, which is the slope of the right side, averaged
+too, and what it leaves over, the logarithm of their number above all, by ridge regression. The
+value is the average of the v_j under the same attention. Queries are drawn from the normal
+distribution that Expected Attention takes them for (arXiv 2510.00636): mean and covariance of the
+prompt's queries before RoPE, turned to later positions.
 
-A group whose key misses the sum by too much says nothing and is dropped, as without a summary. Summary rows are rows like any others: of
-the cache's type, in the place of the least of what was kept, counted in the budget, and judged and summed up again in a later turn.
+A group whose key misses the sum by too much says nothing and is dropped, as without a summary.
+Summary rows are rows like any others: of the cache's type, in the place of the least of what was
+kept, counted in the budget, and judged and summed up again in a later turn.
 """
 
 from __future__ import annotations
@@ -38,11 +42,15 @@ MAX_SHARE = 4
 LONGEST = 4
 """A key may be this much longer than the longest of the rows that it stands for."""
 LOST, KEPT = 4096, 512
-"""Rows of what a head loses, and of what it keeps, that are looked at where there are more, evenly spaced."""
+"""Rows of what a head loses, and of what it keeps, that are looked at where there are more, evenly
+spaced.
+"""
 ROUNDS = 3
 """Of k-means."""
 JITTER = 1e-3
-"""Added to the variances (relative to their mean) of queries: fewer tokens than dimensions leave some without any."""
+"""Added to the variances (relative to their mean) of queries: fewer tokens than dimensions leave
+some without any.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,17 @@ class SummaryParams:
     draws: int = 64
     """Queries that are drawn for each query head."""
     recent: int = 96
-    """Last tokens that always stay, if they are no more than a fifth of the rows; --kv-window does in any case."""
+    """Last tokens that always stay, if they are no more than a fifth of the rows; --kv-window does
+    in any case.
+    """
 
     def __post_init__(self) -> None:
-        for name, value, least in (("rows", self.rows, 1), ("later", self.later, 1), ("draws", self.draws, 1), ("recent", self.recent, 0)):
+        for name, value, least in (
+            ("rows", self.rows, 1),
+            ("later", self.later, 1),
+            ("draws", self.draws, 1),
+            ("recent", self.recent, 0),
+        ):
             if value < least:
                 raise BadInput(f"{name} {value} is no number of them; give {least} or more")
         for name, number in (("ridge", self.ridge), ("worst", self.worst)):
@@ -72,15 +87,19 @@ class SummaryParams:
 Rows = Callable[[int, NDArray[np.int32]], tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head, row numbers [n] -> keys [n, d_k] and values [n, d_v], as stored."""
 Asked = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits are its products with them."""
+"""Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits
+are its products with them.
+"""
 Row = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A key [d_k] and a value [d_v]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """What one head loses: `lost` [n] row numbers. It keeps `keep`, in the order to be stored, of which up to n_places rows from `first` on are
-    to become the summary; they are among the lost ones. The least worth is the first of them."""
+    """What one head loses: `lost` [n] row numbers. It keeps `keep`, in the order to be stored, of
+    which up to n_places rows from `first` on are to become the summary; they are among the lost
+    ones. The least worth is the first of them.
+    """
 
     keep: NDArray[np.int32]
     first: int
@@ -90,7 +109,9 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class Summed:
-    """What stands in a head's rows from `first` on: keys [m, d_k] and values [m, d_v], m being 0 or more."""
+    """What stands in a head's rows from `first` on: keys [m, d_k] and values [m, d_v], m being 0 or
+    more.
+    """
 
     first: int
     keys: NDArray[np.float32]
@@ -109,35 +130,78 @@ class Summary:
     def window(self, n_rows: int, window: int) -> int:
         """Last tokens that always stay where heads keep n_rows on average: `window`, or more.
 
-        A question at the end of a prompt is longer than the window of methods that look at its attention, and a summary of the text, which
-        is like the text's own queries, stands for none of it.
+        A question at the end of a prompt is longer than the window of methods that look at its
+        attention, and a summary of the text, which is like the text's own queries, stands for none
+        of it.
         """
         return max(window, min(self.params.recent, n_rows // RECENT_SHARE))
 
-    def losses(self, keep: list[NDArray[np.int32]], pos: NDArray[np.int32], n_seen: int, sink: int, window: int) -> list[Loss]:
-        """Of the heads of a layer, of which `keep` stays as `edgekv.select.keep` orders it; the others as there."""
-        return [self._loss(int((pos[k] >= 0).sum()), kept, pos[k, kept], n_seen, sink, window) for k, kept in enumerate(keep)]
+    def losses(
+        self,
+        keep: list[NDArray[np.int32]],
+        pos: NDArray[np.int32],
+        n_seen: int,
+        sink: int,
+        window: int,
+    ) -> list[Loss]:
+        """Of the heads of a layer, of which `keep` stays as `edgekv.select.keep` orders it; the
+        others as there.
+        """
+        return [
+            self._loss(int((pos[k] >= 0).sum()), kept, pos[k, kept], n_seen, sink, window)
+            for k, kept in enumerate(keep)
+        ]
 
-    def _loss(self, n: int, keep: NDArray[np.int32], token: NDArray[np.int32], n_seen: int, sink: int, window: int) -> Loss:
+    def _loss(
+        self,
+        n: int,
+        keep: NDArray[np.int32],
+        token: NDArray[np.int32],
+        n_seen: int,
+        sink: int,
+        window: int,
+    ) -> Loss:
         """n: rows of the head; keep: those that stay, of the tokens `token`."""
         n_rows = min(self.params.rows, len(keep) // MAX_SHARE) if len(keep) < n else 0
         n_safe = int(((token < sink) | (token >= n_seen - window)).sum())
         n_sink = int((token[:n_safe] < sink).sum())
-        places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[:n_rows]  # the least worth, then the window's oldest
+        places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[
+            :n_rows
+        ]  # the least worth, then the window's oldest
         stay = ~np.isin(keep, places)
         first, rest = int(stay[:n_safe].sum()), keep[stay]
         lost = np.setdiff1d(np.arange(n, dtype=np.int32), rest, assume_unique=True)
-        return Loss(np.concatenate([rest[:first], places, rest[first:]]).astype(np.int32), first, n_rows, lost)
+        return Loss(
+            np.concatenate([rest[:first], places, rest[first:]]).astype(np.int32),
+            first,
+            n_rows,
+            lost,
+        )
 
     def sum_up(self, losses: list[Loss], seen: list[Look | None], asked: Asked) -> list[Summed]:
-        """The summaries of a layer's heads. seen: see `look`; asked: the queries, turned to later positions."""
+        """The summaries of a layer's heads. seen: see `look`; asked: the queries, turned to later
+        positions.
+        """
         mean, cov = asked
         group = len(mean) // len(losses)
 
         def summed(k: int) -> Summed:
             loss, rows, heads = losses[k], seen[k], slice(k * group, (k + 1) * group)
-            found = [] if rows is None else stand_for(rows, draw(mean[heads], cov[heads], self.params.draws), loss.n_places, self.params)
-            keys, values = (np.array(x, np.float32) for x in zip(*found, strict=True)) if found else np.zeros((2, 0, 0), np.float32)
+            found = (
+                []
+                if rows is None
+                else stand_for(
+                    rows,
+                    draw(mean[heads], cov[heads], self.params.draws),
+                    loss.n_places,
+                    self.params,
+                )
+            )
+            keys, values = (
+                (np.array(x, np.float32) for x in zip(*found, strict=True))
+                if found
+                else np.zeros((2, 0, 0), np.float32)
+            )
             return Summed(loss.first, keys, values)
 
         with one_thread_for_products():
@@ -146,8 +210,9 @@ class Summary:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """Rows of a head that are looked at: keys [n, d_k] and values [n, d_v] of what it loses, keys [m, d_k] of what it keeps, and how many rows
-    each of them stands for."""
+    """Rows of a head that are looked at: keys [n, d_k] and values [n, d_v] of what it loses, keys
+    [m, d_k] of what it keeps, and how many rows each of them stands for.
+    """
 
     keys: NDArray[np.float32]
     values: NDArray[np.float32]
@@ -157,16 +222,22 @@ class Look:
 
 
 def look(rows: Rows, losses: list[Loss]) -> list[Look | None]:
-    """For each head; None where no summary is to be made. Rows of a long prompt that are not looked at are not fetched either."""
+    """For each head; None where no summary is to be made. Rows of a long prompt that are not looked
+    at are not fetched either.
+    """
     return [_look(rows, k, loss) if loss.n_places else None for k, loss in enumerate(losses)]
 
 
 def _look(rows: Rows, head: int, loss: Loss) -> Look:
-    kept = np.sort(np.concatenate([loss.keep[: loss.first], loss.keep[loss.first + loss.n_places :]]))
+    kept = np.sort(
+        np.concatenate([loss.keep[: loss.first], loss.keep[loss.first + loss.n_places :]])
+    )
     some, some_kept = _spaced(loss.lost, LOST), _spaced(kept, KEPT)
     keys, values = rows(head, np.concatenate([some, some_kept]))
     n = len(some)
-    return Look(keys[:n], values[:n], len(loss.lost) / n, keys[n:], len(kept) / max(1, len(some_kept)))
+    return Look(
+        keys[:n], values[:n], len(loss.lost) / n, keys[n:], len(kept) / max(1, len(some_kept))
+    )
 
 
 def _spaced(rows: NDArray[np.int32], most: int) -> NDArray[np.int32]:
@@ -181,10 +252,14 @@ def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: SummaryParams
     first = np.flatnonzero(np.diff(label[order], prepend=-1))
     groups = [slice(start, end) for start, end in zip(first, [*first[1:], len(keys)])]
     logits = queries @ keys.T
-    own = np.stack([_attend(logits[:, group]) for group in groups], axis=1) + np.float32(np.log(seen.each))
+    own = np.stack([_attend(logits[:, group]) for group in groups], axis=1) + np.float32(
+        np.log(seen.each)
+    )
     total = np.logaddexp.reduce(own, axis=1)
     if len(seen.kept):
-        total = np.logaddexp(total, _attend(queries @ seen.kept.T) + np.float32(np.log(seen.each_kept)))
+        total = np.logaddexp(
+            total, _attend(queries @ seen.kept.T) + np.float32(np.log(seen.each_kept))
+        )
     weight = np.exp(own - total[:, None]) + np.float32(1e-6)
     weight /= weight.sum(axis=0)
     means = [weight[:, g] @ logits[:, group] for g, group in enumerate(groups)]
@@ -195,20 +270,30 @@ def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: SummaryParams
     return [(found[g], means[g] @ values[groups[g]]) for g in np.flatnonzero(good)]
 
 
-def alike(keys: NDArray[np.float32], values: NDArray[np.float32], queries: NDArray[np.float32], n: int) -> NDArray[np.int64]:
+def alike(
+    keys: NDArray[np.float32], values: NDArray[np.float32], queries: NDArray[np.float32], n: int
+) -> NDArray[np.int64]:
     """Which of up to n groups each row is in, int [rows]."""
     spread = queries - queries.mean(axis=0)
     metric = np.linalg.cholesky(_spread_out(spread.T @ spread / len(spread))).astype(np.float32)
     points = np.empty((len(keys), keys.shape[1] + values.shape[1]), np.float32)
     as_logits, as_values = np.split(points, [keys.shape[1]], axis=1)
     np.matmul(keys, metric, out=as_logits)
-    np.multiply(values, np.sqrt(_variance(as_logits) / (_variance(values) + np.float32(1e-12))), out=as_values)
+    np.multiply(
+        values,
+        np.sqrt(_variance(as_logits) / (_variance(values) + np.float32(1e-12))),
+        out=as_values,
+    )
     centres = points[np.linspace(0, len(points) - 1, n).astype(int)]
     for _ in range(ROUNDS):
-        label = (np.square(centres).sum(axis=1, keepdims=True) / 2 - centres @ points.T).argmin(axis=0)
+        label = (np.square(centres).sum(axis=1, keepdims=True) / 2 - centres @ points.T).argmin(
+            axis=0
+        )
         member = label == np.arange(n)[:, None]
         size = member.sum(axis=1, keepdims=True)
-        centres = np.where(size > 0, (member.astype(np.float32) @ points) / np.maximum(size, 1), centres).astype(np.float32)
+        centres = np.where(
+            size > 0, (member.astype(np.float32) @ points) / np.maximum(size, 1), centres
+        ).astype(np.float32)
     return label
 
 
@@ -218,22 +303,34 @@ def _variance(rows: NDArray[np.float32]) -> np.float32:
 
 
 def regress(
-    queries: NDArray[np.float32], weight: NDArray[np.float32], wanted: NDArray[np.float32], start: NDArray[np.float32], ridge: float
+    queries: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    wanted: NDArray[np.float32],
+    start: NDArray[np.float32],
+    ridge: float,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """For each of g groups the key, float32 [g, d], near to `start` [g, d], whose logits for `queries` [m, d] are `wanted` [m, g]; and its
-    error [g], the root mean square under `weight` [m, g]."""
+    """For each of g groups the key, float32 [g, d], near to `start` [g, d], whose logits for
+    `queries` [m, d] are `wanted` [m, g]; and its error [g], the root mean square under `weight` [m,
+    g].
+    """
     moments = ((queries.T * weight.T[:, None]) @ queries).astype(np.float64)
     power = np.trace(moments, axis1=1, axis2=2) / queries.shape[1]
     rest = (weight * (wanted - queries @ start.T)).T @ queries
-    step = np.linalg.solve(moments + (ridge * power)[:, None, None] * np.eye(queries.shape[1]), rest[..., None])[..., 0]
+    step = np.linalg.solve(
+        moments + (ridge * power)[:, None, None] * np.eye(queries.shape[1]), rest[..., None]
+    )[..., 0]
     keys = (start + step).astype(np.float32)
     return keys, np.sqrt((weight * np.square(queries @ keys.T - wanted)).sum(axis=0))
 
 
 def draw(mean: NDArray[np.float32], cov: NDArray[np.float32], n: int) -> NDArray[np.float32]:
-    """float32 [n_head * n, d]: n queries of each head, normally distributed (mean [n_head, d], cov [n_head, d, d]); always the same draws."""
+    """float32 [n_head * n, d]: n queries of each head, normally distributed (mean [n_head, d], cov
+    [n_head, d, d]); always the same draws.
+    """
     normal = _normal(n, mean.shape[1])
-    return np.concatenate([m + normal @ np.linalg.cholesky(_spread_out(c)).T for m, c in zip(mean, cov, strict=True)]).astype(np.float32)
+    return np.concatenate(
+        [m + normal @ np.linalg.cholesky(_spread_out(c)).T for m, c in zip(mean, cov, strict=True)]
+    ).astype(np.float32)
 
 
 def _spread_out(cov: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -247,7 +344,9 @@ def _normal(n: int, d: int) -> NDArray[np.float64]:
 
 
 def _attend(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Overwrites logits [m, n] with the attention of queries to rows among themselves; the logarithm [m] of the sum of the exponentials."""
+    """Overwrites logits [m, n] with the attention of queries to rows among themselves; the
+    logarithm [m] of the sum of the exponentials.
+    """
     most = logits.max(axis=1, keepdims=True)
     logits -= most
     np.exp(logits, out=logits)

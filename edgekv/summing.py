@@ -1,4 +1,6 @@
-"""The summaries of a prompt's layers, from the layer in work to the store; `edgekv.summary` says what they are."""
+"""The summaries of a prompt's layers, from the layer in work to the store; `edgekv.summary` says
+what they are.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,24 @@ from edgekv.parallel import one_thread_for_products
 from edgekv.summary import Asked, Summary, Summed, look
 
 ENOUGH = 256
-"""Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do."""
+"""Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do.
+"""
 
 
 class Summing:
     """The summary rows of one prompt: made layer by layer, written when all layers are kept.
 
-    Where the rows lie on a device, a layer's summary is made by a thread while the device reads the next layer; the processor's own cores
-    have no time to spare while they read. A context manager: leaving it waits for that thread.
+    Where the rows lie on a device, a layer's summary is made by a thread while the device reads the
+    next layer; the processor's own cores have no time to spare while they read. A context manager:
+    leaving it waits for that thread.
     """
 
-    def __init__(self, merge: Summary | None, asked: Mapping[int, Asked], sink: int, window: int, aside: bool) -> None:
-        """asked: by layer, queries of an earlier prompt before RoPE; aside: the rows lie on a device."""
+    def __init__(
+        self, merge: Summary | None, asked: Mapping[int, Asked], sink: int, window: int, aside: bool
+    ) -> None:
+        """asked: by layer, queries of an earlier prompt before RoPE; aside: the rows lie on a
+        device.
+        """
         self._merge, self._sink, self._window = merge, sink, window
         self.asked = dict(asked)
         self._found: dict[int, list[Summed] | Future[list[Summed]]] = {}
@@ -41,10 +49,18 @@ class Summing:
             self._aside.shutdown(cancel_futures=True)
 
     def sum_up(
-        self, p: native.Prefill, layer: LayerStats, keep: list[NDArray[np.int32]], queries: Callable[[], Asked],
+        self,
+        p: native.Prefill,
+        layer: LayerStats,
+        keep: list[NDArray[np.int32]],
+        queries: Callable[[], Asked],
     ) -> list[NDArray[np.int32]]:
-        """The rows to keep of the layer in work, in the order to be stored. queries: those of the prompt, before RoPE."""
-        if self._merge is None or all(len(kept) == n for kept, n in zip(keep, layer.n_old + layer.n_new, strict=True)):
+        """The rows to keep of the layer in work, in the order to be stored. queries: those of the
+        prompt, before RoPE.
+        """
+        if self._merge is None or all(
+            len(kept) == n for kept, n in zip(keep, layer.n_old + layer.n_new, strict=True)
+        ):
             return keep
         try:
             if layer.n_new >= ENOUGH:
@@ -52,7 +68,9 @@ class Summing:
             if layer.il not in self.asked:
                 return keep
             asked = turned(self.asked[layer.il], p.rotation(self._merge.params.later))
-        except Unsupported:  # positions that are no plain RoPE: rows are dropped, as without a summary
+        except (
+            Unsupported
+        ):  # positions that are no plain RoPE: rows are dropped, as without a summary
             self._merge = None
             return keep
         assert layer.rows is not None
@@ -68,7 +86,9 @@ class Summing:
                 self._found[il] = found.result()
 
     def end(self, store: native.Store) -> None:
-        """The prompt is the conversation now: the rows become what was made. What a layer lost since then is not in it."""
+        """The prompt is the conversation now: the rows become what was made. What a layer lost
+        since then is not in it.
+        """
         self._wait()
         for il, found in self._found.items():
             assert not isinstance(found, Future)
@@ -81,7 +101,13 @@ def write(store: native.Store, il: int, found: list[Summed]) -> None:
     for k, head in enumerate(found):
         m = min(len(head.keys), int(length[k]) - head.first)
         if m > 0:
-            store.write(il, k, np.arange(head.first, head.first + m, dtype=np.int32), head.keys[:m], head.values[:m])
+            store.write(
+                il,
+                k,
+                np.arange(head.first, head.first + m, dtype=np.int32),
+                head.keys[:m],
+                head.values[:m],
+            )
 
 
 def turned(asked: Asked, turn: NDArray[np.float32]) -> Asked:

@@ -3,8 +3,9 @@
 
     upstream.py sdist                             path of the checked source archive
     upstream.py prepare --out DIR [--stock]       its llama.cpp, patched (or as it came), in DIR
-    upstream.py bindings --out DIR [--stock]      its Python bindings as the package edgekv.llama_cpp, in DIR
-    upstream.py build-stock --out DIR             unpatched libraries, in DIR/bin
+    upstream.py bindings --out DIR [--stock]      its Python bindings as the package
+    edgekv.llama_cpp, in DIR upstream.py build-stock --out DIR             unpatched libraries, in
+    DIR/bin
 
 Run by CMake when it configures, and by the tests. Only the standard library is used.
 The archive comes from the file that EDGEKV_SDIST names, or from pip, once. A file of the
@@ -12,6 +13,7 @@ tree is written only when its content changes, so that a build tool recompiles n
 than what a new patch or a new pin really touches. Results go to stdout, progress and
 errors (one line, exit code 2) to stderr.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -49,6 +51,7 @@ class UpstreamError(Exception):
 @dataclass(frozen=True)
 class Pin:
     """The upstream release, as patches/UPSTREAM states it."""
+
     package: str
     version: str
     archive: str
@@ -60,6 +63,7 @@ class Pin:
 @dataclass(frozen=True)
 class Patch:
     """One file of patches/series and the paths in llama.cpp that it changes."""
+
     name: str
     path: Path
     sha256: str
@@ -69,16 +73,22 @@ class Patch:
 def read_pin() -> Pin:
     """Read patches/UPSTREAM: `key = value` lines."""
     lines = (PATCHES / "UPSTREAM").read_text(encoding="utf-8").splitlines()
-    fields = dict(re.split(r"\s*=\s*", line.strip(), maxsplit=1)
-                  for line in lines if line.strip() and not line.startswith("#"))
+    fields = dict(
+        re.split(r"\s*=\s*", line.strip(), maxsplit=1)
+        for line in lines
+        if line.strip() and not line.startswith("#")
+    )
     return Pin(**{**fields, "n_bytes": int(fields["n_bytes"])})
 
 
 def read_series() -> list[Patch]:
     """Read patches/series and the patches it lists, in order."""
     lines = (PATCHES / "series").read_text(encoding="utf-8").splitlines()
-    return [read_patch(name) for name in (line.strip() for line in lines)
-            if name and not name.startswith("#")]
+    return [
+        read_patch(name)
+        for name in (line.strip() for line in lines)
+        if name and not name.startswith("#")
+    ]
 
 
 def read_patch(name: str) -> Patch:
@@ -137,16 +147,33 @@ def download_sdist(pin: Pin, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary",
-             pin.package, "--dest", folder, f"{pin.package}=={pin.version}"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--no-binary",
+                pin.package,
+                "--dest",
+                folder,
+                f"{pin.package}=={pin.version}",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         fetched = Path(folder) / pin.archive
         if done.returncode or not fetched.is_file():
             raise UpstreamError(
                 f"pip could not fetch {pin.package} {pin.version} ({last_error(done.stdout)}); "
-                f"without a network, set EDGEKV_SDIST to a copy of {pin.archive}")
+                f"without a network, set EDGEKV_SDIST to a copy of {pin.archive}"
+            )
         if fault := sdist_fault(fetched, pin):
-            raise UpstreamError(f"refused: the fetched {pin.archive} is not the pinned one: {fault}")
+            raise UpstreamError(
+                f"refused: the fetched {pin.archive} is not the pinned one: {fault}"
+            )
         os.replace(fetched, path)
 
 
@@ -168,7 +195,9 @@ def read_archive(sdist: Path, pin: Pin) -> dict[str, bytes]:
             if path not in FILES and path.partition("/")[0] not in FOLDERS:
                 continue
             if not member.isfile() or member.size > MAX_FILE_BYTES:
-                raise UpstreamError(f"refused: {path} in {pin.archive} is no plain file of a sane size")
+                raise UpstreamError(
+                    f"refused: {path} in {pin.archive} is no plain file of a sane size"
+                )
             file = archive.extractfile(member)
             assert file is not None
             tree[safe_path(path)] = file.read()
@@ -194,30 +223,54 @@ def read_bindings(sdist: Path, pin: Pin) -> dict[str, bytes]:
 
 def as_submodule(source: str) -> str:
     """Rewrite the imports of one module of `llama_cpp` for the package `edgekv.llama_cpp`."""
-    source = re.sub(r"^( *)import llama_cpp$", r"\1import edgekv.llama_cpp as llama_cpp", source, flags=re.M)
-    source = re.sub(r"^( *)import llama_cpp\.(\w+)$",
-                    r"\1import edgekv.llama_cpp as llama_cpp, edgekv.llama_cpp.\2", source, flags=re.M)
-    source = re.sub(r"^( *)(import|from) llama_cpp\.", r"\1\2 edgekv.llama_cpp.", source, flags=re.M)
+    source = re.sub(
+        r"^( *)import llama_cpp$", r"\1import edgekv.llama_cpp as llama_cpp", source, flags=re.M
+    )
+    source = re.sub(
+        r"^( *)import llama_cpp\.(\w+)$",
+        r"\1import edgekv.llama_cpp as llama_cpp, edgekv.llama_cpp.\2",
+        source,
+        flags=re.M,
+    )
+    source = re.sub(
+        r"^( *)(import|from) llama_cpp\.", r"\1\2 edgekv.llama_cpp.", source, flags=re.M
+    )
     # They send file descriptors 1 and 2 to /dev/null meanwhile, which silences other threads.
-    source = re.sub(r"suppress_stdout_stderr\(disable=\w[\w.]*\)", "suppress_stdout_stderr(disable=True)", source)
-    return source.replace("_lib = load_shared_library(_lib_base_name, _base_path)",
-                          "from edgekv.library import open_llama\n\n_lib = open_llama()")
+    source = re.sub(
+        r"suppress_stdout_stderr\(disable=\w[\w.]*\)",
+        "suppress_stdout_stderr(disable=True)",
+        source,
+    )
+    return source.replace(
+        "_lib = load_shared_library(_lib_base_name, _base_path)",
+        "from edgekv.library import open_llama\n\n_lib = open_llama()",
+    )
 
 
 def prepare_bindings(out: Path, stock: bool) -> None:
-    """Make `out` the package edgekv.llama_cpp (`stock`: llama_cpp, as it came); do nothing if it is."""
+    """Make `out` the package edgekv.llama_cpp (`stock`: llama_cpp, as it came); do nothing if it
+    is.
+    """
     pin = read_pin()
-    rules = Path(__file__).read_bytes() + b"".join(path.read_bytes() for path in sorted(OVERLAY.glob("*.py")))
+    rules = Path(__file__).read_bytes() + b"".join(
+        path.read_bytes() for path in sorted(OVERLAY.glob("*.py"))
+    )
     stamp = {"sha256": pin.sha256, "rules": sha256(rules), "stock": stock}
     if read_stamp(out) == stamp:
         return
     shutil.rmtree(out, ignore_errors=True)
-    files = {name: data for name, data in read_bindings(find_sdist(pin), pin).items() if name not in LEFT_OUT}
+    files = {
+        name: data
+        for name, data in read_bindings(find_sdist(pin), pin).items()
+        if name not in LEFT_OUT
+    }
     for name, data in files.items():
         if name.endswith(".py") and not stock:
             text = as_submodule(data.decode("utf-8"))
             if name == "llama_cpp.py" and "open_llama()" not in text:
-                raise UpstreamError(f"{name} of {pin.package} loads its library in another way; adapt as_submodule")
+                raise UpstreamError(
+                    f"{name} of {pin.package} loads its library in another way; adapt as_submodule"
+                )
             data = text.encode()
         write(out / name, data)
     for path in () if stock else OVERLAY.glob("*.py"):
@@ -225,7 +278,9 @@ def prepare_bindings(out: Path, stock: bool) -> None:
     write(out / STAMP, json.dumps(stamp).encode())
 
 
-def apply_patches(patches: list[Patch], tree: dict[str, bytes], pin: Pin) -> dict[str, bytes | None]:
+def apply_patches(
+    patches: list[Patch], tree: dict[str, bytes], pin: Pin
+) -> dict[str, bytes | None]:
     """Return what the patches make of the files they touch; None for a file they delete."""
     touched = sorted({path for patch in patches for path in patch.paths})
     with tempfile.TemporaryDirectory() as name:
@@ -238,7 +293,9 @@ def apply_patches(patches: list[Patch], tree: dict[str, bytes], pin: Pin) -> dic
             apply_patch(patch, folder, pin)
             for path, old in zip(patch.paths, before):
                 if content(folder / path) == old:
-                    raise UpstreamError(f"patches/{patch.name} left {path} as it was; nothing was changed")
+                    raise UpstreamError(
+                        f"patches/{patch.name} left {path} as it was; nothing was changed"
+                    )
         return {path: content(folder / path) for path in touched}
 
 
@@ -248,22 +305,41 @@ def apply_patch(patch: Patch, folder: Path, pin: Pin) -> None:
     # Inside another work tree `git apply` skips every file without a word.
     env["GIT_CEILING_DIRECTORIES"] = str(folder.parent)
     if git := shutil.which("git"):
-        command = [git, "-c", "core.autocrlf=false", "apply", "-p1", "--whitespace=nowarn", str(patch.path)]
+        command = [
+            git,
+            "-c",
+            "core.autocrlf=false",
+            "apply",
+            "-p1",
+            "--whitespace=nowarn",
+            str(patch.path),
+        ]
     elif tool := shutil.which("patch"):
         command = [tool, "-p1", "--fuzz=0", "--batch", "--silent", "-i", str(patch.path)]
     else:
         raise UpstreamError("neither git nor patch is installed; install one of them")
-    done = subprocess.run(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     if done.returncode:
         reason = next(iter(done.stdout.strip().splitlines()), "no message")
-        raise UpstreamError(f"patches/{patch.name} does not apply to llama.cpp {pin.commit}: {reason}")
+        raise UpstreamError(
+            f"patches/{patch.name} does not apply to llama.cpp {pin.commit}: {reason}"
+        )
 
 
 def prepare(out: Path, stock: bool) -> None:
-    """Make `out` the pinned llama.cpp with the patches (without, if `stock`); do nothing if it is."""
+    """Make `out` the pinned llama.cpp with the patches (without, if `stock`); do nothing if it
+    is.
+    """
     pin, patches = read_pin(), [] if stock else read_series()
-    stamp = {"package": pin.package, "version": pin.version, "sha256": pin.sha256, "commit": pin.commit,
-             "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches]}
+    stamp = {
+        "package": pin.package,
+        "version": pin.version,
+        "sha256": pin.sha256,
+        "commit": pin.commit,
+        "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
+    }
     old = read_stamp(out)
     if {key: old.get(key) for key in stamp} == stamp:
         return
@@ -286,14 +362,19 @@ def prepare(out: Path, stock: bool) -> None:
     say(f"llama.cpp {pin.commit} with {len(patches)} patches: {n_written} files written")
 
 
-def refuse_hand_edits(out: Path, pristine: dict[str, bytes], patched: dict[str, bytes | None],
-                      digests: dict[str, str]) -> None:
+def refuse_hand_edits(
+    out: Path, pristine: dict[str, bytes], patched: dict[str, bytes | None], digests: dict[str, str]
+) -> None:
     """Raise before a change is lost that somebody made in the tree and put into no patch."""
     for path in sorted({*pristine, *patched, *digests}):
         now = content(out / path)
-        expected = {sha256(data) for data in (pristine.get(path), patched.get(path)) if data is not None}
+        expected = {
+            sha256(data) for data in (pristine.get(path), patched.get(path)) if data is not None
+        }
         if now is not None and sha256(now) not in expected | {digests.get(path)}:
-            raise UpstreamError(f"{out / path} was edited by hand; put the edit into a patch or delete the file")
+            raise UpstreamError(
+                f"{out / path} was edited by hand; put the edit into a patch or delete the file"
+            )
 
 
 def read_stamp(folder: Path) -> dict:
@@ -334,7 +415,11 @@ def build_stock(out: Path) -> Path:
     prepare(source, stock=True)
     prepare_bindings(out / "bindings" / "llama_cpp", stock=False)
     cmake_args = os.environ.get("CMAKE_ARGS", "")
-    stamp = {"source": read_stamp(source)["sha256"], "options": sha256(compiled), "cmake_args": cmake_args}
+    stamp = {
+        "source": read_stamp(source)["sha256"],
+        "options": sha256(compiled),
+        "cmake_args": cmake_args,
+    }
     if read_stamp(out) == stamp:
         return out / "bin"
     cmake, ninja = shutil.which("cmake"), shutil.which("ninja")
@@ -342,17 +427,42 @@ def build_stock(out: Path) -> Path:
         raise UpstreamError("cmake is not installed; install it (pip install cmake ninja)")
     say("building the unpatched libraries: some minutes, once")
     (out / "CMakeCache.txt").unlink(missing_ok=True)
-    run([cmake, "-C", str(options), "-S", str(source), "-B", str(out), *(["-G", "Ninja"] if ninja else []),
-         "-DCMAKE_BUILD_TYPE=Release", *shlex.split(cmake_args)])
-    run([cmake, "--build", str(out), "--config", "Release", "--parallel", str(os.cpu_count() or 1),
-         "--target", "llama"])
+    run(
+        [
+            cmake,
+            "-C",
+            str(options),
+            "-S",
+            str(source),
+            "-B",
+            str(out),
+            *(["-G", "Ninja"] if ninja else []),
+            "-DCMAKE_BUILD_TYPE=Release",
+            *shlex.split(cmake_args),
+        ]
+    )
+    run(
+        [
+            cmake,
+            "--build",
+            str(out),
+            "--config",
+            "Release",
+            "--parallel",
+            str(os.cpu_count() or 1),
+            "--target",
+            "llama",
+        ]
+    )
     write(out / STAMP, json.dumps(stamp).encode())
     return out / "bin"
 
 
 def run(command: list[str]) -> None:
     if code := subprocess.run(command, stdout=sys.stderr).returncode:
-        raise UpstreamError(f"{' '.join(command[:2])} failed with exit code {code}; its messages are above")
+        raise UpstreamError(
+            f"{' '.join(command[:2])} failed with exit code {code}; its messages are above"
+        )
 
 
 def say(text: str) -> None:
@@ -360,14 +470,18 @@ def say(text: str) -> None:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Fetch, check, unpack and patch the pinned llama.cpp.")
+    parser = argparse.ArgumentParser(
+        description="Fetch, check, unpack and patch the pinned llama.cpp."
+    )
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("sdist", help="print the path of the checked source archive")
     tree = verbs.add_parser("prepare", help="make a folder the patched llama.cpp")
     bindings = verbs.add_parser("bindings", help="make a folder the package edgekv.llama_cpp")
     for verb in (tree, bindings):
         verb.add_argument("--stock", action="store_true", help="leave our changes out")
-    libraries = verbs.add_parser("build-stock", help="build the unpatched libraries and print their folder")
+    libraries = verbs.add_parser(
+        "build-stock", help="build the unpatched libraries and print their folder"
+    )
     for verb in (tree, bindings, libraries):
         verb.add_argument("--out", type=Path, required=True, metavar="DIR")
     return parser.parse_args(argv)

@@ -14,23 +14,53 @@ from tests.lib import ROOT, building
 
 
 def run(*command: object, timeout: float = 600, **env: str) -> str:
-    """Standard output of a program that succeeds; its last lines are the failure's message otherwise."""
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                          timeout=timeout, env={**os.environ, **env})
-    assert done.returncode == 0, f"{Path(str(command[0])).name} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    """Standard output of a program that succeeds; its last lines are the failure's message
+    otherwise.
+    """
+    done = subprocess.run(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        env={**os.environ, **env},
+    )
+    assert done.returncode == 0, (
+        f"{Path(str(command[0])).name} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    )
     return done.stdout
 
 
 def build(folder: Path, *options: str, targets: tuple[str, ...]) -> None:
-    """Build targets of the project into `folder`, which stays, so that only the first time takes minutes. Needs cmake."""
-    command = ["cmake", "-S", ROOT, "-B", folder, *options, f"-DPython3_EXECUTABLE={sys.executable}"]
+    """Build targets of the project into `folder`, which stays, so that only the first time takes
+    minutes. Needs cmake.
+    """
+    command = [
+        "cmake",
+        "-S",
+        ROOT,
+        "-B",
+        folder,
+        *options,
+        f"-DPython3_EXECUTABLE={sys.executable}",
+    ]
     if shutil.which("ninja"):
         command += ["-G", "Ninja"]
     if shutil.which("ccache"):
         command += [f"-DCMAKE_{language}_COMPILER_LAUNCHER=ccache" for language in ("C", "CXX")]
     with building():
         run(*command)
-        run("cmake", "--build", folder, "--parallel", os.cpu_count() or 1, "--target", *targets, timeout=3000)
+        run(
+            "cmake",
+            "--build",
+            folder,
+            "--parallel",
+            os.cpu_count() or 1,
+            "--target",
+            *targets,
+            timeout=3000,
+        )
 
 
 def absent(why: str) -> None:

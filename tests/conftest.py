@@ -1,4 +1,6 @@
-"""Fixtures: tiny models, the demo model, the unpatched library, and the one error measure of all comparisons."""
+"""Fixtures: tiny models, the demo model, the unpatched library, and the one error measure of all
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,12 @@ from hypothesis import settings
 from edgekv.library import lib_dir
 from tests import lib, models
 
-# Children that start in the checkout import its package, which has no libraries: they get those of the installed one.
+# Children that start in the checkout import its package, which has no libraries: they get those of
+# the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
-settings.register_profile("shared", deadline=None)  # of an example: other processes may have the core
+settings.register_profile(
+    "shared", deadline=None
+)  # of an example: other processes may have the core
 settings.load_profile("shared")
 # Tests run beside each other: threads that wait must not keep a core busy.
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -35,7 +40,9 @@ def text() -> Callable[..., tuple[int, ...]]:
     """text(n, seed=0): n token ids of a tiny model's vocabulary, without its special tokens."""
 
     def tokens(n: int, seed: int = 0) -> tuple[int, ...]:
-        return tuple(np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist())
+        return tuple(
+            np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist()
+        )
 
     return tokens
 

@@ -1,4 +1,6 @@
-"""Headers of cuBLAS, which ggml-cuda includes: the toolkit's, or those of PyPI's nvidia-cublas, fetched once for the CUDA that nvcc has."""
+"""Headers of cuBLAS, which ggml-cuda includes: the toolkit's, or those of PyPI's nvidia-cublas,
+fetched once for the CUDA that nvcc has.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ def folder() -> Path:
         pytest.skip("nvcc is missing")
     fetched = ROOT / "build" / f"cublas-{major(nvcc)}"
     named = os.environ.get("EDGEKV_CUBLAS")
-    places = [*([Path(named)] if named else []), Path(nvcc).resolve().parent.parent / "include",
-              *Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include"), fetched]
+    places = [
+        *([Path(named)] if named else []),
+        Path(nvcc).resolve().parent.parent / "include",
+        *Path(sysconfig.get_paths()["purelib"]).glob("nvidia/*/include"),
+        fetched,
+    ]
     with building():
         if not any((place / HEADER).exists() for place in places):
             fetch(major(nvcc), fetched)
@@ -40,19 +46,41 @@ def major(nvcc: str) -> int:
 
 
 def fetch(version: int, to: Path) -> None:
-    """The headers out of pip's wheel of cuBLAS for this CUDA; its libraries, most of half a GB, do not stay. Skips if pip cannot get it."""
+    """The headers out of pip's wheel of cuBLAS for this CUDA; its libraries, most of half a GB, do
+    not stay. Skips if pip cannot get it.
+    """
     package = f"nvidia-cublas=={version}.*" if version >= 13 else f"nvidia-cublas-cu{version}"
     to.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent) as scratch:
-        words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary=:all:", "--retries", "1", "--dest", scratch]
+        words = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--no-cache-dir",
+            "--only-binary=:all:",
+            "--retries",
+            "1",
+            "--dest",
+            scratch,
+        ]
         try:
             done = subprocess.run([*words, package], capture_output=True, text=True, timeout=900)
-            why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1] if done.returncode else ""
+            why = (
+                (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+                if done.returncode
+                else ""
+            )
         except subprocess.TimeoutExpired:
             why = "it took more than 15 minutes"
         wheel = next(Path(scratch).glob("*.whl"), None)
         if why or not wheel:
-            pytest.skip(f"{HEADER} is missing, and pip cannot get {package} ({why}): name its folder in EDGEKV_CUBLAS")
+            pytest.skip(
+                f"{HEADER} is missing, and pip cannot get {package} ({why}): name its folder in"
+                " EDGEKV_CUBLAS"
+            )
         headers = Path(scratch) / "include"
         headers.mkdir()
         with ZipFile(wheel) as files:

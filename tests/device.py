@@ -1,8 +1,9 @@
-"""One model on the CPU and on the test device of native/tests/cuda/fake-device.cpp, in a process of its own: a backend once loaded stays.
+"""One model on the CPU and on the test device of native/tests/cuda/fake-device.cpp, in a process of
+its own: a backend once loaded stays.
 
-`python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device"}, and writes what came out as JSON; with
-"fails" what a device that fails leads to. "hidden": where hidden states wait.
-Without a device it is the GPU that the library was built for.
+`python -m tests.device` reads one job as JSON from standard input, {"model", "kind", "device"}, and
+writes what came out as JSON; with "fails" what a device that fails leads to. "hidden": where hidden
+states wait. Without a device it is the GPU that the library was built for.
 """
 
 from __future__ import annotations
@@ -41,9 +42,15 @@ def tokens(n: int, seed: int) -> list[int]:
 
 
 def ragged(path: Path, kind: str, method: str, **options: Any) -> np.ndarray:
-    """Logits of a conversation over heads of different length: a prompt, single tokens, some at once, a turn, single tokens."""
+    """Logits of a conversation over heads of different length: a prompt, single tokens, some at
+    once, a turn, single tokens.
+    """
     llm = load(path, kind, kv_ratio=0.3, kv_method=method, **options)
-    llm.kv_set(budget=np.random.default_rng(0).integers(40, 300, llm.kv_stats().kept.shape).astype(np.int32))
+    llm.kv_set(
+        budget=np.random.default_rng(0)
+        .integers(40, 300, llm.kv_stats().kept.shape)
+        .astype(np.int32)
+    )
     first = read(llm, tokens(N_PROMPT, 0), tokens(4, 1))
     llm.eval(tokens(10, 2))
     llm.eval(tokens(200, 3))
@@ -61,17 +68,23 @@ def kept(path: Path, kind: str, method: str, **options: Any) -> list[set[int]]:
 
 
 def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits [4, n_vocab] behind a conversation that went on undisturbed, after turns that were cancelled at several points, and after it was saved
-    and loaded into another context. Summary rows are in it: they are written when the prompt has ended."""
+    """Logits [4, n_vocab] behind a conversation that went on undisturbed, after turns that were
+    cancelled at several points, and after it was saved and loaded into another context. Summary
+    rows are in it: they are written when the prompt has ended.
+    """
     from edgekv.errors import Cancelled
 
-    first, *others = (load(path, kind, kv_ratio=0.3, kv_method=DRAWN[-1], **options) for _ in range(3))
+    first, *others = (
+        load(path, kind, kv_ratio=0.3, kv_method=DRAWN[-1], **options) for _ in range(3)
+    )
     for llm in (first, others[0]):
         llm.eval(tokens(N_PROMPT, 0))
         llm.eval(tokens(5, 1))
     cancelled, loaded = others
     for at in (0.0, 0.3, 0.9):
-        cancelled.kv_progress = lambda done, total: cancelled.kv_cancel() if done >= at * total else None
+        cancelled.kv_progress = lambda done, total, at=at: (
+            cancelled.kv_cancel() if done >= at * total else None
+        )
         try:
             cancelled.eval(tokens(400, 2))
             raise AssertionError(f"at {at:g} of a turn nothing was cancelled")
@@ -85,10 +98,14 @@ def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.n
 
 
 def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[str]:
-    """What reading a prompt says when the device does not compute its first graph, its second, ..., until there are no more; "": nothing."""
+    """What reading a prompt says when the device does not compute its first graph, its second, ...,
+    until there are no more; "": nothing.
+    """
     from edgekv.errors import EdgeKVError
 
-    load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options).eval(tokens(N_PROMPT, 0))  # its kernels are tried
+    load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options).eval(
+        tokens(N_PROMPT, 0)
+    )  # its kernels are tried
     said: list[str] = []
     while True:
         llm = load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options)
@@ -104,10 +121,12 @@ def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[
 
 
 def failing_tokens(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> dict[str, Any]:
-    """A token that is decoded while the device fails at its first graph or call, its second, ..., until there are no more.
+    """A token that is decoded while the device fails at its first graph or call, its second, ...,
+    until there are no more.
 
-    said: what each failure said; "": nothing. same: whether the conversation was as before each time, and went on as if nothing had been.
-    Metal's backend computes nothing more once something has failed.
+    said: what each failure said; "": nothing. same: whether the conversation was as before each
+    time, and went on as if nothing had been. Metal's backend computes nothing more once something
+    has failed.
     """
     from edgekv import state
     from edgekv.errors import EdgeKVError
@@ -138,7 +157,10 @@ def failing_tokens(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -
             return {"said": said, "same": bool(np.all(same))}
         said.append(what)
         if what:
-            same.append(llm.n_tokens == N_PROMPT and all(map(np.array_equal, sum(positions(llm), []), sum(rows, []))))
+            same.append(
+                llm.n_tokens == N_PROMPT
+                and all(map(np.array_equal, sum(positions(llm), []), sum(rows, [])))
+            )
             same.append(not goes_on or np.array_equal(feed(llm, [token, *after]), expected))
 
 
@@ -150,16 +172,23 @@ def load_device(device: str) -> ctypes.CDLL:
 
 
 def kernel_calls() -> dict[str, int] | None:
-    """How often each kernel of ours was queued on CUDA devices; None where the first device has none that were compiled for it."""
+    """How often each kernel of ours was queued on CUDA devices; None where the first device has
+    none that were compiled for it.
+    """
     lib = {name: ctypes.CDLL(str(library_path(name))) for name in ("ggml", "ggml-base")}
     lib["ggml"].ggml_backend_dev_by_type.restype = ctypes.c_void_p
     device = lib["ggml"].ggml_backend_dev_by_type(GPU)
     if not device:
         return None
-    registry, function = lib["ggml-base"].ggml_backend_dev_backend_reg, lib["ggml-base"].ggml_backend_reg_get_proc_address
+    registry, function = (
+        lib["ggml-base"].ggml_backend_dev_backend_reg,
+        lib["ggml-base"].ggml_backend_reg_get_proc_address,
+    )
     registry.restype, registry.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
-    ready, calls = (function(registry(device), name) for name in (b"edgekv_cuda_ready", b"edgekv_cuda_calls"))
+    ready, calls = (
+        function(registry(device), name) for name in (b"edgekv_cuda_ready", b"edgekv_cuda_calls")
+    )
     if not calls or (ready and not ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(ready)(device)):
         return None
     count = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p)(calls)
@@ -173,8 +202,13 @@ def main() -> None:
         run = failing_tokens if job["fails"] == "tokens" else failing
         print(json.dumps(run(path, kind, load_device(job["device"]), n_gpu_layers=99)))
         return
-    os.environ["EDGEKV_ATTEND"] = "graph"  # a prompt goes through the same upstream attention as on a device
-    expected, expected_rows = {method: ragged(path, kind, method) for method in DRAWN}, {method: kept(path, kind, method) for method in METHODS}
+    os.environ["EDGEKV_ATTEND"] = (
+        "graph"  # a prompt goes through the same upstream attention as on a device
+    )
+    expected, expected_rows = (
+        {method: ragged(path, kind, method) for method in DRAWN},
+        {method: kept(path, kind, method) for method in METHODS},
+    )
     del os.environ["EDGEKV_ATTEND"]
     device = load_device(job["device"]) if job["device"] else None
     there = {"n_gpu_layers": 99, "kv_hidden": job.get("hidden", "f32")}
@@ -187,17 +221,39 @@ def main() -> None:
     calls = kernel_calls()
     result = {
         "nmse": {m: nmse(got[m], expected[m]) for m in DRAWN},
-        "same": {m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m])) / sum(map(len, expected_rows[m])) for m in METHODS},
+        "same": {
+            m: sum(len(a & b) for a, b in zip(rows[m], expected_rows[m]))
+            / sum(map(len, expected_rows[m]))
+            for m in METHODS
+        },
         "calls": calls and {verb: calls[verb] - tried[verb] for verb in VERBS},
         "n_ours": device.fake_device_n_ours() if device else None,
         "n_merges": device.fake_device_n_merges() if device else None,
-        "n_attends": device.fake_metal_n_attends() if hasattr(device, "fake_metal_n_attends") else None,
-        "n_foretold": device.fake_device_n_foretold() if hasattr(device, "fake_device_n_foretold") else None,
-        "n_graphs": [device.fake_device_n_graphs(on) for on in (True, False)] if hasattr(device, "fake_device_n_graphs") else None,
-        "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4) if hasattr(device, "fake_device_n_pinned") else None,
+        "n_attends": device.fake_metal_n_attends()
+        if hasattr(device, "fake_metal_n_attends")
+        else None,
+        "n_foretold": device.fake_device_n_foretold()
+        if hasattr(device, "fake_device_n_foretold")
+        else None,
+        "n_graphs": [device.fake_device_n_graphs(on) for on in (True, False)]
+        if hasattr(device, "fake_device_n_graphs")
+        else None,
+        "n_pinned": device.fake_device_n_pinned(N_PROMPT * load(path, kind).n_embd() * 4)
+        if hasattr(device, "fake_device_n_pinned")
+        else None,
     }
     undisturbed, cancelled, loaded = interrupted(path, kind, **there)  # after what is counted
-    print(json.dumps({**result, "harm": {"cancelled": nmse(cancelled, undisturbed), "loaded": nmse(loaded, undisturbed)}}))
+    print(
+        json.dumps(
+            {
+                **result,
+                "harm": {
+                    "cancelled": nmse(cancelled, undisturbed),
+                    "loaded": nmse(loaded, undisturbed),
+                },
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

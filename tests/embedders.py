@@ -11,8 +11,10 @@ import numpy as np
 from tests import models
 
 N_BUCKETS = 8
-SHAPES = {name: replace(models.SHAPES["llama-mha"], arch=name, n_layer=2)
-          for name in ("llama-embed", "t5", "t5encoder")}
+SHAPES = {
+    name: replace(models.SHAPES["llama-mha"], arch=name, n_layer=2)
+    for name in ("llama-embed", "t5", "t5encoder")
+}
 
 
 def write(name: str, folder: Path) -> Path:
@@ -41,9 +43,11 @@ def _t5(name: str) -> list[tuple[str, np.ndarray]]:
         return (rng.standard_normal((n_out, n_in)) / np.sqrt(n_in)).astype(np.float32)
 
     def attention(prefix: str) -> list[tuple[str, np.ndarray]]:
-        return [(f"{prefix}_norm.weight", np.ones(n, np.float32)),
-                *((f"{prefix}_{part}.weight", matrix(n_qkv, n)) for part in "qkv"),
-                (f"{prefix}_o.weight", matrix(n, n_qkv))]
+        return [
+            (f"{prefix}_norm.weight", np.ones(n, np.float32)),
+            *((f"{prefix}_{part}.weight", matrix(n_qkv, n)) for part in "qkv"),
+            (f"{prefix}_o.weight", matrix(n, n_qkv)),
+        ]
 
     found = [("token_embd.weight", matrix(models.N_VOCAB, n))]
     for side in ("enc", "dec") if name == "t5" else ("enc",):
@@ -54,7 +58,9 @@ def _t5(name: str) -> list[tuple[str, np.ndarray]]:
             found.append((f"{block}.attn_rel_b.weight", matrix(N_BUCKETS, shape.n_head)))
             if side == "dec":
                 found += attention(f"{block}.cross_attn")
-            found += [(f"{block}.ffn_norm.weight", np.ones(n, np.float32)),
-                      (f"{block}.ffn_up.weight", matrix(shape.n_ff, n)),
-                      (f"{block}.ffn_down.weight", matrix(n, shape.n_ff))]
+            found += [
+                (f"{block}.ffn_norm.weight", np.ones(n, np.float32)),
+                (f"{block}.ffn_up.weight", matrix(shape.n_ff, n)),
+                (f"{block}.ffn_down.weight", matrix(n, shape.n_ff)),
+            ]
     return found

@@ -14,10 +14,22 @@ from tests import lib
 from tests.reference.model import Reference
 
 TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
-MAX_NMSE = {"f16": 1e-6, "bf16": 1e-4, "q8_0": 1e-3, "q5_1": 1e-3, "q5_0": 1e-3, "q4_1": 1e-3, "q4_0": 1e-3}
-"""Of the engine against the reference that stores its rows likewise: a rounding that falls the other way is all there is."""
+MAX_NMSE = {
+    "f16": 1e-6,
+    "bf16": 1e-4,
+    "q8_0": 1e-3,
+    "q5_1": 1e-3,
+    "q5_0": 1e-3,
+    "q4_1": 1e-3,
+    "q4_0": 1e-3,
+}
+"""Of the engine against the reference that stores its rows likewise: a rounding that falls the
+other way is all there is.
+"""
 SHARED: dict[str, Any] = dict(n_ctx=2048, n_batch=512, n_ubatch=256, n_threads=1)
-"""Of the library jobs and of `load`: more chunks than one, the last one short; one thread, because tiny models gain from no more."""
+"""Of the library jobs and of `load`: more chunks than one, the last one short; one thread, because
+tiny models gain from no more.
+"""
 
 
 def per_f16(kind: str, d_head: int = 64, alibi: bool = False) -> Fraction:
@@ -40,30 +52,63 @@ def share(part: float, kind: str) -> float:
 
 
 def load(path: Path, kind: str = "f16", **options: Any) -> Any:
-    """An `edgekv.Llama` on one tiny model with the tests' defaults. kind: cache type of K and V, or "K,V"."""
+    """An `edgekv.Llama` on one tiny model with the tests' defaults. kind: cache type of K and V, or
+    "K,V".
+    """
     from edgekv import Llama
 
     type_k, type_v = (kind.split(",") * 2)[:2]
-    options = {**SHARED, "flash_attn": True, "verbose": False, "kv_min_tokens": 1, "kv_method": "snapkv", **options}
+    options = {
+        **SHARED,
+        "flash_attn": True,
+        "verbose": False,
+        "kv_min_tokens": 1,
+        "kv_method": "snapkv",
+        **options,
+    }
     options.setdefault("n_threads_batch", options["n_threads"])
     return Llama(str(path), type_k=TYPES[type_k], type_v=TYPES[type_v], **options)
 
 
 def random_profile(model: Path, to: Path, pairs: str = "neighbours") -> np.ndarray:
-    """Write a profile with the same share for every head and random maps for kvzap; returns the maps, float32 [n_layer, n_head_kv, n_weights]."""
+    """Write a profile with the same share for every head and random maps for kvzap; returns the
+    maps, float32 [n_layer, n_head_kv, n_weights].
+    """
     from edgekv import profiles
     from edgekv.methods.kvzap import Surrogate, n_features
 
     identity = profiles.identify(str(model))
     shape = (identity.n_layer, max(identity.n_head_kv))
-    maps = np.random.default_rng(2).standard_normal((*shape, n_features(identity.d_head_k, identity.d_head_v) + 1)).astype(np.float32)
-    profiles.write(profiles.Profile(identity, "probe", (0.3,), np.full((1, *shape), 0.3, np.float32), surrogate=Surrogate(maps, pairs)), to)
+    maps = (
+        np.random.default_rng(2)
+        .standard_normal((*shape, n_features(identity.d_head_k, identity.d_head_v) + 1))
+        .astype(np.float32)
+    )
+    profiles.write(
+        profiles.Profile(
+            identity,
+            "probe",
+            (0.3,),
+            np.full((1, *shape), 0.3, np.float32),
+            surrogate=Surrogate(maps, pairs),
+        ),
+        to,
+    )
     return maps
 
 
-def job(path: Path, kind: str, tokens: Sequence[int], decode: Sequence[int], **options: Any) -> lib.Job:
+def job(
+    path: Path, kind: str, tokens: Sequence[int], decode: Sequence[int], **options: Any
+) -> lib.Job:
     """The same for the unpatched library."""
-    return lib.Job(str(path), tuple(tokens), tuple(decode), type_k=TYPES[kind], type_v=TYPES[kind], **{**SHARED, **options})
+    return lib.Job(
+        str(path),
+        tuple(tokens),
+        tuple(decode),
+        type_k=TYPES[kind],
+        type_v=TYPES[kind],
+        **{**SHARED, **options},
+    )
 
 
 def logits(llm: Any) -> np.ndarray:
@@ -83,16 +128,23 @@ def feed(llm: Any, tokens: Sequence[int]) -> np.ndarray:
 def read(llm: Any, prompt: Sequence[int], decode: Sequence[int]) -> np.ndarray:
     """Logits [1 + n_decode, n_vocab]: after the prompt, then after each decoded token."""
     llm.eval(list(prompt))
-    return np.concatenate([logits(llm)[None], feed(llm, decode)]) if len(decode) else logits(llm)[None]
+    return (
+        np.concatenate([logits(llm)[None], feed(llm, decode)]) if len(decode) else logits(llm)[None]
+    )
 
 
 def positions(llm: Any) -> list[list[np.ndarray]]:
     """Token indices that attention reads, per layer and KV head, in the order of the store."""
     store = llm._kv.store
-    return [[store.positions(il, k) for k in range(info.n_head_kv)] for il, info in enumerate(store.layers)]
+    return [
+        [store.positions(il, k) for k in range(info.n_head_kv)]
+        for il, info in enumerate(store.layers)
+    ]
 
 
 def evict_likewise(reference: Reference, llm: Any) -> None:
-    """Let the reference see the rows that the engine kept. Its sliding-window layers mask by themselves."""
+    """Let the reference see the rows that the engine kept. Its sliding-window layers mask by
+    themselves.
+    """
     rows = positions(llm)
     reference.keep([[] if reference.weights.swa[il] else heads for il, heads in enumerate(rows)])

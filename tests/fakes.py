@@ -1,4 +1,6 @@
-"""A model at the public seam: `edgekv.Llama` as the commands see it, without a library. A word is a token."""
+"""A model at the public seam: `edgekv.Llama` as the commands see it, without a library. A word is a
+token.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,24 @@ TEMPLATE = "{{ messages }}"
 
 
 class FakeLlama:
-    """Answers with the last message's words in capitals. `step_s`: seconds of each step, for tests of Ctrl-C."""
+    """Answers with the last message's words in capitals. `step_s`: seconds of each step, for tests
+    of Ctrl-C.
+    """
 
-    def __init__(self, n_ctx: int = 1000, ratio: float = 1.0, method: str = "snapkv", step_s: float = 0.0) -> None:
+    def __init__(
+        self, n_ctx: int = 1000, ratio: float = 1.0, method: str = "snapkv", step_s: float = 0.0
+    ) -> None:
         self._n_ctx, self._ratio, self._method, self.step_s = n_ctx, ratio, method, step_s
         self.kv_progress: Callable[[int, int], None] | None = None
         self.seen: list[str] = []
         self.calls: list[dict[str, Any]] = []
         self.mode, self.note = "layers", ""
         self.n_evaluated = 0
-        self.metadata = {"general.architecture": "fake", "fake.context_length": "1000", "tokenizer.chat_template": TEMPLATE}
+        self.metadata = {
+            "general.architecture": "fake",
+            "fake.context_length": "1000",
+            "tokenizer.chat_template": TEMPLATE,
+        }
         self.template_error = ""
         self.n_bytes_checkpoints = self.n_bytes_reserved = 0
         self.n_bytes_limit: int | None = None
@@ -46,7 +56,9 @@ class FakeLlama:
     def reset(self) -> None:
         self.seen = []
 
-    def kv_set(self, ratio: float | None = None, budget: int | None = None, method: str | None = None) -> None:
+    def kv_set(
+        self, ratio: float | None = None, budget: int | None = None, method: str | None = None
+    ) -> None:
         self._ratio = self._ratio if ratio is None else ratio
 
     def kv_cancel(self, cancel: bool = True) -> None:
@@ -56,10 +68,22 @@ class FakeLlama:
         n = len(self.seen)
         kept = rows_for(n, self._ratio, min_tokens=0)
         return KVStats(
-            method=self._method, ratio=self._ratio, n_seen=n, n_kept=float(kept), kept=np.full((2, 3), kept, np.int32),
-            n_bytes=kept * ROW_BYTES, n_bytes_peak=n * ROW_BYTES, n_bytes_full=n * ROW_BYTES, prefill_ms=20.0, compress_ms=1.0,
-            mode=self.mode, note=self.note, n_bytes_checkpoints=self.n_bytes_checkpoints,
-            n_bytes_limit=self.n_bytes_limit, n_bytes_reserved=self.n_bytes_reserved)
+            method=self._method,
+            ratio=self._ratio,
+            n_seen=n,
+            n_kept=float(kept),
+            kept=np.full((2, 3), kept, np.int32),
+            n_bytes=kept * ROW_BYTES,
+            n_bytes_peak=n * ROW_BYTES,
+            n_bytes_full=n * ROW_BYTES,
+            prefill_ms=20.0,
+            compress_ms=1.0,
+            mode=self.mode,
+            note=self.note,
+            n_bytes_checkpoints=self.n_bytes_checkpoints,
+            n_bytes_limit=self.n_bytes_limit,
+            n_bytes_reserved=self.n_bytes_reserved,
+        )
 
     def kv_save(self, path: str, note: Any = None) -> None:
         with replaced(path, begins_with(b"fake"), "saved conversation") as f:
@@ -76,7 +100,9 @@ class FakeLlama:
         self.seen = seen
         return note
 
-    def create_chat_completion(self, messages: list[dict[str, str]], stream: bool = False, **arguments: Any) -> Any:
+    def create_chat_completion(
+        self, messages: list[dict[str, str]], stream: bool = False, **arguments: Any
+    ) -> Any:
         if [m["role"] for m in messages[-2:]] == ["user", "user"]:
             raise ValueError("Conversation roles must alternate")
         self.calls.append({"messages": messages, **arguments})
@@ -98,11 +124,17 @@ class FakeLlama:
     @staticmethod
     def _chat_chunks(pieces: Iterator[tuple[str, str | None]]) -> Iterator[dict[str, Any]]:
         for i, (piece, reason) in enumerate(pieces):
-            if i == 0:  # as in the parent: a chunk with the role comes first, once the prompt has been read
+            if (
+                i == 0
+            ):  # as in the parent: a chunk with the role comes first, once the prompt has been read
                 yield {"choices": [{"delta": {"role": "assistant"}, "finish_reason": None}]}
-            yield {"choices": [{"delta": {"content": piece} if piece else {}, "finish_reason": reason}]}
+            yield {
+                "choices": [{"delta": {"content": piece} if piece else {}, "finish_reason": reason}]
+            }
 
-    def _generate(self, prompt: list[str], words: list[str], limit: int | None) -> Iterator[tuple[str, str | None]]:
+    def _generate(
+        self, prompt: list[str], words: list[str], limit: int | None
+    ) -> Iterator[tuple[str, str | None]]:
         """(piece, finish reason) for each word and for the end."""
         self.eval(prompt)
         for i, word in enumerate(words):
@@ -118,7 +150,10 @@ class FakeLlama:
     def eval(self, prompt: list[str]) -> None:
         """Reads a prompt (the parent's takes token numbers)."""
         if len(prompt) > self._n_ctx:
-            raise ContextFull(f"the prompt has {len(prompt)} tokens, the context {self._n_ctx}", "use a larger n_ctx")
+            raise ContextFull(
+                f"the prompt has {len(prompt)} tokens, the context {self._n_ctx}",
+                "use a larger n_ctx",
+            )
         for step in range(N_STEPS + 1):
             if self.kv_progress:
                 self.kv_progress(step, N_STEPS)
@@ -130,7 +165,9 @@ class FakeLlama:
         self.n_evaluated += len(prompt)
 
 
-def _whole(pieces: list[tuple[str, str | None]], n_prompt: int, content: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+def _whole(
+    pieces: list[tuple[str, str | None]], n_prompt: int, content: Callable[[str], dict[str, Any]]
+) -> dict[str, Any]:
     text = "".join(piece for piece, _ in pieces)
     usage = {"prompt_tokens": n_prompt, "completion_tokens": len(pieces) - 1}
     return {"choices": [{**content(text), "finish_reason": pieces[-1][1]}], "usage": usage}

@@ -1,8 +1,9 @@
 """Tiny GGUF models of every architecture under test, written with `gguf` from a fixed seed.
 
-The weights are random but not degenerate: attention scores spread by a few units (a uniform attention would hide a wrong row),
-values pass through the residual stream at its own scale, and logits spread by a few units. Nothing here needs a library of
-llama.cpp; `tests/test_reference.py` shows that the unpatched one loads them and agrees with `tests/reference`.
+The weights are random but not degenerate: attention scores spread by a few units (a uniform
+attention would hide a wrong row), values pass through the residual stream at its own scale, and
+logits spread by a few units. Nothing here needs a library of llama.cpp; `tests/test_reference.py`
+shows that the unpatched one loads them and agrees with `tests/reference`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ N_VOCAB = 320
 N_SPECIAL = 6  # token ids below are control tokens
 BOS, EOS, USER, ASSISTANT = 1, 2, 3, 4
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|user|>' if message['role'] == 'user' else '<|assistant|>' if message['role'] == 'assistant' else '' }}"
-    "{{ message['content'] }}{{ eos_token if message['role'] == 'assistant' else '' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{{ bos_token }}{% for message in messages %}{{ '<|user|>' if message['role'] == 'user' else"
+    " '<|assistant|>' if message['role'] == 'assistant' else '' }}{{ message['content'] }}{{"
+    " eos_token if message['role'] == 'assistant' else '' }}{% endfor %}{% if add_generation_prompt"
+    " %}<|assistant|>{% endif %}"
 )
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One tiny model: architecture, sizes and what its attention block has besides the four projections."""
+    """One tiny model: architecture, sizes and what its attention block has besides the four
+    projections.
+    """
 
     arch: str
     n_layer: int = 3
@@ -54,16 +57,28 @@ SHAPES: dict[str, Shape] = {
     "llama-d128": Shape("llama", n_layer=2, d_head=128),
     "qwen2": Shape("qwen2", n_layer=2, n_embd=256, qkv_bias=True, freq_base=1e6),
     "qwen3": Shape("qwen3", qk_norm=True, freq_base=1e6),
-    "gemma3": Shape("gemma3", n_layer=4, n_head_kv=1, qk_norm=True, post_norm=True, freq_base=1e6,
-                    sliding_window=64, swa_layers=(True, False, True, False)),
+    "gemma3": Shape(
+        "gemma3",
+        n_layer=4,
+        n_head_kv=1,
+        qk_norm=True,
+        post_norm=True,
+        freq_base=1e6,
+        sliding_window=64,
+        swa_layers=(True, False, True, False),
+    ),
     "phi3": Shape("phi3", n_layer=2, n_embd=256, fused=True),
-    "refact": Shape("refact", n_layer=2, n_head=6, n_head_kv=3),  # ALiBi, and slopes for a number of heads that is no power of two
+    "refact": Shape(
+        "refact", n_layer=2, n_head=6, n_head_kv=3
+    ),  # ALiBi, and slopes for a number of heads that is no power of two
 }
 SHAPES["llama-32k"] = replace(SHAPES["llama-gqa"], n_ctx=32768, weights="q8_0")
 SHAPES["llama-q4"] = replace(SHAPES["llama-gqa"], weights="q4_0")
 
 ARCHITECTURES = tuple(name for name, shape in SHAPES.items() if shape.weights == "f32")
-"""Names of the models with f32 weights, one per attention variant: what the torch reference is compared with."""
+"""Names of the models with f32 weights, one per attention variant: what the torch reference is
+compared with.
+"""
 
 
 def write(name: str, folder: Path) -> Path:
@@ -108,13 +123,36 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter) -> None:
-    """A SentencePiece vocabulary: specials, one token per byte, letters, and a few longer pieces."""
+    """A SentencePiece vocabulary: specials, one token per byte, letters, and a few longer
+    pieces.
+    """
     letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|endoftext|>"]  # llama.cpp asks phi3 for the last one
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<|user|>",
+        "<|assistant|>",
+        "<|endoftext|>",
+    ]  # llama.cpp asks phi3 for the last one
     kinds = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 5
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]
     kinds += [gguf.TokenType.BYTE] * 256
-    normal = ["\u2581", *letters, "th", "the", "in", "an", "er", "\u2581a", "\u2581th", "\u2581the", "\u2581s", "on", "re"]
+    normal = [
+        "\u2581",
+        *letters,
+        "th",
+        "the",
+        "in",
+        "an",
+        "er",
+        "\u2581a",
+        "\u2581th",
+        "\u2581the",
+        "\u2581s",
+        "on",
+        "re",
+    ]
     normal += [f"{first}{second}" for first in "bcdfg" for second in "aeiou"]
     normal = normal[: N_VOCAB - len(pieces)]
     pieces += normal
@@ -145,7 +183,9 @@ def _add_tensor(writer: gguf.GGUFWriter, shape: Shape, name: str, data: np.ndarr
 def tensors(shape: Shape) -> list[tuple[str, np.ndarray]]:
     """All tensors of a model by GGUF name, float32 [n_out, n_in] or [n]."""
     # models of one architecture share weights: only their storage differs
-    identity = repr((shape.arch, shape.n_layer, shape.n_embd, shape.n_head, shape.n_head_kv, shape.d_head))
+    identity = repr(
+        (shape.arch, shape.n_layer, shape.n_embd, shape.n_head, shape.n_head_kv, shape.d_head)
+    )
     rng = np.random.default_rng([shape.seed, zlib.crc32(identity.encode())])
 
     def matrix(n_out: int, n_in: int, gain: float) -> np.ndarray:
@@ -154,10 +194,14 @@ def tensors(shape: Shape) -> list[tuple[str, np.ndarray]]:
     def vector(n: int, mean: float, spread: float) -> np.ndarray:
         return (mean + spread * rng.standard_normal(n)).astype(np.float32)
 
-    embd_gain = 1.0 if shape.arch == "gemma3" else np.sqrt(shape.n_embd)  # gemma multiplies by sqrt(n_embd) itself
-    named = [("token_embd.weight", matrix(N_VOCAB, shape.n_embd, embd_gain)),
-             ("output_norm.weight", vector(shape.n_embd, 1.0, 0.1)),
-             ("output.weight", matrix(N_VOCAB, shape.n_embd, 2.5))]
+    embd_gain = (
+        1.0 if shape.arch == "gemma3" else np.sqrt(shape.n_embd)
+    )  # gemma multiplies by sqrt(n_embd) itself
+    named = [
+        ("token_embd.weight", matrix(N_VOCAB, shape.n_embd, embd_gain)),
+        ("output_norm.weight", vector(shape.n_embd, 1.0, 0.1)),
+        ("output.weight", matrix(N_VOCAB, shape.n_embd, 2.5)),
+    ]
     for il in range(shape.n_layer):
         named += [(f"blk.{il}.{part}", data) for part, data in _layer(shape, matrix, vector)]
     return named
@@ -167,18 +211,40 @@ def _layer(shape: Shape, matrix, vector) -> list[tuple[str, np.ndarray]]:
     n_q, n_kv = shape.n_head * shape.d_head, shape.n_head_kv * shape.d_head
     # scores q.k/sqrt(d) spread by qk_gain^2 units; under QK norm the norm's weights carry that gain
     qk_gain = 1.0 if shape.qk_norm else 1.5
-    q, k, v = (matrix(n, shape.n_embd, gain) for n, gain in ((n_q, qk_gain), (n_kv, qk_gain), (n_kv, 1.0)))
+    q, k, v = (
+        matrix(n, shape.n_embd, gain) for n, gain in ((n_q, qk_gain), (n_kv, qk_gain), (n_kv, 1.0))
+    )
     gate, up = (matrix(shape.n_ff, shape.n_embd, 1.0) for _ in range(2))
-    parts = [("attn_norm.weight", vector(shape.n_embd, 1.0, 0.1)), ("ffn_norm.weight", vector(shape.n_embd, 1.0, 0.1))]
+    parts = [
+        ("attn_norm.weight", vector(shape.n_embd, 1.0, 0.1)),
+        ("ffn_norm.weight", vector(shape.n_embd, 1.0, 0.1)),
+    ]
     if shape.fused:
-        parts += [("attn_qkv.weight", np.concatenate([q, k, v])), ("ffn_up.weight", np.concatenate([gate, up]))]
+        parts += [
+            ("attn_qkv.weight", np.concatenate([q, k, v])),
+            ("ffn_up.weight", np.concatenate([gate, up])),
+        ]
     else:
-        parts += [("attn_q.weight", q), ("attn_k.weight", k), ("attn_v.weight", v),
-                  ("ffn_gate.weight", gate), ("ffn_up.weight", up)]
+        parts += [
+            ("attn_q.weight", q),
+            ("attn_k.weight", k),
+            ("attn_v.weight", v),
+            ("ffn_gate.weight", gate),
+            ("ffn_up.weight", up),
+        ]
     if shape.qkv_bias:
-        parts += [(f"attn_{part}.bias", vector(n, 0.0, 0.5)) for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv))]
+        parts += [
+            (f"attn_{part}.bias", vector(n, 0.0, 0.5))
+            for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv))
+        ]
     if shape.qk_norm:
         parts += [(f"attn_{part}_norm.weight", vector(shape.d_head, 1.2, 0.2)) for part in "qk"]
     if shape.post_norm:
-        parts += [(f"post_{part}_norm.weight", vector(shape.n_embd, 0.7, 0.1)) for part in ("attention", "ffw")]
-    return parts + [("attn_output.weight", matrix(shape.n_embd, n_q, 1.5)), ("ffn_down.weight", matrix(shape.n_embd, shape.n_ff, 1.0))]
+        parts += [
+            (f"post_{part}_norm.weight", vector(shape.n_embd, 0.7, 0.1))
+            for part in ("attention", "ffw")
+        ]
+    return parts + [
+        ("attn_output.weight", matrix(shape.n_embd, n_q, 1.5)),
+        ("ffn_down.weight", matrix(shape.n_embd, shape.n_ff, 1.0)),
+    ]

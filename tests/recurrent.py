@@ -37,11 +37,16 @@ def write(path: Path) -> Path:
     writer.add_tensor("output_norm.weight", np.ones(N_EMBD, np.float32))
     for il in range(N_LAYER):
         parts = {
-            "attn_norm.weight": np.ones(N_EMBD, np.float32), "ssm_in.weight": matrix(2 * D_INNER, N_EMBD),
-            "ssm_conv1d.weight": matrix(D_INNER, D_CONV), "ssm_conv1d.bias": np.zeros(D_INNER, np.float32),
-            "ssm_x.weight": matrix(DT_RANK + 2 * D_STATE, D_INNER), "ssm_dt.weight": matrix(D_INNER, DT_RANK),
-            "ssm_dt.bias": np.zeros(D_INNER, np.float32), "ssm_a": -np.ones((D_INNER, D_STATE), np.float32),
-            "ssm_d": np.ones(D_INNER, np.float32), "ssm_out.weight": matrix(N_EMBD, D_INNER),
+            "attn_norm.weight": np.ones(N_EMBD, np.float32),
+            "ssm_in.weight": matrix(2 * D_INNER, N_EMBD),
+            "ssm_conv1d.weight": matrix(D_INNER, D_CONV),
+            "ssm_conv1d.bias": np.zeros(D_INNER, np.float32),
+            "ssm_x.weight": matrix(DT_RANK + 2 * D_STATE, D_INNER),
+            "ssm_dt.weight": matrix(D_INNER, DT_RANK),
+            "ssm_dt.bias": np.zeros(D_INNER, np.float32),
+            "ssm_a": -np.ones((D_INNER, D_STATE), np.float32),
+            "ssm_d": np.ones(D_INNER, np.float32),
+            "ssm_out.weight": matrix(N_EMBD, D_INNER),
         }
         for part, data in parts.items():
             writer.add_tensor(f"blk.{il}.{part}", data)

@@ -1,6 +1,7 @@
-"""The table in docs/devices.md of cache types and head sizes that there are kernels for, made from what the native test programs say.
+"""The table in docs/devices.md of cache types and head sizes that there are kernels for, made from
+what the native test programs say.
 
-    python -m tests.support_table      writes it into the page; the programs as in test_native.py
+python -m tests.support_table      writes it into the page; the programs as in test_native.py
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ def make() -> str:
         if kind != NOT_FOR_USERS:
             kinds.setdefault(tuple(of.get(kind, "no") for of in sizes.values()), []).append(kind)
     rows = [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in kinds.items()]
-    return "\n".join(["| cache types | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|", *rows])
+    return "\n".join(
+        ["| cache types | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|", *rows]
+    )
 
 
 def of_program(name: str) -> list[tuple[str, str]]:
@@ -41,7 +44,13 @@ PAGE = ROOT / "docs" / "devices.md"
 
 def updated(text: str) -> str:
     """`text` of the page with its table made anew: the one behind its heading."""
-    return re.sub(r"(## Kernels\n.*?\n\n)\|.*?\|\n\n", lambda found: f"{found[1]}{make()}\n\n", text, count=1, flags=re.DOTALL)
+    return re.sub(
+        r"(## Kernels\n.*?\n\n)\|.*?\|\n\n",
+        lambda found: f"{found[1]}{make()}\n\n",
+        text,
+        count=1,
+        flags=re.DOTALL,
+    )
 
 
 if __name__ == "__main__":

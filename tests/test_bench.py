@@ -1,4 +1,6 @@
-"""bench: lists, rows, fields and forms like llama-bench's; each sample in its own process; ratios, equal bytes, synthetic models."""
+"""bench: lists, rows, fields and forms like llama-bench's; each sample in its own process; ratios,
+equal bytes, synthetic models.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,21 @@ from tests.engine import load, n_kept
 from tests.recurrent import write as write_recurrent
 
 LLAMA_BENCH_JSON = """
-    build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch n_ubatch n_threads cpu_mask
-    cpu_strict poll type_k type_v n_gpu_layers n_cpu_moe split_mode main_gpu no_kv_offload flash_attn devices tensor_split tensor_buft_overrides
-    load_mode lazy_mode embeddings no_op_offload no_host repack fit_target fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts
-    stddev_ts samples_ns samples_ts""".split()
-"""`llama-bench -o json` of llama.cpp 0c1e57098 (tools/llama-bench/llama-bench.cpp, `test::get_fields` and `json_printer::print_test`)."""
-ADDED = """kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_used kv_bytes_allocated kv_bytes_peak mem_peak_device
-    mem_peak_host mem_computed_host read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill note""".split()
+    build_commit build_number cpu_info gpu_info backends model_filename model_type model_size
+    model_n_params n_batch n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v
+    n_gpu_layers n_cpu_moe split_mode main_gpu no_kv_offload flash_attn devices tensor_split
+    tensor_buft_overrides load_mode lazy_mode embeddings no_op_offload no_host repack fit_target
+    fit_min_ctx n_prompt n_gen n_depth test_time avg_ns stddev_ns avg_ts stddev_ts samples_ns
+    samples_ts
+""".split()
+"""`llama-bench -o json` of llama.cpp 0c1e57098 (tools/llama-bench/llama-bench.cpp,
+`test::get_fields` and `json_printer::print_test`).
+"""
+ADDED = """
+    kv_method kv_ratio kv_tokens_full kv_tokens_kept kv_bytes_full kv_bytes_used
+    kv_bytes_allocated kv_bytes_peak mem_peak_device mem_peak_host mem_computed_host
+    read_bytes_weights read_bytes_kv mem_bandwidth compress_ms kv_fill note
+""".split()
 SAMPLE = {
     "ns": 2_000_000_000,
     "depth_ns": 1,
@@ -275,7 +285,8 @@ def test_sql_runs_and_holds_the_same_values():
     with sqlite3.connect(":memory:") as base:
         base.executescript(formats.as_sql(table().records()))
         got = base.execute(
-            "SELECT cpu_info, model_type, kv_ratio, mem_peak_host FROM llama_bench ORDER BY kv_ratio"
+            "SELECT cpu_info, model_type, kv_ratio, mem_peak_host FROM llama_bench ORDER BY"
+            " kv_ratio"
         ).fetchall()
     base.close()
     assert got == [
@@ -301,7 +312,8 @@ def test_markdown_is_llama_benchs_table_with_the_caches_columns():
     lines = page.splitlines()
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines[:4]}) == 1
     assert lines[0].startswith(
-        "| model | size | params | backend | threads | type_k | type_v | kv_method | kv_ratio | test | t/s |"
+        "| model | size | params | backend | threads | type_k | type_v | kv_method | kv_ratio |"
+        " test | t/s |"
     )
     assert lines[0].endswith(
         "| KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB |"
@@ -494,7 +506,9 @@ def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind)
     from edgekv.state import take
 
     def parts(llm, n):
-        """Positions, and the K and V rows of every layer, of llama.cpp's saved state: 16 bytes in front, 8 between, 12 before each block."""
+        """Positions, and the K and V rows of every layer, of llama.cpp's saved state: 16 bytes in
+        front, 8 between, 12 before each block.
+        """
         state, row = np.frombuffer(take(llm).data, np.uint8), {"f16": 256, "q8_0": 136}[kind]
         assert len(state) == 16 + 12 * n + 8 + 2 * 4 * (12 + n * row), (
             "4 layers of 2 heads of 64 values"
@@ -551,9 +565,12 @@ def test_rows_say_that_they_were_filled_and_show_no_peak(little):
     ).cases()
     table = runner.run(cases, 1, warm_up=False)
     records = table.records()
-    assert [r["kv_fill"] for r in records] == ["read", "read", "repeat", "repeat"], (
-        "what is as short as the first tokens is read"
-    )
+    assert [r["kv_fill"] for r in records] == [
+        "read",
+        "read",
+        "repeat",
+        "repeat",
+    ], "what is as short as the first tokens is read"
     for r in records[2:]:
         assert r["note"] == fields.FILLED and not (
             r["kv_bytes_peak"] or r["mem_peak_host"] or r["mem_computed_host"] or r["compress_ms"]

@@ -12,7 +12,17 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from edgekv.budget import BUDGETS as REGISTRY
-from edgekv.budget import Plan, Profile, check_ratio, clip, from_shares, pyramid, rows_for, table, uniform
+from edgekv.budget import (
+    Plan,
+    Profile,
+    check_ratio,
+    clip,
+    from_shares,
+    pyramid,
+    rows_for,
+    table,
+    uniform,
+)
 from edgekv.budget.cake import log_preference
 from edgekv.budget.cascade import Cascade
 from edgekv.budget.share import free, protected
@@ -73,7 +83,9 @@ class SomeProfile:
     name = "profile"
 
     def start(self, plan: Plan):
-        return profile_of(lambda ratio: np.random.default_rng(5).random(plan.have.shape) ** 4).start(plan)
+        return profile_of(
+            lambda ratio: np.random.default_rng(5).random(plan.have.shape) ** 4
+        ).start(plan)
 
 
 def profile_of(shares) -> Profile:
@@ -81,7 +93,11 @@ def profile_of(shares) -> Profile:
 
 
 WITHOUT_TABLE = [budget for budget in REGISTRY.values() if isinstance(budget, Profile)]
-EVERY = pytest.mark.parametrize("budget", [*(b for b in REGISTRY.values() if b not in WITHOUT_TABLE), SomeProfile()], ids=lambda budget: budget.name)
+EVERY = pytest.mark.parametrize(
+    "budget",
+    [*(b for b in REGISTRY.values() if b not in WITHOUT_TABLE), SomeProfile()],
+    ids=lambda budget: budget.name,
+)
 
 
 @pytest.mark.parametrize("budget", WITHOUT_TABLE, ids=lambda budget: budget.name)
@@ -92,11 +108,21 @@ def test_a_profile_that_was_not_looked_up_is_no_budget(budget):
 
 def plan_of(n_rows: int, have: np.ndarray, n_tokens: int | None = None) -> Plan:
     n_tokens = n_tokens or int(have.max())
-    return Plan(n_rows, have.astype(np.int32), tuple(range(len(have))), n_tokens, SINK, WINDOW, n_rows / n_tokens)
+    return Plan(
+        n_rows,
+        have.astype(np.int32),
+        tuple(range(len(have))),
+        n_tokens,
+        SINK,
+        WINDOW,
+        n_rows / n_tokens,
+    )
 
 
 def layers_of(plan: Plan, key: int = 0, ties: bool = False) -> list[tuple[np.ndarray, LayerStats]]:
-    """Scores (protected rows +inf) and statistics of each layer of a plan: this turn's tokens behind rows of earlier ones."""
+    """Scores (protected rows +inf) and statistics of each layer of a plan: this turn's tokens
+    behind rows of earlier ones.
+    """
     rng, found = np.random.default_rng(key), []
     n_new = int(plan.have[plan.have > 0].min())
     for il, have in enumerate(plan.have):
@@ -106,10 +132,26 @@ def layers_of(plan: Plan, key: int = 0, ties: bool = False) -> list[tuple[np.nda
         for k, n in enumerate(have):
             pos[k, : n - n_new] = np.sort(rng.permutation(plan.n_tokens - n_new)[: n - n_new])
             pos[k, n - n_new : n] = np.arange(plan.n_tokens - n_new, plan.n_tokens)
-        values = {name: rng.gamma(0.3, size=shape).astype(np.float32) for name in ("var", "col_entropy", "col_sum")}
-        layer = LayerStats(il, len(plan.have), shape[0], shape[1], (have - n_new).astype(np.int32), n_new, pos, **values)
-        scores = np.where(pos < 0, -np.inf, rng.standard_normal(shape) * rng.random() + rng.random()).astype(np.float32)
-        found.append((protect(scores.round(1) if ties else scores, pos, layer.n_seen, SINK, WINDOW), layer))
+        values = {
+            name: rng.gamma(0.3, size=shape).astype(np.float32)
+            for name in ("var", "col_entropy", "col_sum")
+        }
+        layer = LayerStats(
+            il,
+            len(plan.have),
+            shape[0],
+            shape[1],
+            (have - n_new).astype(np.int32),
+            n_new,
+            pos,
+            **values,
+        )
+        scores = np.where(
+            pos < 0, -np.inf, rng.standard_normal(shape) * rng.random() + rng.random()
+        ).astype(np.float32)
+        found.append(
+            (protect(scores.round(1) if ties else scores, pos, layer.n_seen, SINK, WINDOW), layer)
+        )
     return found
 
 
@@ -121,9 +163,15 @@ def play(budget, plan: Plan, layers) -> list[np.ndarray]:
 
 @st.composite
 def plans(draw, ragged: bool = True) -> Plan:
-    n_layer, n_head_kv, n_tokens = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 120))
+    n_layer, n_head_kv, n_tokens = (
+        draw(st.integers(1, 9)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 120)),
+    )
     have = np.full((n_layer, n_head_kv), n_tokens)
-    if ragged and draw(st.booleans()):  # a later turn: heads hold different numbers of rows; some layers have fewer heads
+    if ragged and draw(
+        st.booleans()
+    ):  # a later turn: heads hold different numbers of rows; some layers have fewer heads
         rng = np.random.default_rng(draw(st.integers(0, 99)))
         have = rng.integers(draw(st.integers(1, n_tokens)), n_tokens + 1, have.shape)
         have[rng.random(n_layer) < 0.3, 1:] = 0
@@ -131,7 +179,9 @@ def plans(draw, ragged: bool = True) -> Plan:
 
 
 UNEVEN = plan_of(5, np.array([[5, 0, 0], [6, 4, 4], [6, 6, 4], [4, 6, 5], [4, 6, 4], [5, 5, 5]]))
-"""Later heads have room for all that earlier ones lack; those that do not exist must get none of it."""
+"""Later heads have room for all that earlier ones lack; those that do not exist must get none of
+it.
+"""
 
 
 @EVERY
@@ -143,15 +193,21 @@ def test_every_budget_keeps_the_contract(budget, plan, key, ties):
     for i, counts in enumerate(stages):
         assert counts.shape == (i + 1, plan.have.shape[1]) and counts.dtype == np.int32
         assert (counts >= 0).all() and (counts <= plan.have[: i + 1]).all()
-        assert counts.sum() <= plan.total, "with the layer that is read next never more than the total and one layer"
+        assert counts.sum() <= plan.total, (
+            "with the layer that is read next never more than the total and one layer"
+        )
         if i:
             assert (counts[:i] <= stages[i - 1]).all(), "finished layers only shrink"
         if free(plan) > 0:  # so that a cut keeps the best rows
-            n_protected = [[int(np.isposinf(row).sum()) for row in scores] for scores, _ in layers[: i + 1]]
+            n_protected = [
+                [int(np.isposinf(row).sum()) for row in scores] for scores, _ in layers[: i + 1]
+            ]
             for row, asked in zip(counts, n_protected, strict=True):
                 assert (row[: len(asked)] >= asked).all()
     if plan.have.min() > 0 and (plan.have == plan.have[:, :1]).all():
-        assert counts.sum() >= min(plan.total, plan.have.sum()) - plan.n_heads, "at most a row per head stays unspent"
+        assert counts.sum() >= min(plan.total, plan.have.sum()) - plan.n_heads, (
+            "at most a row per head stays unspent"
+        )
 
 
 @EVERY
@@ -172,14 +228,20 @@ def test_a_budget_below_the_protected_rows_is_the_same_for_all(budget, n_rows):
 def test_two_prompts_do_not_know_of_each_other(budget):
     plan = plan_of(20, np.full((4, 2), 50))
     first = play(budget, plan, layers_of(plan))
-    assert all(np.array_equal(a, b) for a, b in zip(first, play(budget, plan, layers_of(plan)), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(first, play(budget, plan, layers_of(plan)), strict=True)
+    )
 
 
 # ---- each against plain loops
 
 
 def heads_of(layers) -> list[list[np.ndarray]]:
-    return [[row[pos >= 0] for row, pos in zip(scores, layer.pos, strict=True)] for scores, layer in layers]
+    return [
+        [row[pos >= 0] for row, pos in zip(scores, layer.pos, strict=True)]
+        for scores, layer in layers
+    ]
 
 
 @given(plan=plans(ragged=False), key=st.integers(0, 9), ties=st.booleans())
@@ -195,35 +257,70 @@ def test_adakv_counts_the_best_scores_of_a_layer(plan, key, ties):
     assume(free(plan) > 0)
     layers = layers_of(plan, key, ties)
     counts = play(REGISTRY["adakv"], plan, layers)[-1]
-    np.testing.assert_array_equal(counts, [reference.adakv(heads, plan.n_rows) for heads in heads_of(layers)])
-    assert (counts >= np.floor(0.2 * plan.n_rows)).all() and (counts.sum(1) == plan.n_rows * plan.have.shape[1]).all()
+    np.testing.assert_array_equal(
+        counts, [reference.adakv(heads, plan.n_rows) for heads in heads_of(layers)]
+    )
+    assert (counts >= np.floor(0.2 * plan.n_rows)).all() and (
+        counts.sum(1) == plan.n_rows * plan.have.shape[1]
+    ).all()
 
 
-@given(plan=plans(ragged=False), key=st.integers(0, 9), m=st.integers(1, 5), r_max=st.sampled_from([1.0, 1.5, 2.0, 10.0]))
-@example(plan=plan_of(9, np.full((5, 4), 26)), key=4, m=3, r_max=1.5)  # the layers to come need room for what is protected
+@given(
+    plan=plans(ragged=False),
+    key=st.integers(0, 9),
+    m=st.integers(1, 5),
+    r_max=st.sampled_from([1.0, 1.5, 2.0, 10.0]),
+)
+@example(
+    plan=plan_of(9, np.full((5, 4), 26)), key=4, m=3, r_max=1.5
+)  # the layers to come need room for what is protected
 def test_dynamickv_is_its_algorithm(plan, key, m, r_max):
     assume(free(plan) > 0)
     layers = layers_of(plan, key)
     budget = REGISTRY["dynamickv"]
-    counts = play(replace(budget, params=replace(budget.params, m=m, r_max=r_max)), plan, layers)[-1]
+    counts = play(replace(budget, params=replace(budget.params, m=m, r_max=r_max)), plan, layers)[
+        -1
+    ]
     outside = [[head[np.isfinite(head)] for head in heads] for heads in heads_of(layers)]
     least = int(protected(plan)[0, 0])
     expected = reference.dynamickv(outside, free(plan), plan.n_tokens - least, r_max, m)
-    assert (counts == counts[:, :1]).all() and counts[:, 0].tolist() == [least + n for n in expected]
+    assert (counts == counts[:, :1]).all() and counts[:, 0].tolist() == [
+        least + n for n in expected
+    ]
 
 
-def attention_of(n_layer: int, n_head_kv: int, n_group: int, n: int, key: int) -> list[torch.Tensor]:
+def attention_of(
+    n_layer: int, n_head_kv: int, n_group: int, n: int, key: int
+) -> list[torch.Tensor]:
     """Causal attention [n_head_kv, G, n, n] of layers that differ in how sharp they look."""
     generator = torch.Generator().manual_seed(key)
     mask = torch.full((n, n), -torch.inf).triu(1)
-    return [(torch.randn(n_head_kv, n_group, n, n, generator=generator) * (0.3 + il % 4) + mask).softmax(-1) for il in range(n_layer)]
+    return [
+        (
+            torch.randn(n_head_kv, n_group, n, n, generator=generator) * (0.3 + il % 4) + mask
+        ).softmax(-1)
+        for il in range(n_layer)
+    ]
 
 
 def stats_of(il: int, n_layer: int, attention: torch.Tensor) -> LayerStats:
     n_head_kv, n = attention.shape[0], attention.shape[-1]
-    window, pos = columns(attention[:, :, -WINDOW:]), np.tile(np.arange(n, dtype=np.int32), (n_head_kv, 1))
-    return LayerStats(il, n_layer, n_head_kv, n, np.zeros(n_head_kv, np.int32), n, pos, var=window.var.numpy(),
-                      col_entropy=window.entropy.numpy(), col_sum=attention.sum(2).mean(1).numpy())
+    window, pos = (
+        columns(attention[:, :, -WINDOW:]),
+        np.tile(np.arange(n, dtype=np.int32), (n_head_kv, 1)),
+    )
+    return LayerStats(
+        il,
+        n_layer,
+        n_head_kv,
+        n,
+        np.zeros(n_head_kv, np.int32),
+        n,
+        pos,
+        var=window.var.numpy(),
+        col_entropy=window.entropy.numpy(),
+        col_sum=attention.sum(2).mean(1).numpy(),
+    )
 
 
 @pytest.mark.parametrize("n_rows", [12, 20, 60])
@@ -231,10 +328,17 @@ def stats_of(il: int, n_layer: int, attention: torch.Tensor) -> LayerStats:
 @pytest.mark.parametrize("n_group", [1, 3])
 def test_layer_budgets_from_attention(name, n_rows, n_group):
     n, n_layer = 80, 6
-    attention, plan = attention_of(n_layer, 2, n_group, n, key=n_rows), plan_of(n_rows, np.full((n_layer, 2), n))
-    layers = [(np.zeros((2, n), np.float32), stats_of(il, n_layer, a)) for il, a in enumerate(attention)]
+    attention, plan = (
+        attention_of(n_layer, 2, n_group, n, key=n_rows),
+        plan_of(n_rows, np.full((n_layer, 2), n)),
+    )
+    layers = [
+        (np.zeros((2, n), np.float32), stats_of(il, n_layer, a)) for il, a in enumerate(attention)
+    ]
     if name == "cake":
-        weights = np.exp([reference.log_preference(a[:, :, -WINDOW:], WINDOW, 1.0, 0.6) for a in attention])
+        weights = np.exp(
+            [reference.log_preference(a[:, :, -WINDOW:], WINDOW, 1.0, 0.6) for a in attention]
+        )
         by_stage = [weights[: m + 1] for m in range(n_layer)]
     else:
         f = [reference.variance(a) for a in attention]
@@ -251,38 +355,59 @@ def test_layer_budgets_from_attention(name, n_rows, n_group):
 
 @given(plan=plans(ragged=False), key=st.integers(0, 30))
 def test_keeping_the_best_of_the_best_is_keeping_the_best(plan, key):
-    """CAKE's Theorem 1: a cascade of cuts leaves the rows that one cut of the full cache leaves, with the same budgets (eq. 7)."""
+    """CAKE's Theorem 1: a cascade of cuts leaves the rows that one cut of the full cache leaves,
+    with the same budgets (eq. 7).
+    """
     assume(free(plan) > 0)
     layers = layers_of(plan, key)
     preferences = np.random.default_rng(key).gamma(4, size=len(layers))
     least = int(protected(plan)[0, 0])
-    once = reference.divide(preferences, free(plan) / plan.have.shape[1], [plan.n_tokens - least] * len(layers))
+    once = reference.divide(
+        preferences, free(plan) / plan.have.shape[1], [plan.n_tokens - least] * len(layers)
+    )
     assume(max(once) < plan.n_tokens - least)
     spending = Cascade(plan, lambda layer: preferences[layer.il], lambda p: p)
     store: list[list[np.ndarray]] = []
     for i, (scores, layer) in enumerate(layers):
         counts = spending.update(i, scores, layer)
         store.append(keep(scores, counts[i], layer.pos, layer.n_seen, SINK, WINDOW))
-        store = [[rows[:n] for rows, n in zip(heads, cut, strict=True)] for heads, cut in zip(store, counts, strict=True)]
+        store = [
+            [rows[:n] for rows, n in zip(heads, cut, strict=True)]
+            for heads, cut in zip(store, counts, strict=True)
+        ]
         assert sum(len(rows) for heads in store for rows in heads) <= plan.total
     for (scores, layer), heads, n in zip(layers, store, once, strict=True):
-        at_once = keep(scores, [least + int(n + 1e-9)] * len(heads), layer.pos, layer.n_seen, SINK, WINDOW)
+        at_once = keep(
+            scores, [least + int(n + 1e-9)] * len(heads), layer.pos, layer.n_seen, SINK, WINDOW
+        )
         assert all(np.array_equal(a, b) for a, b in zip(heads, at_once, strict=True))
 
 
 def test_cake_prefers_what_is_spread_out_and_moves():
     params, layer = REGISTRY["cake"].params, stats_of(0, 1, attention_of(1, 2, 1, 80, 0)[0])
-    wider, livelier = replace(layer, col_entropy=2 * layer.col_entropy), replace(layer, var=2 * layer.var)
-    base, spread_out, moves = (np.exp(log_preference(x, WINDOW, params)) for x in (layer, wider, livelier))
-    np.testing.assert_allclose([spread_out / base, moves / base], [2 ** (1 / params.tau1), 2 ** (1 / params.tau2)])
+    wider, livelier = (
+        replace(layer, col_entropy=2 * layer.col_entropy),
+        replace(layer, var=2 * layer.var),
+    )
+    base, spread_out, moves = (
+        np.exp(log_preference(x, WINDOW, params)) for x in (layer, wider, livelier)
+    )
+    np.testing.assert_allclose(
+        [spread_out / base, moves / base], [2 ** (1 / params.tau1), 2 ** (1 / params.tau2)]
+    )
     inside = replace(layer, var=np.where(layer.pos >= 80 - WINDOW, 9, layer.var))
-    assert log_preference(inside, WINDOW, params) == log_preference(layer, WINDOW, params), "the window's own columns do not count"
+    assert log_preference(inside, WINDOW, params) == log_preference(layer, WINDOW, params), (
+        "the window's own columns do not count"
+    )
 
 
 def test_d2o_as_printed_gives_nearly_all_to_one_layer():
     budget = REGISTRY["d2o"]
     plan = plan_of(20, np.full((4, 1), 80))
-    layers = [(np.zeros((1, 80), np.float32), stats_of(il, 4, a * 40)) for il, a in enumerate(attention_of(4, 1, 1, 80, 0))]
+    layers = [
+        (np.zeros((1, 80), np.float32), stats_of(il, 4, a * 40))
+        for il, a in enumerate(attention_of(4, 1, 1, 80, 0))
+    ]
     raw = play(replace(budget, params=replace(budget.params, scale="raw")), plan, layers)[-1]
     unit = play(budget, plan, layers)[-1]
     assert raw.max() > 2 * unit.max() - SINK - WINDOW and raw.min() == SINK + WINDOW < unit.min()
@@ -307,13 +432,19 @@ def test_a_profile_that_fits_is_taken_as_it_is():
     assert from_shares(shares, plan).tolist() == [[900, 100], [250, 150]]
     assert from_shares(shares / 2, plan).tolist() == [[900, 100], [250, 150]], "one factor for all"
     assert from_shares(shares * 0, plan).tolist() == [[350, 350], [350, 350]]
-    assert from_shares(np.array([[1, 0], [0, 0.4]]), plan_of(350, np.full((2, 2), 1000))).tolist() == [[986, 10], [10, 394]]
+    assert from_shares(
+        np.array([[1, 0], [0, 0.4]]), plan_of(350, np.full((2, 2), 1000))
+    ).tolist() == [[986, 10], [10, 394]]
 
 
 def test_a_profile_knows_the_layers_of_the_model():
     shares = np.array([[0.9, 0.9], [0.8, 0.2], [0.1, 0.1], [0.6, 0.4]])
-    plan = replace(plan_of(50, np.full((2, 2), 100)), layers=(1, 3))  # layers 0 and 2 keep a sliding window
-    assert profile_of(lambda ratio: shares * ratio * 2).start(plan).update(1, None, None).tolist() == [[80, 20], [60, 40]]
+    plan = replace(
+        plan_of(50, np.full((2, 2), 100)), layers=(1, 3)
+    )  # layers 0 and 2 keep a sliding window
+    assert profile_of(lambda ratio: shares * ratio * 2).start(plan).update(
+        1, None, None
+    ).tolist() == [[80, 20], [60, 40]]
 
 
 # ---- what is clipped
@@ -345,7 +476,9 @@ def test_a_table_is_taken_as_it_is_or_refused():
 
 
 @given(n=st.integers(0, 10**6), percent=st.integers(1, 100), min_tokens=st.integers(0, 300))
-def test_a_ratio_rounds_down_but_not_below_the_floor_nor_above_what_there_is(n, percent, min_tokens):
+def test_a_ratio_rounds_down_but_not_below_the_floor_nor_above_what_there_is(
+    n, percent, min_tokens
+):
     rows = rows_for(n, ratio=percent / 100, min_tokens=min_tokens)
     assert rows == min(max(n * percent // 100, min_tokens), n)
 
@@ -366,7 +499,9 @@ def test_tokens_and_bytes_are_taken_at_their_word():
             rows_for(1000, **small)
 
 
-@pytest.mark.parametrize("wrong", [20, 0, -1, "abc", float("nan"), float("inf"), 1.0001, "", None, 101])
+@pytest.mark.parametrize(
+    "wrong", [20, 0, -1, "abc", float("nan"), float("inf"), 1.0001, "", None, 101]
+)
 def test_a_wrong_ratio_is_one_line_that_says_what_to_write(wrong):
     with pytest.raises(EdgeKVError) as caught:
         check_ratio(wrong)
@@ -382,4 +517,8 @@ def test_a_percentage_is_answered_with_the_share():
 def test_a_pyramid_over_layers_of_different_heads_leaves_the_protected_rows():
     have = np.array([[100, 100], [100, 100], [100, 0]], np.int32)
     counts = REGISTRY["pyramid"].start(Plan(40, have, (0, 1, 2), 100, 4, 32, 0.4)).counts
-    assert (counts[have > 0] >= 36).all() and counts.sum() <= 200 and counts[0, 0] > counts[1, 0] > counts[2, 0]
+    assert (
+        (counts[have > 0] >= 36).all()
+        and counts.sum() <= 200
+        and counts[0, 0] > counts[1, 0] > counts[2, 0]
+    )

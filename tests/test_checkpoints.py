@@ -1,4 +1,6 @@
-"""Messages in parts, and saved states: the last turn is taken again without reading its prompt again."""
+"""Messages in parts, and saved states: the last turn is taken again without reading its prompt
+again.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from tests import lib, models
 from tests.engine import load, logits
 
 DOCUMENT = "the rain in the air is an art and the sun is on the ear " * 20
-LONG = "what is in the text that stands above this line and who has been there before it was so " * 2
+LONG = (
+    "what is in the text that stands above this line and who has been there before it was so " * 2
+)
 SHORT = "who?"
 
 
@@ -28,7 +32,9 @@ def message(*texts: str) -> dict[str, Any]:
 def said(llm: Any, messages: list[dict[str, Any]], n: int = 6) -> tuple[str, int]:
     """The reply, and how many tokens of the prompt were evaluated for it."""
     before = llm.n_evaluated
-    done = llm.create_chat_completion(messages, max_tokens=n, temperature=0, logit_bias={models.EOS: -100.0, 5: -100.0})
+    done = llm.create_chat_completion(
+        messages, max_tokens=n, temperature=0, logit_bias={models.EOS: -100.0, 5: -100.0}
+    )
     n_reply = done["usage"]["completion_tokens"]
     return done["choices"][0]["message"]["content"], llm.n_evaluated - before - max(n_reply - 1, 0)
 
@@ -42,10 +48,21 @@ def n_tokens(llm: Any, text: str) -> int:
 
 def test_text_parts_are_one_text_with_line_breaks():
     assert parts.joined([message("a", "b"), {"role": "assistant", "content": "c"}]) == (
-        [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}], ["a"])
+        [{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}],
+        ["a"],
+    )
 
 
-@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": "x"}, "text", None, {"type": "text"}, {"type": "text", "text": 5}])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": "x"},
+        "text",
+        None,
+        {"type": "text"},
+        {"type": "text", "text": 5},
+    ],
+)
 def test_a_part_that_is_no_text_is_refused(tiny, part):
     with pytest.raises(BadInput, match="no text"):
         talker(tiny("llama-gqa")).create_chat_completion([{"role": "user", "content": [part]}])
@@ -54,11 +71,16 @@ def test_a_part_that_is_no_text_is_refused(tiny, part):
 @given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=6), st.data())
 def test_cuts_lie_at_the_last_token_that_ends_within_a_part(texts, data):
     text = "\n".join(texts)
-    ends = sorted(data.draw(st.sets(st.integers(1, len(text.encode())), max_size=10)) | {len(text.encode())})
+    ends = sorted(
+        data.draw(st.sets(st.integers(1, len(text.encode())), max_size=10)) | {len(text.encode())}
+    )
     pieces = [text.encode()[a:b] for a, b in zip([0, *ends], ends)]
     for n in parts.positions(texts[:-1], range(len(pieces)), pieces.__getitem__):
         assert 0 < n < len(pieces)
-        assert any(len(b"".join(pieces[:n])) <= len("\n".join(texts[:i]).encode()) for i in range(1, len(texts)))
+        assert any(
+            len(b"".join(pieces[:n])) <= len("\n".join(texts[:i]).encode())
+            for i in range(1, len(texts))
+        )
 
 
 # ---- turns that are taken again
@@ -74,11 +96,15 @@ def test_another_question_about_a_document_reads_only_the_question(tiny, model, 
     assert n_first > 500 and n_again <= n_tokens(llm, question) + 8
     third, n_third = said(llm, [message(DOCUMENT, "is it so? " + question)])
     assert n_third <= n_tokens(llm, question) + 20
-    assert third == said(other, [message(DOCUMENT, "is it so? " + question)])[0], "as if it had been the first question"
+    assert third == said(other, [message(DOCUMENT, "is it so? " + question)])[0], (
+        "as if it had been the first question"
+    )
     assert lib.nmse(logits(llm), logits(other)) < 1e-9
 
 
-@pytest.mark.parametrize("method", ["snapkv", "h2o", "d2o", "cake", "score=keydiff,budget=pooled,merge=summary"])
+@pytest.mark.parametrize(
+    "method", ["snapkv", "h2o", "d2o", "cake", "score=keydiff,budget=pooled,merge=summary"]
+)
 def test_a_later_turn_is_taken_again_with_the_same_result(tiny, method):
     llm = talker(tiny("llama-gqa"), kv_method=method)
     talk = [message(DOCUMENT, SHORT)]
@@ -105,7 +131,10 @@ def test_states_cost_what_is_shown_and_can_be_switched_off(tiny):
     for x in (llm, off):
         said(x, [message(DOCUMENT, LONG)])
     stats = llm.kv_stats()
-    assert 0 < stats.n_bytes_checkpoints < 3 * stats.n_bytes_used and off.kv_stats().n_bytes_checkpoints == 0
+    assert (
+        0 < stats.n_bytes_checkpoints < 3 * stats.n_bytes_used
+        and off.kv_stats().n_bytes_checkpoints == 0
+    )
     assert said(off, [message(DOCUMENT, LONG)])[1] > 500
     llm.reset()
     assert llm.kv_stats().n_bytes_checkpoints == 0

@@ -26,8 +26,11 @@ from edgekv.errors import BadInput, Unsupported
 from tests.fakes import FakeLlama
 
 ROOT = Path(__file__).resolve().parent.parent
-FIELDS = """text model kv_method kv_ratio kv_bytes kv_bytes_used kv_bytes_peak kv_bytes_full kv_bytes_limit
-            kv_bytes_reserved kv_bytes_checkpoints type_k type_v prompt_n kept_n gen_n prefill_ms compress_ms decode_ms prefill_tps decode_tps rss_peak_bytes""".split()
+FIELDS = """
+    text model kv_method kv_ratio kv_bytes kv_bytes_used kv_bytes_peak kv_bytes_full
+    kv_bytes_limit kv_bytes_reserved kv_bytes_checkpoints type_k type_v prompt_n kept_n gen_n
+    prefill_ms compress_ms decode_ms prefill_tps decode_tps rss_peak_bytes
+""".split()
 
 
 @pytest.fixture
@@ -60,50 +63,59 @@ def refused(result) -> str:
     return lines[0]
 
 
-# ---- help and errors -------------------------------------------------------------------------------------------------
+# ---- help and errors
 
 
-@pytest.mark.parametrize("args", [["--help"], ["chat", "--help"], ["eval", "needle", "-h"], ["methods"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["chat", "--help"], ["eval", "needle", "-h"], ["methods"]]
+)
 def test_help_and_methods_load_no_library(args):
-    code = ("import sys; sys.argv[0] = 'edgekv'\nfrom edgekv.commands import main\n"
-            "try: main()\nfinally: assert 'llama_cpp' not in sys.modules")
-    done = subprocess.run([sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True)
+    code = (
+        "import sys; sys.argv[0] = 'edgekv'\nfrom edgekv.commands import main\n"
+        "try: main()\nfinally: assert 'llama_cpp' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
-@pytest.mark.parametrize(("args", "says"), [
-    (["run", "-p", "x"], "--model"),
-    (["run", "-m", "m"], "-p TEXT"),
-    (["run", "-m", "m", "-p", " "], "empty"),
-    (["run", "-m", "m", "-f", "a", "-"], "not both"),
-    (["run", "-m", "m", "-p", "x", "y"], "once"),
-    (["run", "-m", "m", "--raw", "-sys", "s", "-p", "x"], "--raw"),
-    (["run", "-m", "m", "--no-such"], "--no-such"),
-    (["run", "-m", "m", "-p", "x", "-n", "0"], "-1"),
-    (["run", "-m", "m", "-p", "x", "-ctk", "q3"], "q4_0"),
-    (["run", "-m", "m", "-p", "x", "-fa", "maybe"], "on, off or auto"),
-    (["run", "-m", "m", "-p", "x", "-ngl", "many"], "'all'"),
-    (["run", "-m", "m", "-p", "x", "--kv-ratio", "20"], "write 0.2 "),
-    (["run", "-m", "m", "-p", "x", "--kv-ratio", "0"], "0.2"),
-    (["run", "-m", "m", "-p", "x", "--kv-ratio", "-1"], "0.2"),
-    (["run", "-m", "m", "-p", "x", "--kv-ratio", "abc"], "0.2"),
-    (["run", "-m", "m", "-p", "x", "--kv-method", "magic"], "snapkv"),
-    (["run", "-m", "m", "-p", "x", "--kv-budget-mb", "inf"], "--kv-budget-mb"),
-    (["run", "-m", "m", "-p", "x", "--kv-sink", "2147483648"], "--kv-sink"),
-    (["run", "-m", "m", "-p", "x", "--kv-window", "2147483648"], "--kv-window"),
-    (["run", "-m", "m", "-p", "x", "-b", "2147483647"], "--batch-size"),
-    (["run", "-m", "m", "-p", "x", "-c", "9" * 20], "--ctx-size"),
-    (["run", "-m", "m", "-p", "x", "-t", "2147483647"], "--threads"),
-    (["run", "-m", "m", "-p", "x", "-tb", "2147483647"], "--threads-batch"),
-    (["run", "-m", "m", "-p", "x", "-ngl", "9" * 20], "'all'"),
-    (["run", "-m", "m", "-p", "x", "-s", "9" * 20], "--seed"),
-    (["run", "-m", "m", "-p", "x", "-n", "9" * 20], "--predict"),
-    (["run", "-m", "m", "-p", "x", "--temp", "nan"], "--temp"),
-    (["run", "-m", "m", "-f", "a" * 300], "too long"),
-    (["run", "-m", "m", "-f", "~nouser/x"], "~nouser/x"),
-    (["run", "-m", "m", "-f", "/dev/zero"], "device"),
-    (["nonsense"], "nonsense"),
-])
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["run", "-p", "x"], "--model"),
+        (["run", "-m", "m"], "-p TEXT"),
+        (["run", "-m", "m", "-p", " "], "empty"),
+        (["run", "-m", "m", "-f", "a", "-"], "not both"),
+        (["run", "-m", "m", "-p", "x", "y"], "once"),
+        (["run", "-m", "m", "--raw", "-sys", "s", "-p", "x"], "--raw"),
+        (["run", "-m", "m", "--no-such"], "--no-such"),
+        (["run", "-m", "m", "-p", "x", "-n", "0"], "-1"),
+        (["run", "-m", "m", "-p", "x", "-ctk", "q3"], "q4_0"),
+        (["run", "-m", "m", "-p", "x", "-fa", "maybe"], "on, off or auto"),
+        (["run", "-m", "m", "-p", "x", "-ngl", "many"], "'all'"),
+        (["run", "-m", "m", "-p", "x", "--kv-ratio", "20"], "write 0.2 "),
+        (["run", "-m", "m", "-p", "x", "--kv-ratio", "0"], "0.2"),
+        (["run", "-m", "m", "-p", "x", "--kv-ratio", "-1"], "0.2"),
+        (["run", "-m", "m", "-p", "x", "--kv-ratio", "abc"], "0.2"),
+        (["run", "-m", "m", "-p", "x", "--kv-method", "magic"], "snapkv"),
+        (["run", "-m", "m", "-p", "x", "--kv-budget-mb", "inf"], "--kv-budget-mb"),
+        (["run", "-m", "m", "-p", "x", "--kv-sink", "2147483648"], "--kv-sink"),
+        (["run", "-m", "m", "-p", "x", "--kv-window", "2147483648"], "--kv-window"),
+        (["run", "-m", "m", "-p", "x", "-b", "2147483647"], "--batch-size"),
+        (["run", "-m", "m", "-p", "x", "-c", "9" * 20], "--ctx-size"),
+        (["run", "-m", "m", "-p", "x", "-t", "2147483647"], "--threads"),
+        (["run", "-m", "m", "-p", "x", "-tb", "2147483647"], "--threads-batch"),
+        (["run", "-m", "m", "-p", "x", "-ngl", "9" * 20], "'all'"),
+        (["run", "-m", "m", "-p", "x", "-s", "9" * 20], "--seed"),
+        (["run", "-m", "m", "-p", "x", "-n", "9" * 20], "--predict"),
+        (["run", "-m", "m", "-p", "x", "--temp", "nan"], "--temp"),
+        (["run", "-m", "m", "-f", "a" * 300], "too long"),
+        (["run", "-m", "m", "-f", "~nouser/x"], "~nouser/x"),
+        (["run", "-m", "m", "-f", "/dev/zero"], "device"),
+        (["nonsense"], "nonsense"),
+    ],
+)
 def test_a_mistake_is_one_line_and_code_2(fake, args, says):
     assert says in refused(call(*args))
 
@@ -121,30 +133,59 @@ def test_the_docs_are_the_help():
     assert (ROOT / "docs" / "cli.md").read_text() == page(), "run: python -m edgekv.commands.docs"
 
 
-# ---- options ---------------------------------------------------------------------------------------------------------
+# ---- options
 
 
 def test_defaults_are_llama_cpps(fake):
     assert call("run", "-m", "m", "-p", "x").exit_code == 0
     assert fake.options == options.EngineOptions(
-        model="m", ctx_size=0, batch_size=2048, ubatch_size=512, threads=None, threads_batch=None, gpu_layers=-1,
-        flash_attn="auto", cache_type_k=None, cache_type_v=None, seed=-1, verbose=False, kv=fake.options.kv)
+        model="m",
+        ctx_size=0,
+        batch_size=2048,
+        ubatch_size=512,
+        threads=None,
+        threads_batch=None,
+        gpu_layers=-1,
+        flash_attn="auto",
+        cache_type_k=None,
+        cache_type_v=None,
+        seed=-1,
+        verbose=False,
+        kv=fake.options.kv,
+    )
     assert fake.options.kv.arguments() == KVConfig().arguments()
     sampling = {k: v for k, v in fake.calls[0].items() if k != "messages"}
-    assert sampling == {"max_tokens": None, "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05,
-                        "repeat_penalty": 1.0, "logit_bias": None}
+    assert sampling == {
+        "max_tokens": None,
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repeat_penalty": 1.0,
+        "logit_bias": None,
+    }
 
 
 def test_short_flags_of_several_letters(fake):
-    line = ("-m m -c 4096 -b 64 -ub 32 -t 2 -tb 3 -ngl 5 -fa off -ctk q8_0 -ctv q4_0 -n 3 -s 7 --temp 0 --top-k 1 --top-p 0.5 "
-            "--min-p 0.1 --repeat-penalty 1.1 --ignore-eos -sys Hello -v --kv-ratio 0.2 --kv-budget 64 --kv-budget-mb 1.5 "
-            "--kv-method streaming --kv-sink 2 --kv-window 8 --kv-min-tokens 16 --kv-hidden disk --kv-tail 99")
+    line = (
+        "-m m -c 4096 -b 64 -ub 32 -t 2 -tb 3 -ngl 5 -fa off -ctk q8_0 -ctv q4_0 -n 3 -s 7 --temp 0"
+        " --top-k 1 --top-p 0.5 --min-p 0.1 --repeat-penalty 1.1 --ignore-eos -sys Hello -v"
+        " --kv-ratio 0.2 --kv-budget 64 --kv-budget-mb 1.5 --kv-method streaming --kv-sink 2"
+        " --kv-window 8 --kv-min-tokens 16 --kv-hidden disk --kv-tail 99"
+    )
     assert call("run", *line.split(), "-p", "x").exit_code == 0
     assert fake.options == options.EngineOptions(
-        "m", 4096, 64, 32, 2, 3, 5, "off", "q8_0", "q4_0", 7, True, fake.options.kv)
-    assert fake.options.kv.arguments() == KVConfig(0.2, 64, 1.5, None, "streaming", None, 2, 8, 16, "disk", 99).arguments()
+        "m", 4096, 64, 32, 2, 3, 5, "off", "q8_0", "q4_0", 7, True, fake.options.kv
+    )
+    assert (
+        fake.options.kv.arguments()
+        == KVConfig(0.2, 64, 1.5, None, "streaming", None, 2, 8, 16, "disk", 99).arguments()
+    )
     assert fake.calls[0]["logit_bias"] == {7: float("-inf"), 9: float("-inf")}
-    assert fake.calls[0]["max_tokens"] == 3 and fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
+    assert fake.calls[0]["max_tokens"] == 3 and fake.calls[0]["messages"][0] == {
+        "role": "system",
+        "content": "Hello",
+    }
 
 
 def test_flag_before_environment_before_default(fake, monkeypatch):
@@ -155,8 +196,13 @@ def test_flag_before_environment_before_default(fake, monkeypatch):
     monkeypatch.setenv("EDGEKV_KV_MIN_TOKENS", "5")
     assert call("run", "-p", "x", "--kv-ratio", "0.25").exit_code == 0
     chosen = fake.options
-    assert (chosen.model, chosen.cache_type_k, chosen.flash_attn, chosen.kv.ratio, chosen.kv.min_tokens) == (
-        "from-env", "q8_0", "on", 0.25, 5)
+    assert (
+        chosen.model,
+        chosen.cache_type_k,
+        chosen.flash_attn,
+        chosen.kv.ratio,
+        chosen.kv.min_tokens,
+    ) == ("from-env", "q8_0", "on", 0.25, 5)
     monkeypatch.setenv("EDGEKV_KV_RATIO", "20")
     assert "write 0.2 " in refused(call("run", "-p", "x"))
 
@@ -166,13 +212,17 @@ def test_threads():
     assert 1 <= load.count_threads(None) <= load.count_threads(0)
 
 
-# ---- run -------------------------------------------------------------------------------------------------------------
+# ---- run
 
 
 def test_run_prints_only_the_answer(fake):
     result = call("run", "-m", "m", "-p", "what is this", "--kv-ratio", "0.5")
     assert result.stdout == "WHAT IS THIS\n"
-    assert "6 tokens seen; KV 50 % of the memory: 0.0 of 0.0 MiB; 50 % of the tokens, as f16; read" in result.stderr and "\x1b" not in result.stderr
+    assert (
+        "6 tokens seen; KV 50 % of the memory: 0.0 of 0.0 MiB; 50 % of the tokens, as f16; read"
+        in result.stderr
+        and "\x1b" not in result.stderr
+    )
 
 
 def test_run_json_has_exactly_the_fields(fake):
@@ -201,7 +251,11 @@ def test_run_reads_files_and_standard_input(fake, tmp_path):
     call("run", "-m", "m", "-f", str(tmp_path / "doc.txt"), "-p", "a question")
     call("run", "-m", "m", "-", stdin="piped\n")
     call("run", "-m", "m", "-f", str(tmp_path / "doc.txt"), "as with Ollama")
-    assert [c["messages"][-1]["content"] for c in fake.calls] == ["a text\n\na question", "piped", "a text\n\nas with Ollama"]
+    assert [c["messages"][-1]["content"] for c in fake.calls] == [
+        "a text\n\na question",
+        "piped",
+        "a text\n\nas with Ollama",
+    ]
 
 
 def test_a_prompt_too_long_is_one_line(fake):
@@ -209,9 +263,16 @@ def test_a_prompt_too_long_is_one_line(fake):
     assert "1001 tokens" in refused(call("run", "-m", "m", "--json", "-p", "x " * 1001))
 
 
-@pytest.mark.parametrize(("content", "says"), [
-    (None, "no file"), (b"", "empty"), (b"\n \n", "empty"), (b"%PDF\x00\xff", "no text"), (b"caf\xe9", "no text"),
-])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "no file"),
+        (b"", "empty"),
+        (b"\n \n", "empty"),
+        (b"%PDF\x00\xff", "no text"),
+        (b"caf\xe9", "no text"),
+    ],
+)
 def test_files_that_are_no_documents(tmp_path, content, says):
     path = tmp_path / "f.txt"
     if content is not None:
@@ -241,7 +302,9 @@ def test_a_pipe_is_read_where_a_shell_makes_one(fake, tmp_path):
     writer.join()
 
 
-@pytest.mark.parametrize("line", ["/file ~nouser", "/file " + "a" * 300, "/file \0", "/file /dev/zero"])
+@pytest.mark.parametrize(
+    "line", ["/file ~nouser", "/file " + "a" * 300, "/file \0", "/file /dev/zero"]
+)
 def test_a_file_that_cannot_be_is_one_line(fake, line):
     result = call("chat", "-m", "m", stdin=f"{line}\none\n")
     assert result.exit_code == 2 and result.stdout == "ONE\n"
@@ -250,7 +313,7 @@ def test_a_file_that_cannot_be_is_one_line(fake, line):
 
 @pytest.mark.parametrize("base", ["~nouser", "relative", ""])
 def test_a_folder_that_cannot_be_is_not_taken(monkeypatch, base):
-    for name, usual in (("XDG_CACHE_HOME", "~/.cache"), ("XDG_DATA_HOME", "~/.local/share")):
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME"):
         monkeypatch.setenv(name, base)
     if sys.platform == "linux":
         assert folders.cache() == Path("~/.cache/edgekv").expanduser()
@@ -268,13 +331,15 @@ def test_a_full_disk_is_one_line(args):
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize("data", ["é\r\nb\n".encode(), "é\nb".encode("utf-8-sig"), "é\nb\n".encode("utf-16")])
+@pytest.mark.parametrize(
+    "data", ["é\r\nb\n".encode(), "é\nb".encode("utf-8-sig"), "é\nb\n".encode("utf-16")]
+)
 def test_files_that_are_documents(tmp_path, data):
     (tmp_path / "f").write_bytes(data)
     assert text.read_document(str(tmp_path / "f")) == "é\nb"
 
 
-# ---- chat, piped -----------------------------------------------------------------------------------------------------
+# ---- chat, piped
 
 
 def test_each_piped_line_is_a_turn(fake):
@@ -289,7 +354,10 @@ def test_a_file_goes_in_front_of_the_next_message(fake, tmp_path):
     doc = tmp_path / "my notes.txt"
     doc.write_text("some notes")
     result = call("chat", "-m", "m", stdin=f"/file {doc}\nwhat\n/file '{doc}' and now\n")
-    assert [c["messages"][-1]["content"] for c in fake.calls] == [with_document("some notes", "what"), with_document("some notes", "and now")]
+    assert [c["messages"][-1]["content"] for c in fake.calls] == [
+        with_document("some notes", "what"),
+        with_document("some notes", "and now"),
+    ]
     assert "2 tokens" in result.stderr and result.exit_code == 0
 
 
@@ -298,9 +366,13 @@ def test_documents_that_wait_are_listed_and_dropped(fake, tmp_path):
     doc.write_text("some notes")
     result = call("chat", "-m", "m", stdin=f"/file\n/file {doc}\n/file\n/file -\n/file\none\n")
     lines = [line for line in result.stderr.splitlines() if "tokens seen" not in line]
-    assert lines == ["no file in front of your next message", f"{doc} (2 tokens): read with your next message",
-                     f"{doc} (2 tokens) in front of your next message", f"{doc} (2 tokens) dropped",
-                     "no file in front of your next message"]
+    assert lines == [
+        "no file in front of your next message",
+        f"{doc} (2 tokens): read with your next message",
+        f"{doc} (2 tokens) in front of your next message",
+        f"{doc} (2 tokens) dropped",
+        "no file in front of your next message",
+    ]
     assert fake.calls[-1]["messages"][-1]["content"] == "one"
 
 
@@ -314,33 +386,64 @@ def test_a_refused_turn_says_which_documents_wait(fake, tmp_path):
 
 def test_a_reply_is_written_anew(fake, tmp_path):
     (tmp_path / "doc").write_text("some notes")
-    result = call("chat", "-m", "m", stdin=f"/regen\none\n/file {tmp_path / 'doc'} what\n/regen\n/regen\nlast\n")
+    result = call(
+        "chat",
+        "-m",
+        "m",
+        stdin=f"/regen\none\n/file {tmp_path / 'doc'} what\n/regen\n/regen\nlast\n",
+    )
     assert "no reply" in result.stderr and result.stdout.count("SOME NOTES WHAT\n") == 3
     assert [m["content"] for m in fake.calls[-1]["messages"]] == [
-        "one", "ONE", with_document("some notes", "what"), "SOME NOTES WHAT", "last"]
-    assert [m["content"] for m in fake.calls[-2]["messages"]] == ["one", "ONE", with_document("some notes", "what")]
+        "one",
+        "ONE",
+        with_document("some notes", "what"),
+        "SOME NOTES WHAT",
+        "last",
+    ]
+    assert [m["content"] for m in fake.calls[-2]["messages"]] == [
+        "one",
+        "ONE",
+        with_document("some notes", "what"),
+    ]
 
 
 def test_a_conversation_with_a_document_is_saved_and_loaded(fake, tmp_path):
     (tmp_path / "doc").write_text("some notes")
     call("chat", "-m", "m", stdin=f"/file {tmp_path / 'doc'} what\n/save {tmp_path / 'talk'}\n")
     call("chat", "-m", "m", stdin=f"/load {tmp_path / 'talk'}\nlast\n")
-    assert [m["content"] for m in fake.calls[-1]["messages"]] == [with_document("some notes", "what"), "SOME NOTES WHAT", "last"]
+    assert [m["content"] for m in fake.calls[-1]["messages"]] == [
+        with_document("some notes", "what"),
+        "SOME NOTES WHAT",
+        "last",
+    ]
 
 
 def test_several_lines_between_triple_quotes_are_one_message(fake):
     lines = '"""one\n\n  two\nthree"""\n"""four"""\nfive """\n"""\n/six\n'
     call("chat", "-m", "m", stdin=lines)
-    assert [c["messages"][-1]["content"] for c in fake.calls] == ["one\n\n  two\nthree", "four", 'five """', "/six"]
+    assert [c["messages"][-1]["content"] for c in fake.calls] == [
+        "one\n\n  two\nthree",
+        "four",
+        'five """',
+        "/six",
+    ]
 
 
 def test_a_model_without_a_template_continues_text(fake, tmp_path):
     del fake.metadata["tokenizer.chat_template"]
     (tmp_path / "doc").write_text("some notes")
-    result = call("chat", "-m", "m", "-sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n")
-    assert result.stderr.count("a base model") == 1 and "it continues text" in result.stderr.splitlines()[0]
+    result = call(
+        "chat", "-m", "m", "-sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n"
+    )
+    assert (
+        result.stderr.count("a base model") == 1
+        and "it continues text" in result.stderr.splitlines()[0]
+    )
     first = "be brief\nhello there"
-    assert [c["prompt"] for c in fake.calls] == [first, first + "BE BRIEF HELLO THERE\nsome notes\n\nand"]
+    assert [c["prompt"] for c in fake.calls] == [
+        first,
+        first + "BE BRIEF HELLO THERE\nsome notes\n\nand",
+    ]
     for mode in ([], ["--json"]):
         result = call("run", "-m", "m", "-sys", "be brief", "-p", "a b", *mode)
         assert fake.calls[-1]["prompt"] == "be brief\na b" and "A B" in result.stdout
@@ -360,7 +463,9 @@ def test_what_goes_wrong_inside_a_template_is_one_line(fake):
     def create_chat_completion(**_):
         raise TypeError("can only concatenate str") from None
 
-    broken = compile("def render(**_):\n    raise TypeError('can only concatenate str')", "<template>", "exec")
+    broken = compile(
+        "def render(**_):\n    raise TypeError('can only concatenate str')", "<template>", "exec"
+    )
     exec(broken, names := {})
     fake.create_chat_completion = names["render"]
     assert "can only concatenate" in refused(call("run", "-m", "m", "-p", "x"))
@@ -370,7 +475,10 @@ def test_what_goes_wrong_inside_a_template_is_one_line(fake):
 
 def test_a_context_beyond_the_trained_one_is_said(fake):
     for args in (["chat"], ["run", "-p", "x"]):
-        assert "1,000 tokens that this model was trained with" in call(*args, "-m", "m", "-c", "2000").stderr
+        assert (
+            "1,000 tokens that this model was trained with"
+            in call(*args, "-m", "m", "-c", "2000").stderr
+        )
         assert "trained" not in call(*args, "-m", "m", "-c", "1000").stderr
 
 
@@ -385,15 +493,36 @@ def test_no_advice_of_a_context_beyond_the_trained_one(fake, tmp_path):
 THINKS = "{{ messages }} ... split('</think>') ... "
 
 
-@pytest.mark.parametrize(("template", "reply", "given"), [
-    ("{{ messages }}", "<think>hm</think>yes", {"content": "<think>hm</think>yes"}),
-    (THINKS, "<think>hm</think>yes", {"content": "<think>hm</think>yes"}),  # the template itself leaves it out
-    (THINKS, "<think>hm", {"content": "<think>hm\n</think>\n\n"}),  # and here, too
-    (THINKS + "message.reasoning_content", "<think>\nhm\n</think>\n\nyes", {"content": "yes", "reasoning_content": "hm"}),
-    (THINKS + "message.reasoning_content", "<think>hm", {"content": "", "reasoning_content": "hm"}),
-    (THINKS + "{% if add_generation_prompt %}<think>\n{% endif %}", "hm</think>yes", {"content": "<think>hm</think>yes"}),
-])
-def test_thoughts_are_given_to_a_template_as_it_wants_them(fake, monkeypatch, template, reply, given):
+@pytest.mark.parametrize(
+    ("template", "reply", "given"),
+    [
+        ("{{ messages }}", "<think>hm</think>yes", {"content": "<think>hm</think>yes"}),
+        (
+            THINKS,
+            "<think>hm</think>yes",
+            {"content": "<think>hm</think>yes"},
+        ),  # the template itself leaves it out
+        (THINKS, "<think>hm", {"content": "<think>hm\n</think>\n\n"}),  # and here, too
+        (
+            THINKS + "message.reasoning_content",
+            "<think>\nhm\n</think>\n\nyes",
+            {"content": "yes", "reasoning_content": "hm"},
+        ),
+        (
+            THINKS + "message.reasoning_content",
+            "<think>hm",
+            {"content": "", "reasoning_content": "hm"},
+        ),
+        (
+            THINKS + "{% if add_generation_prompt %}<think>\n{% endif %}",
+            "hm</think>yes",
+            {"content": "<think>hm</think>yes"},
+        ),
+    ],
+)
+def test_thoughts_are_given_to_a_template_as_it_wants_them(
+    fake, monkeypatch, template, reply, given
+):
     fake.metadata["tokenizer.chat_template"] = template
     calls = []
 
@@ -430,12 +559,15 @@ def test_a_limit_says_what_is_reserved_and_for_what(fake):
     assert (record["kv_bytes_limit"], record["kv_bytes_reserved"]) == (2**20, 2**18)
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ({}, "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"),
-    ({"ratio": 0.2}, "compression: keeps 20 % of the cache's memory, method snapkv"),
-    ({"budget": 1024}, "compression: keeps 1,024 tokens of each KV head, method snapkv"),
-    ({"memory": 2**31}, "compression: the cache stays within 2.00 GiB, method snapkv"),
-])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"),
+        ({"ratio": 0.2}, "compression: keeps 20 % of the cache's memory, method snapkv"),
+        ({"budget": 1024}, "compression: keeps 1,024 tokens of each KV head, method snapkv"),
+        ({"memory": 2**31}, "compression: the cache stays within 2.00 GiB, method snapkv"),
+    ],
+)
 def test_the_banner_says_whether_the_cache_is_compressed(options_of, options, says):
     assert report.compression_line(FakeLlama().kv_stats(), options_of(**options)) == says
 
@@ -457,8 +589,19 @@ def with_document(text: str, question: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text + "\n"}, {"type": "text", "text": question}]
 
 
-@pytest.mark.parametrize("line", ["/nothing", "/file nowhere.txt", "/ratio", "/ratio 20", "/save", "/load nowhere",
-                                  "/save /no/such/folder/x", "word " * 2000])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/nothing",
+        "/file nowhere.txt",
+        "/ratio",
+        "/ratio 20",
+        "/save",
+        "/load nowhere",
+        "/save /no/such/folder/x",
+        "word " * 2000,
+    ],
+)
 def test_a_refused_line_leaves_the_conversation(fake, line):
     result = call("chat", "-m", "m", stdin=f"one\n{line}\ntwo\n")
     assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n"
@@ -467,10 +610,20 @@ def test_a_refused_line_leaves_the_conversation(fake, line):
     assert [m["content"] for m in fake.calls[-1]["messages"]] == ["one", "ONE", "two"]
 
 
-@pytest.mark.parametrize(("n_words", "says"), [(1000, "1,000 tokens, and 998 of"), (990, "has 1003 tokens")])
+@pytest.mark.parametrize(
+    ("n_words", "says"), [(1000, "1,000 tokens, and 998 of"), (990, "has 1003 tokens")]
+)
 def test_a_document_that_does_not_fit_is_gone_with_its_question(fake, tmp_path, n_words, says):
     (tmp_path / "doc").write_text("word " * n_words)
-    result = call("chat", "-m", "m", stdin=f"one\n/file {tmp_path / 'doc'} with eleven words behind it so that it is too much\ntwo\n")
+    result = call(
+        "chat",
+        "-m",
+        "m",
+        stdin=(
+            f"one\n/file {tmp_path / 'doc'} with eleven words behind it so that it is too"
+            " much\ntwo\n"
+        ),
+    )
     assert says in result.stderr and result.stdout == "ONE\nTWO\n"
     assert [m["content"] for m in fake.calls[-1]["messages"]] == ["one", "ONE", "two"]
 
@@ -492,10 +645,23 @@ def chat_of(question: object, role: object = "user", **more: object) -> dict[str
 
 
 MESSAGES = [
-    None, 5, [], {}, {"messages": None}, {"messages": {}}, {"messages": ["x"]},
-    {"messages": [{"role": "user"}]}, {"messages": [{"role": "user", "content": "x"}]},
-    chat_of(5), chat_of("x", "tool"), chat_of("x", ["user"]), chat_of("x", more=1),
-    chat_of("\ud800"), chat_of([]), chat_of(["x"]), chat_of([{"type": "text", "text": None}]),
+    None,
+    5,
+    [],
+    {},
+    {"messages": None},
+    {"messages": {}},
+    {"messages": ["x"]},
+    {"messages": [{"role": "user"}]},
+    {"messages": [{"role": "user", "content": "x"}]},
+    chat_of(5),
+    chat_of("x", "tool"),
+    chat_of("x", ["user"]),
+    chat_of("x", more=1),
+    chat_of("\ud800"),
+    chat_of([]),
+    chat_of(["x"]),
+    chat_of([{"type": "text", "text": None}]),
 ]
 
 
@@ -512,10 +678,20 @@ def test_damaged_messages_are_one_line_and_the_chat_goes_on(fake, tmp_path, note
 def test_a_loaded_chat_shows_its_last_turn_in_short(fake, tmp_path):
     other, path = FakeLlama(), tmp_path / "talk"
     document = {"type": "text", "text": "a document"}
-    other.kv_save(str(path), {"messages": [
-        {"role": "system", "content": "be kind"}, *chat_of("early")["messages"],
-        {"role": "user", "content": [document, {"type": "text", "text": "and\nwhat\x1b[2J?"}]},
-        {"role": "assistant", "content": "word " * 1000}]})
+    other.kv_save(
+        str(path),
+        {
+            "messages": [
+                {"role": "system", "content": "be kind"},
+                *chat_of("early")["messages"],
+                {
+                    "role": "user",
+                    "content": [document, {"type": "text", "text": "and\nwhat\x1b[2J?"}],
+                },
+                {"role": "assistant", "content": "word " * 1000},
+            ]
+        },
+    )
     shown = call("chat", "-m", "m", stdin=f"/load {path}\n").stderr
     assert "> and what[2J?\nword word" in shown and "early" not in shown
     assert "a document" not in shown and "\x1b" not in shown and len(shown) < 800
@@ -541,7 +717,10 @@ def test_commands_of_a_chat(fake):
     lines = "/help\none two\n/stats\n/ratio 0.5\n/system be kind\n/reset\nthree\n/quit\nfour\n"
     result = call("chat", "-m", "m", stdin=lines)
     assert result.exit_code == 0 and result.stdout == "ONE TWO\nTHREE\n"
-    assert "50 % of the memory from the next prompt on: 0.0 of 0.0 MiB, 2 of the 4 tokens seen would stay" in result.stderr
+    assert (
+        "50 % of the memory from the next prompt on: 0.0 of 0.0 MiB, 2 of the 4 tokens seen would"
+        " stay" in result.stderr
+    )
     assert [m["content"] for m in fake.calls[-1]["messages"]] == ["be kind", "three"]
     assert all(name in result.stderr for name in slash.COMMANDS)
     assert "snapkv" in result.stderr and "tokens kept" in result.stderr
@@ -550,21 +729,32 @@ def test_commands_of_a_chat(fake):
 @pytest.mark.parametrize(("leave", "forget"), [("/bye", "/clear"), ("/exit", "/reset")])
 def test_commands_as_llama_cpp_and_ollama_call_them(fake, tmp_path, leave, forget):
     (tmp_path / "doc").write_text("a text")
-    result = call("chat", "-m", "m", stdin=f"one\n{forget}\n/read {tmp_path / 'doc'}\ntwo\n{leave}\nthree\n")
-    assert result.exit_code == 0 and [m["content"] for m in fake.calls[-1]["messages"]] == [with_document("a text", "two")]
+    result = call(
+        "chat", "-m", "m", stdin=f"one\n{forget}\n/read {tmp_path / 'doc'}\ntwo\n{leave}\nthree\n"
+    )
+    assert result.exit_code == 0 and [m["content"] for m in fake.calls[-1]["messages"]] == [
+        with_document("a text", "two")
+    ]
     assert all(name in call("chat", "-m", "m", stdin="/?\n").stderr for name in slash.ALIASES)
 
 
 def test_a_full_context_is_said(fake, monkeypatch):
     chunks = ({"role": "assistant"}, None), ({"content": "x"}, "length")
-    monkeypatch.setattr(fake, "create_chat_completion", lambda **_: (
-        {"choices": [{"delta": delta, "finish_reason": reason}]} for delta, reason in chunks))
+    monkeypatch.setattr(
+        fake,
+        "create_chat_completion",
+        lambda **_: (
+            {"choices": [{"delta": delta, "finish_reason": reason}]} for delta, reason in chunks
+        ),
+    )
     assert "/reset" in call("chat", "-m", "m", stdin="one\n").stderr
     assert "/reset" not in call("chat", "-m", "m", "-n", "1", stdin="one\n").stderr
 
 
 def test_a_template_that_refuses_is_one_line(fake):
-    fake.create_chat_completion = lambda **_: (_ for _ in ()).throw(ValueError("System role\nnot supported"))
+    fake.create_chat_completion = lambda **_: (_ for _ in ()).throw(
+        ValueError("System role\nnot supported")
+    )
     assert "System role not supported" in refused(call("chat", "-m", "m", stdin="one\n"))
 
 
@@ -573,33 +763,58 @@ def wrapped(pieces: list[str], columns: int) -> str:
     return "".join(map(wrap.feed, pieces)) + wrap.end()
 
 
-@pytest.mark.parametrize(("text", "shown"), [
-    ("one two three", "one two\nthree"), ("one\n\n  two three", "one\n\n  two\nthree"), ("a much-too-long-word b", "a\nmuch-too-long-word\nb"),
-    ("```\nx = 1 + 2 + 3 + 4\n```\none two three", "```\nx = 1 + 2 + 3 + 4\n```\none two\nthree"), ("你好世界你好世界", "你好世界你好世界"),
-    ("123456789 two", "123456789\ntwo"), ("1234 6789 two", "1234 6789\ntwo"),
-])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("one two three", "one two\nthree"),
+        ("one\n\n  two three", "one\n\n  two\nthree"),
+        ("a much-too-long-word b", "a\nmuch-too-long-word\nb"),
+        (
+            "```\nx = 1 + 2 + 3 + 4\n```\none two three",
+            "```\nx = 1 + 2 + 3 + 4\n```\none two\nthree",
+        ),
+        ("你好世界你好世界", "你好世界你好世界"),
+        ("123456789 two", "123456789\ntwo"),
+        ("1234 6789 two", "1234 6789\ntwo"),
+    ],
+)
 def test_words_are_whole_at_the_edge(text, shown):
-    for pieces in ([text], list(text), [text[i:i + 3] for i in range(0, len(text), 3)]):
+    for pieces in ([text], list(text), [text[i : i + 3] for i in range(0, len(text), 3)]):
         assert wrapped(pieces, 9) == shown or "-" in text, pieces
     assert "".join(wrapped(list(text), 9).split()) == "".join(text.split())
 
 
-@pytest.mark.parametrize("reply", ["<think>hm, \n<b</think>yes <think>", "  \n<think></think>", "<thin", "no <think>", "<think>never ends </thi"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "<think>hm, \n<b</think>yes <think>",
+        "  \n<think></think>",
+        "<thin",
+        "no <think>",
+        "<think>never ends </thi",
+    ],
+)
 def test_thoughts_are_told_from_answers_however_they_are_cut(reply):
     whole = Splitter()
     expected = [*whole.feed(reply), *whole.end()]
     for n in (1, 2, 3, 5):
         splitter = Splitter()
-        parts = [part for i in range(0, len(reply), n) for part in splitter.feed(reply[i:i + n])] + splitter.end()
+        parts = [
+            part for i in range(0, len(reply), n) for part in splitter.feed(reply[i : i + n])
+        ] + splitter.end()
         for kind in (True, False):
-            assert "".join(t for t, k in parts if k is kind) == "".join(t for t, k in expected if k is kind)
+            assert "".join(t for t, k in parts if k is kind) == "".join(
+                t for t, k in expected if k is kind
+            )
     assert "".join(t for t, _ in expected) == reply
 
 
 def test_thoughts_are_dim_for_a_person_and_plain_elsewhere(capsys):
     for person, in_thought, expected in (
-            (True, False, "\x1b[2m<think>hm, \x1b[0m\x1b[2mso</think>\x1b[0m yes\n"), (True, True, "\x1b[2mso</think>\x1b[0m yes\n"),
-            (False, False, "<think>hm, so</think> yes\n")):
+        (True, False, "\x1b[2m<think>hm, \x1b[0m\x1b[2mso</think>\x1b[0m yes\n"),
+        (True, True, "\x1b[2mso</think>\x1b[0m yes\n"),
+        (False, False, "<think>hm, so</think> yes\n"),
+    ):
         reply = terminal.Reply(person, in_thought)
         for piece in ["so</th", "ink> yes"] if in_thought else ["<think>hm, so</th", "ink> yes"]:
             reply.write(piece)
@@ -612,7 +827,7 @@ def test_a_reply_cannot_steer_the_terminal():
     assert text.printable("a\x1b[2Jb\x9bc\td\n") == "a[2Jbc\td\n"
 
 
-# ---- chat, with signals and a terminal -------------------------------------------------------------------------------
+# ---- chat, with signals and a terminal
 
 CHILD = """
 import sys, time
@@ -633,12 +848,20 @@ commands.main({args!r}, prog_name="edgekv")
 """
 
 
-@pytest.mark.parametrize("args", [["chat", "-m", "m"], ["run", "-m", "m", "-"], ["run", "-m", "m", "-", "--json"]])
+@pytest.mark.parametrize(
+    "args", [["chat", "-m", "m"], ["run", "-m", "m", "-"], ["run", "-m", "m", "-", "--json"]]
+)
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_without_a_terminal_ends_the_program(args):
     command = [sys.executable, "-c", CHILD.format(args=args, step_s=0.3)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         process.stdin.write("hello there\n")
         process.stdin.flush() if args[0] == "chat" else process.stdin.close()
         assert "begins" in process.stderr.readline()
@@ -663,7 +886,9 @@ runpy.run_module("edgekv", run_name="__main__", alter_sys=True)
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_while_modules_load_is_silent(tiny, module):
     code = LOADING.format(module=module, model=str(tiny("llama-gqa")))
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode in (130, -signal.SIGINT), done
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
 
@@ -734,11 +959,24 @@ class Terminal:
         self.seen = ""
         self._at = 0
         self._screen, inner = pty.openpty()
-        own = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C becomes a signal
-        env = {**os.environ, "XDG_DATA_HOME": str(data), "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        # so that Ctrl-C becomes a signal
+        own = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        env = {
+            **os.environ,
+            "XDG_DATA_HOME": str(data),
+            "TERM": "xterm",
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+        }
         command = [sys.executable, "-c", own + CHILD.format(args=args, step_s=step_s)]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=inner, stdout=inner, stderr=inner, env=env,
-                                         start_new_session=True)
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env=env,
+            start_new_session=True,
+        )
         os.close(inner)
 
     def __enter__(self) -> Terminal:
@@ -759,7 +997,7 @@ class Terminal:
         end = time.monotonic() + seconds
         while (at := self.seen.find(text, self._at)) < 0:
             ready, _, _ = select.select([self._screen], [], [], max(0, end - time.monotonic()))
-            assert ready, f"no {text!r} in {self.seen[self._at:]!r}"
+            assert ready, f"no {text!r} in {self.seen[self._at :]!r}"
             self.seen += os.read(self._screen, 4096).decode(errors="replace")
         self._at = at + len(text)
 
@@ -767,20 +1005,46 @@ class Terminal:
         return self._process.wait(20)
 
 
-# ---- info and methods ------------------------------------------------------------------------------------------------
+# ---- info and methods
 
-SHAPE = {"arch": "llama", "n_layer": 2, "n_head": 9, "n_head_kv": [3, 3], "d_head_k": 64, "d_head_v": 64,
-         "n_ctx_train": 8192, "n_params": 134515008, "size_bytes": 91739136, "mode": "layers", "note": ""}
+SHAPE = {
+    "arch": "llama",
+    "n_layer": 2,
+    "n_head": 9,
+    "n_head_kv": [3, 3],
+    "d_head_k": 64,
+    "d_head_v": 64,
+    "n_ctx_train": 8192,
+    "n_params": 134515008,
+    "size_bytes": 91739136,
+    "mode": "layers",
+    "note": "",
+}
 
 
 def test_info(monkeypatch):
-    devices = [{"name": "CPU", "description": "a processor", "memory_total": 2**30, "memory_free": 2**29}]
-    build = {"edgekv": "0.1.0", "llama_cpp_commit": "abc", "llama_cpp_python": "1", "patches": ["a", "b"], "lib": "l", "devices": devices}
+    devices = [
+        {"name": "CPU", "description": "a processor", "memory_total": 2**30, "memory_free": 2**29}
+    ]
+    build = {
+        "edgekv": "0.1.0",
+        "llama_cpp_commit": "abc",
+        "llama_cpp_python": "1",
+        "patches": ["a", "b"],
+        "lib": "l",
+        "devices": devices,
+    }
     monkeypatch.setattr(load, "build_info", lambda: build)
     monkeypatch.setattr(load, "model_info", lambda path: SHAPE)
-    monkeypatch.setattr(load, "cache_types", lambda: {"f16": (1, 1, 2), "q8_0": (8, 32, 34), "odd": (0, 48, 5)})
+    monkeypatch.setattr(
+        load, "cache_types", lambda: {"f16": (1, 1, 2), "q8_0": (8, 32, 34), "odd": (0, 48, 5)}
+    )
     plain = call("info", "-m", "m.gguf")
-    assert plain.exit_code == 0 and "512.0 of 1,024.0 MiB free" in plain.stdout and "1,536 bytes per token" in plain.stdout
+    assert (
+        plain.exit_code == 0
+        and "512.0 of 1,024.0 MiB free" in plain.stdout
+        and "1,536 bytes per token" in plain.stdout
+    )
     record = json.loads(call("info", "-m", "m.gguf", "--json").stdout)
     assert record["model"]["kv_bytes_per_token"] == {"f16": 1536, "q8_0": 816, "odd": None}
     assert json.loads(call("info", "--json").stdout)["model"] is None
@@ -799,4 +1063,7 @@ def test_methods_lists_every_preset():
 
 
 def test_tables_line_up():
-    assert report.table([("a", "long cell", "x"), ("bcd", "e", "y")]) == "a    long cell  x\nbcd  e          y"
+    assert (
+        report.table([("a", "long cell", "x"), ("bcd", "e", "y")])
+        == "a    long cell  x\nbcd  e          y"
+    )

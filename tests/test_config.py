@@ -13,10 +13,25 @@ from edgekv.config import MOST, option_of
 from tests.engine import load
 
 ODD = (
-    ("ratio", 20), ("ratio", "half"), ("ratio", float("nan")), ("budget", 0), ("budget", 1.5),
-    ("budget", [1, 2]), ("budget_mb", float("inf")), ("budget_mb", -1), ("memory", "much"),
-    ("method", "nonsense"), ("sink", -1), ("sink", MOST + 1), ("window", 0), ("window", True),
-    ("window", 2.5), ("min_tokens", 0), ("hidden", "tape"), ("tail", 0), ("seed", -1),
+    ("ratio", 20),
+    ("ratio", "half"),
+    ("ratio", float("nan")),
+    ("budget", 0),
+    ("budget", 1.5),
+    ("budget", [1, 2]),
+    ("budget_mb", float("inf")),
+    ("budget_mb", -1),
+    ("memory", "much"),
+    ("method", "nonsense"),
+    ("sink", -1),
+    ("sink", MOST + 1),
+    ("window", 0),
+    ("window", True),
+    ("window", 2.5),
+    ("min_tokens", 0),
+    ("hidden", "tape"),
+    ("tail", 0),
+    ("seed", -1),
 )
 
 
@@ -38,7 +53,9 @@ def test_the_command_lines_text_means_the_same_as_pythons_value(one):
 def test_a_model_takes_one_object_and_single_options_override_it(tiny):
     shared = KVConfig(ratio=0.5, method="streaming", min_tokens=1)
     llm = load(tiny("llama-gqa"), kv=shared, kv_ratio=0.25)
-    assert (llm.kv_stats().ratio, llm.kv_stats().method) == (0.25, "snapkv"), "tests.engine names one"
+    assert (llm.kv_stats().ratio, llm.kv_stats().method) == (0.25, "snapkv"), (
+        "tests.engine names one"
+    )
     with Llama(str(tiny("llama-gqa")), kv=shared, n_ctx=512, verbose=False) as other:
         assert (other.kv_stats().ratio, other.kv_stats().method) == (0.5, "streaming")
 

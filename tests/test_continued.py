@@ -20,8 +20,13 @@ def tokens_of(text: bytes) -> list[int]:
     """The longest piece first, as a tokenizer would."""
     tokens = []
     while text:
-        tokens.append(max((t for t, p in enumerate(PIECES) if text.startswith(p)), key=lambda t: len(PIECES[t])))
-        text = text[len(PIECES[tokens[-1]]):]
+        tokens.append(
+            max(
+                (t for t, p in enumerate(PIECES) if text.startswith(p)),
+                key=lambda t: len(PIECES[t]),
+            )
+        )
+        text = text[len(PIECES[tokens[-1]]) :]
     return tokens
 
 
@@ -30,21 +35,49 @@ def single(text: bytes) -> list[int]:
     return [PIECES.index(bytes([byte])) for byte in text]
 
 
-@pytest.mark.parametrize(("have", "fixed", "text", "expected"), [
-    (single(b"ca\n") + single(b"\nb"), 3, b"ca\n\nbcc", single(b"ca\n\nb") + tokens_of(b"cc")),  # a reply that begins with a line break
-    (single(b"cca\n") + single(b"\nbb"), 4, b"cca\n\nca", single(b"cca\n\n") + tokens_of(b"ca")),  # of which something was cut off
-    (single(b"ca") + single(b"bc"), 2, b"cabc", single(b"cabc")),  # nothing new
-    (single(b"ca") + single(b"bc"), 2, b"caccc", tokens_of(b"caccc")),  # what is fixed comes in the same tokens: the rest can be taken back
-    (single(b"cab"), 3, b"cabc", [*single(b"cab"), *tokens_of(b"c")]),  # the last fixed token would be another one
-    (single(b"cab"), 3, b"bca", tokens_of(b"bca")),  # another text
-    (single(b"cab"), 3, b"ca", tokens_of(b"ca")),  # less
-    ([], 0, b"abc", tokens_of(b"abc")),
-])
+@pytest.mark.parametrize(
+    ("have", "fixed", "text", "expected"),
+    [
+        (
+            single(b"ca\n") + single(b"\nb"),
+            3,
+            b"ca\n\nbcc",
+            single(b"ca\n\nb") + tokens_of(b"cc"),
+        ),  # a reply that begins with a line break
+        (
+            single(b"cca\n") + single(b"\nbb"),
+            4,
+            b"cca\n\nca",
+            single(b"cca\n\n") + tokens_of(b"ca"),
+        ),  # of which something was cut off
+        (single(b"ca") + single(b"bc"), 2, b"cabc", single(b"cabc")),  # nothing new
+        (
+            single(b"ca") + single(b"bc"),
+            2,
+            b"caccc",
+            tokens_of(b"caccc"),
+        ),  # what is fixed comes in the same tokens: the rest can be taken back
+        (
+            single(b"cab"),
+            3,
+            b"cabc",
+            [*single(b"cab"), *tokens_of(b"c")],
+        ),  # the last fixed token would be another one
+        (single(b"cab"), 3, b"bca", tokens_of(b"bca")),  # another text
+        (single(b"cab"), 3, b"ca", tokens_of(b"ca")),  # less
+        ([], 0, b"abc", tokens_of(b"abc")),
+    ],
+)
 def test_what_is_fixed_stays_where_the_text_is_the_same(have, fixed, text, expected):
     assert continued(tokens_of(text), have, fixed, text_of, tokens_of) == expected
 
 
-@given(st.lists(st.integers(0, len(PIECES) - 1)), st.lists(st.integers(0, len(PIECES) - 1)), st.integers(0, 8), st.integers(0, 8))
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1)),
+    st.lists(st.integers(0, len(PIECES) - 1)),
+    st.integers(0, 8),
+    st.integers(0, 8),
+)
 def test_the_text_is_never_another_one(have, more, fixed, cut):
     fixed = min(fixed, len(have))
     text = text_of(have)[: len(text_of(have)) - cut] + text_of(more)

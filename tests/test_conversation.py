@@ -1,4 +1,6 @@
-"""`edgekv.Llama` as a drop-in: mistakes, cancelling, saving, prefixes, and text that comes out as in the parent."""
+"""`edgekv.Llama` as a drop-in: mistakes, cancelling, saving, prefixes, and text that comes out as
+in the parent.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +32,46 @@ def llm(tiny, text):
 def state(llm) -> tuple:
     """Everything that a turn may change: tokens, rows by position and bytes."""
     store = llm._kv.store
-    return llm.n_tokens, llm.input_ids[:llm.n_tokens].tolist(), [
-        (head.tolist(), store.row_bytes(il, k)) for il, heads in enumerate(positions(llm)) for k, head in enumerate(heads)]
+    return (
+        llm.n_tokens,
+        llm.input_ids[: llm.n_tokens].tolist(),
+        [
+            (head.tolist(), store.row_bytes(il, k))
+            for il, heads in enumerate(positions(llm))
+            for k, head in enumerate(heads)
+        ],
+    )
 
 
 # ---- mistakes
 
 
-@pytest.mark.parametrize("options", [
-    dict(kv_ratio=20), dict(kv_ratio=0), dict(kv_ratio=-0.5), dict(kv_ratio=float("nan")), dict(kv_method="nonsense"), dict(kv_hidden="tape"),
-    dict(kv_budget=0), dict(kv_budget_mb=-1), dict(kv_window=0), dict(kv_sink=-1), dict(kv_ratio=0.2, flash_attn=False),
-    dict(kv_budget=np.ones((2, 2), np.int32)),
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(kv_ratio=20),
+        dict(kv_ratio=0),
+        dict(kv_ratio=-0.5),
+        dict(kv_ratio=float("nan")),
+        dict(kv_method="nonsense"),
+        dict(kv_hidden="tape"),
+        dict(kv_budget=0),
+        dict(kv_budget_mb=-1),
+        dict(kv_window=0),
+        dict(kv_sink=-1),
+        dict(kv_ratio=0.2, flash_attn=False),
+        dict(kv_budget=np.ones((2, 2), np.int32)),
+    ],
+)
 def test_wrong_settings_are_one_line(tiny, text, options):
     with pytest.raises(EdgeKVError) as error:
         load(tiny("llama-gqa"), **options).eval(list(text(N_PROMPT)))
     assert str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"GGUF", b"GGUF" + bytes(200), b"not a model at all"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"GGUF", b"GGUF" + bytes(200), b"not a model at all"]
+)
 def test_a_file_that_is_no_model_is_one_line(tmp_path, content):
     path = tmp_path / "model.gguf"
     if content is not None:
@@ -68,7 +91,9 @@ def test_a_name_that_can_be_no_model_is_one_line(tmp_path, name):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("options", [dict(kv_sink=2**31), dict(kv_window=2**31), dict(kv_budget_mb=float("inf"))])
+@pytest.mark.parametrize(
+    "options", [dict(kv_sink=2**31), dict(kv_window=2**31), dict(kv_budget_mb=float("inf"))]
+)
 def test_numbers_that_native_code_cannot_count_are_refused(tiny, options):
     with pytest.raises(BadInput):
         load(tiny("llama-gqa"), kv_ratio=0.3, **options)
@@ -118,10 +143,14 @@ def test_an_error_in_the_progress_callback_comes_out_and_changes_nothing(llm, te
 
 def test_progress_rises_to_its_total(tiny, text):
     seen = []
-    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_progress=lambda done, total: seen.append((done, total)))
+    llm = load(
+        tiny("llama-gqa"), kv_ratio=0.3, kv_progress=lambda done, total: seen.append((done, total))
+    )
     llm.eval(list(text(N_PROMPT)))
     done = [step for step, _ in seen]
-    assert done == sorted(done) and len({total for _, total in seen}) == 1 and done[-1] == seen[-1][1]
+    assert (
+        done == sorted(done) and len({total for _, total in seen}) == 1 and done[-1] == seen[-1][1]
+    )
 
 
 # ---- saving and loading
@@ -138,8 +167,15 @@ def test_a_saved_conversation_goes_on_bit_for_bit(tiny, text, tmp_path, name, ki
     assert np.array_equal(feed(second, text(8, seed=1)), feed(first, text(8, seed=1)))
 
 
-@pytest.mark.parametrize("other", [("llama-mha", "f16", {}), ("llama-gqa", "q8_0", {}), ("llama-gqa", "f16", {"kv_ratio": 1.0}),
-                                   ("llama-gqa", "f16", {"n_ctx": 512})])
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("llama-mha", "f16", {}),
+        ("llama-gqa", "q8_0", {}),
+        ("llama-gqa", "f16", {"kv_ratio": 1.0}),
+        ("llama-gqa", "f16", {"n_ctx": 512}),
+    ],
+)
 def test_a_conversation_of_another_model_or_cache_type_is_refused(llm, tiny, text, tmp_path, other):
     name, kind, options = other
     llm.kv_save(str(tmp_path / "chat"))
@@ -158,8 +194,14 @@ def test_a_damaged_file_is_refused_and_changes_nothing(llm, tmp_path, damage):
     llm.kv_save(str(path))
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
-    path.write_bytes({"cut": data[:middle], "flip": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:],
-                      "grow": data + b"x", "empty": b""}[damage])
+    path.write_bytes(
+        {
+            "cut": data[:middle],
+            "flip": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+            "grow": data + b"x",
+            "empty": b"",
+        }[damage]
+    )
     before = state(llm)
     with pytest.raises(BadInput):
         llm.kv_load(str(path))
@@ -185,7 +227,9 @@ def test_another_prompt_with_the_same_beginning_gives_the_text_of_a_fresh_start(
 
 
 def test_a_conversation_goes_on_where_its_reply_would_be_cut_into_other_tokens(tiny):
-    """Here "t" ends the prompt and "h" begins the reply; in the next turn's text they are one token."""
+    """Here "t" ends the prompt and "h" begins the reply; in the next turn's text they are one
+    token.
+    """
     llm = load(tiny("llama-gqa"), kv_ratio=0.3)
     prompt, reply = llm.tokenize((PROMPT + " t").encode()), llm.tokenize(b"h", add_bos=False)
     llm.eval(prompt)
@@ -195,7 +239,9 @@ def test_a_conversation_goes_on_where_its_reply_would_be_cut_into_other_tokens(t
     assert llm.tokenize(text.encode())[: len(prompt)] != prompt
     answer(llm, text)
     assert llm.n_evaluated - evaluated < 30  # not the prompt
-    assert all(now[: len(rows)] == rows for (now, _), (rows, _) in zip(state(llm)[2], before, strict=True))
+    assert all(
+        now[: len(rows)] == rows for (now, _), (rows, _) in zip(state(llm)[2], before, strict=True)
+    )
 
 
 def test_after_a_reset_nothing_is_left(tiny):
@@ -222,20 +268,34 @@ def test_streaming_stop_words_grammar_and_logprobs_work(tiny, ratio):
 
     llm = load(tiny("llama-gqa"), kv_ratio=ratio, logits_all=True)
     whole = answer(llm, PROMPT)
-    streamed = "".join(part["choices"][0]["text"] for part in llm.create_completion(PROMPT, max_tokens=12, temperature=0.0, stream=True))
+    streamed = "".join(
+        part["choices"][0]["text"]
+        for part in llm.create_completion(PROMPT, max_tokens=12, temperature=0.0, stream=True)
+    )
     assert streamed == whole and len(whole) > 2
     stop = whole[len(whole) // 2]
-    assert llm.create_completion(PROMPT, max_tokens=12, temperature=0.0, stop=[stop])["choices"][0]["text"] == whole.split(stop)[0]
+    assert (
+        llm.create_completion(PROMPT, max_tokens=12, temperature=0.0, stop=[stop])["choices"][0][
+            "text"
+        ]
+        == whole.split(stop)[0]
+    )
     grammar = LlamaGrammar.from_string('root ::= [0-9]+ "."', verbose=False)
-    digits = llm.create_completion(PROMPT, max_tokens=12, temperature=0.0, grammar=grammar)["choices"][0]["text"]
+    digits = llm.create_completion(PROMPT, max_tokens=12, temperature=0.0, grammar=grammar)[
+        "choices"
+    ][0]["text"]
     assert digits.rstrip(".").isdigit()
-    logprobs = llm.create_completion(PROMPT, max_tokens=4, temperature=0.0, logprobs=3)["choices"][0]["logprobs"]
+    logprobs = llm.create_completion(PROMPT, max_tokens=4, temperature=0.0, logprobs=3)["choices"][
+        0
+    ]["logprobs"]
     assert len(logprobs["tokens"]) >= 4 and all(value <= 0 for value in logprobs["token_logprobs"])
 
 
 def test_chat_completion_uses_the_template(tiny):
     llm = load(tiny("llama-gqa"), kv_ratio=0.3)
-    reply = llm.create_chat_completion(messages=[{"role": "user", "content": PROMPT}], max_tokens=8, temperature=0.0)
+    reply = llm.create_chat_completion(
+        messages=[{"role": "user", "content": PROMPT}], max_tokens=8, temperature=0.0
+    )
     assert reply["choices"][0]["message"]["role"] == "assistant"
     assert llm.kv_stats().n_kept < 0.5 * llm.kv_stats().n_seen
 
@@ -270,7 +330,9 @@ def test_a_tail_that_could_not_be_compressed_is_as_before(tiny, text, monkeypatc
 
 
 def chat_about(llm) -> tuple[Conversation, int]:
-    """A conversation after one question about a document, and the tokens that were read until then."""
+    """A conversation after one question about a document, and the tokens that were read until
+    then.
+    """
     talk = Conversation(llm, {"max_tokens": 8, "temperature": 0.0})
     list(talk.ask("who ran?", Document("doc", PROMPT, 0)))
     return talk, llm.n_evaluated
@@ -290,7 +352,11 @@ def test_a_reply_is_written_anew_without_the_document_being_read_again(tiny, mor
         list(talk.ask(question))
     reply, n = talk.messages[-1], talk.llm.n_evaluated
     list(talk.regenerate())
-    assert talk.llm.n_evaluated - n < 60 and talk.messages[-1] == reply and len(talk.messages) == 2 + 2 * len(more)
+    assert (
+        talk.llm.n_evaluated - n < 60
+        and talk.messages[-1] == reply
+        and len(talk.messages) == 2 + 2 * len(more)
+    )
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.3])
@@ -301,7 +367,11 @@ def test_a_cancelled_document_waits_and_is_read_once(tiny, ratio):
     with pytest.raises(Cancelled, match="begins with doc"):
         list(talk.ask("who ran?", Document("doc", PROMPT, 0)))
     llm.kv_progress = None
-    assert talk.messages == [] and llm.n_tokens == 0 and [str(d) for d in talk.documents] == ["doc (0 tokens)"]
+    assert (
+        talk.messages == []
+        and llm.n_tokens == 0
+        and [str(d) for d in talk.documents] == ["doc (0 tokens)"]
+    )
     list(talk.ask("who sang?"))
     assert talk.documents == [] and PROMPT in text_of(talk.messages[0])
 
@@ -309,7 +379,9 @@ def test_a_cancelled_document_waits_and_is_read_once(tiny, ratio):
 def test_a_broken_template_leaves_plain_completion(tiny, tmp_path):
     data = tiny("llama-gqa").read_bytes()
     assert data.count(CHAT_TEMPLATE.encode()) == 1
-    (tmp_path / "model.gguf").write_bytes(data.replace(CHAT_TEMPLATE.encode(), b"{% for".ljust(len(CHAT_TEMPLATE))))
+    (tmp_path / "model.gguf").write_bytes(
+        data.replace(CHAT_TEMPLATE.encode(), b"{% for".ljust(len(CHAT_TEMPLATE)))
+    )
     llm = load(tmp_path / "model.gguf")
     assert llm.template_error and answer(llm, PROMPT)
     with pytest.raises(BadInput, match="template is broken"):

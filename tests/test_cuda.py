@@ -1,6 +1,8 @@
-"""Our CUDA sources, and the file of llama.cpp that calls them, through nvcc, wherever it is: no warnings, no spills in attend.
+"""Our CUDA sources, and the file of llama.cpp that calls them, through nvcc, wherever it is: no
+warnings, no spills in attend.
 
-This says that they compile. What the kernels compute is tested in test_native.py on the CPU; neither says that they run on a GPU.
+This says that they compile. What the kernels compute is tested in test_native.py on the CPU;
+neither says that they run on a GPU.
 """
 
 from __future__ import annotations
@@ -17,9 +19,25 @@ from tests import cublas
 from tests.lib import ROOT
 
 KERNELS = ROOT / "native" / "src" / "cuda"
-SOURCES = ("edgekv-attend.cu", "edgekv-score.cu", "edgekv-foretell.cu", "edgekv-evict.cu", "edgekv-merge.cu")
+SOURCES = (
+    "edgekv-attend.cu",
+    "edgekv-score.cu",
+    "edgekv-foretell.cu",
+    "edgekv-evict.cu",
+    "edgekv-merge.cu",
+)
 ARCHITECTURES = (75, 80, 86, 89, 90, 120)
-FLAGS = ("-std=c++17", "-O3", "-use_fast_math", "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wmissing-declarations,-Werror", "-Xptxas", "-v")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-use_fast_math",
+    "-Werror",
+    "all-warnings",
+    "-Xcompiler",
+    "-Wall,-Wextra,-Wmissing-declarations,-Werror",
+    "-Xptxas",
+    "-v",
+)
 
 
 def upstream() -> Path:
@@ -34,9 +52,31 @@ def compile_for(architecture: int, source: Path, out: Path, *flags: str) -> str:
     """What nvcc says of a source that compiles without a warning."""
     if not shutil.which("nvcc"):
         pytest.skip("nvcc is missing")
-    include = [f"-I{folder}" for folder in (upstream() / "ggml" / "include", upstream() / "ggml" / "src", KERNELS, KERNELS.parent)]
-    done = subprocess.run(["nvcc", *(flags or FLAGS), f"-arch=sm_{architecture}", *include, "-c", str(source), "-o", str(out)],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    include = [
+        f"-I{folder}"
+        for folder in (
+            upstream() / "ggml" / "include",
+            upstream() / "ggml" / "src",
+            KERNELS,
+            KERNELS.parent,
+        )
+    ]
+    done = subprocess.run(
+        [
+            "nvcc",
+            *(flags or FLAGS),
+            f"-arch=sm_{architecture}",
+            *include,
+            "-c",
+            str(source),
+            "-o",
+            str(out),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stdout[-4000:]
     return done.stdout
 
@@ -45,7 +85,9 @@ def check_kernels(architecture: int, folder: Path) -> None:
     for source in SOURCES:
         said = compile_for(architecture, KERNELS / source, folder / "kernel.o")
         spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-        assert spills and all(pair == ("0", "0") for pair in spills), f"{source} spills for sm_{architecture}:\n{said[-3000:]}"
+        assert spills and all(pair == ("0", "0") for pair in spills), (
+            f"{source} spills for sm_{architecture}:\n{said[-3000:]}"
+        )
 
 
 @pytest.mark.slow
@@ -59,8 +101,21 @@ def test_kernels_compile_without_spills(architecture, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["patched", "ours"])
 def test_call_sites_compile(source, tmp_path):
-    """ggml-cuda.cu with our calls, and the file that it calls. They include cuBLAS: its header comes with the toolkit, or from PyPI."""
+    """ggml-cuda.cu with our calls, and the file that it calls. They include cuBLAS: its header
+    comes with the toolkit, or from PyPI.
+    """
     patched = upstream() / "ggml" / "src" / "ggml-cuda" / "ggml-cuda.cu"
     path = patched if source == "patched" else KERNELS / "edgekv-op.cu"
-    compile_for(86, path, tmp_path / "calls.o", "-std=c++17", "-O1", "-extended-lambda", "-Werror", "all-warnings", "-DEDGEKV_CUDA",
-                "-DGGML_CUDA_USE_GRAPHS", f"-I{cublas.folder()}")
+    compile_for(
+        86,
+        path,
+        tmp_path / "calls.o",
+        "-std=c++17",
+        "-O1",
+        "-extended-lambda",
+        "-Werror",
+        "all-warnings",
+        "-DEDGEKV_CUDA",
+        "-DGGML_CUDA_USE_GRAPHS",
+        f"-I{cublas.folder()}",
+    )

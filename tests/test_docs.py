@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-ins for CUDA and Metal need Linux")
 def test_the_table_of_kernels_is_up_to_date():
     text = support_table.PAGE.read_text(encoding="utf-8")
-    assert support_table.updated(text) == text and support_table.make() in text, "python -m tests.support_table writes it anew"
+    assert support_table.updated(text) == text and support_table.make() in text, (
+        "python -m tests.support_table writes it anew"
+    )
 
 
 def test_the_python_page_is_the_docstrings():
@@ -60,7 +62,9 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_paths_in_prose_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    for path in re.findall(r"`((?:edgekv|native|patches|tests|docs|benchmarks)/[\w./-]+\.\w+)`", text):
+    for path in re.findall(
+        r"`((?:edgekv|native|patches|tests|docs|benchmarks)/[\w./-]+\.\w+)`", text
+    ):
         assert (ROOT / path).exists() or path.startswith("edgekv/lib/"), f"{page} names {path}"
 
 
@@ -90,7 +94,11 @@ def test_the_pictures_data_are_those_of_its_page():
 
 def test_the_patches_are_described():
     text = (ROOT / "patches" / "README.md").read_text(encoding="utf-8")
-    series = [line for line in (ROOT / "patches" / "series").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    series = [
+        line
+        for line in (ROOT / "patches" / "series").read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
     assert series and all(f"`{name}`" in text for name in series)
     for name in series:
         header = (ROOT / "patches" / name).read_text(encoding="utf-8").split("---", 1)[0]

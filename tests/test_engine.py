@@ -1,4 +1,6 @@
-"""The engine against the unpatched library (nothing compressed) and against the torch reference (the same rows kept)."""
+"""The engine against the unpatched library (nothing compressed) and against the torch reference
+(the same rows kept).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ LIMIT_STAT = 1e-7
 
 @pytest.fixture(scope="module")
 def stock(stock_lib, tiny, text):
-    """Logits of the unpatched library for every architecture and cache type: after the prompt and after 64 tokens."""
+    """Logits of the unpatched library for every architecture and cache type: after the prompt and
+    after 64 tokens.
+    """
     pairs = [(name, kind) for name in models.ARCHITECTURES for kind in KINDS]
     jobs = [job(tiny(name), kind, text(N_PROMPT), text(N_DECODE, seed=1)) for name, kind in pairs]
     return dict(zip(pairs, lib.run(stock_lib, jobs), strict=True))
@@ -39,17 +43,23 @@ def test_ratio_1_is_bit_identical_to_the_unpatched_library(stock, tiny, text, na
 
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_method_full_is_bit_identical_whatever_the_ratio(stock, tiny, text, name):
-    got = read(load(tiny(name), kv_method="full", kv_ratio=0.2), text(N_PROMPT), text(N_DECODE, seed=1))
+    got = read(
+        load(tiny(name), kv_method="full", kv_ratio=0.2), text(N_PROMPT), text(N_DECODE, seed=1)
+    )
     assert np.array_equal(got, stock[name, "f16"])
 
 
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
-def test_a_store_that_keeps_every_row_agrees_with_the_unpatched_library(stock, tiny, text, nmse, name):
+def test_a_store_that_keeps_every_row_agrees_with_the_unpatched_library(
+    stock, tiny, text, nmse, name
+):
     llm = load(tiny(name), kv_budget=10 * N_PROMPT)
     assert llm.kv_stats().mode == "layers"
     got, expected = read(llm, text(N_PROMPT), text(N_DECODE, seed=1)), stock[name, "f16"]
     assert nmse(got[0], expected[0]) < 1e-7
-    assert nmse(got, expected) < 1e-4  # llama.cpp sums values in f16 when it decodes, which alone is up to 5e-5
+    assert (
+        nmse(got, expected) < 1e-4
+    )  # llama.cpp sums values in f16 when it decodes, which alone is up to 5e-5
 
 
 # ---- the same rows, the same logits
@@ -61,7 +71,9 @@ def test_same_rows_same_logits_as_the_reference(tiny, text, nmse, name, kind):
     check_against_reference(tiny(name), text, nmse, kind, kind, kind)
 
 
-@pytest.mark.parametrize("kind", ["bf16", "q5_1", "q5_0", "q4_1", "q8_0,q4_0", "f16,q8_0", "q4_0,f16"])
+@pytest.mark.parametrize(
+    "kind", ["bf16", "q5_1", "q5_0", "q4_1", "q8_0,q4_0", "f16,q8_0", "q4_0,f16"]
+)
 @pytest.mark.parametrize("name", ["llama-gqa", "llama-d128"])
 def test_every_cache_type_and_mixed_ones(tiny, text, nmse, name, kind):
     type_k, type_v = (kind.split(",") * 2)[:2]
@@ -69,7 +81,10 @@ def test_every_cache_type_and_mixed_ones(tiny, text, nmse, name, kind):
 
 
 def check_against_reference(path, text, nmse, kind, type_k, type_v):
-    llm, reference = load(path, kind, kv_method="random", kv_ratio=0.3), Reference(path, type_k, type_v)
+    llm, reference = (
+        load(path, kind, kv_method="random", kv_ratio=0.3),
+        Reference(path, type_k, type_v),
+    )
     limit = max(MAX_NMSE[type_k], MAX_NMSE[type_v])
     prompt = reference.prefill(text(N_PROMPT), all_logits=False).logits.numpy()
     assert nmse(read(llm, text(N_PROMPT), ()), prompt) < limit
@@ -80,9 +95,22 @@ def check_against_reference(path, text, nmse, kind, type_k, type_v):
 
 def test_iq4_nl_is_about_as_good_as_q4_0(tiny, text, nmse):
     """The reference cannot quantise to iq4_nl, so it is compared with an f16 cache."""
-    exact = read(load(tiny("llama-gqa"), kv_method="streaming", kv_ratio=0.3), text(N_PROMPT), text(16, seed=1))
-    error = {kind: nmse(read(load(tiny("llama-gqa"), kind, kv_method="streaming", kv_ratio=0.3), text(N_PROMPT), text(16, seed=1)), exact)
-             for kind in ("iq4_nl", "q4_0")}
+    exact = read(
+        load(tiny("llama-gqa"), kv_method="streaming", kv_ratio=0.3),
+        text(N_PROMPT),
+        text(16, seed=1),
+    )
+    error = {
+        kind: nmse(
+            read(
+                load(tiny("llama-gqa"), kind, kv_method="streaming", kv_ratio=0.3),
+                text(N_PROMPT),
+                text(16, seed=1),
+            ),
+            exact,
+        )
+        for kind in ("iq4_nl", "q4_0")
+    }
     assert 0 < error["iq4_nl"] < 1.5 * error["q4_0"]
 
 
@@ -91,25 +119,44 @@ def test_a_later_turn_is_read_over_the_rows_that_were_kept(tiny, text, nmse, nam
     llm, reference = load(tiny(name), kv_method="random", kv_ratio=0.4), Reference(tiny(name))
     llm.eval(list(text(N_PROMPT)))
     reference.prefill(text(N_PROMPT))
-    for seed, n_tokens in ((2, 10), (3, 300), (4, 200)):  # a short turn is appended, long ones are compressed
+    for seed, n_tokens in (
+        (2, 10),
+        (3, 300),
+        (4, 200),
+    ):  # a short turn is appended, long ones are compressed
         evict_likewise(reference, llm)
         turn = text(n_tokens, seed=seed)
         llm.eval(list(turn))
         expected = reference.prefill(turn, all_logits=False).logits.numpy()
         assert nmse(logits(llm)[None], expected) < MAX_NMSE["f16"]
     evict_likewise(reference, llm)
-    assert nmse(feed(llm, text(16, seed=1)), reference.decode(text(16, seed=1)).numpy()) < MAX_NMSE["f16"]
+    assert (
+        nmse(feed(llm, text(16, seed=1)), reference.decode(text(16, seed=1)).numpy())
+        < MAX_NMSE["f16"]
+    )
 
 
 @pytest.mark.parametrize("hidden", ["f16", "disk"])
 def test_hidden_states_may_wait_elsewhere(tiny, text, nmse, hidden):
-    expected, got = (read(load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden=mode), text(N_PROMPT), text(16, seed=1)) for mode in ("f32", hidden))
+    expected, got = (
+        read(
+            load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden=mode), text(N_PROMPT), text(16, seed=1)
+        )
+        for mode in ("f32", hidden)
+    )
     assert np.array_equal(got, expected) if hidden == "disk" else nmse(got, expected) < 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_number_of_threads_changes_nothing(tiny, text, kind):
-    one, three = (read(load(tiny("llama-gqa"), kind, kv_ratio=0.3, n_threads=n), text(N_PROMPT), text(16, seed=1)) for n in (1, 3))
+    one, three = (
+        read(
+            load(tiny("llama-gqa"), kind, kv_ratio=0.3, n_threads=n),
+            text(N_PROMPT),
+            text(16, seed=1),
+        )
+        for n in (1, 3)
+    )
     assert np.array_equal(one, three)
 
 
@@ -118,11 +165,16 @@ def test_what_compressing_took_is_told_by_stage(tiny, text):
     llm.eval(list(text(300)))
     stats = llm.kv_stats()
     assert tuple(stats.stage_ms) == STAGES and all(ms > 0 for ms in stats.stage_ms.values())
-    assert stats.compress_ms == pytest.approx(sum(stats.stage_ms.values())) and stats.compress_ms < stats.prefill_ms
+    assert (
+        stats.compress_ms == pytest.approx(sum(stats.stage_ms.values()))
+        and stats.compress_ms < stats.prefill_ms
+    )
 
 
 def test_what_compressing_took_is_that_of_the_last_prompt(tiny, text):
-    """Not of an earlier one when a short turn is appended as it is, nor of the tail while the model writes."""
+    """Not of an earlier one when a short turn is appended as it is, nor of the tail while the model
+    writes.
+    """
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_tail=64)
     llm.eval(list(text(300)))
     first = dict(llm.kv_stats().stage_ms)
@@ -139,7 +191,9 @@ def test_what_compressing_took_is_that_of_the_last_prompt(tiny, text):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_statistics_equal_the_references(tiny, text, nmse, name, kind):
-    """Over the same rows: a value of four bits that rounds the other way in an earlier layer is none of the scorer's business."""
+    """Over the same rows: a value of four bits that rounds the other way in an earlier layer is
+    none of the scorer's business.
+    """
     from edgekv import native
 
     n, names = 400, ("mean", "var", "max", "col_entropy")
@@ -148,13 +202,18 @@ def test_statistics_equal_the_references(tiny, text, nmse, name, kind):
     with native.Prefill(llm._ctx.ctx, text(n), [(n - 32, n, names), (0, n, ("mean",))]) as prefill:
         for il, info in enumerate(llm._kv.store.layers):
             prefill.run(il)
-            k, v = (torch.from_numpy(np.stack(x)) for x in zip(*(prefill.rows(head) for head in range(info.n_head_kv)), strict=True))
+            k, v = (
+                torch.from_numpy(np.stack(x))
+                for x in zip(*(prefill.rows(head) for head in range(info.n_head_kv)), strict=True)
+            )
             rows.append(turned_back(k, v, kind))
             if info.n_swa:
                 continue
             stats[il] = [*(prefill.stat(0, stat) for stat in names), prefill.stat(1, "mean") * n]
             prefill.keep([np.arange(n, dtype=np.int32)] * info.n_head_kv)
-    prompt = Reference(tiny(name), kind, kind).prefill(text(n), observe=32, all_logits=False, rows=rows)
+    prompt = Reference(tiny(name), kind, kind).prefill(
+        text(n), observe=32, all_logits=False, rows=rows
+    )
     for il, got in stats.items():
         expected, layer = columns(prompt.layers[il].attention), prompt.layers[il]
         wanted = (expected.mean, expected.var, expected.max, expected.entropy, layer.col_sum)
@@ -173,7 +232,9 @@ def test_snapkv_keeps_what_the_reference_keeps_except_at_ties(tiny, text, name):
         scores = snapkv(prompt.layers[il].attention)
         for k, expected in enumerate(keep_best(scores, len(heads[0]))):
             odd = np.setxor1d(heads[k], expected)
-            free = np.setdiff1d(expected, np.concatenate([np.arange(4), np.arange(N_PROMPT - 32, N_PROMPT)]))
+            free = np.setdiff1d(
+                expected, np.concatenate([np.arange(4), np.arange(N_PROMPT - 32, N_PROMPT)])
+            )
             threshold = float(scores[k, free].min())
             assert np.allclose(scores[k, odd], threshold, rtol=1e-3), (il, k, odd)
 
@@ -184,7 +245,10 @@ def test_snapkv_keeps_what_the_reference_keeps_except_at_ties(tiny, text, name):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_kept_rows_have_the_bytes_of_the_full_cache(tiny, text, name, kind):
-    full, part = load(tiny(name), kind, kv_budget=10 * N_PROMPT), load(tiny(name), kind, kv_ratio=0.2)
+    full, part = (
+        load(tiny(name), kind, kv_budget=10 * N_PROMPT),
+        load(tiny(name), kind, kv_ratio=0.2),
+    )
     for llm in (full, part):
         llm.eval(list(text(N_PROMPT)))
     for il, heads in enumerate(positions(part)):
@@ -192,18 +256,25 @@ def test_kept_rows_have_the_bytes_of_the_full_cache(tiny, text, name, kind):
             assert len(set(rows.tolist())) == len(rows)
             there = full._kv.store.positions(il, k).tolist()
             order = [there.index(row) for row in rows.tolist()]
-            for kept, everything in zip(part._kv.store.row_bytes(il, k), full._kv.store.row_bytes(il, k), strict=True):
+            for kept, everything in zip(
+                part._kv.store.row_bytes(il, k), full._kv.store.row_bytes(il, k), strict=True
+            ):
                 size = len(everything) // len(there)
-                assert kept == b"".join(everything[row * size:(row + 1) * size] for row in order)
+                assert kept == b"".join(everything[row * size : (row + 1) * size] for row in order)
 
 
 def test_evicting_a_finished_cache_gives_the_same_next_logits(tiny, text, nmse):
     """Invariant 2: compress while reading, or read in full and evict the same rows afterwards."""
-    late, early = load(tiny("llama-gqa"), kv_budget=10 * N_PROMPT), load(tiny("llama-gqa"), kv_ratio=0.2)
+    late, early = (
+        load(tiny("llama-gqa"), kv_budget=10 * N_PROMPT),
+        load(tiny("llama-gqa"), kv_ratio=0.2),
+    )
     for llm in (late, early):
         llm.eval(list(text(N_PROMPT)))
     for il, heads in enumerate(positions(early)):
-        late._kv.store.evict(il, heads)  # in a store that has every row, a row's number is its token index
+        late._kv.store.evict(
+            il, heads
+        )  # in a store that has every row, a row's number is its token index
     assert nmse(feed(late, text(16, seed=1)), feed(early, text(16, seed=1))) < 1e-10
 
 
@@ -212,7 +283,9 @@ def test_evicting_a_finished_cache_gives_the_same_next_logits(tiny, text, nmse):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
-def test_a_graph_that_cannot_be_cut_gives_the_same_rows_and_logits(tiny, text, monkeypatch, name, kind):
+def test_a_graph_that_cannot_be_cut_gives_the_same_rows_and_logits(
+    tiny, text, monkeypatch, name, kind
+):
     """EDGEKV_WHOLE=1 reads all layers at once, as for a graph without cuts."""
     layers = load(tiny(name), kind, kv_ratio=0.3)
     expected = read(layers, text(N_PROMPT), text(8, seed=1))
@@ -220,16 +293,20 @@ def test_a_graph_that_cannot_be_cut_gives_the_same_rows_and_logits(tiny, text, m
     whole = load(tiny(name), kind, kv_ratio=0.3)
     assert np.array_equal(read(whole, text(N_PROMPT), text(8, seed=1)), expected)
     assert whole.kv_stats().mode == "full then compress" and whole.kv_stats().note
-    assert [[h.tolist() for h in x] for x in positions(whole)] == [[h.tolist() for h in x] for x in positions(layers)]
+    assert [[h.tolist() for h in x] for x in positions(whole)] == [
+        [h.tolist() for h in x] for x in positions(layers)
+    ]
 
 
 @pytest.mark.parametrize("path", ["graph", "node"])
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_paths_of_other_backends_agree(tiny, text, nmse, monkeypatch, name, kind, path):
-    """EDGEKV_ATTEND=graph: ordinary flash attention, one call per KV head once they differ, as on a backend without our kernels.
+    """EDGEKV_ATTEND=graph: ordinary flash attention, one call per KV head once they differ, as on a
+    backend without our kernels.
 
-    EDGEKV_ATTEND=node: the one node over all heads, and the table of their lengths, that a backend with our kernel gets.
+    EDGEKV_ATTEND=node: the one node over all heads, and the table of their lengths, that a backend
+    with our kernel gets.
     """
 
     def run() -> np.ndarray:
@@ -244,7 +321,9 @@ def test_paths_of_other_backends_agree(tiny, text, nmse, monkeypatch, name, kind
     expected = run()
     monkeypatch.setenv("EDGEKV_ATTEND", path)
     # upstream's kernels round queries and sum in f16; the node computes the same in another order
-    assert nmse(run(), expected) < (LIMIT_NODE if path == "node" else 1e-4 if kind == "f16" else 1e-2)
+    assert nmse(run(), expected) < (
+        LIMIT_NODE if path == "node" else 1e-4 if kind == "f16" else 1e-2
+    )
 
 
 def test_a_batch_that_wants_too_many_logits_is_refused(tiny, text):

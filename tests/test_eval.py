@@ -1,4 +1,6 @@
-"""The evaluator and its commands: one reading for all rows, tables that hold together, bad input in one line."""
+"""The evaluator and its commands: one reading for all rows, tables that hold together, bad input in
+one line.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ GRID = [Row("full", 1.0), Row("snapkv", 0.5), Row("snapkv", 0.2)]
 
 @dataclass
 class FakeLlama:
-    """The little of a model that the evaluation itself uses. A word is a token; its number is its length."""
+    """The little of a model that the evaluation itself uses. A word is a token; its number is its
+    length.
+    """
 
     ctx: int = 2000
 
@@ -310,17 +314,20 @@ def two_rows(**more) -> table.Table:
 
 def test_markdown_states_tokens_and_bytes_beside_every_ratio():
     lines = table.as_markdown(two_rows()).splitlines()
-    assert lines[0] == (
-        "| method | cache type | ratio | KV used | tokens | tokens kept | 300 tokens | 600 tokens | score | 95 % interval "
-        "| samples |"
+    assert (
+        lines[0]
+        == "| method | cache type | ratio | KV used | tokens | tokens kept | 300 tokens | 600"
+        " tokens | score | 95 % interval | samples |"
     )
     assert (
         lines[2]
-        == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 100.0 % | 50.0 % | 75.0 % | 30.1 % to 95.4 % | 4 |"
+        == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 100.0 % | 50.0 % | 75.0 % |"
+        " 30.1 % to 95.4 % | 4 |"
     )
     assert (
         lines[3]
-        == "| snapkv | f16 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % | 50.0 % | 0.0 % | 25.0 % | 4.6 % to 69.9 % | 4 |"
+        == "| snapkv | f16 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % | 50.0 % | 0.0 % | 25.0 % |"
+        " 4.6 % to 69.9 % | 4 |"
     )
 
 
@@ -531,7 +538,8 @@ def test_the_table_of_a_task(run):
     assert len(lines) == 2 + 5
     assert (
         lines[2]
-        == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 0.0 % | 0.0 % | 0.0 % | 0.0 % to 49.0 % | 4 |"
+        == "| full | f16 | 1 | 100 %: 1.0 of 1.0 MiB | 1,000 | 100 % | 0.0 % | 0.0 % | 0.0 % | 0.0"
+        " % to 49.0 % | 4 |"
     )
     assert lines[-1].startswith("| auto | q8_0 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % |")
 
@@ -762,36 +770,73 @@ def measured(run, tiny, tmp_path, monkeypatch) -> tuple[str, Path]:
     """A tiny model and the file of its results, behind a small evaluation."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = str(tiny("llama-gqa"))
-    run("needle", "-m", model, "-n", "2", "--lengths", "200", "--methods", "snapkv",
-        "--ratios", "0.5", "--setting", "agnostic")
+    run(
+        "needle",
+        "-m",
+        model,
+        "-n",
+        "2",
+        "--lengths",
+        "200",
+        "--methods",
+        "snapkv",
+        "--ratios",
+        "0.5",
+        "--setting",
+        "agnostic",
+    )
     return model, results.file_of(model)
 
 
 def test_fit_says_what_eval_measured_of_the_model(measured, tiny):
     def quality(name: str, ratio: str) -> str:
-        words = ["fit", "-m", str(tiny(name)), "--memory", "2GiB", "-c", "512", "--json",
-                 "--kv-method", "snapkv", "--ratios", ratio]
+        words = [
+            "fit",
+            "-m",
+            str(tiny(name)),
+            "--memory",
+            "2GiB",
+            "-c",
+            "512",
+            "--json",
+            "--kv-method",
+            "snapkv",
+            "--ratios",
+            ratio,
+        ]
         return json.loads(CliRunner().invoke(commands.main, words).stdout)["best"]["quality"]
 
-    assert quality("llama-gqa", "0.5") == (
-        "needle: score 0.0 % (full cache: 0.0 %; 2 samples of about 1,000 tokens, "
-        "asked after the text was compressed)")
+    assert (
+        quality("llama-gqa", "0.5")
+        == "needle: score 0.0 % (full cache: 0.0 %; 2 samples of about 1,000 tokens, "
+        "asked after the text was compressed)"
+    )
     for name, ratio in (("llama-gqa", "0.4"), ("llama-mha", "0.5")):
         assert quality(name, ratio).startswith("not measured on this model")
     assert [path.name for path in measured[1].parent.iterdir()] == [measured[1].name]
 
 
-@pytest.mark.parametrize("damage", [
-    lambda text: text[:-5], lambda text: "{}", lambda text: "[" * 100_000,
-    lambda text: text.replace("needle", "\\u001b[2J"), lambda text: text.replace('"n": 2', '"n": true'),
-    lambda text: text.replace('"full": 0.0', '"full": 1e999'), lambda text: text.replace('"agnostic"', "7"),
-    lambda text: text + " " * results.BYTES_MAX, lambda text: "[3, null, []]",
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-5],
+        lambda text: "{}",
+        lambda text: "[" * 100_000,
+        lambda text: text.replace("needle", "\\u001b[2J"),
+        lambda text: text.replace('"n": 2', '"n": true'),
+        lambda text: text.replace('"full": 0.0', '"full": 1e999'),
+        lambda text: text.replace('"agnostic"', "7"),
+        lambda text: text + " " * results.BYTES_MAX,
+        lambda text: "[3, null, []]",
+    ],
+)
 def test_damaged_results_count_for_nothing(measured, damage):
     model, path = measured
     path.write_text(damage(path.read_text()))
     assert results.read(path) == []
-    assert results.known(model, "snapkv", 0.5, "f16", "f16").startswith("not measured on this model")
+    assert results.known(model, "snapkv", 0.5, "f16", "f16").startswith(
+        "not measured on this model"
+    )
     found = results.Result("needle", "aware", "snapkv", 0.5, "f16", "f16", 1.0, 1.0, 4, 200)
     results.keep(model, [found])
     assert len(results.read(path)) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ def score(metric: str, prediction: str, *references: str, **more) -> float:
 def plain_lcs(a, b) -> int:
     """Length of a longest common subsequence, by the definition."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def longest(i: int, j: int) -> int:
         if i == 0 or j == 0:
             return 0
@@ -38,11 +38,15 @@ def plain_lcs(a, b) -> int:
 def plain_edits(a: str, b: str) -> int:
     """Insertions and deletions that make b of a, by the definition."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def edits(i: int, j: int) -> int:
         if i == 0 or j == 0:
             return i + j
-        return min(edits(i - 1, j) + 1, edits(i, j - 1) + 1, edits(i - 1, j - 1) if a[i - 1] == b[j - 1] else i + j)
+        return min(
+            edits(i - 1, j) + 1,
+            edits(i, j - 1) + 1,
+            edits(i - 1, j - 1) if a[i - 1] == b[j - 1] else i + j,
+        )
 
     return edits(len(a), len(b))
 
@@ -53,16 +57,24 @@ WORDS = st.lists(st.sampled_from("abcdef"), max_size=12)
 @given(WORDS, WORDS)
 def test_lengths_of_common_subsequences(a, b):
     got = lcs.table(a, b)
-    assert [[int(x) for x in row] for row in got] == [[plain_lcs(a[:i], b[:j]) for j in range(len(b) + 1)] for i in range(len(a) + 1)]
+    assert [[int(x) for x in row] for row in got] == [
+        [plain_lcs(a[:i], b[:j]) for j in range(len(b) + 1)] for i in range(len(a) + 1)
+    ]
 
 
 @given(WORDS, WORDS)
 def test_the_words_found_are_a_common_subsequence(a, b):
     words = lcs.common(a, b)
-    assert words <= set(a) & set(b) and bool(words) == bool(set(a) & set(b)) and len(words) <= plain_lcs(a, b)
+    assert (
+        words <= set(a) & set(b)
+        and bool(words) == bool(set(a) & set(b))
+        and len(words) <= plain_lcs(a, b)
+    )
 
 
-@given(st.permutations("abcdefgh"), st.permutations("abcdefgh"), st.integers(1, 8), st.integers(1, 8))
+@given(
+    st.permutations("abcdefgh"), st.permutations("abcdefgh"), st.integers(1, 8), st.integers(1, 8)
+)
 def test_rouge_l_of_single_sentences_without_repeats_is_the_plain_one(a, b, n, m):
     a, b = a[:n], b[:m]
     shared = plain_lcs(tuple(a), tuple(b))
@@ -70,7 +82,8 @@ def test_rouge_l_of_single_sentences_without_repeats_is_the_plain_one(a, b, n, m
 
 
 def test_rouge_l_of_several_sentences():
-    # Lin 2004, section 3.2: reference w1..w5, candidates "w1 w2 w6 w7 w8" and "w1 w3 w8 w9 w5": their union is w1 w2 w3 w5
+    # Lin 2004, section 3.2: reference w1..w5, candidates "w1 w2 w6 w7 w8" and "w1 w3 w8 w9 w5":
+    # their union is w1 w2 w3 w5
     got = lcs.rouge_l("w1 w2 w6 w7 w8. w1 w3 w8 w9 w5.", "w1 w2 w3 w4 w5")
     precision, recall = 4 / 8, 4 / 5  # 8 different words: w1 w2 w3 w5 w6 w7 w8 w9
     assert got == pytest.approx(2 * precision * recall / (precision + recall))
@@ -80,21 +93,36 @@ def test_rouge_l_of_several_sentences():
 @given(st.text("abcd", max_size=12), st.text("abcd", max_size=12))
 def test_edit_similarity_is_that_of_a_plain_loop(a, b):
     both = len(a) + len(b)
-    assert lcs.edit_similarity(a, b) == pytest.approx(1 - plain_edits(a, b) / both if both else 1, abs=0.005 + 1e-9)
+    assert lcs.edit_similarity(a, b) == pytest.approx(
+        1 - plain_edits(a, b) / both if both else 1, abs=0.005 + 1e-9
+    )
 
 
 def test_contains_all_is_the_share_of_references():
     assert score("contains_all", "It is 1,234,567 or 7654321.", "1234567", "7654321") == 1
     assert score("contains_all", "1234567,7654321", "1234567", "7654321") == 1
-    assert score("contains_all", "It is 123456.", "1234567") == score("contains_all", "", "1234567") == 0
+    assert (
+        score("contains_all", "It is 123456.", "1234567")
+        == score("contains_all", "", "1234567")
+        == 0
+    )
     assert score("contains_all", "Alpha and GAMMA", "alpha", "beta", "gamma", "delta") == 0.5
 
 
 def test_f1_and_exact_normalise_as_squad_does():
-    assert score("exact", "The Eiffel Tower!", "eiffel tower") == 1 and score("exact", "Eiffel", "eiffel tower") == 0
-    assert score("f1", "in the Eiffel Tower", "Eiffel Tower") == pytest.approx(2 * (2 / 3) * 1 / (2 / 3 + 1))
-    assert score("f1", "no idea", "Paris", "an idea") == pytest.approx(2 * 0.5 * 1 / 1.5)  # the best reference counts
-    assert score("f1", "yes yes yes", "yes") == pytest.approx(2 * (1 / 3) / (1 / 3 + 1))  # words count as often as they stand there
+    assert (
+        score("exact", "The Eiffel Tower!", "eiffel tower") == 1
+        and score("exact", "Eiffel", "eiffel tower") == 0
+    )
+    assert score("f1", "in the Eiffel Tower", "Eiffel Tower") == pytest.approx(
+        2 * (2 / 3) * 1 / (2 / 3 + 1)
+    )
+    assert score("f1", "no idea", "Paris", "an idea") == pytest.approx(
+        2 * 0.5 * 1 / 1.5
+    )  # the best reference counts
+    assert score("f1", "yes yes yes", "yes") == pytest.approx(
+        2 * (1 / 3) / (1 / 3 + 1)
+    )  # words count as often as they stand there
     assert score("f1", "", "x") == 0
 
 
@@ -102,15 +130,28 @@ def test_classification_shares_the_point_between_the_labels_named():
     classes = ("Person", "Place", "Place and time", "Food")
     assert score("classification", "Type: Food", "Food", classes=classes) == 1
     assert score("classification", "Food or Person", "Food", classes=classes) == 0.5
-    assert score("classification", "Place and time", "Place and time", classes=classes) == 1  # 'Place' is a part of it
+    assert (
+        score("classification", "Place and time", "Place and time", classes=classes) == 1
+    )  # 'Place' is a part of it
     assert score("classification", "Place and time", "Place", classes=classes) == 0.5
     assert score("classification", "none", "Food", classes=classes) == 0
 
 
 def test_retrieval_and_count_are_shares_of_the_numbers():
-    assert score("retrieval", "Paragraph 12", "Paragraph 12") == 1 and score("retrieval", "12, 3, 4 or 12", "Paragraph 12") == 0.5
-    assert score("retrieval", "Paragraph 1", "Paragraph 12") == score("retrieval", "none", "Paragraph 12") == 0
-    assert score("count", "There are 7", "7") == 1 and score("count", "7 of 8", "7") == 0.5 and score("count", "", "7") == 0
+    assert (
+        score("retrieval", "Paragraph 12", "Paragraph 12") == 1
+        and score("retrieval", "12, 3, 4 or 12", "Paragraph 12") == 0.5
+    )
+    assert (
+        score("retrieval", "Paragraph 1", "Paragraph 12")
+        == score("retrieval", "none", "Paragraph 12")
+        == 0
+    )
+    assert (
+        score("count", "There are 7", "7") == 1
+        and score("count", "7 of 8", "7") == 0.5
+        and score("count", "", "7") == 0
+    )
 
 
 def test_code_takes_the_first_line_that_is_code():
@@ -118,15 +159,27 @@ def test_code_takes_the_first_line_that_is_code():
     assert score("code", "// all\n# comments", "return") == 0
 
 
-@pytest.mark.parametrize(("prediction", "right"), [
-    ("So 3 + 4 = 7.\n#### 72", 1), ("#### $72.00", 1), ("72 first, then #### 8", 0), ("It is 70, no, 72.", 1), ("It is 72, no, 70.", 0), ("none", 0),
-    ("#### 1,072", 0)])
+@pytest.mark.parametrize(
+    ("prediction", "right"),
+    [
+        ("So 3 + 4 = 7.\n#### 72", 1),
+        ("#### $72.00", 1),
+        ("72 first, then #### 8", 0),
+        ("It is 70, no, 72.", 1),
+        ("It is 72, no, 70.", 0),
+        ("none", 0),
+        ("#### 1,072", 0),
+    ],
+)
 def test_the_final_number(prediction, right):
     assert score("final_number", prediction, "72") == right
 
 
 def test_thousands_separators_and_signs():
-    assert score("final_number", "#### -1,072", "-1072") == 1 and score("final_number", "1072", "1,072") == 1
+    assert (
+        score("final_number", "#### -1,072", "-1072") == 1
+        and score("final_number", "1072", "1,072") == 1
+    )
 
 
 # ---- intervals

@@ -1,4 +1,6 @@
-"""The tasks: the same request gives the same samples, sizes are as asked, answers are in the text, files of all kinds are read."""
+"""The tasks: the same request gives the same samples, sizes are as asked, answers are in the text,
+files of all kinds are read.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +156,8 @@ def test_a_prompt_holds_its_needle_once_at_its_depth_and_no_other_digit():
 
 
 STOP = set(
-    "a an the of in for is was what which who are you can on when to at as it its with one them him her be by from s that says".split()
+    "a an the of in for is was what which who are you can on when to at as it its with one them him"
+    " her be by from s that says".split()
 )
 
 
@@ -412,7 +415,10 @@ def test_n_samples_are_drawn_by_the_seed(tmp_path):
     )
 
 
-SQUAD = '{"data": [{"paragraphs": [{"context": %s, "qas": [{"id": 1, "question": %s, "answers": [{"text": %s}]}]}]}]}'
+SQUAD = (
+    '{"data": [{"paragraphs": [{"context": %s, "qas": [{"id": 1, "question": %s, "answers":'
+    ' [{"text": %s}]}]}]}]}'
+)
 LONGBENCH = '{"input": %s, "context": %s, "answers": %s, "dataset": %s}'
 
 

@@ -169,8 +169,9 @@ def test_an_error_leaves_what_was_there(tmp_path, way, error):
 @pytest.mark.parametrize("n_bytes", [3000, 100_000])
 def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path, way, n_bytes):
     """A limit for the size of files stands for the full disk."""
-    old, then = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(
-        signal.SIGXFSZ, signal.SIG_IGN
+    old, then = (
+        resource.getrlimit(resource.RLIMIT_FSIZE),
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
     )
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
     try:

@@ -1,4 +1,6 @@
-"""First use: the profile is made once, announced, may be skipped or refused, and is made for `auto` alone."""
+"""First use: the profile is made once, announced, may be skipped or refused, and is made for `auto`
+alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""fit: predictions against what is allocated, what is given up in which order, and what the command says."""
+"""fit: predictions against what is allocated, what is given up in which order, and what the command
+says.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,24 @@ PEAK_ABOVE, PEAK_SPARE = 1.01, 64 * 1024
 def test_a_point_has_the_bytes_that_a_prompt_then_takes(tiny, text, name, kind):
     kinds = tuple((kind.split(",") * 2)[:2])
     with Blueprint(str(tiny(name)), n_ubatch=256) as blueprint:
-        planner = Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX, min_tokens=1), n_ubatch=256)
+        planner = Planner(
+            blueprint, methods.get("snapkv"), Wish(2**40, N_CTX, min_tokens=1), n_ubatch=256
+        )
         for ratio, hidden in ((0.5, "f32"), (0.1, "f16")):
             point = planner.point(N_CTX, ratio, kinds, hidden)
             llm = load(tiny(name), kind, kv_ratio=ratio, kv_hidden=hidden, n_ctx=N_CTX)
             llm.eval(list(text(N_CTX)))
             stats = llm.kv_stats()
-            expected = n_kept(ratio, N_CTX, kind, d_head=models.SHAPES[name].d_head, alibi=name == "refact")
+            expected = n_kept(
+                ratio, N_CTX, kind, d_head=models.SHAPES[name].d_head, alibi=name == "refact"
+            )
             assert (point.n_kept, point.kv) == (expected, stats.n_bytes)
             reading = point.peak - point.weights - point.compute
-            assert stats.n_bytes_peak <= reading <= max(PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE, point.kv + point.tail)
+            assert (
+                stats.n_bytes_peak
+                <= reading
+                <= max(PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE, point.kv + point.tail)
+            )
         layers = blueprint.context(True, N_CTX, TYPES[kinds[0]], TYPES[kinds[1]]).layers
         assert layers == tuple(llm._kv.store.layers)
 
@@ -65,7 +75,13 @@ def test_llama_cpps_own_cache_is_predicted_too(tiny, name, kind):
 @pytest.mark.parametrize("compressed", [False, True])
 def test_compute_buffers_are_those_that_a_context_then_has(tiny, compressed):
     with Blueprint(str(tiny("llama-gqa")), n_ubatch=256) as blueprint:
-        context = blueprint.context(compressed, N_CTX, TYPES["f16"], TYPES["f16"], n_outputs=native.OUTPUTS if compressed else 512)
+        context = blueprint.context(
+            compressed,
+            N_CTX,
+            TYPES["f16"],
+            TYPES["f16"],
+            n_outputs=native.OUTPUTS if compressed else 512,
+        )
     llm = load(tiny("llama-gqa"), n_ctx=N_CTX, kv_ratio=0.5 if compressed else 1.0)
     cache, compute = native.context_bytes(llm._ctx.ctx)
     assert compute == context.compute and cache == context.cache
@@ -86,9 +102,32 @@ def test_the_processs_peak_is_within_5_percent_of_the_plan(demo_model, tmp_path,
     from edgekv.bench.runner import sample
     from edgekv.bench.spec import Case
 
-    words = ["fit", "-m", str(demo_model), "-c", "1024", "-ctk", kind, "--ratios", f"{ratio:g}", "--kv-method", "snapkv", "--memory", "64GiB", "--json"]
-    done = subprocess.run([sys.executable, "-m", "edgekv", *words], cwd=tmp_path, capture_output=True, text=True, check=True)  # its size is part of the plan
-    measured = sample(Case(str(demo_model), 1000, 0, 0, kind, kind, "snapkv", ratio))["mem_peak_host"]
+    words = [
+        "fit",
+        "-m",
+        str(demo_model),
+        "-c",
+        "1024",
+        "-ctk",
+        kind,
+        "--ratios",
+        f"{ratio:g}",
+        "--kv-method",
+        "snapkv",
+        "--memory",
+        "64GiB",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "edgekv", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )  # its size is part of the plan
+    measured = sample(Case(str(demo_model), 1000, 0, 0, kind, kind, "snapkv", ratio))[
+        "mem_peak_host"
+    ]
     assert measured == pytest.approx(json.loads(done.stdout)["best"]["peak"], rel=0.05)
 
 
@@ -101,10 +140,16 @@ class FakeBlueprint:
     weights, n_embd, n_ctx_train, why, on_host = 4 * 2**30, 4096, 131072, "", 281 * 2**20
     shape = {"d_head_k": 128, "d_head_v": 128}
 
-    def context(self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1) -> Context:
+    def context(
+        self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
+    ) -> Context:
         from edgekv.footprint import full_bytes, row_bytes
 
-        layers = [LayerInfo(32, 8, 128, 128, type_k, type_v, 0, row_bytes(type_k, 128) + row_bytes(type_v, 128))] * 32
+        layers = [
+            LayerInfo(
+                32, 8, 128, 128, type_k, type_v, 0, row_bytes(type_k, 128) + row_bytes(type_v, 128)
+            )
+        ] * 32
         return Context(tuple(layers) if compressed else (), 100 * 2**20, full_bytes(layers, n_ctx))
 
 
@@ -113,28 +158,70 @@ def planner(n_bytes: int, n_ctx: int = 32768, **more) -> Planner:
 
 
 def test_the_sum_is_the_one_in_the_design():
-    """Llama-3-8B at 32K, a fifth kept: 0.8 + 0.13 + 0.5 GiB instead of 4.0; as q8_0 the layer is smaller."""
+    """Llama-3-8B at 32K, a fifth kept: 0.8 + 0.13 + 0.5 GiB instead of 4.0; as q8_0 the layer is
+    smaller.
+    """
     for kind, parts in (("f16", (0.8, 0.125, 0.5, 4.0)), ("q8_0", (0.8, 0.066, 0.5, 4.0))):
         point = planner(0).point(32768, 0.2, (kind, kind), "f32")
         got = (point.kv, point.layer, point.hidden_bytes, point.kv_full)
         assert [x / 2**30 for x in got] == pytest.approx(parts, rel=0.01)
-        assert point.peak >= point.weights + point.compute + point.kv * 31 // 32 + point.layer + point.hidden_bytes
+        assert (
+            point.peak
+            >= point.weights
+            + point.compute
+            + point.kv * 31 // 32
+            + point.layer
+            + point.hidden_bytes
+        )
 
 
 def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
-    """Llama-3-8B at 32K, ubatches of 512: 31/32 or all of the kept rows, one layer, a mask of 512 x (32768 + 512 + 255) halves, 32 queries and a sum for each row."""
+    """Llama-3-8B at 32K, ubatches of 512: 31/32 or all of the kept rows, one layer, a mask of 512 x
+    (32768 + 512 + 255) halves, 32 queries and a sum for each row.
+    """
     preset, wish = methods.get("snapkv"), Wish(0, 32768)
-    here, there = (Planner(FakeBlueprint(), preset, wish, on_gpu=x).point(32768, 0.2, ("f16", "f16"), "f32") for x in (False, True))  # type: ignore[arg-type]
-    assert (here.masks, here.host_weights, there.masks, there.host_weights) == (0, 0, 2 * 512 * (32768 + 512 + 255) + 4 * (32 * 128 * 32 + 8 * 32768), 281 * 2**20)
+    here, there = (
+        Planner(FakeBlueprint(), preset, wish, on_gpu=x).point(32768, 0.2, ("f16", "f16"), "f32")
+        for x in (False, True)
+    )  # type: ignore[arg-type]
+    assert (here.masks, here.host_weights, there.masks, there.host_weights) == (
+        0,
+        0,
+        2 * 512 * (32768 + 512 + 255) + 4 * (32 * 128 * 32 + 8 * 32768),
+        281 * 2**20,
+    )
     assert there.weights == here.weights - there.host_weights == 4 * 2**30 - 281 * 2**20
-    assert (there.kv, there.layer, there.hidden_bytes, there.inputs) == (here.kv, here.layer // 32768 * (32768 + 255), here.hidden_bytes, here.inputs)
-    assert there.peak == there.weights + there.compute + max(there.kv + there.layer + there.masks, there.kv + there.tail)
-    assert here.peak == here.weights + here.compute + here.kv * 31 // 32 + here.layer + here.hidden_bytes + here.inputs
-    dense = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 0.2, ("q8_0", "q8_0"), "f32")  # type: ignore[arg-type]
-    assert dense.masks == there.masks + 2 * (32768 + 255) * 8 * (128 + 128), "CUDA's flash attention makes f16 of the layer"
-    waiting = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 0.2, ("f16", "f16"), "device")  # type: ignore[arg-type]
+    assert (there.kv, there.layer, there.hidden_bytes, there.inputs) == (
+        here.kv,
+        here.layer // 32768 * (32768 + 255),
+        here.hidden_bytes,
+        here.inputs,
+    )
+    assert there.peak == there.weights + there.compute + max(
+        there.kv + there.layer + there.masks, there.kv + there.tail
+    )
+    assert (
+        here.peak
+        == here.weights
+        + here.compute
+        + here.kv * 31 // 32
+        + here.layer
+        + here.hidden_bytes
+        + here.inputs
+    )
+    dense = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
+        32768, 0.2, ("q8_0", "q8_0"), "f32"
+    )  # type: ignore[arg-type]
+    assert dense.masks == there.masks + 2 * (32768 + 255) * 8 * (128 + 128), (
+        "CUDA's flash attention makes f16 of the layer"
+    )
+    waiting = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
+        32768, 0.2, ("f16", "f16"), "device"
+    )  # type: ignore[arg-type]
     assert waiting.peak == there.peak + there.hidden_bytes - there.kv // 32
-    full = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(32768, 1.0, ("f16", "f16"), "f32")  # type: ignore[arg-type]
+    full = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
+        32768, 1.0, ("f16", "f16"), "f32"
+    )  # type: ignore[arg-type]
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
     plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)  # type: ignore[arg-type]
     assert plan.best(32768) == replace(there, hidden="f32")  # states in a file would not help it
@@ -155,13 +242,24 @@ def test_sizes_are_found_behind_any_kind_of_value(tmp_path):
     import numpy as np
 
     writer = gguf.GGUFWriter(str(tmp_path / "x.gguf"), "llama")
-    for kind, value in (("uint8", 1), ("int16", -2), ("uint32", 3), ("float32", 0.5), ("bool", True), ("string", "ä" * 9), ("uint64", 4), ("float64", 0.1)):
+    for kind, value in (
+        ("uint8", 1),
+        ("int16", -2),
+        ("uint32", 3),
+        ("float32", 0.5),
+        ("bool", True),
+        ("string", "ä" * 9),
+        ("uint64", 4),
+        ("float64", 0.1),
+    ):
         getattr(writer, f"add_{kind}")(f"a.{kind}", value)
     writer.add_array("a.words", ["x", "yy", ""])
     writer.add_array("a.numbers", [1, 2, 3])
     writer.add_array("a.truths", [True, False])
     writer.add_tensor("token_embd.weight", np.zeros((3, 5), np.float16))
-    writer.add_tensor("output.weight", np.zeros((2, 18), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    writer.add_tensor(
+        "output.weight", np.zeros((2, 18), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_0
+    )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -175,14 +273,22 @@ def test_the_context_stays_then_the_ratio_falls(n_bytes, n_ctx):
     plan = planner(n_bytes, n_ctx)
     best = plan.best(n_ctx)
     order = [("f16", r, h) for r in RATIOS for h in (HIDDEN if r < 1 else ("f32",))]
-    order += [("q8_0", 1.0, "f32"), ("q4_0", 1.0, "f32")]  # only as full caches: a ratio is of bytes
+    order += [
+        ("q8_0", 1.0, "f32"),
+        ("q4_0", 1.0, "f32"),
+    ]  # only as full caches: a ratio is of bytes
     fitting = [x for x in order if plan.point(n_ctx, x[1], (x[0], x[0]), x[2]).peak <= n_bytes]
     if best:
         assert (best.n_ctx, (best.type_k, best.ratio, best.hidden)) == (n_ctx, fitting[0])
     else:
         assert not fitting
         longest = plan.largest()
-        assert longest is None or longest.n_ctx < n_ctx and longest.fits(n_bytes) and not plan.best(longest.n_ctx + 256)
+        assert (
+            longest is None
+            or longest.n_ctx < n_ctx
+            and longest.fits(n_bytes)
+            and not plan.best(longest.n_ctx + 256)
+        )
 
 
 def test_types_that_were_asked_for_are_not_replaced():
@@ -199,13 +305,22 @@ def test_types_that_the_heads_cannot_have_are_left_out(monkeypatch):
 
 def test_the_command_line_says_all_that_differs_from_the_defaults():
     point = planner(0).point(4096, 0.2, ("q8_0", "q4_0"), "disk")
-    assert point.command("a b.gguf", False) == ("edgekv chat -m 'a b.gguf' -c 4096 --kv-ratio 0.2 -ctk q8_0 -ctv q4_0 --kv-hidden disk -ngl 0")
-    assert replace(point, ratio=1.0, type_k="f16", type_v="f16").command("m", True) == "edgekv chat -m m -c 4096 -ngl all"
+    assert (
+        point.command("a b.gguf", False)
+        == "edgekv chat -m 'a b.gguf' -c 4096 --kv-ratio 0.2 -ctk q8_0 -ctv q4_0 --kv-hidden disk"
+        " -ngl 0"
+    )
+    assert (
+        replace(point, ratio=1.0, type_k="f16", type_v="f16").command("m", True)
+        == "edgekv chat -m m -c 4096 -ngl all"
+    )
 
 
 def test_no_layers_on_a_gpu_are_named_where_the_build_knows_none(tiny):
     with Blueprint(str(tiny("llama-gqa"))) as blueprint:
-        point = Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX)).point(N_CTX, 1.0, ("f16", "f16"), "f32")
+        point = Planner(blueprint, methods.get("snapkv"), Wish(2**40, N_CTX)).point(
+            N_CTX, 1.0, ("f16", "f16"), "f32"
+        )
     assert "-ngl" not in point.command("m", on_gpu=False, has_gpu=False)
     assert point.command("m", on_gpu=False, has_gpu=True).endswith("-ngl 0")
 
@@ -218,18 +333,50 @@ def call(*args: str):
 
 
 def test_the_command_prints_a_plan_and_the_command_line(tiny):
-    done = call("-m", str(tiny("llama-gqa")), "--memory", "2GiB", "-c", "4000", "--kv-method", "snapkv")
+    done = call(
+        "-m", str(tiny("llama-gqa")), "--memory", "2GiB", "-c", "4000", "--kv-method", "snapkv"
+    )
     assert done.exit_code == 0, done.output
     assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output
 
 
 def test_json_has_every_point_with_its_parts(tiny):
-    record = json.loads(call("-m", str(tiny("llama-32k")), "--memory", "auto", "--margin", "0", "-c", "8192", "--json", "--kv-method", "snapkv").stdout)
-    assert record["best"]["n_ctx"] == 8192 and record["memory"] == record["memory_free"] <= record["memory_total"]
+    record = json.loads(
+        call(
+            "-m",
+            str(tiny("llama-32k")),
+            "--memory",
+            "auto",
+            "--margin",
+            "0",
+            "-c",
+            "8192",
+            "--json",
+            "--kv-method",
+            "snapkv",
+        ).stdout
+    )
+    assert (
+        record["best"]["n_ctx"] == 8192
+        and record["memory"] == record["memory_free"] <= record["memory_total"]
+    )
     for point in record["points"]:
         moving = point["peak"] - point["weights"] - point["compute"] - point["process"]
-        assert point["kv"] <= moving <= point["kv"] + point["tail"] + point["layer"] + point["hidden_bytes"] + point["inputs"] + point["kv"]
-        assert point["peak"] <= record["memory"] and point["quality"] and point["command"].startswith("edgekv chat")
+        assert (
+            point["kv"]
+            <= moving
+            <= point["kv"]
+            + point["tail"]
+            + point["layer"]
+            + point["hidden_bytes"]
+            + point["inputs"]
+            + point["kv"]
+        )
+        assert (
+            point["peak"] <= record["memory"]
+            and point["quality"]
+            and point["command"].startswith("edgekv chat")
+        )
 
 
 def test_a_margin_is_named_where_memory_is_short(tiny):
@@ -244,23 +391,48 @@ def test_a_margin_is_named_where_memory_is_short(tiny):
 
 
 def test_a_plan_with_a_file_says_how_large_it_gets(tiny):
-    text = call("-m", str(tiny("llama-gqa")), "--memory", "2GiB", "-c", "4096", "--kv-method", "snapkv", "--ratios", "0.5").stdout
+    text = call(
+        "-m",
+        str(tiny("llama-gqa")),
+        "--memory",
+        "2GiB",
+        "-c",
+        "4096",
+        "--kv-method",
+        "snapkv",
+        "--ratios",
+        "0.5",
+    ).stdout
     assert "temporary file" not in text
     with Blueprint(str(tiny("llama-gqa"))) as blueprint:
         plan = Planner(blueprint, methods.get("snapkv"), Wish(2**40, 4096, [0.5], hidden=["disk"]))
         report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0)
-        assert re.search(r"temporary file +2\.0\n", report.text())  # 4096 tokens x 128 values x 4 bytes
+        assert re.search(
+            r"temporary file +2\.0\n", report.text()
+        )  # 4096 tokens x 128 values x 4 bytes
 
 
 def test_what_does_not_fit_is_said_with_code_2(tiny):
     done = call("-m", str(tiny("llama-gqa")), "--memory", "2MiB", "--margin", "1MiB")
-    assert done.exit_code == 2 and "nothing fits into 1.0 MiB" in done.stdout and "--memory" in done.stdout
+    assert (
+        done.exit_code == 2
+        and "nothing fits into 1.0 MiB" in done.stdout
+        and "--memory" in done.stdout
+    )
 
 
-@pytest.mark.parametrize(("args", "says"), [
-    (["--memory", "lots"], "512MiB"), (["--memory", "1GiB"], "--margin"), (["--device", "CUDA9"], "choose one of: CPU"), (["--ratios", "20"], "0.2"),
-    (["--kv-method", "magic"], "snapkv"), (["--margin", "-1"], "512MiB"), (["-c", "100000000"], "4194304"),
-])
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--memory", "lots"], "512MiB"),
+        (["--memory", "1GiB"], "--margin"),
+        (["--device", "CUDA9"], "choose one of: CPU"),
+        (["--ratios", "20"], "0.2"),
+        (["--kv-method", "magic"], "snapkv"),
+        (["--margin", "-1"], "512MiB"),
+        (["-c", "100000000"], "4194304"),
+    ],
+)
 def test_mistakes_are_one_line(tiny, args, says):
     done = call("-m", str(tiny("llama-gqa")), *args)
     assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and says in done.stderr
@@ -268,12 +440,27 @@ def test_mistakes_are_one_line(tiny, args, says):
 
 def test_a_model_too_big_for_the_gpu_is_never_sent_to_the_cpu(tiny, monkeypatch):
     info = seam.build_info()
-    gpu = {"name": "GPU0", "description": "a GPU", "memory_total": 2**31, "memory_free": 2**30 + 2**20}
+    gpu = {
+        "name": "GPU0",
+        "description": "a GPU",
+        "memory_total": 2**31,
+        "memory_free": 2**30 + 2**20,
+    }
     monkeypatch.setattr(seam, "build_info", lambda: {**info, "devices": [*info["devices"], gpu]})
     model = str(tiny("llama-32k"))
     done = call("-m", model, "-c", "32768", "--kv-method", "snapkv")
-    assert done.exit_code == 2 and "on GPU0" in done.stdout and "never done by itself" in done.stdout and "use:" not in done.stdout
-    assert "-ngl 0" in call("-m", model, "-c", "1024", "--device", "CPU", "--kv-method", "snapkv").stdout
-    monkeypatch.setattr(seam, "build_info", lambda: {**info, "devices": [{**gpu, "memory_free": 2**31}]})
+    assert (
+        done.exit_code == 2
+        and "on GPU0" in done.stdout
+        and "never done by itself" in done.stdout
+        and "use:" not in done.stdout
+    )
+    assert (
+        "-ngl 0"
+        in call("-m", model, "-c", "1024", "--device", "CPU", "--kv-method", "snapkv").stdout
+    )
+    monkeypatch.setattr(
+        seam, "build_info", lambda: {**info, "devices": [{**gpu, "memory_free": 2**31}]}
+    )
     done = call("-m", model, "-c", "1024", "--kv-method", "snapkv")
     assert done.exit_code == 0 and "-ngl all" in done.stdout and size_text(2**31) in done.stdout

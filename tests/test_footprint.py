@@ -1,4 +1,6 @@
-"""Predicted bytes against the library's: kept rows exactly, the peak within a bound; limits for the whole cache; sizes as people write them."""
+"""Predicted bytes against the library's: kept rows exactly, the peak within a bound; limits for the
+whole cache; sizes as people write them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from tests.engine import load, n_kept
 
 N_PROMPT = 1300
 PEAK_ABOVE, PEAK_SPARE = 1.01, 64 * 1024
-"""The predicted peak is never below the real one, and above it by at most 1 % and the alignment of a tiny model's many small inputs."""
+"""The predicted peak is never below the real one, and above it by at most 1 % and the alignment of
+a tiny model's many small inputs.
+"""
 
 
 def one_line(error) -> str:
@@ -29,15 +33,29 @@ def one_line(error) -> str:
 # ---- sizes
 
 
-@pytest.mark.parametrize(("text", "n_bytes"), [
-    ("2GiB", 2 * 2**30), ("2G", 2 * 2**30), ("2g", 2 * 2**30), ("512MiB", 512 * 2**20), ("512 mib", 512 * 2**20), ("1.5K", 1536), ("2GB", 2 * 10**9),
-    ("100", 100), (4096, 4096), ("1T", 2**40), ("7B", 7),
-])
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("2GiB", 2 * 2**30),
+        ("2G", 2 * 2**30),
+        ("2g", 2 * 2**30),
+        ("512MiB", 512 * 2**20),
+        ("512 mib", 512 * 2**20),
+        ("1.5K", 1536),
+        ("2GB", 2 * 10**9),
+        ("100", 100),
+        (4096, 4096),
+        ("1T", 2**40),
+        ("7B", 7),
+    ],
+)
 def test_sizes_as_people_write_them(text, n_bytes):
     assert parse_size(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "G", "-1G", "0", "0.0001", "2Gib/s", "2,5G", "1e9", "iB", "5iB", "nan"])
+@pytest.mark.parametrize(
+    "text", ["", "G", "-1G", "0", "0.0001", "2Gib/s", "2,5G", "1e9", "iB", "5iB", "nan"]
+)
 def test_what_is_no_size_is_refused_in_one_line(text):
     with pytest.raises(BadInput, match="512MiB") as error:
         parse_size(text, "--kv-memory")
@@ -59,7 +77,10 @@ def test_kept_bytes_are_predicted_to_the_byte_and_the_peak_within_its_bound(tiny
         check(tiny(name), kind, list(text(N_PROMPT)), "snapkv", ratio, hidden)
 
 
-@pytest.mark.parametrize("method", ["tova", "random", "h2o", "score=expected,budget=uniform", "score=kvzip,budget=uniform"])
+@pytest.mark.parametrize(
+    "method",
+    ["tova", "random", "h2o", "score=expected,budget=uniform", "score=kvzip,budget=uniform"],
+)
 def test_whoever_judges_the_keys_the_prediction_holds(tiny, text, method):
     check(tiny("llama-gqa"), "f16", list(text(N_PROMPT)), method, 0.2, "f16")
 
@@ -78,7 +99,9 @@ def test_masks_of_a_device_are_predicted(tiny, text, name, monkeypatch):
         llm.eval(list(text(N_PROMPT)))
         peaks.append(llm.kv_stats().n_bytes_peak)
     masks = mask_bytes(llm._kv.store.layers, N_PROMPT, 256)
-    assert masks > 0 and peaks[1] - peaks[0] == pytest.approx(masks, rel=0.15)  # inputs are other ones too
+    assert masks > 0 and peaks[1] - peaks[0] == pytest.approx(
+        masks, rel=0.15
+    )  # inputs are other ones too
 
 
 @pytest.mark.parametrize("method", ["adakv", "pyramidkv", "cake", "kvzip"])
@@ -88,7 +111,10 @@ def test_rows_that_move_between_heads_stay_within_the_predicted_bytes(tiny, text
     predicted = kv.reading(Watch(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens)))
     llm.eval(tokens)
     stats = llm.kv_stats()
-    assert stats.n_bytes <= predicted.kept + 64 * len(kv.store.layers) and stats.n_bytes_peak <= predicted.peak
+    assert (
+        stats.n_bytes <= predicted.kept + 64 * len(kv.store.layers)
+        and stats.n_bytes_peak <= predicted.peak
+    )
     assert predicted.peak <= stats.n_bytes_peak + predicted.kept + PEAK_SPARE
 
 
@@ -100,7 +126,9 @@ def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method)
         real = Watch(settings, list(text(n)), llm._kv.tokenize).extent(256)
         planned = extent(settings.preset, n, settings.window, 256)
         assert (planned.n_tokens, planned.n_queries) == (n, real.n_queries)
-        assert real.n_all == pytest.approx(planned.n_all, abs=40) and real.n_rows == pytest.approx(planned.n_rows, abs=40)
+        assert real.n_all == pytest.approx(planned.n_all, abs=40) and real.n_rows == pytest.approx(
+            planned.n_rows, abs=40
+        )
         assert real.n_observed <= planned.n_observed <= 256
 
 
@@ -113,7 +141,9 @@ def check(path, kind, tokens, method, ratio, hidden) -> None:
     x = kv.store.layers[0]
     n_rows = n_kept(ratio, len(tokens), kind, d_head=x.d_k, alibi=index_bytes(x) > 0)
     assert stats.n_bytes == predicted.kept == kept_bytes(kv.store.layers, len(tokens), n_rows)
-    assert full_bytes(kv.store.layers, len(tokens)) == len(tokens) * sum((x.bytes_row - index_bytes(x)) * x.n_head_kv for x in kv.store.layers)
+    assert full_bytes(kv.store.layers, len(tokens)) == len(tokens) * sum(
+        (x.bytes_row - index_bytes(x)) * x.n_head_kv for x in kv.store.layers
+    )
     assert stats.n_bytes_peak <= predicted.peak <= PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE
 
 
@@ -121,7 +151,9 @@ def check(path, kind, tokens, method, ratio, hidden) -> None:
 
 
 @pytest.mark.parametrize("method", ["snapkv", "kvzip"])
-@pytest.mark.parametrize(("name", "kind"), [("llama-gqa", "f16"), ("llama-32k", "q4_0"), ("gemma3", "q8_0")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama-gqa", "f16"), ("llama-32k", "q4_0"), ("gemma3", "q8_0")]
+)
 def test_the_cache_stays_inside_its_limit_whatever_comes(tiny, text, name, kind, method):
     limit = 1_200_000 if kind == "f16" else 700_000
     llm = load(tiny(name), kind, kv_memory=limit, kv_tail=96, kv_method=method, n_ctx=4096)
@@ -146,7 +178,11 @@ def test_the_picked_ratio_is_reported_and_a_short_prompt_stays_whole(tiny, text)
     llm.eval(list(text(1600)))
     stats, layers = llm.kv_stats(), llm._kv.store.layers
     rows = rows_within(layers, 2**20, 64, 32, 4)
-    assert (stats.kept == rows).all() and stats.ratio == pytest.approx(rows / 1600) and stats.n_kept == rows
+    assert (
+        (stats.kept == rows).all()
+        and stats.ratio == pytest.approx(rows / 1600)
+        and stats.n_kept == rows
+    )
     llm.kv_set(memory="900KiB")
     llm.reset()
     llm.eval(list(text(1600)))
@@ -186,7 +222,9 @@ def test_rows_within_is_the_largest_number_that_fits(n_layer, tail, window):
 # ---- a prompt that cannot fit
 
 
-def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_is_allocated(tiny, text, monkeypatch):
+def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_is_allocated(
+    tiny, text, monkeypatch
+):
     from edgekv import engine, native
 
     llm = load(tiny("llama-gqa"), kv_ratio=0.2)
@@ -195,7 +233,9 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
     with monkeypatch.context() as patch:
         patch.setattr(engine, "memory_free", lambda swap: 500_000)
         patch.setattr(native, "Prefill", None)  # it is not even begun
-        with pytest.raises(BadInput, match="shorter prompt.*--kv-ratio.*-ctk.*--kv-hidden disk") as error:
+        with pytest.raises(
+            BadInput, match="shorter prompt.*--kv-ratio.*-ctk.*--kv-hidden disk"
+        ) as error:
             llm.eval(list(text(1500)))
         assert "488.3 KiB are free" in one_line(error)
     with monkeypatch.context() as patch:  # what lies on a GPU takes none of it
@@ -210,7 +250,9 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
 
 
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
-def test_a_whole_cache_that_is_larger_than_memory_is_refused_before_loading(tiny, monkeypatch, name):
+def test_a_whole_cache_that_is_larger_than_memory_is_refused_before_loading(
+    tiny, monkeypatch, name
+):
     from edgekv import room
 
     n_bytes = load(tiny(name), n_ctx=2048).kv_stats().n_bytes
@@ -227,7 +269,10 @@ def test_a_whole_cache_that_is_larger_than_memory_is_refused_before_loading(tiny
 
 
 def test_free_memory_is_some_of_the_machines():
-    assert 0 < machine.memory_free() <= machine.memory_free(swap=True) and machine.memory_free() < machine.memory_total()
+    assert (
+        0 < machine.memory_free() <= machine.memory_free(swap=True)
+        and machine.memory_free() < machine.memory_total()
+    )
     assert 2**20 < machine.rss_now() <= machine.rss_peak() < machine.memory_total()
 
 
@@ -235,7 +280,14 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
     (tmp_path / "max").write_text("3000000\n")
     (tmp_path / "used").write_text("1500000\n")
     (tmp_path / "stat").write_text("anon 900000\ninactive_file 300000\nactive_file 200000\n")
-    monkeypatch.setattr(machine, "_CGROUP", (tuple(str(tmp_path / n) for n in ("no", "no", "no")), tuple(str(tmp_path / n) for n in ("max", "used", "stat"))))
+    monkeypatch.setattr(
+        machine,
+        "_CGROUP",
+        (
+            tuple(str(tmp_path / n) for n in ("no", "no", "no")),
+            tuple(str(tmp_path / n) for n in ("max", "used", "stat")),
+        ),
+    )
     assert machine.memory_free() == 2_000_000, "cached files give way"
     (tmp_path / "max").write_text("max\n")
     assert machine.memory_free() > 2_000_000

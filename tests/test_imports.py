@@ -1,4 +1,6 @@
-"""The package's modules import each other without circles, imports for type checks and in functions included."""
+"""The package's modules import each other without circles, imports for type checks and in functions
+included.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def modules() -> dict[str, Path]:
 
 
 def imported(path: Path, names: set[str]) -> set[str]:
-    """The modules among `names` that the module in `path` imports, wherever the statement stands."""
+    """The modules among `names` that the module in `path` imports, wherever the statement
+    stands.
+    """
     out = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

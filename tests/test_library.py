@@ -23,8 +23,14 @@ def stock_python(stock_lib, tmp_path_factory):
 
 def python(code: str, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `code` in a process of its own, which must succeed."""
-    done = subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, text=True,
-                          capture_output=True, timeout=120, env={**os.environ, **env})
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, **env},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
@@ -43,8 +49,11 @@ assert not issubclass(edgekv.Llama, llama_cpp.Llama)
 assert "edgekv" not in llama_cpp.llama_cpp._lib._name
 print(repr([stock, ours, small, again]))
 """
-ORDERS = ("import llama_cpp, edgekv", "import edgekv, llama_cpp",
-          "import edgekv; edgekv.Llama; import llama_cpp")
+ORDERS = (
+    "import llama_cpp, edgekv",
+    "import edgekv, llama_cpp",
+    "import edgekv; edgekv.Llama; import llama_cpp",
+)
 
 
 @pytest.mark.parametrize("imports", ORDERS)
@@ -57,25 +66,31 @@ def test_a_stock_llama_cpp_lives_in_the_same_process(tiny, stock_python, imports
 
 def test_children_of_the_process_find_their_own_library():
     """A variable in the environment would make a child's stock llama_cpp load our library."""
-    done = python("import os; before = dict(os.environ); import edgekv.native\n"
-                  "print(dict(os.environ) == before)")
+    done = python(
+        "import os; before = dict(os.environ); import edgekv.native\n"
+        "print(dict(os.environ) == before)"
+    )
     assert done.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama-gqa"])
 def test_nothing_is_logged_without_verbose(tiny, name):
-    code = ("import sys, edgekv\n"
-            "for ratio in (1, 0.2):\n"
-            "    llm = edgekv.Llama(sys.argv[1], n_ctx=512, kv_ratio=ratio, verbose=False)\n"
-            "    llm.create_completion('the rain', max_tokens=4)\n")
+    code = (
+        "import sys, edgekv\n"
+        "for ratio in (1, 0.2):\n"
+        "    llm = edgekv.Llama(sys.argv[1], n_ctx=512, kv_ratio=ratio, verbose=False)\n"
+        "    llm.create_completion('the rain', max_tokens=4)\n"
+    )
     done = python(code, tiny(name))
     assert done.stdout == done.stderr == ""
 
 
 def test_verbose_logs_each_line_once_on_stderr(tiny):
-    code = ("import sys, edgekv\n"
-            "for i in range(2):\n"
-            "    edgekv.Llama(sys.argv[1], n_ctx=512, kv_ratio=0.2, verbose=True)\n")
+    code = (
+        "import sys, edgekv\n"
+        "for i in range(2):\n"
+        "    edgekv.Llama(sys.argv[1], n_ctx=512, kv_ratio=0.2, verbose=True)\n"
+    )
     done = python(code, tiny("llama-gqa"))
     assert done.stdout == ""
     for line in ("print_info: arch ", "llama_context: n_ctx "):
@@ -85,8 +100,10 @@ def test_verbose_logs_each_line_once_on_stderr(tiny):
 def test_a_damaged_file_is_refused_with_llama_cpps_reason(tmp_path):
     path = tmp_path / "damaged.gguf"
     path.write_bytes(b"GGUF" + bytes(100))
-    code = ("import sys, edgekv\n"
-            "try: edgekv.Llama(sys.argv[1], verbose=False)\n"
-            "except edgekv.BadInput as error: print(error)\n")
+    code = (
+        "import sys, edgekv\n"
+        "try: edgekv.Llama(sys.argv[1], verbose=False)\n"
+        "except edgekv.BadInput as error: print(error)\n"
+    )
     done = python(code, path)
     assert "version" in done.stdout and done.stderr == ""

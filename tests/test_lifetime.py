@@ -12,23 +12,33 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgekv.llama_cpp import Llama as Parent
 
 from edgekv import Cancelled, EdgeKVError, Llama, native
-from edgekv.llama_cpp import Llama as Parent
 from tests import embedders
 from tests.engine import feed, load, logits
 from tests.lib import ROOT
 
 N_PROMPT = 300
-WAYS: tuple[dict[str, Any], ...] = (dict(kv_ratio=0.2), dict(kv_ratio=1.0), dict(kv_ratio=1.0, logits_all=True))
+WAYS: tuple[dict[str, Any], ...] = (
+    dict(kv_ratio=0.2),
+    dict(kv_ratio=1.0),
+    dict(kv_ratio=1.0, logits_all=True),
+)
 
 
 # ---- arguments
 
 
-@pytest.mark.parametrize(("name", "meant"), [
-    ("kv_raito", "kv_ratio"), ("n_ctxx", "n_ctx"), ("ratio", "kv_ratio"), ("n_gpu_layer", "n_gpu_layers"),
-])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("kv_raito", "kv_ratio"),
+        ("n_ctxx", "n_ctx"),
+        ("ratio", "kv_ratio"),
+        ("n_gpu_layer", "n_gpu_layers"),
+    ],
+)
 def test_an_unknown_argument_is_refused_with_the_nearest_right_one(tiny, name, meant):
     with pytest.raises(EdgeKVError, match=f"no argument '{name}'; did you mean '{meant}'") as error:
         Llama(str(tiny("llama-gqa")), **{name: 1})
@@ -65,7 +75,8 @@ gc.disable()
 options = eval(sys.argv[2])
 def resident(n):
     for _ in range(n):
-        llm = edgekv.Llama(sys.argv[1], n_ctx=8192, n_threads=1, verbose=False, kv_profile="none", **options)
+        llm = edgekv.Llama(
+            sys.argv[1], n_ctx=8192, n_threads=1, verbose=False, kv_profile="none", **options)
         llm.eval(list(range(10, 310)) * 4)
         llm.scores[:] = 1
         del llm
@@ -77,8 +88,14 @@ print(resident(1), resident(10))
 
 @pytest.mark.parametrize("options", WAYS)
 def test_ten_loads_take_what_one_takes(tiny, options):
-    done = subprocess.run([sys.executable, "-c", LOADS, str(tiny("llama-32k")), repr(options)], cwd=ROOT,
-                          capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, str(tiny("llama-32k")), repr(options)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     after_one, after_ten = map(int, done.stdout.split())
     assert after_ten < 1.05 * after_one
 
@@ -97,13 +114,23 @@ def test_a_closed_model_says_so(tiny, text, tmp_path, options):
 
 
 USES = (
-    lambda llm, folder: llm.eval([5]), lambda llm, folder: llm.reset(), lambda llm, folder: llm.kv_stats(),
-    lambda llm, folder: llm.kv_save(str(folder / "x")), lambda llm, folder: llm.kv_load(str(folder / "talk")),
-    lambda llm, folder: llm.kv_set(ratio=0.5), lambda llm, folder: llm.tokenize(b"a"),
-    lambda llm, folder: llm.detokenize([5]), lambda llm, folder: llm.create_completion("a", max_tokens=1),
-    lambda llm, folder: llm.create_chat_completion([{"role": "user", "content": "a"}], max_tokens=1),
-    lambda llm, folder: next(iter(llm.generate([5]))), lambda llm, folder: llm.sample(),
-    lambda llm, folder: llm.save_state(), lambda llm, folder: llm.n_ctx(), lambda llm, folder: llm.embed("a"),
+    lambda llm, folder: llm.eval([5]),
+    lambda llm, folder: llm.reset(),
+    lambda llm, folder: llm.kv_stats(),
+    lambda llm, folder: llm.kv_save(str(folder / "x")),
+    lambda llm, folder: llm.kv_load(str(folder / "talk")),
+    lambda llm, folder: llm.kv_set(ratio=0.5),
+    lambda llm, folder: llm.tokenize(b"a"),
+    lambda llm, folder: llm.detokenize([5]),
+    lambda llm, folder: llm.create_completion("a", max_tokens=1),
+    lambda llm, folder: llm.create_chat_completion(
+        [{"role": "user", "content": "a"}], max_tokens=1
+    ),
+    lambda llm, folder: next(iter(llm.generate([5]))),
+    lambda llm, folder: llm.sample(),
+    lambda llm, folder: llm.save_state(),
+    lambda llm, folder: llm.n_ctx(),
+    lambda llm, folder: llm.embed("a"),
 )
 
 
@@ -114,11 +141,20 @@ def test_what_is_left_of_a_closed_model_says_so_too(tiny, text):
     reading = native.Prefill(context.ctx, text(N_PROMPT), [(0, N_PROMPT, ("mean",))])
     reading.run(0)
     llm.close()
-    for use in (lambda: reading.run(0), lambda: reading.stat(0, "mean"), lambda: reading.rows(0), reading.n_old, reading.end):
+    for use in (
+        lambda: reading.run(0),
+        lambda: reading.stat(0, "mean"),
+        lambda: reading.rows(0),
+        reading.n_old,
+        reading.end,
+    ):
         with pytest.raises(EdgeKVError, match="closed"):
             use()
     reading.__exit__()
-    assert native.llama_cpp.llama_decode(context.ctx, native.llama_cpp.llama_batch_get_one(tokens, 1)) < 0
+    assert (
+        native.llama_cpp.llama_decode(context.ctx, native.llama_cpp.llama_batch_get_one(tokens, 1))
+        < 0
+    )
     assert "closed" in native.context_error()
 
 
@@ -128,7 +164,9 @@ def test_what_is_left_of_a_closed_model_says_so_too(tiny, text):
 @pytest.mark.parametrize("name", embedders.SHAPES)
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_a_model_that_writes_no_text_is_refused(name, ratio, tmp_path):
-    with pytest.raises(EdgeKVError, match="an encoder before" if name == "t5" else "gives embeddings"):
+    with pytest.raises(
+        EdgeKVError, match="an encoder before" if name == "t5" else "gives embeddings"
+    ):
         load(embedders.write(name, tmp_path), kv_ratio=ratio)
 
 
@@ -232,9 +270,13 @@ def test_many_threads_make_only_python_errors(tiny):
     llm, ends = load(tiny("llama-gqa"), kv_ratio=0.5), []
 
     def use() -> None:
-        for i in range(20):
+        for _ in range(20):
             try:
-                ends.append(llm.create_completion("the rain " * 20, max_tokens=3)["usage"]["completion_tokens"])
+                ends.append(
+                    llm.create_completion("the rain " * 20, max_tokens=3)["usage"][
+                        "completion_tokens"
+                    ]
+                )
             except EdgeKVError as error:
                 ends.append(str(error))
 
@@ -255,7 +297,10 @@ def test_a_cancel_before_the_call_holds(tiny, text, options):
     llm.kv_cancel()
     with pytest.raises(Cancelled):
         llm.create_completion("the rain", max_tokens=4)
-    same = [x.create_completion("the rain", max_tokens=4, temperature=0)["choices"] for x in (llm, alone)]
+    same = [
+        x.create_completion("the rain", max_tokens=4, temperature=0)["choices"]
+        for x in (llm, alone)
+    ]
     assert same[0] == same[1]
     llm.kv_cancel()
     llm.kv_cancel(False)
@@ -276,7 +321,11 @@ def test_a_cancel_holds_until_the_last_token(tiny, options, stream):
         return scores
 
     with pytest.raises(Cancelled):
-        list(llm.create_completion("the rain", max_tokens=500, stream=stream, logits_processor=[stop]))
+        list(
+            llm.create_completion(
+                "the rain", max_tokens=500, stream=stream, logits_processor=[stop]
+            )
+        )
     assert len(seen) < 10
     assert llm.create_completion("the rain", max_tokens=2)["usage"]["completion_tokens"]
 
@@ -297,7 +346,9 @@ def test_a_cancel_that_comes_too_late_stops_nothing_else(tiny, options):
 def test_ctrl_c_behind_a_decoded_token_loses_no_token(tiny, monkeypatch, options, n_calls):
     """The token is in the cache, but nobody has written it down."""
     llm, alone = load(tiny("llama-gqa"), **options), load(tiny("llama-gqa"), **options)
-    expected = alone.create_completion("the rain in", max_tokens=6, temperature=0)["choices"][0]["text"]
+    expected = alone.create_completion("the rain in", max_tokens=6, temperature=0)["choices"][0][
+        "text"
+    ]
     calls, decode = [], type(llm._ctx).decode
 
     def interrupted(self: Any, batch: Any) -> None:
@@ -315,17 +366,39 @@ def test_ctrl_c_behind_a_decoded_token_loses_no_token(tiny, monkeypatch, options
 
 def test_the_parent_has_what_is_overridden_here():
     """A new release of the bindings that renames one of these would leave it unguarded."""
-    for name in ("close", "reset", "eval", "generate", "sample", "embed", "save_state", "load_state",
-                 "create_chat_completion", "_create_completion"):
+    for name in (
+        "close",
+        "reset",
+        "eval",
+        "generate",
+        "sample",
+        "embed",
+        "save_state",
+        "load_state",
+        "create_chat_completion",
+        "_create_completion",
+    ):
         assert callable(getattr(Parent, name))
         assert getattr(Llama, name) is not getattr(Parent, name)
 
 
 def test_tokens_go_on_as_before(tiny, text):
     """None of the guards changes what the model computes."""
-    llm, parent = load(tiny("llama-gqa"), kv_ratio=1.0), Parent(
-        str(tiny("llama-gqa")), n_ctx=2048, n_batch=512, n_ubatch=256, n_threads=1, n_threads_batch=1, flash_attn=True,
-        type_k=1, type_v=1, verbose=False)
+    llm, parent = (
+        load(tiny("llama-gqa"), kv_ratio=1.0),
+        Parent(
+            str(tiny("llama-gqa")),
+            n_ctx=2048,
+            n_batch=512,
+            n_ubatch=256,
+            n_threads=1,
+            n_threads_batch=1,
+            flash_attn=True,
+            type_k=1,
+            type_v=1,
+            verbose=False,
+        ),
+    )
     llm.eval(list(text(200)))
     parent.eval(list(text(200)))
     for token in text(4, seed=1):

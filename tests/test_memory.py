@@ -1,4 +1,6 @@
-"""Bytes: what is reported is what is allocated, a ratio is never exceeded, and nothing grows in a long conversation."""
+"""Bytes: what is reported is what is allocated, a ratio is never exceeded, and nothing grows in a
+long conversation.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,17 @@ def used_bytes(llm) -> int:
 
 
 def resident_bytes() -> int:
-    """Resident size of this process once the heap has given back what it holds free (0 where there is no /proc)."""
+    """Resident size of this process once the heap has given back what it holds free (0 where there
+    is no /proc).
+    """
     if not Path("/proc/self/status").exists():
         return 0
     getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -56,17 +64,24 @@ def test_a_ratio_is_never_exceeded(tiny, text, name, ratio, method):
 def test_reported_bytes_hold_the_rows_and_little_more(tiny, text, name, kind):
     llm = load(tiny(name), kind, kv_ratio=0.2)
     llm.eval(list(text(N_PROMPT)))
-    used, spare = used_bytes(llm), sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm._kv.store.layers)
+    used, spare = (
+        used_bytes(llm),
+        sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm._kv.store.layers),
+    )
     assert used <= llm.kv_stats().n_bytes <= used + spare
 
 
 @pytest.mark.parametrize(("hidden", "hidden_bytes"), [("f32", 4), ("f16", 2), ("disk", 0)])
-def test_the_peak_is_the_kept_rows_one_layer_and_the_hidden_states(tiny, text, hidden, hidden_bytes):
+def test_the_peak_is_the_kept_rows_one_layer_and_the_hidden_states(
+    tiny, text, hidden, hidden_bytes
+):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_hidden=hidden)
     llm.eval(list(text(N_PROMPT)))
     stats, shape, store = llm.kv_stats(), models.SHAPES["llama-gqa"], llm._kv.store
     one_layer = stats.n_bytes_full // shape.n_layer
-    inputs = 8 * N_PROMPT + 8 * 512 * 3 * shape.n_head_kv  # tokens and positions; row numbers of a chunk, for each of three graphs
+    inputs = (
+        8 * N_PROMPT + 8 * 512 * 3 * shape.n_head_kv
+    )  # tokens and positions; row numbers of a chunk, for each of three graphs
     queries = 4 * 32 * shape.n_head * store.layers[0].d_k
     assert stats.n_bytes < stats.n_bytes_peak
     bound = 0.2 * stats.n_bytes_full + one_layer + hidden_bytes * shape.n_embd * N_PROMPT
@@ -84,7 +99,13 @@ def test_budgets_in_tokens_in_bytes_and_as_a_table(tiny, text):
     llm.eval(list(text(N_PROMPT)))
     assert 0.9 * megabytes * 2**20 < used_bytes(llm) <= megabytes * 2**20
 
-    table = np.arange(shape.n_layer * shape.n_head_kv, dtype=np.int32).reshape(shape.n_layer, shape.n_head_kv) * 40 + 50
+    table = (
+        np.arange(shape.n_layer * shape.n_head_kv, dtype=np.int32).reshape(
+            shape.n_layer, shape.n_head_kv
+        )
+        * 40
+        + 50
+    )
     llm = load(tiny("llama-gqa"), kv_budget=table)
     llm.eval(list(text(N_PROMPT)))
     assert (llm.kv_stats().kept == table).all()
@@ -108,9 +129,13 @@ def test_a_chat_of_200_turns_stays_within_its_bounds(tiny, text):
 
 @pytest.mark.slow
 def test_20000_generated_tokens_stay_within_their_bounds(tiny, text):
-    """In a process of its own: what a thousand earlier tests left behind in this one's heap is no concern of the engine's."""
+    """In a process of its own: what a thousand earlier tests left behind in this one's heap is no
+    concern of the engine's.
+    """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        fresh.submit(generate, tiny("llama-32k"), list(text(500)), list(text(20_000, seed=1))).result()
+        fresh.submit(
+            generate, tiny("llama-32k"), list(text(500)), list(text(20_000, seed=1))
+        ).result()
 
 
 def generate(model: Path, prompt: list[int], tokens: list[int]) -> None:
@@ -130,12 +155,20 @@ def generate(model: Path, prompt: list[int], tokens: list[int]) -> None:
 
 
 def check_bounds(llm, n_kept: float, tail: int) -> None:
-    """Rows are n_kept and at most a tail; every row is there once; reported bytes hold them and little more."""
+    """Rows are n_kept and at most a tail; every row is there once; reported bytes hold them and
+    little more.
+    """
     stats, store = llm.kv_stats(), llm._kv.store
     assert stats.n_seen == llm.n_tokens
     assert stats.kept.max() <= n_kept + tail + APPEND_MAX
     for heads in positions(llm):
         for rows in heads:
-            assert len(np.unique(rows)) == len(rows) and rows.max() == stats.n_seen - 1 and rows.min() >= 0
-    spare = sum((2 * SMALLEST_STEP + tail) * info.bytes_row * info.n_head_kv for info in store.layers)
+            assert (
+                len(np.unique(rows)) == len(rows)
+                and rows.max() == stats.n_seen - 1
+                and rows.min() >= 0
+            )
+    spare = sum(
+        (2 * SMALLEST_STEP + tail) * info.bytes_row * info.n_head_kv for info in store.layers
+    )
     assert used_bytes(llm) <= stats.n_bytes <= used_bytes(llm) + spare

@@ -17,7 +17,10 @@ class Head:
     """Rows of one head as arrays, searched and merged by plain numpy."""
 
     def __init__(self, n: int, d: int, rng: np.random.Generator) -> None:
-        self.keys, self.values = rng.standard_normal((n, d)).astype(np.float32), rng.standard_normal((n, d + 2)).astype(np.float32)
+        self.keys, self.values = (
+            rng.standard_normal((n, d)).astype(np.float32),
+            rng.standard_normal((n, d + 2)).astype(np.float32),
+        )
         self.plan: merge.Plan | None = None
 
     def nearest(self, il, head, gone, kept):
@@ -29,14 +32,22 @@ class Head:
         self.plan = plan
         ends = np.cumsum(plan.counts)
         for rows in (self.keys, self.values):
-            for row, own, begin, end in zip(plan.rows, plan.own, ends - plan.counts, ends, strict=True):
-                rows[row] = own * rows[row] + plan.weights[begin:end] @ rows[plan.sources[begin:end]]
+            for row, own, begin, end in zip(
+                plan.rows, plan.own, ends - plan.counts, ends, strict=True
+            ):
+                rows[row] = (
+                    own * rows[row] + plan.weights[begin:end] @ rows[plan.sources[begin:end]]
+                )
 
 
-def fold_as_reference(folding: merge.Folding, head: Head, kept: np.ndarray, threshold: float | None, place=(0, 0)) -> float | None:
+def fold_as_reference(
+    folding: merge.Folding, head: Head, kept: np.ndarray, threshold: float | None, place=(0, 0)
+) -> float | None:
     """Fold, compare with the plain loop, return its threshold."""
     gone = np.setdiff1d(np.arange(len(head.keys)), kept)
-    k, v, tau = reference.merge((head.keys[gone], head.values[gone]), (head.keys[kept], head.values[kept]), threshold)
+    k, v, tau = reference.merge(
+        (head.keys[gone], head.values[gone]), (head.keys[kept], head.values[kept]), threshold
+    )
     before = head.keys[gone]
     folding.fold(head, *place, len(head.keys), kept)
     np.testing.assert_allclose(head.keys[kept], k, rtol=1e-4, atol=1e-5)
@@ -45,18 +56,30 @@ def fold_as_reference(folding: merge.Folding, head: Head, kept: np.ndarray, thre
     return tau
 
 
-@pytest.mark.parametrize("n, n_kept, d", [(250, 50, 64), (240, 200, 16), (31, 30, 8), (31, 1, 8), (5, 0, 8), (5, 5, 8)])
+@pytest.mark.parametrize(
+    "n, n_kept, d", [(250, 50, 64), (240, 200, 16), (31, 30, 8), (31, 1, 8), (5, 0, 8), (5, 5, 8)]
+)
 def test_a_call_is_the_plain_loop(n, n_kept, d):
     rng = np.random.default_rng(n)
-    fold_as_reference(merge.D2O().start(), Head(n, d, rng), rng.permutation(n)[:n_kept].astype(np.int32), None)
+    fold_as_reference(
+        merge.D2O().start(), Head(n, d, rng), rng.permutation(n)[:n_kept].astype(np.int32), None
+    )
 
 
 def test_each_head_of_a_conversation_has_its_own_threshold_that_moves_over_the_calls():
-    rng, folding, thresholds = np.random.default_rng(0), merge.D2O().start(), {(0, 0): None, (0, 1): None, (1, 0): None}
+    rng, folding, thresholds = (
+        np.random.default_rng(0),
+        merge.D2O().start(),
+        {(0, 0): None, (0, 1): None, (1, 0): None},
+    )
     for n in (70, 23, 20, 27, 21):
         for place, before in thresholds.items():
-            thresholds[place] = fold_as_reference(folding, Head(n, 16, rng), rng.permutation(n)[:20].astype(np.int32), before, place)
-            assert (thresholds[place] == before) == (n == 20), "only a call without an evicted row leaves it where it was"
+            thresholds[place] = fold_as_reference(
+                folding, Head(n, 16, rng), rng.permutation(n)[:20].astype(np.int32), before, place
+            )
+            assert (thresholds[place] == before) == (n == 20), (
+                "only a call without an evicted row leaves it where it was"
+            )
 
 
 def test_beta_is_the_weight_of_this_call():
@@ -77,9 +100,17 @@ def test_weights_add_up_to_one_and_every_source_has_one_target(shape):
     if not n_gone or not n_kept:
         assert p is None
         return
-    assert len(p.sources) == len(p.weights) == p.counts.sum() and len(p.rows) == len(p.own) == len(p.counts)
-    np.testing.assert_allclose(p.own + np.add.reduceat(p.weights, np.cumsum(p.counts) - p.counts), 1, rtol=1e-5)
-    assert (np.diff(p.rows) > 0).all() and (p.counts > 0).all() and len(np.unique(p.sources)) == len(p.sources)
+    assert len(p.sources) == len(p.weights) == p.counts.sum() and len(p.rows) == len(p.own) == len(
+        p.counts
+    )
+    np.testing.assert_allclose(
+        p.own + np.add.reduceat(p.weights, np.cumsum(p.counts) - p.counts), 1, rtol=1e-5
+    )
+    assert (
+        (np.diff(p.rows) > 0).all()
+        and (p.counts > 0).all()
+        and len(np.unique(p.sources)) == len(p.sources)
+    )
     assert set(p.rows) <= set(kept) and not set(p.sources) & set(kept)
     assert len(p.sources), "someone is at or above the mean"
 
@@ -91,7 +122,11 @@ def test_a_twin_is_averaged():
 
 
 def test_sources_stand_with_their_targets():
-    p = merge.plan(np.array([9, 4, 6], np.int32), np.array([5, 2, 5], np.int32), np.array([0.0, 1.0, 0.5], np.float32))
+    p = merge.plan(
+        np.array([9, 4, 6], np.int32),
+        np.array([5, 2, 5], np.int32),
+        np.array([0.0, 1.0, 0.5], np.float32),
+    )
     assert (p.rows.tolist(), p.counts.tolist(), p.sources.tolist()) == ([2, 5], [1, 2], [4, 9, 6])
     total = 1 + np.exp(0.5) + np.e
     np.testing.assert_allclose(p.weights, [0.5, 1 / total, np.exp(0.5) / total], rtol=1e-6)

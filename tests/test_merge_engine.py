@@ -1,4 +1,6 @@
-"""merge on the engine: rows that receive something have the reference's values, all others keep their bytes."""
+"""merge on the engine: rows that receive something have the reference's values, all others keep
+their bytes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ N_PROMPT = 400
 def test_merged_rows_equal_the_reference_and_others_keep_their_bytes(tiny, text, nmse, model, kind):
     full = load(tiny(model), kind, kv_budget=10 * N_PROMPT)
     plain = load(tiny(model), kind, kv_ratio=share(0.3, kind), kv_method="h2o")
-    merging = load(tiny(model), kind, kv_ratio=share(0.3, kind), kv_method="score=h2o,budget=uniform,merge=d2o")
+    merging = load(
+        tiny(model), kind, kv_ratio=share(0.3, kind), kv_method="score=h2o,budget=uniform,merge=d2o"
+    )
     for llm in (full, plain, merging):
         llm.eval(list(text(N_PROMPT)))
     touched = 0
@@ -31,18 +35,28 @@ def test_merged_rows_equal_the_reference_and_others_keep_their_bytes(tiny, text,
             expected_k, expected_v, changed = expected(keys, values, gone, kept)
             got_k, got_v = stores[2].rows(il, head)
             limit = {"f16": 1e-6, "q8_0": 1e-3, "q4_0": 3e-2}[kind]
-            assert nmse(got_k[changed], expected_k[changed]) < limit and nmse(got_v[changed], expected_v[changed]) < limit
+            assert (
+                nmse(got_k[changed], expected_k[changed]) < limit
+                and nmse(got_v[changed], expected_v[changed]) < limit
+            )
             same = np.setdiff1d(np.arange(len(kept)), np.flatnonzero(changed))
-            for ours, before in zip(stores[2].row_bytes(il, head), stores[1].row_bytes(il, head), strict=True):
+            for ours, before in zip(
+                stores[2].row_bytes(il, head), stores[1].row_bytes(il, head), strict=True
+            ):
                 size = len(ours) // len(kept)
-                assert all(ours[r * size:(r + 1) * size] == before[r * size:(r + 1) * size] for r in same)
+                assert all(
+                    ours[r * size : (r + 1) * size] == before[r * size : (r + 1) * size]
+                    for r in same
+                )
             touched += changed.sum()
     assert touched > 0
     assert np.isfinite(feed(merging, text(4, seed=1))).all()
 
 
 def test_what_a_finished_layer_loses_later_is_merged_too(tiny, text, nmse, monkeypatch):
-    """d2o's budgets fall while later layers are read; each cut folds the rows it takes by a threshold that moves on."""
+    """d2o's budgets fall while later layers are read; each cut folds the rows it takes by a
+    threshold that moves on.
+    """
     cuts: dict[int, list] = {}
     keep, shrink = Prefill.keep, Prefill.shrink
 
@@ -65,13 +79,18 @@ def test_what_a_finished_layer_loses_later_is_merged_too(tiny, text, nmse, monke
         for head, rows in enumerate(first):
             keys, values = full._kv.store.rows(il, head)
             gone = np.setdiff1d(np.arange(N_PROMPT), rows)
-            k, v, threshold = reference((keys[gone], values[gone]), (keys[rows], values[rows]), None)
+            k, v, threshold = reference(
+                (keys[gone], values[gone]), (keys[rows], values[rows]), None
+            )
             for n in (counts[head] for counts in later):
                 k, v = (x.astype(np.float16).astype(np.float32) for x in (k, v))
                 if n < len(k):
                     k, v, threshold = reference((k[n:], v[n:]), (k[:n], v[:n]), threshold)
             got_k, got_v = merging._kv.store.rows(il, head)
-            assert got_k.shape == k.shape and nmse(got_k, k) < 1e-6 and nmse(got_v, v) < 1e-6, (il, head)
+            assert got_k.shape == k.shape and nmse(got_k, k) < 1e-6 and nmse(got_v, v) < 1e-6, (
+                il,
+                head,
+            )
 
 
 def expected(keys, values, gone, kept):

@@ -1,7 +1,8 @@
-"""The native test programs, upstream's operator tests on the patched tree, and our own code under sanitizers.
+"""The native test programs, upstream's operator tests on the patched tree, and our own code under
+sanitizers.
 
-`cli.py test` builds the programs into build/native-tests; EDGEKV_NATIVE_TESTS names another folder. Without them the tests
-are skipped, or fail where CI=true.
+`cli.py test` builds the programs into build/native-tests; EDGEKV_NATIVE_TESTS names another folder.
+Without them the tests are skipped, or fail where CI=true.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from tests.build import absent, build, run
 from tests.lib import ROOT
 
 PROGRAMS = ("test-kernels", "test-lanes", "test-store", "test-engine")
-REGISTERS = {"test-lanes": [], "test-lanes-avx2": ["avx2", "fma"], "test-lanes-avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"]}
+REGISTERS = {
+    "test-lanes": [],
+    "test-lanes-avx2": ["avx2", "fma"],
+    "test-lanes-avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"],
+}
 SANITIZED = ROOT / "build" / "sanitize"
 NEON = ROOT / "build" / "neon"
 SANITIZER_OPTIONS = {
@@ -36,7 +41,10 @@ def program(name: str) -> Path:
     for path in (folder / name, folder / f"{name}.exe"):
         if path.exists():
             return path
-    absent(f"{name} is not in {folder}: `python3 cli.py test` builds it, or set EDGEKV_NATIVE_TESTS to its folder")
+    absent(
+        f"{name} is not in {folder}: `python3 cli.py test` builds it, or set EDGEKV_NATIVE_TESTS to"
+        " its folder"
+    )
     raise AssertionError
 
 
@@ -55,7 +63,9 @@ def test_cpu_kernels_agree_with_plain_loops():
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for CUDA needs Linux")
 def test_cuda_kernels_agree_with_plain_loops():
-    """Their source, compiled as C++ and run on the CPU: what they compute, not that a GPU would run them."""
+    """Their source, compiled as C++ and run on the CPU: what they compute, not that a GPU would run
+    them.
+    """
     check_passed(run(program("test-cuda")))
 
 
@@ -64,8 +74,12 @@ def test_cuda_kernels_agree_with_plain_loops():
 def test_the_kernels_speed_can_be_measured():
     """That the tables are whole; times on the stand-in mean nothing."""
     assert run(program("test-cuda"), "--perf", 64).count("\n| ") == 38
-    cases = [json.loads(line) for line in run(program("test-kernels"), "--perf", 1, 1).splitlines()[1:]]
-    assert len(cases) == 12 and all(case["difference"] < 1e-3 and case["ours_ms"] > 0 for case in cases)
+    cases = [
+        json.loads(line) for line in run(program("test-kernels"), "--perf", 1, 1).splitlines()[1:]
+    ]
+    assert len(cases) == 12 and all(
+        case["difference"] < 1e-3 and case["ours_ms"] > 0 for case in cases
+    )
 
 
 @pytest.mark.parametrize("name", REGISTERS)
@@ -94,13 +108,23 @@ def test_the_c_api_from_end_to_end(tiny, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("operator", "cases"), [
-    ("SET_ROWS", ".*"), ("GET_ROWS", ".*"),
-    # the whole list takes minutes: every type, head size, mask, sink and soft cap at two of three lengths, without ALiBi and permutations
-    ("FLASH_ATTN_EXT", r"nr23=\[(1|4),1\],kv=(113|512),nb=(1|3|75),.*max_bias=0.*permute=\[0,1,2,3\]"),
-])
+@pytest.mark.parametrize(
+    ("operator", "cases"),
+    [
+        ("SET_ROWS", ".*"),
+        ("GET_ROWS", ".*"),
+        # the whole list takes minutes: every type, head size, mask, sink and soft cap at two of
+        # three lengths, without ALiBi and permutations
+        (
+            "FLASH_ATTN_EXT",
+            r"nr23=\[(1|4),1\],kv=(113|512),nb=(1|3|75),.*max_bias=0.*permute=\[0,1,2,3\]",
+        ),
+    ],
+)
 def test_upstream_operators(operator, cases):
-    output = run(program("test-backend-ops"), "test", "-b", "CPU", "-o", operator, "-p", cases, timeout=900)
+    output = run(
+        program("test-backend-ops"), "test", "-b", "CPU", "-o", operator, "-p", cases, timeout=900
+    )
     passed, total = map(int, re.search(r"(\d+)/(\d+) tests passed", output).groups())
     assert passed == total > 100
 
@@ -120,16 +144,27 @@ def compiled(folder: Path, targets: tuple[str, ...], *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def sanitized() -> Path:
-    """Our test programs, compiled with everything they use for AddressSanitizer and UndefinedBehaviorSanitizer."""
-    return compiled(SANITIZED, PROGRAMS, "-DEDGEKV_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=Debug",
-                    "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1")
+    """Our test programs, compiled with everything they use for AddressSanitizer and
+    UndefinedBehaviorSanitizer.
+    """
+    return compiled(
+        SANITIZED,
+        PROGRAMS,
+        "-DEDGEKV_SANITIZE=address,undefined",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1",
+        "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1",
+    )
 
 
 @pytest.mark.slow
 def test_kernels_under_sanitizers(sanitized):
     """Beside each other: they take minutes, and a core each."""
     with ThreadPoolExecutor() as pool:
-        running = [pool.submit(run, sanitized / name, 3, n_random, timeout=1200, **SANITIZER_OPTIONS) for name, n_random in (("test-kernels", 10), ("test-lanes", 5))]
+        running = [
+            pool.submit(run, sanitized / name, 3, n_random, timeout=1200, **SANITIZER_OPTIONS)
+            for name, n_random in (("test-kernels", 10), ("test-lanes", 5))
+        ]
     for done in running:
         check_passed(done.result())
 
@@ -150,12 +185,23 @@ def test_engine_under_sanitizers(sanitized, tiny, name):
 
 @pytest.fixture(scope="module")
 def neon() -> Path:
-    """The kernels' tests for ARM with NEON and its dot product, where Debian's g++-aarch64-linux-gnu is."""
+    """The kernels' tests for ARM with NEON and its dot product, where Debian's
+    g++-aarch64-linux-gnu is.
+    """
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing")
-    return compiled(NEON, ("test-kernels", "test-lanes"), "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-                    "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc", "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DGGML_NATIVE=OFF", "-DGGML_OPENMP=OFF",
-                    "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16")
+    return compiled(
+        NEON,
+        ("test-kernels", "test-lanes"),
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DCMAKE_SYSTEM_NAME=Linux",
+        "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
+        "-DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+        "-DGGML_NATIVE=OFF",
+        "-DGGML_OPENMP=OFF",
+        "-DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod+fp16",
+    )
 
 
 @pytest.mark.slow
@@ -164,4 +210,14 @@ def test_kernels_for_neon_under_emulation(neon, name, n_random):
     """What they compute; nothing of their speed."""
     if not shutil.which("qemu-aarch64-static"):
         pytest.skip("compiled; qemu-aarch64-static is missing")
-    check_passed(run("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu", neon / name, 3, n_random, timeout=1200))
+    check_passed(
+        run(
+            "qemu-aarch64-static",
+            "-L",
+            "/usr/aarch64-linux-gnu",
+            neon / name,
+            3,
+            n_random,
+            timeout=1200,
+        )
+    )

@@ -1,6 +1,8 @@
-"""Layers on a device, by any backend the library was built with: the same rows and logits as on the CPU.
+"""Layers on a device, by any backend the library was built with: the same rows and logits as on the
+CPU.
 
-Skipped where the library has no such backend. docs/architecture.md says how to run it on a software device.
+Skipped where the library has no such backend. docs/architecture.md says how to run it on a software
+device.
 """
 
 from __future__ import annotations
@@ -34,8 +36,19 @@ def device():
 
 
 def talk(path, text, kind, n_gpu_layers, **options):
-    """Logits after every turn of a conversation in which prompts are compressed, the tail grows, and is compressed in turn."""
-    llm = load(path, kind, n_batch=64, n_ubatch=64, kv_ratio=0.3, kv_tail=128, n_gpu_layers=n_gpu_layers, **options)
+    """Logits after every turn of a conversation in which prompts are compressed, the tail grows,
+    and is compressed in turn.
+    """
+    llm = load(
+        path,
+        kind,
+        n_batch=64,
+        n_ubatch=64,
+        kv_ratio=0.3,
+        kv_tail=128,
+        n_gpu_layers=n_gpu_layers,
+        **options,
+    )
     rows = []
     for seed, n_tokens in enumerate((150, *[1] * 10, 40, 7, *[1] * 5, 100, 1, 12, 63, *[1] * 3)):
         llm.eval(list(text(n_tokens, seed=seed)))
@@ -46,10 +59,16 @@ def talk(path, text, kind, n_gpu_layers, **options):
 @pytest.mark.parametrize("n_gpu_layers", [ALL, SOME])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "refact"])
-def test_a_conversation_on_the_device_is_the_one_on_the_cpu(tiny, text, nmse, name, kind, n_gpu_layers):
+def test_a_conversation_on_the_device_is_the_one_on_the_cpu(
+    tiny, text, nmse, name, kind, n_gpu_layers
+):
     expected, where = talk(tiny(name), text, kind, 0, kv_method="streaming")
     got, there = talk(tiny(name), text, kind, n_gpu_layers, kv_method="streaming")
-    assert all(np.array_equal(a, b) for x, y in zip(where, there, strict=True) for a, b in zip(x, y, strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for x, y in zip(where, there, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
     assert nmse(got, expected) < limit(kind)
 
 
@@ -65,12 +84,18 @@ def test_hidden_states_may_wait_on_the_device(tiny, text, nmse, name, n_gpu_laye
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["llama-mha", "qwen2", "phi3", "llama-d128", "refact"])
 def test_heads_of_different_length(tiny, text, nmse, name, kind):
-    """Rows are drawn at random, and pooled budgets leave every head another number of them, at another offset."""
+    """Rows are drawn at random, and pooled budgets leave every head another number of them, at
+    another offset.
+    """
     method = "score=random,budget=adakv"
     expected, where = talk(tiny(name), text, kind, 0, kv_method=method)
     got, there = talk(tiny(name), text, kind, ALL, kv_method=method)
     assert len({len(head) for layer in where for head in layer}) > 1
-    assert all(np.array_equal(a, b) for x, y in zip(where, there, strict=True) for a, b in zip(x, y, strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for x, y in zip(where, there, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
     assert nmse(got, expected) < limit(kind)
 
 

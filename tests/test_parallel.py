@@ -1,4 +1,6 @@
-"""Threads of numpy's BLAS: lowered while somebody multiplies small matrices, and put back by the last one who does."""
+"""Threads of numpy's BLAS: lowered while somebody multiplies small matrices, and put back by the
+last one who does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Profiles: the table, its file, where it is found, how the probe makes it, and the commands around it."""
+"""Profiles: the table, its file, where it is found, how the probe makes it, and the commands around
+it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ from edgekv import commands, native, profiles
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import Surrogate, features, n_features
-from edgekv.profiles import Identity, Profile, curves, draw, file, lukv, oracle, probe_profile, surrogate
+from edgekv.profiles import (
+    Identity,
+    Profile,
+    curves,
+    draw,
+    file,
+    lukv,
+    oracle,
+    probe_profile,
+    surrogate,
+)
 from edgekv.profiles import places as lookup
 from tests import models
 
@@ -30,13 +42,24 @@ ROOT = Path(__file__).resolve().parent.parent
 MODEL = Identity("llama", 4, (2, 2, 1, 2), 64, 64, "ab" * 32)
 GRID = (0.1, 0.2, 0.5, 0.9)
 N_TOKENS = 200
-MAPS = Surrogate(np.random.default_rng(7).standard_normal((4, 2, n_features(64, 64) + 1)).astype(np.float32), "halves")
-TEXTS = ("a list of the things in the old shed: " + "nails, a saw, two bent rakes; " * 10, "the fog came in at nine and went at ten. " * 12)
+MAPS = Surrogate(
+    np.random.default_rng(7).standard_normal((4, 2, n_features(64, 64) + 1)).astype(np.float32),
+    "halves",
+)
+TEXTS = (
+    "a list of the things in the old shed: " + "nails, a saw, two bent rakes; " * 10,
+    "the fog came in at nine and went at ten. " * 12,
+)
 
 
 def make(model: Identity = MODEL, ratios=GRID, seed: int = 0, **more) -> Profile:
     rng = np.random.default_rng(seed)
-    shares = np.stack([np.clip(rng.gamma(0.3, r / 0.3, (model.n_layer, max(model.n_head_kv))), 0.001, 1) for r in ratios])
+    shares = np.stack(
+        [
+            np.clip(rng.gamma(0.3, r / 0.3, (model.n_layer, max(model.n_head_kv))), 0.001, 1)
+            for r in ratios
+        ]
+    )
     exists = np.arange(shares.shape[2]) < np.asarray(model.n_head_kv)[:, None]
     return Profile(model, "probe", tuple(ratios), (shares * exists).astype(np.float32), **more)
 
@@ -74,18 +97,29 @@ def test_shares_lie_between_those_of_the_neighbouring_ratios():
     profile = Profile(Identity("llama", 1, (2,), 64, 64, ""), "lukv", (0.2, 0.6), shares)
     assert profile.shares_at(0.2) == pytest.approx(np.array([[0.1, 0.3]]))
     assert profile.shares_at(0.4) == pytest.approx(np.array([[0.3, 0.5]]))
-    assert profile.shares_at(0.1) == pytest.approx(np.array([[0.05, 0.15]]))  # down to 0 in proportion
+    assert profile.shares_at(0.1) == pytest.approx(
+        np.array([[0.05, 0.15]])
+    )  # down to 0 in proportion
     assert profile.shares_at(0.8) == pytest.approx(np.array([[0.75, 0.85]]))  # up to 1
     assert profile.shares_at(1.0) == pytest.approx(np.ones((1, 2)))
 
 
-@pytest.mark.parametrize(("change", "says"), [
-    ({"kind": "guess"}, "kind"), ({"ratios": (0.1, 0.5, 0.2, 0.9)}, "rise"), ({"ratios": (0.0, 0.2, 0.5, 0.9)}, "rise"),
-    ({"ratios": (0.1, 0.2, 0.5)}, "4 x 4 x 2"), ({"shares": np.full((4, 4, 2), np.nan, np.float32)}, "between 0 and 1"),
-    ({"shares": np.full((4, 4, 2), 1.5, np.float32)}, "between 0 and 1"), ({"shares": np.zeros((4, 4, 2), np.float32)}, "none"),
-    ({"shares": np.ones((4, 4, 2), np.float32)}, "do not exist"), ({"shares": np.ones((4, 4), np.float32)}, "4 x 4, not"),
-    ({"surrogate": Surrogate(MAPS.weights[:, :, 1:], "halves")}, "maps"), ({"surrogate": Surrogate(MAPS.weights * np.float32(np.nan), "halves")}, "maps"),
-])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"kind": "guess"}, "kind"),
+        ({"ratios": (0.1, 0.5, 0.2, 0.9)}, "rise"),
+        ({"ratios": (0.0, 0.2, 0.5, 0.9)}, "rise"),
+        ({"ratios": (0.1, 0.2, 0.5)}, "4 x 4 x 2"),
+        ({"shares": np.full((4, 4, 2), np.nan, np.float32)}, "between 0 and 1"),
+        ({"shares": np.full((4, 4, 2), 1.5, np.float32)}, "between 0 and 1"),
+        ({"shares": np.zeros((4, 4, 2), np.float32)}, "none"),
+        ({"shares": np.ones((4, 4, 2), np.float32)}, "do not exist"),
+        ({"shares": np.ones((4, 4), np.float32)}, "4 x 4, not"),
+        ({"surrogate": Surrogate(MAPS.weights[:, :, 1:], "halves")}, "maps"),
+        ({"surrogate": Surrogate(MAPS.weights * np.float32(np.nan), "halves")}, "maps"),
+    ],
+)
 def test_tables_that_make_no_sense_are_refused(change, says):
     with pytest.raises(BadInput) as error:
         replace(make(), **change)
@@ -96,7 +130,14 @@ def test_tables_that_make_no_sense_are_refused(change, says):
 
 
 def test_round_trip(tmp_path):
-    profile = make(score="snapkv", window=16, sink=2, calibration="cd" * 32, command="edgekv profile probe -m 'a b.gguf'", surrogate=MAPS)
+    profile = make(
+        score="snapkv",
+        window=16,
+        sink=2,
+        calibration="cd" * 32,
+        command="edgekv profile probe -m 'a b.gguf'",
+        surrogate=MAPS,
+    )
     profiles.write(profile, tmp_path / "p.gguf")
     got = profiles.read(tmp_path / "p.gguf")
     for name in (f.name for f in fields(Profile) if f.name not in ("shares", "surrogate")):
@@ -111,7 +152,11 @@ def test_round_trip(tmp_path):
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     profiles.write(make(), tmp_path / "p.gguf")
     before = (tmp_path / "p.gguf").read_bytes()
-    monkeypatch.setattr(gguf.GGUFWriter, "write_tensors_to_file", lambda self: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(
+        gguf.GGUFWriter,
+        "write_tensors_to_file",
+        lambda self: (_ for _ in ()).throw(OSError(28, "No space left")),
+    )
     with pytest.raises(BadInput, match="No space left"):
         profiles.write(make(seed=1), tmp_path / "p.gguf")
     assert (tmp_path / "p.gguf").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
@@ -155,7 +200,11 @@ def test_other_files_are_no_profiles(tmp_path, tiny):
 @pytest.mark.parametrize("name", models.SHAPES)
 def test_a_model_is_known_by_its_shape_and_embedding(tiny, tmp_path, name):
     shape, got = models.SHAPES[name], profiles.identify(str(tiny(name)))
-    assert (got.arch, got.n_layer, got.n_head_kv) == (shape.arch, shape.n_layer, (shape.n_head_kv,) * shape.n_layer)
+    assert (got.arch, got.n_layer, got.n_head_kv) == (
+        shape.arch,
+        shape.n_layer,
+        (shape.n_head_kv,) * shape.n_layer,
+    )
     assert (got.d_head_k, got.d_head_v) == (shape.d_head, shape.d_head)
     copy = shutil.copy(tiny(name), tmp_path / "another name.gguf")
     assert profiles.identify(str(copy)) == got
@@ -176,7 +225,10 @@ def test_another_model_or_score_is_refused(tiny):
     assert "'snapkv', not for 'keydiff'" in one_line(error)
 
 
-@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\3\0\0\0" + b"\xff" * 16, b"GGUF\3\0\0\0" + bytes(16), b"no model at all"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"GGUF", b"GGUF\3\0\0\0" + b"\xff" * 16, b"GGUF\3\0\0\0" + bytes(16), b"no model at all"],
+)
 def test_files_that_are_no_models(tmp_path, content):
     (tmp_path / "m.gguf").write_bytes(content)
     with pytest.raises(BadInput) as error:
@@ -189,7 +241,9 @@ def test_files_that_are_no_models(tmp_path, content):
 
 @pytest.fixture
 def places(tmp_path, tiny, monkeypatch):
-    """A model in a folder of its own, with nothing shipped and an empty cache: (path of the model, identity)."""
+    """A model in a folder of its own, with nothing shipped and an empty cache: (path of the model,
+    identity).
+    """
     (tmp_path / "models").mkdir()
     model = str(shutil.copy(tiny("llama-gqa"), tmp_path / "models" / "m.gguf"))
     monkeypatch.setattr(lookup, "SHIPPED", tmp_path / "shipped")
@@ -200,7 +254,13 @@ def places(tmp_path, tiny, monkeypatch):
 def test_beside_the_model_before_shipped_before_cached(places, tmp_path):
     model, identity = places
     assert profiles.find(model) is None
-    for i, path in enumerate((lookup.cached(identity), tmp_path / "shipped" / "any.gguf", tmp_path / "models" / "kvbudget-m.gguf")):
+    for i, path in enumerate(
+        (
+            lookup.cached(identity),
+            tmp_path / "shipped" / "any.gguf",
+            tmp_path / "models" / "kvbudget-m.gguf",
+        )
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         profiles.write(make(identity, command=str(i)), path)
         assert profiles.find(model).command == str(i)
@@ -222,7 +282,10 @@ def test_a_foreign_profile_is_an_error_when_named_and_left_out_when_found(places
 def test_a_profile_for_another_score_is_passed_over(places, tmp_path):
     model, identity = places
     profiles.write(make(identity, score="snapkv"), tmp_path / "models" / "kvbudget-m.gguf")
-    assert profiles.find(model, score="snapkv") is not None and profiles.find(model, score="h2o") is None
+    assert (
+        profiles.find(model, score="snapkv") is not None
+        and profiles.find(model, score="h2o") is None
+    )
 
 
 def test_a_name_that_could_steer_a_terminal_is_passed_over(places, tmp_path):
@@ -239,7 +302,9 @@ def test_what_is_shipped_can_be_read_and_names_no_folder():
         assert profile.command.startswith("edgekv profile ") and "/" not in profile.command
         assert profile.shares_at(0.2)[profile.heads].mean() == pytest.approx(0.2)
         if profile.kind == "probe":
-            assert profile.calibration == probe_profile.hash_of(probe_profile.texts()), f"{path.name}: texts changed, make it again"
+            assert profile.calibration == probe_profile.hash_of(probe_profile.texts()), (
+                f"{path.name}: texts changed, make it again"
+            )
 
 
 # ---- made by the probe
@@ -261,7 +326,9 @@ def llm(tiny):
 
 def test_a_probe_profile(llm, tiny):
     steps = []
-    profile = probe_profile.make(llm, TEXTS, progress=lambda *step: steps.append(step), n_tokens=N_TOKENS)
+    profile = probe_profile.make(
+        llm, TEXTS, progress=lambda *step: steps.append(step), n_tokens=N_TOKENS
+    )
     assert profile.shares.shape == (49, 3, 2) and profile.kind == "probe" and profile.score == ""
     assert profile.shares.mean(axis=(1, 2)) == pytest.approx(np.array(profile.ratios), abs=1e-3)
     assert (np.diff(profile.shares, axis=0) >= 0).all()  # a larger budget takes from nobody
@@ -277,7 +344,9 @@ def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
     got, _ = probe_profile.measure(llm, tokens)
     repeated = [t for piece in probe.pieces(tokens, llm._kv.tokenize) for t in piece]
     n = len(tokens)
-    with native.Prefill(llm._kv.ctx, [*tokens, *repeated], [(n, n + len(repeated), ("max",))]) as p:  # stored, the same attention
+    with native.Prefill(
+        llm._kv.ctx, [*tokens, *repeated], [(n, n + len(repeated), ("max",))]
+    ) as p:  # stored, the same attention
         for il in range(3):
             p.run(il)
             np.testing.assert_allclose(got[il], p.stat(0, "max")[:, :n], rtol=1e-2, atol=1e-5)
@@ -285,7 +354,9 @@ def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
 
 
 def test_maps_are_those_of_least_squares():
-    """With texts that differ as a whole, and features of very different size; a head that takes no part stays without."""
+    """With texts that differ as a whole, and features of very different size; a head that takes no
+    part stays without.
+    """
     rng, truth = np.random.default_rng(0), np.array([3.0, -0.02, 0.5])
     found = []
     for offset in (0.0, 7.0):
@@ -298,7 +369,9 @@ def test_maps_are_those_of_least_squares():
 
 
 def test_maps_foretell_what_the_probe_pays(tiny):
-    """On a text that they were not learned from, better than chance in nearly all heads; the model is random, its attention is not."""
+    """On a text that they were not learned from, better than chance in nearly all heads; the model
+    is random, its attention is not.
+    """
     llm = probe_profile.load(str(tiny("llama-gqa")), N_TOKENS, n_threads=1)
     maps = probe_profile.make(llm, TEXTS[:1], GRID, n_tokens=N_TOKENS).surrogate
     tokens = tuple(llm.tokenize(TEXTS[1].encode()))[:N_TOKENS]
@@ -312,8 +385,15 @@ def test_maps_foretell_what_the_probe_pays(tiny):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native.Prefill, "keep", record)
         paid, _ = probe_profile.measure(llm, tokens)
-    found = [np.corrcoef(features(*rows[il][k], unlike_the_mean(rows[il][k][0]), maps.pairs) @ maps.weights[il, k, :-1], surrogate.target(paid[il, k]))[0, 1]
-             for il in rows for k in range(2)]
+    found = [
+        np.corrcoef(
+            features(*rows[il][k], unlike_the_mean(rows[il][k][0]), maps.pairs)
+            @ maps.weights[il, k, :-1],
+            surrogate.target(paid[il, k]),
+        )[0, 1]
+        for il in rows
+        for k in range(2)
+    ]
     assert np.median(found) > 0.3, np.round(found, 2)
 
 
@@ -327,7 +407,9 @@ def test_layers_with_a_sliding_window_take_no_part(tiny):
 def test_heads_of_different_size_get_shares_and_no_maps(llm, monkeypatch):
     model = profiles.identify(llm.model_path)
     other = replace(model, d_head_k=2 * model.d_head_k)
-    assert probe_profile.heads_alike(llm._kv.store, model) and not probe_profile.heads_alike(llm._kv.store, other)
+    assert probe_profile.heads_alike(llm._kv.store, model) and not probe_profile.heads_alike(
+        llm._kv.store, other
+    )
     monkeypatch.setattr(probe_profile, "identify", lambda path: other)
     profile = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS)
     assert profile.surrogate is None and profile.shares.any()
@@ -336,7 +418,11 @@ def test_heads_of_different_size_get_shares_and_no_maps(llm, monkeypatch):
 def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
     partial, read = tmp_path / "p.partial", []
     measure = probe_profile.measure
-    monkeypatch.setattr(probe_profile, "measure", lambda llm, tokens, progress: (read.append(1), measure(llm, tokens, progress))[1])
+    monkeypatch.setattr(
+        probe_profile,
+        "measure",
+        lambda llm, tokens, progress: (read.append(1), measure(llm, tokens, progress))[1],
+    )
 
     def stop(done, total):
         if done > total / 2:
@@ -348,17 +434,30 @@ def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
     assert partial.is_file() and len(read) == 4
     kept = partial.read_bytes()
     steps = []
-    got = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial,
-                             progress=lambda *step: steps.append(step))
+    got = probe_profile.make(
+        llm,
+        TEXTS,
+        GRID,
+        n_tokens=N_TOKENS,
+        partial=partial,
+        progress=lambda *step: steps.append(step),
+    )
     assert len(read) == 5 and not partial.exists()
     assert steps[0][0] == steps[0][1] / 2, "what was done before is said at once"
     assert steps[-1][0] == steps[-1][1]
     partial.write_bytes(kept)
     other = probe_profile.make(llm, TEXTS[1:], GRID, n_tokens=N_TOKENS, partial=partial)
-    assert not np.array_equal(other.surrogate.weights, expected.surrogate.weights), "what was read for other texts does not count"
-    assert np.array_equal(got.shares, expected.shares) and np.array_equal(got.surrogate.weights, expected.surrogate.weights)
+    assert not np.array_equal(other.surrogate.weights, expected.surrogate.weights), (
+        "what was read for other texts does not count"
+    )
+    assert np.array_equal(got.shares, expected.shares) and np.array_equal(
+        got.surrogate.weights, expected.surrogate.weights
+    )
     partial.write_bytes(b"PK\3\4 damaged")
-    assert np.array_equal(probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial).shares, expected.shares)
+    assert np.array_equal(
+        probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS, partial=partial).shares,
+        expected.shares,
+    )
 
 
 def test_first_use_makes_the_profile_once_and_keeps_it(places, monkeypatch):
@@ -367,7 +466,9 @@ def test_first_use_makes_the_profile_once_and_keeps_it(places, monkeypatch):
     made = probe_profile.cache(model, n_tokens=N_TOKENS, n_threads=1)
     found = profiles.find(model)
     assert np.array_equal(found.shares, made.shares) and found.command == "made on first use"
-    assert [path.name for path in lookup.cached(profiles.identify(model)).parent.iterdir()] == [lookup.cached(profiles.identify(model)).name]
+    assert [path.name for path in lookup.cached(profiles.identify(model)).parent.iterdir()] == [
+        lookup.cached(profiles.identify(model)).name
+    ]
 
 
 def test_short_texts_and_uncompressed_models_are_refused(llm, tiny):
@@ -391,7 +492,12 @@ def best_loss(losses: list[np.ndarray], n_rows: int) -> float:
     """The least sum of losses[h][kept rows of h] with n_rows kept in all: dynamic programming."""
     table = np.concatenate([[0.0], np.full(n_rows, np.inf)])
     for loss in losses:
-        table = np.array([min(table[n - i] + loss[i] for i in range(min(n, len(loss) - 1) + 1)) for n in range(n_rows + 1)])
+        table = np.array(
+            [
+                min(table[n - i] + loss[i] for i in range(min(n, len(loss) - 1) + 1))
+                for n in range(n_rows + 1)
+            ]
+        )
     return float(table[n_rows])
 
 
@@ -402,12 +508,16 @@ def test_greedy_is_the_optimum_of_the_convex_problem(seed):
     importance = rng.gamma(0.3, 1, (1, 4, 6)).astype(np.float32)
     order = np.argsort(-(importance[0] + rng.random((4, 6))), axis=1)
     gains = lukv.convex(importance, order)[0]
-    assert (np.diff(gains, axis=1) <= 1e-6).all() and gains.sum(axis=1) == pytest.approx(importance[0].sum(axis=1), rel=1e-5)
+    assert (np.diff(gains, axis=1) <= 1e-6).all() and gains.sum(axis=1) == pytest.approx(
+        importance[0].sum(axis=1), rel=1e-5
+    )
     losses = [np.concatenate([[0], np.cumsum(-g)]) + g.sum() for g in gains.astype(np.float64)]
     for n in (3, 10, 17):
         kept = np.rint(probe_profile.count(gains[None], (n / 24,))[0, 0] * 6).astype(int)
         assert kept.sum() == n
-        assert sum(loss[k] for loss, k in zip(losses, kept, strict=True)) == pytest.approx(best_loss(losses, n), abs=1e-5)
+        assert sum(loss[k] for loss, k in zip(losses, kept, strict=True)) == pytest.approx(
+            best_loss(losses, n), abs=1e-5
+        )
 
 
 def test_rows_that_the_score_finds_late_make_the_loss_convex():
@@ -420,14 +530,21 @@ def test_output_norms_are_those_of_the_projected_values(tiny):
     shape, weights = models.SHAPES["llama-gqa"], dict(models.tensors(models.SHAPES["llama-gqa"]))
     values = np.random.default_rng(0).standard_normal((7, shape.d_head)).astype(np.float32)
     w_o = weights["blk.1.attn_output.weight"]
-    expected = np.mean([np.linalg.norm(values @ w_o[:, h * 64 : h * 64 + 64].T, axis=1) for h in (2, 3)], axis=0)
-    got = oracle.OutputWeights(str(tiny("llama-gqa"))).norms(1, shape.n_head, values, 1, shape.n_head_kv)
+    expected = np.mean(
+        [np.linalg.norm(values @ w_o[:, h * 64 : h * 64 + 64].T, axis=1) for h in (2, 3)], axis=0
+    )
+    got = oracle.OutputWeights(str(tiny("llama-gqa"))).norms(
+        1, shape.n_head, values, 1, shape.n_head_kv
+    )
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
 def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch):
     pytest.importorskip("scipy")
-    model, sources = str(tiny("llama-gqa")), [lukv.Source(TEXTS[0], ("where?", "when?")), lukv.Source(TEXTS[1], ("who?",))]
+    model, sources = (
+        str(tiny("llama-gqa")),
+        [lukv.Source(TEXTS[0], ("where?", "when?")), lukv.Source(TEXTS[1], ("who?",))],
+    )
     llm, partial = lukv.load(model, "keydiff", 1024, n_threads=1), tmp_path / "p.partial"
 
     read = []
@@ -441,7 +558,13 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
         lukv.make(llm, sources, partial=partial, progress=stop)
     assert len(json.loads(partial.read_text())) == 3 + 1, "three answers and the first text"
     steps, measured, measure = [], [], lukv.measure
-    monkeypatch.setattr(lukv, "measure", lambda llm, weights, context, *more: measured.append(context) or measure(llm, weights, context, *more))
+    monkeypatch.setattr(
+        lukv,
+        "measure",
+        lambda llm, weights, context, *more: (
+            measured.append(context) or measure(llm, weights, context, *more)
+        ),
+    )
     kept = partial.read_bytes()
     profile = lukv.make(llm, sources, partial=partial, progress=lambda *step: steps.append(step))
     assert len(measured) == 1
@@ -449,7 +572,11 @@ def test_a_lukv_profile_goes_on_and_serves_its_score(tiny, tmp_path, monkeypatch
     lukv.make(llm, sources, (0.5,), partial=partial)
     assert len(measured) == 3, "what was measured for other ratios does not count"
     assert np.array_equal(lukv.make(llm, sources).shares, profile.shares)
-    assert profile.shares.shape == (99, 3, 2) and profile.shares.min() > 0.5 * lukv.LEAST and not partial.exists()
+    assert (
+        profile.shares.shape == (99, 3, 2)
+        and profile.shares.min() > 0.5 * lukv.LEAST
+        and not partial.exists()
+    )
     assert profile.shares.mean(axis=(1, 2)) == pytest.approx(np.array(profile.ratios), rel=0.005)
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     assert steps[0] == read[0], "what was done before is said at once"
@@ -460,26 +587,50 @@ def test_known_answers_are_read_and_the_others_decoded(tiny, monkeypatch):
     pytest.importorskip("scipy")
     llm = lukv.load(str(tiny("llama-gqa")), "keydiff", 1024, n_threads=1)
     decoded, measured, measure = [], [], lukv.measure
-    monkeypatch.setattr(oracle, "decode", lambda llm, n, question: decoded.append(question) or [7, 8, 9])
-    monkeypatch.setattr(lukv, "measure", lambda llm, weights, context, dialogues, *more: measured.extend(dialogues) or measure(
-        llm, weights, context, dialogues, *more))
-    lukv.make(llm, [lukv.Source.parse(TEXTS[0], ["where?\tin the shed", "", "when? \t", "who?"])], (0.2,))
+    monkeypatch.setattr(
+        oracle, "decode", lambda llm, n, question: decoded.append(question) or [7, 8, 9]
+    )
+    monkeypatch.setattr(
+        lukv,
+        "measure",
+        lambda llm, weights, context, dialogues, *more: (
+            measured.extend(dialogues) or measure(llm, weights, context, dialogues, *more)
+        ),
+    )
+    lukv.make(
+        llm, [lukv.Source.parse(TEXTS[0], ["where?\tin the shed", "", "when? \t", "who?"])], (0.2,)
+    )
     answers = [answer for _, answer in measured]
-    assert answers == [llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER], [7, 8, 9], [7, 8, 9]] and len(decoded) == 2
+    assert (
+        answers
+        == [
+            llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER],
+            [7, 8, 9],
+            [7, 8, 9],
+        ]
+        and len(decoded) == 2
+    )
 
 
 def test_the_two_objectives_by_hand():
     pytest.importorskip("scipy")
-    importance = np.array([  # two questions, two layers of two heads (one of which does not exist), three rows
-        [[[3, 1, 0], [np.nan] * 3], [[2, 0, 2], [4, 0, 0]]],
-        [[[1, 1, 2], [np.nan] * 3], [[0, 1, 0], [0, 0, 1]]],
-    ], np.float32)
+    importance = np.array(
+        [  # two questions, two layers of two heads (one of which does not exist), three rows
+            [[[3, 1, 0], [np.nan] * 3], [[2, 0, 2], [4, 0, 0]]],
+            [[[1, 1, 2], [np.nan] * 3], [[0, 1, 0], [0, 0, 1]]],
+        ],
+        np.float32,
+    )
     order = np.array([[[2, 0, 1], [0, 1, 2]], [[0, 1, 2], [0, 1, 2]]], np.int32)
     paper, energy = (lukv.gains(importance, order, name) for name in ("paper", "energy"))
     assert paper.shape == (2, 2, 2, 3) and energy.shape == (1, 2, 2, 3)
     assert np.isnan(paper[:, 0, 1]).all() and np.isnan(energy[:, 0, 1]).all()
-    assert paper[0, 0, 0] == pytest.approx([0.375, 0.375, 0.25])  # 0, 3, 1 of 4: the late 3 is shared with the 0 before it
-    assert paper[0, 1] == pytest.approx(np.array([[0.25, 0.125, 0.125], [0.5, 0, 0]]))  # of 8 in the layer
+    assert paper[0, 0, 0] == pytest.approx(
+        [0.375, 0.375, 0.25]
+    )  # 0, 3, 1 of 4: the late 3 is shared with the 0 before it
+    assert paper[0, 1] == pytest.approx(
+        np.array([[0.25, 0.125, 0.125], [0.5, 0, 0]])
+    )  # of 8 in the layer
     first = np.array([0, 9, 1]) / 34  # 9 + 1 + 4 + 4 + 16
     second = np.array([4, 1, 1]) / 8
     assert energy[0, 0, 0] == pytest.approx((first + second) / 2)
@@ -489,7 +640,11 @@ def test_the_two_objectives_by_hand():
 
 def test_questions_that_do_not_do(tiny):
     llm = lukv.load(str(tiny("llama-gqa")), "snapkv", 512, n_threads=1)
-    for text, asked, says in ((TEXTS[0], [], "questions"), (TEXTS[0], ["why " * 50], "60 tokens"), (TEXTS[0] * 3, ["why?"], "this model takes")):
+    for text, asked, says in (
+        (TEXTS[0], [], "questions"),
+        (TEXTS[0], ["why " * 50], "60 tokens"),
+        (TEXTS[0] * 3, ["why?"], "this model takes"),
+    ):
         with pytest.raises(BadInput, match=says):
             lukv.make(llm, [lukv.Source(text, tuple(asked))])
 
@@ -497,7 +652,9 @@ def test_questions_that_do_not_do(tiny):
 def test_the_shipped_questions():
     sources = lukv.sources()
     assert len({question for source in sources for question in source.questions}) == 30
-    assert all(len(source.answers) == len(source.questions) and all(source.answers) for source in sources)
+    assert all(
+        len(source.answers) == len(source.questions) and all(source.answers) for source in sources
+    )
     assert 3500 < sum(len(source.text.split()) for source in sources) < 4500
 
 
@@ -513,12 +670,22 @@ def test_published_curves_go_in_and_out(tmp_path):
     assert profile.shares[0] == pytest.approx(np.maximum(1 - removed[-1], 0.01))  # 99 % removed
     curves.write_curve(profile, str(tmp_path / "d.npy"))
     out = np.load(tmp_path / "d.npy")
-    assert out.shape == removed.shape and out.mean(axis=(1, 2)) == pytest.approx(curves.REMOVED, abs=1e-6)
+    assert out.shape == removed.shape and out.mean(axis=(1, 2)) == pytest.approx(
+        curves.REMOVED, abs=1e-6
+    )
     again = curves.read_curve(str(tmp_path / "d.npy"), model)
     assert again.shares_at(0.3) == pytest.approx(profile.shares_at(0.3), abs=0.01)
 
 
-@pytest.mark.parametrize("array", [np.zeros((98, 4, 2)), np.zeros((99, 4, 2), np.int64), np.full((99, 4, 2), 1.2), np.full((99, 4, 2), np.nan)])
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((98, 4, 2)),
+        np.zeros((99, 4, 2), np.int64),
+        np.full((99, 4, 2), 1.2),
+        np.full((99, 4, 2), np.nan),
+    ],
+)
 def test_other_arrays_are_no_curves(tmp_path, array):
     np.save(tmp_path / "c.npy", array)
     with pytest.raises(BadInput) as error:
@@ -558,9 +725,16 @@ def test_the_heat_map_has_a_line_for_each_layer(capsys, n_head_kv):
 
 @pytest.mark.parametrize("name", ["probe", "lukv", "show"])
 def test_help_loads_no_library(name):
-    code = ("import sys; sys.argv[0] = 'edgekv'\nfrom edgekv.commands import main\n"
-            "try: main()\nfinally: assert not {'llama_cpp', 'gguf', 'numpy'} & set(sys.modules)")
-    done = subprocess.run([sys.executable, "-c", code, "profile", name, "--help"], cwd=ROOT, capture_output=True, text=True)
+    code = (
+        "import sys; sys.argv[0] = 'edgekv'\nfrom edgekv.commands import main\n"
+        "try: main()\nfinally: assert not {'llama_cpp', 'gguf', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "profile", name, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0 and "--" in done.stdout, done.stderr
 
 
@@ -574,42 +748,69 @@ def test_the_commands_together(tiny, tmp_path, monkeypatch):
     for i, text in enumerate(TEXTS):
         (tmp_path / f"{i}.txt").write_text(text)
     texts = [word for i in range(2) for word in ("--contexts", str(tmp_path / f"{i}.txt"))]
-    done = call("probe", "-m", model, "-o", out, *texts, "--ratios", "0.5,0.2", "--tokens", "200", "-t", "1")
+    done = call(
+        "probe", "-m", model, "-o", out, *texts, "--ratios", "0.5,0.2", "--tokens", "200", "-t", "1"
+    )
     assert done.exit_code == 0 and done.stdout.startswith("at 0.2 kept"), done.output
     shown = json.loads(call("show", out, "--json").stdout)
-    assert shown["command"] == "edgekv profile probe -m llama-gqa.gguf --contexts 0.txt --contexts 1.txt --tokens 200 --ratios 0.2,0.5"
-    assert shown["ratios"] == [0.2, 0.5] and np.mean(shown["shares"]) == pytest.approx(0.2, abs=1e-5)
+    assert (
+        shown["command"]
+        == "edgekv profile probe -m llama-gqa.gguf --contexts 0.txt --contexts 1.txt --tokens 200"
+        " --ratios 0.2,0.5"
+    )
+    assert shown["ratios"] == [0.2, 0.5] and np.mean(shown["shares"]) == pytest.approx(
+        0.2, abs=1e-5
+    )
     assert len(call("show", out, "--kv-ratio", "0.5").stdout.splitlines()) > 10
     curve, again = str(tmp_path / "c.npy"), str(tmp_path / "q.gguf")
     assert call("export", out, curve).exit_code == 0
     assert call("import", curve, "-m", model, "-o", again, "--score", "snapkv").exit_code == 0
-    assert profiles.read(again).shares_at(0.2) == pytest.approx(profiles.read(out).shares_at(0.2), abs=0.01)
+    assert profiles.read(again).shares_at(0.2) == pytest.approx(
+        profiles.read(out).shares_at(0.2), abs=0.01
+    )
     assert profiles.read(again).score == "snapkv"
 
 
-@pytest.mark.parametrize(("args", "says"), [
-    (["probe", "-m", "MODEL", "-o", "no/such/folder/p.gguf"], "folder"),
-    (["probe", "-m", "MODEL", "-o", "p", "--contexts", "missing.txt"], "missing.txt"),
-    (["probe", "-m", "MODEL", "-o", "p", "--ratios", "0.2,20"], "0.2"), (["probe", "-m", "missing.gguf", "-o", "p"], "missing.gguf"),
-    (["show", "missing.gguf"], "missing.gguf"), (["import", "missing.npy", "-m", "MODEL", "-o", "p"], "missing.npy"),
-    (["export", "MODEL", "c.npy"], "no profile"), (["lukv", "-m", "MODEL", "-o", "p", "--text", "t.txt"], "both or none"),
-    (["lukv", "-m", "MODEL", "-o", "p", "--score", "nothing"], "nothing"),
-    (["probe", "-m", "MODEL", "-o", "p", "--contexts", "MODEL"], "no text"),
-    (["import", "/dev/zero", "-m", "MODEL", "-o", "p"], "/dev/zero"),
-])
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["probe", "-m", "MODEL", "-o", "no/such/folder/p.gguf"], "folder"),
+        (["probe", "-m", "MODEL", "-o", "p", "--contexts", "missing.txt"], "missing.txt"),
+        (["probe", "-m", "MODEL", "-o", "p", "--ratios", "0.2,20"], "0.2"),
+        (["probe", "-m", "missing.gguf", "-o", "p"], "missing.gguf"),
+        (["show", "missing.gguf"], "missing.gguf"),
+        (["import", "missing.npy", "-m", "MODEL", "-o", "p"], "missing.npy"),
+        (["export", "MODEL", "c.npy"], "no profile"),
+        (["lukv", "-m", "MODEL", "-o", "p", "--text", "t.txt"], "both or none"),
+        (["lukv", "-m", "MODEL", "-o", "p", "--score", "nothing"], "nothing"),
+        (["probe", "-m", "MODEL", "-o", "p", "--contexts", "MODEL"], "no text"),
+        (["import", "/dev/zero", "-m", "MODEL", "-o", "p"], "/dev/zero"),
+    ],
+)
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     done = call(*[str(tiny("llama-gqa")) if arg == "MODEL" else arg for arg in args])
     lines = done.stderr.splitlines()
-    assert done.exit_code == 2 and len(lines) == 1 and lines[0].startswith("edgekv: ") and says in lines[0], done.output
+    assert (
+        done.exit_code == 2
+        and len(lines) == 1
+        and lines[0].startswith("edgekv: ")
+        and says in lines[0]
+    ), done.output
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no pipes in folders")
-@pytest.mark.parametrize("args", [
-    ["probe", "-m", "MODEL", "-o", "OUT"], ["lukv", "-m", "MODEL", "-o", "OUT"],
-    ["evolkv", "-m", "MODEL", "-o", "OUT"], ["import", "c.npy", "-m", "MODEL", "-o", "OUT"],
-    ["export", "p.gguf", "OUT"], ["show", "p.gguf", "-o", "OUT"],
-])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["probe", "-m", "MODEL", "-o", "OUT"],
+        ["lukv", "-m", "MODEL", "-o", "OUT"],
+        ["evolkv", "-m", "MODEL", "-o", "OUT"],
+        ["import", "c.npy", "-m", "MODEL", "-o", "OUT"],
+        ["export", "p.gguf", "OUT"],
+        ["show", "p.gguf", "-o", "OUT"],
+    ],
+)
 @pytest.mark.parametrize("out", ["MODEL", "notes.txt", "link", "pipe", "/dev/null"])
 def test_an_output_replaces_nothing_that_is_not_ours(tiny, tmp_path, monkeypatch, args, out):
     monkeypatch.chdir(tmp_path)
@@ -626,7 +827,8 @@ def test_an_output_replaces_nothing_that_is_not_ours(tiny, tmp_path, monkeypatch
     assert done.exit_code == 2 and len(lines) == 1 and name in lines[0], done.output
     after = {path.name: path.lstat() for path in tmp_path.iterdir()}
     assert {name: (s.st_ino, s.st_mtime_ns, s.st_size) for name, s in after.items()} == {
-        name: (s.st_ino, s.st_mtime_ns, s.st_size) for name, s in before.items()}
+        name: (s.st_ino, s.st_mtime_ns, s.st_size) for name, s in before.items()
+    }
     assert Path("notes.txt").read_text() == "what I wrote" and not Path("/dev/null").is_file()
     assert Path(model).read_bytes() == tiny("llama-gqa").read_bytes()
 
@@ -655,8 +857,12 @@ def test_what_a_killed_process_left_is_cleaned_up(tmp_path):
 
 
 def test_ctrl_c_while_a_text_is_read_is_not_lost(llm):
-    """Python raises it where a callback from C begins, and throws away what leaves a callback; so nothing may be raised there."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin without one
+    """Python raises it where a callback from C begins, and throws away what leaves a callback; so
+    nothing may be raised there.
+    """
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs begin without one
     raised = []
 
     def progress(done, total):

@@ -12,9 +12,29 @@ from tests.engine import feed as decode
 from tests.engine import load, logits, positions
 
 N_PROMPT = 500
-NAMES = ["random", "streaming", "snapkv", "pyramidkv", "adakv", "cake", "dynamickv", "d2o", "score=h2o,budget=d2o", "kvzip", "h2o", "tova", "knorm", "keydiff", "expected",
-         "score=keydiff,merge=summary", "score=kvzip,budget=pooled,merge=summary", "score=cake,budget=cake,merge=summary",
-         "snapkv:queries=probe", "snapkv:queries=all", "score=kvzip,budget=cake"]
+NAMES = [
+    "random",
+    "streaming",
+    "snapkv",
+    "pyramidkv",
+    "adakv",
+    "cake",
+    "dynamickv",
+    "d2o",
+    "score=h2o,budget=d2o",
+    "kvzip",
+    "h2o",
+    "tova",
+    "knorm",
+    "keydiff",
+    "expected",
+    "score=keydiff,merge=summary",
+    "score=kvzip,budget=pooled,merge=summary",
+    "score=cake,budget=cake,merge=summary",
+    "snapkv:queries=probe",
+    "snapkv:queries=all",
+    "score=kvzip,budget=cake",
+]
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
@@ -30,6 +50,9 @@ def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
         one.eval(tokens)
         assert nmse(reading.logits, logits(one)) < 1e-12
         reading.compress(methods.get(name), replace(llm._kv_settings, preset=methods.get(name)))
-        same = [[np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(x, y, strict=True)] for x, y in zip(positions(llm), positions(one), strict=True)]
+        same = [
+            [np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(x, y, strict=True)]
+            for x, y in zip(positions(llm), positions(one), strict=True)
+        ]
         assert all(map(all, same)), name
         assert nmse(decode(llm, text(3, seed=1)), decode(one, text(3, seed=1))) < 1e-9

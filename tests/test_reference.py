@@ -1,4 +1,6 @@
-"""The torch reference computes what the unpatched library computes, and the tiny models are worth testing with."""
+"""The torch reference computes what the unpatched library computes, and the tiny models are worth
+testing with.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,22 @@ N_PROMPT, N_DECODE = 300, 16
 
 @pytest.fixture(scope="module")
 def stock_logits(stock_lib, tiny, text) -> dict[tuple[str, str], np.ndarray]:
-    """Logits of the unpatched library for every architecture and cache type: one process for all."""
+    """Logits of the unpatched library for every architecture and cache type: one process for
+    all.
+    """
     pairs = [(name, kind) for name in models.ARCHITECTURES for kind in GGML_TYPES]
-    jobs = [lib.Job(str(tiny(name)), text(N_PROMPT), text(N_DECODE, seed=1), all_logits=True, n_ctx=512,
-                    type_k=GGML_TYPES[kind], type_v=GGML_TYPES[kind]) for name, kind in pairs]
+    jobs = [
+        lib.Job(
+            str(tiny(name)),
+            text(N_PROMPT),
+            text(N_DECODE, seed=1),
+            all_logits=True,
+            n_ctx=512,
+            type_k=GGML_TYPES[kind],
+            type_v=GGML_TYPES[kind],
+        )
+        for name, kind in pairs
+    ]
     return dict(zip(pairs, lib.run(stock_lib, jobs), strict=True))
 
 

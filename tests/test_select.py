@@ -1,4 +1,6 @@
-"""select: exact counts, protected rows, nothing twice, what survives scored highest, a cut is a truncation."""
+"""select: exact counts, protected rows, nothing twice, what survives scored highest, a cut is a
+truncation.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,14 @@ from edgekv.select import keep
 
 @st.composite
 def heads(draw):
-    """(scores, pos, n_seen): heads of different lengths, the tokens of each in order or in any, with gaps."""
-    n_head, n_seen, in_order = draw(st.integers(1, 4)), draw(st.integers(1, 120)), draw(st.booleans())
+    """(scores, pos, n_seen): heads of different lengths, the tokens of each in order or in any,
+    with gaps.
+    """
+    n_head, n_seen, in_order = (
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 120)),
+        draw(st.booleans()),
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     pos = np.full((n_head, n_seen), -1, np.int32)
     for k in range(n_head):
@@ -49,7 +57,9 @@ def test_protected_rows_stay_and_the_rest_scored_highest(case, count, sink, wind
         if count < len(protected):
             assert set(rows.tolist()) <= protected
             gone = protected - set(rows.tolist())
-            assert not gone or max(pos[k, list(gone)]) < min(pos[k, rows], default=n_seen)  # the most recent stay
+            assert not gone or max(pos[k, list(gone)]) < min(
+                pos[k, rows], default=n_seen
+            )  # the most recent stay
             continue
         assert set(rows[: len(protected)].tolist()) == protected
         assert (np.diff(pos[k, rows[: len(protected)]]) > 0).all()
@@ -63,7 +73,10 @@ def test_fewer_rows_are_a_part_of_more(case, a, b, sink, window):
     scores, pos, n_seen = case
     fewer, more = sorted((a, b))
     for k in range(len(pos)):
-        few, many = (keep(scores[k : k + 1], [n], pos[k : k + 1], n_seen, sink, window)[0] for n in (fewer, more))
+        few, many = (
+            keep(scores[k : k + 1], [n], pos[k : k + 1], n_seen, sink, window)[0]
+            for n in (fewer, more)
+        )
         assert set(few.tolist()) <= set(many.tolist())
         if fewer >= len(protected_rows(pos[k], n_seen, sink, window)):
             assert few.tolist() == many[: len(few)].tolist()

@@ -17,7 +17,9 @@ def damaged(llm: Any) -> state.State:
     good = state.take(llm)
     halves = np.frombuffer(bytes(good.data), np.uint8).copy()
     halves[len(halves) // 2 : len(halves) // 2 + 2000] = 0xFF
-    return state.State(good.tokens, (ctypes.c_uint8 * len(halves)).from_buffer_copy(halves.tobytes()), good.memory)
+    return state.State(
+        good.tokens, (ctypes.c_uint8 * len(halves)).from_buffer_copy(halves.tobytes()), good.memory
+    )
 
 
 @pytest.mark.parametrize("flash_attn", [True, False])

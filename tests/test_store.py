@@ -1,4 +1,6 @@
-"""The store in a conversation: random sequences of everything that can happen to it; what is reported is what is there."""
+"""The store in a conversation: random sequences of everything that can happen to it; what is
+reported is what is there.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from edgekv.errors import BadInput
 from tests import models
-from tests.engine import load, logits, positions, per_f16
+from tests.engine import load, logits, per_f16, positions
 
 N_CTX, TAIL, SLACK = 1024, 96, 64
 PROBE = 77  # a token whose logits show what the conversation is
@@ -23,7 +32,9 @@ RATIOS = (0.2, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class Expected:
-    """What the conversation must be: tokens, positions of each head's rows, and the bounds of their number."""
+    """What the conversation must be: tokens, positions of each head's rows, and the bounds of their
+    number.
+    """
 
     tokens: tuple[int, ...] = ()
     rows: tuple[tuple[tuple[int, ...], ...], ...] = ()
@@ -66,7 +77,9 @@ class Conversation(RuleBasedStateMachine):
         self.eval(n, seed)
 
     def eval(self, n: int, seed: int) -> None:
-        tokens = tuple(np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist())
+        tokens = tuple(
+            np.random.default_rng(seed).integers(models.N_SPECIAL, models.N_VOCAB, n).tolist()
+        )
         before = self.now
         if len(before.tokens) + n > N_CTX:
             with pytest.raises(BadInput):
@@ -95,7 +108,10 @@ class Conversation(RuleBasedStateMachine):
         il = data.draw(st.sampled_from(self.llm._kv.full_layers))
         rng = np.random.default_rng(seed)
         heads = self.now.rows[il]
-        keep = [rng.permutation(len(head))[: rng.integers(0, len(head) + 1)].astype(np.int32) for head in heads]
+        keep = [
+            rng.permutation(len(head))[: rng.integers(0, len(head) + 1)].astype(np.int32)
+            for head in heads
+        ]
         self.store.evict(il, keep)
         left = tuple(tuple(head[r] for r in rows) for head, rows in zip(heads, keep))
         self.now = replace(self.now, rows=self.now.rows[:il] + (left,) + self.now.rows[il + 1 :])
@@ -109,8 +125,12 @@ class Conversation(RuleBasedStateMachine):
         if not done:
             return
         self.llm.n_tokens = first
-        left = tuple(tuple(tuple(p for p in head if p < first) for head in heads) for heads in self.now.rows)
-        self.now = replace(self.now, tokens=self.now.tokens[:first], rows=left, spare=self.now.spare + n)
+        left = tuple(
+            tuple(tuple(p for p in head if p < first) for head in heads) for heads in self.now.rows
+        )
+        self.now = replace(
+            self.now, tokens=self.now.tokens[:first], rows=left, spare=self.now.spare + n
+        )
 
     @precondition(lambda self: len(self.now.tokens) < N_CTX)
     @rule()
@@ -128,22 +148,33 @@ class Conversation(RuleBasedStateMachine):
         self.llm.kv_load(str(path))
         self.now = replace(expected, spare=0)
         self.check_all()
-        if not self.probe() and logits_then is not None:  # a tail that was just compressed says something else, rightly
+        if (
+            not self.probe() and logits_then is not None
+        ):  # a tail that was just compressed says something else, rightly
             self.check_logits(logits_then)
 
     def check_logits(self, expected: np.ndarray) -> None:
-        """The same bits; where windows are, the same up to rounding: rows that nobody sees may be gone, and sums are cut elsewhere."""
+        """The same bits; where windows are, the same up to rounding: rows that nobody sees may be
+        gone, and sums are cut elsewhere.
+        """
         if len(self.llm._kv.full_layers) == len(self.store.layers):
             assert np.array_equal(logits(self.llm), expected)
         else:
             assert ((logits(self.llm) - expected) ** 2).sum() < 1e-6 * (expected**2).sum()
 
     def probe(self) -> bool:
-        """One token more, whose logits the caller looks at; true if it made the tail too long, so that it was compressed."""
+        """One token more, whose logits the caller looks at; true if it made the tail too long, so
+        that it was compressed.
+        """
         before, compressed = self.now, self.llm._kv.memory.compressed_at
         self.llm.eval([PROBE])
         chosen = self.llm._kv.memory.compressed_at != compressed
-        self.now = replace(before, tokens=(*before.tokens, PROBE), rows=self.rows(), ratio=max(before.ratio, self.ratio * chosen))
+        self.now = replace(
+            before,
+            tokens=(*before.tokens, PROBE),
+            rows=self.rows(),
+            ratio=max(before.ratio, self.ratio * chosen),
+        )
         self.check_rows_came_from(before, chosen)
         return chosen
 
@@ -184,7 +215,9 @@ class Conversation(RuleBasedStateMachine):
         n_seen, n_swa = len(self.now.tokens), self.store.layers[il].n_swa
         assert len(set(head)) == len(head) and all(0 <= p < n_seen for p in head)
         if n_swa:
-            assert head == list(range(n_seen - len(head), n_seen)) and len(head) >= min(n_seen, n_swa - 1)
+            assert head == list(range(n_seen - len(head), n_seen)) and len(head) >= min(
+                n_seen, n_swa - 1
+            )
             assert len(head) <= n_swa + SLACK + TAIL + GROWTH
         else:
             assert tuple(head) == self.now.rows[il][k]
@@ -193,9 +226,20 @@ class Conversation(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
 def test_nothing_is_lost_or_duplicated(tiny, name):
-    llm = load(tiny(name), "q8_0", kv_ratio=RATIOS[0], kv_tail=TAIL, kv_window=16, n_ctx=N_CTX, n_ubatch=128)
+    llm = load(
+        tiny(name),
+        "q8_0",
+        kv_ratio=RATIOS[0],
+        kv_tail=TAIL,
+        kv_window=16,
+        n_ctx=N_CTX,
+        n_ubatch=128,
+    )
     machine = type("Conversation", (Conversation,), {"llm": llm})
-    run_state_machine_as_test(machine, settings=settings(max_examples=30, stateful_step_count=25, deadline=None, derandomize=True))
+    run_state_machine_as_test(
+        machine,
+        settings=settings(max_examples=30, stateful_step_count=25, deadline=None, derandomize=True),
+    )
 
 
 def test_the_tail_of_a_loaded_conversation_is_bounded_too(tiny, text, tmp_path):

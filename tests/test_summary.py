@@ -9,8 +9,8 @@ import pytest
 
 from edgekv import methods, select
 from edgekv.errors import BadInput, Unsupported
-from edgekv.reading import Reading
 from edgekv.native import Prefill
+from edgekv.reading import Reading
 from edgekv.summary import JITTER, ROUNDS, Summary, SummaryParams, alike, draw, look
 from tests.engine import feed, load, positions, share
 from tests.reference.summary import groups as reference_groups
@@ -22,7 +22,9 @@ N_PROMPT = 500
 
 def head(n: int = 300, d: int = 16, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """keys, values [n, d]"""
-    keys, values = (np.random.default_rng(seed).standard_normal((2, n, d)) * np.array([0.5, 1])[:, None, None]).astype(np.float32)
+    keys, values = (
+        np.random.default_rng(seed).standard_normal((2, n, d)) * np.array([0.5, 1])[:, None, None]
+    ).astype(np.float32)
     return keys, values
 
 
@@ -44,7 +46,9 @@ def asked(d: int = 16, seed: int = 0, size: float = 1.0) -> tuple[np.ndarray, np
 
 @dataclass
 class Head:
-    """What becomes of a head: the rows that it keeps, and what those from `first` on hold in the end."""
+    """What becomes of a head: the rows that it keeps, and what those from `first` on hold in the
+    end.
+    """
 
     keep: np.ndarray
     first: int
@@ -52,10 +56,18 @@ class Head:
     values: np.ndarray
 
 
-def summed(keys: np.ndarray, values: np.ndarray, keep: np.ndarray, moments: tuple[np.ndarray, np.ndarray] | None = None, **params) -> Head:
+def summed(
+    keys: np.ndarray,
+    values: np.ndarray,
+    keep: np.ndarray,
+    moments: tuple[np.ndarray, np.ndarray] | None = None,
+    **params,
+) -> Head:
     n, merge = len(keys), Summary(SummaryParams(**params))
     losses = merge.losses([keep], np.arange(n, dtype=np.int32)[None], n, 4, 32)
-    found = merge.sum_up(losses, look(lambda _, some: (keys[some], values[some]), losses), moments or asked())[0]
+    found = merge.sum_up(
+        losses, look(lambda _, some: (keys[some], values[some]), losses), moments or asked()
+    )[0]
     return Head(losses[0].keep, found.first, found.keys, found.values)
 
 
@@ -63,7 +75,10 @@ def summed(keys: np.ndarray, values: np.ndarray, keep: np.ndarray, moments: tupl
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_a_row_is_what_the_reference_says(seed, rows):
     keys, values = head(seed=seed)
-    found, queries = summed(keys, values, kept(300, 100), asked(seed=seed), rows=rows), draw(*asked(seed=seed), 64)
+    found, queries = (
+        summed(keys, values, kept(300, 100), asked(seed=seed), rows=rows),
+        draw(*asked(seed=seed), 64),
+    )
     places = found.keep[found.first : found.first + rows]
     gone = np.setdiff1d(np.arange(300), np.setdiff1d(found.keep, places))
     label = alike(keys[gone], values[gone], queries, rows)
@@ -80,7 +95,10 @@ def test_a_row_is_what_the_reference_says(seed, rows):
 def test_groups_are_k_means_of_logits_and_values(seed, d_v):
     keys, queries = head(seed=seed)[0], draw(*asked(seed=seed), 64)
     values = np.random.default_rng(seed).standard_normal((300, d_v)).astype(np.float32)
-    found, wanted = alike(keys, values, queries, 8), reference_groups(keys, values, queries, 8, ROUNDS, JITTER)
+    found, wanted = (
+        alike(keys, values, queries, 8),
+        reference_groups(keys, values, queries, 8, ROUNDS, JITTER),
+    )
     assert (found == wanted).mean() > 0.99
 
 
@@ -97,7 +115,10 @@ def test_attention_is_nearer_to_that_over_all_rows(seed, n):
     places = found.keep[found.first : found.first + 16]
     new_keys[places], new_values[places] = found.keys, found.values
     want = attend(queries, keys, values)
-    dropped, less = (np.square(attend(queries, k[keep], v[keep]) - want).sum() for k, v in ((keys, values), (new_keys, new_values)))
+    dropped, less = (
+        np.square(attend(queries, k[keep], v[keep]) - want).sum()
+        for k, v in ((keys, values), (new_keys, new_values))
+    )
     assert less < 0.1 * dropped
 
 
@@ -106,11 +127,15 @@ def test_equal_rows_are_summed_up_exactly():
     keys, values = head()
     moments = np.ones((1, 16), np.float32), 0.01 * np.eye(16, dtype=np.float32)[None]
     keys[100:200], values[100:200] = keys[100], values[100]
-    keep = np.concatenate([np.arange(4), np.arange(268, 300), np.arange(4, 100), np.arange(200, 268)]).astype(np.int32)
+    keep = np.concatenate(
+        [np.arange(4), np.arange(268, 300), np.arange(4, 100), np.arange(200, 268)]
+    ).astype(np.int32)
     found, queries = summed(keys, values, keep, moments, rows=2, ridge=1e-9), draw(*moments, 64)
     assert sorted(found.keep[found.first : found.first + 2]) == [266, 267]
     nearest = np.abs(found.values - values[100]).sum(axis=1).argmin()
-    np.testing.assert_allclose(found.values[nearest], values[100], atol=0.01)  # one other row is with them
+    np.testing.assert_allclose(
+        found.values[nearest], values[100], atol=0.01
+    )  # one other row is with them
     assert np.abs(queries @ found.keys[nearest] - np.log(100) - queries @ keys[100]).mean() < 0.1
 
 
@@ -119,7 +144,9 @@ def test_rows_that_are_all_equal_are_no_trouble():
     keys, values = (np.broadcast_to(x[:1], x.shape).copy() for x in head())
     found = summed(keys, values, kept(300, 100), rows=8)
     assert 1 <= len(found.keys) <= 8 and sorted(found.keep) == sorted(kept(300, 100))
-    np.testing.assert_allclose(found.values, np.broadcast_to(values[0], found.values.shape), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        found.values, np.broadcast_to(values[0], found.values.shape), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_summary_rows_take_the_place_of_the_least():
@@ -127,7 +154,9 @@ def test_summary_rows_take_the_place_of_the_least():
     keep = kept(300, 100)
     found = summed(keys, values, keep, rows=4)
     assert found.first == 36 and list(found.keep[:36]) == list(keep[:36])
-    assert sorted(found.keep[36:40]) == sorted(keep[-4:]) and list(found.keep[40:]) == list(keep[36:-4])
+    assert sorted(found.keep[36:40]) == sorted(keep[-4:]) and list(found.keep[40:]) == list(
+        keep[36:-4]
+    )
     tight = kept(300, 36)
     found = summed(keys, values, tight, rows=4)
     assert sorted(found.keep[found.first :]) == sorted(tight[4:8]), "the window's oldest"
@@ -138,19 +167,36 @@ def test_summary_rows_take_the_place_of_the_least():
 def test_what_cannot_be_summed_up_is_dropped():
     keys, values = head()
     keep = kept(300, 100)
-    for found in (summed(keys, values, keep, worst=1e-6), summed(keys, values, keep, asked(size=0.01), ridge=1e-9)):
-        assert len(found.keys) == 0 and sorted(found.keep) == sorted(keep), "the key misses, or is far longer than any of the head's"
+    for found in (
+        summed(keys, values, keep, worst=1e-6),
+        summed(keys, values, keep, asked(size=0.01), ridge=1e-9),
+    ):
+        assert len(found.keys) == 0 and sorted(found.keep) == sorted(keep), (
+            "the key misses, or is far longer than any of the head's"
+        )
 
 
-@pytest.mark.parametrize(("n_rows", "window", "recent", "stay"), [
-    (1000, 32, 96, 96), (400, 32, 96, 80), (128, 32, 96, 32), (400, 128, 96, 128), (400, 32, 0, 32), (0, 1, 96, 1)])
+@pytest.mark.parametrize(
+    ("n_rows", "window", "recent", "stay"),
+    [
+        (1000, 32, 96, 96),
+        (400, 32, 96, 80),
+        (128, 32, 96, 32),
+        (400, 128, 96, 128),
+        (400, 32, 0, 32),
+        (0, 1, 96, 1),
+    ],
+)
 def test_a_fifth_of_the_rows_may_be_recent(n_rows, window, recent, stay):
     assert Summary(SummaryParams(recent=recent)).window(n_rows, window) == stay
 
 
 def test_draws_have_the_distribution_and_are_always_the_same():
     rng = np.random.default_rng(0)
-    mean, root = rng.standard_normal((2, 8)).astype(np.float32), rng.standard_normal((8, 8)).astype(np.float32)
+    mean, root = (
+        rng.standard_normal((2, 8)).astype(np.float32),
+        rng.standard_normal((8, 8)).astype(np.float32),
+    )
     cov = np.stack([root @ root.T, np.zeros((8, 8), np.float32)])
     found = draw(mean, cov, 20000).reshape(2, 20000, 8)
     np.testing.assert_allclose(found[0].mean(axis=0), mean[0], atol=0.1)
@@ -159,8 +205,17 @@ def test_draws_have_the_distribution_and_are_always_the_same():
     assert np.array_equal(found.reshape(-1, 8), draw(mean, cov, 20000))
 
 
-@pytest.mark.parametrize(("text", "message"), [("rows=0", "1 or more"), ("draws=0", "1 or more"), ("later=-1", "1 or more"), ("recent=-1", "0 or more"), ("ridge=0", "above 0"),
-                                               ("worst=nan", "above 0")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows=0", "1 or more"),
+        ("draws=0", "1 or more"),
+        ("later=-1", "1 or more"),
+        ("recent=-1", "0 or more"),
+        ("ridge=0", "above 0"),
+        ("worst=nan", "above 0"),
+    ],
+)
 def test_wrong_parameters_are_one_line(text, message):
     with pytest.raises(BadInput, match=message):
         methods.get(f"{MIX.format('uniform')},{text}")
@@ -172,7 +227,10 @@ def test_wrong_parameters_are_one_line(text, message):
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa", "gemma3"])
 def test_other_rows_keep_their_bytes(tiny, text, model, kind):
-    plain, summed = (load(tiny(model), kind, kv_ratio=share(0.3, kind), kv_method=name) for name in ("score=keydiff", MIX.format("uniform") + ",worst=5"))
+    plain, summed = (
+        load(tiny(model), kind, kv_ratio=share(0.3, kind), kv_method=name)
+        for name in ("score=keydiff", MIX.format("uniform") + ",worst=5")
+    )
     for llm in (plain, summed):
         llm.eval(list(text(N_PROMPT)))
     changed = 0
@@ -189,11 +247,16 @@ def test_other_rows_keep_their_bytes(tiny, text, model, kind):
 
 def by_token(store, il, k) -> dict[int, tuple[bytes, bytes]]:
     n = int(store.length(il)[k])
-    parts = [[x[i * len(x) // n : (i + 1) * len(x) // n] for i in range(n)] for x in store.row_bytes(il, k)]
+    parts = [
+        [x[i * len(x) // n : (i + 1) * len(x) // n] for i in range(n)]
+        for x in store.row_bytes(il, k)
+    ]
     return {int(p): pair for p, *pair in zip(store.positions(il, k), *parts, strict=True)}
 
 
-@pytest.mark.parametrize(("recent", "ratio", "stay"), [(96, 0.5, 50), (40, 0.5, 40), (0, 0.5, 32), (96, 0.3, 32)])
+@pytest.mark.parametrize(
+    ("recent", "ratio", "stay"), [(96, 0.5, 50), (40, 0.5, 40), (0, 0.5, 32), (96, 0.3, 32)]
+)
 def test_more_than_the_window_stays_where_there_is_room(tiny, text, recent, ratio, stay):
     """Rows of 250 (or 150); the evaluator keeps the same."""
     name = f"{MIX.format('uniform')},recent={recent}"
@@ -212,8 +275,14 @@ def test_more_than_the_window_stays_where_there_is_room(tiny, text, recent, rati
 
 def test_a_summary_brings_the_answer_nearer_to_the_full_cache(tiny, text, nmse):
     """By little here: queries of random weights have no mean to speak of."""
-    full, plain, summed = (load(tiny("llama-gqa"), kv_ratio=ratio, kv_method=name) for ratio, name in (
-        (1.0, "full"), (0.2, "score=random"), (0.2, "score=random,merge=summary,worst=5")))
+    full, plain, summed = (
+        load(tiny("llama-gqa"), kv_ratio=ratio, kv_method=name)
+        for ratio, name in (
+            (1.0, "full"),
+            (0.2, "score=random"),
+            (0.2, "score=random,merge=summary,worst=5"),
+        )
+    )
     logits = []
     for llm in (full, plain, summed):
         llm.eval(list(text(2000)))
@@ -223,39 +292,57 @@ def test_a_summary_brings_the_answer_nearer_to_the_full_cache(tiny, text, nmse):
 
 @pytest.mark.parametrize("budget", ["uniform", "cake", "dynamickv", "d2o", "pooled"])
 def test_any_budget_can_be_summed_up(tiny, text, budget):
-    plain, summed = (load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=f"score=cake,budget={budget}{merge}") for merge in ("", ",merge=summary,worst=5"))
+    plain, summed = (
+        load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=f"score=cake,budget={budget}{merge}")
+        for merge in ("", ",merge=summary,worst=5")
+    )
     for llm in (plain, summed):
         llm.eval(list(text(N_PROMPT)))
     assert (plain._kv.kept() == summed._kv.kept()).all()
     before, after = ([by_token(llm._kv.store, 2, k) for k in range(2)] for llm in (plain, summed))
-    assert any(x.get(t) != pair for x, y in zip(before, after, strict=True) for t, pair in y.items())
+    assert any(
+        x.get(t) != pair for x, y in zip(before, after, strict=True) for t, pair in y.items()
+    )
     assert np.isfinite(feed(summed, text(4, seed=1))).all()
 
 
 def test_later_turns_are_summed_up_by_the_prompts_queries(tiny, text):
-    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=MIX.format("uniform") + ",worst=5", kv_tail=64)
+    llm = load(
+        tiny("llama-gqa"), kv_ratio=0.3, kv_method=MIX.format("uniform") + ",worst=5", kv_tail=64
+    )
     llm.eval(list(text(N_PROMPT)))
     asked = llm._kv.memory.queries
     assert len(asked) == len(llm._kv.store.layers)
     for i in range(4):
         llm.eval(list(text(60, seed=i)))
     assert llm._kv.store.memory().boundary > N_PROMPT, "the tail was compressed"
-    assert all(llm._kv.memory.queries[il] is asked[il] for il in asked), "too few tokens to say what will be asked"
+    assert all(llm._kv.memory.queries[il] is asked[il] for il in asked), (
+        "too few tokens to say what will be asked"
+    )
     assert np.isfinite(feed(llm, text(4, seed=9))).all()
     llm.reset()
     llm.eval(list(text(100)))
-    assert llm._kv.memory.queries == {} and llm._kv.kept().max() < 100, "a short prompt is compressed without a summary"
+    assert llm._kv.memory.queries == {} and llm._kv.kept().max() < 100, (
+        "a short prompt is compressed without a summary"
+    )
 
 
 def test_a_model_without_plain_positions_drops_rows(tiny, text, monkeypatch):
     def refuse(self, *_):
         raise Unsupported("positions")
 
-    plain, summed = (load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=name) for name in ("score=keydiff", MIX.format("uniform")))
+    plain, summed = (
+        load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=name)
+        for name in ("score=keydiff", MIX.format("uniform"))
+    )
     plain.eval(list(text(N_PROMPT)))
     monkeypatch.setattr(Prefill, "rotation", refuse)
     summed.eval(list(text(N_PROMPT)))
-    assert all(np.array_equal(a, b) for x, y in zip(positions(plain), positions(summed), strict=True) for a, b in zip(x, y, strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for x, y in zip(positions(plain), positions(summed), strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
     assert plain._kv.store.row_bytes(0, 0) == summed._kv.store.row_bytes(0, 0)
 
 
@@ -269,11 +356,21 @@ def test_rows_are_written_as_the_cache_holds_them(tiny, text, kind):
     before = by_token(store, 1, 0)
     store.write(1, 0, np.array([3, 50]), keys, values)
     token = store.positions(1, 0)
-    assert sum(before[t] != pair for t, pair in by_token(store, 1, 0).items()) == 2 and before[token[3]] != by_token(store, 1, 0)[token[3]]
+    assert (
+        sum(before[t] != pair for t, pair in by_token(store, 1, 0).items()) == 2
+        and before[token[3]] != by_token(store, 1, 0)[token[3]]
+    )
     for got, want in zip(store.rows(1, 0), (keys, values), strict=True):
-        np.testing.assert_allclose(got[[3, 50]], want, atol={"f16": 2e-3, "q8_0": 0.02, "q4_0": 0.4}[kind])
+        np.testing.assert_allclose(
+            got[[3, 50]], want, atol={"f16": 2e-3, "q8_0": 0.02, "q4_0": 0.4}[kind]
+        )
     after = store.row_bytes(1, 0)
-    for rows, k in (([-1], keys[:1]), ([len(token)], keys[:1]), ([0], np.full_like(keys[:1], np.nan)), ([0], np.full_like(keys[:1], np.inf))):
+    for rows, k in (
+        ([-1], keys[:1]),
+        ([len(token)], keys[:1]),
+        ([0], np.full_like(keys[:1], np.nan)),
+        ([0], np.full_like(keys[:1], np.inf)),
+    ):
         with pytest.raises(BadInput):
             store.write(1, 0, np.array(rows), k, values[:1])
     assert store.row_bytes(1, 0) == after

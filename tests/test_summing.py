@@ -41,21 +41,37 @@ def test_some_rows_are_those_of_all(tiny, text, kind, old):
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 300), (5, 300), (130, 290)])
 def test_one_of_so_many_queries_is_looked_at(tiny, text, begin, end):
-    """Against the queries of single tokens; alone, beside an observer of all queries, and beside one of columns."""
-    llm, tokens, every, n_ubatch = load(tiny("llama-gqa"), kv_ratio=0.5, n_ubatch=128), text(300), 3, 128
+    """Against the queries of single tokens; alone, beside an observer of all queries, and beside
+    one of columns.
+    """
+    llm, tokens, every, n_ubatch = (
+        load(tiny("llama-gqa"), kv_ratio=0.5, n_ubatch=128),
+        text(300),
+        3,
+        128,
+    )
 
     def queries(observers, steps):
         with Prefill(llm._ctx.ctx, tokens, observers, every=steps) as p:
             p.run(0)
-            return [p.queries(i) if "queries" in names else None for i, (*_, names) in enumerate(observers)]
+            return [
+                p.queries(i) if "queries" in names else None
+                for i, (*_, names) in enumerate(observers)
+            ]
 
-    single = np.stack([mean for mean, _ in queries([(t, t + 1, ("queries",)) for t in range(300)], [])])
+    single = np.stack(
+        [mean for mean, _ in queries([(t, t + 1, ("queries",)) for t in range(300)], [])]
+    )
     asked = single[[t for t in range(begin, end) if t % n_ubatch % every == 0]]
     centred = asked - asked.mean(axis=0)
     cov = np.einsum("thi,thj->hij", centred, centred) / len(asked)
     one = (begin, end, ("queries",))
-    for observers, steps in (([one], [every]), ([one, (0, 300, ("queries",))], [every, 1]), ([one, (290, 300, ("mean",))], [every, 1]),
-                             ([one, (100, 220, ("queries", "mean"))], [every, every])):
+    for observers, steps in (
+        ([one], [every]),
+        ([one, (0, 300, ("queries",))], [every, 1]),
+        ([one, (290, 300, ("mean",))], [every, 1]),
+        ([one, (100, 220, ("queries", "mean"))], [every, every]),
+    ):
         found_mean, found_cov = queries(observers, steps)[0]
         np.testing.assert_allclose(found_mean, asked.mean(axis=0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found_cov, cov, rtol=1e-3, atol=1e-4 * np.abs(cov).max())
@@ -63,8 +79,13 @@ def test_one_of_so_many_queries_is_looked_at(tiny, text, begin, end):
         queries([one], [-1])
 
 
-@pytest.mark.parametrize(("score", "n", "every"), [("keydiff", 499, 1), ("keydiff", 500, 2), ("keydiff", 1300, 5), ("expected", 1300, 1)])
-def test_a_long_prompts_summary_looks_at_some_of_its_queries(tiny, text, monkeypatch, score, n, every):
+@pytest.mark.parametrize(
+    ("score", "n", "every"),
+    [("keydiff", 499, 1), ("keydiff", 500, 2), ("keydiff", 1300, 5), ("expected", 1300, 1)],
+)
+def test_a_long_prompts_summary_looks_at_some_of_its_queries(
+    tiny, text, monkeypatch, score, n, every
+):
     """A score that is a paper's looks at all."""
     monkeypatch.setattr(engine, "MANY", 250)
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=METHOD.replace("keydiff", score))
@@ -77,17 +98,35 @@ def test_a_long_prompts_summary_looks_at_some_of_its_queries(tiny, text, monkeyp
 def test_a_summary_made_aside_is_the_same(tiny, text, monkeypatch, budget):
     threads = []
     plain = Summary.sum_up
-    monkeypatch.setattr(Summary, "sum_up", lambda *args: threads.append(threading.current_thread().name) or plain(*args))
+    monkeypatch.setattr(
+        Summary,
+        "sum_up",
+        lambda *args: threads.append(threading.current_thread().name) or plain(*args),
+    )
     stored = []
     for aside in (False, True):
-        llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD.replace("uniform", budget).replace("keydiff", "snapkv"))
+        llm = load(
+            tiny("llama-gqa"),
+            kv_ratio=0.3,
+            kv_method=METHOD.replace("uniform", budget).replace("keydiff", "snapkv"),
+        )
         llm._kv.offloaded = aside
         llm.eval(list(text(500)))
         store = llm._kv.store
-        stored.append([store.row_bytes(il, k) for il, info in enumerate(store.layers) for k in range(info.n_head_kv)])
+        stored.append(
+            [
+                store.row_bytes(il, k)
+                for il, info in enumerate(store.layers)
+                for k in range(info.n_head_kv)
+            ]
+        )
     assert stored[0] == stored[1]
     half = len(threads) // 2
-    assert half and set(threads[:half]) == {"MainThread"} and all(name.startswith("edgekv-summary") for name in threads[half:])
+    assert (
+        half
+        and set(threads[:half]) == {"MainThread"}
+        and all(name.startswith("edgekv-summary") for name in threads[half:])
+    )
     assert not any(thread.name.startswith("edgekv-summary") for thread in threading.enumerate())
 
 
@@ -112,6 +151,7 @@ def test_what_fails_aside_fails_the_prompt_and_changes_nothing(tiny, text, monke
 
 def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypatch):
     """Threads of numpy's BLAS wait for work in a loop, on the cores that read the next layer."""
+
     def blas_threads():
         return [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
 
@@ -125,7 +165,9 @@ def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypat
             assert blas_threads() == before
 
     monkeypatch.setattr(Summary, "sum_up", spy)
-    monkeypatch.setattr(summary, "stand_for", lambda *args: inside.append(blas_threads()) or stand_for(*args))
+    monkeypatch.setattr(
+        summary, "stand_for", lambda *args: inside.append(blas_threads()) or stand_for(*args)
+    )
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD)
     with threadpool_limits(2, "blas"):
         llm.eval(list(text(500)))

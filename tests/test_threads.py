@@ -28,10 +28,16 @@ print(time.process_time() - begin)
 
 
 def seconds(model: os.PathLike[str], n_threads: int, n_processes: int) -> float:
-    """Processor time in seconds that each process takes for its tokens, where several write at once."""
+    """Processor time in seconds that each process takes for its tokens, where several write at
+    once.
+    """
     command = [sys.executable, "-c", DECODE, str(model), str(n_threads)]
-    children = [subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                for _ in range(n_processes)]
+    children = [
+        subprocess.Popen(
+            command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for _ in range(n_processes)
+    ]
     for child in children:
         assert child.stdout.readline() == "ready\n"
     for child in children:
@@ -44,7 +50,9 @@ def seconds(model: os.PathLike[str], n_threads: int, n_processes: int) -> float:
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no other core to wait for")
 def test_processes_beside_each_other_do_not_burn_the_time_they_wait(demo_model):
-    """A thread that spins where another one could run makes both processes several times as slow."""
+    """A thread that spins where another one could run makes both processes several times as
+    slow.
+    """
     alone, beside = (seconds(demo_model, os.cpu_count(), n) for n in (1, 2))
     assert beside < 2 * alone
 

@@ -27,13 +27,48 @@ def test_it_answers_as_without_compression(mamba, text):
 
 def test_auto_makes_no_profile_for_it(mamba, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = call("run", "-m", str(mamba), "-p", "a " * 300, "--raw", "-n", "2", "-c", "1024", "-t", "1", "--kv-ratio", "0.2", "--json")
-    assert done.exit_code == 0 and "first use" not in done.stderr and not list(tmp_path.rglob("*.gguf"))
+    done = call(
+        "run",
+        "-m",
+        str(mamba),
+        "-p",
+        "a " * 300,
+        "--raw",
+        "-n",
+        "2",
+        "-c",
+        "1024",
+        "-t",
+        "1",
+        "--kv-ratio",
+        "0.2",
+        "--json",
+    )
+    assert (
+        done.exit_code == 0
+        and "first use" not in done.stderr
+        and not list(tmp_path.rglob("*.gguf"))
+    )
     assert json.loads(done.stdout)["prompt_n"] > 300
 
 
 def test_people_are_told_once(mamba):
-    done = call("run", "-m", str(mamba), "-p", "a " * 300, "--raw", "-n", "2", "-c", "1024", "-t", "1", "--kv-ratio", "0.2")
+    done = call(
+        "run",
+        "-m",
+        str(mamba),
+        "-p",
+        "a " * 300,
+        "--raw",
+        "-n",
+        "2",
+        "-c",
+        "1024",
+        "-t",
+        "1",
+        "--kv-ratio",
+        "0.2",
+    )
     assert done.exit_code == 0 and done.stderr.count("recurrent layers hold no KV cache") == 1
 
 

@@ -1,7 +1,8 @@
-"""tests/test_offload.py with a library that has Vulkan, on the first device: a GPU, or Mesa's software device.
+"""tests/test_offload.py with a library that has Vulkan, on the first device: a GPU, or Mesa's
+software device.
 
-Needs the shader compiler glslc, Vulkan's and SPIR-V's headers, and a driver; Debian's packages are named in docs/architecture.md, and
-.ci/run installs them.
+Needs the shader compiler glslc, Vulkan's and SPIR-V's headers, and a driver; Debian's packages are
+named in docs/architecture.md, and .ci/run installs them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ VULKAN = ROOT / "build" / "vulkan"
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    """Folder of the libraries with Vulkan; they stay in build/vulkan, so that only the first build takes minutes."""
+    """Folder of the libraries with Vulkan; they stay in build/vulkan, so that only the first build
+    takes minutes.
+    """
     if not shutil.which("glslc"):
         pytest.skip("Vulkan's shader compiler glslc is not installed")
     if not shutil.which("cmake"):
@@ -33,8 +36,19 @@ def library() -> Path:
 
 @pytest.mark.slow
 def test_the_path_for_any_backend_runs_on_vulkan(library):
-    output = run(sys.executable, "-m", "pytest", "-q", "tests/test_offload.py", timeout=1800, EDGEKV_LIB=str(library), GGML_VK_VISIBLE_DEVICES="0")
-    said = re.search(r"^(?:(\d+) passed)?(?:, )?(?:(\d+) skipped)? in [\d.]+s", output, re.MULTILINE)
+    output = run(
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "tests/test_offload.py",
+        timeout=1800,
+        EDGEKV_LIB=str(library),
+        GGML_VK_VISIBLE_DEVICES="0",
+    )
+    said = re.search(
+        r"^(?:(\d+) passed)?(?:, )?(?:(\d+) skipped)? in [\d.]+s", output, re.MULTILINE
+    )
     assert said, output
     passed, skipped = (int(n or 0) for n in said.groups())
     if not passed:

@@ -1,7 +1,9 @@
-"""Fill: a cache of any depth without reading it, the rows of a text's first 512 tokens again and again at positions that go on.
+"""Fill: a cache of any depth without reading it, the rows of a text's first 512 tokens again and
+again at positions that go on.
 
-How fast a token is written depends on how many rows there are, of which type, in which heads; not on their values. The rows come from the state
-that llama.cpp saves of a sequence, are repeated there, and go back as a state of the wanted length.
+How fast a token is written depends on how many rows there are, of which type, in which heads; not
+on their values. The rows come from the state that llama.cpp saves of a sequence, are repeated
+there, and go back as a state of the wanted length.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ Block = NDArray[np.uint8]
 
 
 def fill(llm: Any, tokens: list[int], depth: int) -> None:
-    """Make `depth` tokens the conversation of `llm`, which has none yet. tokens: FILL_FIRST of them, which are read.
+    """Make `depth` tokens the conversation of `llm`, which has none yet. tokens: FILL_FIRST of
+    them, which are read.
 
-    A compressed cache holds the rows that its budget gives each head for that depth. Raises BadInput for a cache of another kind than one row
-    for each token and layer, and for V that lies the other way round (without flash attention).
+    A compressed cache holds the rows that its budget gives each head for that depth. Raises
+    BadInput for a cache of another kind than one row for each token and layer, and for V that lies
+    the other way round (without flash attention).
     """
     llm.eval(tokens)
     old = np.frombuffer(state.take(llm).data, np.uint8)
@@ -38,7 +42,9 @@ def fill(llm: Any, tokens: list[int], depth: int) -> None:
 
 
 def _cannot(why: str) -> BadInput:
-    return BadInput(f"this cache cannot be filled ({why}): leave --fill repeat out, and depths are read")
+    return BadInput(
+        f"this cache cannot be filled ({why}): leave --fill repeat out, and depths are read"
+    )
 
 
 class _Reader:
@@ -58,7 +64,8 @@ class _Reader:
 
 
 def _repeat_whole(old: Block, depth: int) -> bytearray:
-    """llama.cpp's own cache: one stream; each cell's position and sequence; K of each layer, a row per cell; V likewise.
+    """llama.cpp's own cache: one stream; each cell's position and sequence; K of each layer, a row
+    per cell; V likewise.
 
     Source: llama_kv_cache::state_write in llama.cpp 0c1e57098.
     """
@@ -67,7 +74,10 @@ def _repeat_whole(old: Block, depth: int) -> bytearray:
     n = reader.number()
     new += np.uint32(depth).tobytes()
     cells = np.resize(reader.take(n * _CELL).view(np.uint32).reshape(n, 3), (depth, 3))
-    if n != FILL_FIRST or (cells[:n] != np.column_stack([np.arange(n), np.ones(n), np.zeros(n)])).any():
+    if (
+        n != FILL_FIRST
+        or (cells[:n] != np.column_stack([np.arange(n), np.ones(n), np.zeros(n)])).any()
+    ):
         raise _cannot("its cells hold more than a position")
     cells[:, 0] = np.arange(depth)
     new += cells.tobytes()
@@ -87,7 +97,9 @@ def _repeat_whole(old: Block, depth: int) -> bytearray:
 
 
 def _repeat_store(old: Block, llm: Any, depth: int) -> bytearray:
-    """edgekv's store: sizes; for each layer and head its length, the rows' positions, K, V (`edgekv_store::write`)."""
+    """edgekv's store: sizes; for each layer and head its length, the rows' positions, K, V
+    (`edgekv_store::write`).
+    """
     store, reader, new = llm._kv.store, _Reader(old), bytearray()
     if any(layer.n_swa for layer in store.layers):
         raise _cannot("some layers have a sliding window")

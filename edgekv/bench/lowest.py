@@ -1,4 +1,6 @@
-"""The lowest of a number that a thread looks at again and again: free memory of devices, which keep no peak themselves."""
+"""The lowest of a number that a thread looks at again and again: free memory of devices, which keep
+no peak themselves.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,16 @@ PERIOD_S = 0.01
 
 
 class Lowest:
-    """Use as a context manager, around what may take memory. number: looked at every 10 ms, at the beginning and at the end; 0 says nothing."""
+    """Use as a context manager, around what may take memory. number: looked at every 10 ms, at the
+    beginning and at the end; 0 says nothing.
+    """
 
     def __init__(self, number: Callable[[], int]) -> None:
-        self._number, self._done, self._thread = number, Event(), Thread(target=self._watch, daemon=True)
+        self._number, self._done, self._thread = (
+            number,
+            Event(),
+            Thread(target=self._watch, daemon=True),
+        )
         self.value = number()
 
     def __enter__(self) -> Lowest:

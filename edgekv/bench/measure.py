@@ -137,6 +137,7 @@ def tokens(llm: Any, n: int) -> list[int]:
     """n random tokens, the first one the beginning of a text if the model wants it (as
     llama-bench)."""
     import numpy as np
+
     from edgekv.llama_cpp import llama_vocab_bos, llama_vocab_get_add_bos
 
     drawn = np.random.default_rng(llm.n_tokens).integers(0, llm.n_vocab(), n).tolist()

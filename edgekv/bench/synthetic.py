@@ -1,7 +1,8 @@
 """Models of known shapes with random weights, for speed and memory only: they say nothing.
 
-Blocks are random bytes behind a fixed scale, written one tensor at a time, so that writing needs the memory of one tensor. The vocabulary is
-cut to 32,000, which leaves up to half a billion weights out of the token table; what a large one costs is not seen here.
+Blocks are random bytes behind a fixed scale, written one tensor at a time, so that writing needs
+the memory of one tensor. The vocabulary is cut to 32,000, which leaves up to half a billion weights
+out of the token table; what a large one costs is not seen here.
 """
 
 from __future__ import annotations
@@ -45,17 +46,34 @@ class Shape:
         if not self.tied:
             named["output.weight"] = (self.n_vocab, self.n_embd)
         n_q, n_kv = self.n_head * self.d_head, self.n_head_kv * self.d_head
-        layer = {"attn_q": (n_q, self.n_embd), "attn_k": (n_kv, self.n_embd), "attn_v": (n_kv, self.n_embd), "attn_output": (self.n_embd, n_q),
-                 "ffn_gate": (self.n_ff, self.n_embd), "ffn_up": (self.n_ff, self.n_embd), "ffn_down": (self.n_embd, self.n_ff)}
-        return named | {f"blk.{il}.{part}.weight": size for il in range(self.n_layer) for part, size in layer.items()}
+        layer = {
+            "attn_q": (n_q, self.n_embd),
+            "attn_k": (n_kv, self.n_embd),
+            "attn_v": (n_kv, self.n_embd),
+            "attn_output": (self.n_embd, n_q),
+            "ffn_gate": (self.n_ff, self.n_embd),
+            "ffn_up": (self.n_ff, self.n_embd),
+            "ffn_down": (self.n_embd, self.n_ff),
+        }
+        return named | {
+            f"blk.{il}.{part}.weight": size
+            for il in range(self.n_layer)
+            for part, size in layer.items()
+        }
 
     def vectors(self) -> dict[str, tuple[int, float]]:
         """By GGUF name: (size, value): norms are 1, biases 0."""
         named = {"output_norm.weight": (self.n_embd, 1.0)}
         for il in range(self.n_layer):
-            named |= {f"blk.{il}.{part}_norm.weight": (self.n_embd, 1.0) for part in ("attn", "ffn")}
+            named |= {
+                f"blk.{il}.{part}_norm.weight": (self.n_embd, 1.0) for part in ("attn", "ffn")
+            }
             if self.qkv_bias:
-                sizes = {"q": self.n_head * self.d_head, "k": self.n_head_kv * self.d_head, "v": self.n_head_kv * self.d_head}
+                sizes = {
+                    "q": self.n_head * self.d_head,
+                    "k": self.n_head_kv * self.d_head,
+                    "v": self.n_head_kv * self.d_head,
+                }
                 named |= {f"blk.{il}.attn_{part}.bias": (n, 0.0) for part, n in sizes.items()}
         return named
 
@@ -64,8 +82,33 @@ SHAPES = {
     "llama-1b": Shape("Llama-3.2-1B", "llama", 16, 2048, 8192, 32, 8, 64, tied=True),
     "llama-3b": Shape("Llama-3.2-3B", "llama", 28, 3072, 8192, 24, 8, 128, tied=True),
     "llama-8b": Shape("Llama-3.1-8B", "llama", 32, 4096, 14336, 32, 8, 128),
-    "qwen-1.5b": Shape("Qwen2.5-1.5B", "qwen2", 28, 1536, 8960, 12, 2, 128, n_ctx=32768, freq_base=1e6, qkv_bias=True, tied=True),
-    "qwen-7b": Shape("Qwen2.5-7B", "qwen2", 28, 3584, 18944, 28, 4, 128, n_ctx=131072, freq_base=1e6, qkv_bias=True),
+    "qwen-1.5b": Shape(
+        "Qwen2.5-1.5B",
+        "qwen2",
+        28,
+        1536,
+        8960,
+        12,
+        2,
+        128,
+        n_ctx=32768,
+        freq_base=1e6,
+        qkv_bias=True,
+        tied=True,
+    ),
+    "qwen-7b": Shape(
+        "Qwen2.5-7B",
+        "qwen2",
+        28,
+        3584,
+        18944,
+        28,
+        4,
+        128,
+        n_ctx=131072,
+        freq_base=1e6,
+        qkv_bias=True,
+    ),
     "tiny": Shape("nothing", "llama", 4, 256, 512, 4, 2, 64, n_ctx=8192, tied=True, n_vocab=512),
 }
 """Sizes as the models' own configurations give them."""
@@ -79,8 +122,12 @@ def _q8_0(rng: np.random.Generator, n_out: int, n_in: int) -> np.ndarray:
     return _blocks(rng, n_out, n_in, 34, 73.9)  # of -128..127
 
 
-def _blocks(rng: np.random.Generator, n_out: int, n_in: int, n_bytes: int, spread: float) -> np.ndarray:
-    """Random blocks, uint8 [n_out, n_in / 32 * n_bytes], whose values have the standard deviation 1 / sqrt(n_in)."""
+def _blocks(
+    rng: np.random.Generator, n_out: int, n_in: int, n_bytes: int, spread: float
+) -> np.ndarray:
+    """Random blocks, uint8 [n_out, n_in / 32 * n_bytes], whose values have the standard deviation 1
+    / sqrt(n_in).
+    """
     blocks = rng.integers(0, 256, (n_out * n_in // BLOCK, n_bytes), dtype=np.uint8)
     blocks[:, :2] = np.frombuffer(np.float16(1 / (spread * np.sqrt(n_in))).tobytes(), np.uint8)
     return blocks.reshape(n_out, -1)
@@ -126,7 +173,10 @@ def write(path: Path, shape: Shape, kind: str = "q4_0", seed: int = 0) -> None:
     """Write the model to `path`. Raises BadInput if the disk has not the room."""
     need, free = n_bytes(shape, kind), shutil.disk_usage(path.parent).free
     if need > free:
-        raise BadInput(f"a model of this shape takes {size_text(need)}, and {size_text(free)} are free in {path.parent}; let TMPDIR name a larger disk")
+        raise BadInput(
+            f"a model of this shape takes {size_text(need)}, and {size_text(free)} are free in"
+            f" {path.parent}; let TMPDIR name a larger disk"
+        )
     writer = gguf.GGUFWriter(str(path), shape.arch)
     _add_hyperparameters(writer, shape)
     _add_tokenizer(writer, shape.n_vocab)
@@ -136,7 +186,9 @@ def write(path: Path, shape: Shape, kind: str = "q4_0", seed: int = 0) -> None:
     for name, (n_out, n_in) in shape.matrices().items():
         size = stored.row_bytes(n_in)
         width, dtype = (n_in, np.float16) if kind == "f16" else (size, np.uint8)
-        writer.add_tensor_info(name, (n_out, width), np.dtype(dtype), n_out * size, raw_dtype=stored.kind)
+        writer.add_tensor_info(
+            name, (n_out, width), np.dtype(dtype), n_out * size, raw_dtype=stored.kind
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

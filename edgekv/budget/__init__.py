@@ -1,7 +1,8 @@
 """How many rows each KV head of each layer keeps: integers, never a ratio.
 
-`rows_for` turns the user's wish into a mean number of rows per head. A `Budget` (see `edgekv.budget.base`) spreads it over layers
-and heads, at once or as layers finish; a `table` gives it outright. BUDGETS has them by name.
+`rows_for` turns the user's wish into a mean number of rows per head. A `Budget` (see
+`edgekv.budget.base`) spreads it over layers and heads, at once or as layers finish; a `table` gives
+it outright. BUDGETS has them by name.
 """
 
 from __future__ import annotations
@@ -20,14 +21,34 @@ from edgekv.budget.table import table
 from edgekv.budget.uniform import uniform
 
 __all__ = [
-    "BUDGETS", "Budget", "Fixed", "Plan", "Profile", "Spending", "Spread", "check_ratio", "clip", "fit", "from_shares", "pyramid", "rows_for",
-    "table", "uniform",
+    "BUDGETS",
+    "Budget",
+    "Fixed",
+    "Plan",
+    "Profile",
+    "Spending",
+    "Spread",
+    "check_ratio",
+    "clip",
+    "fit",
+    "from_shares",
+    "pyramid",
+    "rows_for",
+    "table",
+    "uniform",
 ]
 
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
-        Spread("uniform", uniform, "the same for every head of every layer"), Pyramid(), AdaKV(), Cake(), DynamicKV(), D2O(), Pooled(), *PROFILES,
+        Spread("uniform", uniform, "the same for every head of every layer"),
+        Pyramid(),
+        AdaKV(),
+        Cake(),
+        DynamicKV(),
+        D2O(),
+        Pooled(),
+        *PROFILES,
     )
 }
 """A `Profile` gets its table from `edgekv.choose`, the others need nothing from outside."""

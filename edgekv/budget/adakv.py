@@ -1,10 +1,12 @@
 """adakv: the heads of a layer compete for the layer's rows.
 
-Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv 2407.11550, Algorithm 1: the best scores of
-all KV heads of a layer together, counted per head. Each layer has the same rows; each head keeps at least `alpha` of an equal share.
+Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv
+2407.11550, Algorithm 1: the best scores of all KV heads of a layer together, counted per head. Each
+layer has the same rows; each head keeps at least `alpha` of an equal share.
 
-Differences: the authors mix the counts with the equal share (alpha of one, the rest of the other); here the share is a floor, as
-later implementations have it, so a head that would get more anyway is not cut.
+Differences: the authors mix the counts with the equal share (alpha of one, the rest of the other);
+here the share is a floor, as later implementations have it, so a head that would get more anyway is
+not cut.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class AdaKVParams:
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
-            raise BadInput(f"alpha {self.alpha:g} is no share; give a number from 0 to 1, such as 0.2")
+            raise BadInput(
+                f"alpha {self.alpha:g} is no share; give a number from 0 to 1, such as 0.2"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """How a budget is asked: once per prompt for a `Plan`, then once per finished layer.
 
-A budget may know everything before the first layer (uniform, pyramid, a profile), need the layer's own scores (AdaKV), or learn
-from every layer (CAKE, DynamicKV, D2O, pooled over the model). The same two calls serve all: `start` and `update`. The engine
-cuts every finished layer to what `update` says, so memory falls while the prompt is read.
+A budget may know everything before the first layer (uniform, pyramid, a profile), need the layer's
+own scores (AdaKV), or learn from every layer (CAKE, DynamicKV, D2O, pooled over the model). The
+same two calls serve all: `start` and `update`. The engine cuts every finished layer to what
+`update` says, so memory falls while the prompt is read.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 class Plan:
     """What there is to spend, and where.
 
-    Layers and heads are those that can be compressed, in the order of the model: `layers[i]` is the model's layer, row i of every
-    array here is about it. A layer with fewer KV heads than n_head_kv has `have` 0 there.
+    Layers and heads are those that can be compressed, in the order of the model: `layers[i]` is the
+    model's layer, row i of every array here is about it. A layer with fewer KV heads than n_head_kv
+    has `have` 0 there.
     """
 
     n_rows: int
@@ -57,8 +59,9 @@ class Spending(Protocol):
     def update(self, i: int, scores: NDArray[np.float32], layer: LayerStats) -> NDArray[np.int32]:
         """Counts int32 [i + 1, n_head_kv] for the plan's layers 0..i, now that layer i is done.
 
-        scores: float32 [n_head_kv, n_rows] of layer i, protected rows +inf, absent rows -inf. Earlier layers may only shrink; no
-        count is above `have`, and after the last layer the sum is at most the plan's total.
+        scores: float32 [n_head_kv, n_rows] of layer i, protected rows +inf, absent rows -inf.
+        Earlier layers may only shrink; no count is above `have`, and after the last layer the sum
+        is at most the plan's total.
         """
         ...
 
@@ -70,17 +73,22 @@ class Budget(Protocol):
     title: str
     paper: str
     stats: tuple[str, ...]
-    """Statistics that `update` reads from the layer (see `edgekv.methods.Observe`), beside those the score asks for."""
+    """Statistics that `update` reads from the layer (see `edgekv.methods.Observe`), beside those
+    the score asks for.
+    """
     params: Any
-    """Instance of the budget's own frozen dataclass, or None if it has none; `dataclasses.replace(budget, params=...)` changes them."""
+    """Instance of the budget's own frozen dataclass, or None if it has none;
+    `dataclasses.replace(budget, params=...)` changes them.
+    """
 
-    def start(self, plan: Plan) -> Spending:
-        ...
+    def start(self, plan: Plan) -> Spending: ...
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A budget that needs nothing but shapes: `function(mean rows, n_layer, n_head_kv)` -> int32 [n_layer, n_head_kv]."""
+    """A budget that needs nothing but shapes: `function(mean rows, n_layer, n_head_kv)` -> int32
+    [n_layer, n_head_kv].
+    """
 
     name: str
     function: Callable[[int, int, int], NDArray[np.int32]]
@@ -104,7 +112,9 @@ class Fixed:
 
 
 def fit(counts: NDArray[np.int32], have: NDArray[np.int32]) -> NDArray[np.int32]:
-    """`clip` where some layers have fewer heads than others: heads that do not exist (have 0) take nothing from the others."""
+    """`clip` where some layers have fewer heads than others: heads that do not exist (have 0) take
+    nothing from the others.
+    """
     there, out = have > 0, np.zeros(have.shape, np.int32)
     out[there] = clip(counts[there], have[there])
     return out

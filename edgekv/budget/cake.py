@@ -1,12 +1,14 @@
 """cake: more rows for layers whose attention is spread out and moves.
 
-Paper: Qin et al., CAKE, arXiv 2503.12491, section 4.1. Of the window's attention A_o to all rows but the window's own: dispersion
-H = -sum A_o log A_o, shift V = sum over rows of the variance over queries (eq. 4, 5), preference P = H^(1/tau1) * V^(1/tau2) (eq. 6), and
-layer l gets P_l / sum P of the rows (eq. 7), layer by layer (`edgekv.budget.cascade`).
+Paper: Qin et al., CAKE, arXiv 2503.12491, section 4.1. Of the window's attention A_o to all rows
+but the window's own: dispersion H = -sum A_o log A_o, shift V = sum over rows of the variance over
+queries (eq. 4, 5), preference P = H^(1/tau1) * V^(1/tau2) (eq. 6), and layer l gets P_l / sum P of
+the rows (eq. 7), layer by layer (`edgekv.budget.cascade`).
 
-Differences: the paper's rows are beside the window, here beside the window and the sinks; both are counted against the budget. The sums
-are over KV heads; V is a mean over the query heads of a KV head, a factor that all layers share. Each layer rounds down, so up to one
-row per head stays unspent.
+Differences: the paper's rows are beside the window, here beside the window and the sinks; both are
+counted against the budget. The sums are over KV heads; V is a mean over the query heads of a KV
+head, a factor that all layers share. Each layer rounds down, so up to one row per head stays
+unspent.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class CakeParams:
     def __post_init__(self) -> None:
         for name, value in (("tau1", self.tau1), ("tau2", self.tau2)):
             if not 0 < value < float("inf"):
-                raise BadInput(f"{name} {value:g} is no temperature; give a number above 0, such as 1")
+                raise BadInput(
+                    f"{name} {value:g} is no temperature; give a number above 0, such as 1"
+                )
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,15 @@ class Cake:
 
 def log_preference(layer: LayerStats, window: int, params: CakeParams) -> float:
     """log P of one layer (eq. 4 to 6)."""
-    assert layer.var is not None and layer.col_entropy is not None, "cake needs variance and entropy"
+    assert layer.var is not None and layer.col_entropy is not None, (
+        "cake needs variance and entropy"
+    )
     outside = (layer.pos >= 0) & (layer.pos < layer.n_seen - window)
     dispersion = float(layer.col_entropy[outside].sum(dtype=np.float64))
     shift = float(layer.var[outside].sum(dtype=np.float64))
-    return float(np.log(max(dispersion, LEAST)) / params.tau1 + np.log(max(shift, LEAST)) / params.tau2)
+    return float(
+        np.log(max(dispersion, LEAST)) / params.tau1 + np.log(max(shift, LEAST)) / params.tau2
+    )
 
 
 def weigh(log_preferences: NDArray[np.float64]) -> NDArray[np.float64]:

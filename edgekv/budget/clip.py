@@ -7,7 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def clip(counts: ArrayLike, have: ArrayLike) -> NDArray[np.int32]:
-    """`counts` cut to `have`; what is cut off goes evenly to the heads that still have room. Both int, same shape."""
+    """`counts` cut to `have`; what is cut off goes evenly to the heads that still have room. Both
+    int, same shape.
+    """
     wish, limit = np.asarray(counts, np.int64), np.asarray(have, np.int64)
     assert wish.shape == limit.shape and (wish >= 0).all() and (limit >= 0).all()
     fits = np.minimum(wish, limit)
@@ -16,9 +18,11 @@ def clip(counts: ArrayLike, have: ArrayLike) -> NDArray[np.int32]:
 
 
 def _spread(total: int, room: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As even a share of `total` as `room` allows for each place, the sum exact (or all the room there is).
+    """As even a share of `total` as `room` allows for each place, the sum exact (or all the room
+    there is).
 
-    What is left after equal shares goes, one each, to the first places with room, so in order of the layers.
+    What is left after equal shares goes, one each, to the first places with room, so in order of
+    the layers.
     """
     if total >= room.sum():
         return room

@@ -1,12 +1,15 @@
 """d2o: more rows for layers that attend evenly.
 
-Paper: Wan et al., D2O: Dynamic Discriminative Operations, arXiv 2406.13035, section 4.1, eq. 5: f_l = variance over the rows of the
-column sums of layer l's prompt attention, and layer l gets exp(-f_l) / sum exp(-f) of the rows.
+Paper: Wan et al., D2O: Dynamic Discriminative Operations, arXiv 2406.13035, section 4.1, eq. 5: f_l
+= variance over the rows of the column sums of layer l's prompt attention, and layer l gets
+exp(-f_l) / sum exp(-f) of the rows.
 
-Differences: eq. 5 as printed gives nearly all to one layer, because f of real prompts differs by hundreds between layers (0.6 to 766 on
-2,000 tokens of the demo model). As in the authors' code f is brought to 0..1 over the layers; scale=raw is eq. 5 as printed. Their code leaves the first two and the last layer whole, here none is.
-f is the mean over the KV heads. Of a layer's rows the paper keeps important and recent ones 3 : 1; recent ones are selection's window
-here. Layers are settled as they finish (`edgekv.budget.cascade`), where 0..1 is over the layers done so far.
+Differences: eq. 5 as printed gives nearly all to one layer, because f of real prompts differs by
+hundreds between layers (0.6 to 766 on 2,000 tokens of the demo model). As in the authors' code f is
+brought to 0..1 over the layers; scale=raw is eq. 5 as printed. Their code leaves the first two and
+the last layer whole, here none is. f is the mean over the KV heads. Of a layer's rows the paper
+keeps important and recent ones 3 : 1; recent ones are selection's window here. Layers are settled
+as they finish (`edgekv.budget.cascade`), where 0..1 is over the layers done so far.
 """
 
 from __future__ import annotations

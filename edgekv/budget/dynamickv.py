@@ -1,13 +1,18 @@
-"""dynamickv: layers share the rows by how many of the best scores are theirs, counted anew every few layers.
+"""dynamickv: layers share the rows by how many of the best scores are theirs, counted anew every
+few layers.
 
-Paper: Zhou et al., DynamicKV: Task-Aware Adaptive KV Cache Compression, arXiv 2412.14838, Algorithm 1. With wt the mean rows of a head
-and ws its window, a layer that is done keeps at most (wt - ws) * r_max rows beside the window. Every m layers: of all scores so far the
-(wt - ws) * Hk * l best are counted per layer; the counts, scaled to the whole model's rows, are the finished layers' budgets (eq. 4 to 6).
+Paper: Zhou et al., DynamicKV: Task-Aware Adaptive KV Cache Compression, arXiv 2412.14838, Algorithm
+1. With wt the mean rows of a head and ws its window, a layer that is done keeps at most (wt - ws) *
+r_max rows beside the window. Every m layers: of all scores so far the (wt - ws) * Hk * l best are
+counted per layer; the counts, scaled to the whole model's rows, are the finished layers' budgets
+(eq. 4 to 6).
 
-Differences: sinks are kept beside the window. The paper gives neither r_max nor m. Budgets are settled before m layers are through, too,
-if more than the total is held, and once more after the last layer; a finished layer cannot grow again, what it cannot take goes evenly
-to the others. The paper scales to r_max first and to the total then; the first cancels. The scores of all layers are kept (4 bytes per
-row) until the prompt is read. Budgets round down, so up to one row per head stays unspent.
+Differences: sinks are kept beside the window. The paper gives neither r_max nor m. Budgets are
+settled before m layers are through, too, if more than the total is held, and once more after the
+last layer; a finished layer cannot grow again, what it cannot take goes evenly to the others. The
+paper scales to r_max first and to the total then; the first cancels. The scores of all layers are
+kept (4 bytes per row) until the prompt is read. Budgets round down, so up to one row per head stays
+unspent.
 """
 
 from __future__ import annotations
@@ -58,8 +63,12 @@ class _Progressive:
         self._least, self._free = protected(plan), free(plan)
         self._n_heads = (plan.have > 0).sum(axis=1)
         self._most = params.r_max * self._free / max(plan.n_heads, 1)
-        self._scores: list[NDArray[np.float32]] = []  # of each finished layer's rows that are not protected
-        self._rows = np.zeros(0)  # per head of each finished layer, beside the protected ones, not yet whole
+        self._scores: list[
+            NDArray[np.float32]
+        ] = []  # of each finished layer's rows that are not protected
+        self._rows = np.zeros(
+            0
+        )  # per head of each finished layer, beside the protected ones, not yet whole
 
     def update(self, i: int, scores: NDArray[np.float32], layer: LayerStats) -> NDArray[np.int32]:
         assert i == len(self._rows), "layers come in order"
@@ -67,8 +76,14 @@ class _Progressive:
         more = self._plan.have[: i + 1] - self._least[: i + 1]
         self._rows = np.append(self._rows, min(self._most, float(more[i].max())))
         counts = self._counts(more)
-        if (i + 1) % self._m == 0 or i + 1 == len(self._plan.have) or (counts - self._least[: i + 1]).sum() > self._free:
-            self._rows = in_proportion(self._shares(), self._free, self._rows, self._n_heads[: i + 1])
+        if (
+            (i + 1) % self._m == 0
+            or i + 1 == len(self._plan.have)
+            or (counts - self._least[: i + 1]).sum() > self._free
+        ):
+            self._rows = in_proportion(
+                self._shares(), self._free, self._rows, self._n_heads[: i + 1]
+            )
             counts = self._counts(more)
         return counts
 
@@ -79,5 +94,7 @@ class _Progressive:
         """float [n]: how many of the best scores are each finished layer's, per head."""
         n, n_heads = len(self._scores), self._n_heads[: len(self._scores)]
         layer = np.repeat(np.arange(n), [len(s) for s in self._scores])
-        best = top(np.concatenate(self._scores), self._free * int(n_heads.sum()) // self._plan.n_heads)
+        best = top(
+            np.concatenate(self._scores), self._free * int(n_heads.sum()) // self._plan.n_heads
+        )
         return np.bincount(layer[best], minlength=n) / np.maximum(n_heads, 1)

@@ -1,7 +1,8 @@
 """memory: a limit in bytes for the whole KV cache, turned into rows.
 
-A budget in bytes (`kv_budget_mb`) is about the rows that selection keeps. A limit for the cache holds at any time between prompts: it
-also counts what the tail may grow to before it is compressed again, the room that is allocated ahead, and sliding-window layers.
+A budget in bytes (`kv_budget_mb`) is about the rows that selection keeps. A limit for the cache
+holds at any time between prompts: it also counts what the tail may grow to before it is compressed
+again, the room that is allocated ahead, and sliding-window layers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from edgekv.native import LayerInfo
 
 APPEND_MAX = 64
-"""New tokens that are appended to the tail at once, at most; a longer text is read layer by layer. A full tail grows by as many."""
+"""New tokens that are appended to the tail at once, at most; a longer text is read layer by layer.
+A full tail grows by as many.
+"""
 SWA_SLACK = 64
 """Rows behind the window that a sliding-window layer keeps (native/src/edgekv-store.cpp)."""
 LAYER_BYTES = 256
@@ -24,21 +27,34 @@ LAYER_BYTES = 256
 
 
 def reserve(layers: Sequence[LayerInfo], tail: int, window: int) -> int:
-    """Bytes of a cache that are not kept rows, at most: tails, room allocated ahead, sliding-window layers."""
+    """Bytes of a cache that are not kept rows, at most: tails, room allocated ahead, sliding-window
+    layers.
+    """
     n_tail = max(tail, window) + APPEND_MAX
-    return sum(LAYER_BYTES + x.bytes_row * x.n_head_kv * (x.n_swa + SWA_SLACK + APPEND_MAX if x.n_swa else n_tail) for x in layers)
+    return sum(
+        LAYER_BYTES
+        + x.bytes_row * x.n_head_kv * (x.n_swa + SWA_SLACK + APPEND_MAX if x.n_swa else n_tail)
+        for x in layers
+    )
 
 
-def rows_within(layers: Sequence[LayerInfo], n_bytes: int, tail: int, window: int, sink: int) -> int:
-    """Rows per head that may be kept so that the cache never takes more than n_bytes, tails included.
+def rows_within(
+    layers: Sequence[LayerInfo], n_bytes: int, tail: int, window: int, sink: int
+) -> int:
+    """Rows per head that may be kept so that the cache never takes more than n_bytes, tails
+    included.
 
-    Rows may move to the widest heads, so all count as such. Raises BadInput if not even the rows that always stay (sink, window) would fit.
+    Rows may move to the widest heads, so all count as such. Raises BadInput if not even the rows
+    that always stay (sink, window) would fit.
     """
     full = [x for x in layers if not x.n_swa]
     row = max((x.bytes_row for x in full), default=0) * sum(x.n_head_kv for x in full)
     rest = reserve(layers, tail, window)
     least = rest + row * (sink + window)
     if n_bytes < least:
-        raise BadInput(f"kv_memory {size_text(n_bytes)} is too small: new tokens and the rows that always stay take {size_text(least)} of this model's "
-                       "cache; give more, a smaller --kv-tail, or smaller cache types (-ctk, -ctv)")
+        raise BadInput(
+            f"kv_memory {size_text(n_bytes)} is too small: new tokens and the rows that always stay"
+            f" take {size_text(least)} of this model's cache; give more, a smaller --kv-tail, or"
+            " smaller cache types (-ctk, -ctv)"
+        )
     return (n_bytes - rest) // row if row else 2**31 - 1

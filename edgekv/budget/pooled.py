@@ -1,9 +1,11 @@
 """pooled: all rows of all layers and heads compete; one threshold over the model.
 
-Paper: Kim et al., KVzip, arXiv 2505.23416, section 3.3 (non-uniform head budgets): the best scores of all heads of all layers together.
+Paper: Kim et al., KVzip, arXiv 2505.23416, section 3.3 (non-uniform head budgets): the best scores
+of all heads of all layers together.
 
-Differences: the threshold rises layer by layer, over the layers done so far, and finished layers are cut to it, so that never more than
-the total and one layer are held. A row below the threshold of a few layers is below that of all, so the outcome is the same.
+Differences: the threshold rises layer by layer, over the layers done so far, and finished layers
+are cut to it, so that never more than the total and one layer are held. A row below the threshold
+of a few layers is below that of all, so the outcome is the same.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Pooled:
 
 
 class _Threshold:
-    """The scores that are above the threshold so far, and whose they are (layer * n_head_kv + head)."""
+    """The scores that are above the threshold so far, and whose they are (layer * n_head_kv +
+    head).
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._total, self._n_head_kv = plan.total, plan.have.shape[1]

@@ -1,7 +1,8 @@
 """profile: budgets per KV head that were measured beforehand, once per model.
 
-LU-KV and the probe profile are tables of shares: at a ratio, which part of its rows each head keeps. This module makes whole rows of
-them; where tables come from and how they are looked up is `edgekv.choose`'s business.
+LU-KV and the probe profile are tables of shares: at a ratio, which part of its rows each head
+keeps. This module makes whole rows of them; where tables come from and how they are looked up is
+`edgekv.choose`'s business.
 """
 
 from __future__ import annotations
@@ -31,28 +32,42 @@ class Profile:
     kind: str = ""
     """The kind of profile that serves; empty: any that is not for one task alone."""
     shares: Callable[[float], NDArray[np.float64]] | None = None
-    """ratio -> float [n_layer, n_head_kv], 0..1, for all layers of the model; None: not yet looked up."""
+    """ratio -> float [n_layer, n_head_kv], 0..1, for all layers of the model; None: not yet looked
+    up.
+    """
     params: ClassVar[None] = None
     stats: ClassVar[tuple[str, ...]] = ()
 
     def start(self, plan: Plan) -> Fixed:
         if self.shares is None:
-            raise EdgeKVError(f"the budget '{self.name}' needs a model's profile: choose the method with the model")
+            raise EdgeKVError(
+                f"the budget '{self.name}' needs a model's profile: choose the method with the"
+                " model"
+            )
         return Fixed(from_shares(self.shares(plan.ratio)[list(plan.layers)], plan))
 
 
 PROFILES = (
     Profile("profile", "a share for each head, measured once for the model"),
-    Profile("lukv", "a share for each head, by what answers of the model needed", "LU-KV, arXiv 2602.08585", "lukv"),
-    Profile("evolkv", "a share for each layer, evolved on a task", "EvolKV, arXiv 2509.08315", "evolkv"),
+    Profile(
+        "lukv",
+        "a share for each head, by what answers of the model needed",
+        "LU-KV, arXiv 2602.08585",
+        "lukv",
+    ),
+    Profile(
+        "evolkv", "a share for each layer, evolved on a task", "EvolKV, arXiv 2509.08315", "evolkv"
+    ),
 )
 
 
 def from_shares(shares: NDArray[np.float64], plan: Plan) -> NDArray[np.int32]:
-    """int32 [n_layer, n_head_kv]: `shares` (0..1, the plan's shape) of the tokens seen as rows, with the plan's total exactly.
+    """int32 [n_layer, n_head_kv]: `shares` (0..1, the plan's shape) of the tokens seen as rows,
+    with the plan's total exactly.
 
-    Every head keeps its protected rows and LEAST of the tokens, and no more than it has; all shares are scaled by one factor until the
-    sum is the total (or all that there is). Rows that rounding leaves go to the largest remainders.
+    Every head keeps its protected rows and LEAST of the tokens, and no more than it has; all shares
+    are scaled by one factor until the sum is the total (or all that there is). Rows that rounding
+    leaves go to the largest remainders.
     """
     shares = np.asarray(shares, np.float64)
     assert shares.shape == plan.have.shape and (shares >= 0).all() and np.isfinite(shares).all()
@@ -61,7 +76,9 @@ def from_shares(shares: NDArray[np.float64], plan: Plan) -> NDArray[np.int32]:
         return flat(plan).counts
     if plan.total >= plan.have.sum():
         return plan.have.astype(np.int32)
-    wish = np.maximum(shares, ALMOST) * plan.n_tokens  # a head without a share still takes what nobody else can
+    wish = (
+        np.maximum(shares, ALMOST) * plan.n_tokens
+    )  # a head without a share still takes what nobody else can
     scaled = np.clip(wish * _factor(wish, least, plan.have, plan.total), least, plan.have)
     rows = np.floor(scaled).astype(np.int64)
     places = np.argsort(rows - scaled, axis=None, kind="stable")
@@ -70,12 +87,18 @@ def from_shares(shares: NDArray[np.float64], plan: Plan) -> NDArray[np.int32]:
     return rows.astype(np.int32)
 
 
-def _factor(wish: NDArray[np.float64], least: NDArray[np.int32], most: NDArray[np.int32], total: int) -> float:
-    """The largest factor (but for rounding) at which wish * factor, clipped to least..most, adds up to no more than `total`."""
+def _factor(
+    wish: NDArray[np.float64], least: NDArray[np.int32], most: NDArray[np.int32], total: int
+) -> float:
+    """The largest factor (but for rounding) at which wish * factor, clipped to least..most, adds up
+    to no more than `total`.
+    """
     low, high = 0.0, 1.0
     while np.clip(wish * high, least, most).sum() <= total:
         low, high = high, 2 * high
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if np.clip(wish * middle, least, most).sum() <= total else (low, middle)
+        low, high = (
+            (middle, high) if np.clip(wish * middle, least, most).sum() <= total else (low, middle)
+        )
     return low

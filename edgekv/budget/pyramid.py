@@ -1,9 +1,11 @@
-"""pyramid: rows fall linearly from the first layer to the last, the same for all KV heads of a layer.
+"""pyramid: rows fall linearly from the first layer to the last, the same for all KV heads of a
+layer.
 
-Paper: Cai et al., PyramidKV, arXiv 2406.02069, section 3.2: the last layer keeps 1/beta of the mean, the first
-2 - 1/beta of it; every layer keeps its window beside that (8 rows there, what the plan protects here). Different from it, the
-sum is exact (the authors round each layer down), and a first layer that would keep more than a head has is cut by
-`edgekv.budget.clip`, which spreads the rest evenly; the authors flatten the whole slope instead.
+Paper: Cai et al., PyramidKV, arXiv 2406.02069, section 3.2: the last layer keeps 1/beta of the
+mean, the first 2 - 1/beta of it; every layer keeps its window beside that (8 rows there, what the
+plan protects here). Different from it, the sum is exact (the authors round each layer down), and a
+first layer that would keep more than a head has is cut by `edgekv.budget.clip`, which spreads the
+rest evenly; the authors flatten the whole slope instead.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class PyramidParams:
 
     def __post_init__(self) -> None:
         if not 1 <= self.beta < float("inf"):
-            raise BadInput(f"beta {self.beta:g} gives no pyramid; give a number, 1 or more, such as 20")
+            raise BadInput(
+                f"beta {self.beta:g} gives no pyramid; give a number, 1 or more, such as 20"
+            )
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,21 @@ class Pyramid:
     stats: ClassVar[tuple[str, ...]] = ()
 
     def start(self, plan: Plan) -> Fixed:
-        wish = pyramid(plan.n_rows, *plan.have.shape, self.params.beta, window=plan.sink + plan.window)
+        wish = pyramid(
+            plan.n_rows, *plan.have.shape, self.params.beta, window=plan.sink + plan.window
+        )
         n_heads = (plan.have > 0).sum(axis=1)
-        if (n_heads != n_heads[0]).any():  # a layer with fewer heads weighs less, so the slope is scaled to the total
+        if (
+            n_heads != n_heads[0]
+        ).any():  # a layer with fewer heads weighs less, so the slope is scaled to the total
             base = min(plan.sink + plan.window, plan.n_rows)
             room = np.maximum(plan.have.max(axis=1) - base, 0).astype(np.float64)
-            rows = base + in_proportion((wish[:, 0] - base).astype(np.float64), plan.total - base * plan.n_heads, room, n_heads)
+            rows = base + in_proportion(
+                (wish[:, 0] - base).astype(np.float64),
+                plan.total - base * plan.n_heads,
+                room,
+                n_heads,
+            )
             wish = np.broadcast_to(whole(rows)[:, None], wish.shape)
         return Fixed(fit(wish, plan.have))
 
@@ -55,13 +68,19 @@ def pyramid(
     assert n_rows >= 0 and beta >= 1
     base = min(window, n_rows)
     share = n_rows - base
-    wish = np.linspace(share * (2 - 1 / beta), share / beta, n_layer) if n_layer > 1 else np.array([float(share)])
+    wish = (
+        np.linspace(share * (2 - 1 / beta), share / beta, n_layer)
+        if n_layer > 1
+        else np.array([float(share)])
+    )
     rows = base + round_to_sum(wish, share * n_layer)
     return np.repeat(rows[:, None], n_head_kv, axis=1).astype(np.int32)
 
 
 def round_to_sum(wish: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Integers next to the values of `wish` with the sum `total` (largest remainders go up, first ones at ties)."""
+    """Integers next to the values of `wish` with the sum `total` (largest remainders go up, first
+    ones at ties).
+    """
     down = np.floor(wish).astype(np.int64)
     missing = total - int(down.sum())
     assert 0 <= missing <= len(wish), "the wishes add up to the total"

@@ -11,25 +11,37 @@ ALMOST = 1e-9  # a number of rows that is whole but for rounding counts as whole
 
 
 def protected(plan: Plan) -> NDArray[np.int32]:
-    """int32 [n_layer, n_head_kv]: room for the sinks and the window of every head (or all it has); no budget cuts into it."""
+    """int32 [n_layer, n_head_kv]: room for the sinks and the window of every head (or all it has);
+    no budget cuts into it.
+    """
     return np.minimum(plan.have, plan.sink + plan.window).astype(np.int32)
 
 
 def free(plan: Plan) -> int:
-    """Rows that are left to hand out when every head has its protected ones; 0 or less: there is nothing to decide."""
+    """Rows that are left to hand out when every head has its protected ones; 0 or less: there is
+    nothing to decide.
+    """
     return plan.total - int(protected(plan).sum())
 
 
 def flat(plan: Plan) -> Fixed:
-    """The same for every head: what is left to say where the budget does not even hold the protected rows."""
+    """The same for every head: what is left to say where the budget does not even hold the
+    protected rows.
+    """
     return Fixed(fit(np.full(plan.have.shape, plan.n_rows, np.int32), plan.have))
 
 
-def in_proportion(weights: NDArray[np.float64], total: float, room: NDArray[np.float64], n_heads: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float [n_layer]: rows per head if `total` rows go to layers of n_heads heads in proportion to `weights` per head.
+def in_proportion(
+    weights: NDArray[np.float64],
+    total: float,
+    room: NDArray[np.float64],
+    n_heads: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """float [n_layer]: rows per head if `total` rows go to layers of n_heads heads in proportion to
+    `weights` per head.
 
-    weights: finite, 0 or more; all zero counts as all equal. room: rows per head that a layer can take, at most. What a layer cannot
-    take goes evenly to those that still have room.
+    weights: finite, 0 or more; all zero counts as all equal. room: rows per head that a layer can
+    take, at most. What a layer cannot take goes evenly to those that still have room.
     """
     heavy = weights if (weights * n_heads).sum() > 0 else np.ones_like(weights)
     wish = heavy * (total / max(float((heavy * n_heads).sum()), 1e-300))
@@ -37,11 +49,15 @@ def in_proportion(weights: NDArray[np.float64], total: float, room: NDArray[np.f
     return fits + _evenly(total - float((fits * n_heads).sum()), room - fits, n_heads)
 
 
-def _evenly(total: float, room: NDArray[np.float64], n_heads: NDArray[np.int64]) -> NDArray[np.float64]:
+def _evenly(
+    total: float, room: NDArray[np.float64], n_heads: NDArray[np.int64]
+) -> NDArray[np.float64]:
     """float [n_layer]: the same rows per head for all layers, but none above its room."""
     share = np.zeros(len(room))
     left, heads = max(total, 0.0), int(n_heads.sum())
-    for il in np.argsort(room, kind="stable"):  # the fullest layer first: what it cannot take is the others'
+    for il in np.argsort(
+        room, kind="stable"
+    ):  # the fullest layer first: what it cannot take is the others'
         share[il] = min(room[il], left / max(heads, 1))
         left -= share[il] * n_heads[il]
         heads -= int(n_heads[il])
@@ -54,7 +70,9 @@ def whole(rows: NDArray[np.float64]) -> NDArray[np.int32]:
 
 
 def top(scores: NDArray[np.float32], n: int) -> NDArray[np.bool_]:
-    """bool [n_scores]: the `n` highest of all, equal ones from the front. NaN counts as the lowest."""
+    """bool [n_scores]: the `n` highest of all, equal ones from the front. NaN counts as the
+    lowest.
+    """
     if n >= len(scores):
         return np.ones(len(scores), bool)
     if n <= 0:

@@ -1,7 +1,7 @@
 """The command line: one file per command, loaded when it is asked for, so that help is quick.
 
-This file holds the group and the one place where errors become a line and an exit code: 2 for anything the user can put
-right, 130 after Ctrl-C.
+This file holds the group and the one place where errors become a line and an exit code: 2 for
+anything the user can put right, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,12 +14,23 @@ from typing import Any, NoReturn
 
 import click
 
-from edgekv.version import __version__
 from edgekv.errors import EdgeKVError
+from edgekv.version import __version__
 
-COMMANDS = ("chat", "run", "fit", "bench", "info", "methods", "eval", "profile")  # each: the click command `command` of edgekv.commands.<name>
+COMMANDS = (
+    "chat",
+    "run",
+    "fit",
+    "bench",
+    "info",
+    "methods",
+    "eval",
+    "profile",
+)  # each: the click command `command` of edgekv.commands.<name>
 
-NO_ARGUMENTS = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click before 8.2 prints the help itself
+NO_ARGUMENTS = getattr(
+    click.exceptions, "NoArgsIsHelpError", ()
+)  # click before 8.2 prints the help itself
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
@@ -84,7 +95,8 @@ def _one_line(error: click.ClickException) -> str:
 
 
 def _prepare_streams() -> None:
-    """Bytes that are no text come in, and characters a terminal does not have go out, as replacement marks.
+    """Bytes that are no text come in, and characters a terminal does not have go out, as
+    replacement marks.
 
     What is piped in is UTF-8 whatever the locale says. A closed stream becomes an empty one.
     """

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from edgekv.config import HIDDEN
 from edgekv.commands.options import COUNT, SWITCH, cache_types, grouped, names, ratios
+from edgekv.config import HIDDEN
 from edgekv.errors import BadInput
 
 

@@ -9,12 +9,19 @@ import click
 
 from edgekv.commands import slash, terminal
 from edgekv.commands.conversation import Conversation
-from edgekv.commands.options import SYSTEM, EngineOptions, SamplingOptions, engine_options, sampling_options
+from edgekv.commands.options import (
+    SYSTEM,
+    EngineOptions,
+    SamplingOptions,
+    engine_options,
+    sampling_options,
+)
 from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import or_larger
 from edgekv.commands.template import warnings
 from edgekv.commands.text import encodable
 from edgekv.errors import Cancelled, EdgeKVError
+
 
 @click.command("chat", short_help="Chat with a model, about documents too.")
 @engine_options
@@ -23,20 +30,24 @@ from edgekv.errors import Cancelled, EdgeKVError
 def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str | None) -> int:
     """Chat with a model, about documents too. /help in the chat lists its commands.
 
-    Replies go to standard output, everything else to standard error. Without a terminal each line of standard input is
-    one turn, and the exit code is 2 if one of them was refused.
+    Replies go to standard output, everything else to standard error. Without a terminal each line
+    of standard input is one turn, and the exit code is 2 if one of them was refused.
     """
     from edgekv.commands import load
 
     llm = load.load_llama(engine)
     arguments = load.sampling_arguments(llm, sampling)
     conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
-    conversation.learn = lambda share: load.learn(replace(engine, kv=replace(engine.kv, ratio=share)))
+    conversation.learn = lambda share: load.learn(
+        replace(engine, kv=replace(engine.kv, ratio=share))
+    )
     for line in warnings(llm, conversation.template, engine.ctx_size):
         slash.say(line)
     if not terminal.is_interactive():
         return talk(conversation, terminal.piped_lines(), typed=False)
-    slash.say(f"{engine.model}: context of {llm.n_ctx():,} tokens; /help lists the commands, Ctrl-D ends")
+    slash.say(
+        f"{engine.model}: context of {llm.n_ctx():,} tokens; /help lists the commands, Ctrl-D ends"
+    )
     slash.say(compression_line(llm.kv_stats(), engine))
     names = [*slash.COMMANDS, *slash.ALIASES]
     talk(conversation, terminal.typed_lines(names, slash.WITH_PATH), typed=True)
@@ -66,7 +77,9 @@ def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
 
 
 def answer(conversation: Conversation, line: str, typed: bool) -> None:
-    """Carries out a command, or asks the model. Raises Quit, and EdgeKVError with the conversation as it was."""
+    """Carries out a command, or asks the model. Raises Quit, and EdgeKVError with the conversation
+    as it was.
+    """
     if line.startswith("/"):
         reply = slash.run(conversation, line)
     else:
@@ -76,7 +89,9 @@ def answer(conversation: Conversation, line: str, typed: bool) -> None:
 
 
 def take_turn(conversation: Conversation, reply: Iterator[str], typed: bool) -> None:
-    """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat was interrupted."""
+    """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat
+    was interrupted.
+    """
     shown = terminal.Reply(typed, conversation.template.opens_thought)
     with terminal.interruptible(conversation.stop), terminal.reading_bar(conversation.llm) as bar:
         for piece in reply:

@@ -17,8 +17,11 @@ class _Commands(Completer):
         text = document.text_before_cursor
         name, blank, rest = text.partition(" ")
         if not blank:
-            return [Completion(command, start_position=-len(text)) for command in self._commands
-                    if text and command.startswith(text)]
+            return [
+                Completion(command, start_position=-len(text))
+                for command in self._commands
+                if text and command.startswith(text)
+            ]
         if name not in self._with_path:
             return []
         return self._paths.get_completions(Document(rest.lstrip().lstrip("'\"")), event)

@@ -60,7 +60,8 @@ class Conversation:
         self.llm.reset()
 
     def ask(self, text: str, *more: Document) -> Iterator[str]:
-        """Yields the reply to `text` piece by piece. A reply that is stopped stays as far as it came.
+        """Yields the reply to `text` piece by piece. A reply that is stopped stays as far as it
+        came.
 
         more: documents for this message. Raises Cancelled if the turn was stopped before the reply
         began, with all documents waiting for the next message, and BadInput if its prompt cannot be
@@ -150,4 +151,3 @@ def plain_text(messages: list[dict[str, Any]]) -> str:
     for message in messages:
         text += "\n" * bool(text and message["role"] != "assistant") + text_of(message)
     return text
-

@@ -1,6 +1,6 @@
 """docs/cli.md and docs/python-api.md, written from the help texts and docstrings.
 
-    python -m edgekv.commands.docs      in a checkout, writes both pages
+python -m edgekv.commands.docs      in a checkout, writes both pages
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ def page() -> str:
     commands = dict(all_commands(click.Context(main, info_name="edgekv")))
     shared: dict[str, list[str]] = {}
     for heading, names in SHARED.items():
-        common = [row for row in rows_of(commands[f"edgekv {names[0]}"])
-                  if all(row in rows_of(commands[f"edgekv {name}"]) for name in names)]
+        common = [
+            row
+            for row in rows_of(commands[f"edgekv {names[0]}"])
+            if all(row in rows_of(commands[f"edgekv {name}"]) for name in names)
+        ]
         known = [row for rows in shared.values() for row in rows]
         shared[heading] = [row for row in common if row not in known]
     parts = [section(path, command, shared) for path, command in commands.items()]
@@ -59,8 +62,14 @@ def all_commands(context: click.Context) -> Iterator[tuple[str, click.Command]]:
 def section(path: str, command: click.Command, shared: dict[str, list[str]]) -> str:
     """A command's help and the options that are its own; links to the shared ones that it has."""
     arguments = [p.metavar or p.name or "" for p in command.params if isinstance(p, click.Argument)]
-    lines = [f"## {path}", "", cleandoc(command.help or ""), "",
-             "    " + " ".join([path, "[options]", *arguments]), ""]
+    lines = [
+        f"## {path}",
+        "",
+        cleandoc(command.help or ""),
+        "",
+        "    " + " ".join([path, "[options]", *arguments]),
+        "",
+    ]
     rows, also = rows_of(command), []
     for heading, common in shared.items():
         if all(row in rows for row in common):
@@ -83,7 +92,11 @@ def rows_of(command: click.Command) -> list[str]:
 def option_row(option: click.Option) -> str:
     flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
     value = "" if option.is_flag else f" {values_of(option)}"
-    usual = option.default[0] if isinstance(option.default, (list, tuple)) and option.default else option.default
+    usual = (
+        option.default[0]
+        if isinstance(option.default, (list, tuple)) and option.default
+        else option.default
+    )
     has_default = isinstance(usual, (str, int, float)) and not option.is_flag
     default = f"`{usual}`" if has_default else ""
     environment = f"`{option.envvar}`" if option.envvar else ""
@@ -103,7 +116,16 @@ def slash_section() -> str:
     from edgekv.commands.slash import described
 
     rows = [" | ".join(described(command)) for command in slash_commands.values()]
-    return "\n".join(["## Commands inside a chat", "", "| command | meaning |", "|---|---|", *(f"| {r} |" for r in rows), ""])
+    return "\n".join(
+        [
+            "## Commands inside a chat",
+            "",
+            "| command | meaning |",
+            "|---|---|",
+            *(f"| {r} |" for r in rows),
+            "",
+        ]
+    )
 
 
 def write(folder: Path) -> None:

@@ -367,7 +367,12 @@ def model(engine: EngineOptions, grid: Sequence[Row]) -> Llama:
     k, _, v = grid[0].kind.partition("/")
     # any share below 1: the cache has to be edgekv's
     return load_llama(
-        replace(engine, kv=replace(engine.kv, ratio=0.5, method=hungry), cache_type_k=k, cache_type_v=v or k)
+        replace(
+            engine,
+            kv=replace(engine.kv, ratio=0.5, method=hungry),
+            cache_type_k=k,
+            cache_type_v=v or k,
+        )
     )
 
 

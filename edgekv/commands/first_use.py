@@ -11,12 +11,14 @@ from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 
 WHAT = "one-time preparation of this model"
-SKIPPED = ("starting without the preparation: documents are read slower, the next start goes on "
-           "with it")
+SKIPPED = (
+    "starting without the preparation: documents are read slower, the next start goes on with it"
+)
 
 
 def make_profile(options: EngineOptions, path: str, threads: int) -> None:
-    """Make the profile of the model at `path` if the method wants one, none is found, and none was named or refused.
+    """Make the profile of the model at `path` if the method wants one, none is found, and none was
+    named or refused.
 
     It says how long that takes. Ctrl-C leaves it for the next time: `auto` then goes without. What
     cannot be done is said in one line.

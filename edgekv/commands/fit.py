@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 CTX_DEFAULT = 32768
 LOADED_BYTES = 18 * 2**20
-"""What a process with a loaded model has that one with a blueprint lacks: the chat template's engine, graphs, code that runs. Found by
-benchmarks/fit.py at nine points of two models; docs/results/fit.md has the plans that it makes beside the peaks."""
+"""What a process with a loaded model has that one with a blueprint lacks: the chat template's
+engine, graphs, code that runs. Found by benchmarks/fit.py at nine points of two models;
+docs/results/fit.md has the plans that it makes beside the peaks.
+"""
 
 
 def memory(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
@@ -40,27 +42,106 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     return sorted({check_ratio(x.strip()) for x in value.split(",")}, reverse=True)
 
 
-@click.command("fit", short_help="Say which contexts fit into memory, at which ratio and cache type.")
+@click.command(
+    "fit", short_help="Say which contexts fit into memory, at which ratio and cache type."
+)
 @MODEL
-@click.option("--memory", "memory_bytes", default="auto", show_default=True, metavar="SIZE", callback=memory,
-              help="Memory that may be used, such as 6GiB; auto: what is free now.")
-@click.option("--margin", "margin_bytes", default="1GiB", show_default=True, metavar="SIZE", callback=margin, help="Memory of it to leave alone.")
-@click.option("--device", metavar="NAME", help="Device that holds weights and cache, as 'edgekv info' names it; without it the first GPU, else the CPU.")
-@click.option("-c", "--ctx-size", type=COUNT, metavar="N", help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if less.")
-@click.option("-ctk", "--cache-type-k", type=click.Choice(CACHE_TYPES), help="Type of the K cache; without it f16 (with --kv-method auto what that picks), then q8_0, then q4_0 are tried.")
-@click.option("-ctv", "--cache-type-v", type=click.Choice(CACHE_TYPES), help="Type of the V cache; without it as the K cache.")
-@click.option("-ub", "--ubatch-size", type=COUNT, default=512, show_default=True, metavar="N", help="Physical batch size.")
-@click.option("--ratios", "shares", default="1,0.5,0.3,0.2,0.1", show_default=True, metavar="RS", callback=ratios, help="Shares of the cache to try.")
-@click.option("--kv-method", "kv_method", default="auto", show_default=True, metavar="NAME",
-              help="Method that is going to be used: some read more than the prompt.")
+@click.option(
+    "--memory",
+    "memory_bytes",
+    default="auto",
+    show_default=True,
+    metavar="SIZE",
+    callback=memory,
+    help="Memory that may be used, such as 6GiB; auto: what is free now.",
+)
+@click.option(
+    "--margin",
+    "margin_bytes",
+    default="1GiB",
+    show_default=True,
+    metavar="SIZE",
+    callback=margin,
+    help="Memory of it to leave alone.",
+)
+@click.option(
+    "--device",
+    metavar="NAME",
+    help=(
+        "Device that holds weights and cache, as 'edgekv info' names it; without it the first GPU,"
+        " else the CPU."
+    ),
+)
+@click.option(
+    "-c",
+    "--ctx-size",
+    type=COUNT,
+    metavar="N",
+    help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if less.",
+)
+@click.option(
+    "-ctk",
+    "--cache-type-k",
+    type=click.Choice(CACHE_TYPES),
+    help=(
+        "Type of the K cache; without it f16 (with --kv-method auto what that picks), then q8_0,"
+        " then q4_0 are tried."
+    ),
+)
+@click.option(
+    "-ctv",
+    "--cache-type-v",
+    type=click.Choice(CACHE_TYPES),
+    help="Type of the V cache; without it as the K cache.",
+)
+@click.option(
+    "-ub",
+    "--ubatch-size",
+    type=COUNT,
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Physical batch size.",
+)
+@click.option(
+    "--ratios",
+    "shares",
+    default="1,0.5,0.3,0.2,0.1",
+    show_default=True,
+    metavar="RS",
+    callback=ratios,
+    help="Shares of the cache to try.",
+)
+@click.option(
+    "--kv-method",
+    "kv_method",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Method that is going to be used: some read more than the prompt.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str | None, ctx_size: int | None, cache_type_k: str | None,
-            cache_type_v: str | None, ubatch_size: int, shares: list[float], kv_method: str, as_json: bool) -> int:
-    """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the command line to use.
+def command(
+    model: str,
+    memory_bytes: int | None,
+    margin_bytes: int,
+    device: str | None,
+    ctx_size: int | None,
+    cache_type_k: str | None,
+    cache_type_v: str | None,
+    ubatch_size: int,
+    shares: list[float],
+    kv_method: str,
+    as_json: bool,
+) -> int:
+    """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
+    command line to use.
 
-    The context is kept if at all possible; then the ratio is lowered; hidden states go to f16 or to a file before the ratio falls. A ratio is a
-    share of the bytes of a full f16 cache, whatever the cache type. Sizes are those of one prompt that fills the context: weights as they lie in the file, K and V, one layer in full and hidden
-    states while the prompt is read, llama.cpp's buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
+    The context is kept if at all possible; then the ratio is lowered; hidden states go to f16 or to
+    a file before the ratio falls. A ratio is a share of the bytes of a full f16 cache, whatever the
+    cache type. Sizes are those of one prompt that fills the context: weights as they lie in the
+    file, K and V, one layer in full and hidden states while the prompt is read, llama.cpp's
+    buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
     again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
     """
     from edgekv.blueprint import Blueprint
@@ -73,14 +154,23 @@ def command(model: str, memory_bytes: int | None, margin_bytes: int, device: str
     total = place.free if memory_bytes is None else memory_bytes
     if total <= margin_bytes:
         example = max(total // 4 // 2**20, 1)
-        raise BadInput(f"{size_text(total)} of memory leave nothing beside the margin of {size_text(margin_bytes)}; "
-                       f"give more --memory or a smaller --margin, such as {example}MiB")
+        raise BadInput(
+            f"{size_text(total)} of memory leave nothing beside the margin of"
+            f" {size_text(margin_bytes)}; give more --memory or a smaller --margin, such as"
+            f" {example}MiB"
+        )
     pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
     if kv_method == "auto" and not (cache_type_k or cache_type_v):
         pairs[0] = PICKED
     with Blueprint(path, ubatch_size, on_gpu=place.is_gpu) as blueprint:
         n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
-        wish = Wish(total - margin_bytes, n_ctx, shares, list(dict.fromkeys(pairs)), process=0 if place.is_gpu else rss_now() + LOADED_BYTES)
+        wish = Wish(
+            total - margin_bytes,
+            n_ctx,
+            shares,
+            list(dict.fromkeys(pairs)),
+            process=0 if place.is_gpu else rss_now() + LOADED_BYTES,
+        )
         planner = Planner(blueprint, preset_of(kv_method, path), wish, ubatch_size, place.is_gpu)
         report = Report(planner, model, path, place, total, margin_bytes)
         click.echo(json.dumps(report.record(), indent=2) if as_json else report.text())
@@ -101,14 +191,18 @@ def preset_of(kv_method: str, path: str) -> Preset:
 class Place:
     """Where weights and cache go. name: the device's; free, total: its bytes."""
 
-    def __init__(self, name: str, is_gpu: bool, free: int, total: int, has_gpu: bool = False) -> None:
+    def __init__(
+        self, name: str, is_gpu: bool, free: int, total: int, has_gpu: bool = False
+    ) -> None:
         self.name, self.is_gpu, self.free, self.total = name, is_gpu, free, total
         self.has_gpu = has_gpu or is_gpu
         """The build knows a GPU."""
 
     @staticmethod
     def of(name: str | None, devices: list[dict[str, Any]]) -> Place:
-        """The device of that name, or the first that is no CPU. Raises BadInput if there is none of that name."""
+        """The device of that name, or the first that is no CPU. Raises BadInput if there is none of
+        that name.
+        """
         from edgekv.machine import memory_free, memory_total
 
         gpus = [d for d in devices if d["name"].upper() != "CPU"]
@@ -117,23 +211,43 @@ class Place:
         for device in gpus:
             if name in (None, device["name"]):
                 return Place(device["name"], True, device["memory_free"], device["memory_total"])
-        raise BadInput(f"there is no device '{name}'; choose one of: {', '.join(['CPU', *(d['name'] for d in gpus)])}")
+        raise BadInput(
+            f"there is no device '{name}'; choose one of:"
+            f" {', '.join(['CPU', *(d['name'] for d in gpus)])}"
+        )
 
 
 class Report:
     """What to tell, as a record for programs and as text for people."""
 
-    def __init__(self, planner: Planner, model: str, path: str, place: Place, memory: int, margin: int) -> None:
-        self.planner, self.model, self.path, self.place, self.memory, self.margin = planner, model, path, place, memory, margin
+    def __init__(
+        self, planner: Planner, model: str, path: str, place: Place, memory: int, margin: int
+    ) -> None:
+        self.planner, self.model, self.path, self.place, self.memory, self.margin = (
+            planner,
+            model,
+            path,
+            place,
+            memory,
+            margin,
+        )
         self.wished = planner.best(planner.wish.n_ctx)
         self.best = self.wished or planner.largest()
 
     def record(self) -> dict[str, Any]:
         p = self.planner
         return {
-            "model": self.model, "device": self.place.name, "memory_total": self.place.total, "memory_free": self.place.free, "memory": self.memory,
-            "margin": self.margin, "n_ctx_wanted": p.wish.n_ctx, "n_ctx_train": p.blueprint.n_ctx_train, "method": p.preset.name,
-            "uncompressed_because": p.blueprint.why, "note": self.note(),
+            "model": self.model,
+            "device": self.place.name,
+            "memory_total": self.place.total,
+            "memory_free": self.place.free,
+            "memory": self.memory,
+            "margin": self.margin,
+            "n_ctx_wanted": p.wish.n_ctx,
+            "n_ctx_train": p.blueprint.n_ctx_train,
+            "method": p.preset.name,
+            "uncompressed_because": p.blueprint.why,
+            "note": self.note(),
             "points": [self.describe(point) for n in p.contexts() for point in p.row(n) if point],
             "best": self.describe(self.best) if self.best else None,
         }
@@ -142,18 +256,33 @@ class Report:
         from edgekv.choose import AUTO
         from edgekv.eval.results import known
 
-        return {**asdict(point), "quality": known(self.path, AUTO if point.picked else self.planner.preset.name, point.ratio, point.type_k, point.type_v),
-                "command": point.command(self.model, self.place.is_gpu, self.place.has_gpu)}
+        return {
+            **asdict(point),
+            "quality": known(
+                self.path,
+                AUTO if point.picked else self.planner.preset.name,
+                point.ratio,
+                point.type_k,
+                point.type_v,
+            ),
+            "command": point.command(self.model, self.place.is_gpu, self.place.has_gpu),
+        }
 
     def note(self) -> str:
         """What the user should not overlook."""
         p = self.planner
         if not self.best:
-            elsewhere = "; on the CPU ('--device CPU') it may, slowly: that is never done by itself" if self.place.is_gpu else ""
+            elsewhere = (
+                "; on the CPU ('--device CPU') it may, slowly: that is never done by itself"
+                if self.place.is_gpu
+                else ""
+            )
             return p.refusal() + elsewhere + self.with_margin()
         if not self.wished:
-            return (f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; "
-                    f"the longest context that does is {self.best.n_ctx:,}{self.with_margin()}")
+            return (
+                f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; "
+                f"the longest context that does is {self.best.n_ctx:,}{self.with_margin()}"
+            )
         if p.wish.n_ctx > p.blueprint.n_ctx_train:
             return f"the model was trained with {p.blueprint.n_ctx_train:,} tokens"
         return ""
@@ -168,8 +297,10 @@ class Report:
 
     def text(self) -> str:
         p = self.planner
-        head = [f"{self.model} on {self.place.name}: {size_text(self.memory)} of memory, {size_text(self.margin)} of it left alone; "
-                f"weights {size_text(p.blueprint.weights)}"]
+        head = [
+            f"{self.model} on {self.place.name}: {size_text(self.memory)} of memory,"
+            f" {size_text(self.margin)} of it left alone; weights {size_text(p.blueprint.weights)}"
+        ]
         head += [f"its cache cannot be compressed: {p.blueprint.why}"] if p.blueprint.why else []
         kinds = [f"{k}/{v}" if k != v else k for k, v in p._possible_types()]
         rows = [[f"{n:,}", *(cell(point) for point in p.row(n))] for n in p.contexts()]
@@ -180,18 +311,36 @@ class Report:
     def costs(self, point: Point) -> list[str]:
         full = f" (a full f16 cache {mib(point.kv_full)})" if point.ratio < 1 else ""
         there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
-        rows = [("weights", mib(point.weights)), ("token table in main memory", mib(point.host_weights)), ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
-                ("new tokens, at most", mib(point.tail)),
-                ("one layer in full", mib(point.layer)), ("masks, and the layer as f16", mib(point.masks)),
-                (f"hidden states ({point.hidden}){there}", mib(point.hidden_bytes)), (f"queries and inputs{there}", mib(point.inputs)),
-                ("compute buffers", mib(point.compute)), ("process", mib(point.process)), ("at the peak", mib(point.peak))]
+        rows = [
+            ("weights", mib(point.weights)),
+            ("token table in main memory", mib(point.host_weights)),
+            ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
+            ("new tokens, at most", mib(point.tail)),
+            ("one layer in full", mib(point.layer)),
+            ("masks, and the layer as f16", mib(point.masks)),
+            (f"hidden states ({point.hidden}){there}", mib(point.hidden_bytes)),
+            (f"queries and inputs{there}", mib(point.inputs)),
+            ("compute buffers", mib(point.compute)),
+            ("process", mib(point.process)),
+            ("at the peak", mib(point.peak)),
+        ]
         if point.hidden == "disk":
-            rows.append(("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx)))
-        kept = (f"{percent(point.ratio, 1)} of a full f16 cache's bytes, {percent(point.n_kept, point.n_ctx)} of the tokens "
-                f"({point.n_kept:,})") if point.ratio < 1 else "all tokens kept"
+            rows.append(
+                ("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx))
+            )
+        kept = (
+            f"{percent(point.ratio, 1)} of a full f16 cache's bytes,"
+            f" {percent(point.n_kept, point.n_ctx)} of the tokens ({point.n_kept:,})"
+            if point.ratio < 1
+            else "all tokens kept"
+        )
         described = self.describe(point)
-        return [f"{point.n_ctx:,} tokens, {kept}, {point.type_k}/{point.type_v} cache, MiB:", table([r for r in rows if r[1] != "0.0"]),
-                f"quality: {described['quality']}", f"use: {described['command']}"]
+        return [
+            f"{point.n_ctx:,} tokens, {kept}, {point.type_k}/{point.type_v} cache, MiB:",
+            table([r for r in rows if r[1] != "0.0"]),
+            f"quality: {described['quality']}",
+            f"use: {described['command']}",
+        ]
 
 
 def cell(point: Point | None) -> str:

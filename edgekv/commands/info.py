@@ -15,12 +15,16 @@ from edgekv.commands.report import mib, table
 @OPTIONAL_MODEL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, as_json: bool) -> None:
-    """Show versions, patches and devices; with a model its shape, its KV bytes per token, and how it is read."""
+    """Show versions, patches and devices; with a model its shape, its KV bytes per token, and how
+    it is read.
+    """
     from edgekv.commands import load
 
     shape = {**load.model_info(load.model_path(model)), "model": model} if model else None
     if shape:
-        shape["kv_bytes_per_token"] = {name: bytes_per_token(shape, *sizes[1:]) for name, sizes in load.cache_types().items()}
+        shape["kv_bytes_per_token"] = {
+            name: bytes_per_token(shape, *sizes[1:]) for name, sizes in load.cache_types().items()
+        }
     build = load.build_info()
     if as_json:
         click.echo(json.dumps({"build": build, "model": shape}, indent=2, default=str))
@@ -29,7 +33,8 @@ def command(model: str | None, as_json: bool) -> None:
 
 
 def bytes_per_token(shape: dict[str, Any], n_block: int, block_bytes: int) -> int | None:
-    """KV bytes of one token over all layers with K and V in blocks of `n_block` values and `block_bytes` bytes.
+    """KV bytes of one token over all layers with K and V in blocks of `n_block` values and
+    `block_bytes` bytes.
 
     None if a head's values do not fill whole blocks, so the cache cannot have that type.
     """
@@ -43,7 +48,10 @@ def build_rows(build: dict[str, Any]) -> list[tuple[str, str]]:
     """What is installed and loaded, line by line."""
     rows = [
         ("edgekv", build["edgekv"]),
-        ("llama.cpp", f"{build['llama_cpp_commit']} (of llama-cpp-python {build['llama_cpp_python']})"),
+        (
+            "llama.cpp",
+            f"{build['llama_cpp_commit']} (of llama-cpp-python {build['llama_cpp_python']})",
+        ),
         ("patches", ", ".join(build["patches"]) or "none"),
         ("libraries", build["lib"]),
     ]
@@ -51,8 +59,10 @@ def build_rows(build: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def device_line(device: dict[str, Any]) -> str:
-    return (f"{device['name']}: {device['description']}, {mib(device['memory_free'])} of "
-            f"{mib(device['memory_total'])} MiB free")
+    return (
+        f"{device['name']}: {device['description']}, {mib(device['memory_free'])} of "
+        f"{mib(device['memory_total'])} MiB free"
+    )
 
 
 def model_rows(shape: dict[str, Any]) -> list[tuple[str, str]]:
@@ -67,10 +77,19 @@ def model_rows(shape: dict[str, Any]) -> list[tuple[str, str]]:
         ("trained context", f"{shape['n_ctx_train']:,} tokens"),
         ("read by", shape["mode"] + (f" ({shape['note']})" if shape["note"] else "")),
     ]
-    return [*rows, *(kv_row(name, n_bytes, shape["n_ctx_train"]) for name, n_bytes in shape["kv_bytes_per_token"].items())]
+    return [
+        *rows,
+        *(
+            kv_row(name, n_bytes, shape["n_ctx_train"])
+            for name, n_bytes in shape["kv_bytes_per_token"].items()
+        ),
+    ]
 
 
 def kv_row(name: str, n_bytes: int | None, n_ctx: int) -> tuple[str, str]:
     if n_bytes is None:
         return f"KV {name}", "not possible with this head size"
-    return f"KV {name}", f"{n_bytes:,} bytes per token, {mib(n_bytes * n_ctx)} MiB for {n_ctx:,} tokens"
+    return (
+        f"KV {name}",
+        f"{n_bytes:,} bytes per token, {mib(n_bytes * n_ctx)} MiB for {n_ctx:,} tokens",
+    )

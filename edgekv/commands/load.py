@@ -1,4 +1,6 @@
-"""From options to a loaded model: the only place where commands meet the engine, and where tests put a fake."""
+"""From options to a loaded model: the only place where commands meet the engine, and where tests
+put a fake.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ def load_llama(options: EngineOptions) -> Llama:
         try:
             return Llama(model_path(options.model), **llama_arguments(options))
         except MemoryError:
-            raise BadInput("the machine has not the memory for these settings: "
-                           "give a smaller -b or -c") from None
+            raise BadInput(
+                "the machine has not the memory for these settings: give a smaller -b or -c"
+            ) from None
 
 
 def llama_arguments(options: EngineOptions) -> dict[str, Any]:
@@ -46,17 +49,26 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
     return dict(
         kv=replace(options.kv, seed=min(max(options.seed, 0), MOST)),
-        n_ctx=-(-options.ctx_size // CTX_UNIT) * CTX_UNIT, n_batch=options.batch_size, n_ubatch=options.ubatch_size, n_threads=threads,
-        n_threads_batch=threads if options.threads_batch is None else count_threads(options.threads_batch),
+        n_ctx=-(-options.ctx_size // CTX_UNIT) * CTX_UNIT,
+        n_batch=options.batch_size,
+        n_ubatch=options.ubatch_size,
+        n_threads=threads,
+        n_threads_batch=(
+            threads if options.threads_batch is None else count_threads(options.threads_batch)
+        ),
         n_gpu_layers=options.gpu_layers,
         flash_attn=options.flash_attn != "off",  # a quantised V cache needs it, so auto is on
-        type_k=_type(options.cache_type_k), type_v=_type(options.cache_type_v),
-        seed=seed, verbose=options.verbose,
+        type_k=_type(options.cache_type_k),
+        type_v=_type(options.cache_type_v),
+        seed=seed,
+        verbose=options.verbose,
     )
 
 
 def learn(options: EngineOptions) -> None:
-    """Make the model's profile if `options` want one and there is none; Ctrl-C leaves it for later."""
+    """Make the model's profile if `options` want one and there is none; Ctrl-C leaves it for
+    later.
+    """
     from edgekv.commands.first_use import make_profile
 
     make_profile(options, model_path(options.model), count_threads(options.threads))
@@ -100,18 +112,27 @@ def sampling_arguments(llm: Llama, sampling: SamplingOptions) -> dict[str, Any]:
     """Keyword arguments of `create_completion` and `create_chat_completion`."""
     return {
         "max_tokens": sampling.predict if sampling.predict > 0 else None,
-        "temperature": sampling.temp, "top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p,
+        "temperature": sampling.temp,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
         "repeat_penalty": sampling.repeat_penalty,
-        "logit_bias": dict.fromkeys(end_tokens(llm), float("-inf")) if sampling.ignore_eos else None,
+        "logit_bias": (
+            dict.fromkeys(end_tokens(llm), float("-inf")) if sampling.ignore_eos else None
+        ),
     }
 
 
 def count_threads(wish: int | None) -> int:
-    """Threads for `-t wish`: 0 and less are all processors, None the physical cores, as in llama.cpp."""
+    """Threads for `-t wish`: 0 and less are all processors, None the physical cores, as in
+    llama.cpp.
+    """
     if wish is not None and wish > 0:
         return wish
     processors = _processors()
-    cores = {_read(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings") for i in processors} - {""}
+    cores = {
+        _read(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings") for i in processors
+    } - {""}
     if wish is not None:
         return len(processors)
     return len(cores) or (len(processors) if len(processors) <= 4 else len(processors) // 2)

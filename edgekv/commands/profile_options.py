@@ -1,4 +1,6 @@
-"""What the commands that make profiles share: their options, and how they record and show what they do."""
+"""What the commands that make profiles share: their options, and how they record and show what they
+do.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,45 @@ if TYPE_CHECKING:
     from edgekv.profiles import Profile
 
 
-def ratios(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+def ratios(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[float, ...] | None:
     """Click callback: comma-separated shares to keep, sorted. Raises BadInput."""
-    return None if value is None else tuple(sorted({ratio(ctx, param, share.strip()) for share in value.split(",")}))
+    return (
+        None
+        if value is None
+        else tuple(sorted({ratio(ctx, param, share.strip()) for share in value.split(",")}))
+    )
 
 
 OUTPUT = click.option("-o", "--output", required=True, metavar="FILE", help="Where to write it.")
-RATIOS = click.option("--ratios", "grid", metavar="RS", callback=ratios,
-                      help="Shares of the cache to learn, with commas; without it: a fine grid.")
-THREADS = click.option("-t", "--threads", envvar="LLAMA_ARG_THREADS", show_envvar=True, type=int, metavar="N",
-                       help="CPU threads; 0: all there are; without it: the physical cores.")
-GPU_LAYERS = click.option("-ngl", "--gpu-layers", envvar="LLAMA_ARG_N_GPU_LAYERS", show_envvar=True, type=int, default=-1, show_default=True,
-                          metavar="N", help="Layers to put on a GPU; -1: all.")
+RATIOS = click.option(
+    "--ratios",
+    "grid",
+    metavar="RS",
+    callback=ratios,
+    help="Shares of the cache to learn, with commas; without it: a fine grid.",
+)
+THREADS = click.option(
+    "-t",
+    "--threads",
+    envvar="LLAMA_ARG_THREADS",
+    show_envvar=True,
+    type=int,
+    metavar="N",
+    help="CPU threads; 0: all there are; without it: the physical cores.",
+)
+GPU_LAYERS = click.option(
+    "-ngl",
+    "--gpu-layers",
+    envvar="LLAMA_ARG_N_GPU_LAYERS",
+    show_envvar=True,
+    type=int,
+    default=-1,
+    show_default=True,
+    metavar="N",
+    help="Layers to put on a GPU; -1: all.",
+)
 
 
 def command_line(*words: str) -> str:
@@ -80,7 +109,11 @@ def note_what_is_kept(partial: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if partial.is_file():
-            click.echo(f"edgekv: stopped; what is done is in {partial}, and the same command goes on from there", err=True)
+            click.echo(
+                f"edgekv: stopped; what is done is in {partial}, and the same command goes on from"
+                " there",
+                err=True,
+            )
         raise
 
 
@@ -90,4 +123,7 @@ def summary(profile: Profile, share: float = 0.2) -> str:
 
     shares = profile.shares_at(share)[profile.heads]
     low, middle, high = np.quantile(shares, (0, 0.5, 1))
-    return f"at {share:g} kept, the share of a head is {low:.3f} at least, {middle:.3f} in the middle, {high:.3f} at most ({len(shares)} heads)"
+    return (
+        f"at {share:g} kept, the share of a head is {low:.3f} at least, {middle:.3f} in the middle,"
+        f" {high:.3f} at most ({len(shares)} heads)"
+    )

@@ -18,8 +18,10 @@ def cache_line(stats: KVStats) -> str:
     """What the cache takes and holds, bytes first."""
     seen = f"{stats.n_seen:,} tokens seen"
     if stats.mode == "uncompressed":
-        return (f"{seen}, all kept; KV {mib(stats.n_bytes_used)} MiB of the {mib(stats.n_bytes)} MiB "
-                f"allocated for {stats.n_ctx:,} tokens")
+        return (
+            f"{seen}, all kept; KV {mib(stats.n_bytes_used)} MiB of the {mib(stats.n_bytes)} MiB "
+            f"allocated for {stats.n_ctx:,} tokens"
+        )
     limit = [] if stats.n_bytes_limit is None else [f"limit {limit_line(stats)}"]
     return "; ".join([seen, f"KV {share_line(stats)}", kept_line(stats), *limit])
 
@@ -28,8 +30,10 @@ def share_line(stats: KVStats) -> str:
     """Bytes beside those of a full f16 cache: '20 % of the memory: 66.0 of 331.0 MiB'."""
     if stats.n_bytes >= stats.n_bytes_full:  # a few tokens in the room for the next ones
         return f"{mib(stats.n_bytes)} MiB"
-    return (f"{percent(stats.n_bytes, stats.n_bytes_full)} of the memory: "
-            f"{mib(stats.n_bytes)} of {mib(stats.n_bytes_full)} MiB")
+    return (
+        f"{percent(stats.n_bytes, stats.n_bytes_full)} of the memory: "
+        f"{mib(stats.n_bytes)} of {mib(stats.n_bytes_full)} MiB"
+    )
 
 
 def kept_line(stats: KVStats) -> str:
@@ -41,8 +45,10 @@ def kept_line(stats: KVStats) -> str:
 def limit_line(stats: KVStats) -> str:
     """What --kv-memory allows and what of it is reserved."""
     limit, reserved = stats.n_bytes_limit or 0, stats.n_bytes_reserved
-    return (f"{mib(limit)} MiB: {mib(limit - reserved)} for kept tokens, {mib(reserved)} reserved "
-            "for new tokens and sliding windows")
+    return (
+        f"{mib(limit)} MiB: {mib(limit - reserved)} for kept tokens, {mib(reserved)} reserved "
+        "for new tokens and sliding windows"
+    )
 
 
 def compression_line(stats: KVStats, wish: EngineOptions) -> str:
@@ -63,8 +69,10 @@ def compression_line(stats: KVStats, wish: EngineOptions) -> str:
 
 def status_line(stats: KVStats, stream: Stream) -> str:
     """`cache_line` and the speeds of a turn."""
-    speeds = [f"read {stream.read_tps:,.0f} tokens/s" if stream.read_tps else "",
-              f"wrote {stream.write_tps:,.1f} tokens/s" if stream.write_tps else ""]
+    speeds = [
+        f"read {stream.read_tps:,.0f} tokens/s" if stream.read_tps else "",
+        f"wrote {stream.write_tps:,.1f} tokens/s" if stream.write_tps else "",
+    ]
     return "; ".join([cache_line(stats), *filter(None, speeds)])
 
 
@@ -98,15 +106,19 @@ def prompt_line(stats: KVStats) -> str:
 
 def checkpoint_line(stats: KVStats) -> str:
     """What the states before the last turn take, and what they are for."""
-    return (f"{mib(stats.n_bytes_checkpoints)} MiB more, to take the last turn again without reading "
-            "everything (--no-kv-checkpoints)")
+    return (
+        f"{mib(stats.n_bytes_checkpoints)} MiB more, to take the last turn again without reading "
+        "everything (--no-kv-checkpoints)"
+    )
 
 
 def cache_now(stats: KVStats) -> str:
     """Bytes allocated, used, and the share of a full f16 cache."""
     if stats.mode == "uncompressed":
-        return (f"{mib(stats.n_bytes)} MiB allocated for {stats.n_ctx:,} tokens, "
-                f"{mib(stats.n_bytes_used)} MiB of it used")
+        return (
+            f"{mib(stats.n_bytes)} MiB allocated for {stats.n_ctx:,} tokens, "
+            f"{mib(stats.n_bytes_used)} MiB of it used"
+        )
     return share_line(stats)
 
 
@@ -121,16 +133,20 @@ def _kept(stats: KVStats) -> str:
     if not stats.n_seen:
         return "0"
     heads = stats.kept[stats.kept.any(axis=1)]
-    return (f"{percent(stats.n_kept, stats.n_seen)}: {stats.n_kept:,.0f} per KV head on average, "
-            f"from {int(heads.min()):,} to {int(heads.max()):,}")
+    return (
+        f"{percent(stats.n_kept, stats.n_seen)}: {stats.n_kept:,.0f} per KV head on average, "
+        f"from {int(heads.min()):,} to {int(heads.max()):,}"
+    )
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = (), width: int | None = None) -> str:
     """Columns of text, two blanks apart; the last one as long as it is, or broken at `width`."""
     lines = [*([head] if head else []), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-            for line in lines]
+    text = [
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
     indent = sum(widths[:-1]) + 2 * (len(widths) - 1)
     if width is None or width < 2 * indent:
         return "\n".join(text)

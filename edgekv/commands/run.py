@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.commands import terminal
-from edgekv.commands.options import SYSTEM, EngineOptions, SamplingOptions, engine_options, sampling_options
+from edgekv.commands.options import (
+    SYSTEM,
+    EngineOptions,
+    SamplingOptions,
+    engine_options,
+    sampling_options,
+)
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
 from edgekv.commands.template import Template, warnings
@@ -32,15 +38,30 @@ STDIN = "-"
 @SYSTEM
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
 @click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
-@click.option("--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object with the answer and what it cost.")
+@click.option(
+    "--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template."
+)
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object with the answer and what it cost.",
+)
 @click.argument("words", required=False, metavar="[PROMPT|-]")
-def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str | None, prompt: str | None,
-            file: str | None, raw: bool, as_json: bool, words: str | None) -> None:
+def command(
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+    system_prompt: str | None,
+    prompt: str | None,
+    file: str | None,
+    raw: bool,
+    as_json: bool,
+    words: str | None,
+) -> None:
     """Answer one prompt: -p TEXT or just the text, -f FILE, or - for standard input.
 
-    -p may stand beside -f or -: first the text, then what to do with it. The answer goes to standard output, everything
-    else to standard error.
+    -p may stand beside -f or -: first the text, then what to do with it. The answer goes to
+    standard output, everything else to standard error.
     """
     text = prompt_text(prompt, file, words)
     if raw and system_prompt:
@@ -67,7 +88,9 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
         raise BadInput("give -f FILE or -, not both")
     if words not in (None, STDIN):
         if prompt is not None:
-            raise BadInput(f"give the prompt once: -p TEXT, or '{words}' (quote a text with blanks)")
+            raise BadInput(
+                f"give the prompt once: -p TEXT, or '{words}' (quote a text with blanks)"
+            )
         prompt = words
     parts = []
     if file:
@@ -87,8 +110,16 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
 class Completer:
     """The one prompt, completed as a message or (raw) as it is: `complete(stream=...)`."""
 
-    def __init__(self, llm: Llama, text: str, system: str, raw: bool, arguments: dict[str, Any]) -> None:
-        self._llm, self._text, self._system, self._raw, self._arguments = llm, text, system, raw, arguments
+    def __init__(
+        self, llm: Llama, text: str, system: str, raw: bool, arguments: dict[str, Any]
+    ) -> None:
+        self._llm, self._text, self._system, self._raw, self._arguments = (
+            llm,
+            text,
+            system,
+            raw,
+            arguments,
+        )
 
         self.opens_thought = not raw and Template(llm).opens_thought
 
@@ -127,9 +158,11 @@ def print_json(llm: Llama, complete: Completer, engine: EngineOptions) -> None:
 
 
 class Times:
-    """How long a completion takes: its prompt, which is the first `eval` of the model, and all the rest.
+    """How long a completion takes: its prompt, which is the first `eval` of the model, and all the
+    rest.
 
-    A streamed completion would show the same but not how many tokens there were, a whole one only the sum.
+    A streamed completion would show the same but not how many tokens there were, a whole one only
+    the sum.
     """
 
     def __init__(self, llm: Llama) -> None:
@@ -155,7 +188,9 @@ class Times:
         vars(self._llm).pop("eval", None)
 
 
-def record(done: dict[str, Any], stats: KVStats, engine: EngineOptions, times: Times) -> dict[str, Any]:
+def record(
+    done: dict[str, Any], stats: KVStats, engine: EngineOptions, times: Times
+) -> dict[str, Any]:
     """The JSON object. `prefill_ms` includes `compress_ms`."""
     choice, usage = done["choices"][0], done["usage"]
     return {

@@ -1,4 +1,6 @@
-"""The commands inside a chat: one function each, found by its name. What they print goes to standard error."""
+"""The commands inside a chat: one function each, found by its name. What they print goes to
+standard error.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ def help_(conversation: Conversation, rest: str) -> None:
     """/help | this list"""
     rows = list(map(described, COMMANDS.values()))
     others = (" ".join(ALIASES), "as elsewhere: " + ", ".join(dict.fromkeys(ALIASES.values())))
-    keys = [('"""', "begins and ends a text of several lines"), ("Tab", "complete a command or a path"),
-            ("Ctrl-C", "stop the reply, or reading"), ("Ctrl-D", "leave")]
+    keys = [
+        ('"""', "begins and ends a text of several lines"),
+        ("Tab", "complete a command or a path"),
+        ("Ctrl-C", "stop the reply, or reading"),
+        ("Ctrl-D", "leave"),
+    ]
     say(table([*rows, others, *keys], width=terminal.width()))
 
 
@@ -107,7 +113,11 @@ def reset(conversation: Conversation, rest: str) -> None:
 def system(conversation: Conversation, rest: str) -> None:
     """/system TEXT | set the system message; without a text take it away"""
     conversation.set_system(rest)
-    say("the system message is " + ("set" if rest else "gone") + "; the conversation is read again with your next message")
+    say(
+        "the system message is "
+        + ("set" if rest else "gone")
+        + "; the conversation is read again with your next message"
+    )
 
 
 def ratio(conversation: Conversation, rest: str) -> None:
@@ -121,7 +131,11 @@ def ratio(conversation: Conversation, rest: str) -> None:
     llm.kv_set(ratio=share)
     now = llm.kv_stats()
     method = f"method {now.method}" if share < 1 else ""
-    again = "the conversation is read again with your next message" if before.n_seen > now.n_seen else ""
+    again = (
+        "the conversation is read again with your next message"
+        if before.n_seen > now.n_seen
+        else ""
+    )
     say("; ".join(filter(None, [kept_from_now(share, before, now), method, again, now.note])))
 
 
@@ -132,8 +146,10 @@ def kept_from_now(share: float, before: KVStats, now: KVStats) -> str:
         return wish
     n_kept = min(int(share * now.per_f16 * before.n_seen), before.n_seen)
     n_bytes = before.n_bytes_full * n_kept / now.per_f16 / before.n_seen
-    return (f"{wish}: {mib(n_bytes)} of {mib(before.n_bytes_full)} MiB, "
-            f"{n_kept:,} of the {before.n_seen:,} tokens seen would stay")
+    return (
+        f"{wish}: {mib(n_bytes)} of {mib(before.n_bytes_full)} MiB, "
+        f"{n_kept:,} of the {before.n_seen:,} tokens seen would stay"
+    )
 
 
 def quit_(conversation: Conversation, rest: str) -> None:
@@ -142,8 +158,16 @@ def quit_(conversation: Conversation, rest: str) -> None:
 
 
 COMMANDS: dict[str, Command] = {
-    "/help": help_, "/file": file, "/regen": regen, "/stats": stats, "/save": save, "/load": load, "/reset": reset,
-    "/system": system, "/ratio": ratio, "/quit": quit_,
+    "/help": help_,
+    "/file": file,
+    "/regen": regen,
+    "/stats": stats,
+    "/save": save,
+    "/load": load,
+    "/reset": reset,
+    "/system": system,
+    "/ratio": ratio,
+    "/quit": quit_,
 }
 WITH_PATH = ("/file", "/read", "/save", "/load")
 ALIASES = {"/exit": "/quit", "/bye": "/quit", "/clear": "/reset", "/read": "/file", "/?": "/help"}
@@ -163,19 +187,25 @@ def needed(rest: str, usage: str) -> str:
 
 
 def check_room(conversation: Conversation, path: str, text: str) -> int:
-    """Tokens of the text. Raises BadInput if they cannot fit beside what the context holds and what waits already."""
+    """Tokens of the text. Raises BadInput if they cannot fit beside what the context holds and what
+    waits already.
+    """
     llm = conversation.llm
     n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
     n_waiting = sum(document.n_tokens for document in conversation.documents)
     n_left = llm.n_ctx() - llm.kv_stats().n_seen - n_waiting
     if n_tokens >= n_left:
-        raise BadInput(f"'{path}' has {n_tokens:,} tokens, and {n_left:,} of the context's {llm.n_ctx():,} are left; "
-                       f"give a shorter text, /reset{or_larger(llm)}")
+        raise BadInput(
+            f"'{path}' has {n_tokens:,} tokens, and {n_left:,} of the context's {llm.n_ctx():,} are"
+            f" left; give a shorter text, /reset{or_larger(llm)}"
+        )
     return n_tokens
 
 
 def split_path(rest: str) -> tuple[str, str]:
-    """'PATH question' in its two parts. A path with blanks stands in quotes, unless it is all there is."""
+    """'PATH question' in its two parts. A path with blanks stands in quotes, unless it is all there
+    is.
+    """
     if rest[0] in "'\"" and rest.find(rest[0], 1) > 0:
         path, _, question = rest[1:].partition(rest[0])
         return path, question.strip()

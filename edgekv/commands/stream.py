@@ -1,4 +1,6 @@
-"""A streamed completion: its text piece by piece, what it cost, and how it is stopped. Knows no terminal."""
+"""A streamed completion: its text piece by piece, what it cost, and how it is stopped. Knows no
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ Chunks = Generator[dict[str, Any], None, None]
 class Stream:
     """Iterate over it once for the pieces of text; the numbers are there when that has ended.
 
-    Iterating raises Cancelled if it was stopped while its prompt was read, BadInput if the prompt cannot be read.
+    Iterating raises Cancelled if it was stopped while its prompt was read, BadInput if the prompt
+    cannot be read.
     """
 
     def __init__(self, llm: Llama, begin: Callable[[], Chunks]) -> None:
@@ -63,7 +66,10 @@ class Stream:
                 yield piece
             chunk = None if self._stopped else next(chunks, None)
         chunks.close()
-        self.n_decoded, self.decode_s = self._llm.n_evaluated - n_before, time.perf_counter() - start
+        self.n_decoded, self.decode_s = (
+            self._llm.n_evaluated - n_before,
+            time.perf_counter() - start,
+        )
         self.finish = "stopped" if self._stopped else self.finish
 
     def _read(self) -> tuple[Chunks, dict[str, Any]]:
@@ -105,7 +111,9 @@ def refused_prompts(llm: Llama) -> Iterator[None]:
 
 def _is_of_template(error: Exception) -> bool:
     """Whether it comes out of a chat template, whose mistakes can be of any kind."""
-    return any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__))
+    return any(
+        frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__)
+    )
 
 
 def trained_context(llm: Llama) -> int:

@@ -30,8 +30,10 @@ class Template:
     def check(self) -> None:
         """Raises BadInput if the template cannot be used."""
         if self.error:
-            raise BadInput(f"this model's chat template is broken ({self.error}): "
-                           "'edgekv run --raw' continues text without it")
+            raise BadInput(
+                f"this model's chat template is broken ({self.error}): "
+                "'edgekv run --raw' continues text without it"
+            )
 
     def given(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as the template gets it.
@@ -59,8 +61,10 @@ def warnings(llm: Llama, template: Template, n_ctx: int) -> Iterator[str]:
         yield BASE
     trained = trained_context(llm)
     if 0 < trained < n_ctx:
-        yield (f"-c {n_ctx:,} is more than the {trained:,} tokens that this model was trained with: "
-               "behind those it seldom makes sense")
+        yield (
+            f"-c {n_ctx:,} is more than the {trained:,} tokens that this model was trained with: "
+            "behind those it seldom makes sense"
+        )
 
 
 def _end_of_prompt(text: str) -> str:

@@ -48,8 +48,11 @@ def typed_lines(commands: Sequence[str], with_path: Sequence[str]) -> Iterator[s
     from edgekv.commands.completion import completer
 
     session: PromptSession[str] = PromptSession(
-        history=_history(), completer=completer(commands, with_path), complete_while_typing=False,
-        complete_style=CompleteStyle.READLINE_LIKE)
+        history=_history(),
+        completer=completer(commands, with_path),
+        complete_while_typing=False,
+        complete_style=CompleteStyle.READLINE_LIKE,
+    )
     while True:
         try:
             typed = quoted(session.prompt(PROMPT), lambda: session.prompt(CONTINUED))
@@ -111,16 +114,29 @@ def _history() -> History:
 
 
 class ReadingBar:
-    """A bar on standard error while a prompt is read, `kv_progress` of a model. Without a terminal it shows nothing.
+    """A bar on standard error while a prompt is read, `kv_progress` of a model. Without a terminal
+    it shows nothing.
 
     It is set all the same: this callback is where Python sees a Ctrl-C.
     """
 
     def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        self._bar = Progress(TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn(),
-                             console=error_console(), transient=True)
+        self._bar = Progress(
+            TextColumn("reading"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=error_console(),
+            transient=True,
+        )
         self._task = self._bar.add_task("reading")
         self._begin = time.monotonic()
         self._is_shown = False
@@ -165,7 +181,9 @@ def error_console() -> Console:
 @contextmanager
 def interruptible(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C calls `stop` instead of raising KeyboardInterrupt."""
-    if threading.current_thread() is not threading.main_thread():  # only there Python handles signals
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only there Python handles signals
         yield
         return
     before = signal.signal(signal.SIGINT, lambda *_: stop())
@@ -196,8 +214,8 @@ def write(text: str) -> None:
 
 
 class Reply:
-    """A reply as it comes. For a person: words whole at the terminal's edge, thoughts dim, nothing that
-    steers the terminal. Else as it is.
+    """A reply as it comes. For a person: words whole at the terminal's edge, thoughts dim, nothing
+    that steers the terminal. Else as it is.
 
     in_thought: it begins in the middle of a thought.
     """

@@ -49,7 +49,9 @@ def expanded(path: str) -> Path:
 
 
 def read_bounded(file: BinaryIO, what: str) -> bytes:
-    """All bytes of a file. Raises BadInput, about `what`, if there are more than any context holds."""
+    """All bytes of a file. Raises BadInput, about `what`, if there are more than any context
+    holds.
+    """
     data = file.read(DOCUMENT_MAX + 1)
     if len(data) > DOCUMENT_MAX:
         raise too_long(what)
@@ -62,14 +64,18 @@ def too_long(what: str) -> BadInput:
 
 
 def decode(data: bytes, what: str) -> str:
-    """`data` as text without its last line end; `what` names it in an error. Raises BadInput if it is none or empty."""
+    """`data` as text without its last line end; `what` names it in an error. Raises BadInput if it
+    is none or empty.
+    """
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise BadInput(f"{what} is no text in UTF-8; convert it first (pdftotext, pandoc, iconv -t utf-8)")
+        raise BadInput(
+            f"{what} is no text in UTF-8; convert it first (pdftotext, pandoc, iconv -t utf-8)"
+        )
     text = text.replace("\r\n", "\n").removesuffix("\n")
     if not text.strip():
         raise BadInput(f"{what} is empty; there is nothing to read")
@@ -77,7 +83,9 @@ def decode(data: bytes, what: str) -> str:
 
 
 def encodable(text: str) -> str:
-    """`text` with a replacement mark for what came in as bytes that are no UTF-8 (from the command line)."""
+    """`text` with a replacement mark for what came in as bytes that are no UTF-8 (from the command
+    line).
+    """
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -17,7 +17,9 @@ class Splitter:
         self._held = ""
 
     def feed(self, piece: str) -> list[tuple[str, bool]]:
-        """Returns what is certain by now: (text, whether it is thought). Tags are part of a thought."""
+        """Returns what is certain by now: (text, whether it is thought). Tags are part of a
+        thought.
+        """
         text, self._held = self._held + piece, ""
         if self._may_open:
             begin = text.lstrip()

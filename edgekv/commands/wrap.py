@@ -11,7 +11,8 @@ _TOKENS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
 class Wrap:
-    """Breaks lines between words in a text that comes in pieces. Code between fences stays as it is.
+    """Breaks lines between words in a text that comes in pieces. Code between fences stays as it
+    is.
 
     width: columns of the terminal, asked anew for each word.
     """
@@ -55,7 +56,9 @@ class Wrap:
         if self._column and not is_breakable and self._column + n_blanks + n > width:
             blanks, self._column, n_blanks = "\n", 0, 0
         end = self._column + n_blanks + n
-        self._column = end if end <= width else end % width  # where the terminal itself broke the line
+        self._column = (
+            end if end <= width else end % width
+        )  # where the terminal itself broke the line
         return blanks + word
 
 
@@ -78,5 +81,7 @@ def lines(text: str, width: int | None) -> str:
     if width is None:
         return text
     return "\n".join(
-        "\n".join(textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)) or line
-        for line in text.split("\n"))
+        "\n".join(textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False))
+        or line
+        for line in text.split("\n")
+    )

@@ -19,8 +19,9 @@ def wilson(hits: float, n: int) -> tuple[float, float]:
 
 
 def interval(scores: Sequence[float], upper: float = 1.0, hits: bool = True) -> tuple[float, float]:
-    """Of the mean of scores in 0..upper: Wilson's where all are 0 or 1, unless `hits` says that these are no hits and misses; else the
-    normal one, cut to the range. Of a single such score nothing is known: 0..upper.
+    """Of the mean of scores in 0..upper: Wilson's where all are 0 or 1, unless `hits` says that
+    these are no hits and misses; else the normal one, cut to the range. Of a single such score
+    nothing is known: 0..upper.
     """
     if hits and all(score in (0, 1) for score in scores):
         return wilson(sum(scores), len(scores))

@@ -1,7 +1,7 @@
 """Metrics: what an answer is worth, 0..1. Each takes the prediction and its sample.
 
-Those of LongBench (Bai et al., arXiv 2308.14508) count as its code does, SQuAD's F1 and EM as its evaluation script, RULER's as
-string_match_all (Hsieh et al., arXiv 2404.06654).
+Those of LongBench (Bai et al., arXiv 2308.14508) count as its code does, SQuAD's F1 and EM as its
+evaluation script, RULER's as string_match_all (Hsieh et al., arXiv 2404.06654).
 """
 
 from __future__ import annotations
@@ -20,13 +20,19 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def best(score: Callable[[str, str], float]) -> Metric:
     """The best score against any of the references."""
-    return lambda prediction, sample: max((score(prediction, reference) for reference in sample.references), default=0.0)
+    return lambda prediction, sample: max(
+        (score(prediction, reference) for reference in sample.references), default=0.0
+    )
 
 
 def contains_all(prediction: str, sample: Sample) -> float:
-    """Share of the references that stand in the answer; upper and lower case and thousands separators aside."""
+    """Share of the references that stand in the answer; upper and lower case and thousands
+    separators aside.
+    """
     text = re.sub(r"(?<=\d),(?=\d)", "", prediction).lower()
-    return sum(reference.lower() in text for reference in sample.references) / len(sample.references)
+    return sum(reference.lower() in text for reference in sample.references) / len(
+        sample.references
+    )
 
 
 def normalise(text: str) -> list[str]:
@@ -46,9 +52,15 @@ def exact(prediction: str, reference: str) -> float:
 
 
 def classification(prediction: str, sample: Sample) -> float:
-    """1 / labels named, if the right one is among them; a label that is a part of the right one's name does not count as named."""
+    """1 / labels named, if the right one is among them; a label that is a part of the right one's
+    name does not count as named.
+    """
     (label,) = sample.references[:1]
-    named = {name for name in sample.classes if name in prediction and (name == label or name not in label)}
+    named = {
+        name
+        for name in sample.classes
+        if name in prediction and (name == label or name not in label)
+    }
     return 1 / len(named) if label in named else 0.0
 
 
@@ -65,7 +77,11 @@ def count(prediction: str, reference: str) -> float:
 
 def code(prediction: str, reference: str) -> float:
     """Edit similarity of the answer's first line that is neither a comment nor a fence."""
-    lines = (line for line in prediction.lstrip("\n").split("\n") if not any(mark in line for mark in ("`", "#", "//")))
+    lines = (
+        line
+        for line in prediction.lstrip("\n").split("\n")
+        if not any(mark in line for mark in ("`", "#", "//"))
+    )
     return edit_similarity(next(lines, ""), reference)
 
 
@@ -99,4 +115,7 @@ METRICS: dict[str, Metric] = {
 def scores(prediction: str, sample: Sample) -> dict[str, float]:
     """Every metric of the sample; the first one is called score."""
     first, *more = sample.metrics
-    return {"score": METRICS[first](prediction, sample), **{name: METRICS[name](prediction, sample) for name in more}}
+    return {
+        "score": METRICS[first](prediction, sample),
+        **{name: METRICS[name](prediction, sample) for name in more},
+    }

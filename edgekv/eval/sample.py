@@ -1,7 +1,8 @@
 """What an evaluation is made of: samples with right answers, and tasks that yield them.
 
-A task is one file under `edgekv/eval/tasks/` with a `TASK`, and one row in `edgekv.eval.tasks`. It knows no model but a way to
-tokenise; reading, compressing, answering and counting are done for all tasks alike.
+A task is one file under `edgekv/eval/tasks/` with a `TASK`, and one row in `edgekv.eval.tasks`. It
+knows no model but a way to tokenise; reading, compressing, answering and counting are done for all
+tasks alike.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, NamedTuple
 class Sample:
     """One thing to ask.
 
-    context: instruction and document, what is compressed in either setting. question: what follows it behind a blank line; in the
-    query-agnostic setting it is first seen after the compression.
+    context: instruction and document, what is compressed in either setting. question: what follows
+    it behind a blank line; in the query-agnostic setting it is first seen after the compression.
     """
 
     id: str
@@ -38,7 +39,9 @@ class Sample:
     classes: tuple[str, ...] = ()
     """All labels of a classification."""
     tags: Mapping[str, Any] = field(default_factory=dict)
-    """What the sample is a case of (length, depth, family ...): columns of the table, cells of the heat map."""
+    """What the sample is a case of (length, depth, family ...): columns of the table, cells of the
+    heat map.
+    """
 
 
 @dataclass(frozen=True)
@@ -126,36 +129,53 @@ class Measure:
 
 
 SCORE = (Measure("score", "score"),)
-PERPLEXITY = (Measure("nll", "perplexity", percent=False, digits=2, shown=exp), Measure("kl", "KL to full", percent=False, digits=4),
-              Measure("same_top", "same top token", of_tokens=True))
+PERPLEXITY = (
+    Measure("nll", "perplexity", percent=False, digits=2, shown=exp),
+    Measure("kl", "KL to full", percent=False, digits=4),
+    Measure("same_top", "same top token", of_tokens=True),
+)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task under its name. samples: the same request gives the same samples. Raises BadInput for a request that makes no sense."""
+    """A task under its name. samples: the same request gives the same samples. Raises BadInput for
+    a request that makes no sense.
+    """
 
     name: str
     title: str
     help: str
     samples: Callable[[Request], Iterable[Any]]
     asks: tuple[str, ...]
-    """Which of lengths, files, families and n_next of the request count; the command offers these."""
+    """Which of lengths, files, families and n_next of the request count; the command offers these.
+    """
     defaults: Mapping[str, str] = field(default_factory=dict)
     """Of those options, where they are not the usual ones."""
     columns: tuple[str, ...] = ("length",)
     """Tags that get columns of their own where there is more than one value."""
     measures: tuple[Measure, ...] = SCORE
     predicts: bool = False
-    """The samples are `edgekv.eval.perplexity.Passage`s to be predicted, not questions to be answered."""
+    """The samples are `edgekv.eval.perplexity.Passage`s to be predicted, not questions to be
+    answered.
+    """
     cuts: bool = False
     """A context that is too long loses its middle; else it is refused."""
     heat: bool = False
     """The plot is a heat map over the tags length and depth (0 to 1)."""
 
 
-def spread(seed: int, name: str, n: int, lengths: Sequence[int]) -> Iterator[tuple[Random, int, int, int]]:
-    """n samples spread evenly over the lengths: (its own random numbers, length, its index at that length, how many there are at it)."""
+def spread(
+    seed: int, name: str, n: int, lengths: Sequence[int]
+) -> Iterator[tuple[Random, int, int, int]]:
+    """n samples spread evenly over the lengths: (its own random numbers, length, its index at that
+    length, how many there are at it).
+    """
     for position, length in enumerate(lengths):
         n_here = n // len(lengths) + (position < n % len(lengths))
         for index in range(n_here):
-            yield Random(" ".join(filter(None, (str(seed), name, str(length), str(index))))), length, index, n_here
+            yield (
+                Random(" ".join(filter(None, (str(seed), name, str(length), str(index))))),
+                length,
+                index,
+                n_here,
+            )

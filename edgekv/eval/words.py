@@ -1,4 +1,6 @@
-"""Words to count, to remember and to name things by: everyday nouns, and adjectives that go with any of them."""
+"""Words to count, to remember and to name things by: everyday nouns, and adjectives that go with
+any of them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ rusty shiny shy silent silky sleepy slender sly smooth snug spicy steep sturdy s
 
 
 def words(rng: Random, n: int) -> list[str]:
-    """n different words; when the nouns are used up, an adjective and a noun with a hyphen between."""
+    """n different words; when the nouns are used up, an adjective and a noun with a hyphen
+    between.
+    """
     found = rng.sample(NOUNS, min(n, len(NOUNS)))
     return found + pairs(rng, n - len(found))
 
@@ -37,4 +41,7 @@ def words(rng: Random, n: int) -> list[str]:
 def pairs(rng: Random, n: int) -> list[str]:
     """n different names such as muddy-acorn."""
     numbers = rng.sample(range(len(ADJECTIVES) * len(NOUNS)), n)
-    return [f"{ADJECTIVES[number % len(ADJECTIVES)]}-{NOUNS[number // len(ADJECTIVES)]}" for number in numbers]
+    return [
+        f"{ADJECTIVES[number % len(ADJECTIVES)]}-{NOUNS[number // len(ADJECTIVES)]}"
+        for number in numbers
+    ]

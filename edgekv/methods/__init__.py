@@ -5,7 +5,8 @@ A package adds one with an entry point in the group `edgekv.methods` whose objec
     [project.entry-points."edgekv.methods"]
     mine = "my_package:preset"
 
-Built-in names cannot be taken over. `get` also understands changed parameters and mixes, see `edgekv.methods.spell`.
+Built-in names cannot be taken over. `get` also understands changed parameters and mixes, see
+`edgekv.methods.spell`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 
 from edgekv.budget import BUDGETS
+from edgekv.layer import LayerStats
 from edgekv.merge import D2O
 from edgekv.methods import spell
-from edgekv.layer import LayerStats
 from edgekv.methods.base import STATS, Budget, Method, Observe, Preset, masked
 from edgekv.methods.cake import Cake
 from edgekv.methods.expected import Expected
@@ -34,7 +35,17 @@ from edgekv.methods.tova import TOVA
 from edgekv.summary import Summary
 
 __all__ = [
-    "GROUP", "MERGES", "REGISTRY", "STATS", "Budget", "LayerStats", "Method", "Observe", "Preset", "get", "masked",
+    "GROUP",
+    "MERGES",
+    "REGISTRY",
+    "STATS",
+    "Budget",
+    "LayerStats",
+    "Method",
+    "Observe",
+    "Preset",
+    "get",
+    "masked",
     "presets",
 ]
 
@@ -44,7 +55,9 @@ MERGES: dict[str, D2O | Summary | None] = {"none": None, "d2o": D2O(), "summary"
 
 def _same(method: Method, budget: str = "uniform", keeps_all: bool = False) -> Preset:
     """The method under its own name."""
-    return Preset(method.name, method, BUDGETS[budget], method.title, method.paper, keeps_all=keeps_all)
+    return Preset(
+        method.name, method, BUDGETS[budget], method.title, method.paper, keeps_all=keeps_all
+    )
 
 
 def _under(method: Method, budget: str, name: str, merge: str = "none") -> Preset:
@@ -82,18 +95,26 @@ REGISTRY: dict[str, Preset] = {
 
 @lru_cache(maxsize=1)
 def _plugins() -> dict[str, Preset]:
-    """Presets of installed packages; one that cannot be loaded is left out with a line in the log."""
+    """Presets of installed packages; one that cannot be loaded is left out with a line in the
+    log.
+    """
     found: dict[str, Preset] = {}
     for entry in entry_points(group=GROUP):
         try:
             preset = entry.load()
-        except Exception as error:  # any failure of foreign code must not take the built-in methods away
-            logging.getLogger("edgekv").warning("edgekv: method '%s' cannot be loaded: %s", entry.name, error)
+        except (
+            Exception
+        ) as error:  # any failure of foreign code must not take the built-in methods away
+            logging.getLogger("edgekv").warning(
+                "edgekv: method '%s' cannot be loaded: %s", entry.name, error
+            )
             continue
         if isinstance(preset, Preset) and entry.name not in REGISTRY:
             found[entry.name] = preset
         else:
-            logging.getLogger("edgekv").warning("edgekv: method '%s' is no new Preset and is left out", entry.name)
+            logging.getLogger("edgekv").warning(
+                "edgekv: method '%s' is no new Preset and is left out", entry.name
+            )
     return found
 
 
@@ -103,7 +124,8 @@ def presets() -> dict[str, Preset]:
 
 
 def get(text: str) -> Preset:
-    """The preset that `text` means: a name, a name with parameters, or a mix. Budgets of profiles have no table yet (see `edgekv.choose`).
+    """The preset that `text` means: a name, a name with parameters, or a mix. Budgets of profiles
+    have no table yet (see `edgekv.choose`).
 
     Raises BadInput if it means none.
     """

@@ -1,8 +1,9 @@
 """What a method sees of a layer, and what it must offer.
 
-A method answers two of the five questions of a compression: whose queries judge the keys (`observe`, unless the preset says otherwise) and
-what each row is worth (`score`). How many rows stay is the budget's answer, which ones `edgekv.select`'s. Nothing here knows a model,
-a cache or the native library.
+A method answers two of the five questions of a compression: whose queries judge the keys
+(`observe`, unless the preset says otherwise) and what each row is worth (`score`). How many rows
+stay is the budget's answer, which ones `edgekv.select`'s. Nothing here knows a model, a cache or
+the native library.
 """
 
 from __future__ import annotations
@@ -24,20 +25,27 @@ JUDGES = {
     "window": "the last tokens of the prompt",
     "all": "every token of the prompt; costs a second pass over the attention",
     "last": "the prompt's last token",
-    "probe": "the prompt read again behind itself, in pieces, without being stored; costs a second prefill",
+    "probe": (
+        "the prompt read again behind itself, in pieces, without being stored; costs a second"
+        " prefill"
+    ),
 }
 """Whose queries can judge the keys."""
 
 
 @dataclass(frozen=True)
 class Observe:
-    """Which of `STATS` the scorer has to make of a layer's attention, and whose queries judge the keys in them."""
+    """Which of `STATS` the scorer has to make of a layer's attention, and whose queries judge the
+    keys in them.
+    """
 
     stats: tuple[str, ...] = ()
     judges: str = "window"
     """One of `JUDGES`; the column sums are of every token whoever judges."""
     queries: bool = False
-    """Nobody's attention: the distribution of all queries, which tells what later tokens will ask (`LayerStats.future`)."""
+    """Nobody's attention: the distribution of all queries, which tells what later tokens will ask
+    (`LayerStats.future`).
+    """
 
     def __post_init__(self) -> None:
         unknown = set(self.stats) - set(STATS)
@@ -60,7 +68,9 @@ class Observe:
         return self.judges == "probe" and bool(self.judged)
 
     def asking(self, stats: tuple[str, ...]) -> Observe:
-        """The same with more statistics, for a budget, which looks at the queries that the score looks at."""
+        """The same with more statistics, for a budget, which looks at the queries that the score
+        looks at.
+        """
         return replace(self, stats=self.stats + tuple(x for x in stats if x not in self.stats))
 
 
@@ -74,10 +84,14 @@ class Method(Protocol):
     """Where it comes from; empty for a baseline."""
     observe: Observe
     params: Any
-    """The parameters' defaults: an instance of the method's own frozen dataclass, or None if it has none."""
+    """The parameters' defaults: an instance of the method's own frozen dataclass, or None if it has
+    none.
+    """
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
-        """float32 [n_head_kv, n_rows], higher = keep, -inf where a head has no row. `params` None: the defaults."""
+        """float32 [n_head_kv, n_rows], higher = keep, -inf where a head has no row. `params` None:
+        the defaults.
+        """
         ...
 
 
@@ -93,7 +107,9 @@ class Preset:
     params: Any = None
     """Parameters of the score, None: its defaults. The budget holds its own."""
     keeps_all: bool = False
-    """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched library does."""
+    """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched
+    library does.
+    """
     merge: D2O | Summary | None = None
     """What becomes of evicted rows; None: they are dropped."""
     judges: str = ""
@@ -116,8 +132,12 @@ def masked(scores: NDArray[np.floating], layer: LayerStats) -> NDArray[np.float3
     return np.where(layer.absent, np.float32(-np.inf), scores).astype(np.float32, copy=False)
 
 
-def by_head(layer: LayerStats, score: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Scores from the stored keys: `score` maps the keys [n, d_k] of one head to [n]; one head is read at a time."""
+def by_head(
+    layer: LayerStats, score: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """Scores from the stored keys: `score` maps the keys [n, d_k] of one head to [n]; one head is
+    read at a time.
+    """
     assert layer.rows is not None, "this method reads the keys"
     out = np.full(layer.pos.shape, -np.inf, np.float32)
     for k in range(layer.n_head_kv):

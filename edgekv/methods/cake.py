@@ -1,11 +1,14 @@
 """cake: rows that the end of the prompt attends to steadily, or now and then but strongly.
 
-Paper: Qin et al., CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, ICLR 2025, section 4.3, eq. 11:
-I[n] = Mean(A[-w:, n]) + gamma * Var(A[-w:, n]) over the window's queries, then a pooling layer.
+Paper: Qin et al., CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, ICLR 2025,
+section 4.3, eq. 11: I[n] = Mean(A[-w:, n]) + gamma * Var(A[-w:, n]) over the window's queries, then
+a pooling layer.
 
-Differences: the paper leaves the pool open; this is the authors' code's, a mean over 5 tokens. Their code takes the unbiased variance
-(a factor w/(w-1), 1.03 for 32 queries), and cuts the window's own columns off before the pool, which changes the two rows next to the
-window only. The mean over a KV head's query heads is taken first, which is the same. The window's infinite score is selection's.
+Differences: the paper leaves the pool open; this is the authors' code's, a mean over 5 tokens.
+Their code takes the unbiased variance (a factor w/(w-1), 1.03 for 32 queries), and cuts the
+window's own columns off before the pool, which changes the two rows next to the window only. The
+mean over a KV head's query heads is taken first, which is the same. The window's infinite score is
+selection's.
 """
 
 from __future__ import annotations
@@ -38,10 +41,14 @@ class Cake:
     name = "cake"
     title = "rows that the end of the prompt attends to steadily or in bursts"
     paper = "CAKE, arXiv 2503.12491"
-    observe = Observe(("mean", "var", "col_entropy"))  # the entropy is for the budget of the same paper
+    observe = Observe(
+        ("mean", "var", "col_entropy")
+    )  # the entropy is for the budget of the same paper
     params = CakeParams()
 
     def score(self, layer: LayerStats, params: CakeParams | None = None) -> NDArray[np.float32]:
         assert layer.mean is not None and layer.var is not None, "cake observes mean and variance"
         p = params or self.params
-        return by_token(layer.mean + np.float32(p.gamma) * layer.var, layer, mean_pool, p.kernel, empty=0.0)
+        return by_token(
+            layer.mean + np.float32(p.gamma) * layer.var, layer, mean_pool, p.kernel, empty=0.0
+        )

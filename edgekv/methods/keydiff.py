@@ -1,11 +1,13 @@
 """keydiff: rows whose key points away from the others. Nobody judges the keys.
 
-Paper: Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364, section 3: score -cos(k, mean of the normalised
-keys of the head).
+Paper: Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364, section 3:
+score -cos(k, mean of the normalised keys of the head).
 
-Differences: the paper evicts while it reads, block by block; here all rows of a finished layer are compared at once. Keys are taken as
-stored: rotations leave cosines alone. A pool over neighbouring tokens, which the paper has not, can be asked for (`kernel`): a fact is
-several tokens long, and of no use without one of them. The default, 1, is the paper's.
+Differences: the paper evicts while it reads, block by block; here all rows of a finished layer are
+compared at once. Keys are taken as
+stored: rotations leave cosines alone. A pool over neighbouring tokens, which the paper has not, can
+be asked for (`kernel`): a fact is several tokens long, and of no use without one of them. The
+default, 1, is the paper's.
 """
 
 from __future__ import annotations

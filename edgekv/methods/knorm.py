@@ -1,8 +1,10 @@
 """knorm: rows whose key is short. Nobody judges the keys.
 
-Paper: Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430, section 3: score -||k||.
+Paper: Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv
+2406.11430, section 3: score -||k||.
 
-Differences: the paper leaves the first two layers whole; here no layer is special. Keys are taken as stored: rotations leave the norm.
+Differences: the paper leaves the first two layers whole; here no layer is special. Keys are taken
+as stored: rotations leave the norm.
 """
 
 from __future__ import annotations

@@ -1,15 +1,20 @@
-"""kvzap: rows by the attention that the repeat probe would pay to them, foretold from the row alone.
+"""kvzap: rows by the attention that the repeat probe would pay to them, foretold from the row
+alone.
 
-Paper: Jeblick and Jegou, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891: for each KV head a linear map foretells the
-logarithm of KVzip's score (arXiv 2505.23416), so that no text needs to be read twice. The maps (a `Surrogate`) are learned once per model
-with the probe profile, see `edgekv.profiles.surrogate`; `edgekv.choose` puts them in.
+Paper: Jeblick and Jegou, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891:
+for each KV head a linear map foretells the logarithm of KVzip's score (arXiv 2505.23416), so that
+no text needs to be read twice. The maps (a `Surrogate`) are learned once per model with the probe
+profile, see `edgekv.profiles.surrogate`; `edgekv.choose` puts them in.
 
-Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of earlier turns can be judged again. What
-turns with the position does not go into it: of the key only the lengths of the pairs that RoPE turns, and KeyDiff's score. The target is
-KVzip's score, the most attention, not weighted by the value's length. Rows are ranked within the budgets; the paper has one threshold.
-Half of KeyDiff's rank is added to the rank of what is foretold (`novelty`): maps from a few thousand tokens misjudge what they have not
-seen, and what is unlike the rest is what KeyDiff finds. On the demo model more of it is better at 0.2 and less at 0.1.
-Quantised caches are turned back first (`edgekv.rotation`), so one profile serves all cache types.
+Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of
+earlier turns can be judged again. What
+turns with the position does not go into it: of the key only the lengths of the pairs that RoPE
+turns, and KeyDiff's score. The target is KVzip's score, the most attention, not weighted by the
+value's length. Rows are ranked within the budgets; the paper has one threshold. Half of KeyDiff's
+rank is added to the rank of what is foretold (`novelty`): maps from a few thousand tokens misjudge
+what they have not seen, and what is unlike the rest is what KeyDiff finds. On the demo model more
+of it is better at 0.2 and less at 0.1. Quantised caches are turned back first (`edgekv.rotation`),
+so one profile serves all cache types.
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ BLOCK = 4096
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    """A linear map for each KV head. weights: float32 [n_layer, n_head_kv, n_features + 1], the last one a constant; pairs: one of PAIRS."""
+    """A linear map for each KV head. weights: float32 [n_layer, n_head_kv, n_features + 1], the
+    last one a constant; pairs: one of PAIRS.
+    """
 
     weights: NDArray[np.float32]
     pairs: str
@@ -48,11 +55,16 @@ class Surrogate:
 @dataclass(frozen=True)
 class KVzapParams:
     novelty: float = 0.5
-    """Weight of KeyDiff's rank beside the rank of what is foretold; 0: what is foretold alone, as in the paper."""
+    """Weight of KeyDiff's rank beside the rank of what is foretold; 0: what is foretold alone, as
+    in the paper.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.novelty < np.inf:
-            raise BadInput(f"novelty {self.novelty:g} is not 0 or more; 1 counts KeyDiff's rank as much as the map's")
+            raise BadInput(
+                f"novelty {self.novelty:g} is not 0 or more; 1 counts KeyDiff's rank as much as the"
+                " map's"
+            )
 
 
 @dataclass(frozen=True)
@@ -67,14 +79,23 @@ class KVzap:
 
     def score(self, layer: LayerStats, params: KVzapParams | None = None) -> NDArray[np.float32]:
         if self.surrogate is None:
-            raise EdgeKVError("the score 'kvzap' needs a model's profile: choose the method with the model")
-        novelty, heads = np.float32((params or self.params).novelty), [self._of_head(layer, k) for k in range(layer.n_head_kv)]
+            raise EdgeKVError(
+                "the score 'kvzap' needs a model's profile: choose the method with the model"
+            )
+        novelty, heads = (
+            np.float32((params or self.params).novelty),
+            [self._of_head(layer, k) for k in range(layer.n_head_kv)],
+        )
         out = np.full(layer.pos.shape, -np.inf, np.float32)
-        for k, scores in enumerate(each_head(lambda k: _together(*heads[k], novelty), *layer.pos.shape)):
+        for k, scores in enumerate(
+            each_head(lambda k: _together(*heads[k], novelty), *layer.pos.shape)
+        ):
             out[k, : len(scores)] = scores
         return out
 
-    def _of_head(self, layer: LayerStats, k: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def _of_head(
+        self, layer: LayerStats, k: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """[n] each: what is foretold, and KeyDiff's score."""
         assert self.surrogate is not None
         weights, pairs = self.surrogate.weights[layer.il, k], self.surrogate.pairs
@@ -87,19 +108,32 @@ class KVzap:
 
 
 def foretell(
-    keys: NDArray[np.float32], values: NDArray[np.float32], unlike: NDArray[np.float32], blocks: tuple[int, int], weights: NDArray[np.float32], pairs: str,
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    unlike: NDArray[np.float32],
+    blocks: tuple[int, int],
+    weights: NDArray[np.float32],
+    pairs: str,
 ) -> NDArray[np.float32]:
-    """[n]: the logarithm of what the probe would pay to the rows of one head; some rows at a time. The native library does the same faster."""
+    """[n]: the logarithm of what the probe would pay to the rows of one head; some rows at a time.
+    The native library does the same faster.
+    """
     out = np.empty(len(keys), np.float32)
     for i in range(0, len(keys), BLOCK):
         rows = slice(i, i + BLOCK)
-        plain = (rotation.undo(x[rows], size) for x, size in zip((keys, values), blocks, strict=True))
+        plain = (
+            rotation.undo(x[rows], size) for x, size in zip((keys, values), blocks, strict=True)
+        )
         out[rows] = features(*plain, unlike[rows], pairs) @ weights[:-1] + weights[-1]
     return out
 
 
-def _together(foretold: NDArray[np.float32], unlike: NDArray[np.float32], novelty: np.float32) -> NDArray[np.float32]:
-    """[n]. With novelty the sum of the ranks (0..1, weighted), without what is foretold, as it is."""
+def _together(
+    foretold: NDArray[np.float32], unlike: NDArray[np.float32], novelty: np.float32
+) -> NDArray[np.float32]:
+    """[n]. With novelty the sum of the ranks (0..1, weighted), without what is foretold, as it
+    is.
+    """
     return foretold if novelty == 0 else _rank(foretold) + novelty * _rank(unlike)
 
 
@@ -120,13 +154,30 @@ def n_features(d_k: int, d_v: int) -> int:
     return d_v + d_k // 2 + 3
 
 
-def features(keys: NDArray[np.float32], values: NDArray[np.float32], unlike: NDArray[np.float32], pairs: str) -> NDArray[np.float32]:
-    """float32 [n, n_features]: a row's value without its length [d_v], the logarithms of the key's pairs [d_k / 2], of the key's and of the
-    value's length, and KeyDiff's score. keys [n, d_k], values [n, d_v], unlike [n]: that score."""
+def features(
+    keys: NDArray[np.float32], values: NDArray[np.float32], unlike: NDArray[np.float32], pairs: str
+) -> NDArray[np.float32]:
+    """float32 [n, n_features]: a row's value without its length [d_v], the logarithms of the key's
+    pairs [d_k / 2], of the key's and of the value's length, and KeyDiff's score. keys [n, d_k],
+    values [n, d_v], unlike [n]: that score.
+    """
     half = keys.shape[1] // 2
-    first, second = (keys[:, 0 : 2 * half : 2], keys[:, 1 : 2 * half : 2]) if pairs == "neighbours" else (keys[:, :half], keys[:, half : 2 * half])
+    first, second = (
+        (keys[:, 0 : 2 * half : 2], keys[:, 1 : 2 * half : 2])
+        if pairs == "neighbours"
+        else (keys[:, :half], keys[:, half : 2 * half])
+    )
     k, v = (np.linalg.norm(x, axis=1, keepdims=True) for x in (keys, values))
-    return np.concatenate([values / np.maximum(v, TINY), _log(np.hypot(first, second)), _log(k), _log(v), unlike[:, None]], axis=1)
+    return np.concatenate(
+        [
+            values / np.maximum(v, TINY),
+            _log(np.hypot(first, second)),
+            _log(k),
+            _log(v),
+            unlike[:, None],
+        ],
+        axis=1,
+    )
 
 
 def _log(x: NDArray[np.float32]) -> NDArray[np.float32]:

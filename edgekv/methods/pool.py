@@ -1,7 +1,8 @@
 """pool: a row's statistic joined with its neighbours', by token index.
 
-Neighbours are tokens of the same head, wherever their rows are stored. For tokens of one prompt this is a pooling layer of stride 1
-with the same length; rows of an earlier turn are pooled with those of their neighbours that still exist.
+Neighbours are tokens of the same head, wherever their rows are stored. For tokens of one prompt
+this is a pooling layer of stride 1 with the same length; rows of an earlier turn are pooled with
+those of their neighbours that still exist.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from edgekv.methods.base import masked
 Pool = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 
 
-def by_token(values: NDArray[np.float32], layer: LayerStats, pool: Pool, kernel: int, empty: float) -> NDArray[np.float32]:
-    """Scores [n_head_kv, n_rows]: `pool` over `kernel` tokens around each row's token; `empty` stands for tokens without a row."""
+def by_token(
+    values: NDArray[np.float32], layer: LayerStats, pool: Pool, kernel: int, empty: float
+) -> NDArray[np.float32]:
+    """Scores [n_head_kv, n_rows]: `pool` over `kernel` tokens around each row's token; `empty`
+    stands for tokens without a row.
+    """
     if (layer.pos == np.arange(layer.n_rows)).all():  # a first turn: a row for each token, in order
         return pool(values.astype(np.float32, copy=False), kernel)
     tokens = np.full((layer.n_head_kv, layer.n_seen), empty, np.float32)
@@ -30,7 +35,9 @@ def by_token(values: NDArray[np.float32], layer: LayerStats, pool: Pool, kernel:
 
 
 def max_pool(x: NDArray[np.float32], kernel: int) -> NDArray[np.float32]:
-    """Maximum over `kernel` (odd) neighbours along the last axis, stride 1, same length. x is at least 1 long."""
+    """Maximum over `kernel` (odd) neighbours along the last axis, stride 1, same length. x is at
+    least 1 long.
+    """
     side = kernel // 2
     out = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(side, side)], constant_values=-np.inf)
     width = 1  # out[i] covers `width` values from i on
@@ -42,10 +49,14 @@ def max_pool(x: NDArray[np.float32], kernel: int) -> NDArray[np.float32]:
 
 
 def mean_pool(x: NDArray[np.float32], kernel: int) -> NDArray[np.float32]:
-    """Sum over `kernel` (odd) neighbours along the last axis, zeros beyond the ends, divided by `kernel`."""
+    """Sum over `kernel` (odd) neighbours along the last axis, zeros beyond the ends, divided by
+    `kernel`.
+    """
     side = kernel // 2
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(side, side)])
-    return np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=-1).mean(axis=-1, dtype=np.float32)
+    return np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=-1).mean(
+        axis=-1, dtype=np.float32
+    )
 
 
 def check_kernel(kernel: int) -> None:

@@ -1,6 +1,7 @@
 """random: the baseline that any method has to beat. Nobody judges the keys.
 
-The score is drawn from (seed, layer) for every token index and KV head, so it does not change when more tokens are
+The score is drawn from (seed, layer) for every token index and KV head, so it does not change when
+more tokens are
 read: compressing turn after turn keeps what compressing everything at once would keep.
 """
 
@@ -24,5 +25,7 @@ class Random:
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
         rng = np.random.default_rng([layer.seed & 0xFFFFFFFF, layer.il])
-        drawn = rng.random((max(layer.n_seen, 1), layer.n_head_kv), dtype=np.float32)  # token first: more only append
+        drawn = rng.random(
+            (max(layer.n_seen, 1), layer.n_head_kv), dtype=np.float32
+        )  # token first: more only append
         return masked(np.take_along_axis(drawn.T, np.maximum(layer.pos, 0), axis=1), layer)

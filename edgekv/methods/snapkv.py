@@ -1,9 +1,11 @@
 """snapkv: the attention that the last tokens of the prompt pay to a row, and to its neighbours.
 
-Paper: Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, arXiv 2404.14469, section 4.
+Paper: Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, arXiv 2404.14469,
+section 4.
 
-Differences: one score per KV head (mean over its query heads) instead of one per query head; the pool runs over the
-observing tokens' own rows too (the authors cut them off first; they stay anyway). The pool is taken over token
+Differences: one score per KV head (mean over its query heads) instead of one per query head; the
+pool runs over the observing tokens' own rows too (the authors cut them off first; they stay
+anyway). The pool is taken over token
 indices: a row at token t gets the largest mean among the head's rows at tokens t-3 .. t+3.
 """
 

@@ -2,8 +2,9 @@
 
     cake                               a preset
     cake:gamma=100,tau1=1.6            a preset with other parameters, of its score, budget or merge
-    score=keydiff,budget=pooled        a mix of any score, budget (uniform if none is named) and merge (none), parameters behind them
-    snapkv:queries=probe               either of them with other queries to judge the keys
+    score=keydiff,budget=pooled        a mix of any score, budget (uniform if none is named) and
+    merge (none), parameters behind them snapkv:queries=probe               either of them with
+    other queries to judge the keys
 
 The name of what comes out spells the same thing again.
 """
@@ -24,7 +25,12 @@ T = TypeVar("T")
 QUERIES = "queries"
 
 
-def read(text: str, presets: Mapping[str, Preset], budgets: Mapping[str, Budget], merges: Mapping[str, D2O | Summary | None]) -> Preset:
+def read(
+    text: str,
+    presets: Mapping[str, Preset],
+    budgets: Mapping[str, Budget],
+    merges: Mapping[str, D2O | Summary | None],
+) -> Preset:
     """The preset that `text` means; presets, budgets and merges by name are what there is to mix.
 
     Raises BadInput, one line that names what can be written instead.
@@ -55,7 +61,10 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _mix(
-    given: dict[str, str], presets: Mapping[str, Preset], budgets: Mapping[str, Budget], merges: Mapping[str, D2O | Summary | None]
+    given: dict[str, str],
+    presets: Mapping[str, Preset],
+    budgets: Mapping[str, Budget],
+    merges: Mapping[str, D2O | Summary | None],
 ) -> Preset:
     """Takes score, budget and merge out of `given` and puts them together."""
     scores = {p.score.name: p.score for p in presets.values() if not p.keeps_all}
@@ -67,7 +76,14 @@ def _mix(
     stages = [score, budget, *([merge] if merge else [])]
     name = f"score={score.name},budget={budget.name}" + (f",merge={merge.name}" if merge else "")
     papers = dict.fromkeys(stage.paper for stage in stages if stage.paper)
-    return Preset(name, score, budget, "; ".join(stage.title for stage in stages), "; ".join(papers), merge=merge)
+    return Preset(
+        name,
+        score,
+        budget,
+        "; ".join(stage.title for stage in stages),
+        "; ".join(papers),
+        merge=merge,
+    )
 
 
 def _choice(what: str, name: str, options: Mapping[str, T]) -> T:
@@ -77,7 +93,11 @@ def _choice(what: str, name: str, options: Mapping[str, T]) -> T:
 
 
 def _with_params(base: Preset, given: dict[str, str]) -> Preset:
-    stages = {"params": base.params or base.score.params, "budget": getattr(base.budget, "params", None), "merge": base.merge and base.merge.params}
+    stages = {
+        "params": base.params or base.score.params,
+        "budget": getattr(base.budget, "params", None),
+        "merge": base.merge and base.merge.params,
+    }
     owner = {key: stage for stage, params in stages.items() for key in _defaults(params)}
     changed: dict[str, dict[str, Any]] = {stage: {} for stage in stages}
     parts: dict[str, Any] = {"judges": _judges(base, given[QUERIES])} if QUERIES in given else {}
@@ -88,16 +108,28 @@ def _with_params(base: Preset, given: dict[str, str]) -> Preset:
             raise BadInput(f"'{base.name}' has no parameter '{key}'; {_offer(owner)}")
         changed[owner[key]][key] = _value(key, text, getattr(stages[owner[key]], key))
     new = {stage: replace(stages[stage], **values) for stage, values in changed.items() if values}
-    parts |= {stage: new[stage] if stage == "params" else replace(getattr(base, stage), params=new[stage]) for stage in new}
-    values = [f"{key}={given[key] if key == QUERIES else _text(getattr(new[owner[key]], key))}" for key in given]
-    return replace(base, name=base.name + ("," if "=" in base.name else ":") + ",".join(values), **parts)
+    parts |= {
+        stage: new[stage] if stage == "params" else replace(getattr(base, stage), params=new[stage])
+        for stage in new
+    }
+    values = [
+        f"{key}={given[key] if key == QUERIES else _text(getattr(new[owner[key]], key))}"
+        for key in given
+    ]
+    return replace(
+        base, name=base.name + ("," if "=" in base.name else ":") + ",".join(values), **parts
+    )
 
 
 def _judges(base: Preset, name: str) -> str:
     """Whose queries judge the keys: `name`, if there is anything for them to judge."""
     _choice("choice of queries", name, JUDGES)
     if not base.observe.judged:
-        raise BadInput(f"'{base.name}' looks at nobody's attention{' but the sum over all tokens' if base.observe.sums else ''}; leave {QUERIES} out")
+        raise BadInput(
+            f"'{base.name}' looks at nobody's"
+            f" attention{' but the sum over all tokens' if base.observe.sums else ''}; leave"
+            f" {QUERIES} out"
+        )
     return name
 
 

@@ -1,7 +1,8 @@
 """streaming: the most recent rows; with the sinks that selection protects this is StreamingLLM.
 
-Paper: Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453. Different from it, keys
-keep the rotation of their own token index and are not moved to a position inside the cache.
+Paper: Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453.
+Different from it, keys keep the rotation of their own token index and are not moved to a position
+inside the cache.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Paper: Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104, section 3.2.
 
-Differences: one score per KV head (mean over its query heads); the paper averages over all heads of a layer, so that they keep the same
-tokens. It evicts one row per new token; here the prompt's rows go at once. Sinks and window stay here, the paper protects nothing.
+Differences: one score per KV head (mean over its query heads); the paper averages over all heads of
+a layer, so that they keep the same tokens. It evicts one row per new token; here the prompt's rows
+go at once. Sinks and window stay here, the paper protects nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Published LU-KV curves: `.npy`, float [99, n_layer, n_head_kv], the share that each head *loses* when 0.01 .. 0.99 of all rows go."""
+"""Published LU-KV curves: `.npy`, float [99, n_layer, n_head_kv], the share that each head *loses*
+when 0.01 .. 0.99 of all rows go.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,30 @@ def read_curve(path: str, model: Identity, score: str = "", command: str = "") -
         open_regular(path).close()
         removed = np.lib.format.open_memmap(path, mode="r")
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror or 'no .npy file'}); name a .npy file") from None
+        raise BadInput(
+            f"{path} cannot be read ({error.strerror or 'no .npy file'}); name a .npy file"
+        ) from None
     except (ValueError, EOFError, OverflowError, SyntaxError, MemoryError, RecursionError):
         raise BadInput(f"{path} is no .npy file, or it is damaged") from None
     expected = N_CURVE, model.n_layer, max(model.n_head_kv)
     if getattr(removed, "shape", None) != expected or removed.dtype.kind != "f":
-        raise BadInput(f"{path} is no curve for this model: it needs numbers of shape {' x '.join(map(str, expected))}"
-                       " (ratios x layers x KV heads)")
+        raise BadInput(
+            f"{path} is no curve for this model: it needs numbers of shape"
+            f" {' x '.join(map(str, expected))} (ratios x layers x KV heads)"
+        )
     kept = 1 - np.asarray(removed, np.float64)[::-1]
     if not ((kept >= 0) & (kept <= 1)).all():
         raise BadInput(f"{path} is no curve: not all of its shares lie between 0 and 1")
     exists = np.arange(expected[2]) < np.asarray(model.n_head_kv)[:, None]
     shares = np.where(exists, np.maximum(kept, _LEAST), 0).astype(np.float32)
-    return Profile(model, "imported", tuple(round(float(r), 6) for r in 1 - REMOVED[::-1]), shares, score, command=command)
+    return Profile(
+        model,
+        "imported",
+        tuple(round(float(r), 6) for r in 1 - REMOVED[::-1]),
+        shares,
+        score,
+        command=command,
+    )
 
 
 def write_curve(profile: Profile, path: str) -> None:

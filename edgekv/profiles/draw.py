@@ -15,18 +15,28 @@ _SHADES = " .:-=+*#%@"
 
 
 def heat_map(profile: Profile, ratio: float) -> None:
-    """Print the shares at `ratio` in percent on standard output, coloured where that is a terminal. A dot: takes no part."""
+    """Print the shares at `ratio` in percent on standard output, coloured where that is a terminal.
+    A dot: takes no part.
+    """
     from rich.console import Console
     from rich.text import Text
 
     shares, heads = profile.shares_at(ratio), profile.heads
     console = Console(highlight=False, soft_wrap=True)
     numbers = shares.shape[1] <= _WIDE
-    console.print("layer  share of each KV head" + (" in percent" if numbers else f", from 0 '{_SHADES[0]}' to 1 '{_SHADES[-1]}'"), style="dim")
+    console.print(
+        "layer  share of each KV head"
+        + (" in percent" if numbers else f", from 0 '{_SHADES[0]}' to 1 '{_SHADES[-1]}'"),
+        style="dim",
+    )
     for il, row in enumerate(shares):
         line = Text(f"{il:5}  ")
         for share, takes_part in zip(row, heads[il], strict=True):
-            cell = (f"{100 * share:4.0f} " if numbers else _shade(share)) if takes_part else ("   . " if numbers else " ")
+            cell = (
+                (f"{100 * share:4.0f} " if numbers else _shade(share))
+                if takes_part
+                else ("   . " if numbers else " ")
+            )
             line.append(cell, _style(share) if takes_part else "")
         console.print(line)
 
@@ -36,9 +46,14 @@ def _shade(share: float) -> str:
 
 
 def _style(share: float) -> str:
-    """Dark blue over violet to yellow, with text that can be read on it. The root spreads the many small shares."""
+    """Dark blue over violet to yellow, with text that can be read on it. The root spreads the many
+    small shares.
+    """
     x = float(np.sqrt(share))
-    red, green, blue = (int(np.interp(x, (0, 0.5, 1), values)) for values in ((20, 180, 250), (20, 40, 230), (90, 120, 60)))
+    red, green, blue = (
+        int(np.interp(x, (0, 0.5, 1), values))
+        for values in ((20, 180, 250), (20, 40, 230), (90, 120, 60))
+    )
     return f"{'black' if x > 0.7 else 'white'} on rgb({red},{green},{blue})"
 
 
@@ -52,12 +67,18 @@ def image(profile: Profile, ratio: float, path: str) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        raise EdgeKVError("a picture needs matplotlib; run: pip install 'edgekv[profile]'") from None
+        raise EdgeKVError(
+            "a picture needs matplotlib; run: pip install 'edgekv[profile]'"
+        ) from None
     check_output(path, PNG, "picture")
     shares = np.where(profile.heads, profile.shares_at(ratio), np.nan)
-    figure = Figure(figsize=(2.5 + 0.3 * shares.shape[1], 1.5 + 0.2 * shares.shape[0]), layout="constrained")
+    figure = Figure(
+        figsize=(2.5 + 0.3 * shares.shape[1], 1.5 + 0.2 * shares.shape[0]), layout="constrained"
+    )
     axes = figure.add_subplot()
-    picture = axes.imshow(shares, cmap="inferno", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+    picture = axes.imshow(
+        shares, cmap="inferno", vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+    )
     axes.set(xlabel="KV head", ylabel="layer", title=f"{profile.kind}, {ratio:g} kept")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))

@@ -1,19 +1,24 @@
 """The EvolKV profile: rows for each layer, found by evolution on a task.
 
-Source: EvolKV (arXiv 2509.08315), section 3.2, equations 1 and 2, Algorithm 1. A scheme is one number of rows per layer, which all KV
-heads of the layer have. Groups of neighbouring layers are optimised one after the other, from the bottom to the top, by CMA-ES (package
-`cma`) with the others fixed; what counts is the task's score times a bonus for schemes that stay near the target.
+Source: EvolKV (arXiv 2509.08315), section 3.2, equations 1 and 2, Algorithm 1. A scheme is one
+number of rows per layer, which all KV heads of the layer have. Groups of neighbouring layers are
+optimised one after the other, from the bottom to the top, by CMA-ES (package `cma`) with the others
+fixed; what counts is the task's score times a bonus for schemes that stay near the target.
 
-A scheme found at one target serves every other by the paper's own rule: all layers' rows times one factor. So a profile holds the
-scheme's proportions, at every ratio of a grid scaled to that ratio (`shares`), and neither the length of the training texts nor the
-target it was found at comes into it; only where a layer would have more rows than there are does the excess go to the others.
+A scheme found at one target serves every other by the paper's own rule: all layers' rows times one
+factor. So a profile holds the scheme's proportions, at every ratio of a grid scaled to that ratio
+(`shares`), and neither the length of the training texts nor the target it was found at comes into
+it; only where a layer would have more rows than there are does the excess go to the others.
 
-Different from the paper: a scheme is completed to the target before it is tried (`fixed`), which keeps the condition of equation 1; as
-Algorithm 1 has it (`free`), one with more rows than the target is tried with them, and where a few rows more raise the score by much,
-the cache score does not hold it back. The average of equation 2 is over all layers, as that equation says, where line 13 of Algorithm 1
-has the group alone. The first scheme to beat is the uniform one, so that nothing worse than it comes out on the training texts. Completed
-rows add up to the target exactly instead of being rounded up, and no layer goes below the protected rows (sinks and window). The step size
-0.3 is taken as a share of the target. A group of one layer, which CMA-ES cannot do, joins the one before it.
+Different from the paper: a scheme is completed to the target before it is tried (`fixed`), which
+keeps the condition of equation 1; as Algorithm 1 has it (`free`), one with more rows than the
+target is tried with them, and where a few rows more raise the score by much, the cache score does
+not hold it back. The average of equation 2 is over all layers, as that equation says, where line 13
+of Algorithm 1 has the group alone. The first scheme to beat is the uniform one, so that nothing
+worse than it comes out on the training texts. Completed rows add up to the target exactly instead
+of being rounded up, and no layer goes below the protected rows (sinks and window). The step size
+0.3 is taken as a share of the target. A group of one layer, which CMA-ES cannot do, joins the one
+before it.
 """
 
 from __future__ import annotations
@@ -56,7 +61,8 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched. target: mean rows of a layer; least, most: limits of one layer. population None: the paper's, from `group`.
+    """What is searched. target: mean rows of a layer; least, most: limits of one layer. population
+    None: the paper's, from `group`.
     total: one of TOTALS, whether schemes are completed to the target before they are tried."""
 
     target: int
@@ -71,10 +77,15 @@ class Plan:
     def __post_init__(self) -> None:
         assert self.total in TOTALS
         if self.target <= self.least:
-            raise BadInput(f"{self.target} rows leave nothing to share out: sinks and window are {self.least}; give a larger --kv-budget")
+            raise BadInput(
+                f"{self.target} rows leave nothing to share out: sinks and window are {self.least};"
+                " give a larger --kv-budget"
+            )
         if self.target >= self.most:
-            raise BadInput(f"{self.target} rows are all that the shortest text has ({self.most} tokens); "
-                           "give a smaller --kv-budget or longer texts")
+            raise BadInput(
+                f"{self.target} rows are all that the shortest text has ({self.most} tokens); "
+                "give a smaller --kv-budget or longer texts"
+            )
 
     @property
     def n_candidates(self) -> int:
@@ -84,7 +95,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Generation:
-    """A point of the curve: where the search is, the best fitness so far, the generation's mean, rows of all layers of the best scheme."""
+    """A point of the curve: where the search is, the best fitness so far, the generation's mean,
+    rows of all layers of the best scheme.
+    """
 
     group: int
     n_groups: int
@@ -100,43 +113,84 @@ def load(path: str, n_ctx: int, **options: Any) -> Llama:
     from edgekv.llama import Llama
     from edgekv.profiles.training import SCORE
 
-    return Llama(path, kv_ratio=0.5, kv_method=SCORE, kv_profile="none", n_ctx=n_ctx, verbose=False, **options)
+    return Llama(
+        path,
+        kv_ratio=0.5,
+        kv_method=SCORE,
+        kv_profile="none",
+        n_ctx=n_ctx,
+        verbose=False,
+        **options,
+    )
 
 
 def make(
-    training: Training, target: int, *, group: int = 8, generations: int = 10, population: int | None = None, seed: int = 0,
-    total: str = TOTALS[0], partial: Path | None = None, report: Callable[[Generation], None] = lambda point: None, command: str = "",
+    training: Training,
+    target: int,
+    *,
+    group: int = 8,
+    generations: int = 10,
+    population: int | None = None,
+    seed: int = 0,
+    total: str = TOTALS[0],
+    partial: Path | None = None,
+    report: Callable[[Generation], None] = lambda point: None,
+    command: str = "",
 ) -> Profile:
     """The EvolKV profile of a model for a task. target: mean rows of each KV head.
 
-    partial: where scores are kept, so that the same call goes on after it was stopped; gone in the end. report: is given the curve, and may
-    raise to stop it. Raises BadInput for a target that the texts or the protected rows make pointless, and where no
-    scheme scores.
+    partial: where scores are kept, so that the same call goes on after it was stopped; gone in the
+    end. report: is given the curve, and may raise to stop it. Raises BadInput for a target that the
+    texts or the protected rows make pointless, and where no scheme scores.
     """
     from edgekv.profiles.training import SCORE
 
     llm = training.llm
     assert llm._kv is not None
     settings, model = llm._kv.settings, identify(llm.model_path)
-    plan = Plan(target, settings.sink + settings.window, training.n_tokens, group, generations, population, seed, total)
-    key = hashlib.sha256(repr((model, training.task, settings.sink, settings.window)).encode()).hexdigest()
+    plan = Plan(
+        target,
+        settings.sink + settings.window,
+        training.n_tokens,
+        group,
+        generations,
+        population,
+        seed,
+        total,
+    )
+    key = hashlib.sha256(
+        repr((model, training.task, settings.sink, settings.window)).encode()
+    ).hexdigest()
     scores = Scores(training.score, partial, key)
     rows, best = search(scores, training.n_layer, plan, report)
     if best <= 0:
-        raise BadInput("no candidate found an answer, so nothing was learned: use --fitness likelihood, a larger --kv-budget or easier texts")
+        raise BadInput(
+            "no candidate found an answer, so nothing was learned: use --fitness likelihood, a"
+            " larger --kv-budget or easier texts"
+        )
     heads = taking_part(llm._kv.store)
     table = np.zeros((len(RATIOS), *heads.shape))
     table[:, llm._kv.full_layers] = shares(complete(rows, plan), RATIOS)[:, :, None]
     scores.remove()
-    return Profile(model, "evolkv", RATIOS, np.where(heads, table, 0).astype(np.float32), SCORE, settings.window, settings.sink, training.task,
-                   command, seed=seed)
+    return Profile(
+        model,
+        "evolkv",
+        RATIOS,
+        np.where(heads, table, 0).astype(np.float32),
+        SCORE,
+        settings.window,
+        settings.sink,
+        training.task,
+        command,
+        seed=seed,
+    )
 
 
 class Scores:
     """Scores of schemes, each asked for once and kept in the file `path` if there is one.
 
-    key: of model and task; what the file has for others, or a file that cannot be read, counts for nothing. A search that was stopped asks
-    for the same schemes again, so it goes on where it was.
+    key: of model and task; what the file has for others, or a file that cannot be read, counts for
+    nothing. A search that was stopped asks for the same schemes again, so it goes on where it was.
     """
 
     def __init__(self, score: Callable[[Rows], float], path: Path | None, key: str) -> None:
@@ -165,17 +219,27 @@ class Scores:
 
 
 def search(
-    score: Callable[[Rows], float], n_layer: int, plan: Plan, report: Callable[[Generation], None] = lambda point: None,
+    score: Callable[[Rows], float],
+    n_layer: int,
+    plan: Plan,
+    report: Callable[[Generation], None] = lambda point: None,
 ) -> tuple[Rows, float]:
-    """The best scheme and its fitness. score: a scheme's score on the task, 0..1; the same plan and scores give the same scheme."""
+    """The best scheme and its fitness. score: a scheme's score on the task, 0..1; the same plan and
+    scores give the same scheme.
+    """
     cma = import_cma()
     best = np.full(n_layer, plan.target, np.int64)
     best_fitness = fitness(score(best), best, plan.target)
     random = np.random.RandomState(plan.seed)  # of its own: CMA-ES would take NumPy's global one
     parts = groups(n_layer, plan.group)
     for i, part in enumerate(parts):
-        options = {"popsize": plan.n_candidates, "bounds": [plan.least / plan.target, plan.most / plan.target], "randn": random.randn,
-                   "seed": float("nan"), "verbose": -9}
+        options = {
+            "popsize": plan.n_candidates,
+            "bounds": [plan.least / plan.target, plan.most / plan.target],
+            "randn": random.randn,
+            "seed": float("nan"),
+            "verbose": -9,
+        }
         evolution = cma.CMAEvolutionStrategy(best[part] / plan.target, SIGMA, options)
         for number in range(plan.generations):
             points = evolution.ask()
@@ -185,7 +249,11 @@ def search(
             if max(found) > best_fitness:
                 best_fitness, best = max(found), schemes[int(np.argmax(found))]
             mean, n_rows = float(np.mean(found)), int(best.sum())
-            report(Generation(i + 1, len(parts), number + 1, plan.generations, best_fitness, mean, n_rows))
+            report(
+                Generation(
+                    i + 1, len(parts), number + 1, plan.generations, best_fitness, mean, n_rows
+                )
+            )
     return best, best_fitness
 
 
@@ -195,19 +263,29 @@ def fitness(score: float, rows: Rows, target: int) -> float:
 
 
 def cache_score(mean: float, target: float) -> float:
-    """Equation 2, 0..1: 1 for a mean of exactly `target` rows, falling fast above it and gently below."""
-    return max(0.0, 1 - (mean - target) / target) if mean > target else 1 - GAMMA * (1 - mean / target)
+    """Equation 2, 0..1: 1 for a mean of exactly `target` rows, falling fast above it and gently
+    below.
+    """
+    return (
+        max(0.0, 1 - (mean - target) / target) if mean > target else 1 - GAMMA * (1 - mean / target)
+    )
 
 
 def complete(rows: Rows, plan: Plan) -> Rows:
-    """`rows` in the same proportions with exactly the target as their mean, within the limits: budget completion, as at run time."""
+    """`rows` in the same proportions with exactly the target as their mean, within the limits:
+    budget completion, as at run time.
+    """
     have, layers = np.full((len(rows), 1), plan.most, np.int32), tuple(range(len(rows)))
-    whole = budget.Plan(plan.target, have, layers, plan.most, 0, plan.least, plan.target / plan.most)
+    whole = budget.Plan(
+        plan.target, have, layers, plan.most, 0, plan.least, plan.target / plan.most
+    )
     return budget.from_shares(rows[:, None] / plan.most, whole)[:, 0].astype(np.int64)
 
 
 def shares(rows: Rows, ratios: Sequence[float] = RATIOS) -> NDArray[np.float64]:
-    """float64 [n_ratio, n_layer]: the share of its rows that a layer keeps: as `rows` in proportion, none above 1, in the mean the ratio."""
+    """float64 [n_ratio, n_layer]: the share of its rows that a layer keeps: as `rows` in
+    proportion, none above 1, in the mean the ratio.
+    """
     return np.stack([scale(rows / rows.max(), ratio) for ratio in ratios])
 
 
@@ -244,5 +322,7 @@ def import_cma() -> Any:
             warnings.simplefilter("ignore")  # what it says about plotting
             import cma
     except ImportError:
-        raise EdgeKVError("EvolKV needs the package 'cma'; run: pip install 'edgekv[profile]'") from None
+        raise EdgeKVError(
+            "EvolKV needs the package 'cma'; run: pip install 'edgekv[profile]'"
+        ) from None
     return cma

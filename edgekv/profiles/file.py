@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.version import __version__
 from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.profiles.header import DAMAGE, Header, Tensor, open_regular
 from edgekv.profiles.identity import Identity
+from edgekv.version import __version__
 
 KINDS = ("probe", "lukv", "evolkv", "imported")
 TYPE, FORMAT = "kvbudget", 1
@@ -43,9 +43,9 @@ _F32 = 0  # ggml's type number
 class Profile:
     """Which share of its rows each KV head keeps, for a grid of global ratios.
 
-    shares: float32 [n_ratio, n_layer, n_head_kv], 0..1; a head that is 0 everywhere takes no part (it does not exist, or its layer
-    keeps a sliding window). ratios: rising, above 0 and below 1, or 1 itself.
-    Raises BadInput if these do not fit together or do not fit the model.
+    shares: float32 [n_ratio, n_layer, n_head_kv], 0..1; a head that is 0 everywhere takes no part
+    (it does not exist, or its layer keeps a sliding window). ratios: rising, above 0 and below 1,
+    or 1 itself. Raises BadInput if these do not fit together or do not fit the model.
     """
 
     model: Identity
@@ -82,32 +82,49 @@ class Profile:
     def shares_at(self, ratio: float) -> NDArray[np.float64]:
         """float64 [n_layer, n_head_kv]: kept shares for one global ratio, 0 < ratio <= 1.
 
-        Linear between the grid's ratios (0 keeps nothing, 1 everything), then scaled, none above 1, so that the mean over the heads
-        that take part is `ratio`.
+        Linear between the grid's ratios (0 keeps nothing, 1 everything), then scaled, none above 1,
+        so that the mean over the heads that take part is `ratio`.
         """
         assert 0 < ratio <= 1
         heads = self.heads
         grid = np.concatenate([[0.0], self.ratios, [1.0]])
-        table = np.concatenate([np.zeros((1, heads.sum())), self.shares[:, heads], np.ones((1, heads.sum()))])
+        table = np.concatenate(
+            [np.zeros((1, heads.sum())), self.shares[:, heads], np.ones((1, heads.sum()))]
+        )
         i = min(int(np.searchsorted(grid, ratio)), len(grid) - 1)
         part = (ratio - grid[i - 1]) / (grid[i] - grid[i - 1])
         out = np.zeros(heads.shape)
         out[heads] = scale(table[i - 1] * (1 - part) + table[i] * part, ratio)
         return out
 
-    def check(self, model: Identity, score: str = "", name: str = "the profile", kind: str = "") -> None:
-        """Raises BadInput, one line, unless this is the profile of `model`, made for `score` and of `kind` (empty: not asked)."""
+    def check(
+        self, model: Identity, score: str = "", name: str = "the profile", kind: str = ""
+    ) -> None:
+        """Raises BadInput, one line, unless this is the profile of `model`, made for `score` and of
+        `kind` (empty: not asked).
+        """
         difference = model.difference(self.model)
         if difference:
-            raise BadInput(f"{name} belongs to another model ({difference}); make one with 'edgekv profile probe -m MODEL -o FILE'")
+            raise BadInput(
+                f"{name} belongs to another model ({difference}); make one with 'edgekv profile"
+                " probe -m MODEL -o FILE'"
+            )
         if score and self.score and score != self.score:
-            raise BadInput(f"{name} was made for the score '{self.score}', not for '{score}'; use that score or another profile")
+            raise BadInput(
+                f"{name} was made for the score '{self.score}', not for '{score}'; use that score"
+                " or another profile"
+            )
         if kind and kind != self.kind:
-            raise BadInput(f"{name} is a profile of the kind '{self.kind}', not '{kind}'; make one with 'edgekv profile {kind}', or write budget=profile")
+            raise BadInput(
+                f"{name} is a profile of the kind '{self.kind}', not '{kind}'; make one with"
+                f" 'edgekv profile {kind}', or write budget=profile"
+            )
 
 
 def scale(shares: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
-    """`shares` [n] times the one factor that, with values above 1 cut to 1, brings their mean to `mean` (0..1)."""
+    """`shares` [n] times the one factor that, with values above 1 cut to 1, brings their mean to
+    `mean` (0..1).
+    """
     falling = np.sort(np.maximum(shares, 1e-9))[::-1]
     rest = np.cumsum(falling[::-1])[::-1]  # rest[i]: sum of all but the i largest
     total = mean * len(shares)
@@ -126,18 +143,33 @@ def _wrong(p: Profile) -> str | None:
         return "its window or its sink is out of range"
     if p.kind not in KINDS:
         return f"'{p.kind[:40]}' is no kind of profile"
-    if ratios.ndim != 1 or not len(ratios) or not (np.isfinite(ratios).all() and ratios[0] > 0 and ratios[-1] <= 1 and (np.diff(ratios) > 0).all()):
+    if (
+        ratios.ndim != 1
+        or not len(ratios)
+        or not (
+            np.isfinite(ratios).all()
+            and ratios[0] > 0
+            and ratios[-1] <= 1
+            and (np.diff(ratios) > 0).all()
+        )
+    ):
         return "its ratios do not rise from above 0 to at most 1"
     expected = len(ratios), p.model.n_layer, max(p.model.n_head_kv, default=0)
     if shares.shape != expected:
-        return f"its table is {' x '.join(map(str, shares.shape))}, not {' x '.join(map(str, expected))} (ratios x layers x KV heads)"
+        return (
+            f"its table is {' x '.join(map(str, shares.shape))}, not"
+            f" {' x '.join(map(str, expected))} (ratios x layers x KV heads)"
+        )
     if not np.isfinite(shares).all() or shares.min(initial=0) < 0 or shares.max(initial=0) > 1:
         return "not all of its shares lie between 0 and 1"
     exists = np.arange(expected[2]) < np.asarray(p.model.n_head_kv)[:, None]
     if p.heads[~exists].any() or not p.heads.any():
         return "it gives rows to heads that do not exist, or to none"
     maps = p.surrogate and p.surrogate.weights
-    if maps is not None and (maps.shape != (*expected[1:], n_features(p.model.d_head_k, p.model.d_head_v) + 1) or not np.isfinite(maps).all()):
+    if maps is not None and (
+        maps.shape != (*expected[1:], n_features(p.model.d_head_k, p.model.d_head_v) + 1)
+        or not np.isfinite(maps).all()
+    ):
         return "its maps do not fit the model"
     return None
 
@@ -172,7 +204,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         _clean(target)
         fresh = tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", suffix=".new", delete=False)
+            dir=target.parent, prefix=f".{target.name}.", suffix=".new", delete=False
+        )
         fresh.close()
         try:
             yield Path(fresh.name)
@@ -237,19 +270,44 @@ def _write(profile: Profile, path: Path) -> None:
 def _keys(p: Profile) -> dict[str, Any]:
     m = p.model
     return {
-        "format": FORMAT, "model.architecture": m.arch, "model.n_layer": m.n_layer, "model.n_head_kv": list(m.n_head_kv),
-        "model.d_head_k": m.d_head_k, "model.d_head_v": m.d_head_v, "model.embedding_sha256": m.embedding, "kind": p.kind, "score": p.score,
-        "window": p.window, "sink": p.sink, "ratios": [float(r) for r in p.ratios], "calibration_sha256": p.calibration,
-        "command": _line(p.command), "made_by": p.made_by, "seed": p.seed,
+        "format": FORMAT,
+        "model.architecture": m.arch,
+        "model.n_layer": m.n_layer,
+        "model.n_head_kv": list(m.n_head_kv),
+        "model.d_head_k": m.d_head_k,
+        "model.d_head_v": m.d_head_v,
+        "model.embedding_sha256": m.embedding,
+        "kind": p.kind,
+        "score": p.score,
+        "window": p.window,
+        "sink": p.sink,
+        "ratios": [float(r) for r in p.ratios],
+        "calibration_sha256": p.calibration,
+        "command": _line(p.command),
+        "made_by": p.made_by,
+        "seed": p.seed,
         "surrogate.pairs": p.surrogate.pairs if p.surrogate else "",
     }
 
 
 _OWN: dict[str, type] = {
-    "format": int, "model.architecture": str, "model.n_layer": int, "model.n_head_kv": list,
-    "model.d_head_k": int, "model.d_head_v": int, "model.embedding_sha256": str, "kind": str,
-    "score": str, "window": int, "sink": int, "ratios": list, "calibration_sha256": str,
-    "command": str, "made_by": str, "seed": int, "surrogate.pairs": str,
+    "format": int,
+    "model.architecture": str,
+    "model.n_layer": int,
+    "model.n_head_kv": list,
+    "model.d_head_k": int,
+    "model.d_head_v": int,
+    "model.embedding_sha256": str,
+    "kind": str,
+    "score": str,
+    "window": int,
+    "sink": int,
+    "ratios": list,
+    "calibration_sha256": str,
+    "command": str,
+    "made_by": str,
+    "seed": int,
+    "surrogate.pairs": str,
 }
 _TYPES = {"general.type": str, "general.architecture": str, "general.name": str}
 _TYPES |= {_KEY + name: kind for name, kind in _OWN.items()}
@@ -286,8 +344,9 @@ def _parse(data: bytes) -> Profile:
     if header.meta.get("general.type") != TYPE:
         raise BadInput("this is a GGUF file, but no profile; name a kvbudget-*.gguf file")
     if header.meta.get(_KEY + "format") != FORMAT:
-        raise BadInput("the profile is of another edgekv version; make it again with 'edgekv "
-                       "profile'")
+        raise BadInput(
+            "the profile is of another edgekv version; make it again with 'edgekv profile'"
+        )
     keys: dict[str, Any] = {}
     for name, value in header.meta.items():
         if type(value) is not _TYPES[name]:
@@ -305,9 +364,17 @@ def _parse(data: bytes) -> Profile:
         surrogate = Surrogate(maps, PAIRS[PAIRS.index(keys["surrogate.pairs"])])
     texts = {name: keys.get(name, "") for name in ("score", "command", "made_by")}
     return Profile(
-        model, keys["kind"], tuple(round(float(r), 6) for r in keys["ratios"]), tensors[_TENSOR],
-        window=keys["window"], sink=keys["sink"], calibration=keys.get("calibration_sha256", ""),
-        seed=keys.get("seed"), surrogate=surrogate, **texts)
+        model,
+        keys["kind"],
+        tuple(round(float(r), 6) for r in keys["ratios"]),
+        tensors[_TENSOR],
+        window=keys["window"],
+        sink=keys["sink"],
+        calibration=keys.get("calibration_sha256", ""),
+        seed=keys.get("seed"),
+        surrogate=surrogate,
+        **texts,
+    )
 
 
 def _table(header: Header, tensor: Tensor) -> NDArray[np.float32]:

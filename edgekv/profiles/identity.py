@@ -1,6 +1,7 @@
 """What makes two model files the same model: shape, and the first rows of the token embedding.
 
-The name and the place of a file do not count, nor does metadata that people edit. Another quantisation of the same weights is
+The name and the place of a file do not count, nor does metadata that people edit. Another
+quantisation of the same weights is
 another model: its heads see other numbers.
 """
 
@@ -50,12 +51,22 @@ class Identity:
         for name, what in _WORDS.items():
             mine, others = getattr(self, name), getattr(other, name)
             if mine != others:
-                return f"{what} differ" if name in ("n_head_kv", "embedding") else f"{what} {others}, not {mine}"
+                return (
+                    f"{what} differ"
+                    if name in ("n_head_kv", "embedding")
+                    else f"{what} {others}, not {mine}"
+                )
         return None
 
 
-_WORDS = {"arch": "architecture", "n_layer": "layers:", "n_head_kv": "KV heads", "d_head_k": "K size of a head",
-          "d_head_v": "V size of a head", "embedding": "its token embeddings"}
+_WORDS = {
+    "arch": "architecture",
+    "n_layer": "layers:",
+    "n_head_kv": "KV heads",
+    "d_head_k": "K size of a head",
+    "d_head_v": "V size of a head",
+    "embedding": "its token embeddings",
+}
 
 
 def identify(path: str) -> Identity:
@@ -69,7 +80,9 @@ def identify(path: str) -> Identity:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); name a .gguf file") from None
     except DAMAGE:
-        raise BadInput(f"{path} is no GGUF model that edgekv can read, or it is incomplete: download it again") from None
+        raise BadInput(
+            f"{path} is no GGUF model that edgekv can read, or it is incomplete: download it again"
+        ) from None
 
 
 def _identity(header: Header) -> Identity:
@@ -78,7 +91,9 @@ def _identity(header: Header) -> Identity:
     embedding = header.file[first : first + _HASHED]
     if not embedding:
         raise ValueError("the embedding is missing")
-    return Identity(arch, len(heads), heads, d_head_k, d_head_v, hashlib.sha256(embedding).hexdigest())
+    return Identity(
+        arch, len(heads), heads, d_head_k, d_head_v, hashlib.sha256(embedding).hexdigest()
+    )
 
 
 def shape(meta: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:

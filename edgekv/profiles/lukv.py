@@ -1,18 +1,25 @@
-"""The LU-KV profile: rows go where they save the most of what answers will need, given how a score ranks them.
+"""The LU-KV profile: rows go where they save the most of what answers will need, given how a score
+ranks them.
 
-Source: LU-KV (arXiv 2602.08585), sections 4.2 and 4.3, appendix E. For a score, the rows of a head are sorted as it would keep them; what
-each further row adds to the oracle importance that is kept is made non-increasing (isotonic regression, so that the loss is convex), and
-the best gains of all layers and heads are taken: for convex losses this greedy choice is the optimum.
+Source: LU-KV (arXiv 2602.08585), sections 4.2 and 4.3, appendix E. For a score, the rows of a head
+are sorted as it would keep them; what each further row adds to the oracle importance that is kept
+is made non-increasing (isotonic regression, so that the loss is convex), and
+the best gains of all layers and heads are taken: for convex losses this greedy choice is the
+optimum.
 
-Two objectives. `paper`: importance adds up to the same in every layer, a choice is made for each question, and the shares are the mean
-of the choices. `energy`, the default, differs in three points. Importance is squared: what an evicted row would have added to a head's
-output is a vector, those of many rows add up by their squares, and in a plain sum the little that thousands of rows get outweighs the
-few rows that a fact is read from. Layers are compared as they are, for all of them write into the same residual stream. And one choice
-is made for all questions of a text, by the mean of their gains: the mean of choices that each suit one question suits none.
+Two objectives. `paper`: importance adds up to the same in every layer, a choice is made for each
+question, and the shares are the mean of the choices. `energy`, the default, differs in three
+points. Importance is squared: what an evicted row would have added to a head's output is a vector,
+those of many rows add up by their squares, and in a plain sum the little that thousands of rows get
+outweighs the few rows that a fact is read from. Layers are compared as they are, for all of them
+write into the same residual stream. And one choice
+is made for all questions of a text, by the mean of their gains: the mean of choices that each suit
+one question suits none.
 
-Different from the paper in both, whose one text has 4,000 words, the texts that come with edgekv are four: small models answer questions
-about a page, not about fifteen. And they come with the answers, which the model reads instead of deciding for itself what to say: a
-small model makes many of its answers up, and what it makes up does not show which rows a right answer needs.
+Different from the paper in both, whose one text has 4,000 words, the texts that come with edgekv
+are four: small models answer questions about a page, not about fifteen. And they come with the
+answers, which the model reads instead of deciding for itself what to say: a small model makes many
+of its answers up, and what it makes up does not show which rows a right answer needs.
 """
 
 from __future__ import annotations
@@ -40,7 +47,9 @@ RATIOS = tuple(round(0.01 * i, 2) for i in range(1, 100))
 LEAST = 0.01
 """Share of its rows that every head keeps, about: all shares are scaled to the ratio again."""
 MAX_QUESTION = 60
-"""Tokens of a question with what the chat template puts behind it: more would be compressed like a prompt."""
+"""Tokens of a question with what the chat template puts behind it: more would be compressed like a
+prompt.
+"""
 OBJECTIVES = ("energy", "paper")
 """What is minimised: see the top."""
 _DECODE = 8
@@ -49,7 +58,9 @@ _DECODE = 8
 
 @dataclass(frozen=True)
 class Source:
-    """A text, questions about it, and their right answers as far as they are known: empty, or one for each question, which may be empty."""
+    """A text, questions about it, and their right answers as far as they are known: empty, or one
+    for each question, which may be empty.
+    """
 
     text: str
     questions: tuple[str, ...]
@@ -59,7 +70,11 @@ class Source:
     def parse(cls, text: str, lines: Iterable[str]) -> Source:
         """From lines of a question, or of a question, a tab and the answer."""
         parts = [line.partition("\t") for line in map(str.strip, lines) if line]
-        return cls(text, tuple(question.strip() for question, _, _ in parts), tuple(answer.strip() for _, _, answer in parts))
+        return cls(
+            text,
+            tuple(question.strip() for question, _, _ in parts),
+            tuple(answer.strip() for _, _, answer in parts),
+        )
 
 
 def sources() -> list[Source]:
@@ -68,36 +83,64 @@ def sources() -> list[Source]:
     for line in (TEXTS / "questions.tsv").read_text(encoding="utf-8").splitlines():
         name, _, question = line.partition("\t")
         asked.setdefault(name, []).append(question)
-    return [Source.parse((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), lines) for name, lines in asked.items()]
+    return [
+        Source.parse((TEXTS / f"{name}.txt").read_text(encoding="utf-8"), lines)
+        for name, lines in asked.items()
+    ]
 
 
 def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
-    """A model whose cache keeps every row, with `score` as its method. options: of `llama_cpp.Llama`."""
+    """A model whose cache keeps every row, with `score` as its method. options: of
+    `llama_cpp.Llama`.
+    """
     from edgekv.llama import Llama
 
-    return Llama(path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, verbose=False, **options)
+    return Llama(
+        path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, verbose=False, **options
+    )
 
 
 def make(
-    llm: Llama, sources: Sequence[Source], ratios: Sequence[float] = RATIOS, *, objective: str = OBJECTIVES[0], partial: Path | None = None,
-    progress: Progress | None = None, command: str = "",
+    llm: Llama,
+    sources: Sequence[Source],
+    ratios: Sequence[float] = RATIOS,
+    *,
+    objective: str = OBJECTIVES[0],
+    partial: Path | None = None,
+    progress: Progress | None = None,
+    command: str = "",
 ) -> Profile:
-    """The LU-KV profile for the score of a model from `load`; every question of every source counts the same.
+    """The LU-KV profile for the score of a model from `load`; every question of every source counts
+    the same.
 
-    objective: one of OBJECTIVES. partial: where answers and finished texts are kept, so that the same call goes on after it was stopped.
+    objective: one of OBJECTIVES. partial: where answers and finished texts are kept, so that the
+    same call goes on after it was stopped.
     progress: see `edgekv.profiles.work`.
-    Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be measured.
+    Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be
+    measured.
     """
     if llm._kv is None:
-        raise Unsupported(f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}")
+        raise Unsupported(
+            f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}"
+        )
     settings = llm._kv.settings
     if settings.preset.observe.probe:
-        raise Unsupported(f"the score '{settings.preset.score.name}' reads a probe of its own: make the profile with 'edgekv profile probe'")
+        raise Unsupported(
+            f"the score '{settings.preset.score.name}' reads a probe of its own: make the profile"
+            " with 'edgekv profile probe'"
+        )
     _isotonic()  # say now what is missing, not after minutes
     tokens = [_tokens(llm, source) for source in sources]
     weights, done, found = oracle.OutputWeights(llm.model_path), Saved(partial), []
     shape = len(ratios), *taking_part(llm._kv.store).shape
-    measures = (identify(llm.model_path).digest, settings.preset.name, settings.window, settings.sink, objective, tuple(ratios))
+    measures = (
+        identify(llm.model_path).digest,
+        settings.preset.name,
+        settings.window,
+        settings.sink,
+        objective,
+        tuple(ratios),
+    )
     texts = list(zip(tokens, sources, strict=True))
     known = [_known(llm, *text, source, done) for text, source in texts]
 
@@ -123,22 +166,41 @@ def make(
             done.put(name(i), shares.tolist())
             work.end(2 * i + 1)
         found += [(shares, len(asked))]
-    shares, heads = np.average([f for f, _ in found], axis=0, weights=[n for _, n in found]), taking_part(llm._kv.store)
+    shares, heads = (
+        np.average([f for f, _ in found], axis=0, weights=[n for _, n in found]),
+        taking_part(llm._kv.store),
+    )
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
     done.remove()
-    calibration = hash_of([words for source in sources for words in (source.text, *source.questions, *source.answers)])
-    return Profile(identify(llm.model_path), "lukv", tuple(ratios), shares.astype(np.float32), settings.preset.score.name, settings.window,
-                   settings.sink, calibration, command)
+    calibration = hash_of(
+        [words for source in sources for words in (source.text, *source.questions, *source.answers)]
+    )
+    return Profile(
+        identify(llm.model_path),
+        "lukv",
+        tuple(ratios),
+        shares.astype(np.float32),
+        settings.preset.score.name,
+        settings.window,
+        settings.sink,
+        calibration,
+        command,
+    )
 
 
 def measure(
-    llm: Llama, weights: oracle.OutputWeights, context: Sequence[int], dialogues: Sequence[tuple[Sequence[int], Sequence[int]]],
+    llm: Llama,
+    weights: oracle.OutputWeights,
+    context: Sequence[int],
+    dialogues: Sequence[tuple[Sequence[int], Sequence[int]]],
     progress: Progress | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """The rows' importance [n_question, n_layer, n_head_kv, n_tokens], and [n_layer, n_head_kv, n_tokens] the rows as the score keeps them.
+    """The rows' importance [n_question, n_layer, n_head_kv, n_tokens], and [n_layer, n_head_kv,
+    n_tokens] the rows as the score keeps them.
 
-    dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no part.
+    dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no
+    part.
     """
     from edgekv import select
     from edgekv.engine import Watch
@@ -148,7 +210,10 @@ def measure(
     s, watch = kv.settings, Watch(kv.settings, context, kv.tokenize)
     pieces = [[*q, *a] for q, a in dialogues]
     ends = n + np.cumsum([len(piece) for piece in pieces])
-    steps = [(int(end) - len(a) - 1, int(end), ("max",)) for end, (_, a) in zip(ends, dialogues, strict=True)]
+    steps = [
+        (int(end) - len(a) - 1, int(end), ("max",))
+        for end, (_, a) in zip(ends, dialogues, strict=True)
+    ]
     order = np.zeros((len(kv.store.layers), kv.store.n_head_kv, n), np.int32)
     importance = np.full((len(dialogues), *order.shape), np.nan, np.float32)
     observers = [*watch.observers, *steps]
@@ -156,19 +221,31 @@ def measure(
         for p in layers:
             il, n_head, heads = p.il, kv.store.layers[p.il].n_head, kv.store.layers[p.il].n_head_kv
             layer = kv.layer_stats(p, watch)
-            scores = select.protect(s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window)
-            norms = np.stack([weights.norms(il, n_head, p.rows(k)[1], k, heads) for k in range(heads)])
-            attention = np.stack([p.stat(len(watch.observers) + i, "max") for i in range(len(steps))])
-            importance[:, il, :heads], order[il, :heads] = attention * norms, np.argsort(-scores, axis=1, kind="stable")
+            scores = select.protect(
+                s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window
+            )
+            norms = np.stack(
+                [weights.norms(il, n_head, p.rows(k)[1], k, heads) for k in range(heads)]
+            )
+            attention = np.stack(
+                [p.stat(len(watch.observers) + i, "max") for i in range(len(steps))]
+            )
+            importance[:, il, :heads], order[il, :heads] = (
+                attention * norms,
+                np.argsort(-scores, axis=1, kind="stable"),
+            )
             p.keep([np.zeros(1, np.int32)] * heads)
     return importance, order
 
 
-def gains(importance: NDArray[np.float32], order: NDArray[np.int32], objective: str = OBJECTIVES[0]) -> NDArray[np.float32]:
-    """float32 [n_choice, n_layer, n_head_kv, n_tokens]: what each further row adds, non-increasing; what `measure` gives is taken.
+def gains(
+    importance: NDArray[np.float32], order: NDArray[np.int32], objective: str = OBJECTIVES[0]
+) -> NDArray[np.float32]:
+    """float32 [n_choice, n_layer, n_head_kv, n_tokens]: what each further row adds, non-increasing;
+    what `measure` gives is taken.
 
-    paper: a choice for every question, the importance of a layer adding up to 1. energy: one choice, by the mean over the questions of the
-    squared importance, a question's adding up to 1.
+    paper: a choice for every question, the importance of a layer adding up to 1. energy: one
+    choice, by the mean over the questions of the squared importance, a question's adding up to 1.
     """
     weight = importance if objective == "paper" else importance**2
     total = np.nansum(weight, axis=(2, 3) if objective == "paper" else (1, 2, 3), keepdims=True)
@@ -182,15 +259,19 @@ def gains(importance: NDArray[np.float32], order: NDArray[np.int32], objective: 
 
 
 def convex(importance: NDArray[np.float32], order: NDArray[np.int32]) -> NDArray[np.float32]:
-    """What each further row of a head adds, made non-increasing (PAVA): its sums are the least concave curve above the true ones.
+    """What each further row of a head adds, made non-increasing (PAVA): its sums are the least
+    concave curve above the true ones.
 
-    importance: float32 [n_choice, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the score keeps them. Shape as importance.
+    importance: float32 [n_choice, n_head_kv, n_rows]; order: [n_head_kv, n_rows], the rows as the
+    score keeps them. Shape as importance.
     """
     isotonic = _isotonic()
     sorted_gains = np.take_along_axis(importance, order[None], axis=2)
     if not sorted_gains.size:
         return sorted_gains
-    return np.apply_along_axis(lambda gains: isotonic(gains, increasing=False).x, 2, sorted_gains).astype(np.float32)
+    return np.apply_along_axis(
+        lambda gains: isotonic(gains, increasing=False).x, 2, sorted_gains
+    ).astype(np.float32)
 
 
 def _isotonic() -> Callable[..., Any]:
@@ -204,24 +285,38 @@ def _isotonic() -> Callable[..., Any]:
 def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:
     """Tokens of the text and of each question. Raises BadInput if they do not do."""
     before, between, after = oracle.frame(llm)
-    context = llm.tokenize((before + source.text).encode(), add_bos=not before, special=bool(before))
-    asked = [llm.tokenize((between + q + after).encode(), add_bos=False, special=True) for q in source.questions]
+    context = llm.tokenize(
+        (before + source.text).encode(), add_bos=not before, special=bool(before)
+    )
+    asked = [
+        llm.tokenize((between + q + after).encode(), add_bos=False, special=True)
+        for q in source.questions
+    ]
     if not asked or max(map(len, asked)) > MAX_QUESTION:
         raise BadInput(f"give questions of at most {MAX_QUESTION} tokens, one on each line")
     room = llm.n_ctx() - MAX_QUESTION - oracle.MAX_ANSWER
     if not MIN_TOKENS <= len(context) <= room:
-        raise BadInput(f"the text has {len(context)} tokens; this model takes {MIN_TOKENS} to {room}")
+        raise BadInput(
+            f"the text has {len(context)} tokens; this model takes {MIN_TOKENS} to {room}"
+        )
     return context, asked
 
 
 def _known(
-    llm: Llama, context: list[int], asked: list[list[int]], source: Source, done: Saved,
+    llm: Llama,
+    context: list[int],
+    asked: list[list[int]],
+    source: Source,
+    done: Saved,
 ) -> list[list[int]]:
     """Tokens of each answer that came with the text or is in `done`; empty for the others."""
     words = source.answers or [""] * len(asked)
     return [
-        llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER] if text
-        else _saved_answer(llm, done, _answer_name(llm, context, question))
+        (
+            llm.tokenize(text.encode(), add_bos=False)[: oracle.MAX_ANSWER]
+            if text
+            else _saved_answer(llm, done, _answer_name(llm, context, question))
+        )
         for text, question in zip(words, asked, strict=True)
     ]
 
@@ -256,7 +351,11 @@ def _costs(context: list[int], asked: list[list[int]], source: Source) -> tuple[
 
 
 def _answer(
-    llm: Llama, context: list[int], asked: list[list[int]], answers: list[list[int]], done: Saved,
+    llm: Llama,
+    context: list[int],
+    asked: list[list[int]],
+    answers: list[list[int]],
+    done: Saved,
     progress: Progress,
 ) -> None:
     """Fill in the missing answers: those that the model gives with its full cache. They also go

@@ -105,7 +105,9 @@ def _name(tokens: tuple[int, ...]) -> bytes:
 
 
 def save_json(path: Path, state: Any) -> None:
-    """`state` in the file `path`, written beside and renamed. Raises BadInput if that cannot be done."""
+    """`state` in the file `path`, written beside and renamed. Raises BadInput if that cannot be
+    done.
+    """
     with replacing(path) as fresh:
         fresh.write_text(json.dumps(state))
 
@@ -126,7 +128,8 @@ def name_of(*what: Any) -> str:
 
 
 class Saved:
-    """What was found in this run and in an earlier one, by name; kept in the file `path` if there is one.
+    """What was found in this run and in an earlier one, by name; kept in the file `path` if there
+    is one.
 
     A damaged file counts for nothing.
     """

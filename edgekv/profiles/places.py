@@ -1,7 +1,8 @@
 """Where the profiles of a model are: beside it, shipped with edgekv, or in the user's cache.
 
-Several may lie side by side: kvbudget-<model>.gguf and kvbudget-<model>.<anything>.gguf, such as kvbudget-<model>.lukv-snapkv.gguf. What
-a profile is for, says the file; names only say where to look, and in which order: the plain one first.
+Several may lie side by side: kvbudget-<model>.gguf and kvbudget-<model>.<anything>.gguf, such as
+kvbudget-<model>.lukv-snapkv.gguf. What a profile is for, says the file; names only say where to
+look, and in which order: the plain one first.
 """
 
 from __future__ import annotations
@@ -25,16 +26,23 @@ TASK_KIND = "evolkv"
 SHIPPED = Path(__file__).parent.parent / "data" / "profiles"
 
 
-def find(model_path: str, wish: str | None = None, score: str = "", kind: str = "", foretells: bool = False) -> Profile | None:
+def find(
+    model_path: str,
+    wish: str | None = None,
+    score: str = "",
+    kind: str = "",
+    foretells: bool = False,
+) -> Profile | None:
     """The profile for a model file, None if there is none or if none is wanted.
 
     foretells: only one that has what the score kvzap needs.
 
-    wish: a profile's file, NONE, or None to look for one: beside the model, then shipped, then in the cache; the first that belongs to
-    this model, serves `score` (empty: any) and is of `kind` (empty: any but evolkv, which is for its task alone). The plain one beside the
-    model, if it cannot be used, is left out with a line in the log.
-    Raises BadInput if the file of `wish` cannot be used. A model that cannot be identified has no profile: it has no KV heads, or whoever
-    loads it will say what is wrong.
+    wish: a profile's file, NONE, or None to look for one: beside the model, then shipped, then in
+    the cache; the first that belongs to this model, serves `score` (empty: any) and is of `kind`
+    (empty: any but evolkv, which is for its task alone). The plain one beside the model, if it
+    cannot be used, is left out with a line in the log. Raises BadInput if the file of `wish` cannot
+    be used. A model that cannot be identified has no profile: it has no KV heads, or whoever loads
+    it will say what is wrong.
     """
     if wish == NONE:
         return None
@@ -54,14 +62,20 @@ def find(model_path: str, wish: str | None = None, score: str = "", kind: str = 
             if path == beside(model_path):
                 logging.getLogger("edgekv").warning("edgekv: %s", error)
             continue
-        if (profile.kind == kind or not kind and profile.kind != TASK_KIND) and (profile.surrogate or not foretells):
+        if (profile.kind == kind or not kind and profile.kind != TASK_KIND) and (
+            profile.surrogate or not foretells
+        ):
             return profile
     return None
 
 
 def candidates(model_path: str, model: Identity) -> Iterator[Path]:
     """The files that exist where `find` looks, in its order."""
-    paths = [*together(beside(model_path)), *sorted(SHIPPED.glob("*.gguf")), *together(cached(model))]
+    paths = [
+        *together(beside(model_path)),
+        *sorted(SHIPPED.glob("*.gguf")),
+        *together(cached(model)),
+    ]
     return (path for path in paths if os.path.isfile(path))  # raises nothing, however long the name
 
 
@@ -72,7 +86,9 @@ def together(plain: Path) -> list[Path]:
 
 
 def beside(model_path: str, kind: str = "") -> Path:
-    """The profile that lies beside a model: kvbudget-<name of the model>.gguf, or with a kind kvbudget-<name of the model>.<kind>.gguf."""
+    """The profile that lies beside a model: kvbudget-<name of the model>.gguf, or with a kind
+    kvbudget-<name of the model>.<kind>.gguf.
+    """
     path = Path(model_path)
     return path.with_name(f"kvbudget-{path.stem}{'.' * bool(kind)}{kind}.gguf")
 

@@ -1,9 +1,12 @@
-"""The probe profile: the share of rows that the repeat probe leaves to each KV head, averaged over calibration texts.
+"""The probe profile: the share of rows that the repeat probe leaves to each KV head, averaged over
+calibration texts.
 
-Each text is read once with the repeat probe behind it (`edgekv.probe`). A row is worth the most attention that the probe pays to
-it; all rows of all layers and heads are ranked together, and for every ratio of a grid each head's share of the best ones is counted
-(KVzip's pooled selection, arXiv 2505.23416). One pass gives the whole grid, and any score may use the result: which heads get the
-rows decides more than which rows. No row is protected here: shares must not depend on the length of the calibration texts.
+Each text is read once with the repeat probe behind it (`edgekv.probe`). A row is worth the most
+attention that the probe pays to it; all rows of all layers and heads are ranked together, and for
+every ratio of a grid each head's share of the best ones is counted (KVzip's pooled selection, arXiv
+2505.23416). One pass gives the whole grid, and any score may use the result: which heads get the
+rows decides more than which rows. No row is protected here: shares must not depend on the length of
+the calibration texts.
 
 The same pass teaches the score kvzap to foretell what the probe pays (`edgekv.profiles.surrogate`).
 """
@@ -37,40 +40,56 @@ RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
 N_TOKENS = 1536
 """Tokens of each text that are read, at most."""
 N_FIRST = 512
-"""The same on first use, when somebody waits: a quarter of the time; docs/results/profiles.md has what half as many do."""
+"""The same on first use, when somebody waits: a quarter of the time; docs/results/profiles.md has
+what half as many do.
+"""
 MIN_TOKENS = 64
 LEAST = 1e-4
 """Share of a head that no text needed: it takes part, and takes rows that nobody else can."""
 
 
 def texts() -> list[str]:
-    """The calibration texts that come with edgekv, 500 to 1,100 words each: prose, talk, instructions, figures, records and code."""
+    """The calibration texts that come with edgekv, 500 to 1,100 words each: prose, talk,
+    instructions, figures, records and code.
+    """
     return [path.read_text(encoding="utf-8") for path in sorted(TEXTS.glob("*.txt"))]
 
 
 def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
-    """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...)."""
+    """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers,
+    ...).
+    """
     from edgekv import probe
     from edgekv.llama import Llama
 
-    n_ctx = 2 * n_tokens + 128 * -(-n_tokens // probe.PIECE)  # the text, and the pieces with their instructions
+    n_ctx = 2 * n_tokens + 128 * -(
+        -n_tokens // probe.PIECE
+    )  # the text, and the pieces with their instructions
     return Llama(path, kv_ratio=0.5, kv_method="kvzip", n_ctx=n_ctx, verbose=False, **options)
 
 
 def make(
-    llm: Llama, contexts: Sequence[str], ratios: Sequence[float] = RATIOS, *, n_tokens: int = N_TOKENS, partial: Path | None = None,
-    progress: Progress | None = None, command: str = "",
+    llm: Llama,
+    contexts: Sequence[str],
+    ratios: Sequence[float] = RATIOS,
+    *,
+    n_tokens: int = N_TOKENS,
+    partial: Path | None = None,
+    progress: Progress | None = None,
+    command: str = "",
 ) -> Profile:
     """The probe profile of a model that holds no conversation yet.
 
-    contexts: calibration texts; of each the first n_tokens tokens count. partial: where finished texts are kept, so that the same call goes
-    on after it was stopped; gone in the end. progress: see `edgekv.profiles.work`. The model's
-    cache is left empty.
-    Raises BadInput for texts that are too short, Unsupported if the model keeps llama.cpp's own cache.
+    contexts: calibration texts; of each the first n_tokens tokens count. partial: where finished
+    texts are kept, so that the same call goes on after it was stopped; gone in the end. progress:
+    see `edgekv.profiles.work`. The model's cache is left empty. Raises BadInput for texts that are
+    too short, Unsupported if the model keeps llama.cpp's own cache.
     """
     store = llm._kv.store if llm._kv else None
     if store is None:
-        raise Unsupported(f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}")
+        raise Unsupported(
+            f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}"
+        )
     assert store.memory().n_past == 0, "the model holds a conversation"
     model = identify(llm.model_path)
     tokens = [_tokens(llm, text, n_tokens) for text in contexts]
@@ -91,34 +110,59 @@ def make(
     if heads_alike(store, model):
         maps = surrogate.solve(found.sum / len(once), pairs_of(llm))
     found.remove()
-    return Profile(model, "probe", tuple(ratios), shares.astype(np.float32), sink=0, window=0, calibration=hash_of(contexts), command=command,
-                   surrogate=maps)
+    return Profile(
+        model,
+        "probe",
+        tuple(ratios),
+        shares.astype(np.float32),
+        sink=0,
+        window=0,
+        calibration=hash_of(contexts),
+        command=command,
+        surrogate=maps,
+    )
 
 
-def cache(path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, **options: Any) -> Profile:
-    """Make the profile of the model at `path` from the texts of edgekv and put it where `find` finds it: what first use does.
+def cache(
+    path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, **options: Any
+) -> Profile:
+    """Make the profile of the model at `path` from the texts of edgekv and put it where `find`
+    finds it: what first use does.
 
-    It can be stopped (`progress` raises) and goes on the next time. options: as for `load`. Raises as `make`, and BadInput if the cache
-    cannot be written.
+    It can be stopped (`progress` raises) and goes on the next time. options: as for `load`. Raises
+    as `make`, and BadInput if the cache cannot be written.
     """
     target = cached(identify(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"{target.parent} cannot be made ({error.strerror}); use --kv-profile none or a file of your own") from None
+        raise BadInput(
+            f"{target.parent} cannot be made ({error.strerror}); use --kv-profile none or a file of"
+            " your own"
+        ) from None
     llm = load(path, n_tokens, **options)
     try:
-        profile = make(llm, texts(), n_tokens=n_tokens, partial=target.with_suffix(".partial"), progress=progress, command="made on first use")
+        profile = make(
+            llm,
+            texts(),
+            n_tokens=n_tokens,
+            partial=target.with_suffix(".partial"),
+            progress=progress,
+            command="made on first use",
+        )
     finally:
         llm.close()
     write(profile, target, is_ours=True)
     return profile
 
 
-def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """float32 [n_layer, n_head_kv, n_tokens]: the most attention that the repeat probe pays to each row; NaN for heads that take no part.
-    And what is learned from it, float32 [n_layer, n_head_kv, ...]: `surrogate.moments` of each head, zeros for those and where heads are
-    not alike."""
+def measure(
+    llm: Llama, tokens: Sequence[int], progress: Progress | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """float32 [n_layer, n_head_kv, n_tokens]: the most attention that the repeat probe pays to each
+    row; NaN for heads that take no part. And what is learned from it, float32 [n_layer, n_head_kv,
+    ...]: `surrogate.moments` of each head, zeros for those and where heads are not alike.
+    """
     from edgekv import probe, rotation
 
     kv, n = llm._kv, len(tokens)
@@ -143,39 +187,63 @@ def measure(llm: Llama, tokens: Sequence[int], progress: Progress | None = None)
 
 
 def pairs_of(llm: Llama) -> str:
-    """Which values of a key RoPE turns together in this model, one of `edgekv.methods.kvzap.PAIRS`."""
+    """Which values of a key RoPE turns together in this model, one of
+    `edgekv.methods.kvzap.PAIRS`.
+    """
     from edgekv.native import llama_cpp
 
-    return PAIRS[llama_cpp.llama_model_rope_type(llm._model.model) not in (llama_cpp.LLAMA_ROPE_TYPE_NONE, llama_cpp.LLAMA_ROPE_TYPE_NORM)]
+    return PAIRS[
+        llama_cpp.llama_model_rope_type(llm._model.model)
+        not in (llama_cpp.LLAMA_ROPE_TYPE_NONE, llama_cpp.LLAMA_ROPE_TYPE_NORM)
+    ]
 
 
 def heads_alike(store: Store, model: Identity) -> bool:
-    """Whether all heads that take part have the size that the model's file names: the maps of kvzap are one table."""
-    return all((info.d_k, info.d_v) == (model.d_head_k, model.d_head_v) for info in store.layers if not info.n_swa)
+    """Whether all heads that take part have the size that the model's file names: the maps of kvzap
+    are one table.
+    """
+    return all(
+        (info.d_k, info.d_v) == (model.d_head_k, model.d_head_v)
+        for info in store.layers
+        if not info.n_swa
+    )
 
 
 def taking_part(store: Store) -> NDArray[np.bool_]:
     """bool [n_layer, n_head_kv]: the heads that exist, of layers that attend to everything."""
-    return np.array([[k < info.n_head_kv and not info.n_swa for k in range(store.n_head_kv)] for info in store.layers])
+    return np.array(
+        [
+            [k < info.n_head_kv and not info.n_swa for k in range(store.n_head_kv)]
+            for info in store.layers
+        ]
+    )
 
 
 def count(scores: NDArray[np.float32], ratios: Sequence[float]) -> NDArray[np.float64]:
-    """float64 [n_ratio, n_layer, n_head_kv]: each head's share of rows among the best of all heads, for each ratio.
+    """float64 [n_ratio, n_layer, n_head_kv]: each head's share of rows among the best of all heads,
+    for each ratio.
 
-    scores: float32 [n_layer, n_head_kv, n_tokens], NaN for heads that take no part. The mean over the others is the ratio, but for rounding.
+    scores: float32 [n_layer, n_head_kv, n_tokens], NaN for heads that take no part. The mean over
+    the others is the ratio, but for rounding.
     """
     n_layer, n_head_kv, n = scores.shape
     flat = scores.ravel()
     order = np.argsort(-flat, kind="stable")[: np.isfinite(flat).sum()]  # NaN sorts last
     head = order // n
-    counts = [np.bincount(head[: round(ratio * len(head))], minlength=n_layer * n_head_kv) for ratio in ratios]
+    counts = [
+        np.bincount(head[: round(ratio * len(head))], minlength=n_layer * n_head_kv)
+        for ratio in ratios
+    ]
     return (np.stack(counts) / n).reshape(-1, n_layer, n_head_kv)
 
 
 def _tokens(llm: Llama, text: str, n_tokens: int) -> tuple[int, ...]:
     tokens = tuple(llm.tokenize(text.encode()))[:n_tokens]
     if len(tokens) < MIN_TOKENS:
-        raise BadInput(f"a calibration text has {len(tokens)} tokens; give texts of {MIN_TOKENS} tokens or more, about 1,500 are best")
+        raise BadInput(
+            f"a calibration text has {len(tokens)} tokens; give texts of {MIN_TOKENS} tokens or"
+            " more, about 1,500 are best"
+        )
     return tokens
 
 

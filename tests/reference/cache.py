@@ -1,6 +1,8 @@
-"""What storing a row in a KV cache does to it: rounding to the cache type, behind a Hadamard rotation for quantised types.
+"""What storing a row in a KV cache does to it: rounding to the cache type, behind a Hadamard
+rotation for quantised types.
 
-The rotation is orthonormal and its own inverse, so instead of rotating queries and outputs as llama.cpp does, a row is rotated,
+The rotation is orthonormal and its own inverse, so instead of rotating queries and outputs as
+llama.cpp does, a row is rotated,
 rounded and rotated back: attention over the result is the same.
 """
 
@@ -17,12 +19,16 @@ ROTATION = 64  # llama.cpp rotates where the head size is a multiple of this
 
 
 def round_keys(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """Rows [..., d_head] as a K cache of type `kind` gives them back; K uses the largest rotation that divides d_head."""
+    """Rows [..., d_head] as a K cache of type `kind` gives them back; K uses the largest rotation
+    that divides d_head.
+    """
     return _round(x, kind, _key_rotation(x.shape[-1]))
 
 
 def round_values(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """Rows [..., d_head] as a V cache of type `kind` gives them back; V always uses rotations of 64."""
+    """Rows [..., d_head] as a V cache of type `kind` gives them back; V always uses rotations of
+    64.
+    """
     return _round(x, kind, ROTATION)
 
 
@@ -34,7 +40,8 @@ def turned_back(k: torch.Tensor, v: torch.Tensor, kind: str) -> tuple[torch.Tens
 
 
 def round_queries(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """Queries [..., d_head] as ggml's CPU attention takes them against keys of type `kind`: q8_0 where those are quantised.
+    """Queries [..., d_head] as ggml's CPU attention takes them against keys of type `kind`: q8_0
+    where those are quantised.
 
     Left out, this alone is an NMSE of 1e-4 (q8_0) to 7e-3 (q4_0) in the tiny models' logits.
     """
@@ -61,7 +68,9 @@ def _round(x: torch.Tensor, kind: str, size: int) -> torch.Tensor:
 def _quantise(x: torch.Tensor, kind: str) -> torch.Tensor:
     qtype = gguf.GGMLQuantizationType[kind.upper()]
     rows = np.ascontiguousarray(x.reshape(-1, x.shape[-1]).numpy())
-    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(rows, qtype), qtype)).reshape(x.shape)
+    return torch.from_numpy(
+        gguf.quants.dequantize(gguf.quants.quantize(rows, qtype), qtype)
+    ).reshape(x.shape)
 
 
 def _rotate(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -70,7 +79,9 @@ def _rotate(x: torch.Tensor, size: int) -> torch.Tensor:
 
 @lru_cache
 def hadamard(size: int) -> torch.Tensor:
-    """The normalised Walsh-Hadamard matrix [size, size], size a power of two (Sylvester's construction)."""
+    """The normalised Walsh-Hadamard matrix [size, size], size a power of two (Sylvester's
+    construction).
+    """
     matrix = torch.ones(1, 1)
     while matrix.shape[0] < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])

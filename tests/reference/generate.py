@@ -8,11 +8,22 @@ from .model import Pass, Reference
 from .scores import keep_best, snapkv
 
 
-def compress(reference: Reference, prompt: Pass, ratio: float, sink: int = 4, window: int = 32, min_tokens: int = 128) -> int:
-    """Evict by SnapKV, the same number of rows in every head; returns that number. prompt: what `prefill` gave."""
+def compress(
+    reference: Reference,
+    prompt: Pass,
+    ratio: float,
+    sink: int = 4,
+    window: int = 32,
+    min_tokens: int = 128,
+) -> int:
+    """Evict by SnapKV, the same number of rows in every head; returns that number. prompt: what
+    `prefill` gave.
+    """
     n_tokens = len(reference.layers[0].pos)
     count = min(n_tokens, max(min_tokens, int(ratio * n_tokens)))
-    reference.keep([keep_best(snapkv(layer.attention), count, sink, window) for layer in prompt.layers])
+    reference.keep(
+        [keep_best(snapkv(layer.attention), count, sink, window) for layer in prompt.layers]
+    )
     return count
 
 

@@ -1,7 +1,8 @@
 """A transformer over a full cache of which each KV head may see some rows only.
 
-`Reference` keeps every row that it ever computed. Evicting is a mask here (`keep`), on purpose: what edgekv does by moving
-bytes must equal this. Rows are float32 values as the cache type gives them back (cache.py).
+`Reference` keeps every row that it ever computed. Evicting is a mask here (`keep`), on purpose:
+what edgekv does by moving bytes must equal this. Rows are float32 values as the cache type gives
+them back (cache.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ Rows = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass
 class LayerCache:
-    """All rows of one layer: k, v float32 [n_head_kv, n_rows, d_head], pos int64 [n_rows], visible bool [n_head_kv, n_rows]."""
+    """All rows of one layer: k, v float32 [n_head_kv, n_rows, d_head], pos int64 [n_rows], visible
+    bool [n_head_kv, n_rows].
+    """
 
     k: torch.Tensor
     v: torch.Tensor
@@ -38,8 +41,9 @@ class LayerCache:
 class LayerPass:
     """What one layer did with the tokens of one call.
 
-    q: [n_head, n_tokens, d_head] after RoPE, raw_q: the same before; attention: probabilities [n_head_kv, G, n_observe, n_rows] of the last n_observe
-    tokens; col_sum: [n_head_kv, n_rows], the column sums over all tokens, mean over the G heads.
+    q: [n_head, n_tokens, d_head] after RoPE, raw_q: the same before; attention: probabilities
+    [n_head_kv, G, n_observe, n_rows] of the last n_observe tokens; col_sum: [n_head_kv, n_rows],
+    the column sums over all tokens, mean over the G heads.
     """
 
     q: torch.Tensor
@@ -59,11 +63,18 @@ class Pass:
 class Reference:
     """One conversation with one model.
 
-    type_k, type_v: cache types that rows are stored in; a prompt, too, attends to them as stored. rounded_queries: round
-    queries as ggml's own CPU attention does before quantised keys (see cache.round_queries).
+    type_k, type_v: cache types that rows are stored in; a prompt, too, attends to them as stored.
+    rounded_queries: round queries as ggml's own CPU attention does before quantised keys (see
+    cache.round_queries).
     """
 
-    def __init__(self, model: Path | str | Weights, type_k: str = "f16", type_v: str = "f16", rounded_queries: bool = False):
+    def __init__(
+        self,
+        model: Path | str | Weights,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        rounded_queries: bool = False,
+    ):
         self.weights = model if isinstance(model, Weights) else load(model)
         self.type_k, self.type_v, self.rounded_queries = type_k, type_v, rounded_queries
         self.reset()
@@ -71,15 +82,29 @@ class Reference:
     def reset(self) -> None:
         """Forget the conversation."""
         shape = (self.weights.n_head_kv, 0, self.weights.d_head)
-        self.layers = [LayerCache(torch.zeros(shape), torch.zeros(shape), torch.zeros(0, dtype=torch.int64),
-                                  torch.zeros(shape[:2], dtype=torch.bool)) for _ in range(self.weights.n_layer)]
+        self.layers = [
+            LayerCache(
+                torch.zeros(shape),
+                torch.zeros(shape),
+                torch.zeros(0, dtype=torch.int64),
+                torch.zeros(shape[:2], dtype=torch.bool),
+            )
+            for _ in range(self.weights.n_layer)
+        ]
 
     @torch.inference_mode()
-    def prefill(self, tokens: Sequence[int], observe: int = 32, all_logits: bool = True, rows: Rows | None = None) -> Pass:
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        observe: int = 32,
+        all_logits: bool = True,
+        rows: Rows | None = None,
+    ) -> Pass:
         """Read a prompt (or a later turn of many tokens) behind what is there.
 
-        rows: K and V of each layer's new rows as edgekv stored them, instead of this model's own: what depends on values that round one way
-        here and the other way there is then left out of a comparison.
+        rows: K and V of each layer's new rows as edgekv stored them, instead of this model's own:
+        what depends on values that round one way here and the other way there is then left out of a
+        comparison.
         """
         return self._forward(tokens, observe, all_logits, rows)
 
@@ -90,7 +115,9 @@ class Reference:
 
     @torch.inference_mode()
     def keep(self, rows: Sequence[Sequence[np.ndarray]]) -> None:
-        """Let KV head k of layer il see only rows[il][k] (row indices, any order) of what is there; a layer without entries keeps all."""
+        """Let KV head k of layer il see only rows[il][k] (row indices, any order) of what is there;
+        a layer without entries keeps all.
+        """
         for layer, heads in zip(self.layers, rows, strict=True):
             visible = layer.visible.clone()
             for k, kept in enumerate(heads):
@@ -102,10 +129,14 @@ class Reference:
     def fork(self) -> Reference:
         """Another conversation that goes on from here: same weights, same rows."""
         other = Reference(self.weights, self.type_k, self.type_v, self.rounded_queries)
-        other.layers = [replace(layer) for layer in self.layers]  # tensors are never changed in place
+        other.layers = [
+            replace(layer) for layer in self.layers
+        ]  # tensors are never changed in place
         return other
 
-    def _forward(self, tokens: Sequence[int], observe: int, all_logits: bool, rows: Rows | None = None) -> Pass:
+    def _forward(
+        self, tokens: Sequence[int], observe: int, all_logits: bool, rows: Rows | None = None
+    ) -> Pass:
         w = self.weights
         pos = torch.arange(len(tokens)) + len(self.layers[0].pos)
         x = w.tensors["token_embd.weight"][torch.as_tensor(tokens)]
@@ -113,27 +144,46 @@ class Reference:
             x = x * w.n_embd**0.5
         passes = []
         for il in range(w.n_layer):
-            attended, layer_pass = self._attention(il, self._norm(x, w.get(il, "attn_norm.weight")), pos, observe, rows and rows[il])
+            attended, layer_pass = self._attention(
+                il, self._norm(x, w.get(il, "attn_norm.weight")), pos, observe, rows and rows[il]
+            )
             x = x + self._post_norm(attended, il, "post_attention_norm.weight")
-            x = x + self._post_norm(self._feed_forward(il, self._norm(x, w.get(il, "ffn_norm.weight"))), il, "post_ffw_norm.weight")
+            x = x + self._post_norm(
+                self._feed_forward(il, self._norm(x, w.get(il, "ffn_norm.weight"))),
+                il,
+                "post_ffw_norm.weight",
+            )
             passes.append(layer_pass)
         x = self._norm(x if all_logits else x[-1:], w.tensors["output_norm.weight"])
         head = w.tensors.get("output.weight", w.tensors["token_embd.weight"])
         return Pass(x @ head.T, passes)
 
-    def _attention(self, il: int, x: torch.Tensor, pos: torch.Tensor, observe: int,
-                   stored: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[torch.Tensor, LayerPass]:
+    def _attention(
+        self,
+        il: int,
+        x: torch.Tensor,
+        pos: torch.Tensor,
+        observe: int,
+        stored: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> tuple[torch.Tensor, LayerPass]:
         w, layer = self.weights, self.layers[il]
         raw_q, k, v = self._project(il, x)
         base = w.freq_base_swa if w.swa[il] else w.freq_base
-        q, k = (part if w.arch in ALIBI else rope(part, pos, base, w.arch in NEOX) for part in (raw_q, k))
+        q, k = (
+            part if w.arch in ALIBI else rope(part, pos, base, w.arch in NEOX)
+            for part in (raw_q, k)
+        )
         k, v = stored or (round_keys(k, self.type_k), round_values(v, self.type_v))
         layer.k, layer.v = torch.cat([layer.k, k], 1), torch.cat([layer.v, v], 1)
         layer.pos = torch.cat([layer.pos, pos])
-        layer.visible = torch.cat([layer.visible, torch.ones(w.n_head_kv, len(pos), dtype=torch.bool)], 1)
+        layer.visible = torch.cat(
+            [layer.visible, torch.ones(w.n_head_kv, len(pos), dtype=torch.bool)], 1
+        )
 
         n_group, n_tokens = w.n_head // w.n_head_kv, len(pos)
-        grouped = (round_queries(q, self.type_k) if self.rounded_queries else q).reshape(w.n_head_kv, n_group, n_tokens, w.d_head)
+        grouped = (round_queries(q, self.type_k) if self.rounded_queries else q).reshape(
+            w.n_head_kv, n_group, n_tokens, w.d_head
+        )
         col_sum = torch.zeros(layer.visible.shape)
         outputs, observed = [], []
         for first in range(0, n_tokens, QUERY_CHUNK):
@@ -143,17 +193,30 @@ class Reference:
             outputs.append(probabilities @ layer.v[:, None, :n_rows])
             col_sum[:, :n_rows] += probabilities.sum(2).mean(1)
             if last > n_tokens - observe:
-                tail = probabilities[:, :, max(0, n_tokens - observe - first):]
+                tail = probabilities[:, :, max(0, n_tokens - observe - first) :]
                 observed.append(F.pad(tail, (0, col_sum.shape[1] - n_rows)))
-        out = torch.cat(outputs, 2).reshape(w.n_head, n_tokens, w.d_head).transpose(0, 1).reshape(n_tokens, -1)
-        return out @ w.get(il, "attn_output.weight").T, LayerPass(q, raw_q, torch.cat(observed, 2), col_sum)
+        out = (
+            torch.cat(outputs, 2)
+            .reshape(w.n_head, n_tokens, w.d_head)
+            .transpose(0, 1)
+            .reshape(n_tokens, -1)
+        )
+        return out @ w.get(il, "attn_output.weight").T, LayerPass(
+            q, raw_q, torch.cat(observed, 2), col_sum
+        )
 
     def _probabilities(self, il: int, q: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
-        """Softmax over the visible, causal rows: [n_head_kv, G, n_q, n_rows] for queries q [n_head_kv, G, n_q, d_head] at pos."""
+        """Softmax over the visible, causal rows: [n_head_kv, G, n_q, n_rows] for queries q
+        [n_head_kv, G, n_q, d_head] at pos.
+        """
         w, layer = self.weights, self.layers[il]
-        n_rows = int(torch.searchsorted(layer.pos, pos[-1], right=True))  # later rows are masked for every query of this chunk
+        n_rows = int(
+            torch.searchsorted(layer.pos, pos[-1], right=True)
+        )  # later rows are masked for every query of this chunk
         distance = pos[:, None] - layer.pos[None, :n_rows]
-        allowed = (distance >= 0) & ((distance < w.n_swa) if w.swa[il] else torch.ones_like(distance, dtype=torch.bool))
+        allowed = (distance >= 0) & (
+            (distance < w.n_swa) if w.swa[il] else torch.ones_like(distance, dtype=torch.bool)
+        )
         allowed = allowed[None] & layer.visible[:, None, :n_rows]
         scores = q @ layer.k[:, None, :n_rows].transpose(-1, -2) / w.d_head**0.5
         if w.arch in ALIBI:
@@ -161,12 +224,17 @@ class Reference:
         return scores.masked_fill_(~allowed[:, None], -torch.inf).softmax(-1)
 
     def _project(self, il: int, x: torch.Tensor) -> list[torch.Tensor]:
-        """q [n_head, n, d_head], k and v [n_head_kv, n, d_head] with biases and QK norm, before RoPE."""
+        """q [n_head, n, d_head], k and v [n_head_kv, n, d_head] with biases and QK norm, before
+        RoPE.
+        """
         w = self.weights
         heads = {"q": w.n_head, "k": w.n_head_kv, "v": w.n_head_kv}
         fused = w.get(il, "attn_qkv.weight")
-        matrices = (fused.split([n * w.d_head for n in heads.values()]) if fused is not None
-                    else [w.get(il, f"attn_{part}.weight") for part in heads])
+        matrices = (
+            fused.split([n * w.d_head for n in heads.values()])
+            if fused is not None
+            else [w.get(il, f"attn_{part}.weight") for part in heads]
+        )
         projected = []
         for (part, n_head), matrix in zip(heads.items(), matrices, strict=True):
             bias, norm = w.get(il, f"attn_{part}.bias"), w.get(il, f"attn_{part}_norm.weight")
@@ -191,9 +259,13 @@ class Reference:
 
 
 def alibi_slopes(n_head: int) -> torch.Tensor:
-    """[n_head]: the paper's geometric sequence for a power of two; for other numbers every second one of the next power's follows."""
+    """[n_head]: the paper's geometric sequence for a power of two; for other numbers every second
+    one of the next power's follows.
+    """
     power = 2 ** int(np.log2(n_head))
-    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)] + [2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * power, 2)]
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)] + [
+        2 ** (-8 * (i + 1) / (2 * power)) for i in range(0, 2 * power, 2)
+    ]
     return torch.tensor(slopes[:n_head])
 
 
@@ -209,7 +281,7 @@ def rope(x: torch.Tensor, pos: torch.Tensor, base: float, neox: bool) -> torch.T
     angle = pos.double()[:, None] * frequencies[None]
     cos, sin = angle.cos().float(), angle.sin().float()
     if neox:
-        a, b = x[..., : d // 2], x[..., d // 2:]
+        a, b = x[..., : d // 2], x[..., d // 2 :]
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)

@@ -1,4 +1,6 @@
-"""Summary rows of one head, in float64: groups by SciPy, the regression as a least-squares problem, attention as a loop over queries."""
+"""Summary rows of one head, in float64: groups by SciPy, the regression as a least-squares problem,
+attention as a loop over queries.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,34 @@ import torch
 from scipy.cluster.vq import kmeans2
 
 
-def groups(keys: np.ndarray, values: np.ndarray, queries: np.ndarray, n: int, rounds: int, jitter: float) -> np.ndarray:
-    """Which group each row is in. The logits of all queries are a row's place, and `jitter` of their power its key itself."""
+def groups(
+    keys: np.ndarray, values: np.ndarray, queries: np.ndarray, n: int, rounds: int, jitter: float
+) -> np.ndarray:
+    """Which group each row is in. The logits of all queries are a row's place, and `jitter` of
+    their power its key itself.
+    """
     k, v, q = (np.asarray(x, np.float64) for x in (keys, values, queries))
     spread = (q - q.mean(axis=0)) / np.sqrt(len(q))
-    logits = np.concatenate([k @ spread.T, k * np.sqrt(jitter * np.square(spread).sum() / q.shape[1])], axis=1)
-    points = np.concatenate([logits / np.sqrt(logits.var(axis=0).sum()), v / np.sqrt(v.var(axis=0).sum())], axis=1)
+    logits = np.concatenate(
+        [k @ spread.T, k * np.sqrt(jitter * np.square(spread).sum() / q.shape[1])], axis=1
+    )
+    points = np.concatenate(
+        [logits / np.sqrt(logits.var(axis=0).sum()), v / np.sqrt(v.var(axis=0).sum())], axis=1
+    )
     first = points[np.linspace(0, len(points) - 1, n).astype(int)]
     return kmeans2(points, first, iter=rounds, minit="matrix")[1]
 
 
 def summary(
-    keys: np.ndarray, values: np.ndarray, queries: np.ndarray, groups: list[np.ndarray], ridge: float
+    keys: np.ndarray,
+    values: np.ndarray,
+    queries: np.ndarray,
+    groups: list[np.ndarray],
+    ridge: float,
 ) -> list[tuple[np.ndarray, np.ndarray, float]]:
-    """(key, value, error) for each of `groups`, lists of row numbers; keys, values [n, d] are all rows of the head, queries [m, d]."""
+    """(key, value, error) for each of `groups`, lists of row numbers; keys, values [n, d] are all
+    rows of the head, queries [m, d].
+    """
     k, v, q = (torch.from_numpy(np.asarray(x, np.float64)) for x in (keys, values, queries))
     found = []
     for group in groups:
@@ -35,9 +51,21 @@ def summary(
         weight = torch.stack(weights) / sum(weights)
         slope = (weight[:, None] * torch.stack(slopes)).sum(0)
         power = (weight[:, None] * q**2).sum() / q.shape[1]
-        left = torch.cat([weight.sqrt()[:, None] * q, (ridge * power).sqrt() * torch.eye(q.shape[1], dtype=q.dtype)])
-        right = torch.cat([weight.sqrt() * (torch.stack(wanted) - q @ slope), torch.zeros(q.shape[1], dtype=q.dtype)])
+        left = torch.cat(
+            [
+                weight.sqrt()[:, None] * q,
+                (ridge * power).sqrt() * torch.eye(q.shape[1], dtype=q.dtype),
+            ]
+        )
+        right = torch.cat(
+            [
+                weight.sqrt() * (torch.stack(wanted) - q @ slope),
+                torch.zeros(q.shape[1], dtype=q.dtype),
+            ]
+        )
         key = slope + torch.linalg.lstsq(left, right[:, None]).solution[:, 0]
         error = (weight * (q @ key - torch.stack(wanted)) ** 2).sum().sqrt()
-        found.append((key.numpy(), (weight[:, None] * torch.stack(outputs)).sum(0).numpy(), float(error)))
+        found.append(
+            (key.numpy(), (weight[:, None] * torch.stack(outputs)).sum(0).numpy(), float(error))
+        )
     return found

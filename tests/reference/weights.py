@@ -12,7 +12,9 @@ import torch
 
 @dataclass(frozen=True)
 class Weights:
-    """One model. `tensors` are float32 [n_out, n_in] or [n] by their GGUF name; `swa` says which layers slide."""
+    """One model. `tensors` are float32 [n_out, n_in] or [n] by their GGUF name; `swa` says which
+    layers slide.
+    """
 
     arch: str
     n_layer: int
@@ -41,10 +43,17 @@ def load(path: Path | str) -> Weights:
         field = reader.fields.get(f"{arch}.{key}")
         return default if field is None else field.contents()
 
-    n_layer, n_embd, n_head = value("block_count"), value("embedding_length"), value("attention.head_count")
+    n_layer, n_embd, n_head = (
+        value("block_count"),
+        value("embedding_length"),
+        value("attention.head_count"),
+    )
     n_swa = value("attention.sliding_window", 0)
     return Weights(
-        arch=arch, n_layer=n_layer, n_embd=n_embd, n_head=n_head,
+        arch=arch,
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
         n_head_kv=value("attention.head_count_kv", n_head),
         d_head=value("attention.key_length", n_embd // n_head),
         eps=value("attention.layer_norm_rms_epsilon"),

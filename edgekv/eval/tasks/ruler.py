@@ -26,17 +26,25 @@ FAMILIES: dict[str, Callable[[Random, int, Count], Sample]] = {
 
 
 def samples(request: Request) -> Iterator[Sample]:
-    """n samples of each family, spread over the lengths. Raises BadInput for a family that there is not."""
+    """n samples of each family, spread over the lengths. Raises BadInput for a family that there is
+    not.
+    """
     for name in request.families or FAMILIES:
         if name not in FAMILIES:
             raise BadInput(f"there is no family '{name}'; choose from: {', '.join(FAMILIES)}")
         for rng, length, index, _ in spread(request.seed, name, request.n, request.lengths):
             sample = FAMILIES[name](rng, length, request.count)
-            yield replace(sample, id=f"{name}-{length}-{index}", tags={"family": name, "length": length})
+            yield replace(
+                sample, id=f"{name}-{length}-{index}", tags={"family": name, "length": length}
+            )
 
 
 TASK = Task(
-    "ruler", "RULER's families: needles of several kinds, variables, word counts.",
-    "Ask what RULER asks: -n samples of each family, in text and words of our own. The score is the share of the right answers that stand in "
-    f"the reply.\n\nFamilies: {', '.join(FAMILIES)}.",
-    samples, asks=("lengths", "families"), columns=("family", "length"))
+    "ruler",
+    "RULER's families: needles of several kinds, variables, word counts.",
+    "Ask what RULER asks: -n samples of each family, in text and words of our own. The score is"
+    f" the share of the right answers that stand in the reply.\n\nFamilies: {', '.join(FAMILIES)}.",
+    samples,
+    asks=("lengths", "families"),
+    columns=("family", "length"),
+)
