@@ -27,6 +27,24 @@ def begins_with(magic: bytes) -> IsOurs:
     return lambda f: f.read(len(magic)) == magic
 
 
+def contains(mark: bytes, n_bytes: int = 128) -> IsOurs:
+    """Return the test for files that have `mark` in their first n_bytes bytes."""
+    return lambda f: mark in f.read(n_bytes)
+
+
+def anything(f: BinaryIO) -> bool:
+    """The test for a place of edgekv's own: whatever is there may go."""
+    return True
+
+
+def check(path: str | os.PathLike[str], is_ours: IsOurs, kind: str) -> None:
+    """Raises BadInput if `replaced` would: before minutes of work, not after."""
+    with _in_one_line(path, "written"):
+        target = Path(os.path.realpath(expanded(path)))
+        _replaceable(target, str(path), is_ours, kind)
+        os.stat(target.parent)
+
+
 @contextmanager
 def replaced(path: str | os.PathLike[str], is_ours: IsOurs, kind: str) -> Iterator[BinaryIO]:
     """A `with` block that writes the file `path`, which is as before unless the block ends well.

@@ -3,13 +3,12 @@ axes; files."""
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv import files
+from edgekv.errors import EdgeKVError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +19,7 @@ FULL_COLOURS = ("black", "dimgray", "darkgray", "tan")
 """Of full caches; compressed ones get the colours of matplotlib's cycle."""
 DPI = 150
 LEGEND_COLUMNS = 4
+IS_PNG = files.begins_with(b"\x89PNG")
 
 
 def figure(width: float, height: float) -> Figure:
@@ -84,23 +84,14 @@ def styles(names: Sequence[str], full: Sequence[str]) -> dict[str, dict[str, Any
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure as a PNG. Raises BadInput if the file cannot be written."""
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=DPI)
-    replace_file(path, data.getvalue())
+    """Write a figure as a PNG.
+
+    Raises BadInput if the file cannot be written, or if anything but a PNG is there.
+    """
+    with files.replaced(path, IS_PNG, "picture") as f:
+        figure.savefig(f, format="png", dpi=DPI)
 
 
-def replace_file(path: str | Path, data: bytes) -> None:
-    """Write a file beside its place, and rename it. Raises BadInput if it cannot be written."""
-    beside = Path(f"{path}.partial")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise BadInput(
-            f"{path} cannot be written ({error.strerror}); choose another place"
-        ) from None
+def check(path: str | Path) -> None:
+    """Raises BadInput if a picture cannot be put there: before minutes of work, not after."""
+    files.check(path, IS_PNG, "picture")

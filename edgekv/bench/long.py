@@ -11,14 +11,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from edgekv import files
 from edgekv.bench import compare, formats, plot, reads
 from edgekv.bench.runner import Table
 from edgekv.bench.spec import Case, Lists
 from edgekv.errors import BadInput
-from edgekv.plots import replace_file
 from edgekv.sizes import MIB, mib, percent, share, size_text
 
 FIRST = 4096
+TITLE = "# Long contexts"
 N_GEN = 32
 MARGIN = 2**30
 Record = dict[str, Any]
@@ -87,8 +88,12 @@ def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
     ]
     images = _plots(table, records, folder)
     page = folder / "long.md"
-    replace_file(page, _page(table, records, words, images).encode())
-    replace_file(folder / "long.json", formats.as_json(records).encode())
+    for path, is_ours, text in (
+        (page, files.begins_with(TITLE.encode()), _page(table, records, words, images)),
+        (folder / "long.json", files.begins_with(b"["), formats.as_json(records)),
+    ):
+        with files.replaced(path, is_ours, "page of an earlier run") as f:
+            f.write(text.encode())
     return [page, folder / "long.json", *images]
 
 
@@ -107,7 +112,7 @@ def _page(
     shown = "".join(f"![{path.stem}]({path.name})\n" for path in images)
     rows = _filled_rows(table, records) if is_filled else _read_rows(table, records)
     return (
-        f"# Long contexts\n\n{about}.\n\n"
+        f"{TITLE}\n\n{about}.\n\n"
         + formats.FILLED * is_filled
         + (shown or "No plots: they need matplotlib (pip install matplotlib).\n")
         + "\n"

@@ -16,7 +16,7 @@ from edgekv.commands.profile_options import (
     OUTPUT,
     RATIOS,
     THREADS,
-    check_folder,
+    check_output,
     command_line,
     given,
     progress_bar,
@@ -79,7 +79,7 @@ def probe(
 
     path = model_path(model)
     identify(path)
-    check_folder(output)
+    check_output(output)
     texts = [read_text(name) for name in contexts] or probe_profile.texts()
     n = count_threads(threads)
     llm = probe_profile.load(
@@ -177,7 +177,7 @@ def lukv(
         raise BadInput("--text and --questions belong together; give both or none")
     path = model_path(model)
     identify(path)
-    check_folder(output)
+    check_output(output)
     sources = lukv.sources()
     if text_file and question_file:
         sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
@@ -242,9 +242,10 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
 
     profile = read(file)
     if output:
+        from edgekv import plots
         from edgekv.profiles import draw
 
-        check_folder(output, draw.PNG, "picture")
+        plots.check(output)
         draw.image(profile, share, output)
     elif as_json:
         click.echo(
@@ -319,7 +320,7 @@ def import_curve(curve: str, model: str, output: str, score: str) -> None:
     recorded = command_line(
         "import", Path(curve).name, "-m", Path(path).name, *given("--score", score or None)
     )
-    check_folder(output)
+    check_output(output)
     profile = curves.read_curve(curve, identify(path), score, recorded)
     write(profile, output)
     click.echo(summary(profile))

@@ -13,7 +13,7 @@ from edgekv.commands.options import MODEL, lengths
 from edgekv.commands.profile_options import (
     GPU_LAYERS,
     THREADS,
-    check_folder,
+    check_output,
     command_line,
     given,
     note_what_is_kept,
@@ -177,7 +177,7 @@ def evolkv(
 
     path = model_path(model)
     out = output or str(_cached(path))
-    check_folder(out)
+    check_output(out)
     identify(path)
     search.import_cma()
     n = count_threads(threads)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.commands.options import ratio
-from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile
@@ -72,17 +71,12 @@ def given(flag: str, value: Any) -> list[str]:
     return [flag, ",".join(f"{x:g}" for x in value) if isinstance(value, tuple) else str(value)]
 
 
-def check_folder(output: str, mark: bytes = b"kvbudget", what: str = "profile") -> None:
-    """Raises BadInput if a file cannot be put there: before minutes of work, not after.
+def check_output(output: str) -> None:
+    """Raises BadInput if a profile cannot be put there: before minutes of work, not after."""
+    from edgekv import files
+    from edgekv.profiles.file import IS_PROFILE
 
-    mark, what: see `edgekv.profiles.file.check_output`.
-    """
-    from edgekv.profiles.file import check_output
-
-    folder = Path(output).parent
-    if not folder.is_dir() or Path(output).is_dir():
-        raise BadInput(f"{output} cannot be written; name a file in a folder that exists")
-    check_output(output, mark, what)
+    files.check(output, IS_PROFILE, "profile")
 
 
 def read_text(name: str) -> str:

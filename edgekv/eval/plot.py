@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edgekv import plots
-from edgekv.errors import BadInput
 from edgekv.eval.evaluate import RANDOM
 from edgekv.eval.perplexity import FULL
 from edgekv.eval.sample import Measure, Outcome, Row
@@ -26,8 +24,7 @@ DEPTHS = 10
 def check(path: str) -> None:
     """Say what is missing before minutes of work, not after. Raises EdgeKVError."""
     plots.figure(1, 1)
-    if not Path(path).parent.is_dir() or Path(path).is_dir():
-        raise BadInput(f"{path} cannot be written; name a file in a folder that exists")
+    plots.check(path)
 
 
 def save(table: Table, path: str) -> None:

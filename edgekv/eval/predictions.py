@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import click
 
+from edgekv import files
 from edgekv.errors import BadInput
 from edgekv.eval.sample import Outcome
 
@@ -34,6 +35,9 @@ class Predictions:
         return text
 
 
+IS_OURS = files.begins_with(b'{"task"')
+
+
 @contextmanager
 def kept(name: str | None, task: str, setting: str, call: dict[str, Any]) -> Iterator[Predictions]:
     """The predictions of one call; with a name they gather in `<name>.partial` and become `<name>`
@@ -49,8 +53,7 @@ def kept(name: str | None, task: str, setting: str, call: dict[str, Any]) -> Ite
     predictions = Predictions(task, setting, [])
     stopped = True
     try:
-        if Path(name).is_dir():
-            raise IsADirectoryError(None, "it is a directory")
+        files.check(name, IS_OURS, "file of predictions")
         before = _left(partial, head)
         with partial.open("w", encoding="utf-8", buffering=1) as predictions.file:
             predictions.file.write(head + "\n")
@@ -58,12 +61,9 @@ def kept(name: str | None, task: str, setting: str, call: dict[str, Any]) -> Ite
                 predictions.add(outcome)
             yield predictions
         stopped = False
-        fresh = Path(name + ".new")
-        fresh.write_text(
-            "".join(line(task, setting, outcome) for outcome in predictions.outcomes),
-            encoding="utf-8",
-        )
-        fresh.replace(name)
+        with files.replaced(name, IS_OURS, "file of predictions") as f:
+            for outcome in predictions.outcomes:
+                f.write(line(task, setting, outcome).encode())
         partial.unlink()
     except OSError as error:
         raise BadInput(

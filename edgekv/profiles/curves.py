@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv import files
 from edgekv.errors import BadInput
-from edgekv.profiles.file import Profile, check_output, replacing
+from edgekv.profiles.file import Profile
 from edgekv.profiles.header import open_regular
 from edgekv.profiles.identity import Identity
 
 N_CURVE = 99
+IS_CURVE = files.begins_with(b"\x93NUMPY")
 REMOVED = np.arange(1, N_CURVE + 1) / (N_CURVE + 1)
 _LEAST = 0.01
 """What every head keeps, as in the paper; files with less would take heads out altogether."""
@@ -57,7 +59,6 @@ def write_curve(profile: Profile, path: str) -> None:
 
     Raises BadInput if that cannot be written, or if anything but a .npy file is there.
     """
-    check_output(path, b"\x93NUMPY", ".npy file")
     removed = np.stack([1 - profile.shares_at(1 - r) for r in REMOVED]).astype(np.float32)
-    with replacing(path) as fresh, fresh.open("wb") as f:
+    with files.replaced(path, IS_CURVE, ".npy file") as f:
         np.save(f, removed)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgekv import plots
 from edgekv.errors import EdgeKVError
-from edgekv.profiles.file import Profile, check_output, replacing
+from edgekv.profiles.file import Profile
 
 _WIDE = 24
 """More heads than this are drawn without numbers."""
-PNG = b"\x89PNG"
-"""How the files begin."""
 _SHADES = " .:-=+*#%@"
 
 
@@ -70,7 +69,6 @@ def image(profile: Profile, ratio: float, path: str) -> None:
         raise EdgeKVError(
             "a picture needs matplotlib; run: pip install 'edgekv[profile]'"
         ) from None
-    check_output(path, PNG, "picture")
     shares = np.where(profile.heads, profile.shares_at(ratio), np.nan)
     figure = Figure(
         figsize=(2.5 + 0.3 * shares.shape[1], 1.5 + 0.2 * shares.shape[0]), layout="constrained"
@@ -83,5 +81,4 @@ def image(profile: Profile, ratio: float, path: str) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(picture, label="share of rows kept")
-    with replacing(path) as fresh:
-        figure.savefig(fresh, format="png", dpi=150)
+    plots.save(figure, path)

@@ -12,9 +12,6 @@ import math
 import os
 import re
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv import files
 from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.profiles.header import DAMAGE, Header, Tensor, open_regular
@@ -30,6 +28,7 @@ from edgekv.version import __version__
 
 KINDS = ("probe", "lukv", "evolkv", "imported")
 TYPE, FORMAT = "kvbudget", 1
+IS_PROFILE = files.contains(TYPE.encode())
 _KEY = "edgekv.profile."
 _TENSOR, _MAPS = _KEY + "shares", _KEY + "surrogate"
 _MAX_BYTES = 1 << 24
@@ -177,73 +176,22 @@ def _wrong(p: Profile) -> str | None:
 # ---- files
 
 
-def check_output(path: str | os.PathLike[str], mark: bytes, what: str) -> None:
-    """Raises BadInput, in one line, if writing to `path` would destroy anything but `what`.
-
-    What may be there: nothing, an empty file, or a regular file with `mark` in its first 128 bytes.
-    """
-    try:
-        if not os.path.exists(path):
-            return
-        with open_regular(path) as f:
-            head = f.read(128)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(f"{path} cannot be written ({why}); choose another place") from None
-    if head and mark not in head:
-        raise BadInput(f"{path} is no {what} and stays as it is; choose another name")
-
-
-@contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A fresh file beside `path`, which takes its place if all goes well and vanishes if not.
-
-    Raises BadInput if it cannot be written.
-    """
-    target = Path(os.path.realpath(path))
-    try:
-        _clean(target)
-        fresh = tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=f".{target.name}.", suffix=".new", delete=False
-        )
-        fresh.close()
-        try:
-            yield Path(fresh.name)
-            with open(fresh.name, "rb+") as f:
-                os.fsync(f.fileno())
-            os.chmod(fresh.name, 0o644)
-            os.replace(fresh.name, target)
-        except BaseException:
-            Path(fresh.name).unlink(missing_ok=True)
-            raise
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadInput(f"{path} cannot be written ({why}); choose another place") from None
-
-
-_STALE_S = 3600.0
-
-
-def _clean(target: Path) -> None:
-    """Remove what processes left that were killed while they wrote `target`."""
-    for name in os.listdir(target.parent):
-        if name.startswith(f".{target.name}.") and name.endswith(".new"):
-            path = target.with_name(name)
-            with suppress(OSError):  # it may vanish meanwhile
-                if path.stat().st_mtime < time.time() - _STALE_S:
-                    path.unlink()
-
-
 def write(profile: Profile, path: str | os.PathLike[str], is_ours: bool = False) -> None:
     """Write `profile` to `path`, which is as before unless all went well.
 
     is_ours: whatever is there may go, because the place is edgekv's own.
     Raises BadInput if it cannot be written, or if anything but a profile is there.
     """
-    if not is_ours:
-        check_output(path, TYPE.encode(), "profile")
-    with replacing(path) as fresh:
-        _write(profile, fresh)
+    data = _as_bytes(profile)
+    with files.replaced(path, files.anything if is_ours else IS_PROFILE, "profile") as f:
+        f.write(data)
+
+
+def _as_bytes(profile: Profile) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:  # gguf writes to names only
+        path = Path(folder) / "profile.gguf"
+        _write(profile, path)
+        return path.read_bytes()
 
 
 def _write(profile: Profile, path: Path) -> None:

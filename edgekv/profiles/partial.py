@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.profiles.file import replacing
+from edgekv import files
 from edgekv.profiles.header import open_regular
 
 _MARK = b"edgekv partial 1"
@@ -73,7 +73,7 @@ class Partial:
     def _save(self, path: Path) -> None:
         texts = (name + found.astype("<f8").tobytes() for name, found in self._done.items())
         content = b"".join((self.sum.astype("<f4").tobytes(), *texts))
-        with replacing(path) as fresh, fresh.open("wb") as f:
+        with files.replaced(path, files.anything, "stopped profile") as f:
             f.write(_MARK + self._key + hashlib.sha256(content).digest())
             f.write(content)
 
@@ -108,8 +108,8 @@ def save_json(path: Path, state: Any) -> None:
     """`state` in the file `path`, written beside and renamed. Raises BadInput if that cannot be
     done.
     """
-    with replacing(path) as fresh:
-        fresh.write_text(json.dumps(state))
+    with files.replaced(path, files.anything, "record") as f:
+        f.write(json.dumps(state).encode())
 
 
 def load_json(path: Path) -> dict[str, Any]:
