@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgekv.llama_cpp import Llama as Parent
 
 from edgekv import Cancelled, EdgeKVError, Llama, native
+from edgekv.llama_cpp import Llama as Parent
 from tests import embedders
 from tests.engine import feed, load, logits
 from tests.lib import ROOT
