@@ -37,7 +37,7 @@ class Option:
 
 def option_of(config_field: Field[Any]) -> Option:
     """Return what a field of `KVConfig` says of its option."""
-    return config_field.metadata["option"]  # type: ignore[no-any-return]
+    return config_field.metadata["option"]
 
 
 def _option(default: Any, check: Check, help: str, metavar: str = "", **more: Any) -> Any:
@@ -58,9 +58,9 @@ def _whole(least: int) -> Check:
 
     def check(value: Any, name: str) -> int:
         number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-        if not isinstance(number, Integral) or isinstance(number, bool) or number < least:
+        if not isinstance(number, Integral) or isinstance(number, bool) or int(number) < least:
             raise BadInput(f"{name} {value} must be a whole number, {least} or more")
-        if number > MOST:
+        if int(number) > MOST:
             raise BadInput(f"{name} {value} is too large; give at most {MOST:,}")
         return int(number)
 

@@ -423,7 +423,9 @@ def _fold(
     """merge: the heads of a layer, of n_rows [n_head_kv] rows each, fold what they are going to
     lose into the rows `keep`.
     """
-    for k, rows in enumerate(keep if folding else []):
+    if folding is None:
+        return
+    for k, rows in enumerate(keep):
         folding.fold(p, il, k, int(n_rows[k]), rows)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgekv import dense, native
 from edgekv.budget.memory import reserve
@@ -148,7 +148,7 @@ class Planner:
         )
         host = b.on_host if self._on_gpu else 0
         weights = b.weights - host
-        shared = dict(
+        shared: dict[str, Any] = dict(
             n_ctx=n_ctx,
             ratio=ratio,
             type_k=types[0],

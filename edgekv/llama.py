@@ -58,6 +58,13 @@ class Llama(llama_cpp.Llama):
     Raises the EdgeKVError family (one line that says what to do) for user mistakes.
     """
 
+    # The parent's, until `close` puts `Closed` in their place.
+    _model: Any
+    _ctx: Any
+    _batch: Any
+    _candidates: Any
+    tokenizer_: Any
+
     def __init__(
         self,
         model_path: str,
@@ -169,7 +176,7 @@ class Llama(llama_cpp.Llama):
             self.scores = np.empty((0, 0), np.single)
             self.input_ids = np.empty(0, np.intc)
             self.n_tokens = 0
-            self._model = self._ctx = self._batch = self.tokenizer_ = self._candidates = Closed()  # type: ignore[assignment]
+            self._model = self._ctx = self._batch = self.tokenizer_ = self._candidates = Closed()
             native.trim_heap()
 
     def reset(self) -> None:
@@ -269,10 +276,11 @@ class Llama(llama_cpp.Llama):
                 self._kv_read(kv, part, done, len(tokens))
                 done += len(part)
         except BaseException:
-            if done and before is None:
-                self.reset()
-            elif done:
-                state.put(self, before)
+            if done:
+                if before is None:
+                    self.reset()
+                else:
+                    state.put(self, before)
             raise
 
     def _kv_read(self, kv: Engine, tokens: list[int], n_before: int, n_all: int) -> None:
@@ -325,7 +333,7 @@ class Llama(llama_cpp.Llama):
             )
         plain, cuts = parts.joined(messages)
         self._kv_parts = cuts if self._kv is not None else []
-        return super().create_chat_completion(plain, *args, **kwargs)  # type: ignore[arg-type]
+        return super().create_chat_completion(plain, *args, **kwargs)
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
         """As the parent's. A compressed conversation goes on where the text does, even if it comes

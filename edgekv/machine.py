@@ -56,10 +56,10 @@ def rss_peak() -> int | None:
     peak = _status("VmHWM")
     if peak:
         return peak
-    try:
-        import resource
-    except ImportError:
+    if sys.platform == "win32":
         return None
+    import resource
+
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024  # macOS counts bytes, others KiB
 

@@ -295,12 +295,12 @@ class Store:
     def _layer(self, il: int) -> LayerInfo:
         info = _LayerInfo()
         _check(_lib.edgekv_layer_get(self.ctx, il, info))
-        return LayerInfo(*(getattr(info, n) for n, _ in _LayerInfo._fields_))
+        return LayerInfo(*(getattr(info, n) for n, *_ in _LayerInfo._fields_))
 
     def memory(self) -> MemoryInfo:
         info = _MemoryInfo()
         _check(_lib.edgekv_memory_get(self.ctx, info))
-        return MemoryInfo(*(getattr(info, n) for n, _ in _MemoryInfo._fields_))
+        return MemoryInfo(*(getattr(info, n) for n, *_ in _MemoryInfo._fields_))
 
     def length(self, il: int) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows that attention reads."""
@@ -423,7 +423,7 @@ class Prefill:
                 )
             )
         )
-        self._callback = _Progress(self._report)
+        self._callback: Any = _Progress(self._report)
         params = _PrefillParams(
             _i32(self._tokens),
             self.n_tokens,

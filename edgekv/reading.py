@@ -185,7 +185,9 @@ def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") ->
     """The greedy continuation of the conversation in `llm`, whose next token has these logits, up
     to n_tokens or the text `stop`.
     """
-    vocab, out, words = native.llama_cpp.llama_model_get_vocab(llm._model.model), [], ""
+    vocab = native.llama_cpp.llama_model_get_vocab(llm._model.model)
+    out: list[int] = []
+    words = ""
     while len(out) < n_tokens:
         token = int(logits.argmax())
         if native.llama_cpp.llama_vocab_is_eog(vocab, token):

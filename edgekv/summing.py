@@ -114,4 +114,5 @@ def turned(asked: Asked, turn: NDArray[np.float32]) -> Asked:
     """Queries before RoPE at the positions that `edgekv.native.Prefill.rotation` stands for."""
     mean, cov = asked
     with one_thread_for_products():
-        return mean @ turn.T, turn @ cov @ turn.T
+        # not @, whose product of float32 is float64 to numpy's types
+        return np.matmul(mean, turn.T), np.matmul(np.matmul(turn, cov), turn.T)

@@ -37,7 +37,7 @@ def fill(llm: Any, tokens: list[int], depth: int) -> None:
     old = np.frombuffer(state.take(llm).data, np.uint8)
     new = _repeat_whole(old, depth) if llm._kv is None else _repeat_store(old, llm, depth)
     data = (ctypes.c_uint8 * len(new)).from_buffer(new)
-    if not state.put(llm, state.State(np.resize(np.int32(tokens), depth), data, None)):
+    if not state.put(llm, state.State(np.resize(np.asarray(tokens, np.int32), depth), data, None)):
         raise _cannot("llama.cpp does not take its state back")
 
 

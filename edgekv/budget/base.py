@@ -69,17 +69,28 @@ class Spending(Protocol):
 class Budget(Protocol):
     """A way to spread a plan's rows over layers and heads."""
 
-    name: str
-    title: str
-    paper: str
-    stats: tuple[str, ...]
-    """Statistics that `update` reads from the layer (see `edgekv.methods.Observe`), beside those
-    the score asks for.
-    """
-    params: Any
-    """Instance of the budget's own frozen dataclass, or None if it has none;
-    `dataclasses.replace(budget, params=...)` changes them.
-    """
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def paper(self) -> str: ...
+
+    @property
+    def stats(self) -> tuple[str, ...]:
+        """Statistics that `update` reads from the layer (see `edgekv.methods.Observe`), beside
+        those the score asks for.
+        """
+        ...
+
+    @property
+    def params(self) -> Any:
+        """Instance of the budget's own frozen dataclass, or None if it has none;
+        `dataclasses.replace(budget, params=...)` changes them.
+        """
+        ...
 
     def start(self, plan: Plan) -> Spending: ...
 

@@ -42,8 +42,9 @@ class Pyramid:
     stats: ClassVar[tuple[str, ...]] = ()
 
     def start(self, plan: Plan) -> Fixed:
+        n_layer, n_head_kv = plan.have.shape
         wish = pyramid(
-            plan.n_rows, *plan.have.shape, self.params.beta, window=plan.sink + plan.window
+            plan.n_rows, n_layer, n_head_kv, self.params.beta, window=plan.sink + plan.window
         )
         n_heads = (plan.have > 0).sum(axis=1)
         if (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -44,11 +45,12 @@ class Group(click.Group):
         return import_module(f"edgekv.commands.{name}").command if name in COMMANDS else None
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        run: Callable[..., Any] = super().main
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return run(*args, standalone_mode=False, **extra)
         _prepare_streams()
         try:
-            code = _exit_code(super().main(*args, standalone_mode=False, **extra))
+            code = _exit_code(run(*args, standalone_mode=False, **extra))
             sys.stdout.flush()
         except EdgeKVError as error:
             fail(str(error))

@@ -100,7 +100,7 @@ def fields_table(kind: type) -> str:
         else:
             said[name] = " ".join(doc.split())
     rows, head = [], ["field", "type", "default", "meaning"]
-    for f in fields(kind):  # type: ignore[arg-type]
+    for f in fields(kind):
         option = f.metadata.get("option")  # the help text of an option of the cache
         meaning = " ".join(part for part in (option and option.help, said.get(f.name)) if part)
         rows.append([f"`{f.name}`", str(f.type), f"`{f.default!r}`" if option else "", meaning])

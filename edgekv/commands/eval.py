@@ -121,7 +121,7 @@ def options_of(task: Task) -> list[Decorator]:
             help=f"Samples: {_samples(task)}.",
         ),
     ]
-    asked = {
+    asked: dict[str, Decorator] = {
         "files": click.option(
             "-f",
             "--file",

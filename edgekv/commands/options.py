@@ -152,7 +152,7 @@ def gpu_layers(ctx: click.Context, param: click.Parameter, value: str) -> int:
     if value in ("auto", "all"):
         return -1
     try:
-        return INTEGER.convert(value, param, ctx)
+        return INTEGER(value, param, ctx)
     except click.BadParameter:
         raise click.BadParameter("give a number of layers, 'auto' or 'all'", ctx, param) from None
 
@@ -417,9 +417,10 @@ def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Dec
             group = {one.name: _value(one, values) for one in fields(kind)}  # type: ignore[arg-type]
             return command(**{name: kind(**group)}, **values)
 
+        decorated: Callable[..., Any] = call
         for option in reversed(options):
-            call = option(call)
-        return call
+            decorated = option(decorated)
+        return decorated
 
     return decorate
 

@@ -173,7 +173,7 @@ class Times:
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
-        self._llm.eval = self._first_eval  # the instance's own, in front of the class's
+        self._llm.__dict__["eval"] = self._first_eval  # the instance's own, in front of the class's
 
     def __exit__(self, *_: object) -> None:
         self._restore()
@@ -185,7 +185,7 @@ class Times:
         self.prefill_ms = 1000 * (time.perf_counter() - self._start)
 
     def _restore(self) -> None:
-        vars(self._llm).pop("eval", None)
+        self._llm.__dict__.pop("eval", None)
 
 
 def record(

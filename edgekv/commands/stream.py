@@ -57,6 +57,7 @@ class Stream:
             self._llm.kv_cancel()
 
     def __iter__(self) -> Iterator[str]:
+        chunk: dict[str, Any] | None
         chunks, chunk = self._read()
         n_before, start = self._llm.n_evaluated, time.perf_counter()
         while chunk is not None:

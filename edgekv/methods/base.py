@@ -77,16 +77,28 @@ class Observe:
 class Method(Protocol):
     """A published (or baseline) way to say what a row is worth."""
 
-    name: str
-    title: str
-    """One line for people."""
-    paper: str
-    """Where it comes from; empty for a baseline."""
-    observe: Observe
-    params: Any
-    """The parameters' defaults: an instance of the method's own frozen dataclass, or None if it has
-    none.
-    """
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """One line for people."""
+        ...
+
+    @property
+    def paper(self) -> str:
+        """Where it comes from; empty for a baseline."""
+        ...
+
+    @property
+    def observe(self) -> Observe: ...
+
+    @property
+    def params(self) -> Any:
+        """The parameters' defaults: an instance of the method's own frozen dataclass, or None if it
+        has none.
+        """
+        ...
 
     def score(self, layer: LayerStats, params: Any = None) -> NDArray[np.float32]:
         """float32 [n_head_kv, n_rows], higher = keep, -inf where a head has no row. `params` None:

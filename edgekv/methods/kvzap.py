@@ -121,10 +121,10 @@ def foretell(
     out = np.empty(len(keys), np.float32)
     for i in range(0, len(keys), BLOCK):
         rows = slice(i, i + BLOCK)
-        plain = (
+        plain_k, plain_v = (
             rotation.undo(x[rows], size) for x, size in zip((keys, values), blocks, strict=True)
         )
-        out[rows] = features(*plain, unlike[rows], pairs) @ weights[:-1] + weights[-1]
+        out[rows] = features(plain_k, plain_v, unlike[rows], pairs) @ weights[:-1] + weights[-1]
     return out
 
 

@@ -164,7 +164,7 @@ def _wrong(p: Profile) -> str | None:
     exists = np.arange(expected[2]) < np.asarray(p.model.n_head_kv)[:, None]
     if p.heads[~exists].any() or not p.heads.any():
         return "it gives rows to heads that do not exist, or to none"
-    maps = p.surrogate and p.surrogate.weights
+    maps = p.surrogate.weights if p.surrogate else None
     if maps is not None and (
         maps.shape != (*expected[1:], n_features(p.model.d_head_k, p.model.d_head_v) + 1)
         or not np.isfinite(maps).all()
@@ -257,7 +257,7 @@ _OWN: dict[str, type] = {
     "seed": int,
     "surrogate.pairs": str,
 }
-_TYPES = {"general.type": str, "general.architecture": str, "general.name": str}
+_TYPES: dict[str, type] = {"general.type": str, "general.architecture": str, "general.name": str}
 _TYPES |= {_KEY + name: kind for name, kind in _OWN.items()}
 """All that a profile may say."""
 

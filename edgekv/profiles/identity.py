@@ -111,6 +111,8 @@ def shape(meta: dict[str, Any]) -> tuple[str, tuple[int, ...], int, int]:
         raise ValueError("layers")
     heads = tuple(heads) if isinstance(heads, list) else (heads,) * n_layer
     d_head = n_embd // (max(n_head) if isinstance(n_head, list) else n_head)
-    sizes = (meta.get(f"{arch}.attention.{part}_length", d_head) for part in ("key", "value"))
-    found = Identity(arch, n_layer, heads, *sizes, "")  # checks the numbers
+    d_head_k, d_head_v = (
+        meta.get(f"{arch}.attention.{part}_length", d_head) for part in ("key", "value")
+    )
+    found = Identity(arch, n_layer, heads, d_head_k, d_head_v, "")  # checks the numbers
     return arch, heads, found.d_head_k, found.d_head_v

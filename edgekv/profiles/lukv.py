@@ -279,7 +279,7 @@ def _isotonic() -> Callable[..., Any]:
         from scipy.optimize import isotonic_regression
     except ImportError:
         raise EdgeKVError("LU-KV needs SciPy; run: pip install 'edgekv[profile]'") from None
-    return isotonic_regression  # type: ignore[no-any-return]
+    return isotonic_regression
 
 
 def _tokens(llm: Llama, source: Source) -> tuple[list[int], list[list[int]]]:

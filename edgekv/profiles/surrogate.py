@@ -37,7 +37,7 @@ def moments(x: NDArray[np.float32], y: NDArray[np.float32]) -> NDArray[np.float3
     return np.concatenate([joined.T @ joined / np.float32(len(x)), mean[None]])
 
 
-def solve(joined: NDArray[np.float32], pairs: str) -> Surrogate:
+def solve(joined: NDArray[np.floating], pairs: str) -> Surrogate:
     """The maps for all heads. joined: [n_layer, n_head_kv, f + 2, f + 1], the mean of the texts'
     `moments`; zeros for heads that take no part.
     """
