@@ -116,7 +116,7 @@ class Engine:
         ) as layers:
             spending, folding = self.start(plan, tail), self._start_merge()
             self.clock = clock = StageClock()
-            kept = np.zeros((0, self.store.n_head_kv), np.int32)
+            kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
             for p in layers:
                 kept = self._compress(p, watch, plan, spending, folding, summing, kept)
                 clock.ms["observe"] = p.score_ms

@@ -39,7 +39,7 @@ def undo(rows: NDArray[np.float32], size: int) -> NDArray[np.float32]:
 
 @lru_cache
 def _hadamard(size: int) -> NDArray[np.float32]:
-    found = np.ones((1, 1))
+    found: NDArray[np.float64] = np.ones((1, 1))
     while len(found) < size:
         found = np.block([[found, found], [found, -found]])
     return (found / np.sqrt(size)).astype(np.float32)

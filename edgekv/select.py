@@ -57,7 +57,8 @@ def _keep_head(
     window: int,
 ) -> NDArray[np.int32]:
     """`keep` for one head: score, pos [n_rows]."""
-    rows, token = np.arange(len(pos), dtype=np.int32), pos
+    rows: NDArray[np.int32] = np.arange(len(pos), dtype=np.int32)
+    token = pos
     if len(pos) and not (
         pos[0] >= 0 and (pos[1:] > pos[:-1]).all()
     ):  # not the rows of a first turn

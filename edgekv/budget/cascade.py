@@ -38,8 +38,8 @@ class Cascade:
     ) -> None:
         self._plan, self._measure, self._weigh = plan, measure, weigh
         self._least, self._free = protected(plan), free(plan)
-        self._measures = np.zeros(0)
-        self._rows = np.zeros(
+        self._measures: NDArray[np.float64] = np.zeros(0)
+        self._rows: NDArray[np.float64] = np.zeros(
             0
         )  # per head of each finished layer, beside the protected ones, not yet whole
 

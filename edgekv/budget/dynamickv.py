@@ -66,7 +66,7 @@ class _Progressive:
         self._scores: list[
             NDArray[np.float32]
         ] = []  # of each finished layer's rows that are not protected
-        self._rows = np.zeros(
+        self._rows: NDArray[np.float64] = np.zeros(
             0
         )  # per head of each finished layer, beside the protected ones, not yet whole
 

@@ -42,7 +42,8 @@ class _Threshold:
 
     def __init__(self, plan: Plan) -> None:
         self._total, self._n_head_kv = plan.total, plan.have.shape[1]
-        self._scores, self._owner = np.zeros(0, np.float32), np.zeros(0, np.int32)
+        self._scores: NDArray[np.float32] = np.zeros(0, np.float32)
+        self._owner: NDArray[np.int32] = np.zeros(0, np.int32)
 
     def update(self, i: int, scores: NDArray[np.float32], layer: LayerStats) -> NDArray[np.int32]:
         head, _ = there = np.nonzero(~layer.absent)

@@ -78,7 +78,7 @@ def pyramid(
     return np.repeat(rows[:, None], n_head_kv, axis=1).astype(np.int32)
 
 
-def round_to_sum(wish: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+def round_to_sum(wish: NDArray[np.floating], total: int) -> NDArray[np.int64]:
     """Integers next to the values of `wish` with the sum `total` (largest remainders go up, first
     ones at ties).
     """

@@ -228,7 +228,7 @@ def search(
     scores give the same scheme.
     """
     cma = import_cma()
-    best = np.full(n_layer, plan.target, np.int64)
+    best: NDArray[np.int64] = np.full(n_layer, plan.target, np.int64)
     best_fitness = fitness(score(best), best, plan.target)
     random = np.random.RandomState(plan.seed)  # of its own: CMA-ES would take NumPy's global one
     parts = groups(n_layer, plan.group)
