@@ -21,7 +21,7 @@ import numpy as np
 from edgekv import facts
 from edgekv.library import library_path
 from tests import models
-from tests.engine import feed, load, positions, random_profile, read
+from tests.engine import feed, load, positions, random_profile, read, share
 from tests.lib import nmse
 
 N_PROMPT = 500
@@ -45,7 +45,7 @@ def ragged(path: Path, kind: str, method: str, **options: Any) -> np.ndarray:
     """Logits of a conversation over heads of different length: a prompt, single tokens, some at
     once, a turn, single tokens.
     """
-    llm = load(path, kind, kv_ratio=0.3, kv_method=method, **options)
+    llm = load(path, kind, kv_ratio=share(0.3, kind), kv_method=method, **options)
     llm.kv_set(
         budget=np.random.default_rng(0)
         .integers(40, 300, llm.kv_stats().kept.shape)
@@ -62,7 +62,14 @@ def kept(path: Path, kind: str, method: str, **options: Any) -> list[set[int]]:
     with tempfile.TemporaryDirectory() as folder:
         profile = Path(folder, "profile.gguf")
         random_profile(path, profile)
-        llm = load(path, kind, kv_ratio=0.3, kv_method=method, kv_profile=str(profile), **options)
+        llm = load(
+            path,
+            kind,
+            kv_ratio=share(0.3, kind),
+            kv_method=method,
+            kv_profile=str(profile),
+            **options,
+        )
     llm.eval(tokens(N_PROMPT, 0))
     return [set(rows.tolist()) for layer in positions(llm) for rows in layer]
 
@@ -75,7 +82,8 @@ def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.n
     from edgekv.errors import Cancelled
 
     first, *others = (
-        load(path, kind, kv_ratio=0.3, kv_method=DRAWN[-1], **options) for _ in range(3)
+        load(path, kind, kv_ratio=share(0.3, kind), kv_method=DRAWN[-1], **options)
+        for _ in range(3)
     )
     for llm in (first, others[0]):
         llm.eval(tokens(N_PROMPT, 0))
@@ -103,12 +111,12 @@ def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[
     """
     from edgekv.errors import EdgeKVError
 
-    load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options).eval(
+    load(path, kind, kv_ratio=share(0.3, kind), kv_method="snapkv", **options).eval(
         tokens(N_PROMPT, 0)
     )  # its kernels are tried
     said: list[str] = []
     while True:
-        llm = load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options)
+        llm = load(path, kind, kv_ratio=share(0.3, kind), kv_method="snapkv", **options)
         device.fake_metal_fails(len(said) + 1)
         what = ""
         try:
@@ -132,7 +140,7 @@ def failing_tokens(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -
     from edgekv.errors import EdgeKVError
 
     def conversation() -> Any:
-        llm = load(path, kind, kv_ratio=0.3, kv_method="snapkv", **options)
+        llm = load(path, kind, kv_ratio=share(0.3, kind), kv_method="snapkv", **options)
         llm.eval(tokens(N_PROMPT, 0))
         return llm
 

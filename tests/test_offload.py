@@ -12,7 +12,7 @@ import os
 import numpy as np
 import pytest
 
-from tests.engine import MAX_NMSE, load, logits, positions
+from tests.engine import MAX_NMSE, load, logits, positions, share
 
 pytestmark = pytest.mark.gpu
 
@@ -44,7 +44,7 @@ def talk(path, text, kind, n_gpu_layers, **options):
         kind,
         n_batch=64,
         n_ubatch=64,
-        kv_ratio=0.3,
+        kv_ratio=share(0.3, kind),
         kv_tail=128,
         n_gpu_layers=n_gpu_layers,
         **options,
