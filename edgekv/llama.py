@@ -78,9 +78,8 @@ class Llama(llama_cpp.Llama):
         self._guard = Guard()
         self._kv: Engine | None = None
         self._kv_prefill_ms = 0.0
-        self._kv_stage_ms: dict[
-            str, float
-        ] = {}  # of that, what compressing took; empty if nothing was compressed
+        # of that, what compressing took; empty if nothing was compressed
+        self._kv_stage_ms: dict[str, float] = {}
         self._kv_note = ""
         self._kv_cancel = threading.Event()
         self._sampler = None  # the parent's
