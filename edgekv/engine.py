@@ -160,7 +160,7 @@ class Engine:
     def _each_layer(self, p: native.Prefill, stays: bool) -> Iterator[native.Prefill]:
         for il, info in enumerate(self.store.layers):
             p.run(il)
-            if not info.n_swa:
+            if info.selects:
                 yield p
         if stays:
             p.end()
@@ -279,7 +279,7 @@ class Engine:
     @property
     def full_layers(self) -> list[int]:
         """The layers that attend to everything: what budgets are about."""
-        return [il for il, info in enumerate(self.store.layers) if not info.n_swa]
+        return [il for il, info in enumerate(self.store.layers) if info.selects]
 
     def bytes_full(self, n_tokens: int) -> int:
         """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their

@@ -171,7 +171,7 @@ class Planner:
                 peak=weights + context.cache + context.compute + w.process,
                 **shared,
             )
-        full_layers = [x for x in context.layers if not x.n_swa]
+        full_layers = [x for x in context.layers if x.selects]
         n_rows = rows_for(
             n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens
         )

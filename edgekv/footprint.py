@@ -89,7 +89,7 @@ def mask_bytes(layers: Sequence[LayerInfo], n_rows: int, n_ubatch: int) -> int:
     """
     n = min(n_ubatch, n_rows)
     windows = [x.n_swa for x in layers if x.n_swa]
-    widths = [n_rows] * any(not x.n_swa for x in layers) + windows[-1:]
+    widths = [n_rows] * any(x.selects for x in layers) + windows[-1:]
     return sum(2 * n * (width + n + FLASH_ROWS - 1) for width in widths)
 
 

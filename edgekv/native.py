@@ -37,7 +37,7 @@ from edgekv.library import lib_dir
 if TYPE_CHECKING:
     from edgekv.merge import Plan
 
-ABI = 8
+ABI = 9
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
@@ -78,7 +78,18 @@ class _LayerInfo(Structure):
 
 
 class _MemoryInfo(Structure):
-    _fields_ = [(n, c_int64) for n in ("n_past", "boundary", "bytes_now", "bytes_peak")]
+    _fields_ = [
+        (n, c_int64)
+        for n in (
+            "n_past",
+            "boundary",
+            "bytes_now",
+            "bytes_peak",
+            "bytes_recurrent",
+            "bytes_mark",
+            "n_mark",
+        )
+    ]
 
 
 class _ContextBytes(Structure):
@@ -126,6 +137,7 @@ def _declare() -> None:
         ("trim_heap", None),
         ("next_context", None, c_bool),
         ("why_unsupported", c_char_p, p),
+        ("model_n_head_kv", c_int32, p, c_int32),
         ("has_store", c_bool, p),
         ("check_finite", c_int, p),
         ("context_bytes_get", c_int, p, POINTER(_ContextBytes)),
@@ -136,6 +148,7 @@ def _declare() -> None:
         ("rows_f32", c_int, p, c_int32, c_int32, _F32P, _F32P),
         ("rows_bytes", c_int, p, c_int32, c_int32, p, p),
         ("memory_get", c_int, p, POINTER(_MemoryInfo)),
+        ("mark_tokens", c_int, p),
         ("evict", c_int, p, c_int32, _I32P, _I32P),
         ("write_rows", c_int, p, c_int32, c_int32, c_int32, _I32P, _F32P, _F32P),
         ("trim_capacity", c_int, p),
@@ -215,7 +228,7 @@ def _f32(x: Any) -> Any:
 @dataclass(frozen=True)
 class LayerInfo:
     """Shape of one layer's cache; `bytes_row` is one K row and one V row of one KV head, with ALiBi
-    a float more.
+    a float more. A layer without attention has no KV head.
     """
 
     n_head: int
@@ -227,17 +240,31 @@ class LayerInfo:
     n_swa: int
     bytes_row: int
 
+    @property
+    def selects(self) -> bool:
+        """Whether entries of the layer are chosen: it attends, and to everything."""
+        return self.n_head_kv > 0 and self.n_swa == 0
+
 
 @dataclass(frozen=True)
 class MemoryInfo:
     """n_past: tokens that went in; boundary: where the tail begins; bytes of the store now and at
-    the peak, see edgekv.h.
+    the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it, and
+    tokens in the copy (-1: there is none). See edgekv.h.
     """
 
     n_past: int
     boundary: int
     bytes_now: int
     bytes_peak: int
+    bytes_recurrent: int
+    bytes_mark: int
+    n_mark: int
+
+    @property
+    def fixed(self) -> int:
+        """Tokens that cannot be taken back one by one."""
+        return self.n_past if self.bytes_recurrent else self.boundary
 
 
 def next_context(on: bool) -> None:
@@ -274,6 +301,12 @@ def why_unsupported(model: Any) -> str | None:
     return why.decode() if why else None
 
 
+def model_heads(model: Any) -> list[int]:
+    """[n_layer] KV heads of a llama_model whose entries are cached; 0 where a layer has none."""
+    n_layer = llama_cpp.llama_model_n_layer(model)
+    return [_lib.edgekv_model_n_head_kv(model, il) for il in range(n_layer)]
+
+
 def check_finite(ctx: Any) -> None:
     """Raise BadInput if llama.cpp's own cache in this context holds values that are no numbers."""
     _check(_lib.edgekv_check_finite(ctx))
@@ -301,6 +334,14 @@ class Store:
         info = _MemoryInfo()
         _check(_lib.edgekv_memory_get(self.ctx, info))
         return MemoryInfo(*(getattr(info, n) for n, *_ in _MemoryInfo._fields_))
+
+    def mark(self) -> None:
+        """Let the tokens that come be taken back, all at once, until the conversation is
+        compressed.
+
+        For a model with recurrent layers, of whose state a copy is made; others need none.
+        """
+        _check(_lib.edgekv_mark_tokens(self.ctx))
 
     def length(self, il: int) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows that attention reads."""
