@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from edgekv import facts
+from edgekv.model import facts
 
 if TYPE_CHECKING:
     from edgekv.native import LayerInfo
@@ -40,7 +40,7 @@ def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v:
 
 
 def fits(shape: dict[str, Any]) -> bool:
-    """Whether a model of this shape (see `edgekv.facts.model_info`) can have dense rows."""
+    """Whether a model of this shape (see `edgekv.model.facts.model_info`) can have dense rows."""
     return shape["mode"] == "layers" and can_store(shape, DENSE)
 
 

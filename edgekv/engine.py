@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget, native, probe, rotation, select
+from edgekv import budget, native, probe, select
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
@@ -28,6 +28,7 @@ from edgekv.footprint import Extent, Reading, reading
 from edgekv.layer import LayerStats
 from edgekv.machine import memory_free
 from edgekv.merge import D2O, Folding
+from edgekv.model import rotation
 from edgekv.settings import Settings
 from edgekv.sizes import size_text
 from edgekv.stats import StageClock

@@ -22,8 +22,8 @@ from edgekv.footprint import extent, reading
 from edgekv.sizes import size_text
 
 if TYPE_CHECKING:
-    from edgekv.blueprint import Blueprint
     from edgekv.methods import Preset
+    from edgekv.model.blueprint import Blueprint
 
 RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
 TYPES = ("f16", "q8_0", "q4_0")
@@ -205,7 +205,7 @@ class Planner:
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
         """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""
-        from edgekv.facts import cache_types
+        from edgekv.model.facts import cache_types
 
         for name, d in zip(
             types, (self.blueprint.shape["d_head_k"], self.blueprint.shape["d_head_v"]), strict=True

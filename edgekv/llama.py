@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
-from edgekv import facts, native, parts, session, state, templates
+from edgekv import native, session, state
 from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
 from edgekv.checkpoints import Checkpoints
 from edgekv.config import KVConfig
@@ -30,6 +30,7 @@ from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError, Unknown
 from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
+from edgekv.model import facts, parts, templates
 from edgekv.room import check_whole_cache
 from edgekv.settings import Settings, resolve
 from edgekv.sizes import size_text

@@ -541,7 +541,7 @@ class Prefill:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """float32 [n_old + n_tokens] each: what a map of `edgekv.methods.kvzap` (weights
         [n_features + 1]) says of the rows of one head of the layer in work, and KeyDiff's score.
-        neighbours: which values of a key RoPE turns together; blocks: see `edgekv.rotation`.
+        neighbours: which values of a key RoPE turns together; blocks: see `edgekv.model.rotation`.
         """
         out, unlike = np.empty((2, int(self.n_old()[head]) + self.n_tokens), np.float32)
         weights = np.ascontiguousarray(weights, np.float32)

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from edgekv import facts, files, remembered, state, whole_state
+from edgekv import files, remembered, state, whole_state
 from edgekv.errors import BadInput
+from edgekv.model import facts
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import facts
 from edgekv.library import library_path
+from edgekv.model import facts
 from tests import models
 from tests.engine import feed, load, positions, random_profile, read, share
 from tests.lib import nmse

@@ -1140,7 +1140,7 @@ def test_the_lowest_of_a_number_is_seen_while_something_runs():
 
 def test_more_tokens_than_a_model_was_trained_with_are_one_line(tiny, capsys):
     from edgekv.commands.bench import check
-    from edgekv.facts import model_info
+    from edgekv.model.facts import model_info
 
     model = str(tiny("llama-gqa"))
     trained = model_info(model)["n_ctx_train"]

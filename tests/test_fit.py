@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekv import commands, methods, native
-from edgekv.blueprint import Blueprint, Context
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
 from edgekv.errors import BadInput
 from edgekv.fit import HIDDEN, RATIOS, Planner, Wish
-from edgekv.gguf_sizes import tensor_sizes
+from edgekv.model.blueprint import Blueprint, Context
+from edgekv.model.gguf_sizes import tensor_sizes
 from edgekv.native import LayerInfo
 from edgekv.sizes import size_text
 from tests import models

@@ -31,10 +31,10 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
 
     Raises BadInput if not even the first does.
     """
-    from edgekv.blueprint import Blueprint
     from edgekv.choose import choose
     from edgekv.fit import Planner, Wish
     from edgekv.machine import memory_free, rss_now
+    from edgekv.model.blueprint import Blueprint
 
     free = memory_free() - MARGIN
     with Blueprint(lists.models[0], lists.n_ubatch[0]) as blueprint:

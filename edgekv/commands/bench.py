@@ -124,8 +124,8 @@ def check(lists: Lists, is_long: bool = False) -> None:
     """Raises BadInput for what would fail only after minutes."""
     from edgekv.choose import choose, learns
     from edgekv.commands.load import model_info
-    from edgekv.facts import check_gguf
     from edgekv.fit import CTX_MAX
+    from edgekv.model.facts import check_gguf
 
     tests = lists.tests()
     if not tests:

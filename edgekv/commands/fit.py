@@ -144,10 +144,10 @@ def command(
     buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
     again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
     """
-    from edgekv.blueprint import Blueprint
     from edgekv.commands import load
     from edgekv.fit import PICKED, STEP, TYPES, Planner, Wish
     from edgekv.machine import rss_now
+    from edgekv.model.blueprint import Blueprint
 
     path = load.model_path(model)
     place = Place.of(device, load.build_info()["devices"])

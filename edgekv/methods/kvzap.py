@@ -13,8 +13,8 @@ turns, and KeyDiff's score. The target is KVzip's score, the most attention, not
 value's length. Rows are ranked within the budgets; the paper has one threshold. Half of KeyDiff's
 rank is added to the rank of what is foretold (`novelty`): maps from a few thousand tokens misjudge
 what they have not seen, and what is unlike the rest is what KeyDiff finds. On the demo model more
-of it is better at 0.2 and less at 0.1. Quantised caches are turned back first (`edgekv.rotation`),
-so one profile serves all cache types.
+of it is better at 0.2 and less at 0.1. Quantised caches are turned back first
+(`edgekv.model.rotation`), so one profile serves all cache types.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import rotation
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe
 from edgekv.methods.keydiff import unlike_the_mean
+from edgekv.model import rotation
 from edgekv.parallel import each_head
 
 PAIRS = ("neighbours", "halves")

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, features, n_features
+from edgekv.model.identity import Identity, identify
 from edgekv.profiles import surrogate
 from edgekv.profiles.file import Profile, write
-from edgekv.profiles.identity import Identity, identify
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
 from edgekv.profiles.work import Progress, Work
@@ -163,7 +163,8 @@ def measure(
     row; NaN for heads that take no part. And what is learned from it, float32 [n_layer, n_head_kv,
     ...]: `surrogate.moments` of each head, zeros for those and where heads are not alike.
     """
-    from edgekv import probe, rotation
+    from edgekv import probe
+    from edgekv.model import rotation
 
     kv, n = llm._kv, len(tokens)
     assert kv is not None

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from edgekv.errors import BadInput
-from edgekv.profiles.header import DAMAGE, Header, opened
+from edgekv.model.header import DAMAGE, Header, opened
 
 
 def tensor_sizes(path: str | Path) -> dict[str, int]:
