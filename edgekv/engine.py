@@ -22,15 +22,15 @@ from edgekv import budget, native, probe, select
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
-from edgekv.dense import entries_per_f16, f16_bytes
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.footprint import Extent, Reading, reading
 from edgekv.layer import LayerStats
-from edgekv.machine import memory_free
+from edgekv.memory.dense import entries_per_f16, f16_bytes
+from edgekv.memory.footprint import Extent, Reading, reading
+from edgekv.memory.machine import memory_free
+from edgekv.memory.sizes import size_text
 from edgekv.merge import D2O, Folding
 from edgekv.model import rotation
 from edgekv.settings import Settings
-from edgekv.sizes import size_text
 from edgekv.stats import StageClock
 from edgekv.summary import Asked, Summary
 from edgekv.summing import Summing, turned

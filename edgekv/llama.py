@@ -24,16 +24,16 @@ from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
 from edgekv.checkpoints import Checkpoints
 from edgekv.config import KVConfig
 from edgekv.continued import continued, n_same
-from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine
 from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError, UnknownArgument
 from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
+from edgekv.memory.dense import DENSE, picks
+from edgekv.memory.room import check_whole_cache
+from edgekv.memory.sizes import size_text
 from edgekv.model import facts, parts, templates
-from edgekv.room import check_whole_cache
 from edgekv.settings import Settings, resolve
-from edgekv.sizes import size_text
 from edgekv.state import is_finite
 from edgekv.stats import KVStats
 
@@ -601,7 +601,7 @@ class Llama(llama_cpp.Llama):
 
     def _kv_pick_types(self, path: str) -> bool:
         """Whether a cache with these settings gets the type that `auto` stores; see
-        `edgekv.dense`.
+        `edgekv.memory.dense`.
         """
         return picks(path, self._kv_config.method, self._kv_settings, *self._kv_types)
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgekv import state
 from edgekv.bench.spec import FILL_FIRST
 from edgekv.errors import BadInput
-from edgekv.footprint import row_bytes
+from edgekv.memory.footprint import row_bytes
 
 _WORD = 4
 _HEAD = 2 * _WORD  # llama.cpp's magic number and the sequence

@@ -11,10 +11,10 @@ import click
 from edgekv.commands.options import CACHE_TYPES, COUNT, MODEL, size
 from edgekv.commands.report import mib, percent, table
 from edgekv.errors import BadInput
-from edgekv.sizes import size_text
+from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
-    from edgekv.fit import Planner, Point
+    from edgekv.memory.fit import Planner, Point
     from edgekv.methods import Preset
 
 CTX_DEFAULT = 32768
@@ -145,8 +145,8 @@ def command(
     again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
     """
     from edgekv.commands import load
-    from edgekv.fit import PICKED, STEP, TYPES, Planner, Wish
-    from edgekv.machine import rss_now
+    from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
+    from edgekv.memory.machine import rss_now
     from edgekv.model.blueprint import Blueprint
 
     path = load.model_path(model)
@@ -203,7 +203,7 @@ class Place:
         """The device of that name, or the first that is no CPU. Raises BadInput if there is none of
         that name.
         """
-        from edgekv.machine import memory_free, memory_total
+        from edgekv.memory.machine import memory_free, memory_total
 
         gpus = [d for d in devices if d["name"].upper() != "CPU"]
         if name is None and not gpus or (name or "").upper() == "CPU":

@@ -5,12 +5,12 @@ a model is loaded, and cleared at once, so one that is larger than memory ends t
 from __future__ import annotations
 
 from edgekv.errors import BadInput
-from edgekv.footprint import row_bytes
-from edgekv.machine import memory_free
+from edgekv.memory.footprint import row_bytes
+from edgekv.memory.machine import memory_free
+from edgekv.memory.sizes import size_text
 from edgekv.model import facts
 from edgekv.model.header import DAMAGE, Header, opened
 from edgekv.model.identity import shape
-from edgekv.sizes import size_text
 
 F16 = 1
 

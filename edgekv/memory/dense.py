@@ -24,9 +24,8 @@ def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v:
     """Whether a cache with these settings gets dense rows: `auto` decides, nobody named a type, a
     budget in rows has nothing to win, and the model can have them.
     """
-    from edgekv.choose import (
-        AUTO,
-    )  # with all methods, which a plan (`edgekv.fit`) has no use for and would count as its own
+    # with all methods, which a plan (`edgekv.memory.fit`) has no use for and would count as its own
+    from edgekv.choose import AUTO
 
     if (
         method != AUTO

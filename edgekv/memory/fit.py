@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgekv import dense, native
+from edgekv import native
 from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
-from edgekv.footprint import extent, reading
-from edgekv.sizes import size_text
+from edgekv.memory import dense
+from edgekv.memory.footprint import extent, reading
+from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
@@ -89,7 +90,7 @@ class Point:
     masks: int = 0
     host_weights: int = 0
     picked: bool = False
-    """The types are what `auto` picks (`edgekv.dense`)."""
+    """The types are what `auto` picks (`edgekv.memory.dense`)."""
 
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
