@@ -19,22 +19,23 @@ from typing import Any
 import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
-from edgekv import native, session, state
+from edgekv import native
 from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
-from edgekv.checkpoints import Checkpoints
 from edgekv.config import KVConfig
-from edgekv.continued import continued, n_same
 from edgekv.engine import Engine
 from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError, UnknownArgument
-from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
 from edgekv.memory.dense import DENSE, picks
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
 from edgekv.model import facts, parts, templates
+from edgekv.session import session, state
+from edgekv.session.checkpoints import Checkpoints
+from edgekv.session.continued import continued, n_same
+from edgekv.session.guard import Closed, Guard
+from edgekv.session.state import is_finite
 from edgekv.settings import Settings, resolve
-from edgekv.state import is_finite
 from edgekv.stats import KVStats
 
 CANCELLED = "cancelled: the conversation is as before this turn"
@@ -337,7 +338,7 @@ class Llama(llama_cpp.Llama):
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
         """As the parent's. A compressed conversation goes on where the text does, even if it comes
-        in other tokens: see `edgekv.continued`.
+        in other tokens: see `edgekv.session.continued`.
 
         Raises Cancelled after `kv_cancel`, and EdgeKVError if another prompt was given meanwhile.
         """
