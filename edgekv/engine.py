@@ -18,22 +18,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget, native, probe, select
+from edgekv import budget, native
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.layer import LayerStats
 from edgekv.memory.dense import entries_per_f16, f16_bytes
 from edgekv.memory.footprint import Extent, Reading, reading
 from edgekv.memory.machine import memory_free
 from edgekv.memory.sizes import size_text
-from edgekv.merge import D2O, Folding
+from edgekv.methods import probe, select
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.merge import D2O, Folding
+from edgekv.methods.summary import Asked, Summary
+from edgekv.methods.summing import Summing, turned
 from edgekv.model import rotation
 from edgekv.settings import Settings
 from edgekv.stats import StageClock
-from edgekv.summary import Asked, Summary
-from edgekv.summing import Summing, turned
 
 Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)

@@ -35,7 +35,7 @@ from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
 if TYPE_CHECKING:
-    from edgekv.merge import Plan
+    from edgekv.methods.merge import Plan
 
 ABI = 8
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4

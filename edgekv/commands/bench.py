@@ -122,9 +122,9 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
 
 def check(lists: Lists, is_long: bool = False) -> None:
     """Raises BadInput for what would fail only after minutes."""
-    from edgekv.choose import choose, learns
     from edgekv.commands.load import model_info
     from edgekv.memory.fit import CTX_MAX
+    from edgekv.methods.choose import choose, learns
     from edgekv.model.facts import check_gguf
 
     tests = lists.tests()

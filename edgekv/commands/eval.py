@@ -360,8 +360,8 @@ def check_lengths(llm: Llama, lengths: Sequence[int]) -> None:
 def model(engine: EngineOptions, grid: Sequence[Row]) -> Llama:
     """The model with the first row's cache; the profile is made if a method wants one and there is
     none."""
-    from edgekv.choose import learns
     from edgekv.commands.load import load_llama
+    from edgekv.methods.choose import learns
 
     hungry = next((row.method for row in grid if learns(row.method)), "snapkv")
     k, _, v = grid[0].kind.partition("/")

@@ -6,9 +6,9 @@ import sys
 
 import click
 
-from edgekv.choose import foretells, learns
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.methods.choose import foretells, learns
 
 WHAT = "one-time preparation of this model"
 SKIPPED = (

@@ -180,7 +180,7 @@ def command(
 def preset_of(kv_method: str, path: str) -> Preset:
     """The method that will run: `auto` means a profile that first use makes where none is found."""
     from edgekv import methods
-    from edgekv.choose import AUTO, choose
+    from edgekv.methods.choose import AUTO, choose
     from edgekv.profiles import find
 
     if kv_method == AUTO and find(path, foretells=True) is None:
@@ -253,8 +253,8 @@ class Report:
         }
 
     def describe(self, point: Point) -> dict[str, Any]:
-        from edgekv.choose import AUTO
         from edgekv.eval.results import known
+        from edgekv.methods.choose import AUTO
 
         return {
             **asdict(point),

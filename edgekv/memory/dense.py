@@ -25,7 +25,7 @@ def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v:
     budget in rows has nothing to win, and the model can have them.
     """
     # with all methods, which a plan (`edgekv.memory.fit`) has no use for and would count as its own
-    from edgekv.choose import AUTO
+    from edgekv.methods.choose import AUTO
 
     if (
         method != AUTO
@@ -51,7 +51,7 @@ def can_store(shape: dict[str, Any], kind: str) -> bool:
 
 def stored_as(shape: dict[str, Any], method: str) -> str:
     """The cache type of a compressed cache where nobody names one."""
-    from edgekv.choose import AUTO
+    from edgekv.methods.choose import AUTO
 
     return DENSE if method == AUTO and fits(shape) else "f16"
 

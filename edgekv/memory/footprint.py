@@ -146,7 +146,7 @@ class Extent:
 
 def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
     """What a method reads of a prompt, a few tokens of the probe's instructions more or less."""
-    from edgekv.probe import LEAD, PIECE
+    from edgekv.methods.probe import LEAD, PIECE
 
     observe = preset.observe
     n_all = n_rows = n_tokens

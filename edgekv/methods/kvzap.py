@@ -4,7 +4,7 @@ alone.
 Paper: Jeblick and Jegou, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891:
 for each KV head a linear map foretells the logarithm of KVzip's score (arXiv 2505.23416), so that
 no text needs to be read twice. The maps (a `Surrogate`) are learned once per model with the probe
-profile, see `edgekv.profiles.surrogate`; `edgekv.choose` puts them in.
+profile, see `edgekv.profiles.surrogate`; `edgekv.methods.choose` puts them in.
 
 Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of
 earlier turns can be judged again. What
@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe
 from edgekv.methods.keydiff import unlike_the_mean
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.parallel import each_head
 from edgekv.model import rotation
-from edgekv.parallel import each_head
 
 PAIRS = ("neighbours", "halves")
 """Which two values of a key RoPE turns together: 2 i and 2 i + 1, or i and i + d_k / 2."""

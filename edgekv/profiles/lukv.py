@@ -202,8 +202,8 @@ def measure(
     dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no
     part.
     """
-    from edgekv import select
     from edgekv.engine import Watch
+    from edgekv.methods import select
 
     kv, n = llm._kv, len(context)
     assert kv is not None
