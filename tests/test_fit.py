@@ -22,7 +22,7 @@ from edgekv.errors import BadInput
 from edgekv.memory.fit import HIDDEN, RATIOS, Planner, Wish
 from edgekv.memory.sizes import size_text
 from edgekv.model.blueprint import Blueprint, Context
-from edgekv.model.gguf_sizes import tensor_sizes
+from edgekv.model.header import tensor_sizes
 from edgekv.native import LayerInfo
 from tests import models
 from tests.engine import TYPES, load, n_kept

@@ -120,7 +120,7 @@ def load(case: Case) -> Any:
 def touched(llm: Any) -> int:
     """Bytes of the weights that a written token reads; 0 if the file has tensors of a kind that
     nobody here knows."""
-    from edgekv.model.gguf_sizes import tensor_sizes
+    from edgekv.model.header import tensor_sizes
     from edgekv.native import llama_cpp
 
     arch = llm.metadata.get("general.architecture", "")

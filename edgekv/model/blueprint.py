@@ -60,7 +60,7 @@ class Blueprint:
         """Bytes of the weights that stay in main memory where all layers are on a GPU: the token
         table, unless the output shares it, which is then there as well.
         """
-        from edgekv.model.gguf_sizes import tensor_sizes
+        from edgekv.model.header import tensor_sizes
 
         sizes = tensor_sizes(self.path)
         return sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0
