@@ -52,7 +52,7 @@ class Measurement:
 
 
 def main() -> None:
-    from edgekv.machine import rss_peak  # loads no library
+    from edgekv.memory.machine import rss_peak  # loads no library
 
     what = Measurement(**json.load(sys.stdin))
     tokens = json.loads(Path(what.tokens).read_text())

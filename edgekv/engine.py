@@ -18,21 +18,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget, native, probe, rotation, select
+from edgekv import budget, native
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
-from edgekv.dense import entries_per_f16, f16_bytes
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.footprint import Extent, Reading, reading
-from edgekv.layer import LayerStats
-from edgekv.machine import memory_free
-from edgekv.merge import D2O, Folding
+from edgekv.memory.dense import entries_per_f16, f16_bytes
+from edgekv.memory.footprint import Extent, Reading, reading
+from edgekv.memory.machine import memory_free
+from edgekv.memory.sizes import size_text
+from edgekv.methods import probe, select
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.merge import D2O, Folding
+from edgekv.methods.summary import Asked, Summary
+from edgekv.methods.summing import Summing, turned
+from edgekv.model import rotation
 from edgekv.settings import Settings
-from edgekv.sizes import size_text
 from edgekv.stats import StageClock
-from edgekv.summary import Asked, Summary
-from edgekv.summing import Summing, turned
 
 Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)
@@ -220,13 +222,30 @@ class Engine:
         begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
         return info.n_past > 0 and info.n_past + n_more - begin > max(s.tail, s.window)
 
+    def mark_tail(self, n_more: int) -> None:
+        """Before `n_more` tokens: copy the state of recurrent layers, if the tail has not many
+        tokens to go. `bound_tail` reads the last ones again, and there is no other way back.
+        """
+        info, s = self.store.memory(), self.settings
+        if not info.bytes_recurrent:
+            return
+        begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
+        least = begin + max(s.tail, s.window) - s.window
+        if info.n_past + n_more > least and info.n_mark < min(least, info.n_past):
+            self.store.mark()
+
     def bound_tail(self, tokens: NDArray[np.intc]) -> None:
         """Compress the tail.
 
         tokens: everything the store has seen. The last `window` tokens are read again, because
-        their queries judge the keys.
+        their queries judge the keys; with recurrent layers all since `mark_tail`, once they are as
+        many.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
+        if info.bytes_recurrent:
+            if info.n_mark < 0 or info.n_past - info.n_mark < n:
+                return
+            n = info.n_past - info.n_mark
         if not native.llama_cpp.llama_memory_seq_rm(
             native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1
         ):
@@ -326,7 +345,7 @@ class Engine:
         s, layers, full = self.settings, self.store.layers, self.full_layers
         there = np.array(
             [[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]
-        ).reshape(len(full), -1)
+        ).reshape(len(full), self.store.n_head_kv)
         have = np.where(there, self.kept()[full] + n_new, 0).astype(np.int32)
         n_tokens, n_heads = self.store.memory().n_past + n_new, max(int(there.sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
@@ -363,6 +382,7 @@ class Engine:
             hidden=self.settings.hidden,
             n_old=int(self.kept().max(initial=0)),
             old_bytes=memory.bytes_now,
+            recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
         )
 

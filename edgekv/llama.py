@@ -19,21 +19,23 @@ from typing import Any
 import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
-from edgekv import facts, native, parts, session, state, templates
+from edgekv import native
 from edgekv.budget.memory import APPEND_MAX, reserve, rows_within
-from edgekv.checkpoints import Checkpoints
 from edgekv.config import KVConfig
-from edgekv.continued import continued, n_same
-from edgekv.dense import DENSE, picks
 from edgekv.engine import Engine
 from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError, UnknownArgument
-from edgekv.guard import Closed, Guard
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
-from edgekv.room import check_whole_cache
+from edgekv.memory.dense import DENSE, picks
+from edgekv.memory.room import check_whole_cache
+from edgekv.memory.sizes import size_text
+from edgekv.model import facts, parts, templates
+from edgekv.session import session, state
+from edgekv.session.checkpoints import Checkpoints
+from edgekv.session.continued import continued, n_same
+from edgekv.session.guard import Closed, Guard
+from edgekv.session.state import is_finite
 from edgekv.settings import Settings, resolve
-from edgekv.sizes import size_text
-from edgekv.state import is_finite
 from edgekv.stats import KVStats
 
 CANCELLED = "cancelled: the conversation is as before this turn"
@@ -233,8 +235,9 @@ class Llama(llama_cpp.Llama):
                 self._kv_report(len(tokens), len(tokens))
         except BaseException:
             self.n_tokens = before
-            self._ctx.kv_cache_seq_rm(-1, before, -1)
             self._requires_eval = True
+            if not self._ctx.kv_cache_seq_rm(-1, before, -1):
+                self.reset()  # recurrent layers cannot go back
             raise
 
     def _kv_with_window(self, tokens: list[int]) -> list[int]:
@@ -298,9 +301,18 @@ class Llama(llama_cpp.Llama):
         if kv.tail_is_full(len(tokens)):
             self._checkpoints.save(self)
             kv.bound_tail(self.input_ids[: self.n_tokens])
+        elif len(tokens) > 1:
+            kv.store.mark()  # a turn begins: its answer may be wanted again
+        kv.mark_tail(len(tokens))
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
-        with _told_why():
-            self._ctx.decode(self._batch)
+        try:
+            with _told_why():
+                self._ctx.decode(self._batch)
+        except EdgeKVError as error:
+            if kv.store.memory().n_past == self.n_tokens:
+                raise
+            self.reset()  # recurrent layers had gone on already
+            raise EdgeKVError(f"{error.args[0].split(';')[0]}; the conversation is lost") from None
         self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
 
     def _kv_accept(self, tokens: list[int], n_logits: int) -> None:
@@ -336,7 +348,7 @@ class Llama(llama_cpp.Llama):
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
         """As the parent's. A compressed conversation goes on where the text does, even if it comes
-        in other tokens: see `edgekv.continued`.
+        in other tokens: see `edgekv.session.continued`.
 
         Raises Cancelled after `kv_cancel`, and EdgeKVError if another prompt was given meanwhile.
         """
@@ -382,7 +394,7 @@ class Llama(llama_cpp.Llama):
             tokens = continued(
                 tokens,
                 have,
-                self._kv.store.memory().boundary,
+                self._kv.store.memory().fixed,
                 lambda some: self.detokenize(some, special=True),
                 lambda text: self.tokenize(text, add_bos=False, special=True),
             )
@@ -390,7 +402,7 @@ class Llama(llama_cpp.Llama):
             # the last token of a prompt is always evaluated: the answer begins with its logits
             if (
                 not is_answered
-                and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().boundary
+                and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().fixed
             ):
                 self._checkpoints.restore(self, tokens)
         self._checkpoints.begin_turn(
@@ -530,6 +542,7 @@ class Llama(llama_cpp.Llama):
                 n_ctx=self.n_ctx(),
                 n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
                 n_bytes_limit=s.memory,
+                n_bytes_recurrent=info.bytes_recurrent + info.bytes_mark,
                 n_bytes_checkpoints=self._checkpoints.n_bytes,
                 note=(
                     ""
@@ -600,7 +613,7 @@ class Llama(llama_cpp.Llama):
 
     def _kv_pick_types(self, path: str) -> bool:
         """Whether a cache with these settings gets the type that `auto` stores; see
-        `edgekv.dense`.
+        `edgekv.memory.dense`.
         """
         return picks(path, self._kv_config.method, self._kv_settings, *self._kv_types)
 

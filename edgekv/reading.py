@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import native, select, state
+from edgekv import native
 from edgekv.budget import Plan
 from edgekv.engine import Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.layer import Future, LayerStats
-from edgekv.merge import D2O
-from edgekv.methods import Preset
+from edgekv.methods import Preset, select
+from edgekv.methods.layer import Future, LayerStats
+from edgekv.methods.merge import D2O
+from edgekv.methods.summary import Summary, look
+from edgekv.methods.summing import ENOUGH, write
+from edgekv.session import state
 from edgekv.settings import Settings
-from edgekv.summary import Summary, look
-from edgekv.summing import ENOUGH, write
 
 
 class Reading:

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import methods
-from edgekv.choose import choose
 from edgekv.config import KVConfig
 from edgekv.methods import Preset
+from edgekv.methods.choose import choose
 
 
 @dataclass

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import facts
 from edgekv.library import library_path
+from edgekv.model import facts
 from tests import models
 from tests.engine import feed, load, positions, random_profile, read, share
 from tests.lib import nmse
@@ -136,8 +136,8 @@ def failing_tokens(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -
     time, and went on as if nothing had been. Metal's backend computes nothing more once something
     has failed.
     """
-    from edgekv import state
     from edgekv.errors import EdgeKVError
+    from edgekv.session import state
 
     def conversation() -> Any:
         llm = load(path, kind, kv_ratio=share(0.3, kind), kv_method="snapkv", **options)

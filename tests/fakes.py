@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import parts
 from edgekv.budget import rows_for
 from edgekv.errors import BadInput, Cancelled, ContextFull
 from edgekv.files import begins_with, opened, replaced
+from edgekv.model import parts
 from edgekv.stats import KVStats
 
 ROW_BYTES = 1000  # of one token over all layers and heads

@@ -503,7 +503,7 @@ FIRST = 512
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind):
-    from edgekv.state import take
+    from edgekv.session.state import take
 
     def parts(llm, n):
         """Positions, and the K and V rows of every layer, of llama.cpp's saved state: 16 bytes in
@@ -1025,7 +1025,7 @@ def test_a_long_page_of_filled_contexts_is_about_writing_alone(little, tmp_path)
 
 
 def test_long_leaves_out_what_does_not_fit(little, monkeypatch):
-    from edgekv import machine
+    from edgekv.memory import machine
 
     wish = lists(models=[little], full=["f16"])
     assert long.depths_that_fit(wish, []) == [4096, 8192]
@@ -1140,7 +1140,7 @@ def test_the_lowest_of_a_number_is_seen_while_something_runs():
 
 def test_more_tokens_than_a_model_was_trained_with_are_one_line(tiny, capsys):
     from edgekv.commands.bench import check
-    from edgekv.facts import model_info
+    from edgekv.model.facts import model_info
 
     model = str(tiny("llama-gqa"))
     trained = model_info(model)["n_ctx_train"]

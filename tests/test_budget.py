@@ -27,8 +27,8 @@ from edgekv.budget.cake import log_preference
 from edgekv.budget.cascade import Cascade
 from edgekv.budget.share import free, protected
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.layer import LayerStats
-from edgekv.select import keep, protect
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.select import keep, protect
 from tests.reference import budgets as reference
 from tests.reference.scores import columns
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import BadInput, Cancelled, parts
+from edgekv import BadInput, Cancelled
+from edgekv.model import parts
 from tests import lib, models
 from tests.engine import load, logits
 

@@ -11,8 +11,15 @@ import numpy as np
 import pytest
 
 from edgekv import profiles
-from edgekv.choose import WITH_PROFILE, WITH_SHARES, WITHOUT_PROFILE, choose, foretells, learns
 from edgekv.errors import BadInput
+from edgekv.methods.choose import (
+    WITH_PROFILE,
+    WITH_SHARES,
+    WITHOUT_PROFILE,
+    choose,
+    foretells,
+    learns,
+)
 from edgekv.methods.kvzap import Surrogate, n_features
 from edgekv.profiles import places
 

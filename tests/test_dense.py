@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from edgekv import Llama, methods
-from edgekv.blueprint import Blueprint
 from edgekv.commands import report, slash
 from edgekv.commands.conversation import Conversation
-from edgekv.dense import fits
 from edgekv.eval.reader import Reader
-from edgekv.fit import PICKED, Planner, Wish
+from edgekv.memory.dense import fits
+from edgekv.memory.fit import PICKED, Planner, Wish
+from edgekv.model.blueprint import Blueprint
 from tests.engine import SHARED, TYPES, feed, logits, n_kept
 from tests.recurrent import write as write_recurrent
 

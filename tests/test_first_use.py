@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from edgekv.choose import WITH_PROFILE, WITHOUT_PROFILE
 from edgekv.commands.progress import WorkBar, about
+from edgekv.methods.choose import WITH_PROFILE, WITHOUT_PROFILE
 from edgekv.profiles import find, probe_profile
 from tests.test_cli import call
 

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekv import commands, methods, native
-from edgekv.blueprint import Blueprint, Context
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
 from edgekv.errors import BadInput
-from edgekv.fit import HIDDEN, RATIOS, Planner, Wish
-from edgekv.gguf_sizes import tensor_sizes
+from edgekv.memory.fit import HIDDEN, RATIOS, Planner, Wish
+from edgekv.memory.sizes import size_text
+from edgekv.model.blueprint import Blueprint, Context
+from edgekv.model.header import tensor_sizes
 from edgekv.native import LayerInfo
-from edgekv.sizes import size_text
 from tests import models
 from tests.engine import TYPES, load, n_kept
 from tests.recurrent import write as write_recurrent
@@ -143,7 +143,7 @@ class FakeBlueprint:
     def context(
         self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
     ) -> Context:
-        from edgekv.footprint import full_bytes, row_bytes
+        from edgekv.memory.footprint import full_bytes, row_bytes
 
         layers = [
             LayerInfo(

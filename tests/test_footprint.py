@@ -8,13 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import machine, native
+from edgekv import native
 from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.config import HIDDEN
 from edgekv.engine import Watch
 from edgekv.errors import BadInput
-from edgekv.footprint import HIDDEN_BYTES, extent, full_bytes, index_bytes, kept_bytes, mask_bytes
-from edgekv.sizes import parse_size, size_text
+from edgekv.memory import machine
+from edgekv.memory.footprint import (
+    HIDDEN_BYTES,
+    extent,
+    full_bytes,
+    index_bytes,
+    kept_bytes,
+    mask_bytes,
+)
+from edgekv.memory.sizes import parse_size, size_text
 from tests import models
 from tests.engine import load, n_kept
 
@@ -253,7 +261,7 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
 def test_a_whole_cache_that_is_larger_than_memory_is_refused_before_loading(
     tiny, monkeypatch, name
 ):
-    from edgekv import room
+    from edgekv.memory import room
 
     n_bytes = load(tiny(name), n_ctx=2048).kv_stats().n_bytes
     monkeypatch.setattr(room, "memory_free", lambda swap: n_bytes - 20_000)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import merge
+from edgekv.methods import merge
 from tests.reference import merge as reference
 
 shapes = st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 12), st.integers(0, 99))

@@ -9,7 +9,7 @@ import threading
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from edgekv.parallel import one_thread_for_products
+from edgekv.methods.parallel import one_thread_for_products
 
 
 def n_threads() -> int:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgekv import budget, methods, probe, profiles
+from edgekv import budget, methods, profiles
 from edgekv.errors import EdgeKVError
+from edgekv.methods import probe
 from edgekv.methods.expected import Expected
 from edgekv.methods.keydiff import KeyDiff, unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, KVzap, Surrogate, foretell, n_features

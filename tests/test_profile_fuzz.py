@@ -19,7 +19,7 @@ import pytest
 
 from edgekv import profiles
 from edgekv.errors import BadInput
-from edgekv.profiles.header import Header
+from edgekv.model.header import Header
 from tests.test_profiles import MAPS, make
 
 N_CASES = 150

@@ -338,7 +338,8 @@ def test_a_probe_profile(llm, tiny):
 
 
 def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
-    from edgekv import native, probe
+    from edgekv import native
+    from edgekv.methods import probe
 
     tokens = tuple(llm.tokenize(TEXTS[0].encode()))[:N_TOKENS]
     got, _ = probe_profile.measure(llm, tokens)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.select import keep
+from edgekv.methods.select import keep
 
 
 @st.composite

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekv import BadInput, state
+from edgekv import BadInput
+from edgekv.session import state
 from tests.engine import load, logits
 
 

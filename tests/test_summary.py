@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from edgekv import methods, select
+from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
+from edgekv.methods import select
+from edgekv.methods.summary import JITTER, ROUNDS, Summary, SummaryParams, alike, draw, look
 from edgekv.native import Prefill
 from edgekv.reading import Reading
-from edgekv.summary import JITTER, ROUNDS, Summary, SummaryParams, alike, draw, look
 from tests.engine import feed, load, positions, share
 from tests.reference.summary import groups as reference_groups
 from tests.reference.summary import summary as reference

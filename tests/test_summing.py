@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from edgekv import engine, summary
+from edgekv import engine
 from edgekv.errors import BadInput
+from edgekv.methods import summary
+from edgekv.methods.summary import Summary, stand_for
 from edgekv.native import Prefill
-from edgekv.summary import Summary, stand_for
 from tests.engine import feed, load
 
 METHOD = "score=keydiff,budget=uniform,merge=summary,worst=5"

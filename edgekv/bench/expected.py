@@ -7,13 +7,13 @@ from typing import Any
 
 from edgekv.bench.measure import MIN_TOKENS, WARM_UP_TOKENS
 from edgekv.bench.spec import Case
-from edgekv.blueprint import Blueprint, Context
 from edgekv.budget import rows_for
 from edgekv.budget.memory import APPEND_MAX
-from edgekv.choose import choose
-from edgekv.dense import entries_per_f16
-from edgekv.facts import cache_types
-from edgekv.footprint import extent, kept_bytes, reading, tensor_bytes
+from edgekv.memory.dense import entries_per_f16
+from edgekv.memory.footprint import extent, kept_bytes, reading, tensor_bytes
+from edgekv.methods.choose import choose
+from edgekv.model.blueprint import Blueprint, Context
+from edgekv.model.facts import cache_types
 
 WINDOW = 32  # what `Llama` takes if nothing is said
 

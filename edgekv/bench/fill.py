@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import state
 from edgekv.bench.spec import FILL_FIRST
 from edgekv.errors import BadInput
-from edgekv.footprint import row_bytes
+from edgekv.memory.footprint import row_bytes
+from edgekv.session import state
 
 _WORD = 4
 _HEAD = 2 * _WORD  # llama.cpp's magic number and the sequence

@@ -10,7 +10,7 @@ from typing import Any
 
 from edgekv.bench.fields import LLAMA_BENCH, OURS, SAMPLES
 from edgekv.bench.spec import FILL_FIRST, test_name
-from edgekv.sizes import MIB, mib, percent, share
+from edgekv.memory.sizes import MIB, mib, percent, share
 
 Record = dict[str, Any]
 GIB = 2**30

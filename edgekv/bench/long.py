@@ -16,7 +16,7 @@ from edgekv.bench import compare, formats, plot, reads
 from edgekv.bench.runner import Table
 from edgekv.bench.spec import Case, Lists
 from edgekv.errors import BadInput
-from edgekv.sizes import MIB, mib, percent, share, size_text
+from edgekv.memory.sizes import MIB, mib, percent, share, size_text
 
 FIRST = 4096
 TITLE = "# Long contexts"
@@ -31,10 +31,10 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
 
     Raises BadInput if not even the first does.
     """
-    from edgekv.blueprint import Blueprint
-    from edgekv.choose import choose
-    from edgekv.fit import Planner, Wish
-    from edgekv.machine import memory_free, rss_now
+    from edgekv.memory.fit import Planner, Wish
+    from edgekv.memory.machine import memory_free, rss_now
+    from edgekv.methods.choose import choose
+    from edgekv.model.blueprint import Blueprint
 
     free = memory_free() - MARGIN
     with Blueprint(lists.models[0], lists.n_ubatch[0]) as blueprint:

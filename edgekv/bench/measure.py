@@ -16,7 +16,7 @@ from edgekv.bench.lowest import Lowest
 from edgekv.bench.reads import weights_read
 from edgekv.bench.spec import FILL_FIRST, Case
 from edgekv.errors import EdgeKVError
-from edgekv.machine import rss_now, rss_peak
+from edgekv.memory.machine import rss_now, rss_peak
 
 MIN_TOKENS = 1
 """A row's ratio holds for short prompts too, unlike in a chat (--kv-min-tokens)."""
@@ -45,8 +45,8 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     """
     import numpy.random
 
-    from edgekv import facts
     from edgekv.bench.fill import fill
+    from edgekv.model import facts
 
     assert numpy.random  # loaded now, so that it is no part of what the test takes
     free = device_free(facts.devices())
@@ -87,7 +87,8 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
 
 
 def load(case: Case) -> Any:
-    from edgekv import Llama, facts
+    from edgekv import Llama
+    from edgekv.model import facts
 
     n_ctx = case.n_prompt + case.n_gen + case.n_depth
     compress: dict[str, Any] = (
@@ -119,7 +120,7 @@ def load(case: Case) -> Any:
 def touched(llm: Any) -> int:
     """Bytes of the weights that a written token reads; 0 if the file has tensors of a kind that
     nobody here knows."""
-    from edgekv.gguf_sizes import tensor_sizes
+    from edgekv.model.header import tensor_sizes
     from edgekv.native import llama_cpp
 
     arch = llm.metadata.get("general.architecture", "")
@@ -170,7 +171,7 @@ def about(llm: Any, devices: list[dict[str, Any]]) -> dict[str, Any]:
     """What llama-bench says of model and machine."""
     import ctypes
 
-    from edgekv import facts
+    from edgekv.model import facts
     from edgekv.native import llama_cpp
 
     model, text = llm._model.model, ctypes.create_string_buffer(128)

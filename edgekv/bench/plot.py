@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv import plots
 from edgekv.bench import reads
-from edgekv.sizes import MIB
+from edgekv.memory.sizes import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

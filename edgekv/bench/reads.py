@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgekv.bench.spec import test_name
-from edgekv.sizes import mib
+from edgekv.memory.sizes import mib
 
 Record = dict[str, Any]
 GB = 1e9

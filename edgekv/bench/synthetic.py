@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 
 from edgekv.errors import BadInput
-from edgekv.sizes import size_text
+from edgekv.memory.sizes import size_text
 
 N_VOCAB = 32000
 BLOCK = 32

@@ -51,4 +51,4 @@ BUDGETS: dict[str, Budget] = {
         *PROFILES,
     )
 }
-"""A `Profile` gets its table from `edgekv.choose`, the others need nothing from outside."""
+"""A `Profile` gets its table from `edgekv.methods.choose`, the others need nothing from outside."""

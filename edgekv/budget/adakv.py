@@ -22,7 +22,7 @@ from edgekv.budget.share import ALMOST, flat, free, top
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
-    from edgekv.layer import LayerStats
+    from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgekv.budget.clip import clip
 
 if TYPE_CHECKING:
-    from edgekv.layer import LayerStats
+    from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from edgekv.budget.share import flat, free
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
-    from edgekv.layer import LayerStats
+    from edgekv.methods.layer import LayerStats
 
 LEAST = 1e-30  # a layer without any dispersion or shift still has a logarithm
 

@@ -22,7 +22,7 @@ from edgekv.budget.base import Plan
 from edgekv.budget.share import free, in_proportion, protected, whole
 
 if TYPE_CHECKING:
-    from edgekv.layer import LayerStats
+    from edgekv.methods.layer import LayerStats
 
 
 class Cascade:

@@ -26,7 +26,7 @@ from edgekv.budget.share import flat, free
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
-    from edgekv.layer import LayerStats
+    from edgekv.methods.layer import LayerStats
 
 
 def weigh_raw(variances: NDArray[np.float64]) -> NDArray[np.float64]:

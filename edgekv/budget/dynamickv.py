@@ -28,7 +28,7 @@ from edgekv.budget.share import flat, free, in_proportion, protected, top, whole
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
-    from edgekv.layer import LayerStats
+    from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

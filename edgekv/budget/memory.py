@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekv.errors import BadInput
-from edgekv.sizes import size_text
+from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
     from edgekv.native import LayerInfo

@@ -20,7 +20,7 @@ from edgekv.budget.base import Plan, Spending
 from edgekv.budget.share import flat, free, top
 
 if TYPE_CHECKING:
-    from edgekv.layer import LayerStats
+    from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,9 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
     """What the options ask for; what nobody named is what a chat with these models would take."""
     from functools import lru_cache
 
-    from edgekv import dense
     from edgekv.bench.spec import Lists
     from edgekv.commands.load import count_threads, model_info
+    from edgekv.memory import dense
 
     info = lru_cache(model_info)
     full = options.full
@@ -122,10 +122,10 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
 
 def check(lists: Lists, is_long: bool = False) -> None:
     """Raises BadInput for what would fail only after minutes."""
-    from edgekv.choose import choose, learns
     from edgekv.commands.load import model_info
-    from edgekv.facts import check_gguf
-    from edgekv.fit import CTX_MAX
+    from edgekv.memory.fit import CTX_MAX
+    from edgekv.methods.choose import choose, learns
+    from edgekv.model.facts import check_gguf
 
     tests = lists.tests()
     if not tests:

@@ -304,9 +304,9 @@ def run(
 def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) -> list[Row]:
     """The rows; cache types that nobody named are those that a chat would take and that the model
     can have."""
-    from edgekv import dense
     from edgekv.commands.load import model_info, model_path
     from edgekv.eval.evaluate import settings
+    from edgekv.memory import dense
 
     shape = model_info(model_path(engine.model))
     k, v = engine.cache_type_k or "f16", engine.cache_type_v or "f16"
@@ -360,8 +360,8 @@ def check_lengths(llm: Llama, lengths: Sequence[int]) -> None:
 def model(engine: EngineOptions, grid: Sequence[Row]) -> Llama:
     """The model with the first row's cache; the profile is made if a method wants one and there is
     none."""
-    from edgekv.choose import learns
     from edgekv.commands.load import load_llama
+    from edgekv.methods.choose import learns
 
     hungry = next((row.method for row in grid if learns(row.method)), "snapkv")
     k, _, v = grid[0].kind.partition("/")
@@ -380,7 +380,7 @@ def remember(table: Table, engine: EngineOptions) -> None:
     """Keep the results for `edgekv fit`, if they are of caches that it plans."""
     from edgekv.commands.load import model_path
     from edgekv.eval import results
-    from edgekv.fit import Wish
+    from edgekv.memory.fit import Wish
 
     kv = engine.kv
     kept = kv.window, kv.sink, kv.min_tokens

@@ -6,9 +6,9 @@ import sys
 
 import click
 
-from edgekv.choose import foretells, learns
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.methods.choose import foretells, learns
 
 WHAT = "one-time preparation of this model"
 SKIPPED = (
@@ -50,7 +50,7 @@ def make_profile(options: EngineOptions, path: str, threads: int) -> None:
 
 def is_wanted(options: EngineOptions, path: str) -> bool:
     """Whether there is something to make."""
-    from edgekv.facts import model_info
+    from edgekv.model.facts import model_info
     from edgekv.profiles import find
 
     kv = options.kv

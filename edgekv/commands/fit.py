@@ -11,10 +11,10 @@ import click
 from edgekv.commands.options import CACHE_TYPES, COUNT, MODEL, size
 from edgekv.commands.report import mib, percent, table
 from edgekv.errors import BadInput
-from edgekv.sizes import size_text
+from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
-    from edgekv.fit import Planner, Point
+    from edgekv.memory.fit import Planner, Point
     from edgekv.methods import Preset
 
 CTX_DEFAULT = 32768
@@ -144,10 +144,10 @@ def command(
     buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
     again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
     """
-    from edgekv.blueprint import Blueprint
     from edgekv.commands import load
-    from edgekv.fit import PICKED, STEP, TYPES, Planner, Wish
-    from edgekv.machine import rss_now
+    from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
+    from edgekv.memory.machine import rss_now
+    from edgekv.model.blueprint import Blueprint
 
     path = load.model_path(model)
     place = Place.of(device, load.build_info()["devices"])
@@ -180,7 +180,7 @@ def command(
 def preset_of(kv_method: str, path: str) -> Preset:
     """The method that will run: `auto` means a profile that first use makes where none is found."""
     from edgekv import methods
-    from edgekv.choose import AUTO, choose
+    from edgekv.methods.choose import AUTO, choose
     from edgekv.profiles import find
 
     if kv_method == AUTO and find(path, foretells=True) is None:
@@ -203,7 +203,7 @@ class Place:
         """The device of that name, or the first that is no CPU. Raises BadInput if there is none of
         that name.
         """
-        from edgekv.machine import memory_free, memory_total
+        from edgekv.memory.machine import memory_free, memory_total
 
         gpus = [d for d in devices if d["name"].upper() != "CPU"]
         if name is None and not gpus or (name or "").upper() == "CPU":
@@ -253,8 +253,8 @@ class Report:
         }
 
     def describe(self, point: Point) -> dict[str, Any]:
-        from edgekv.choose import AUTO
         from edgekv.eval.results import known
+        from edgekv.methods.choose import AUTO
 
         return {
             **asdict(point),

@@ -75,22 +75,22 @@ def learn(options: EngineOptions) -> None:
 
 
 def build_info() -> dict[str, Any]:
-    """What is installed and loaded: see `edgekv.facts.build_info`."""
-    from edgekv import facts
+    """What is installed and loaded: see `edgekv.model.facts.build_info`."""
+    from edgekv.model import facts
 
     return facts.build_info()
 
 
 def model_info(path: str) -> dict[str, Any]:
-    """A model file's shape: see `edgekv.facts.model_info`. Raises EdgeKVError."""
-    from edgekv import facts
+    """A model file's shape: see `edgekv.model.facts.model_info`. Raises EdgeKVError."""
+    from edgekv.model import facts
 
     return facts.model_info(path)
 
 
 def cache_types() -> dict[str, tuple[int, int, int]]:
     """name -> (ggml type, values of a block, bytes of a block)."""
-    from edgekv import facts
+    from edgekv.model import facts
 
     return facts.cache_types
 

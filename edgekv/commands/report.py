@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from edgekv.sizes import mib, percent, size_text
+from edgekv.memory.sizes import mib, percent, size_text
 
 if TYPE_CHECKING:
     from edgekv.commands.options import EngineOptions

@@ -22,7 +22,7 @@ from edgekv.commands.stream import Stream, refused_prompts
 from edgekv.commands.template import Template, warnings
 from edgekv.commands.text import decode, encodable, read_bounded, read_document
 from edgekv.errors import BadInput, Cancelled
-from edgekv.machine import rss_peak
+from edgekv.memory.machine import rss_peak
 
 if TYPE_CHECKING:
     from edgekv import Llama

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import facts
-from edgekv.choose import choose
+from edgekv.methods.choose import choose
+from edgekv.model import facts
 from edgekv.reading import STEP, Reading, feed, say
 from edgekv.stats import KVStats
 

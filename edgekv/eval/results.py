@@ -17,7 +17,7 @@ from edgekv.eval.perplexity import FULL
 from edgekv.eval.sample import Row
 from edgekv.eval.table import Table, mean, number
 from edgekv.eval.tasks import TASKS, get
-from edgekv.profiles.identity import identify
+from edgekv.model.identity import identify
 from edgekv.profiles.partial import save_json
 from edgekv.profiles.places import user_cache
 

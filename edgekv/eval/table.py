@@ -13,7 +13,7 @@ from typing import Any
 
 from edgekv.eval.interval import interval
 from edgekv.eval.sample import Measure, Outcome, Row, Task
-from edgekv.sizes import percent, share
+from edgekv.memory.sizes import percent, share
 
 MEANS = ("n_seen", "n_kept", "n_bytes", "n_bytes_full")
 

@@ -16,8 +16,6 @@ from functools import lru_cache
 from importlib.metadata import entry_points
 
 from edgekv.budget import BUDGETS
-from edgekv.layer import LayerStats
-from edgekv.merge import D2O
 from edgekv.methods import spell
 from edgekv.methods.base import STATS, Budget, Method, Observe, Preset, masked
 from edgekv.methods.cake import Cake
@@ -28,11 +26,13 @@ from edgekv.methods.keydiff import KeyDiff
 from edgekv.methods.knorm import Knorm
 from edgekv.methods.kvzap import KVzap
 from edgekv.methods.kvzip import KVzip
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.merge import D2O
 from edgekv.methods.random import Random
 from edgekv.methods.snapkv import SnapKV
 from edgekv.methods.streaming import Streaming
+from edgekv.methods.summary import Summary
 from edgekv.methods.tova import TOVA
-from edgekv.summary import Summary
 
 __all__ = [
     "GROUP",
@@ -125,7 +125,7 @@ def presets() -> dict[str, Preset]:
 
 def get(text: str) -> Preset:
     """The preset that `text` means: a name, a name with parameters, or a mix. Budgets of profiles
-    have no table yet (see `edgekv.choose`).
+    have no table yet (see `edgekv.methods.choose`).
 
     Raises BadInput if it means none.
     """

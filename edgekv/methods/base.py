@@ -2,8 +2,8 @@
 
 A method answers two of the five questions of a compression: whose queries judge the keys
 (`observe`, unless the preset says otherwise) and what each row is worth (`score`). How many rows
-stay is the budget's answer, which ones `edgekv.select`'s. Nothing here knows a model, a cache or
-the native library.
+stay is the budget's answer, which ones `edgekv.methods.select`'s. Nothing here knows a model, a
+cache or the native library.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.base import Budget
-from edgekv.layer import LayerStats
-from edgekv.merge import D2O
-from edgekv.summary import Summary
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.merge import D2O
+from edgekv.methods.summary import Summary
 
 STATS = ("mean", "var", "max", "col_entropy", "col_sum")
 JUDGES = {
@@ -64,7 +64,7 @@ class Observe:
 
     @property
     def probe(self) -> bool:
-        """Whether the prompt is read twice (see `edgekv.probe`)."""
+        """Whether the prompt is read twice (see `edgekv.methods.probe`)."""
         return self.judges == "probe" and bool(self.judged)
 
     def asking(self, stats: tuple[str, ...]) -> Observe:

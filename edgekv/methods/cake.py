@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe
+from edgekv.methods.layer import LayerStats
 from edgekv.methods.pool import by_token, check_kernel, mean_pool
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe
+from edgekv.methods.layer import LayerStats
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe, masked
+from edgekv.methods.layer import LayerStats
 
 
 class Full:

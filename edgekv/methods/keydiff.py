@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe, by_head
+from edgekv.methods.layer import LayerStats
 from edgekv.methods.pool import by_token, check_kernel, max_pool
 
 TINY = np.float32(1e-12)

@@ -4,7 +4,7 @@ alone.
 Paper: Jeblick and Jegou, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891:
 for each KV head a linear map foretells the logarithm of KVzip's score (arXiv 2505.23416), so that
 no text needs to be read twice. The maps (a `Surrogate`) are learned once per model with the probe
-profile, see `edgekv.profiles.surrogate`; `edgekv.choose` puts them in.
+profile, see `edgekv.profiles.surrogate`; `edgekv.methods.choose` puts them in.
 
 Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of
 earlier turns can be judged again. What
@@ -13,8 +13,8 @@ turns, and KeyDiff's score. The target is KVzip's score, the most attention, not
 value's length. Rows are ranked within the budgets; the paper has one threshold. Half of KeyDiff's
 rank is added to the rank of what is foretold (`novelty`): maps from a few thousand tokens misjudge
 what they have not seen, and what is unlike the rest is what KeyDiff finds. On the demo model more
-of it is better at 0.2 and less at 0.1. Quantised caches are turned back first (`edgekv.rotation`),
-so one profile serves all cache types.
+of it is better at 0.2 and less at 0.1. Quantised caches are turned back first
+(`edgekv.model.rotation`), so one profile serves all cache types.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import rotation
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe
 from edgekv.methods.keydiff import unlike_the_mean
-from edgekv.parallel import each_head
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.parallel import each_head
+from edgekv.model import rotation
 
 PAIRS = ("neighbours", "halves")
 """Which two values of a key RoPE turns together: 2 i and 2 i + 1, or i and i + d_k / 2."""

@@ -1,8 +1,8 @@
 """kvzip: rows that are needed to repeat the prompt, whatever will be asked about it.
 
 Paper: Kim et al., KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, arXiv
-2505.23416, section 3: the maximum over the queries of a repeat probe (`edgekv.probe`) and over a KV
-head's query heads of the attention that a row gets.
+2505.23416, section 3: the maximum over the queries of a repeat probe (`edgekv.methods.probe`) and
+over a KV head's query heads of the attention that a row gets.
 
 Differences: attention is normalised over the whole prompt and the piece that is being read; the
 authors normalise over the part of the prompt that the piece repeats and the piece.
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.layer import LayerStats
 from edgekv.methods.base import Observe, masked
+from edgekv.methods.layer import LayerStats
 
 
 class KVzip:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-from edgekv.layer import LayerStats
 from edgekv.methods.base import masked
+from edgekv.methods.layer import LayerStats
 
 Pool = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from edgekv.budget.base import Budget
 from edgekv.errors import BadInput
-from edgekv.merge import D2O
 from edgekv.methods.base import JUDGES, Preset
-from edgekv.summary import Summary
+from edgekv.methods.merge import D2O
+from edgekv.methods.summary import Summary
 
 T = TypeVar("T")
 QUERIES = "queries"

@@ -8,9 +8,9 @@ import numpy as np
 
 from edgekv import files
 from edgekv.errors import BadInput
+from edgekv.model.header import open_regular
+from edgekv.model.identity import Identity
 from edgekv.profiles.file import Profile
-from edgekv.profiles.header import open_regular
-from edgekv.profiles.identity import Identity
 
 N_CURVE = 99
 IS_CURVE = files.begins_with(b"\x93NUMPY")

@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 
 from edgekv import budget
 from edgekv.errors import BadInput, EdgeKVError
+from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
-from edgekv.profiles.identity import identify
 from edgekv.profiles.partial import load_json, save_json
 from edgekv.profiles.probe_profile import taking_part
 

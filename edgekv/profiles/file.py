@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from edgekv import files
 from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
-from edgekv.profiles.header import DAMAGE, Header, Tensor, open_regular
-from edgekv.profiles.identity import Identity
+from edgekv.model.header import DAMAGE, Header, Tensor, open_regular
+from edgekv.model.identity import Identity
 from edgekv.version import __version__
 
 KINDS = ("probe", "lukv", "evolkv", "imported")

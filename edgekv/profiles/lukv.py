@@ -33,9 +33,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.model.identity import identify
 from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
-from edgekv.profiles.identity import identify
 from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
 from edgekv.profiles.work import Progress, Work
@@ -202,8 +202,8 @@ def measure(
     dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no
     part.
     """
-    from edgekv import select
     from edgekv.engine import Watch
+    from edgekv.methods import select
 
     kv, n = llm._kv, len(context)
     assert kv is not None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import files
-from edgekv.profiles.header import open_regular
+from edgekv.model.header import open_regular
 
 _MARK = b"edgekv partial 1"
 _HASH = 32  # bytes of SHA-256

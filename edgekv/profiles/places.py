@@ -16,8 +16,8 @@ from pathlib import Path
 
 from edgekv import folders
 from edgekv.errors import BadInput
+from edgekv.model.identity import Identity, identify
 from edgekv.profiles.file import Profile, read
-from edgekv.profiles.identity import Identity, identify
 
 NONE = "none"
 """What `--kv-profile` says to have no profile."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from edgekv.profiles.identity import identify
+from edgekv.model.identity import identify
 from edgekv.profiles.places import cached, find
 from edgekv.profiles.work import Progress
 

@@ -1,12 +1,12 @@
 """The probe profile: the share of rows that the repeat probe leaves to each KV head, averaged over
 calibration texts.
 
-Each text is read once with the repeat probe behind it (`edgekv.probe`). A row is worth the most
-attention that the probe pays to it; all rows of all layers and heads are ranked together, and for
-every ratio of a grid each head's share of the best ones is counted (KVzip's pooled selection, arXiv
-2505.23416). One pass gives the whole grid, and any score may use the result: which heads get the
-rows decides more than which rows. No row is protected here: shares must not depend on the length of
-the calibration texts.
+Each text is read once with the repeat probe behind it (`edgekv.methods.probe`). A row is worth the
+most attention that the probe pays to it; all rows of all layers and heads are ranked together, and
+for every ratio of a grid each head's share of the best ones is counted (KVzip's pooled selection,
+arXiv 2505.23416). One pass gives the whole grid, and any score may use the result: which heads get
+the rows decides more than which rows. No row is protected here: shares must not depend on the
+length of the calibration texts.
 
 The same pass teaches the score kvzap to foretell what the probe pays (`edgekv.profiles.surrogate`).
 """
@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods.keydiff import unlike_the_mean
 from edgekv.methods.kvzap import PAIRS, features, n_features
+from edgekv.model.identity import Identity, identify
 from edgekv.profiles import surrogate
 from edgekv.profiles.file import Profile, write
-from edgekv.profiles.identity import Identity, identify
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
 from edgekv.profiles.work import Progress, Work
@@ -59,8 +59,8 @@ def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers,
     ...).
     """
-    from edgekv import probe
     from edgekv.llama import Llama
+    from edgekv.methods import probe
 
     n_ctx = 2 * n_tokens + 128 * -(
         -n_tokens // probe.PIECE
@@ -163,7 +163,8 @@ def measure(
     row; NaN for heads that take no part. And what is learned from it, float32 [n_layer, n_head_kv,
     ...]: `surrogate.moments` of each head, zeros for those and where heads are not alike.
     """
-    from edgekv import probe, rotation
+    from edgekv.methods import probe
+    from edgekv.model import rotation
 
     kv, n = llm._kv, len(tokens)
     assert kv is not None

@@ -4,13 +4,13 @@ a model is loaded, and cleared at once, so one that is larger than memory ends t
 
 from __future__ import annotations
 
-from edgekv import facts
 from edgekv.errors import BadInput
-from edgekv.footprint import row_bytes
-from edgekv.machine import memory_free
-from edgekv.profiles.header import DAMAGE, Header, opened
-from edgekv.profiles.identity import shape
-from edgekv.sizes import size_text
+from edgekv.memory.footprint import row_bytes
+from edgekv.memory.machine import memory_free
+from edgekv.memory.sizes import size_text
+from edgekv.model import facts
+from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.identity import shape
 
 F16 = 1
 
@@ -23,7 +23,7 @@ def check_whole_cache(
     n_ctx: 0 is what the model was trained with. compress: edgekv's cache is wanted, so this is only
     about models that cannot have it.
     """
-    from edgekv.blueprint import Blueprint
+    from edgekv.model.blueprint import Blueprint
 
     kinds = F16 if type_k is None else int(type_k), F16 if type_v is None else int(type_v)
     free = memory_free(swap=True)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from edgekv import facts, native
+from edgekv import native
+from edgekv.model import facts
 from edgekv.native import llama_cpp
 
 _SCALES = {"q8_0": 1, "q5_1": 2, "q5_0": 1, "q4_1": 2, "q4_0": 1, "iq4_nl": 1}

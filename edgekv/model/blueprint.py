@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from edgekv import facts, native
+from edgekv import native
 from edgekv.errors import EdgeKVError
 from edgekv.library import muted
+from edgekv.model import facts
 from edgekv.native import LayerInfo, llama_cpp
 
 
@@ -27,6 +28,8 @@ class Context:
     layers: tuple[LayerInfo, ...]
     compute: int
     cache: int
+    recurrent: int
+    """Of recurrent layers' state, which is the same with a store."""
 
 
 class Blueprint:
@@ -59,7 +62,7 @@ class Blueprint:
         """Bytes of the weights that stay in main memory where all layers are on a GPU: the token
         table, unless the output shares it, which is then there as well.
         """
-        from edgekv.gguf_sizes import tensor_sizes
+        from edgekv.model.header import tensor_sizes
 
         sizes = tensor_sizes(self.path)
         return sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0
@@ -89,6 +92,7 @@ class Blueprint:
         try:
             store = native.Store.of(ctx)
             cache, compute = native.context_bytes(ctx)
-            return Context(tuple(store.layers) if store else (), compute, cache)
+            recurrent = store.memory().bytes_recurrent if store else 0
+            return Context(tuple(store.layers) if store else (), compute, cache, recurrent)
         finally:
             llama_cpp.llama_free(ctx)

@@ -63,7 +63,7 @@ class LayerStats:
     """A linear map of kvzap over the rows, natively; None: from `rows`."""
     blocks: tuple[int, int] = (0, 0)
     """Sizes of the matrices that K and V were multiplied by for a quantised cache, see
-    `edgekv.rotation`.
+    `edgekv.model.rotation`.
     """
     future: Future | None = None
     """What later tokens will ask, if the method observes `queries`."""

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.engine import Memory
-from edgekv.merge import Folding
+from edgekv.methods.merge import Folding
+from edgekv.methods.summary import JITTER
 from edgekv.native import LayerInfo
-from edgekv.summary import JITTER
 
 Layout = dict[Any, tuple[str, tuple[int, ...]]]
 _MOST = 1e15

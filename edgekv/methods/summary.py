@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-from edgekv.parallel import each_head, one_thread_for_products
+from edgekv.methods.parallel import each_head, one_thread_for_products
 
 RECENT_SHARE = 5
 """The tokens that always stay are one in this many of the rows, at most (or the window)."""
@@ -144,8 +144,8 @@ class Summary:
         sink: int,
         window: int,
     ) -> list[Loss]:
-        """Of the heads of a layer, of which `keep` stays as `edgekv.select.keep` orders it; the
-        others as there.
+        """Of the heads of a layer, of which `keep` stays as `edgekv.methods.select.keep` orders it;
+        the others as there.
         """
         return [
             self._loss(int((pos[k] >= 0).sum()), kept, pos[k, kept], n_seen, sink, window)

@@ -15,15 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgekv import dense, native
+from edgekv import native
 from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
-from edgekv.footprint import extent, reading
-from edgekv.sizes import size_text
+from edgekv.memory import dense
+from edgekv.memory.footprint import extent, reading
+from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
-    from edgekv.blueprint import Blueprint
     from edgekv.methods import Preset
+    from edgekv.model.blueprint import Blueprint
 
 RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
 TYPES = ("f16", "q8_0", "q4_0")
@@ -89,7 +90,7 @@ class Point:
     masks: int = 0
     host_weights: int = 0
     picked: bool = False
-    """The types are what `auto` picks (`edgekv.dense`)."""
+    """The types are what `auto` picks (`edgekv.memory.dense`)."""
 
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
@@ -187,11 +188,11 @@ class Planner:
         )
         tail = reserve(context.layers, w.tail, w.window)
         full = b.context(False, n_ctx, *self._check_types(("f16", "f16"))).cache
-        moving = max(read.peak, read.kept + tail)
+        moving = context.recurrent + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,
             hidden=hidden,
-            kv=read.kept,
+            kv=read.kept + context.recurrent,
             kv_full=full,
             tail=tail,
             layer=read.layer,
@@ -205,7 +206,7 @@ class Planner:
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
         """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""
-        from edgekv.facts import cache_types
+        from edgekv.model.facts import cache_types
 
         for name, d in zip(
             types, (self.blueprint.shape["d_head_k"], self.blueprint.shape["d_head_v"]), strict=True

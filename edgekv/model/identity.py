@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgekv.errors import BadInput
-from edgekv.profiles.header import DAMAGE, Header, opened
+from edgekv.model.header import DAMAGE, Header, opened
 
 EMBEDDING = "token_embd.weight"
 _HASHED = 1 << 16  # bytes of the embedding

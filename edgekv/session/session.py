@@ -2,8 +2,8 @@
 
 One file holds all of a conversation: a line `edgekv session 2`, a line of JSON (of which model and
 cache it is, and sizes), the note of whoever saved it (JSON), its tokens (int32), what the engine
-remembers (`edgekv.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of all of that.
-What it says is checked before anything changes.
+remembers (`edgekv.session.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of all of
+that. What it says is checked before anything changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from edgekv import facts, files, remembered, state, whole_state
+from edgekv import files
 from edgekv.errors import BadInput
+from edgekv.model import facts
+from edgekv.session import remembered, state, whole_state
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
-    from edgekv.holder import Holder
+    from edgekv.session.holder import Holder
 
 KIND = b"edgekv session "
 MAGIC = KIND + b"2\n"

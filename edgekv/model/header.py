@@ -7,12 +7,16 @@ memory have limits that no honest model comes near, so that a hostile file is re
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from edgekv.errors import BadInput
 
 _FORMATS = ("B", "b", "H", "h", "I", "i", "f", "?", "", "", "Q", "q", "d")  # by GGUF's type number
 _STRING, _ARRAY = 8, 9
@@ -150,3 +154,24 @@ def _scalar(kind: int) -> str:
     if not _FORMATS[kind]:
         raise ValueError("a string or an array where a number belongs")
     return _FORMATS[kind]
+
+
+def tensor_sizes(path: str | Path) -> dict[str, int]:
+    """Bytes of each tensor by name; of a model in several files only those of the one that is
+    named.
+
+    Raises BadInput for a file that cannot be read or is damaged.
+    """
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        with opened(str(path)) as data:
+            tensors = Header(data).tensors
+        blocks = {
+            name: GGML_QUANT_SIZES[GGMLQuantizationType(t.kind)] for name, t in tensors.items()
+        }
+    except (OSError, *DAMAGE):
+        raise BadInput(f"{path} cannot be read, or it is damaged: download it again") from None
+    return {
+        name: math.prod(t.dims) // blocks[name][0] * blocks[name][1] for name, t in tensors.items()
+    }

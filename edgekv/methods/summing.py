@@ -1,5 +1,5 @@
-"""The summaries of a prompt's layers, from the layer in work to the store; `edgekv.summary` says
-what they are.
+"""The summaries of a prompt's layers, from the layer in work to the store;
+`edgekv.methods.summary` says what they are.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.errors import Unsupported
-from edgekv.layer import LayerStats
-from edgekv.parallel import one_thread_for_products
-from edgekv.summary import Asked, Summary, Summed, look
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.parallel import one_thread_for_products
+from edgekv.methods.summary import Asked, Summary, Summed, look
 
 ENOUGH = 256
 """Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from edgekv import facts
+from edgekv.model import facts
 
 if TYPE_CHECKING:
     from edgekv.native import LayerInfo
@@ -24,9 +24,8 @@ def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v:
     """Whether a cache with these settings gets dense rows: `auto` decides, nobody named a type, a
     budget in rows has nothing to win, and the model can have them.
     """
-    from edgekv.choose import (
-        AUTO,
-    )  # with all methods, which a plan (`edgekv.fit`) has no use for and would count as its own
+    # with all methods, which a plan (`edgekv.memory.fit`) has no use for and would count as its own
+    from edgekv.methods.choose import AUTO
 
     if (
         method != AUTO
@@ -40,7 +39,7 @@ def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v:
 
 
 def fits(shape: dict[str, Any]) -> bool:
-    """Whether a model of this shape (see `edgekv.facts.model_info`) can have dense rows."""
+    """Whether a model of this shape (see `edgekv.model.facts.model_info`) can have dense rows."""
     return shape["mode"] == "layers" and can_store(shape, DENSE)
 
 
@@ -52,7 +51,7 @@ def can_store(shape: dict[str, Any], kind: str) -> bool:
 
 def stored_as(shape: dict[str, Any], method: str) -> str:
     """The cache type of a compressed cache where nobody names one."""
-    from edgekv.choose import AUTO
+    from edgekv.methods.choose import AUTO
 
     return DENSE if method == AUTO and fits(shape) else "f16"
 

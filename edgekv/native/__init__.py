@@ -1,0 +1,39 @@
+"""The native library: every ctypes call of the package (native/include/edgekv.h has the contracts).
+
+Importing this package loads edgekv's build of llama.cpp. Its bindings are `edgekv.llama_cpp`; a
+stock `llama_cpp` in the same process is another library.
+"""
+
+from __future__ import annotations
+
+from edgekv.native.bindings import llama_cpp
+from edgekv.native.context import (
+    OUTPUTS,
+    check_finite,
+    context_bytes,
+    context_error,
+    model_heads,
+    next_context,
+    trim_heap,
+    why_unsupported,
+)
+from edgekv.native.prefill import HIDDEN, Observer, Prefill
+from edgekv.native.store import LayerInfo, MemoryInfo, Store
+
+__all__ = [
+    "HIDDEN",
+    "OUTPUTS",
+    "LayerInfo",
+    "MemoryInfo",
+    "Observer",
+    "Prefill",
+    "Store",
+    "check_finite",
+    "context_bytes",
+    "context_error",
+    "llama_cpp",
+    "model_heads",
+    "next_context",
+    "trim_heap",
+    "why_unsupported",
+]

@@ -1,0 +1,204 @@
+"""The native library's functions and structures as ctypes has them, and its errors as exceptions
+(native/include/edgekv.h has the contracts).
+"""
+
+from __future__ import annotations
+
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_bool,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint32,
+    c_void_p,
+)
+from typing import Any
+
+from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
+from edgekv.library import lib_dir
+
+ABI = 9
+CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
+
+
+def _load() -> Any:
+    """The bindings' functions on our library."""
+    try:
+        from edgekv.llama_cpp import llama_cpp as bindings
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("edgekv."):
+            raise  # a package that the bindings need
+        raise EdgeKVError(
+            "edgekv is not built here: build and install it with 'pip install .'"
+        ) from None
+    if not hasattr(bindings._lib, "edgekv_abi") or bindings._lib.edgekv_abi() != ABI:
+        raise EdgeKVError(
+            f"the library in {lib_dir()} is of another edgekv version: build and install again"
+        )
+    return bindings
+
+
+llama_cpp = _load()
+lib = llama_cpp._lib
+
+
+class CObserver(Structure):
+    _fields_ = [("begin", c_int32), ("end", c_int32), ("stats", c_uint32), ("every", c_int32)]
+
+
+class CLayerInfo(Structure):
+    _fields_ = [
+        (n, c_int32)
+        for n in ("n_head", "n_head_kv", "d_k", "d_v", "type_k", "type_v", "n_swa", "bytes_row")
+    ]
+
+
+class CMemoryInfo(Structure):
+    _fields_ = [
+        (n, c_int64)
+        for n in (
+            "n_past",
+            "boundary",
+            "bytes_now",
+            "bytes_peak",
+            "bytes_recurrent",
+            "bytes_mark",
+            "n_mark",
+        )
+    ]
+
+
+class CContextBytes(Structure):
+    _fields_ = [("cache", c_int64), ("compute", c_int64)]
+
+
+CProgress = CFUNCTYPE(c_bool, c_int32, c_int32, c_void_p)
+
+
+class CPrefillParams(Structure):
+    _fields_ = [
+        ("tokens", POINTER(c_int32)),
+        ("n_tokens", c_int32),
+        ("pieces", POINTER(c_int32)),
+        ("n_pieces", c_int32),
+        ("observers", POINTER(CObserver)),
+        ("n_observers", c_int32),
+        ("hidden", c_int),
+        ("dir", c_char_p),
+        ("progress", CProgress),
+        ("data", c_void_p),
+    ]
+
+
+I32P, F32P = POINTER(c_int32), POINTER(c_float)
+
+
+class CMerge(Structure):
+    _fields_ = [
+        ("n", c_int32),
+        ("rows", I32P),
+        ("own", F32P),
+        ("counts", I32P),
+        ("sources", I32P),
+        ("weights", F32P),
+    ]
+
+
+def _declare() -> None:
+    """Argument and result types of every function that is called below."""
+    p = c_void_p
+    for name, result, *args in (
+        ("last_error", c_char_p),
+        ("last_status", c_int),
+        ("trim_heap", None),
+        ("next_context", None, c_bool),
+        ("why_unsupported", c_char_p, p),
+        ("model_n_head_kv", c_int32, p, c_int32),
+        ("has_store", c_bool, p),
+        ("check_finite", c_int, p),
+        ("context_bytes_get", c_int, p, POINTER(CContextBytes)),
+        ("n_layer", c_int32, p),
+        ("layer_get", c_int, p, c_int32, POINTER(CLayerInfo)),
+        ("len", c_int, p, c_int32, I32P),
+        ("pos", c_int, p, c_int32, c_int32, I32P),
+        ("rows_f32", c_int, p, c_int32, c_int32, F32P, F32P),
+        ("rows_bytes", c_int, p, c_int32, c_int32, p, p),
+        ("memory_get", c_int, p, POINTER(CMemoryInfo)),
+        ("mark_tokens", c_int, p),
+        ("evict", c_int, p, c_int32, I32P, I32P),
+        ("write_rows", c_int, p, c_int32, c_int32, c_int32, I32P, F32P, F32P),
+        ("trim_capacity", c_int, p),
+        ("prefill_begin", c_void_p, p, POINTER(CPrefillParams)),
+        ("prefill_by_layer", c_bool, p),
+        ("prefill_score_ms", c_double, p),
+        ("prefill_run", c_int, p, c_int32),
+        ("prefill_old", c_int, p, c_int32, I32P),
+        ("prefill_stat", c_int, p, c_int32, c_int, F32P),
+        ("prefill_rows", c_int, p, c_int32, F32P, F32P),
+        ("prefill_some_rows", c_int, p, c_int32, c_int32, I32P, F32P, F32P),
+        (
+            "prefill_foretell",
+            c_int,
+            p,
+            c_int32,
+            F32P,
+            c_int32,
+            c_bool,
+            c_int32,
+            c_int32,
+            F32P,
+            F32P,
+        ),
+        ("prefill_queries", c_int, p, c_int32, F32P, F32P),
+        ("prefill_rotation", c_int, p, c_int32, F32P),
+        ("prefill_keep", c_int, p, I32P, I32P),
+        ("prefill_shrink", c_int, p, c_int32, I32P),
+        ("prefill_end", c_int, p),
+        ("prefill_free", None, p),
+        (
+            "prefill_nearest",
+            c_int,
+            p,
+            c_int32,
+            c_int32,
+            c_int32,
+            I32P,
+            c_int32,
+            I32P,
+            F32P,
+            I32P,
+        ),
+        ("prefill_merge", c_int, p, c_int32, c_int32, POINTER(CMerge)),
+    ):
+        fn = getattr(lib, "edgekv_" + name)
+        fn.restype, fn.argtypes = result, args
+
+
+_declare()
+
+
+def error_of(status: int) -> EdgeKVError:
+    text = (lib.edgekv_last_error() or b"").decode(errors="replace") or "the native library failed"
+    kind = {CANCELLED: Cancelled, INVALID: BadInput, UNSUPPORTED: Unsupported}.get(
+        status, EdgeKVError
+    )
+    return kind(text)
+
+
+def check(status: int) -> None:
+    if status != 0:
+        raise error_of(status)
+
+
+def i32(x: Any) -> Any:
+    return x.ctypes.data_as(I32P)
+
+
+def f32(x: Any) -> Any:
+    return None if x is None else x.ctypes.data_as(F32P)

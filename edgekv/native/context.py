@@ -1,0 +1,55 @@
+"""Contexts of llama.cpp: with a store or without one, what they take, and why one cannot be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgekv.native.bindings import CContextBytes, check, lib, llama_cpp
+
+OUTPUTS = 32
+"""Tokens of one step whose logits a compressed context can give."""
+
+
+def next_context(on: bool) -> None:
+    """The next llama.cpp context that this thread creates gets a ragged store."""
+    lib.edgekv_next_context(on)
+
+
+def context_error() -> str:
+    """Why the context that `next_context` announced could not be created, one line; empty if
+    llama.cpp itself refused it.
+
+    After a `llama_decode` that failed: why it did.
+    """
+    return (lib.edgekv_last_error() or b"").decode(errors="replace")
+
+
+def trim_heap() -> None:
+    """Give memory that was freed back to the system."""
+    lib.edgekv_trim_heap()
+
+
+def context_bytes(ctx: Any) -> tuple[int, int]:
+    """Bytes of a llama_context on all devices: its cache (llama.cpp's own, or the store) and
+    compute buffers; without weights (no_alloc) what they would be.
+    """
+    bytes_ = CContextBytes()
+    check(lib.edgekv_context_bytes_get(ctx, bytes_))
+    return bytes_.cache, bytes_.compute
+
+
+def why_unsupported(model: Any) -> str | None:
+    """Why this llama_model keeps llama.cpp's own cache, one line; None if it need not."""
+    why = lib.edgekv_why_unsupported(model)
+    return why.decode() if why else None
+
+
+def model_heads(model: Any) -> list[int]:
+    """[n_layer] KV heads of a llama_model whose entries are cached; 0 where a layer has none."""
+    n_layer = llama_cpp.llama_model_n_layer(model)
+    return [lib.edgekv_model_n_head_kv(model, il) for il in range(n_layer)]
+
+
+def check_finite(ctx: Any) -> None:
+    """Raise BadInput if llama.cpp's own cache in this context holds values that are no numbers."""
+    check(lib.edgekv_check_finite(ctx))

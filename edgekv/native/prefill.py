@@ -1,0 +1,291 @@
+"""A prompt that is read layer by layer."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.native.bindings import (
+    CMerge,
+    CObserver,
+    CPrefillParams,
+    CProgress,
+    check,
+    error_of,
+    f32,
+    i32,
+    lib,
+)
+from edgekv.native.store import Store, listed
+
+if TYPE_CHECKING:
+    from edgekv.methods.merge import Plan
+
+HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3}
+STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
+
+Observer = tuple[int, int, tuple[str, ...]]
+"""(begin, end, names of STATS): tokens whose queries are observed, and the statistics of them."""
+
+
+class Prefill:
+    """A prompt that is read layer by layer. Use as a context manager: leaving it without `end`
+    forgets the prompt.
+
+    tokens: the prompt; pieces: token lists, each read behind the prompt, seeing no other piece and
+    never stored.
+    observers: (begin, end, names of STATS), tokens counted through the prompt and all pieces;
+    every: `queries` looks at one of so many tokens, for each of them. progress(done, total) is
+    called between chunks; if it raises, reading stops and the exception comes out of `run`.
+    """
+
+    def __init__(
+        self,
+        ctx: Any,
+        tokens: Iterable[int],
+        observers: list[Observer],
+        *,
+        pieces: Sequence[Sequence[int]] = (),
+        every: Sequence[int] = (),
+        hidden: str = "f32",
+        hidden_dir: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        tokens = list(tokens)
+        self.n_tokens = len(tokens)
+        self._store = Store(ctx)
+        self._raised: BaseException | None = None
+        self._progress = progress
+        self._tokens = np.asarray(tokens + [t for piece in pieces for t in piece], np.int32)
+        self._pieces = np.asarray([len(piece) for piece in pieces] or [0], np.int32)
+        self._observers = (CObserver * max(len(observers), 1))(
+            *(
+                CObserver(a, b, sum(STATS[s] for s in stats), step)
+                for (a, b, stats), step in zip(
+                    observers, every or [1] * len(observers), strict=True
+                )
+            )
+        )
+        self._callback: Any = CProgress(self._report)
+        params = CPrefillParams(
+            i32(self._tokens),
+            self.n_tokens,
+            i32(self._pieces),
+            len(pieces),
+            self._observers,
+            len(observers),
+            HIDDEN[hidden],
+            hidden_dir.encode() if hidden_dir else None,
+            self._callback,
+            None,
+        )
+        self._p = lib.edgekv_prefill_begin(ctx, params)
+        if not self._p:
+            raise error_of(lib.edgekv_last_status())
+        self.il = -1
+
+    def _report(self, done: int, total: int, _: Any) -> bool:
+        try:  # nothing may travel through the C frames
+            if self._progress:
+                self._progress(done, total)
+            return self._raised is None
+        except BaseException as error:
+            self._raised = error
+            return False
+
+    @contextmanager
+    def _interrupts(self) -> Iterator[None]:
+        """Ctrl-C is noted instead of raised: it would be raised where a callback begins, and Python
+        throws away what leaves a callback.
+        """
+        if (
+            threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        ):
+            yield
+            return
+
+        def note(*_: Any) -> None:
+            self._raised = KeyboardInterrupt()
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __enter__(self) -> Prefill:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._p:
+            lib.edgekv_prefill_free(self._p)
+            self._p = None
+        self._callback = self._progress = None  # they hold this object, and whoever asked for it
+
+    @property
+    def by_layer(self) -> bool:
+        return bool(lib.edgekv_prefill_by_layer(self._p))
+
+    @property
+    def score_ms(self) -> float:
+        return float(lib.edgekv_prefill_score_ms(self._p))
+
+    def run(self, il: int) -> None:
+        """Compute layer il; layers come in order and each must be kept before the next."""
+        with self._interrupts():
+            status = lib.edgekv_prefill_run(self._p, il)
+        if self._raised:
+            raised, self._raised = self._raised, None
+            raise raised
+        check(status)
+        self.il = il
+
+    def n_old(self) -> NDArray[np.int32]:
+        """int32 [n_head_kv]: rows of earlier turns in front of this turn's, in the layer in
+        work.
+        """
+        out = np.empty(self._store.layers[self.il].n_head_kv, np.int32)
+        check(lib.edgekv_prefill_old(self._p, self.il, i32(out)))
+        return out
+
+    def stat(self, observer: int, name: str) -> NDArray[np.float32]:
+        """float32 [n_head_kv, max(n_old) + n_tokens]; see edgekv.methods.LayerStats for the
+        meaning.
+        """
+        n_old = self.n_old()
+        out = np.empty((len(n_old), int(n_old.max(initial=0)) + self.n_tokens), np.float32)
+        check(lib.edgekv_prefill_stat(self._p, observer, STATS[name], f32(out)))
+        return out
+
+    def rows(
+        self, head: int, some: NDArray[np.int32] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K and V of one head of the layer in work, [n_old + n_tokens, d], float32; or of `some` of
+        its rows.
+        """
+        n, info = (
+            int(self.n_old()[head]) + self.n_tokens if some is None else len(some),
+            self._store.layers[self.il],
+        )
+        k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
+        if some is None:
+            check(lib.edgekv_prefill_rows(self._p, head, f32(k), f32(v)))
+        else:
+            check(
+                lib.edgekv_prefill_some_rows(
+                    self._p, head, n, i32(np.ascontiguousarray(some, np.int32)), f32(k), f32(v)
+                )
+            )
+        return k, v
+
+    def foretell(
+        self, head: int, weights: NDArray[np.float32], neighbours: bool, blocks: tuple[int, int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """float32 [n_old + n_tokens] each: what a map of `edgekv.methods.kvzap` (weights
+        [n_features + 1]) says of the rows of one head of the layer in work, and KeyDiff's score.
+        neighbours: which values of a key RoPE turns together; blocks: see `edgekv.model.rotation`.
+        """
+        out, unlike = np.empty((2, int(self.n_old()[head]) + self.n_tokens), np.float32)
+        weights = np.ascontiguousarray(weights, np.float32)
+        check(
+            lib.edgekv_prefill_foretell(
+                self._p,
+                head,
+                f32(weights),
+                len(weights),
+                neighbours,
+                *blocks,
+                f32(out),
+                f32(unlike),
+            )
+        )
+        return out, unlike
+
+    def queries(self, observer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """An observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k],
+        float32.
+
+        Raises Unsupported if the model's positions are no plain RoPE.
+        """
+        info = self._store.layers[self.il]
+        mean, cov = (
+            np.empty((info.n_head, info.d_k), np.float32),
+            np.empty((info.n_head, info.d_k, info.d_k), np.float32),
+        )
+        check(lib.edgekv_prefill_queries(self._p, observer, f32(mean), f32(cov)))
+        return mean, cov
+
+    def rotation(self, n_future: int) -> NDArray[np.float32]:
+        """float32 [d_k, d_k]: R such that k . (R q) is the logit of a stored key k for a query q
+        before RoPE, with R the mean over the next n_future positions. Raises as `queries`.
+        """
+        out = np.empty((self._store.layers[self.il].d_k,) * 2, np.float32)
+        check(lib.edgekv_prefill_rotation(self._p, n_future, f32(out)))
+        return out
+
+    def keep(self, rows: list[NDArray[np.int32]]) -> None:
+        """evict: the layer in work keeps these rows of each head, in this order."""
+        counts, flat = listed(rows)
+        check(lib.edgekv_prefill_keep(self._p, i32(counts), i32(flat)))
+
+    def nearest(
+        self, il: int, head: int, gone: NDArray[np.int32], kept: NDArray[np.int32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """For each of the rows `gone` the largest cosine that its key has with one of the rows
+        `kept`, float32, and which: an index into kept.
+
+        Rows of one head of the layer in work, numbered as in `keep`, or of a finished layer, in the
+        order in which `shrink` cuts them.
+        """
+        gone, kept = np.ascontiguousarray(gone, np.int32), np.ascontiguousarray(kept, np.int32)
+        cosine, nearest = np.empty(len(gone), np.float32), np.empty(len(gone), np.int32)
+        check(
+            lib.edgekv_prefill_nearest(
+                self._p,
+                il,
+                head,
+                len(gone),
+                i32(gone),
+                len(kept),
+                i32(kept),
+                f32(cosine),
+                i32(nearest),
+            )
+        )
+        return cosine, nearest
+
+    def merge(self, il: int, head: int, plan: Plan) -> None:
+        """merge: rows of one head, numbered as in `nearest`, receive what is going to be
+        evicted.
+        """
+        check(
+            lib.edgekv_prefill_merge(
+                self._p,
+                il,
+                head,
+                CMerge(
+                    len(plan.rows),
+                    i32(plan.rows),
+                    f32(plan.own),
+                    i32(plan.counts),
+                    i32(plan.sources),
+                    f32(plan.weights),
+                ),
+            )
+        )
+
+    def shrink(self, il: int, counts: NDArray[np.int32]) -> None:
+        """A finished layer shrinks to the first counts[k] rows of each head."""
+        counts = np.ascontiguousarray(counts, np.int32)
+        check(lib.edgekv_prefill_shrink(self._p, il, i32(counts)))
+
+    def end(self) -> None:
+        """All layers are kept: they are the conversation now."""
+        check(lib.edgekv_prefill_end(self._p))

@@ -1,0 +1,159 @@
+"""The ragged store of a context."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.native.bindings import CLayerInfo, CMemoryInfo, check, f32, i32, lib
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """Shape of one layer's cache; `bytes_row` is one K row and one V row of one KV head, with ALiBi
+    a float more. A layer without attention has no KV head.
+    """
+
+    n_head: int
+    n_head_kv: int
+    d_k: int
+    d_v: int
+    type_k: int
+    type_v: int
+    n_swa: int
+    bytes_row: int
+
+    @property
+    def selects(self) -> bool:
+        """Whether entries of the layer are chosen: it attends, and to everything."""
+        return self.n_head_kv > 0 and self.n_swa == 0
+
+
+@dataclass(frozen=True)
+class MemoryInfo:
+    """n_past: tokens that went in; boundary: where the tail begins; bytes of the store now and at
+    the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it, and
+    tokens in the copy (-1: there is none). See edgekv.h.
+    """
+
+    n_past: int
+    boundary: int
+    bytes_now: int
+    bytes_peak: int
+    bytes_recurrent: int
+    bytes_mark: int
+    n_mark: int
+
+    @property
+    def fixed(self) -> int:
+        """Tokens that cannot be taken back one by one."""
+        return self.n_past if self.bytes_recurrent else self.boundary
+
+
+class Store:
+    """The ragged store of a llama_context."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.ctx = ctx
+        self.layers = [self._layer(il) for il in range(lib.edgekv_n_layer(ctx))]
+        self.n_head_kv = max(x.n_head_kv for x in self.layers)
+
+    @staticmethod
+    def of(ctx: Any) -> Store | None:
+        """The store of a context, None if it has llama.cpp's own cache."""
+        return Store(ctx) if lib.edgekv_has_store(ctx) else None
+
+    def _layer(self, il: int) -> LayerInfo:
+        info = CLayerInfo()
+        check(lib.edgekv_layer_get(self.ctx, il, info))
+        return LayerInfo(*(getattr(info, n) for n, *_ in CLayerInfo._fields_))
+
+    def memory(self) -> MemoryInfo:
+        info = CMemoryInfo()
+        check(lib.edgekv_memory_get(self.ctx, info))
+        return MemoryInfo(*(getattr(info, n) for n, *_ in CMemoryInfo._fields_))
+
+    def mark(self) -> None:
+        """Let the tokens that come be taken back, all at once, until the conversation is
+        compressed.
+
+        For a model with recurrent layers, of whose state a copy is made; others need none.
+        """
+        check(lib.edgekv_mark_tokens(self.ctx))
+
+    def length(self, il: int) -> NDArray[np.int32]:
+        """int32 [n_head_kv]: rows that attention reads."""
+        out = np.empty(self.layers[il].n_head_kv, np.int32)
+        check(lib.edgekv_len(self.ctx, il, i32(out)))
+        return out
+
+    def positions(self, il: int, head: int) -> NDArray[np.int32]:
+        """int32 [rows]: the token index of each row, in the order of the store."""
+        out = np.empty(self.length(il)[head], np.int32)
+        check(lib.edgekv_pos(self.ctx, il, head, i32(out)))
+        return out
+
+    def rows(
+        self, il: int, head: int, some: NDArray[np.int32] | None = None
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """K [rows, d_k] and V [rows, d_v] of one head as float32; or of `some` of its rows."""
+        n, info = int(self.length(il)[head]), self.layers[il]
+        k, v = np.empty((n, info.d_k), np.float32), np.empty((n, info.d_v), np.float32)
+        check(lib.edgekv_rows_f32(self.ctx, il, head, f32(k), f32(v)))
+        return (k, v) if some is None else (k[some], v[some])
+
+    def row_bytes(self, il: int, head: int) -> tuple[bytes, bytes]:
+        """K and V of one head as they are stored."""
+        import gguf
+
+        n, info = int(self.length(il)[head]), self.layers[il]
+        buffers = []
+        for kind, d in ((info.type_k, info.d_k), (info.type_v, info.d_v)):
+            block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
+            buffers.append(ctypes.create_string_buffer(max(n * d // block * size, 1)))
+        check(lib.edgekv_rows_bytes(self.ctx, il, head, *buffers))
+        return tuple(b.raw if n else b"" for b in buffers)  # type: ignore[return-value]
+
+    def evict(self, il: int, keep: list[NDArray[np.int32]]) -> None:
+        """Keep only these rows (row numbers per head), in this order."""
+        counts, rows = listed(keep)
+        check(lib.edgekv_evict(self.ctx, il, i32(counts), i32(rows)))
+
+    def write(
+        self,
+        il: int,
+        head: int,
+        rows: NDArray[np.int32],
+        keys: NDArray[np.float32],
+        values: NDArray[np.float32],
+    ) -> None:
+        """These rows of one head become keys [n, d_k] and values [n, d_v], as the cache's type
+        holds them. Raises BadInput if that cannot.
+        """
+        rows = np.ascontiguousarray(rows, np.int32)
+        keys, values = (np.ascontiguousarray(x, np.float32) for x in (keys, values))
+        assert keys.shape == (len(rows), self.layers[il].d_k) and values.shape == (
+            len(rows),
+            self.layers[il].d_v,
+        )
+        check(
+            lib.edgekv_write_rows(self.ctx, il, head, len(rows), i32(rows), f32(keys), f32(values))
+        )
+
+    def trim_capacity(self) -> None:
+        """Room that no row uses goes back to the allocator."""
+        check(lib.edgekv_trim_capacity(self.ctx))
+
+
+def listed(keep: list[NDArray[np.int32]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    counts = np.array([len(x) for x in keep], np.int32)
+    rows = (
+        np.concatenate([np.asarray(x, np.int32) for x in keep])
+        if counts.sum()
+        else np.zeros(1, np.int32)
+    )
+    return counts, np.ascontiguousarray(rows)
