@@ -284,6 +284,7 @@ def describe(profile: Profile) -> dict[str, Any]:
         "layers": model.n_layer,
         "kv_heads": max(model.n_head_kv),
         "embedding": model.embedding[:16],
+        "attention": model.attention[:16],
         "kind": profile.kind,
         "score": profile.score or "any",
         "sink": profile.sink,

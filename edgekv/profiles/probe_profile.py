@@ -254,4 +254,5 @@ def hash_of(contexts: Sequence[str]) -> str:
 
 def _key(model: Identity, ratios: Sequence[float], texts: Sequence[tuple[int, ...]]) -> str:
     """Of all that goes into the sum: with other texts nothing of an earlier call counts."""
-    return hashlib.sha256(repr((model, tuple(ratios), list(texts))).encode()).hexdigest()[:16]
+    what = model.digest, tuple(ratios), list(texts)
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
