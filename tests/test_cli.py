@@ -377,6 +377,16 @@ def test_documents_that_wait_are_listed_and_dropped(fake, tmp_path):
     assert fake.calls[-1]["messages"][-1]["content"] == "one"
 
 
+@pytest.mark.parametrize("end", ["", "/quit\n"])
+def test_a_chat_that_ends_says_which_documents_nobody_read(fake, tmp_path, end):
+    doc = tmp_path / "doc"
+    doc.write_text("some notes")
+    result = call("chat", "-m", "m", stdin=f"one\n/file {doc}\n{end}")
+    last = f"edgekv: no message followed, so this was not read: {doc} (2 tokens)"
+    assert result.stderr.splitlines()[-1] == last
+    assert "not read" not in call("chat", "-m", "m", stdin=f"/file {doc} one\n{end}").stderr
+
+
 def test_a_refused_turn_says_which_documents_wait(fake, tmp_path):
     doc = tmp_path / "doc"
     doc.write_text("some notes")
@@ -954,7 +964,11 @@ def test_a_person_completes_paths_and_types_several_lines(tmp_path):
         talk.send("/regen\r")
         talk.until("SOME NOTES AND MORE")
         talk.until(">")
+        talk.send(f"/file {tmp_path}/doc.txt\r")
+        talk.until("read with your next message")
+        talk.until(">")
         talk.send("\x04")
+        talk.until("not read")
         assert talk.wait() == 0
 
 
