@@ -7,10 +7,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +24,6 @@ from edgekv.eval.tasks import TASKS
 from edgekv.profiles import identify
 from tests import models
 from tests.engine import feed, load
-from tests.lib import ROOT
 
 GRID = [Row("full", 1.0), Row("snapkv", 0.5), Row("snapkv", 0.2)]
 
@@ -766,37 +761,6 @@ def test_every_task_has_a_command():
     for name in TASKS:
         assert command.command.get_command(context, name).name == name
     assert command.command.get_command(context, "nonsense") is None
-
-
-@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo terminal")
-@pytest.mark.parametrize("verbose", [[], ["-v"]])
-def test_a_bar_is_not_torn_by_what_llama_cpp_logs(tiny, tmp_path, monkeypatch, verbose):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    words = (
-        "eval needle -n 2 --lengths 200 --methods snapkv --ratios 0.5 --setting agnostic".split()
-    )
-    seen = on_a_terminal([*words, "-m", str(tiny("llama-gqa")), *verbose])
-    lines = [line.split("\r")[-1] for line in seen.replace("\r\n", "\n").split("\n")]
-    logged = [line for line in lines if "llama_context: n_ctx " in line]
-    assert bool(logged) == bool(verbose) and ("[###" in seen) != bool(verbose)
-    assert all(line.startswith("llama_context: n_ctx ") for line in logged)
-
-
-def on_a_terminal(args: list[str]) -> str:
-    """What a command writes to standard error, which is a terminal."""
-    import pty
-
-    screen, inner = pty.openpty()
-    command = [sys.executable, "-m", "edgekv", *args]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=inner) as process:
-        os.close(inner)
-        seen = b""
-        with suppress(OSError):  # Linux's way to say that the other end is closed
-            while piece := os.read(screen, 1 << 16):
-                seen += piece
-    os.close(screen)
-    assert process.returncode == 0, seen[-500:]
-    return seen.decode(errors="replace")
 
 
 # ---- what is kept for fit

@@ -65,7 +65,8 @@ def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     n_ctx = 2 * n_tokens + 128 * -(
         -n_tokens // probe.PIECE
     )  # the text, and the pieces with their instructions
-    return Llama(path, kv_ratio=0.5, kv_method="kvzip", n_ctx=n_ctx, verbose=False, **options)
+    options = {"verbose": False, **options}
+    return Llama(path, kv_ratio=0.5, kv_method="kvzip", n_ctx=n_ctx, **options)
 
 
 def make(
