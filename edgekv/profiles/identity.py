@@ -6,8 +6,10 @@ tensors. Another quantisation of the same weights is another model: its heads se
 (Files whose embeddings are quantised alike share the profiles that were made before attention
 weights counted; those name no attention weights and stay accepted.)
 
-Of attention weights pieces count, so a change that spares them all is not seen; one that moves
-KV heads, trains on, or merges models does not. Weights of feed-forward layers do not count.
+Only pieces of the attention weights are hashed. Further training and merging change some of them,
+and so do permuted KV heads, unless a layer has more than 16 and only heads between the pieces
+change places. A change of a few values between the pieces is not seen, nor is one of feed-forward
+layers alone.
 """
 
 from __future__ import annotations
