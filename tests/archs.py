@@ -49,11 +49,9 @@ FAMILIES = {
     "deepseek32": "DeepSeek-V3.2",
     "deepseek4": "DeepSeek-V4",
     "mistral3": "Ministral 3",
-    "mistral4": "Mistral Large 3",
     "llama4": "Llama 4",
     "glm4": "GLM-4",
     "glm4moe": "GLM-4.5, 4.6",
-    "glm-dsa": "GLM-5",
     "kimi-linear": "Kimi Linear",
     "smollm3": "SmolLM3",
     "command-r": "Command R",
@@ -68,7 +66,6 @@ FAMILIES = {
     "mamba2": "Mamba 2",
     "step35": "Step 3.5",
     "seed_oss": "Seed-OSS",
-    "mimo2": "MiMo-V2",
     "dream": "Dream (diffusion)",
     "llada": "LLaDA (diffusion)",
     "stablelm": "StableLM",
@@ -101,7 +98,8 @@ def described(path: Path) -> tuple[str, str]:
     try:
         llm = load(path, kv_ratio=0.2, n_ctx=256, n_ubatch=64, n_batch=64)
     except BadInput as error:
-        return "", "no: " + re.sub(r"^.*?\.gguf:? |^\S+\.gguf \(\S+\) ", "", str(error)).split(":")[0]
+        why = re.sub(r"^\S+\.gguf:? (\(\S+\) )?", "", str(error)).split(":")[0]
+        return "", f"no: {why}"
     if llm._kv is None:
         why = llm._kv_note.partition(": ")[2]
         llm.close()

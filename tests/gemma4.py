@@ -42,6 +42,8 @@ def write(path: Path, n_layer: int = 6, n_shared: int = 0, per_layer: bool = Fal
     writer.add_uint32("gemma4.attention.value_length_swa", D_WINDOW)
     writer.add_uint32("gemma4.attention.shared_kv_layers", n_shared)
     writer.add_uint32("gemma4.embedding_length_per_layer_input", D_PER_LAYER * per_layer)
+    writer.add_rope_dimension_count(D_FULL)
+    writer.add_uint32("gemma4.rope.dimension_count_swa", D_WINDOW)
     writer.add_rope_freq_base(1e6)
     writer.add_float32("gemma4.rope.freq_base_swa", 10000.0)
     writer.add_layer_norm_rms_eps(1e-6)
@@ -65,7 +67,7 @@ def write(path: Path, n_layer: int = 6, n_shared: int = 0, per_layer: bool = Fal
         parts = {
             "attn_norm.weight": norm(N_EMBD),
             "attn_q.weight": matrix(N_HEAD * d, N_EMBD),
-            "attn_q_norm.weight": 0.5 + norm(d),
+            "attn_q_norm.weight": norm(d) * 1.5 / np.sqrt(np.float32(d)),  # scores are not scaled
             "attn_output.weight": matrix(N_EMBD, N_HEAD * d),
             "post_attention_norm.weight": norm(N_EMBD),
             "ffn_norm.weight": norm(N_EMBD),

@@ -13,7 +13,8 @@ import pytest
 
 from edgekv import budget, methods
 from edgekv.errors import BadInput, Cancelled, Unsupported
-from tests import archs
+from tests import archs, gemma4
+from tests.engine import MAX_NMSE as MAX_NMSE_OF
 from tests.engine import feed, load, logits, read
 from tests.lib import nmse
 
@@ -115,6 +116,23 @@ def test_a_tail_that_is_compressed_again_and_again_loses_nothing_that_is_kept(fo
         reference.close()
 
 
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_gemma_4_whose_layers_share_nothing(tmp_path, per_layer):
+    """Heads of two sizes, of which each has a rotation of its own in a quantised cache."""
+    path = gemma4.write(tmp_path / "gemma4.gguf", per_layer=per_layer)
+    for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
+        llm, reference = load(path, kind, kv_budget=ALL, **SMALL), plain(path, kind)
+        assert llm._kv is not None and llm._kv.by_layer is True
+        for seed in (1, 2):
+            prompt, more = tokens(llm, 90, seed), tokens(llm, N_DECODE, seed + 10)
+            assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < limit
+        llm.kv_set(ratio=0.2, method="expected")
+        llm.eval(tokens(llm, 60, 3))
+        assert np.isfinite(logits(llm)).all()
+        llm.close()
+        reference.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-dense", "qwen35-dense"])
 def test_two_thousand_tokens_behind_a_tail_of_bounded_length(folder, name):
@@ -152,6 +170,4 @@ def test_every_method_runs_on_every_architecture(folder, part):
 
 def test_the_table_of_architectures_is_up_to_date(folder):
     text = archs.PAGE.read_text(encoding="utf-8")
-    assert archs.updated(text, archs.rows(folder)) == text, (
-        "write it anew: python -m tests.archs"
-    )
+    assert archs.updated(text, archs.rows(folder)) == text, "write it anew: python -m tests.archs"

@@ -16,6 +16,7 @@ from edgekv.commands.profile_options import (
     OUTPUT,
     RATIOS,
     THREADS,
+    VERBOSE,
     check_output,
     command_line,
     given,
@@ -61,6 +62,7 @@ def command() -> None:
 @RATIOS
 @THREADS
 @GPU_LAYERS
+@VERBOSE
 def probe(
     model: str,
     output: str,
@@ -69,6 +71,7 @@ def probe(
     grid: tuple[float, ...] | None,
     threads: int | None,
     gpu_layers: int,
+    verbose: bool,
 ) -> None:
     """Make a profile by letting the model repeat a few texts.
 
@@ -82,9 +85,8 @@ def probe(
     check_output(output)
     texts = [read_text(name) for name in contexts] or probe_profile.texts()
     n = count_threads(threads)
-    llm = probe_profile.load(
-        path, n_tokens, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers
-    )
+    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    llm = probe_profile.load(path, n_tokens, **options)
     recorded = command_line(
         "probe",
         "-m",
@@ -94,7 +96,7 @@ def probe(
         *given("--ratios", grid),
     )
     partial = Path(output + ".partial")
-    with progress_bar("profile", partial) as progress:
+    with progress_bar("profile", partial, not verbose) as progress:
         profile = probe_profile.make(
             llm,
             texts,
@@ -143,6 +145,7 @@ def probe(
 )
 @THREADS
 @GPU_LAYERS
+@VERBOSE
 @click.option(
     "-c",
     "--ctx-size",
@@ -163,6 +166,7 @@ def lukv(
     objective: str,
     threads: int | None,
     gpu_layers: int,
+    verbose: bool,
     n_ctx: int,
 ) -> None:
     """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
@@ -182,7 +186,8 @@ def lukv(
     if text_file and question_file:
         sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
     n = count_threads(threads)
-    llm = lukv.load(path, score, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
+    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    llm = lukv.load(path, score, n_ctx, **options)
     recorded = command_line(
         "lukv",
         "-m",
@@ -196,7 +201,7 @@ def lukv(
         objective,
     )
     partial = Path(output + ".partial")
-    with progress_bar("profile", partial) as progress:
+    with progress_bar("profile", partial, not verbose) as progress:
         profile = lukv.make(
             llm,
             sources,
@@ -284,6 +289,7 @@ def describe(profile: Profile) -> dict[str, Any]:
         "layers": model.n_layer,
         "kv_heads": max(model.n_head_kv),
         "embedding": model.embedding[:16],
+        "attention": model.attention[:16],
         "kind": profile.kind,
         "score": profile.score or "any",
         "sink": profile.sink,

@@ -115,9 +115,7 @@ def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int
     """
     if not what.stats:
         return 0
-    shapes = {
-        (x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers if x.n_head_kv
-    }.values()
+    shapes = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers if x.n_head_kv}.values()
     columns = max(
         sum(2 * x.n_head if stat == "var" else x.n_head_kv for stat in what.stats) for x in shapes
     )
