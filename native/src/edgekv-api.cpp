@@ -1,6 +1,7 @@
 // The C API: checks arguments, turns exceptions into codes.
 #include "edgekv.h"
 #include "edgekv-cache.h"
+#include "edgekv-error.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"

@@ -4,6 +4,7 @@
 
 #include "edgekv.h"
 #include "edgekv-device.h"
+#include "edgekv-error.h"
 #include "edgekv-hidden.h"
 #include "edgekv-store.h"
 #include "cpu/edgekv-cpu.h"
@@ -117,11 +118,6 @@ struct edgekv_tally {
         next.there = std::move(there);
         *this = std::move(next);
     }
-};
-
-struct edgekv_error : std::runtime_error {
-    edgekv_status status;
-    edgekv_error(edgekv_status status, const std::string & what) : std::runtime_error(what), status(status) {}
 };
 
 struct edgekv_row_list { int32_t n; const int32_t * rows; };
