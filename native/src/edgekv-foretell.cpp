@@ -1,10 +1,9 @@
 // foretell: what a linear map says of each row of the layer in work
 #include "edgekv-compute.h"
+#include "edgekv-context.h"
 #include "edgekv-device.h"
 #include "edgekv-host-rows.h"
 #include "edgekv-prefill.h"
-
-#include "llama-context.h"
 
 #include <algorithm>
 
@@ -59,7 +58,7 @@ void edgekv_prefill::foretell(int head, const edgekv_map & map, int n_weights, f
     job j { keys.view, values.view, map, rows.n, out, unlike, {} };
     j.sums.resize((size_t) j.n_blocks()*l.d_k);
     const int n_tasks = std::min(j.n_blocks(), 64);
-    edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) {
+    edgekv_compute(edgekv_context::cpu(*ctx), [&](ggml_context * c0) {
         ggml_tensor * summed = ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, sum_keys, n_tasks, &j);
         return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, &summed, 1, ::foretell, n_tasks, &j);
     });

@@ -1,10 +1,9 @@
 // merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they go
 #include "edgekv-compute.h"
+#include "edgekv-context.h"
 #include "edgekv-device.h"
 #include "edgekv-host-rows.h"
 #include "edgekv-prefill.h"
-
-#include "llama-context.h"
 
 #include <algorithm>
 
@@ -66,7 +65,7 @@ void edgekv_prefill::nearest(int il, int head, const edgekv_row_list & gone, con
     const edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
     search_job job { keys.view, from, to, cosine, nearest };
     const int64_t n_tasks = (int64_t) from.size()*to.size()*keys.view.d/TASK_SIZE;
-    edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) {
+    edgekv_compute(edgekv_context::cpu(*ctx), [&](ggml_context * c0) {
         return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, search, (int) std::clamp<int64_t>(n_tasks, 1, 64), &job);
     });
 }

@@ -1,6 +1,7 @@
 // Reading a prompt layer by layer: memory, graphs, and the loops turned round
 #include "edgekv-prefill.h"
 #include "edgekv-cache.h"
+#include "edgekv-context.h"
 #include "edgekv-device.h"
 
 #include "llama-batch.h"
@@ -23,19 +24,19 @@ namespace { struct not_by_layer {}; } // a graph that cannot be cut
 std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const edgekv_prefill_params & params) {
     auto p = std::unique_ptr<edgekv_prefill>(new edgekv_prefill());
     p->ctx   = ctx;
-    p->store = edgekv_store_of(ctx->memory.get());
+    p->store = edgekv_store_of(ctx->get_memory());
     if (!p->store)        throw edgekv_error { EDGEKV_UNSUPPORTED, "this context keeps llama.cpp's own cache" };
     if (p->store->active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read already" };
     p->n_tokens = params.n_tokens;
-    p->n_ubatch = ctx->cparams.n_ubatch;
+    p->n_ubatch = ctx->get_cparams().n_ubatch;
     p->pos0     = p->store->n_past;
     if (p->n_tokens < 1 || params.n_pieces < 0 || !params.tokens) throw edgekv_error { EDGEKV_INVALID, "there are no tokens to read" };
     if ((params.n_pieces && !params.pieces) || params.n_observers < 0 || (params.n_observers && !params.observers) || params.hidden < EDGEKV_HIDDEN_F32 || params.hidden >= EDGEKV_HIDDEN_MODES) {
         throw edgekv_error { EDGEKV_INVALID, "a parameter of the prompt is null or out of range" };
     }
-    if (p->pos0 + p->n_tokens > (int64_t) ctx->cparams.n_ctx_seq) {
+    if (p->pos0 + p->n_tokens > (int64_t) ctx->get_cparams().n_ctx_seq) {
         throw edgekv_error { EDGEKV_INVALID, "the prompt has " + std::to_string(p->n_tokens) + " tokens, the context has room for " +
-            std::to_string((int64_t) ctx->cparams.n_ctx_seq - p->pos0) + ": use a larger --ctx-size or a shorter prompt" };
+            std::to_string((int64_t) ctx->get_cparams().n_ctx_seq - p->pos0) + ": use a larger --ctx-size or a shorter prompt" };
     }
     p->n_all = p->n_rows = p->n_tokens;
     for (int i = 0; i < params.n_pieces; ++i) {
@@ -46,7 +47,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         p->n_rows = std::max(p->n_rows, p->n_tokens + n);
     }
     const int64_t n_all = p->n_all;
-    const int32_t n_vocab = ctx->model.vocab.n_tokens();
+    const int32_t n_vocab = ctx->get_model().vocab.n_tokens();
     for (int64_t i = 0; i < n_all; ++i) {
         if (params.tokens[i] < 0 || params.tokens[i] >= n_vocab) throw edgekv_error { EDGEKV_INVALID, "token " + std::to_string(params.tokens[i]) + " is not in the vocabulary" };
     }
@@ -70,13 +71,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     p->progress      = params.progress;
     p->progress_data = params.data;
 
-    ctx->synchronize();
-    ctx->sched_reserve();
-    ctx->output_swaps.clear();
-    ctx->embd_batch_idxs.clear();
-    for (auto & r : ctx->gf_res_prev) if (r) r->reset(); // they point into the scheduler's buffer
-    ctx->gf_res_prev_active = nullptr;
-    if (ctx->output_reserve(1) < 1) throw no_memory("the logits");
+    if (!edgekv_context::make_ready(*ctx)) throw no_memory("the logits");
 
     p->store->active = p.get(); // from here on the destructor cleans up
     try {
@@ -91,7 +86,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
             p->build_chunks();
         } catch (const not_by_layer &) { // start again, all layers at once
             p->by_layer = false;
-            ctx->memory->seq_rm(0, p->pos0, -1);
+            ctx->get_memory()->seq_rm(0, p->pos0, -1);
             p->make_scratches();
             p->build_chunks();
         }
@@ -117,8 +112,8 @@ edgekv_prefill::~edgekv_prefill() {
     hidden.reset();
     chunks.clear();
     graphs.clear();
-    ggml_backend_sched_reset(ctx->sched.get());
-    if (!ended) ctx->memory->seq_rm(0, pos0, -1); // cells of the tokens that were not read in the end
+    ggml_backend_sched_reset(ctx->get_sched());
+    if (!ended) ctx->get_memory()->seq_rm(0, pos0, -1); // cells of the tokens that were not read in the end
     store->active = nullptr;
     ++store->version;
     edgekv_device::report();
@@ -297,7 +292,7 @@ ggml_backend_dev_t edgekv_prefill::device() const {
 
 bool edgekv_prefill::on_one_device() const {
     const auto & all = store->layers;
-    return device() && all.size() == ctx->model.hparams.n_layer() && std::all_of(all.begin(), all.end(), [&](const auto & l) { return l->buft == all[0]->buft; });
+    return device() && all.size() == ctx->get_model().hparams.n_layer() && std::all_of(all.begin(), all.end(), [&](const auto & l) { return l->buft == all[0]->buft; });
 }
 
 void edgekv_prefill::build_chunks() {
@@ -309,7 +304,7 @@ void edgekv_prefill::build_chunks() {
     build(0, n_tokens, 0);
     int64_t first = n_tokens;
     for (int64_t n : pieces) {
-        ctx->memory->seq_rm(0, (llama_pos) (pos0 + n_tokens), -1); // the piece before lay in these cells
+        ctx->get_memory()->seq_rm(0, (llama_pos) (pos0 + n_tokens), -1); // the piece before lay in these cells
         build(first, n, n_tokens);
         first += n;
     }
@@ -331,11 +326,7 @@ void edgekv_prefill::build_chunk(int64_t first, int64_t n, int64_t row) {
     b.token    = tokens.data() + first;
     b.pos      = pos.data();
     b.logits   = output.data();
-    llama_batch_compat compat(ctx, b);
-    if (!ctx->balloc->init(*compat.batch_ext, ctx->model.vocab, false)) throw edgekv_error { EDGEKV_FAILED, "llama.cpp refused the batch" };
-    c.mctx = ctx->memory->init_batch(*ctx->balloc, (uint32_t) n_ubatch, false);
-    if (!c.mctx || c.mctx->get_status() != LLAMA_MEMORY_STATUS_SUCCESS || !c.mctx->apply()) throw edgekv_error { EDGEKV_FAILED, "llama.cpp found no place for the batch" };
-
+    c.mctx = edgekv_context::place(*ctx, b);
     c.graph = &graph_for(c);
     chunks.push_back(std::move(c));
 }
@@ -353,20 +344,17 @@ edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
     g.n_tokens   = c.n_tokens;
     g.has_output = c.has_output;
     g.observed   = seen;
-    ctx->n_outputs = c.has_output ? 1 : 0;
-    g.res = std::make_unique<llm_graph_result>(ctx->gf_res_reserve->get_max_nodes());
-    g.res->reset();
-    ggml_backend_sched_reset(ctx->sched.get());
+    g.res = std::make_unique<llm_graph_result>(edgekv_context::max_nodes(*ctx));
     building = &g;
     building_for = &c;
-    g.gf = ctx->model.build_graph(ctx->graph_params(g.res.get(), c.mctx->get_ubatch(), c.mctx.get(), LLM_GRAPH_TYPE_DEFAULT));
+    g.gf = edgekv_context::build(*ctx, *g.res, *c.mctx, c.has_output ? 1 : 0);
     building = nullptr;
     building_for = nullptr;
     if (g.has_output && !g.res->get_logits()) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model gives no logits: it is made for embeddings" };
     if (by_layer && !find_cuts(g)) throw not_by_layer();
     if (!by_layer) g.cut = { 0, g.gf->n_nodes };
     for (int i = 0; i < g.gf->n_leafs; ++i) if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);
-    if (ggml_backend_sched_get_n_backends(ctx->sched.get()) > 1) {
+    if (ggml_backend_sched_get_n_backends(ctx->get_sched()) > 1) {
         g.sources.resize(g.gf->n_nodes);
         for (int i = 0; i < g.gf->n_nodes; ++i) std::copy_n(g.gf->nodes[i]->src, GGML_MAX_SRC, g.sources[i].begin());
     }
@@ -430,11 +418,8 @@ void edgekv_prefill::end() {
     store->layers = std::move(fresh);
     store->n_past = (llama_pos) (pos0 + n_tokens);
     if (evicted) store->boundary = store->n_past;
-    if (!pieces.empty()) ctx->memory->seq_rm(0, store->n_past, -1);
-    ctx->n_outputs = 1;
-    ctx->output_ids[0] = 0;
-    ctx->n_queued_tokens += n_tokens;
-    if (ctx->t_compute_start_us == 0) ctx->t_compute_start_us = ggml_time_us();
+    if (!pieces.empty()) ctx->get_memory()->seq_rm(0, store->n_past, -1);
+    edgekv_context::has_read(*ctx, n_tokens);
     ended = true;
 }
 

@@ -1,9 +1,8 @@
 // Queries as they were before positions turned them: from their mean and covariance follows what later tokens will ask, wherever they
 // stand. llama.cpp's own graph says how a layer turns its queries; that part of it is walked backwards and, for later positions, repeated.
 #include "edgekv-compute.h"
+#include "edgekv-context.h"
 #include "edgekv-prefill.h"
-
-#include "llama-context.h"
 
 #include <cstring>
 
@@ -79,7 +78,7 @@ void edgekv_prefill::tally_queries(const edgekv_layer & l, const edgekv_chunk & 
         tally.q_mean[i] += delta[i]*nb/(na + nb);
     }
     ggml_tensor * centred = nullptr;
-    edgekv_compute(ctx->backend_cpu,
+    edgekv_compute(edgekv_context::cpu(*ctx),
         [&](ggml_context * c0) { centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H); return ggml_mul_mat(c0, centred, centred); },
         [&] {
             auto * y = (float *) centred->data;
@@ -127,7 +126,7 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
     for (int first = 0; first < n_future; first += step) {
         const int64_t n = std::min(step, n_future - first);
         ggml_tensor * basis = nullptr, * pos = nullptr, * ff = nullptr, * rot = nullptr;
-        edgekv_compute(ctx->backend_cpu,
+        edgekv_compute(edgekv_context::cpu(*ctx),
             [&](ggml_context * c0) {
                 basis = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d, d, n);
                 pos   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, n);

@@ -1,9 +1,8 @@
 // score, while a prompt is read: column statistics of the observed queries over the layer in work
 #include "edgekv-compute.h"
+#include "edgekv-context.h"
 #include "edgekv-device.h"
 #include "edgekv-prefill.h"
-
-#include "llama-context.h"
 
 #include <algorithm>
 
@@ -106,7 +105,7 @@ void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64
         tally.there.at.n_seen = tally.n_seen;
         device->score_columns(l.buft, device_work, job.rows, job.queries, tally.there.at); // those of a piece's own rows too
     } else {
-        edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) { return score_nodes(c0, job); });
+        edgekv_compute(edgekv_context::cpu(*ctx), [&](ggml_context * c0) { return score_nodes(c0, job); });
     }
     tally.n_seen += n_q;
 }

@@ -1,4 +1,6 @@
 // Running a slice of a graph: its inputs, the scheduler's plan, the hidden states in and out
+#include "edgekv-backends.h"
+#include "edgekv-context.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -95,43 +97,16 @@ void edgekv_prefill::prepare(edgekv_graph & g, int slice) {
 
     for (auto * t : p.nodes) if (t->view_src && moving.count(t->view_src)) p.moved.push_back(t);
     // the allocator compares counts and sizes, never topology: reserve anew for another slice
-    ggml_backend_sched_reset(ctx->sched.get());
-    if (!ggml_backend_sched_reserve(ctx->sched.get(), &p.gf)) throw std::bad_alloc();
+    ggml_backend_sched_reset(ctx->get_sched());
+    if (!ggml_backend_sched_reserve(ctx->get_sched(), &p.gf)) throw std::bad_alloc();
 }
 
 void edgekv_prefill::plan(edgekv_graph & g, int slice) {
     prepare(g, slice);
     g.restore_sources(); // reserving put the scheduler's copies there
-    if (!ggml_backend_sched_alloc_graph(ctx->sched.get(), &planned.gf)) throw std::bad_alloc();
+    if (!ggml_backend_sched_alloc_graph(ctx->get_sched(), &planned.gf)) throw std::bad_alloc();
     planned.graph = &g;
     planned.slice = slice;
-}
-
-// CUDA writes down what it computes, in case it comes again: of a prompt nothing does, and each chunk of each layer would stay for seconds
-namespace {
-struct unrecorded {
-    std::vector<void (*)(bool)> all;
-
-    explicit unrecorded(const std::vector<ggml_backend_ptr> & backends) {
-        for (const auto & b : backends) {
-            const auto reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(b.get()));
-            if (const auto record = (void (*)(bool)) ggml_backend_reg_get_proc_address(reg, "edgekv_cuda_record")) all.push_back(record);
-        }
-        for (auto record : all) record(false);
-    }
-    ~unrecorded() { for (auto record : all) record(true); }
-};
-} // namespace
-
-// Metal computes after it has said that all went well, and tells of a failure only when it is given something again
-bool edgekv_prefill::devices_are_well(llama_context & ctx) {
-    return std::all_of(ctx.backends.begin(), ctx.backends.end(), [&](const ggml_backend_ptr & b) {
-        const auto reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(b.get()));
-        const auto state = (int (*)(ggml_backend_t)) ggml_backend_reg_get_proc_address(reg, "edgekv_metal_state");
-        if (!state) return true;
-        ggml_backend_sched_synchronize(ctx.sched.get());
-        return state(b.get()) == GGML_STATUS_SUCCESS;
-    });
 }
 
 void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
@@ -143,21 +118,16 @@ void edgekv_prefill::run_slice(const edgekv_chunk & c, int slice) {
     for (auto * t : planned.moved) t->data = (char *) t->view_src->data + t->view_offs;
 
     if (in && !hidden->load(c.first, c.n_tokens, in)) throw edgekv_error { EDGEKV_FAILED, "the hidden states could not be read back from their file" };
-    const unrecorded graphs(ctx->backends);
+    const edgekv_unrecorded graphs(edgekv_context::backends(*ctx));
     const ggml_status status = ctx->graph_compute(&planned.gf, true);
-    ggml_backend_sched_synchronize(ctx->sched.get()); // of what was stopped too: its memory is about to go
+    ggml_backend_sched_synchronize(ctx->get_sched()); // of what was stopped too: its memory is about to go
     if (status == GGML_STATUS_ABORTED) throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
-    if (status != GGML_STATUS_SUCCESS || !devices_are_well(*ctx)) {
+    if (status != GGML_STATUS_SUCCESS || !edgekv_devices_are_well(*ctx)) {
         throw edgekv_error { EDGEKV_FAILED, "the GPU could not finish what it was given, perhaps for want of memory: "
                                             "load the model again with fewer layers there (-ngl) or smaller batches (-ub)" };
     }
     if (out && !hidden->save(c.first, c.n_tokens, out)) throw edgekv_error { EDGEKV_FAILED, "the disk is full: the hidden states could not be written" };
-    if (slice + 1 == n_slice() && c.has_output) fetch_logits(g);
-}
-
-void edgekv_prefill::fetch_logits(const edgekv_graph & g) {
-    ggml_tensor * t = g.res->get_logits();
-    ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(ctx->sched.get(), t);
-    ggml_backend_tensor_get_async(backend, t, ctx->logits.data, 0, ctx->model.vocab.n_tokens()*sizeof(float));
-    ggml_backend_sched_synchronize(ctx->sched.get());
+    if (slice + 1 == n_slice() && c.has_output) {
+        edgekv_context::take_logits(*ctx, g.res->get_logits());
+    }
 }
