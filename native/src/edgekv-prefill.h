@@ -130,10 +130,12 @@ struct edgekv_head_rows {
     const int32_t * order;
 };
 
-struct edgekv_prefill {
+struct edgekv_prefill final : edgekv_reader {
     static std::unique_ptr<edgekv_prefill> begin(llama_context * ctx, const edgekv_prefill_params & params); // throws
     ~edgekv_prefill();
-    void lose_context() noexcept; // it is being freed: all memory goes back, and nothing can be read any more
+    ggml_tensor * attend(const llm_graph_context & g, const edgekv_layer & l,
+                         const edgekv_attention & a) override; // edgekv-attend-prompt.cpp
+    void lose_context() noexcept override;
 
     void run(int il);             // throws edgekv_error
     void keep(const int32_t * counts, const int32_t * rows);
@@ -147,9 +149,6 @@ struct edgekv_prefill {
     void foretell(int head, const edgekv_map & map, int n_weights, float * out, float * unlike) const;
     void queries(int observer, float * mean, float * cov) const;
     void rotation(int n_future, float * out) const;
-
-    // whether all devices of a context computed what they were given, as far as they say so only when they are asked
-    static bool devices_are_well(llama_context & ctx);
 
     // ---- called while graphs are built (edgekv-attend.cpp)
     const edgekv_scratch & scratch_of(const edgekv_layer & l) const { return *scratches[scratch_index[l.il]]; }
@@ -194,7 +193,6 @@ private:
     void prepare(edgekv_graph & g, int slice);
     void plan(edgekv_graph & g, int slice);
     void run_slice(const edgekv_chunk & c, int slice);
-    void fetch_logits(const edgekv_graph & g);
     void observe(const edgekv_chunk & c, int il);
     void fetch_columns(int il);
     const edgekv_device * scorer(const edgekv_layer & l) const; // the device that scores this layer's rows where they lie; null: the CPU does
