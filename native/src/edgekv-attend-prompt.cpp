@@ -16,37 +16,59 @@ static int64_t hidden_rows(int64_t begin, int64_t n, int row_step) {
 }
 
 // without a kernel of ours: ordinary flash attention, heads of different length one by one
-static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * sinks, float scale) {
-    const edgekv_scratch & s = p.scratch_of(l);
+static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_prefill & p,
+                                          const edgekv_layer & l, const edgekv_attention & a) {
+    const edgekv_scratch & s = p.scratches.of(l);
+    const int64_t row = p.chunks.at_work().row;
     std::vector<int64_t> first(l.n_head_kv), n(l.n_head_kv);
     std::vector<ggml_tensor *> masks(l.n_head_kv);
     bool equal = true;
     for (int h = 0; h < l.n_head_kv; ++h) {
-        const int64_t before = l.len[h] + p.chunk_row();            // rows in front of this chunk
+        const int64_t before = l.len[h] + row; // rows in front of this chunk
         const int64_t skip   = l.n_swa ? std::max<int64_t>(0, before - l.n_swa + 1) : 0; // rows that no token of it sees
         const int64_t begin = s.n_old - l.len[h] + skip, n_seen = before + g.n_tokens - skip, pad = hidden_rows(begin, n_seen, l.row_step);
         first[h] = h*s.cap + begin - pad;
         n[h]     = n_seen + pad;
         equal    = equal && l.len[h] == l.len[0] && (l.max_bias == 0.0f || l.len[h] == 0);
-        masks[h] = equal && h > 0 ? masks[0] : p.mask_view(g, l, h, before - skip, n[h] - pad, pad);
+        masks[h] = equal && h > 0
+                       ? masks[0]
+                       : p.masks.view(g, l, row, h, before - skip, n[h] - pad, pad);
     }
-    return equal ? edgekv_flash(g, s.t, q, first[0], n[0], l.n_head_kv, s.cap, masks[0], sinks,
-                                scale, l.max_bias)
-                 : edgekv_flash_heads(g, s.t, l, q, sinks, scale, first, n, masks);
+    return equal ? edgekv_flash(g, s.t, a.q, first[0], n[0], l.n_head_kv, s.cap, masks[0], a.sinks,
+                                a.scale, l.max_bias)
+                 : edgekv_flash_heads(g, s.t, l, a.q, a.sinks, a.scale, first, n, masks);
+}
+
+// whether the device's flash attention takes this layer's rows
+static bool flash_takes(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) {
+    const int64_t N = l.row_step > 1 ? 255 : EDGEKV_FLASH_ROWS; // of some head sizes CUDA takes only multiples of 256
+    const ggml_context_ptr ctx { ggml_init({ 8*ggml_tensor_overhead(), nullptr, true }) };
+    if (!ctx) throw std::bad_alloc();
+    auto like = [&](ggml_type type, int64_t d, int64_t n, int64_t n_head) { return ggml_new_tensor_3d(ctx.get(), type, d, n, n_head); };
+    ggml_tensor * mask = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F16, N, g.n_tokens);
+    ggml_tensor * node = ggml_flash_attn_ext(ctx.get(), like(q->type, l.d_k, g.n_tokens, l.n_head), like(l.type_k, l.d_k, N, l.n_head_kv),
+            like(l.type_v, l.d_v, N, l.n_head_kv), mask, 1.0f, 0.0f, 0.0f);
+    return ggml_backend_dev_supports_op(ggml_backend_buft_get_device(l.buft), node);
 }
 
 // one node over all heads, where the device's flash attention takes no such rows (iq4_nl on CUDA, say) and a kernel of ours does: slower than
 // flash attention would be, but the rows need not come to the CPU. Else null
-static ggml_tensor * attend_prefill_node(const llm_graph_context & g, edgekv_prefill & p, const edgekv_layer & l, ggml_tensor * q, ggml_tensor * sinks, float scale) {
-    const edgekv_scratch & s = p.scratch_of(l);
+static ggml_tensor * attend_prefill_node(const llm_graph_context & g, edgekv_prefill & p,
+                                         const edgekv_layer & l, const edgekv_attention & a) {
+    ggml_tensor * q = a.q;
+    const edgekv_scratch & s = p.scratches.of(l);
+    const int64_t n_rows = l.len_max() + p.prompt.n_rows; // in a head at most, when all was read
     const auto * device = edgekv_device::of(l.buft);
-    if (!device || p.store->graph_attend || l.max_bias != 0.0f || p.flash_takes(g, l, q) || !device->attends(l.type_k, l.type_v, l.d_k, l.d_v)) return nullptr;
-    if (!device->takes_at_once((double) g.n_tokens*l.n_head*(l.d_k + l.d_v)*p.rows_in_head(l))) return nullptr;
+    if (!device || p.prompt.store->graph_attend || l.max_bias != 0.0f) return nullptr;
+    if (flash_takes(g, l, q) || !device->attends(l.type_k, l.type_v, l.d_k, l.d_v)) return nullptr;
+    const double n_multiplications = (double) g.n_tokens*l.n_head*(l.d_k + l.d_v)*n_rows;
+    if (!device->takes_at_once(n_multiplications)) return nullptr;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
-    ggml_tensor * a[] = { q, s.t.k, s.t.v, p.heads_input(g, l), sinks };
-    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, 5,
-                                          edgekv_attend_node, GGML_N_TASKS_MAX, nullptr);
-    edgekv_op_set(node, l.n_head_kv, scale, edgekv_softcap(g), 0.0f);
+    ggml_tensor * src[] = { q, s.t.k, s.t.v, p.chunks.heads_input(g, l), a.sinks };
+    ggml_tensor * node =
+        ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, src, 5,
+                       edgekv_attend_node, GGML_N_TASKS_MAX, nullptr);
+    edgekv_op_set(node, l.n_head_kv, a.scale, edgekv_softcap(g), 0.0f);
     return node;
 }
 
@@ -66,19 +88,21 @@ static void attend_prompt(ggml_tensor * dst, int, int nth, void * userdata) {
 ggml_tensor * edgekv_prefill::attend(const llm_graph_context & g, const edgekv_layer & l,
                                      const edgekv_attention & a) {
     ggml_tensor * q = a.q;
-    const edgekv_scratch & s = scratch_of(l);
-    edgekv_store_rows(g, s.t, a.k, a.v, row_input(g, s));
-    if (ggml_tensor * copy = capture_queries(g, l, q, a.scale, edgekv_softcap(g), a.sinks)) {
-        ggml_build_forward_expand(g.gf, copy);
-    }
-    if (ggml_tensor * copy = capture_raw_queries(g, l, q)) ggml_build_forward_expand(g.gf, copy);
-
-    if (!by_kernel(l)) {
-        ggml_tensor * node = attend_prefill_node(g, *this, l, q, a.sinks, a.scale);
-        return node ? node : attend_prefill_graph(g, *this, l, q, a.sinks, a.scale);
+    const edgekv_scratch & s = scratches.of(l);
+    const auto & seen = chunks.seen();
+    edgekv_store_rows(g, s.t, a.k, a.v, chunks.row_input(g, s));
+    const edgekv_score_params params = { a.scale, edgekv_softcap(g), a.sinks };
+    for (ggml_tensor * copy : { observers.capture_queries(g, l, seen, q, params),
+                                observers.capture_raw_queries(g, l, seen, q) }) {
+        if (copy) ggml_build_forward_expand(g.gf, copy);
     }
 
-    edgekv_prompt_rows * r = prompt_rows(l);
+    if (!prompt.by_kernel(l)) {
+        ggml_tensor * node = attend_prefill_node(g, *this, l, a);
+        return node ? node : attend_prefill_graph(g, *this, l, a);
+    }
+
+    edgekv_prompt_rows * r = chunks.prompt_rows(l);
     r->rows.scale = a.scale;
     r->rows.softcap = edgekv_softcap(g);
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);

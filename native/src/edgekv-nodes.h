@@ -1,5 +1,6 @@
 #pragma once
-// Nodes that both ways to attend put into a graph: a prompt's, and that of new tokens behind the store.
+// Nodes that both ways to attend put into a graph: a prompt's, and that of new tokens behind the
+// store.
 
 #include "edgekv-layer.h"
 
