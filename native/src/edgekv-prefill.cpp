@@ -4,6 +4,7 @@
 #include "edgekv-context.h"
 #include "edgekv-device.h"
 #include "edgekv-error.h"
+#include "edgekv-switches.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -74,8 +75,7 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
 
 void edgekv_prefill::make_memory(const edgekv_prefill_params & params) {
     if (prompt.store->graph_attend || !prompt.on_cpu()) masks.make();
-    const char * whole = getenv("EDGEKV_WHOLE"); // for tests: as for a graph that cannot be cut
-    prompt.by_layer = !(whole && atoi(whole));
+    prompt.by_layer = !edgekv_switches::whole();
     const auto make = [&] {
         scratches.make();
         observers.make();

@@ -1,5 +1,6 @@
 // Rows of the store: tails, rewinding, state
 #include "edgekv-store.h"
+#include "edgekv-switches.h"
 #include "edgekv-table.h"
 
 #include "llama-io.h"
@@ -10,7 +11,8 @@
 static constexpr int32_t TAIL_STEP = 64; // rows per head that a full tail grows by
 static constexpr int32_t SWA_SLACK = 64; // rows behind the window that stay, so that short rewinds are exact
 
-edgekv_store::edgekv_store() = default;
+edgekv_store::edgekv_store()
+    : graph_attend(edgekv_switches::graph_attend()), node_attend(edgekv_switches::node_attend()) {}
 edgekv_store::~edgekv_store() { if (active) active->lose_context(); }
 
 size_t edgekv_store::n_bytes() const {
