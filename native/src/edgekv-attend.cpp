@@ -20,7 +20,7 @@ namespace {
 // Row numbers of the new tokens, and (graph path) masks. One object per graph.
 struct attend_input : llm_graph_input_i {
     struct per_layer {
-        edgekv_layer * l = nullptr;
+        const edgekv_layer * l = nullptr;
         ggml_tensor *  idx = nullptr;          // I64 [n_head_kv*n_tokens]
         edgekv_table * table = nullptr;        // idx and lengths are in it, for a node that a device computes
         std::vector<ggml_tensor *> masks;      // F16 [n, n_tokens] per head, graph path only
@@ -41,12 +41,12 @@ struct attend_input : llm_graph_input_i {
 
     void set_input(const llama_ubatch * ubatch) override {
         const int n = ubatch->n_tokens;
+        store->append(ubatch->pos, n);
         for (auto & pl : layers) set_layer(*pl, ubatch, n);
         std::set<edgekv_table *> tables;
         for (auto & pl : layers) if (pl->table) tables.insert(pl->table);
         if (!tables.empty()) ggml_backend_sched_synchronize(sched); // the step before may still read them
         for (auto * t : tables) t->upload();
-        store->n_past = ubatch->pos[n - 1] + 1;
     }
 
     bool can_reuse(const llm_graph_params & params) override {
@@ -54,13 +54,12 @@ struct attend_input : llm_graph_input_i {
     }
 
 private:
+    // of a layer that has the n new rows already
     static void set_layer(per_layer & pl, const llama_ubatch * ubatch, int n) {
-        edgekv_layer & l = *pl.l;
+        const edgekv_layer & l = *pl.l;
         std::vector<int64_t> idx((size_t) n*l.n_head_kv);
-        for (int t = 0; t < n; ++t) for (int k = 0; k < l.n_head_kv; ++k) idx[(size_t) t*l.n_head_kv + k] = l.first[k] + l.len[k] + t;
-        for (int k = 0; k < l.n_head_kv; ++k) {
-            for (int t = 0; t < n; ++t) l.pos[k].push_back(ubatch->pos[t]);
-            l.len[k] += n;
+        for (int t = 0; t < n; ++t) for (int k = 0; k < l.n_head_kv; ++k) {
+            idx[(size_t) t*l.n_head_kv + k] = l.first[k] + l.len[k] - n + t;
         }
         if (l.n_swa) {
             pl.start.resize(n);
@@ -159,8 +158,9 @@ static ggml_tensor * attend_graph(const llm_graph_context & g, attend_input & in
     return edgekv_flash_heads(g, l.t, l, q, sinks, pl.scale, first, n, pl.masks);
 }
 
-static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * store, edgekv_layer & l, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
-        ggml_tensor * sinks, float scale) {
+static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * store,
+                                  const edgekv_layer & l, ggml_tensor * q, ggml_tensor * k,
+                                  ggml_tensor * v, ggml_tensor * sinks, float scale) {
     attend_input & in = *input_of(g, store);
     in.layers.push_back(std::make_unique<attend_input::per_layer>());
     auto & pl = *in.layers.back();
@@ -183,7 +183,7 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
 
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks,
         float kq_scale, int il) {
-    edgekv_layer & l = *store->layers[il];
+    const edgekv_layer & l = *store->layers[il];
     store->sched = g.sched;
     ggml_tensor * cur = store->active ? store->active->attend(g, l, { q, k, v, sinks, kq_scale })
                                       : attend_store(g, store, l, q, k, v, sinks, kq_scale);

@@ -56,6 +56,17 @@ void edgekv_store::reserve_tail(int32_t n) {
     note_peak();
 }
 
+void edgekv_store::append(const llama_pos * pos, int32_t n) {
+    for (auto & l : layers) {
+        if (!l) continue;
+        for (int k = 0; k < l->n_head_kv; ++k) {
+            l->pos[k].insert(l->pos[k].end(), pos, pos + n);
+            l->len[k] += n;
+        }
+    }
+    n_past = pos[n - 1] + 1;
+}
+
 void edgekv_store::place_pos() { for (auto & l : layers) if (l) l->place_pos(n_past); }
 
 bool edgekv_store::trim(llama_pos p0) {

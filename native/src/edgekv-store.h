@@ -54,6 +54,9 @@ struct edgekv_store {
     void   place_pos(); // of all layers; after anything that moved rows
     // room for n more rows in every head; sliding-window layers drop what no future token sees
     void   reserve_tail(int32_t n);
+    // n more rows in every head, for tokens at pos, which the graph of a step is about to write;
+    // reserve_tail has made room for them, and take_back undoes it
+    void   append(const llama_pos * pos, int32_t n);
     // forget tokens >= p0; false if that cannot be done exactly
     bool   trim(llama_pos p0);
     // the same for tokens of a step that failed, wherever it did: their rows may be there in some layers only
