@@ -1,6 +1,7 @@
 // The C API: checks arguments, turns exceptions into codes.
 #include "edgekv.h"
 #include "edgekv-cache.h"
+#include "edgekv-error.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -243,7 +244,9 @@ int edgekv_trim_capacity(llama_context * ctx) {
 
 template <typename P>
 static P & reading(P * p) {
-    if (!given(p).store) throw edgekv_error { EDGEKV_INVALID, "the model was closed while it read this prompt" };
+    if (!given(p).prompt.store) {
+        throw edgekv_error { EDGEKV_INVALID, "the model was closed while it read this prompt" };
+    }
     return *p;
 }
 
@@ -253,39 +256,45 @@ edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_
     return p;
 }
 
-bool edgekv_prefill_by_layer(const edgekv_prefill * p)     { return p && p->by_layer; }
-double edgekv_prefill_score_ms(const edgekv_prefill * p)   { return p ? p->score_ms : 0.0; }
+bool edgekv_prefill_by_layer(const edgekv_prefill * p)     { return p && p->prompt.by_layer; }
+double edgekv_prefill_score_ms(const edgekv_prefill * p)   { return p ? p->observers.ms : 0.0; }
 int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { reading(p).run(il); }); }
 int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { reading(p).end(); }); }
 void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
 
 int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) {
-    return guard([&] { const auto & l = layer_of(reading(p).ctx, il); if (l.n_head_kv) std::copy(l.len.begin(), l.len.end(), &given(old)); });
+    return guard([&] {
+        const auto & l = layer_of(reading(p).prompt.ctx, il);
+        if (l.n_head_kv) std::copy(l.len.begin(), l.len.end(), &given(old));
+    });
 }
 
 int edgekv_prefill_stat(const edgekv_prefill * p, int32_t observer, edgekv_stat stat, float * out) {
-    return guard([&] { reading(p).stat(observer, stat, &given(out)); });
+    return guard([&] { reading(p).observers.stat(observer, stat, &given(out)); });
 }
 
 int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float * v) {
-    return guard([&] { reading(p).rows(head, k, v); });
+    return guard([&] { reading(p).keeper.rows(head, k, v); });
 }
 
 int edgekv_prefill_some_rows(const edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, float * k, float * v) {
-    return guard([&] { reading(p).some_rows(head, { n, rows }, k, v); });
+    return guard([&] { reading(p).keeper.some_rows(head, { n, rows }, k, v); });
 }
 
 int edgekv_prefill_foretell(const edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights, bool neighbours,
         int32_t turn_k, int32_t turn_v, float * out, float * unlike) {
-    return guard([&] { reading(p).foretell(head, { weights, neighbours, turn_k, turn_v }, n_weights, &given(out), &given(unlike)); });
+    return guard([&] {
+        const edgekv_map map = { weights, neighbours, turn_k, turn_v };
+        reading(p).keeper.foretell(head, map, n_weights, &given(out), &given(unlike));
+    });
 }
 
 int edgekv_prefill_queries(const edgekv_prefill * p, int32_t observer, float * mean, float * cov) {
-    return guard([&] { reading(p).queries(observer, &given(mean), &given(cov)); });
+    return guard([&] { reading(p).observers.queries(observer, &given(mean), &given(cov)); });
 }
 
 int edgekv_prefill_rotation(const edgekv_prefill * p, int32_t n_future, float * out) {
-    return guard([&] { reading(p).rotation(n_future, &given(out)); });
+    return guard([&] { reading(p).observers.rotation(n_future, &given(out)); });
 }
 
 int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_t * rows) {
@@ -296,13 +305,15 @@ int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_
 
 int edgekv_prefill_nearest(const edgekv_prefill * p, int32_t il, int32_t head, int32_t n_gone, const int32_t * gone,
         int32_t n_kept, const int32_t * kept, float * cosine, int32_t * nearest) {
-    return guard([&] { reading(p).nearest(il, head, { n_gone, gone }, { n_kept, kept }, cosine, nearest); });
+    return guard([&] {
+        reading(p).keeper.nearest(il, head, { n_gone, gone }, { n_kept, kept }, cosine, nearest);
+    });
 }
 
 int edgekv_prefill_merge(edgekv_prefill * p, int32_t il, int32_t head, const edgekv_merge * m) {
-    return guard([&] { reading(p).merge(il, head, given(m)); });
+    return guard([&] { reading(p).keeper.merge(il, head, given(m)); });
 }
 
 int edgekv_prefill_shrink(edgekv_prefill * p, int32_t il, const int32_t * counts) {
-    return guard([&] { reading(p).shrink(il, &given(counts)); });
+    return guard([&] { reading(p).keeper.shrink(il, &given(counts)); });
 }

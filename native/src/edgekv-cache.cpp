@@ -5,6 +5,7 @@
 
 #include "llama-arch.h"
 #include "llama-batch.h"
+#include "llama-context.h"
 #include "llama-cparams.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
@@ -57,6 +58,10 @@ edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx) {
     return kv ? kv->edgekv : nullptr;
 }
 
+edgekv_memory & edgekv_memory_of(llama_context & ctx) {
+    return *dynamic_cast<edgekv_memory *>(ctx.get_memory());
+}
+
 edgekv_store * edgekv_store_of(llama_memory_i * mem) {
     auto * m = dynamic_cast<edgekv_memory *>(mem);
     return m ? m->store.get() : nullptr;
@@ -87,8 +92,7 @@ template <typename T>
 void edgekv_cache<T>::clear(bool data) {
     T::clear(data);
     store->clear();
-    mark.clear();
-    n_mark = -1;
+    forget_mark();
 }
 
 template <typename T>
@@ -121,7 +125,7 @@ void edgekv_mark(llama_memory_i * mem) {
     auto * recr = edgekv_recurrent_of(mem);
     auto * m = dynamic_cast<edgekv_memory *>(mem);
     if (!recr || !m) return;
-    m->n_mark = -1;
+    m->forget_mark();
     m->mark.save(recr);
     m->n_mark = m->store->n_past;
 }
@@ -156,8 +160,7 @@ void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state
             before.restore();
             throw;
         }
-        mark.clear();
-        n_mark = -1;
+        forget_mark();
     } else {
         store->read(io, (llama_pos) this->n_ctx);
     }

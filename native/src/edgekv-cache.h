@@ -30,6 +30,7 @@ struct edgekv_memory {
     edgekv_recurrent_state mark; // of recurrent layers, to go back to: what they held behind the first n_mark tokens
     llama_pos n_mark = -1;       // -1: nothing is marked
     virtual ~edgekv_memory() = default;
+    void forget_mark() { mark.clear(); n_mark = -1; }
     // the cells hold the first n_past tokens again, whatever lies behind them; K/V and recurrent states stay as they are
     virtual void forget_cells(llama_pos n_past) = 0;
 };
@@ -59,6 +60,9 @@ void edgekv_mark(llama_memory_i * mem);
 
 // whether the rows of llama.cpp's own cache are numbers; other kinds of memory are not looked at
 bool edgekv_finite(llama_memory_i * mem);
+
+// the memory of a context that has a store
+edgekv_memory & edgekv_memory_of(llama_context & ctx);
 
 // the store of a context, or null
 edgekv_store * edgekv_store_of(llama_memory_i * mem);

@@ -1,7 +1,7 @@
 #pragma once
 // A little graph on the CPU backend, for its threads and its barriers between nodes.
 
-#include "edgekv-prefill.h"
+#include "edgekv-error.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"

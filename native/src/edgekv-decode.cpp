@@ -1,7 +1,7 @@
 // The boundary of llama_decode. Nothing that is thrown behind it leaves it, and a step that failed leaves no trace in the store.
+#include "edgekv-backends.h"
 #include "edgekv-cache.h"
 #include "edgekv-hooks.h"
-#include "edgekv-prefill.h"
 
 #include "llama-context.h"
 #include "llama-impl.h"
@@ -32,7 +32,7 @@ int32_t failed(int32_t status, const char * what) {
 int32_t decode(llama_context & ctx, const llama_batch & batch) {
     try {
         const int32_t status = ctx.decode(batch);
-        if (status == 0 && !edgekv_prefill::devices_are_well(ctx)) return failed(FAILED, why(FAILED));
+        if (status == 0 && !edgekv_devices_are_well(ctx)) return failed(FAILED, why(FAILED));
         return status == 0 ? 0 : failed(status, why(status));
     } catch (const std::bad_alloc &) {
         return failed(NO_MEMORY, why(NO_MEMORY));

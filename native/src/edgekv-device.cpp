@@ -1,10 +1,10 @@
 // Rows moved, judged and merged on the device where they lie
 #include "edgekv-device.h"
+#include "edgekv-switches.h"
 
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -140,10 +140,7 @@ void edgekv_device_columns::fetch(const edgekv_columns & here) const {
 }
 
 // Multiplications that a device is given at once: some systems end what keeps a GPU from drawing for seconds, and tensor cores do more in them
-static double most_work(bool plain) {
-    const char * n = getenv("EDGEKV_WORK"); // for tests
-    return n ? atof(n) : plain ? 1e10 : 1e12;
-}
+static double most_work(bool plain) { return edgekv_switches::work(plain ? 1e10 : 1e12); }
 
 int edgekv_device::at_once(double each) const { return (int) std::clamp(most_work(plain)/std::max(each, 1.0)/16, 1.0, 1e6)*16; }
 

@@ -2,7 +2,7 @@
 // Kernels of ours on a device, found by name in the backend that owns the memory: this library does not link to it. Metal's functions have
 // the types of CUDA's.
 
-#include "edgekv-store.h"
+#include "edgekv-matrix.h"
 #include "cuda/edgekv-cuda.h"
 
 #include <functional>

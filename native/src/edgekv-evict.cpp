@@ -1,20 +1,35 @@
 // evict, while a prompt is read: from the layer in work to what stays of it
-#include "edgekv-prefill.h"
+#include "edgekv-error.h"
+#include "edgekv-keeper.h"
 
 #include <algorithm>
 
-void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
-    const auto & l = in_work();
-    const auto & s = scratch_of(l);
-    if (!l.selects() && fresh[il_done]) return;
+void edgekv_keeper::begin() {
+    fresh.resize(prompt.store->layers.size());
+    ranked.resize(prompt.store->layers.size());
+}
+
+size_t edgekv_keeper::n_bytes() const {
+    size_t n = 0;
+    for (const auto & f : fresh) if (f) n += f->t.n_bytes();
+    return n;
+}
+
+void edgekv_keeper::clear() { fresh.clear(); }
+
+void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
+    const auto & l = scratches.in_work();
+    const auto & s = scratches.of(l);
+    auto & whole = ranked[l.il];
+    if (!l.selects() && has(l.il)) return;
     if (l.selects() && !counts) throw edgekv_error { EDGEKV_INVALID, "there are no counts" };
     bool all = true;
     std::vector<std::vector<int32_t>> lists(l.n_head_kv);
     std::vector<int64_t> base(l.n_head_kv);
-    ranked[il_done].assign(l.n_head_kv, {});
+    whole.assign(l.n_head_kv, {});
     for (int k = 0; k < l.n_head_kv; ++k) {
-        const int32_t n = (int32_t) (l.len[k] + n_tokens);
-        base[k] = k*s.cap + s.n_old - l.len[k];
+        const int32_t n = (int32_t) (l.len[k] + prompt.n_tokens);
+        base[k] = s.first(l, k);
         if (l.n_swa) { // what the next token may see, and a little for short rewinds
             for (int32_t r = std::max(0, n - l.n_swa - 64); r < n; ++r) lists[k].push_back(r);
             continue;
@@ -29,29 +44,30 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
             seen[r] = true;
         }
         if (counts[k] == n) { // nothing evicted: in token order, so that the tail can be taken back
-            ranked[il_done][k] = lists[k];
+            whole[k] = lists[k];
             std::sort(lists[k].begin(), lists[k].end());
         } else {
             all = false;
         }
     }
     auto f = l.alike();
-    for (int k = 0; k < l.n_head_kv; ++k) for (int32_t r : lists[k]) f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : pos0 + r - l.len[k]);
+    for (int k = 0; k < l.n_head_kv; ++k) for (int32_t r : lists[k]) {
+        f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : prompt.pos0 + r - l.len[k]);
+    }
     edgekv_gather(s.t, base, lists, *f);
-    fresh[il_done] = std::move(f);
+    fresh[l.il] = std::move(f);
     evicted = evicted || !all;
-    note_peak();
-    if (!by_layer && l.n_head_kv) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
 }
 
-edgekv_layer & edgekv_prefill::finished(int il, int head) const {
-    if (ended || il < 0 || il >= (int) fresh.size() || !fresh[il] || head < 0 || head >= fresh[il]->n_head_kv) {
+edgekv_layer & edgekv_keeper::finished(int il, int head) const {
+    const bool kept = !prompt.ended && il >= 0 && il < (int) fresh.size() && fresh[il];
+    if (!kept || head < 0 || head >= fresh[il]->n_head_kv) {
         throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet, or it has no such head" };
     }
     return *fresh[il];
 }
 
-void edgekv_prefill::shrink(int il, const int32_t * counts) {
+void edgekv_keeper::shrink(int il, const int32_t * counts) {
     auto & f = finished(il, 0);
     if (!f.selects()) return;
     std::vector<std::vector<int32_t>> lists(f.n_head_kv);
@@ -74,4 +90,16 @@ void edgekv_prefill::shrink(int il, const int32_t * counts) {
     const auto from = std::move(f.t);
     edgekv_gather(from, base, lists, f);
     f.pos = std::move(pos);
+}
+
+void edgekv_keeper::hand_over() {
+    for (const auto & f : fresh) {
+        if (!f) throw edgekv_error { EDGEKV_INVALID, "not all layers were kept" };
+    }
+    auto & store = *prompt.store;
+    const auto n_past = (llama_pos) (prompt.pos0 + prompt.n_tokens);
+    for (const auto & f : fresh) f->place_pos(n_past);
+    store.layers = std::move(fresh);
+    store.n_past = n_past;
+    if (evicted) store.boundary = n_past;
 }

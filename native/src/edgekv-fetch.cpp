@@ -1,7 +1,8 @@
 // Rows of the layer in work for the program, as f32
 #include "edgekv-device.h"
+#include "edgekv-error.h"
 #include "edgekv-host-rows.h"
-#include "edgekv-prefill.h"
+#include "edgekv-keeper.h"
 
 #include <algorithm>
 
@@ -27,25 +28,19 @@ void fetch_some(const ggml_tensor * t, int64_t first, int64_t n, const std::vect
 
 } // namespace
 
-edgekv_head_rows edgekv_prefill::rows_read(int head) const {
-    const auto & l = in_work();
-    if (head < 0 || head >= l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
-    const auto & s = scratch_of(l);
-    return { &s.t, head*s.cap + s.n_old - l.len[head], (int32_t) (l.len[head] + n_tokens), nullptr };
-}
-
-void edgekv_prefill::rows(int head, float * k, float * v) const {
-    const auto r = rows_read(head);
+void edgekv_keeper::rows(int head, float * k, float * v) const {
+    const auto r = scratches.rows_read(head);
     if (k) fetch(r.t->k, r.first, r.n, k);
     if (v) fetch(r.t->v, r.first, r.n, v);
 }
 
-void edgekv_prefill::some_rows(int head, const edgekv_row_list & which, float * k, float * v) const {
-    const auto r = rows_read(head);
+void edgekv_keeper::some_rows(int head, const edgekv_row_list & which, float * k,
+                              float * v) const {
+    const auto r = scratches.rows_read(head);
     if (which.n < 0 || (which.n && !which.rows)) throw edgekv_error { EDGEKV_INVALID, "there are no rows to read" };
     const std::vector<int32_t> rows(which.rows, which.rows + which.n);
     if (std::any_of(rows.begin(), rows.end(), [&](int32_t i) { return i < 0 || i >= r.n; })) throw edgekv_error { EDGEKV_INVALID, "a row to read does not exist" };
     if (rows.empty()) return;
-    if (k) fetch_some(r.t->k, r.first, r.n, rows, device_work, k);
-    if (v) fetch_some(r.t->v, r.first, r.n, rows, device_work, v);
+    if (k) fetch_some(r.t->k, r.first, r.n, rows, scratches.device_work, k);
+    if (v) fetch_some(r.t->v, r.first, r.n, rows, scratches.device_work, v);
 }

@@ -1,10 +1,10 @@
 // foretell: what a linear map says of each row of the layer in work
 #include "edgekv-compute.h"
+#include "edgekv-context.h"
 #include "edgekv-device.h"
+#include "edgekv-error.h"
 #include "edgekv-host-rows.h"
-#include "edgekv-prefill.h"
-
-#include "llama-context.h"
+#include "edgekv-keeper.h"
 
 #include <algorithm>
 
@@ -43,23 +43,25 @@ bool is_block(int size, int d) { return size == 0 || (size > 0 && (size & (size 
 
 } // namespace
 
-void edgekv_prefill::foretell(int head, const edgekv_map & map, int n_weights, float * out, float * unlike) const {
-    const auto & l = in_work();
+void edgekv_keeper::foretell(int head, const edgekv_map & map, int n_weights, float * out,
+                             float * unlike) const {
+    const auto & l = scratches.in_work();
     if (!map.weights || n_weights != l.d_v + l.d_k/2 + 4) throw edgekv_error { EDGEKV_INVALID, "the map does not fit the heads of this layer" };
     if (!is_block(map.turn_k, l.d_k) || !is_block(map.turn_v, l.d_v)) throw edgekv_error { EDGEKV_INVALID, "rows cannot be turned in blocks of that size" };
-    const auto rows = rows_of(il_done, head);
+    const auto rows = rows_of(l.il, head);
     if (rows.n == 0) return;
     const auto buft = ggml_backend_buffer_get_type(rows.t->k->buffer);
     const auto * device = edgekv_device::of(buft);
     if (device && device->foretells(l.type_k, l.type_v, l.d_k, l.d_v)) {
-        device->foretell_rows(buft, device_work, edgekv_rows_at(rows.t->k, rows.first), edgekv_rows_at(rows.t->v, rows.first), map, rows.n, out, unlike);
+        device->foretell_rows(buft, scratches.device_work, edgekv_rows_at(rows.t->k, rows.first),
+                              edgekv_rows_at(rows.t->v, rows.first), map, rows.n, out, unlike);
         return;
     }
     const edgekv_host_rows keys(rows.t->k, rows.first, rows.n), values(rows.t->v, rows.first, rows.n);
     job j { keys.view, values.view, map, rows.n, out, unlike, {} };
     j.sums.resize((size_t) j.n_blocks()*l.d_k);
     const int n_tasks = std::min(j.n_blocks(), 64);
-    edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) {
+    edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
         ggml_tensor * summed = ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, sum_keys, n_tasks, &j);
         return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, &summed, 1, ::foretell, n_tasks, &j);
     });

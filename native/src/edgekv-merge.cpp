@@ -1,10 +1,10 @@
 // merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they go
 #include "edgekv-compute.h"
+#include "edgekv-context.h"
 #include "edgekv-device.h"
+#include "edgekv-error.h"
 #include "edgekv-host-rows.h"
-#include "edgekv-prefill.h"
-
-#include "llama-context.h"
+#include "edgekv-keeper.h"
 
 #include <algorithm>
 
@@ -45,33 +45,36 @@ std::vector<int32_t> located(const edgekv_head_rows & head, int32_t n, const int
 
 } // namespace
 
-edgekv_head_rows edgekv_prefill::rows_of(int il, int head) const {
-    if (il != il_done || (il >= 0 && il < (int) fresh.size() && fresh[il])) {
+edgekv_head_rows edgekv_keeper::rows_of(int il, int head) const {
+    if (il != prompt.il_done || (il >= 0 && il < (int) fresh.size() && fresh[il])) {
         const auto & f = finished(il, head);
         const auto & best = ranked[il][head];
         return { &f.t, f.first[head], f.len[head], best.empty() ? nullptr : best.data() };
     }
-    return rows_read(head);
+    return scratches.rows_read(head);
 }
 
-void edgekv_prefill::nearest(int il, int head, const edgekv_row_list & gone, const edgekv_row_list & kept, float * cosine, int32_t * nearest) const {
+void edgekv_keeper::nearest(int il, int head, const edgekv_row_list & gone,
+                            const edgekv_row_list & kept, float * cosine,
+                            int32_t * nearest) const {
     const auto rows = rows_of(il, head);
     const auto from = located(rows, gone.n, gone.rows), to = located(rows, kept.n, kept.rows);
     if (from.empty()) return;
     if (to.empty() || !cosine || !nearest) throw invalid("there is no kept row, or no place for the answer");
     if (const auto * device = device_for(rows.t->k)) {
-        device->find_nearest(ggml_backend_buffer_get_type(rows.t->k->buffer), device_work, edgekv_rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
+        device->find_nearest(ggml_backend_buffer_get_type(rows.t->k->buffer), scratches.device_work,
+                             edgekv_rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
         return;
     }
     const edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
     search_job job { keys.view, from, to, cosine, nearest };
     const int64_t n_tasks = (int64_t) from.size()*to.size()*keys.view.d/TASK_SIZE;
-    edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) {
+    edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
         return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, search, (int) std::clamp<int64_t>(n_tasks, 1, 64), &job);
     });
 }
 
-void edgekv_prefill::merge(int il, int head, const edgekv_merge & m) {
+void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
     const auto rows = rows_of(il, head);
     const auto to = located(rows, m.n, m.rows);
     if (to.empty()) return;
@@ -93,7 +96,8 @@ void edgekv_prefill::merge(int il, int head, const edgekv_merge & m) {
     const edgekv_shares shares { m.n, to.data(), m.own, m.counts, from.data(), m.weights };
     for (ggml_tensor * t : { rows.t->k, rows.t->v }) {
         if (const auto * device = device_for(t)) {
-            device->fold(ggml_backend_buffer_get_type(t->buffer), device_work, edgekv_rows_at(t, rows.first), shares);
+            device->fold(ggml_backend_buffer_get_type(t->buffer), scratches.device_work,
+                         edgekv_rows_at(t, rows.first), shares);
             continue;
         }
         const edgekv_host_rows host(t, rows.first, rows.n);

@@ -1,14 +1,18 @@
 // Queries as they were before positions turned them: from their mean and covariance follows what later tokens will ask, wherever they
 // stand. llama.cpp's own graph says how a layer turns its queries; that part of it is walked backwards and, for later positions, repeated.
 #include "edgekv-compute.h"
-#include "edgekv-prefill.h"
+#include "edgekv-context.h"
+#include "edgekv-error.h"
+#include "edgekv-observers.h"
 
-#include "llama-context.h"
+#include "llama-graph.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
-// Whether all pairs of values turn by a token's one position. With several positions per token (M-RoPE) those of a text are equal, but for
-// the last one, which is 0
+// Whether all pairs of values turn by a token's one position. With several positions per token
+// (M-RoPE) those of a text are equal, but for the last one, which is 0
 static bool turns_alike(const ggml_tensor & rope) {
     return !(rope.op_params[2] & GGML_ROPE_TYPE_MROPE) || rope.op_params[11 + 3] == 0;
 }
@@ -49,28 +53,32 @@ static edgekv_query_path trace(ggml_tensor * q) {
 
 static int64_t next_multiple(int64_t x, int64_t of) { return (x + of - 1)/of*of; }
 
-ggml_tensor * edgekv_prefill::capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) {
-    const auto [a, b] = building->observed;
+ggml_tensor * edgekv_observers::capture_raw_queries(const llm_graph_context & g,
+                                                    const edgekv_layer & l, const range & seen,
+                                                    ggml_tensor * q) {
+    const auto [a, b] = seen;
     if (!wants_queries || a == b || !l.selects()) return nullptr;
     auto & path = query_paths[l.il] = trace(q);
     if (!path.rope) return nullptr;
     const int64_t first = next_multiple(a, query_step), n = next_multiple(b, query_step)/query_step - first/query_step;
     if (n == 0) return nullptr;
-    ggml_tensor * x = path.raw, * to = scratch_of(l).raw_queries.t;
+    ggml_tensor * x = path.raw, * to = captured[scratches.index(l)].raw_queries.t;
     ggml_tensor * src = ggml_view_3d(g.ctx0, x, x->ne[0], x->ne[1], n, x->nb[1], query_step*x->nb[2], first*x->nb[2]);
     ggml_tensor * dst = ggml_view_3d(g.ctx0, to, x->ne[0], x->ne[1], n, x->ne[0]*sizeof(float), to->nb[1], 0);
     return ggml_cpy(g.ctx0, src, dst);
 }
 
-// queries of tokens [begin, end) of chunk c join the running mean and the running sum of products (Chan's formula, so that large means lose
-// nothing)
-void edgekv_prefill::tally_queries(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, int64_t every, edgekv_tally & tally) {
+// queries of tokens [begin, end) of span c join the running mean and the running sum of products
+// (Chan's formula, so that large means lose nothing)
+void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span & c, int64_t begin,
+                                     int64_t end, int64_t every, edgekv_tally & tally) {
     if (!query_paths[l.il].rope) return;
     const int64_t first = next_multiple(begin - c.first, every), n = next_multiple(end - c.first, every)/every - first/every;
     if (n == 0) return;
-    const int64_t captured = next_multiple(observed(c.first, c.n_tokens).first - c.first, query_step); // the first token that was
+    const int64_t first_captured = next_multiple(seen(c).first, query_step); // token
     const int64_t d = l.d_k, H = l.n_head, w = d*H, step = every/query_step*w;
-    const float * x = (const float *) scratch_of(l).raw_queries.t->data + (first - captured)/query_step*w;
+    const auto * raw = (const float *) captured[scratches.index(l)].raw_queries.t->data;
+    const float * x = raw + (first - first_captured)/query_step*w;
     std::vector<float> mean(w, 0.0f);
     for (int64_t t = 0; t < n; ++t) for (int64_t i = 0; i < w; ++i) mean[i] += x[t*step + i];
     for (float & m : mean) m /= (float) n;
@@ -85,7 +93,7 @@ void edgekv_prefill::tally_queries(const edgekv_layer & l, const edgekv_chunk & 
         tally.q_mean[i] += delta[i]*nb/(na + nb);
     }
     ggml_tensor * centred = nullptr;
-    edgekv_compute(ctx->backend_cpu,
+    edgekv_compute(edgekv_context::cpu(*prompt.ctx),
         [&](ggml_context * c0) { centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H); return ggml_mul_mat(c0, centred, centred); },
         [&] {
             auto * y = (float *) centred->data;
@@ -103,17 +111,15 @@ void edgekv_prefill::tally_queries(const edgekv_layer & l, const edgekv_chunk & 
     tally.q_seen += n;
 }
 
-void edgekv_prefill::queries(int observer, float * mean, float * cov) const {
-    in_work();
-    if (observer < 0 || observer >= (int) observers.size()) throw edgekv_error { EDGEKV_INVALID, "no such observer" };
-    const auto & t = tallies[by_layer ? 0 : il_done][observer];
+void edgekv_observers::queries(int observer, float * mean, float * cov) const {
+    const auto & t = tally_of(observer);
     if (t.q_mean.empty()) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions, or they were not asked for" };
     std::copy(t.q_mean.begin(), t.q_mean.end(), mean);
     for (size_t i = 0; i < t.q_m2.size(); ++i) cov[i] = t.q_m2[i]/(float) t.q_seen;
 }
 
-void edgekv_prefill::rotation(int n_future, float * out) const {
-    const auto & l = in_work();
+void edgekv_observers::rotation(int n_future, float * out) const {
+    const auto & l = scratches.in_work();
     if (n_future < 1 || n_future > 1 << 20) throw edgekv_error { EDGEKV_INVALID, "give a number of later positions" };
     if (!query_paths[l.il].rope) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions" };
     const auto & mean = mean_turn(l, n_future);
@@ -122,7 +128,8 @@ void edgekv_prefill::rotation(int n_future, float * out) const {
     for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) out[j*d + i] = (float) (mean[i*d + j]*scale);
 }
 
-const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, int n_future) const {
+const std::vector<double> & edgekv_observers::mean_turn(const edgekv_layer & l,
+                                                        int n_future) const {
     const auto & path = query_paths[l.il];
     const int64_t d = l.d_k;
     const ggml_tensor * factors = path.rope->src[2];
@@ -134,7 +141,7 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
     for (int first = 0; first < n_future; first += step) {
         const int64_t n = std::min(step, n_future - first);
         ggml_tensor * basis = nullptr, * pos = nullptr, * ff = nullptr, * rot = nullptr;
-        edgekv_compute(ctx->backend_cpu,
+        edgekv_compute(edgekv_context::cpu(*prompt.ctx),
             [&](ggml_context * c0) {
                 basis = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d, d, n);
                 pos   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, several ? GGML_MROPE_SECTIONS*n : n);
@@ -146,7 +153,7 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
                                           : ggml_rope_ext(c0, basis, pos, ff, op[1], op[2], 0, 1, 1, 0, 1, 0, 0);
                 memcpy(y->op_params, path.rope->op_params, sizeof(y->op_params));
                 if (!path.rotation) return y;
-                const int64_t m = rotation_size();
+                const int64_t m = std::lround(std::sqrt((double) key_rotation.size()));
                 rot = ggml_new_tensor_2d(c0, GGML_TYPE_F32, m, m);
                 return ggml_mul_mat(c0, rot, ggml_reshape_2d(c0, y, m, d*d*n/m));
             },
@@ -154,7 +161,8 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
                 auto * x = (float *) basis->data;
                 for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) *x++ = i == j ? 1.0f : 0.0f;
                 for (int64_t p = 0; p < ggml_nelements(pos); ++p) {
-                    ((int32_t *) pos->data)[p] = p < 3*n ? (int32_t) (pos0 + n_tokens + first + p % n) : 0;
+                    const int64_t at = prompt.pos0 + prompt.n_tokens + first + p % n;
+                    ((int32_t *) pos->data)[p] = p < 3*n ? (int32_t) at : 0;
                 }
                 if (ff)  ggml_backend_tensor_get(factors, ff->data, 0, ggml_nbytes(ff));
                 if (rot) memcpy(rot->data, key_rotation.data(), ggml_nbytes(rot));

@@ -1,9 +1,9 @@
 // score, while a prompt is read: column statistics of the observed queries over the layer in work
 #include "edgekv-compute.h"
+#include "edgekv-context.h"
 #include "edgekv-device.h"
-#include "edgekv-prefill.h"
-
-#include "llama-context.h"
+#include "edgekv-error.h"
+#include "edgekv-observers.h"
 
 #include <algorithm>
 
@@ -42,25 +42,12 @@ ggml_tensor * score_nodes(ggml_context * ctx, score_job & job) {
 
 } // namespace
 
-void edgekv_prefill::observe(const edgekv_chunk & c, int il) {
-    const auto & l = *store->layers[il];
-    if (!l.selects()) return;
-    const int64_t t0 = ggml_time_us();
-    for (size_t i = 0; i < observers.size(); ++i) {
-        const int64_t a = std::max<int64_t>(observers[i].begin, c.first), b = std::min<int64_t>(observers[i].end, c.first + c.n_tokens);
-        if (a >= b) continue;
-        auto & tally = tallies[by_layer ? 0 : il][i];
-        if (observers[i].stats & EDGEKV_STAT_QUERIES)  tally_queries(l, c, a, b, observers[i].every, tally);
-        if (observers[i].stats & ~EDGEKV_STAT_QUERIES) score(l, c, a, b, tally, observers[i].stats);
-    }
-    score_ms += (ggml_time_us() - t0)/1000.0;
-}
-
-// tokens [begin, end), all of chunk c
-void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64_t begin, int64_t end, edgekv_tally & tally, uint32_t stats) {
-    const auto & s = scratch_of(l);
+void edgekv_observers::score(const edgekv_layer & l, const edgekv_span & c, int64_t begin,
+                             int64_t end, edgekv_tally & tally, uint32_t stats) {
+    const auto & s = scratches.of(l);
+    const auto & capture = captured[scratches.index(l)];
     const int64_t n_scored = s.cap*l.n_head_kv, at = begin - c.first, row0 = c.row + at; // row0: behind the old rows
-    const int64_t q0 = begin - observed(c.first, c.n_tokens).first; // of the captured queries
+    const int64_t q0 = at - seen(c).first; // of the captured queries
     const int G = l.n_head/l.n_head_kv, n_q = (int) (end - begin);
     auto want = [&](uint32_t stat, std::vector<float> & x, int64_t n) { if ((stats & stat) && x.empty()) x.assign(n, 0.0f); };
     want(EDGEKV_STAT_MEAN, tally.sum, n_scored);
@@ -68,10 +55,11 @@ void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64
     want(EDGEKV_STAT_ENTROPY, tally.entropy, n_scored);
     want(EDGEKV_STAT_VAR, tally.mean, G*n_scored);
     want(EDGEKV_STAT_VAR, tally.m2, G*n_scored);
-    const int32_t n_piece = (int32_t) std::max<int64_t>(0, row0 + n_q - n_tokens); // the last rows are those of a piece
+    // the last rows are those of a piece
+    const auto n_piece = (int32_t) std::max<int64_t>(0, row0 + n_q - prompt.n_tokens);
     std::vector<int32_t> first(l.n_head_kv), len(l.n_head_kv), columns_len(l.n_head_kv), n_after(n_q), columns_after(n_q);
     for (int k = 0; k < l.n_head_kv; ++k) {
-        first[k] = (int32_t) (k*s.cap + s.n_old - l.len[k]);
+        first[k] = (int32_t) s.first(l, k);
         len[k]   = (int32_t) (l.len[k] + row0 + n_q);
         columns_len[k] = len[k] - n_piece;
     }
@@ -95,46 +83,42 @@ void edgekv_prefill::score(const edgekv_layer & l, const edgekv_chunk & c, int64
     score_job job;
     job.rows = { k, nullptr, s.t.k->nb[1], 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, first.data(), len.data(), sp.scale, sp.softcap,
                  sinks.empty() ? nullptr : sinks.data(), s.pos.empty() ? nullptr : s.pos.data(), l.max_bias };
-    job.queries = { (const float *) s.queries.t->data + q0*l.d_k*l.n_head, (int64_t) l.d_k*l.n_head, l.d_k, n_q, n_after.data(), nullptr };
+    const int64_t width = (int64_t) l.d_k*l.n_head;
+    const auto * q = (const float *) capture.queries.t->data + q0*width;
+    job.queries = { q, width, l.d_k, n_q, n_after.data(), nullptr };
     job.columns = tally.columns(n_scored);
-    job.norm = s.norm.empty() ? nullptr : s.norm.data() + 2*l.n_head*at;
+    job.norm = capture.norm.empty() ? nullptr : capture.norm.data() + 2*l.n_head*at;
     job.columns_len = columns_len.data();
     job.columns_after = columns_after.data();
     if (device) {
         if (!tally.on_device) tally.there.begin(l.buft, job.columns, G);
         tally.on_device = true;
         tally.there.at.n_seen = tally.n_seen;
-        device->score_columns(l.buft, device_work, job.rows, job.queries, tally.there.at); // those of a piece's own rows too
+        // those of a piece's own rows too
+        device->score_columns(l.buft, scratches.device_work, job.rows, job.queries, tally.there.at);
     } else {
-        edgekv_compute(ctx->backend_cpu, [&](ggml_context * c0) { return score_nodes(c0, job); });
+        edgekv_compute(edgekv_context::cpu(*prompt.ctx),
+                       [&](ggml_context * c0) { return score_nodes(c0, job); });
     }
     tally.n_seen += n_q;
 }
 
-const edgekv_device * edgekv_prefill::scorer(const edgekv_layer & l) const {
+const edgekv_device * edgekv_observers::scorer(const edgekv_layer & l) {
     const auto * device = edgekv_device::of(l.buft);
     return device && device->takes(l.type_k, l.d_k) ? device : nullptr;
 }
 
-// of a layer whose last chunk was read
-void edgekv_prefill::fetch_columns(int il) {
-    const auto & l = *store->layers[il];
-    if (!l.selects()) return;
-    for (auto & t : tallies[by_layer ? 0 : il]) if (t.on_device) t.there.fetch(t.columns(scratch_of(l).cap*l.n_head_kv));
-}
-
-void edgekv_prefill::stat(int observer, edgekv_stat which, float * out) const {
-    const auto & l = in_work();
-    if (observer < 0 || observer >= (int) observers.size()) throw edgekv_error { EDGEKV_INVALID, "no such observer" };
-    const auto & s = scratch_of(l);
-    const auto & t = tallies[by_layer ? 0 : il_done][observer];
-    const int64_t n_out = l.len_max() + n_tokens, n_all_rows = s.cap*l.n_head_kv;
+void edgekv_observers::stat(int observer, edgekv_stat which, float * out) const {
+    const auto & l = scratches.in_work();
+    const auto & s = scratches.of(l);
+    const auto & t = tally_of(observer);
+    const int64_t n_out = l.len_max() + prompt.n_tokens, n_all_rows = s.cap*l.n_head_kv;
     const int G = l.n_head/l.n_head_kv;
     const std::vector<float> * x = which == EDGEKV_STAT_MEAN ? &t.sum : which == EDGEKV_STAT_MAX ? &t.max : which == EDGEKV_STAT_ENTROPY ? &t.entropy :
                                    which == EDGEKV_STAT_VAR ? &t.m2 : nullptr;
     if (!x || x->empty()) throw edgekv_error { EDGEKV_INVALID, "this statistic was not asked for" };
     for (int k = 0; k < l.n_head_kv; ++k) {
-        const int64_t from = k*s.cap + s.n_old - l.len[k], n = l.len[k] + n_tokens;
+        const int64_t from = s.first(l, k), n = l.len[k] + prompt.n_tokens;
         float * o = out + k*n_out;
         std::fill(o + n, o + n_out, 0.0f);
         for (int64_t j = 0; j < n; ++j) {

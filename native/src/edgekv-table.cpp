@@ -3,13 +3,17 @@
 
 #include <algorithm>
 
-edgekv_table edgekv_table::make(const edgekv_store & store, ggml_backend_buffer_type_t buft) {
+edgekv_table edgekv_table::make(const std::vector<std::unique_ptr<edgekv_layer>> & layers,
+                                ggml_backend_buffer_type_t buft) {
+    const auto n_layers = (int64_t) layers.size();
     int n_head_kv = 1;
-    for (const auto & l : store.layers) if (l) n_head_kv = std::max(n_head_kv, l->n_head_kv);
+    for (const auto & l : layers) if (l) n_head_kv = std::max(n_head_kv, l->n_head_kv);
     edgekv_table t;
     t.n_head_kv = n_head_kv;
-    t.rows_on_device  = edgekv_matrix::make(buft, GGML_TYPE_I64, t.stride(MAX_TOKENS), (int64_t) store.layers.size(), "new_rows");
-    t.heads_on_device = edgekv_matrix::make(buft, GGML_TYPE_I32, 2*n_head_kv + MAX_TOKENS, (int64_t) store.layers.size(), "heads");
+    t.rows_on_device =
+        edgekv_matrix::make(buft, GGML_TYPE_I64, t.stride(MAX_TOKENS), n_layers, "new_rows");
+    t.heads_on_device =
+        edgekv_matrix::make(buft, GGML_TYPE_I32, 2*n_head_kv + MAX_TOKENS, n_layers, "heads");
     t.rows_here.resize(ggml_nelements(t.rows_on_device.t));
     t.heads_here.resize(ggml_nelements(t.heads_on_device.t));
     return t;

@@ -2,12 +2,14 @@
 // Where the heads' rows lie and where new ones go, for all layers of one kind of memory, in that memory: what a graph that may be used
 // again, and kernels on a device, read instead of numbers that were right when the graph was built. One upload per step.
 
-#include "edgekv-store.h"
+#include "edgekv-layer.h"
 
 struct edgekv_table {
     static constexpr int MAX_TOKENS = 64; // at once; more are read layer by layer
 
-    static edgekv_table make(const edgekv_store & store, ggml_backend_buffer_type_t buft); // throws std::bad_alloc
+    // throws std::bad_alloc
+    static edgekv_table make(const std::vector<std::unique_ptr<edgekv_layer>> & layers,
+                             ggml_backend_buffer_type_t buft);
 
     // views for a graph: of layer l, n tokens
     ggml_tensor * new_rows(ggml_context * ctx, const edgekv_layer & l, int64_t n) const; // I64 [n_head_kv*n]

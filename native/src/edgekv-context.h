@@ -1,0 +1,30 @@
+#pragma once
+// What a prompt needs of a context that llama.cpp keeps to itself. memory.patch opens llama_context
+// to this struct alone.
+
+#include "ggml-cpp.h"
+#include "llama-memory.h"
+#include "llama.h"
+
+#include <vector>
+
+class llm_graph_result;
+
+struct edgekv_context {
+    static ggml_backend_t cpu(const llama_context & ctx);
+    static const std::vector<ggml_backend_ptr> & backends(const llama_context & ctx);
+
+    // llama.cpp's own graphs are done and forgotten: they point into the scheduler's buffer. The
+    // logits get room for one token; false if there is no memory for it
+    static bool make_ready(llama_context & ctx);
+    // cells for the tokens of a batch, which is one ubatch; throws edgekv_error
+    static llama_memory_context_ptr place(llama_context & ctx, const llama_batch & batch);
+    // llama.cpp's graph of those tokens, in res
+    static ggml_cgraph * build(llama_context & ctx, llm_graph_result & res,
+                               llama_memory_context_i & mctx, int n_outputs);
+    static uint32_t max_nodes(const llama_context & ctx); // of a graph
+    // a graph's logits of one token become the context's
+    static void take_logits(llama_context & ctx, ggml_tensor * logits);
+    // as after n tokens were decoded, the last of them with logits
+    static void has_read(llama_context & ctx, int64_t n_tokens);
+};

@@ -1,0 +1,98 @@
+// Cutting llama.cpp's graph of a chunk into layers
+#include "edgekv-graph.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+// the layers' outputs, by layer; false if one comes twice: a stack that is run more than once
+static bool find_outputs(const ggml_cgraph & gf, const char * prefix,
+                         std::unordered_map<int, int> & nodes) {
+    const size_t n = strlen(prefix);
+    for (int i = 0; i < gf.n_nodes; ++i) {
+        const char * name = gf.nodes[i]->name;
+        if (strncmp(name, prefix, n) == 0 && !nodes.emplace(atoi(name + n), i).second) return false;
+    }
+    return true;
+}
+
+// false if this graph cannot be cut at the outputs of its layers
+bool edgekv_graph::find_cuts(int n_slice) {
+    std::unordered_map<int, int> outputs;
+    // nearly all call it l_out; Nemotron-H gives that name to a part of some layers
+    for (const char * prefix : { "nemotron_h_block_out-", "l_out-", "ffn_residual-" }) {
+        if (outputs.empty() && !find_outputs(*gf, prefix, outputs)) return false;
+    }
+    cut.assign(1, 0);
+    for (int il = 0; il < n_slice - 1; ++il) {
+        const auto it = outputs.find(il);
+        if (it == outputs.end()) return false;
+        ggml_tensor * t = gf->nodes[it->second];
+        const bool placeable = !t->view_src && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) &&
+                               ggml_nelements(t) % n_tokens == 0;
+        const int64_t width = ggml_nelements(t)/n_tokens;
+        const bool same_width = il == 0 || width == ggml_nelements(resid[0])/n_tokens;
+        if (!placeable || !same_width || it->second + 1 <= cut.back()) return false;
+        resid.push_back(t);
+        resid_op.push_back(t->op);
+        cut.push_back(it->second + 1);
+    }
+    cut.push_back(gf->n_nodes); // the last slice takes the head
+    std::vector<ggml_tensor *> nodes, replay;
+    for (int s = 0; s < n_slice; ++s) if (!slice_nodes(s, nodes, replay)) return false;
+    return true;
+}
+
+// Nodes of one slice. What it needs from before the cut, other than the hidden states, is computed again (scaled positions and the
+// like); false if that leads back to another layer's output.
+bool edgekv_graph::slice_nodes(int slice, std::vector<ggml_tensor *> & nodes,
+                               std::vector<ggml_tensor *> & replay) const {
+    nodes.clear();
+    replay.clear();
+    const int i0 = cut[slice], i1 = cut[slice + 1];
+    std::unordered_set<const ggml_tensor *> have(gf->nodes + i0, gf->nodes + i1);
+    have.insert(gf->leafs, gf->leafs + gf->n_leafs);
+    if (slice > 0) have.insert(resid[slice - 1]);
+
+    const std::unordered_set<const ggml_tensor *> other(resid.begin(), resid.end());
+    // depth first; the chains are a few nodes long
+    auto need = [&](auto && self, ggml_tensor * t) -> bool {
+        if (!t || have.count(t)) return true;
+        if (other.count(t)) return false;
+        if (t->op == GGML_OP_NONE && !t->view_src) return true; // a weight or a row tensor
+        for (ggml_tensor * s : t->src) if (!self(self, s)) return false;
+        if (!self(self, t->view_src)) return false;
+        have.insert(t);
+        replay.push_back(t);
+        return true;
+    };
+    for (int i = i0; i < i1; ++i) {
+        for (ggml_tensor * s : gf->nodes[i]->src) if (!need(need, s)) return false;
+        if (!need(need, gf->nodes[i]->view_src)) return false;
+    }
+    nodes = replay;
+    nodes.insert(nodes.end(), gf->nodes + i0, gf->nodes + i1);
+    return true;
+}
+
+void edgekv_graph::keep_sources() {
+    sources.resize(gf->n_nodes);
+    for (int i = 0; i < gf->n_nodes; ++i) {
+        std::copy_n(gf->nodes[i]->src, GGML_MAX_SRC, sources[i].begin());
+    }
+}
+
+void edgekv_graph::restore_sources() {
+    for (size_t i = 0; i < sources.size(); ++i) std::copy_n(sources[i].begin(), GGML_MAX_SRC, gf->nodes[i]->src);
+}
+
+void edgekv_graph::restore() {
+    restore_sources();
+    for (size_t i = 0; i < resid.size(); ++i) {
+        resid[i]->op     = resid_op[i];
+        resid[i]->flags &= ~(GGML_TENSOR_FLAG_INPUT | GGML_TENSOR_FLAG_OUTPUT);
+    }
+}

@@ -1,0 +1,146 @@
+// Observers of a prompt: who wants to know, memory for their queries, and when they look
+#include "edgekv-observers.h"
+#include "edgekv-error.h"
+
+#include "llama-graph.h"
+
+#include <algorithm>
+#include <string>
+
+void edgekv_observers::add(const edgekv_observer & o) {
+    if (o.begin < 0 || o.end <= o.begin || o.end > prompt.n_all) {
+        throw edgekv_error { EDGEKV_INVALID, "an observer lies outside the prompt" };
+    }
+    if (o.every < 0) {
+        throw edgekv_error { EDGEKV_INVALID, "an observer cannot look at one of " +
+                                                 std::to_string(o.every) + " tokens" };
+    }
+    observers.push_back(o);
+    const int64_t step = observers.back().every = std::max(o.every, 1);
+    if (o.stats & EDGEKV_STAT_QUERIES) {
+        query_step = !wants_queries || query_step == step ? step : 1;
+        wants_queries = true;
+    }
+    wants_columns = wants_columns || (o.stats & ~EDGEKV_STAT_QUERIES);
+}
+
+void edgekv_observers::make() {
+    const auto & layers = prompt.store->layers;
+    score_params.resize(layers.size());
+    query_paths.resize(layers.size());
+    tallies.clear();
+    tallies.resize(prompt.by_layer ? 1 : layers.size());
+    for (auto & t : tallies) t.resize(observers.size());
+
+    int64_t n_seen = 0; // of a chunk, at most
+    for (const auto & o : observers) {
+        n_seen = std::max<int64_t>(n_seen, std::min<int64_t>(prompt.n_ubatch, o.end - o.begin));
+    }
+    if (observers.size() > 1) n_seen = prompt.n_ubatch; // two ranges may share a chunk
+    captured.clear();
+    captured.resize(scratches.count());
+    std::vector<bool> done(captured.size());
+    for (const auto & p : layers) {
+        const auto & l = *p;
+        if (l.n_head_kv == 0) continue;
+        if (done[scratches.index(l)]) continue;
+        done[scratches.index(l)] = true;
+        auto & c = captured[scratches.index(l)];
+        const auto queries = [&](ggml_backend_buffer_type_t buft) {
+            const int64_t width = (int64_t) l.d_k*l.n_head;
+            return edgekv_matrix::make(buft, GGML_TYPE_F32, width, n_seen, "queries");
+        };
+        const auto here = ggml_backend_cpu_buffer_type();
+        if (wants_columns) c.queries = queries(scorer(l) ? l.buft : here);
+        if (wants_columns && prompt.by_kernel(l)) {
+            c.norm.resize(2*l.n_head*std::min(prompt.n_ubatch, prompt.n_all));
+        }
+        if (wants_queries) c.raw_queries = queries(here);
+    }
+}
+
+void edgekv_observers::clear() {
+    captured.clear();
+    tallies.clear();
+}
+
+void edgekv_observers::drop_work() {
+    for (auto & c : captured) c = {};
+    for (auto & layer : tallies) for (auto & t : layer) t.there = {};
+}
+
+size_t edgekv_observers::n_bytes() const {
+    size_t n = 0;
+    for (const auto & c : captured) n += c.queries.n_bytes() + c.raw_queries.n_bytes();
+    for (const auto & layer : tallies) for (const auto & t : layer) n += t.there.n_bytes();
+    return n;
+}
+
+edgekv_observers::range edgekv_observers::seen(const edgekv_span & span) const {
+    int64_t a = span.n_tokens, b = 0;
+    for (const auto & o : observers) {
+        const int64_t x = std::max<int64_t>(o.begin - span.first, 0);
+        const int64_t y = std::min<int64_t>(o.end - span.first, span.n_tokens);
+        if (x < y) { a = std::min(a, x); b = std::max(b, y); }
+    }
+    return a < b ? range(a, b) : range(0, 0);
+}
+
+ggml_tensor * edgekv_observers::capture_queries(const llm_graph_context & g, const edgekv_layer & l,
+                                                const range & seen, ggml_tensor * q,
+                                                const edgekv_score_params & params) {
+    score_params[l.il] = params;
+    const auto [a, b] = seen;
+    if (!wants_columns || a == b || !l.selects()) return nullptr;
+    ggml_tensor * to = captured[scratches.index(l)].queries.t;
+    ggml_tensor * src = ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a*q->nb[2]);
+    ggml_tensor * dst = ggml_view_3d(g.ctx0, to, q->ne[0], q->ne[1], b - a, q->ne[0]*sizeof(float), to->nb[1], 0);
+    return ggml_cpy(g.ctx0, src, dst);
+}
+
+float * edgekv_observers::norm_of(const edgekv_layer & l) {
+    auto & norm = captured[scratches.index(l)].norm;
+    return l.n_swa || norm.empty() ? nullptr : norm.data();
+}
+
+void edgekv_observers::note_rotation(const ggml_tensor * t) {
+    const auto turns = [&](const auto & path) { return path.rotation == t; };
+    const auto & paths = query_paths; // windows may have heads of another size, which nobody asks
+    if (!key_rotation.empty() || std::none_of(paths.begin(), paths.end(), turns)) return;
+    key_rotation.assign((const float *) t->data, (const float *) t->data + ggml_nelements(t));
+}
+
+void edgekv_observers::begin_layer(int il) {
+    if (prompt.by_layer) for (auto & t : tallies_of(il)) t.clear();
+}
+
+void edgekv_observers::observe(const edgekv_span & span, int il) {
+    const auto & l = prompt.layer(il);
+    if (!l.selects()) return;
+    const int64_t t0 = ggml_time_us();
+    for (size_t i = 0; i < observers.size(); ++i) {
+        const auto & o = observers[i];
+        const int64_t a = std::max<int64_t>(o.begin, span.first);
+        const int64_t b = std::min<int64_t>(o.end, span.first + span.n_tokens);
+        if (a >= b) continue;
+        auto & tally = tallies_of(il)[i];
+        if (o.stats & EDGEKV_STAT_QUERIES)  tally_queries(l, span, a, b, o.every, tally);
+        if (o.stats & ~EDGEKV_STAT_QUERIES) score(l, span, a, b, tally, o.stats);
+    }
+    ms += (ggml_time_us() - t0)/1000.0;
+}
+
+void edgekv_observers::end_layer(int il) {
+    const auto & l = prompt.layer(il);
+    if (!l.selects()) return;
+    const int64_t n_rows = scratches.of(l).cap*l.n_head_kv;
+    for (auto & t : tallies_of(il)) if (t.on_device) t.there.fetch(t.columns(n_rows));
+}
+
+const edgekv_tally & edgekv_observers::tally_of(int observer) const {
+    scratches.in_work();
+    if (observer < 0 || observer >= (int) observers.size()) {
+        throw edgekv_error { EDGEKV_INVALID, "no such observer" };
+    }
+    return tallies[prompt.by_layer ? 0 : prompt.il_done][observer];
+}

@@ -1,0 +1,21 @@
+// Where the layers of a prompt lie
+#include "edgekv-prompt.h"
+
+#include "llama-context.h"
+#include "llama-model.h"
+
+#include <algorithm>
+
+ggml_backend_dev_t edgekv_prompt::device() const {
+    for (const auto & l : store->layers) {
+        if (!ggml_backend_buft_is_host(l->buft)) return ggml_backend_buft_get_device(l->buft);
+    }
+    return nullptr;
+}
+
+bool edgekv_prompt::on_one_device() const {
+    const auto & all = store->layers;
+    const auto is_there = [&](const auto & l) { return l->buft == all[0]->buft; };
+    return device() && all.size() == ctx->get_model().hparams.n_layer() &&
+           std::all_of(all.begin(), all.end(), is_there);
+}

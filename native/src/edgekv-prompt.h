@@ -1,0 +1,43 @@
+#pragma once
+// The prompt that is being read: its tokens, where their rows go, and how far it is. The parts of a
+// prefill look at it.
+
+#include "edgekv-store.h"
+
+#include <cstdint>
+#include <vector>
+
+struct llama_context;
+
+// tokens that go through a layer together, and where their rows begin behind the old ones: every
+// piece begins behind the prompt
+struct edgekv_span {
+    int64_t first = 0, n_tokens = 0, row = 0;
+};
+
+struct edgekv_prompt {
+    llama_context * ctx = nullptr;   // null: it was freed
+    edgekv_store *  store = nullptr;
+    std::vector<llama_token> tokens; // of the prompt, then of the pieces
+    std::vector<int64_t> pieces;     // how many tokens each has
+    int64_t n_tokens = 0;            // of the prompt
+    int64_t n_all = 0, n_rows = 0;   // with all pieces; with the longest piece
+    int64_t n_ubatch = 0;
+    llama_pos pos0 = 0;              // of the first token
+    bool by_layer = true;            // false: its graphs cannot be cut, all layers are read at once
+
+    int  il_done = -1;               // the layer in work
+    bool ended = false;
+    bool broken = false;             // a layer was left half read: hidden states are overwritten
+
+    const edgekv_layer & layer(int il) const { return *store->layers[il]; }
+    int n_slice() const { return by_layer ? (int) store->layers.size() : 1; }
+    // the first that layers lie on; null: all are in main memory
+    ggml_backend_dev_t device() const;
+    bool on_cpu() const { return !device(); }
+    bool on_one_device() const;
+    // whether our kernel on the CPU attends to this layer
+    bool by_kernel(const edgekv_layer & l) const {
+        return !store->graph_attend && ggml_backend_buft_is_host(l.buft);
+    }
+};

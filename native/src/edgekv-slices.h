@@ -1,0 +1,42 @@
+#pragma once
+// Slices of graphs, run one after the other: the scheduler's plan, and the hidden states in and
+// out.
+
+#include "edgekv.h"
+#include "edgekv-chunks.h"
+#include "edgekv-hidden.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+// a slice of a graph as the scheduler has it
+struct edgekv_planned {
+    edgekv_graph * graph = nullptr;
+    int slice = -1;
+    ggml_cgraph gf;
+    std::vector<ggml_tensor *> nodes, leafs, moved; // moved: views of what has another address for each chunk
+};
+
+class edgekv_slices {
+public:
+    edgekv_slices(const edgekv_prompt & prompt, const edgekv_chunks & chunks)
+        : prompt(prompt), chunks(chunks) {}
+
+    // room for the hidden states, and on devices for the largest graphs; dir: of a temporary file.
+    // throws std::bad_alloc, std::runtime_error
+    void reserve(edgekv_hidden_mode mode, const std::string & dir);
+    void run(const edgekv_chunk & c, int slice); // throws edgekv_error, std::bad_alloc
+    void drop_hidden() { hidden.reset(); }       // no layer comes any more
+    void clear();
+    size_t n_bytes() const { return hidden ? hidden->n_bytes() : 0; }
+
+private:
+    void prepare(edgekv_graph & g, int slice);
+    void plan(edgekv_graph & g, int slice);
+
+    const edgekv_prompt & prompt;
+    const edgekv_chunks & chunks;
+    edgekv_planned planned;
+    std::unique_ptr<edgekv_hidden> hidden;
+};
