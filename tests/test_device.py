@@ -138,7 +138,7 @@ def test_metal_is_given_no_chunk_of_a_prompt_that_would_take_it_seconds(tiny):
     ],
 )
 def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
-    """native/src/edgekv-trial.cpp holds them against the CPU's before they are used."""
+    """native/src/device/edgekv-trial.cpp holds them against the CPU's before they are used."""
     result = compare(tiny("llama-gqa"), "f16", program("fake-device.so"), FAKE_FAULT=fault)
     assert (
         result["nmse"]["random"] < LIMITS["f16"] and result["nmse"]["score=random,merge=d2o"] < 1e-2

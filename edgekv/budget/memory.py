@@ -21,7 +21,7 @@ APPEND_MAX = 64
 A full tail grows by as many.
 """
 SWA_SLACK = 64
-"""Rows behind the window that a sliding-window layer keeps (native/src/edgekv-store.cpp)."""
+"""Rows behind the window that a sliding-window layer keeps (native/src/store/edgekv-store.cpp)."""
 LAYER_BYTES = 256
 """What aligning a layer's two tensors may take, on any backend."""
 
