@@ -141,29 +141,22 @@ std::map<ggml_backend_buffer_type_t, size_t> edgekv_cache<T>::memory_breakdown()
 
 template <typename T>
 void edgekv_cache<T>::state_write(llama_io_write_i & io, llama_seq_id, llama_state_seq_flags) const {
-    const auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this));
-    if (recr) recr->state_write(io, 0, 0);
+    if (auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this))) {
+        edgekv_recurrent_state now;
+        now.save(recr);
+        now.write(io);
+    }
     store->write(io);
 }
 
 template <typename T>
 void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state_seq_flags) {
     auto * recr = edgekv_recurrent_of(this);
-    if (recr) {
-        edgekv_recurrent_state before;
-        before.save(recr);
-        try {
-            recr->state_read(io, 0, 0);
-            if (!edgekv_recurrent_finite(*recr)) throw std::runtime_error("the state holds values that are no numbers");
-            store->read(io, (llama_pos) this->n_ctx, edgekv_recurrent_past(*recr));
-        } catch (...) {
-            before.restore();
-            throw;
-        }
-        forget_mark();
-    } else {
-        store->read(io, (llama_pos) this->n_ctx);
-    }
+    edgekv_recurrent_state next;
+    if (recr) next.read(recr, io);
+    store->read(io, (llama_pos) this->n_ctx, recr ? next.n_past() : -1);
+    next.restore();
+    forget_mark();
     for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, store->n_past);
 }
 
@@ -256,9 +249,6 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
         store->layers.push_back(std::move(l));
     }
     store->place_pos();
-    const char * how = getenv("EDGEKV_ATTEND"); // "graph": the path that needs no kernel of ours; "node": the one of devices that have one
-    store->graph_attend = how && std::string(how) == "graph";
-    store->node_attend  = how && std::string(how) == "node";
     return store;
 }
 

@@ -7,8 +7,10 @@
 #include "llama-memory-hybrid.h"
 
 #include "ggml-backend.h"
+#include "llama-io.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 llama_memory_recurrent * edgekv_recurrent_of(llama_memory_i * mem) {
     if (auto * m = dynamic_cast<llama_memory_hybrid *>(mem))      return m->get_mem_recr();
@@ -21,13 +23,6 @@ size_t edgekv_recurrent_bytes(llama_memory_i * mem) {
     size_t n = 0;
     if (m) for (const auto & [buft, bytes] : m->memory_breakdown()) n += bytes;
     return n;
-}
-
-bool edgekv_recurrent_finite(const llama_memory_recurrent & m) {
-    for (const auto * layers : { &m.r_l, &m.s_l, &m.p_l }) for (const ggml_tensor * t : *layers) {
-        if (t && !edgekv_rows_finite(t, 0, ggml_nrows(t))) return false;
-    }
-    return true;
 }
 
 llama_pos edgekv_recurrent_past(const llama_memory_recurrent & m) { return m.seq_pos_max(0) + 1; }
@@ -61,6 +56,38 @@ void edgekv_recurrent_state::save(llama_memory_recurrent * m) {
     memory = m;
     cells = m->cells;
     head = m->head; used = m->used; n = m->n; rs_z = m->rs_z;
+}
+
+// One sequence has one cell. Its number of tokens is followed by the bytes of all layers, if there are tokens.
+void edgekv_recurrent_state::write(llama_io_write_i & io) const {
+    const llama_pos n = n_past();
+    io.write(&n, sizeof(n));
+    for (const auto & [t, x] : rows.rows) io.write(x.data(), x.size());
+}
+
+void edgekv_recurrent_state::read(llama_memory_recurrent * m, llama_io_read_i & io) {
+    save(m);
+    llama_pos n;
+    io.read(&n, sizeof(n));
+    if (n < 0) throw std::runtime_error("the state is damaged");
+    llama_memory_recurrent::mem_cell cell;
+    if (n > 0) {
+        cell.pos = n - 1;
+        cell.src = cell.src0 = cell.tail = 0;
+        cell.seq_id.insert(0);
+        rows.save(*m, 0, m->r_l.size());
+        for (auto & [t, x] : rows.rows) {
+            io.read(x.data(), x.size());
+            const size_t nb = ggml_row_size(t->type, t->ne[0]);
+            if (!edgekv_bytes_finite(t->type, x.data(), nb, (int64_t) (x.size()/nb), (int) t->ne[0])) {
+                throw std::runtime_error("the state holds values that are no numbers");
+            }
+        }
+    } else {
+        rows = {};
+    }
+    cells.assign(1, cell);
+    head = 0; used = n > 0; this->n = n > 0; rs_z = -1;
 }
 
 void edgekv_recurrent_state::restore() const {

@@ -7,14 +7,14 @@
 #include <utility>
 #include <vector>
 
+class llama_io_read_i;
+class llama_io_write_i;
+
 // the recurrent part of a context's memory, or null where a model has none
 llama_memory_recurrent * edgekv_recurrent_of(llama_memory_i * mem);
 
 // bytes of that state
 size_t edgekv_recurrent_bytes(llama_memory_i * mem);
-
-// whether its values are numbers
-bool edgekv_recurrent_finite(const llama_memory_recurrent & m);
 
 // copies of what layers [begin, end) hold, in main memory
 struct edgekv_recurrent_rows {
@@ -28,7 +28,11 @@ struct edgekv_recurrent_rows {
 // a copy of all of it; nothing for a model without recurrent layers
 struct edgekv_recurrent_state {
     void   save(llama_memory_recurrent * m); // throws std::bad_alloc
+    // what `write` wrote, for m, where nothing changes before `restore`; throws std::runtime_error, std::bad_alloc
+    void   read(llama_memory_recurrent * m, llama_io_read_i & io);
+    void   write(llama_io_write_i & io) const;
     void   restore() const;
+    llama_pos n_past() const { return cells.empty() ? 0 : cells[0].pos + 1; } // tokens in it
     void   clear() { *this = {}; }
     size_t n_bytes() const { return rows.n_bytes(); }
 
