@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import POINTER
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -22,42 +21,23 @@ from edgekv import budget, native
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import EdgeKVError
 from edgekv.memory.dense import entries_per_f16, f16_bytes
-from edgekv.memory.footprint import Extent, Reading, reading
-from edgekv.memory.machine import memory_free
-from edgekv.memory.sizes import size_text
-from edgekv.methods import probe, select
+from edgekv.memory.footprint import Reading, reading
+from edgekv.memory.room import check_prompt
+from edgekv.methods import select
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O, Folding
-from edgekv.methods.summary import Asked, Summary
-from edgekv.methods.summing import Summing, turned
+from edgekv.methods.observer import QueryObserver
+from edgekv.methods.summary import Summary
+from edgekv.methods.summing import Summing
 from edgekv.model import rotation
+from edgekv.session.memory import Memory
 from edgekv.settings import Settings
 from edgekv.stats import StageClock
 
 Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)
-
-
-@dataclass
-class Memory:
-    """What the engine knows of a conversation besides the store. Arrays in it are never written
-    to.
-    """
-
-    compressed_at: int = 0
-    """Tokens seen when the tail was compressed last."""
-    folding: Folding | None = None
-    queries: dict[int, Asked] = field(default_factory=dict)
-    """By layer: queries of the last prompt that had enough, before RoPE."""
-    spread: NDArray[np.float64] | None = None
-    """[n_layer, n_head_kv] share of its entries that each head kept of the last prompt."""
-    ratio: float = 1.0
-    """Share of the full f16 cache's bytes that the last prompt was to keep."""
-
-    def copy(self) -> Memory:
-        return replace(self, folding=deepcopy(self.folding), queries=dict(self.queries))
 
 
 class Engine:
@@ -90,11 +70,11 @@ class Engine:
         allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is
         then as before.
         """
-        watch, plan = Watch(self.settings, tokens, self.tokenize), self.plan(len(tokens))
+        observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         if not tail:
-            self._check_room(watch, plan)
+            self._check_room(observer, plan)
         with self._start_summary(plan) as summing:
-            self._read(tokens, watch, plan, progress, tail, summing)
+            self._read(tokens, observer, plan, progress, tail, summing)
             with self.clock("merge"):
                 summing.end(self.store)
         self.memory.queries = summing.asked
@@ -104,7 +84,7 @@ class Engine:
     def _read(
         self,
         tokens: Sequence[int],
-        watch: Watch,
+        observer: QueryObserver,
         plan: Plan,
         progress: Progress | None,
         tail: bool,
@@ -114,13 +94,13 @@ class Engine:
         left.
         """
         with self.layers(
-            tokens, watch.observers, every=watch.every, pieces=watch.pieces, progress=progress
+            tokens, observer.ranges, every=observer.every, pieces=observer.pieces, progress=progress
         ) as layers:
             spending, folding = self.start(plan, tail), self._start_merge()
             self.clock = clock = StageClock()
             kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
             for p in layers:
-                kept = self._compress(p, watch, plan, spending, folding, summing, kept)
+                kept = self._compress(p, observer, plan, spending, folding, summing, kept)
                 clock.ms["observe"] = p.score_ms
         self.memory.folding = folding
         if not tail:
@@ -170,7 +150,7 @@ class Engine:
     def _compress(
         self,
         p: native.Prefill,
-        watch: Watch,
+        observer: QueryObserver,
         plan: Plan,
         spending: Spending,
         folding: Folding | None,
@@ -190,7 +170,7 @@ class Engine:
             self.clock,
         )
         with clock("score"):
-            layer = self.layer_stats(p, watch)
+            layer = self.layer_stats(p, observer)
             scores = s.preset.score.score(layer, s.preset.params)
         with clock("budget"):
             counts = spending.update(
@@ -211,7 +191,7 @@ class Engine:
                 p.shrink(il, n)
         with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
-            keep = summing.sum_up(p, layer, keep, partial(watch.queries, p))
+            keep = summing.sum_up(p, layer, keep, partial(observer.queries, p))
         with clock("evict"):
             p.keep(keep)  # last, when the others have made room
         return counts
@@ -297,8 +277,10 @@ class Engine:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
-    def layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
-        """Return what a score may know of the layer in work; first_observer: of this watch, in
+    def layer_stats(
+        self, p: native.Prefill, observer: QueryObserver, first_observer: int = 0
+    ) -> LayerStats:
+        """Return what a score may know of the layer in work; first_observer: of `observer`, in
         p.
         """
         n_old = p.n_old()
@@ -320,7 +302,7 @@ class Engine:
             rows=p.rows,
             foretell=p.foretell,
             blocks=rotation.blocks(self.store.layers[p.il]),
-            **watch.read(p, first_observer),
+            **observer.read(p, first_observer),
         )
 
     def plan(self, n_new: int) -> Plan:
@@ -352,13 +334,13 @@ class Engine:
         window = merge.window(n_rows, s.window) if isinstance(merge, Summary) else s.window
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
 
-    def reading(self, watch: Watch, plan: Plan) -> Reading:
+    def reading(self, observer: QueryObserver, plan: Plan) -> Reading:
         """The bytes that a prompt is going to take, on top of what the process has."""
         lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
         even = self.settings.table is None and preset.budget.name == "uniform"
         return reading(
             self.store.layers,
-            watch.extent(lib.llama_n_ubatch(self.ctx)),
+            observer.extent(lib.llama_n_ubatch(self.ctx)),
             plan.n_rows,
             n_embd=lib.llama_model_n_embd(lib.llama_get_model(self.ctx)),
             n_ubatch=lib.llama_n_ubatch(self.ctx),
@@ -368,22 +350,9 @@ class Engine:
             even=even,
         )
 
-    def _check_room(self, watch: Watch, plan: Plan) -> None:
+    def _check_room(self, observer: QueryObserver, plan: Plan) -> None:
         """Raises BadInput if the machine certainly has not the memory to read this prompt."""
-        need = self.reading(watch, plan)
-        free = memory_free(swap=True)
-        more = (
-            need.hidden * (not need.waits_there) + need.inputs
-            if self.offloaded
-            else need.peak - need.old
-        )
-        if more > free:
-            raise BadInput(
-                f"reading {plan.n_tokens:,} tokens takes {size_text(more)} (kept rows"
-                f" {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden states"
-                f" {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter"
-                " prompt, a smaller --kv-ratio or cache type (-ctk, -ctv), or --kv-hidden disk"
-            )
+        check_prompt(self.reading(observer, plan), plan.n_tokens, self.offloaded)
 
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves
@@ -429,79 +398,3 @@ def _fold(
         return
     for k, rows in enumerate(keep):
         folding.fold(p, il, k, int(n_rows[k]), rows)
-
-
-MANY = 2048
-"""Tokens whose queries a summary looks at where there are twice as many or more, evenly spaced."""
-
-
-class Watch:
-    """Whose queries judge the keys of one prompt: ranges of tokens for the native scorer, and which
-    statistic is whose.
-
-    tokenize: text -> tokens, for the probe.
-    """
-
-    def __init__(
-        self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None
-    ) -> None:
-        observe, n = settings.preset.observe, len(tokens)
-        self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
-        names = observe.judged
-        self.observers: list[native.Observer] = []
-        if names:
-            begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[
-                observe.judges
-            ]
-            self.observers.append((begin, n + sum(map(len, self.pieces)), names))
-        self._names, self._n, self._stats = names, n, observe.stats
-        self._sums = observe.sums
-        if self._sums:
-            self.observers.append((0, n, ("mean",)))
-        self._queries = observe.queries
-        self.every = [1] * len(self.observers)
-        if self._queries:  # the first tokens of a text are like no others
-            self.observers.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
-            self.every.append(1 if settings.preset.score.observe.queries else max(1, n // MANY))
-
-    def extent(self, n_ubatch: int) -> Extent:
-        """What goes through a layer."""
-        lengths = [min(n_ubatch, end - begin) for begin, end, _ in self.observers]
-        n_observed = (
-            n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)
-        )  # two ranges may share a chunk
-        n_queries = int(self._queries) + int(len(self.observers) > self._queries)
-        pieces = [len(piece) for piece in self.pieces]
-        return Extent(
-            self._n,
-            self._n + sum(pieces),
-            self._n + max(pieces, default=0),
-            n_observed,
-            n_queries,
-            self._stats,
-        )
-
-    def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
-        """The statistics of the layer in work, by the names of LayerStats; first: number of this
-        watch's first observer.
-        """
-        stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
-        if self._sums:
-            stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
-        if self._queries:
-            stats["future"] = partial(_future, p, first + len(self.observers) - 1)
-        return stats
-
-    def queries(self, p: native.Prefill) -> Asked:
-        """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if
-        positions are no plain RoPE.
-        """
-        assert self._queries
-        return p.queries(len(self.observers) - 1)
-
-
-def _future(
-    p: native.Prefill, observer: int, n: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """See `edgekv.methods.base.Future`."""
-    return turned(p.queries(observer), p.rotation(n))

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.budget import Plan
-from edgekv.engine import Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
 from edgekv.methods.layer import Future, LayerStats
 from edgekv.methods.merge import D2O
+from edgekv.methods.observer import QueryObserver
 from edgekv.methods.summary import Summary, look
 from edgekv.methods.summing import ENOUGH, write
 from edgekv.session import state
@@ -106,21 +106,23 @@ class Reading:
         write(store, il, found)
 
     def _read(self, presets: Sequence[Preset]) -> None:
-        watches = [
-            Watch(replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize)
+        query_observers = [
+            QueryObserver(
+                replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize
+            )
             for p in presets
         ]
         observers, every = (
-            [o for w in watches for o in w.observers],
-            [n for w in watches for n in w.every],
+            [o for x in query_observers for o in x.ranges],
+            [n for x in query_observers for n in x.every],
         )
-        pieces = next((w.pieces for w in watches if w.pieces), [])
-        first = np.cumsum([0] + [len(w.observers) for w in watches])
+        pieces = next((x.pieces for x in query_observers if x.pieces), [])
+        first = np.cumsum([0] + [len(x.ranges) for x in query_observers])
         everything = np.arange(len(self._tokens), dtype=np.int32)
         with self._engine.layers(self._tokens, observers, every=every, pieces=pieces) as layers:
             for p in layers:
-                for preset, watch, at in zip(presets, watches, first, strict=False):
-                    layer = self._engine.layer_stats(p, watch, int(at))
+                for preset, observer, at in zip(presets, query_observers, first, strict=False):
+                    layer = self._engine.layer_stats(p, observer, int(at))
                     scores = preset.score.score(layer, preset.params)
                     alone = replace(layer, rows=None, foretell=None, future=_later(layer, preset))
                     self._scores[preset.name].append((scores, alone))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from edgekv import engine
 from edgekv.errors import BadInput
-from edgekv.methods import summary
+from edgekv.methods import observer, summary
+from edgekv.methods.observer import QueryObserver
 from edgekv.methods.summary import Summary, stand_for
 from edgekv.native import Prefill
 from tests.engine import feed, load
@@ -88,9 +88,9 @@ def test_a_long_prompts_summary_looks_at_some_of_its_queries(
     tiny, text, monkeypatch, score, n, every
 ):
     """A score that is a paper's looks at all."""
-    monkeypatch.setattr(engine, "MANY", 250)
+    monkeypatch.setattr(observer, "MANY", 250)
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=METHOD.replace("keydiff", score))
-    assert engine.Watch(llm._kv.settings, text(n), None).every[-1] == every
+    assert QueryObserver(llm._kv.settings, text(n), None).every[-1] == every
     llm.eval(list(text(n)))
     assert np.isfinite(feed(llm, text(4, seed=1))).all()
 
