@@ -206,7 +206,7 @@ class Engine:
         """Compress the tail.
 
         tokens: everything the store has seen. The last `window` tokens are read again, because
-        their queries judge the keys.
+        their queries are observed.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
         if not native.llama_cpp.llama_memory_seq_rm(

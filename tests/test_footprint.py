@@ -89,7 +89,7 @@ def test_kept_bytes_are_predicted_to_the_byte_and_the_peak_within_its_bound(tiny
     "method",
     ["tova", "random", "h2o", "score=expected,budget=uniform", "score=kvzip,budget=uniform"],
 )
-def test_whoever_judges_the_keys_the_prediction_holds(tiny, text, method):
+def test_whatever_the_query_source_the_prediction_holds(tiny, text, method):
     check(tiny("llama-gqa"), "f16", list(text(N_PROMPT)), method, 0.2, "f16")
 
 

@@ -429,19 +429,19 @@ def test_queries_are_a_choice_of_their_own():
     looks at the same.
     """
     assert [
-        get(name).observe.judges for name in ("snapkv", "tova", "kvzip", "snapkv:queries=probe")
+        get(name).observe.source for name in ("snapkv", "tova", "kvzip", "snapkv:queries=probe")
     ] == ["window", "last", "probe", "probe"]
     mixed = get("score=kvzip,budget=cake,queries=all").observe
     assert (
-        mixed.judges == "all"
-        and set(mixed.judged) == {"max", "var", "col_entropy"}
+        mixed.source == "all"
+        and set(mixed.observed) == {"max", "var", "col_entropy"}
         and not mixed.probe
     )
     assert (
         get("score=keydiff,budget=cake,queries=probe").observe.probe
         and not get("score=keydiff").observe.probe
     )
-    assert get("d2o").observe.sums and not get("d2o").observe.judged
+    assert get("d2o").observe.sums and not get("d2o").observe.observed
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_an_answer_does_not_move_the_budgets(tiny, text, profile_for, name):
         ("kvzip:queries=window", "score=kvzip,queries=window,budget=pooled"),
     ],
 )
-def test_the_same_queries_judge_the_same(tiny, text, one, other):
+def test_the_same_queries_give_the_same(tiny, text, one, other):
     kept = []
     for name in (one, other):
         llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3)

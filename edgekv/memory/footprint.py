@@ -106,7 +106,7 @@ def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
 
 
 def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int:
-    """On a device with kernels of ours: the queries of a chunk that judge, and the columns that
+    """On a device with kernels of ours: the observed queries of a chunk, and the columns that
     they add up to, of all shapes of layers.
 
     n_rows: the longest head while the prompt is read.
@@ -158,12 +158,12 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
         observe.probe
         or observe.sums
         or observe.queries
-        or (observe.judges == "all" and bool(observe.judged))
+        or (observe.source == "all" and bool(observe.observed))
     )
     n_observed = (
         min(n_ubatch, n_all)
         if wide
-        else min(n_ubatch, n_tokens, 1 if observe.judges == "last" else window)
+        else min(n_ubatch, n_tokens, 1 if observe.source == "last" else window)
     )
     columns = bool(observe.stats)
     return Extent(

@@ -1,4 +1,4 @@
-"""keydiff: rows whose key points away from the others. Nobody judges the keys.
+"""keydiff: rows whose key points away from the others. No queries are observed.
 
 Paper: Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364, section 3:
 score -cos(k, mean of the normalised keys of the head).

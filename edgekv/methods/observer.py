@@ -34,11 +34,11 @@ class QueryObserver:
     ) -> None:
         observe, n = settings.preset.observe, len(tokens)
         self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
-        names = observe.judged
+        names = observe.observed
         self.ranges: list[native.Observer] = []
         if names:
             begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[
-                observe.judges
+                observe.source
             ]
             self.ranges.append((begin, n + sum(map(len, self.pieces)), names))
         self._names, self._n, self._stats = names, n, observe.stats
