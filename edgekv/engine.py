@@ -26,11 +26,11 @@ from edgekv.memory.dense import entries_per_f16, f16_bytes
 from edgekv.memory.footprint import Reading, reading
 from edgekv.memory.room import check_prompt
 from edgekv.methods import select
+from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O, Folding
 from edgekv.methods.observer import QueryObserver
-from edgekv.methods.summary import Summary
-from edgekv.methods.summing import Summing
+from edgekv.methods.prompt_centroids import PromptCentroids
 from edgekv.model import rotation
 from edgekv.session.memory import Memory
 from edgekv.settings import Settings
@@ -73,11 +73,11 @@ class Engine:
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         if not tail:
             self._check_room(observer, plan)
-        with self._start_summary(plan) as summing:
-            self._read(tokens, observer, plan, progress, tail, summing)
+        with self._start_centroids(plan) as centroids:
+            self._read(tokens, observer, plan, progress, tail, centroids)
             with self.clock("merge"):
-                summing.end(self.store)
-        self.memory.queries = summing.asked
+                centroids.end(self.store)
+        self.memory.queries = centroids.moments
         self.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
         self.memory.compressed_at = self.store.memory().n_past
 
@@ -88,7 +88,7 @@ class Engine:
         plan: Plan,
         progress: Progress | None,
         tail: bool,
-        summing: Summing,
+        centroids: PromptCentroids,
     ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it
         left.
@@ -100,7 +100,7 @@ class Engine:
             self.clock = clock = StageClock()
             kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
             for p in layers:
-                kept = self._compress(p, observer, plan, spending, folding, summing, kept)
+                kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
                 clock.ms["observe"] = p.score_ms
         self.memory.folding = folding
         if not tail:
@@ -154,7 +154,7 @@ class Engine:
         plan: Plan,
         spending: Spending,
         folding: Folding | None,
-        summing: Summing,
+        centroids: PromptCentroids,
         before: NDArray[np.int32],
     ) -> NDArray[np.int32]:
         """score, budget, select, merge, evict for the layer in work; finished layers are cut to
@@ -191,7 +191,7 @@ class Engine:
                 p.shrink(il, n)
         with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
-            keep = summing.sum_up(p, layer, keep, partial(observer.queries, p))
+            keep = centroids.add(p, layer, keep, partial(observer.queries, p))
         with clock("evict"):
             p.keep(keep)  # last, when the others have made room
         return counts
@@ -331,7 +331,7 @@ class Engine:
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
         merge = s.preset.merge if s.table is None else None
-        window = merge.window(n_rows, s.window) if isinstance(merge, Summary) else s.window
+        window = merge.window(n_rows, s.window) if isinstance(merge, CentroidMerge) else s.window
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
 
     def reading(self, observer: QueryObserver, plan: Plan) -> Reading:
@@ -363,10 +363,10 @@ class Engine:
             None if not isinstance(merge, D2O) else deepcopy(self.memory.folding) or merge.start()
         )
 
-    def _start_summary(self, plan: Plan) -> Summing:
+    def _start_centroids(self, plan: Plan) -> PromptCentroids:
         merge = self.settings.preset.merge
-        return Summing(
-            merge if isinstance(merge, Summary) else None,
+        return PromptCentroids(
+            merge if isinstance(merge, CentroidMerge) else None,
             self.memory.queries,
             plan.sink,
             plan.window,

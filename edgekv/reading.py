@@ -20,11 +20,11 @@ from edgekv import native
 from edgekv.budget import Plan
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
+from edgekv.methods.centroid_merge import CentroidMerge, look
 from edgekv.methods.layer import Future, LayerStats
 from edgekv.methods.merge import D2O
 from edgekv.methods.observer import QueryObserver
-from edgekv.methods.summary import Summary, look
-from edgekv.methods.summing import ENOUGH, write
+from edgekv.methods.prompt_centroids import ENOUGH, write
 from edgekv.session import state
 from edgekv.settings import Settings
 
@@ -97,10 +97,10 @@ class Reading:
         many of each head's in the end.
         """
         store, found = self._engine.store, []
-        if isinstance(preset.merge, Summary) and layer.future and layer.n_new >= ENOUGH:
-            asked, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
+        if isinstance(preset.merge, CentroidMerge) and layer.future and layer.n_new >= ENOUGH:
+            moments, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
             losses = preset.merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
-            found = preset.merge.sum_up(losses, look(rows, losses), asked)
+            found = preset.merge.centroids(losses, look(rows, losses), moments)
             keep = [head.keep for head in losses]
         store.evict(il, [kept[:n] for kept, n in zip(keep, counts)])
         write(store, il, found)
@@ -135,7 +135,7 @@ def _later(layer: LayerStats, preset: Preset) -> Future | None:
     """What a summary will ask of `layer.future`, which goes with the prompt; None if it will not,
     or cannot.
     """
-    if not isinstance(preset.merge, Summary) or layer.future is None:
+    if not isinstance(preset.merge, CentroidMerge) or layer.future is None:
         return None
     try:
         later = layer.future(preset.merge.params.later)

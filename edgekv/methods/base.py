@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.base import Budget
+from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O
-from edgekv.methods.summary import Summary
 
 STATS = ("mean", "var", "max", "col_entropy", "col_sum")
 QUERY_SOURCES = {
@@ -120,7 +120,7 @@ class Preset:
     """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched
     library does.
     """
-    merge: D2O | Summary | None = None
+    merge: D2O | CentroidMerge | None = None
     """What becomes of evicted rows; None: they are dropped."""
     query_source: str = ""
     """Whose queries are observed (`QUERY_SOURCES`); empty: those that the score's paper takes."""
@@ -134,7 +134,7 @@ class Preset:
         """What score, budget and merge together need to know of a layer's attention."""
         asked = self.score.observe.asking(getattr(self.budget, "stats", ()))
         asked = replace(asked, source=self.query_source or asked.source)
-        return replace(asked, queries=True) if isinstance(self.merge, Summary) else asked
+        return replace(asked, queries=True) if isinstance(self.merge, CentroidMerge) else asked
 
 
 def masked(scores: NDArray[np.floating], layer: LayerStats) -> NDArray[np.float32]:

@@ -1,5 +1,5 @@
 """merge: evicted rows are folded into the kept rows that they resemble, as in D2O.
-`edgekv.methods.summary` is the other merge.
+`edgekv.methods.centroid_merge` is the other merge.
 
 Paper: Wan et al., D2O: Dynamic Discriminative Operations, arXiv 2406.13035, section 4.2.2, eq. 9 to
 11. Per KV head: each evicted key finds the kept key with the largest cosine u; evicted rows whose u

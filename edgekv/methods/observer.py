@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.memory.footprint import Extent
 from edgekv.methods import probe
-from edgekv.methods.summary import Asked
-from edgekv.methods.summing import turned
+from edgekv.methods.centroid_merge import QueryMoments
+from edgekv.methods.prompt_centroids import turned
 from edgekv.settings import Settings
 
 MANY = 2048
@@ -79,7 +79,7 @@ class QueryObserver:
             stats["future"] = partial(_future, p, first + len(self.ranges) - 1)
         return stats
 
-    def queries(self, p: native.Prefill) -> Asked:
+    def queries(self, p: native.Prefill) -> QueryMoments:
         """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if
         positions are no plain RoPE.
         """

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from edgekv.budget.base import Budget
 from edgekv.errors import BadInput
 from edgekv.methods.base import QUERY_SOURCES, Preset
+from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.merge import D2O
-from edgekv.methods.summary import Summary
 
 T = TypeVar("T")
 QUERIES = "queries"
@@ -29,7 +29,7 @@ def read(
     text: str,
     presets: Mapping[str, Preset],
     budgets: Mapping[str, Budget],
-    merges: Mapping[str, D2O | Summary | None],
+    merges: Mapping[str, D2O | CentroidMerge | None],
 ) -> Preset:
     """The preset that `text` means; presets, budgets and merges by name are what there is to mix.
 
@@ -64,7 +64,7 @@ def _mix(
     given: dict[str, str],
     presets: Mapping[str, Preset],
     budgets: Mapping[str, Budget],
-    merges: Mapping[str, D2O | Summary | None],
+    merges: Mapping[str, D2O | CentroidMerge | None],
 ) -> Preset:
     """Takes score, budget and merge out of `given` and puts them together."""
     scores = {p.score.name: p.score for p in presets.values() if not p.keeps_all}

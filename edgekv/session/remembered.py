@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.methods.centroid_merge import JITTER
 from edgekv.methods.merge import Folding
-from edgekv.methods.summary import JITTER
 from edgekv.native import LayerInfo
 from edgekv.session.memory import Memory
 
