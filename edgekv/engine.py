@@ -300,7 +300,7 @@ class Engine:
             pos,
             seed=self.settings.seed,
             rows=p.rows,
-            foretell=p.foretell,
+            predicted_scores=p.predicted_scores,
             blocks=rotation.blocks(self.store.layers[p.il]),
             **observer.read(p, first_observer),
         )

@@ -124,7 +124,9 @@ class Reading:
                 for preset, observer, at in zip(presets, query_observers, first, strict=False):
                     layer = self._engine.layer_stats(p, observer, int(at))
                     scores = preset.score.score(layer, preset.params)
-                    alone = replace(layer, rows=None, foretell=None, future=_later(layer, preset))
+                    alone = replace(
+                        layer, rows=None, predicted_scores=None, future=_later(layer, preset)
+                    )
                     self._scores[preset.name].append((scores, alone))
                 p.keep([everything] * len(p.n_old()))
         self._llm.input_ids[: len(self._tokens)] = self._tokens

@@ -183,7 +183,7 @@ def preset_of(kv_method: str, path: str) -> Preset:
     from edgekv.methods.choose import AUTO, choose
     from edgekv.profiles import find
 
-    if kv_method == AUTO and find(path, foretells=True) is None:
+    if kv_method == AUTO and find(path, predicts=True) is None:
         return methods.get("score=keydiff,budget=pooled")  # reads as much; spreads rows as freely
     return choose(kv_method, path)
 

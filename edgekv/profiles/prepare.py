@@ -20,7 +20,7 @@ def has_profile(path: str | os.PathLike[str]) -> bool:
     Raises BadInput if the file cannot be read or is no GGUF model.
     """
     identify(str(path))
-    return find(str(path), foretells=True) is not None
+    return find(str(path), predicts=True) is not None
 
 
 def make_profile(
