@@ -23,7 +23,7 @@ from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.errors import EdgeKVError
 from edgekv.memory.dense import entries_per_f16, f16_bytes
-from edgekv.memory.footprint import Reading, reading
+from edgekv.memory.footprint import PromptBytes, prompt_bytes
 from edgekv.memory.room import check_prompt
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import CentroidMerge
@@ -34,9 +34,8 @@ from edgekv.methods.prompt_centroids import PromptCentroids
 from edgekv.model import rotation
 from edgekv.session.memory import Memory
 from edgekv.settings import Settings
-from edgekv.stats import StageClock
+from edgekv.stats import Progress, StageClock
 
-Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
 
@@ -334,11 +333,11 @@ class Engine:
         window = merge.window(n_rows, s.window) if isinstance(merge, CentroidMerge) else s.window
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
 
-    def reading(self, observer: QueryObserver, plan: Plan) -> Reading:
+    def prompt_bytes(self, observer: QueryObserver, plan: Plan) -> PromptBytes:
         """The bytes that a prompt is going to take, on top of what the process has."""
         lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
         even = self.settings.table is None and preset.budget.name == "uniform"
-        return reading(
+        return prompt_bytes(
             self.store.layers,
             observer.extent(lib.llama_n_ubatch(self.ctx)),
             plan.n_rows,
@@ -352,7 +351,7 @@ class Engine:
 
     def _check_room(self, observer: QueryObserver, plan: Plan) -> None:
         """Raises BadInput if the machine certainly has not the memory to read this prompt."""
-        check_prompt(self.reading(observer, plan), plan.n_tokens, self.offloaded)
+        check_prompt(self.prompt_bytes(observer, plan), plan.n_tokens, self.offloaded)
 
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves

@@ -116,7 +116,7 @@ def test_masks_of_a_device_are_predicted(tiny, text, name, monkeypatch):
 def test_rows_that_move_between_heads_stay_within_the_predicted_bytes(tiny, text, method):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=method)
     kv, tokens = llm._kv, list(text(N_PROMPT))
-    predicted = kv.reading(
+    predicted = kv.prompt_bytes(
         QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
     )
     llm.eval(tokens)
@@ -145,7 +145,7 @@ def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method)
 def check(path, kind, tokens, method, ratio, hidden) -> None:
     llm = load(path, kind, kv_ratio=ratio, kv_method=method, kv_hidden=hidden)
     kv = llm._kv
-    predicted = kv.reading(
+    predicted = kv.prompt_bytes(
         QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
     )
     llm.eval(tokens)
@@ -252,7 +252,7 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
             llm.eval(list(text(1500)))
         assert "488.3 KiB are free" in one_line(error)
     with monkeypatch.context() as patch:  # what lies on a GPU takes none of it
-        need = llm._kv.reading(
+        need = llm._kv.prompt_bytes(
             QueryObserver(llm._kv_settings, list(text(1500)), None), llm._kv.plan(1500)
         )
         patch.setattr(room, "memory_free", lambda swap: need.hidden + need.inputs)

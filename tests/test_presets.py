@@ -57,7 +57,7 @@ def profile_for(tiny, tmp_path_factory):
 
     def options(name: str) -> dict[str, str]:
         preset = methods.get(name)
-        if not isinstance(preset.budget, budget.Profile):
+        if not isinstance(preset.budget, budget.ProfileBudget):
             return {}
         kind = preset.budget.kind or "probe"
         path = tmp_path_factory.mktemp("profiles") / f"{kind}.gguf"

@@ -177,7 +177,7 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PromptBytes:
     """Bytes while a prompt is read, by what they are for. on_gpu: inputs are in main memory, and
     count elsewhere, and so do hidden states that do not wait on the device.
     """
@@ -207,7 +207,7 @@ class Reading:
         )
 
 
-def reading(
+def prompt_bytes(
     layers: Sequence[LayerInfo],
     what: Extent,
     n_rows: int,
@@ -219,7 +219,7 @@ def reading(
     old_bytes: int = 0,
     even: bool = False,
     on_gpu: bool = False,
-) -> Reading:
+) -> PromptBytes:
     """What reading a prompt takes.
 
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
@@ -238,7 +238,7 @@ def reading(
     queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
-    return Reading(
+    return PromptBytes(
         kept=kept,
         beside_hidden=beside,
         old=old_bytes,

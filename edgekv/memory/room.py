@@ -6,7 +6,7 @@ than memory ends the process.
 from __future__ import annotations
 
 from edgekv.errors import BadInput
-from edgekv.memory.footprint import Reading, row_bytes
+from edgekv.memory.footprint import PromptBytes, row_bytes
 from edgekv.memory.machine import memory_free
 from edgekv.memory.sizes import size_text
 from edgekv.model import facts
@@ -16,7 +16,7 @@ from edgekv.model.identity import shape
 F16 = 1
 
 
-def check_prompt(need: Reading, n_tokens: int, offloaded: bool) -> None:
+def check_prompt(need: PromptBytes, n_tokens: int, offloaded: bool) -> None:
     """Raises BadInput if the machine certainly has not the memory to read a prompt of n_tokens.
 
     offloaded: entries lie in another memory than the CPU's.

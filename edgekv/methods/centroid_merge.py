@@ -24,7 +24,6 @@ kept, counted in the budget, and judged and summed up again in a later turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -33,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
+from edgekv.methods.layer import RowReader
 from edgekv.methods.parallel import each_head, one_thread_for_products
 
 RECENT_SHARE = 5
@@ -84,8 +84,6 @@ class CentroidParams:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
 
 
-Rows = Callable[[int, NDArray[np.int32]], tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""KV head, row numbers [n] -> keys [n, d_k] and values [n, d_v], as stored."""
 QueryMoments = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits
 are its products with them.
@@ -223,14 +221,14 @@ class Look:
     each_kept: float
 
 
-def look(rows: Rows, losses: list[Loss]) -> list[Look | None]:
+def look(rows: RowReader, losses: list[Loss]) -> list[Look | None]:
     """For each head; None where no summary is to be made. Rows of a long prompt that are not looked
     at are not fetched either.
     """
     return [_look(rows, k, loss) if loss.n_places else None for k, loss in enumerate(losses)]
 
 
-def _look(rows: Rows, head: int, loss: Loss) -> Look:
+def _look(rows: RowReader, head: int, loss: Loss) -> Look:
     kept = np.sort(
         np.concatenate([loss.keep[: loss.first], loss.keep[loss.first + loss.n_places :]])
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekv import methods
-from edgekv.budget import Profile as ProfileBudget
+from edgekv.budget import ProfileBudget
 from edgekv.errors import BadInput
 from edgekv.methods import Preset
 from edgekv.methods.kvzap import KVzap

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = Callable[..., tuple[NDArray[np.float32], NDArray[np.float32]]]
+RowReader = Callable[..., tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated);
 with row numbers [n] behind it, of these.
 """
@@ -57,7 +57,7 @@ class LayerStats:
     col_sum: NDArray[np.float32] | None = None
     """Sum over all prompt queries, then mean over the query heads."""
     seed: int = 0
-    rows: Rows | None = None
+    rows: RowReader | None = None
     """Keys and values of the layer, read when asked for."""
     predicted_scores: PredictedScores | None = None
     """A linear map of kvzap over the rows, natively; None: from `rows`."""

@@ -25,7 +25,7 @@ from edgekv.native.bindings import (
 from edgekv.native.store import Store, listed
 
 if TYPE_CHECKING:
-    from edgekv.methods.merge import Plan
+    from edgekv.methods.merge import FoldPlan
 
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
@@ -261,7 +261,7 @@ class Prefill:
         )
         return cosine, nearest
 
-    def merge(self, il: int, head: int, plan: Plan) -> None:
+    def merge(self, il: int, head: int, plan: FoldPlan) -> None:
         """merge: rows of one head, numbered as in `nearest`, receive what is going to be
         evicted.
         """

@@ -38,7 +38,8 @@ from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
-from edgekv.profiles.work import Progress, Work
+from edgekv.profiles.work import Work
+from edgekv.stats import Progress
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama

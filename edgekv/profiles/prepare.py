@@ -9,7 +9,7 @@ import os
 
 from edgekv.model.identity import identify
 from edgekv.profiles.places import cached, find
-from edgekv.profiles.work import Progress
+from edgekv.stats import Progress
 
 
 def has_profile(path: str | os.PathLike[str]) -> bool:

@@ -29,7 +29,8 @@ from edgekv.profiles import surrogate
 from edgekv.profiles.file import Profile, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
-from edgekv.profiles.work import Progress, Work
+from edgekv.profiles.work import Work
+from edgekv.stats import Progress
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama
