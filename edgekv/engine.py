@@ -58,11 +58,11 @@ class Engine:
         self.memory = Memory(ratio=settings.ratio)
 
     def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, tail: bool = False
+        self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
     ) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
-        tail: they are the end of what the model wrote, not a prompt; then each head's share stays
+        recent: they are the end of what the model wrote, not a prompt; then each head's share stays
         what the prompt made it (in CAKE: its number of rows), because a few tokens of an answer say
         little about heads. Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits.
         Raises BadInput if they fit neither the context nor the machine's memory (nothing has been
@@ -70,10 +70,10 @@ class Engine:
         then as before.
         """
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
-        if not tail:
+        if not recent:
             self._check_room(observer, plan)
         with self._start_centroids(plan) as centroids:
-            self._read(tokens, observer, plan, progress, tail, centroids)
+            self._read(tokens, observer, plan, progress, recent, centroids)
             with self.clock("merge"):
                 centroids.end(self.store)
         self.memory.queries = centroids.moments
@@ -86,7 +86,7 @@ class Engine:
         observer: QueryObserver,
         plan: Plan,
         progress: Progress | None,
-        tail: bool,
+        recent: bool,
         centroids: PromptCentroids,
     ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it
@@ -95,14 +95,14 @@ class Engine:
         with self.layers(
             tokens, observer.ranges, every=observer.every, pieces=observer.pieces, progress=progress
         ) as layers:
-            spending, folding = self.start(plan, tail), self._start_merge()
+            spending, folding = self.start(plan, recent), self._start_merge()
             self.clock = clock = StageClock()
             kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
             for p in layers:
                 kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
                 clock.ms["observe"] = p.score_ms
         self.memory.folding = folding
-        if not tail:
+        if not recent:
             self.memory.spread = (
                 self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             )
@@ -195,14 +195,16 @@ class Engine:
             p.keep(keep)  # last, when the others have made room
         return counts
 
-    def tail_is_full(self, n_more: int) -> bool:
-        """Whether `n_more` tokens would make the tail too long, so that it has to be compressed."""
+    def recent_is_full(self, n_more: int) -> bool:
+        """Whether `n_more` tokens would make the recent buffer too long, so that it has to be
+        compressed.
+        """
         info, s = self.store.memory(), self.settings
         begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
         return info.n_past > 0 and info.n_past + n_more - begin > max(s.tail, s.window)
 
-    def bound_tail(self, tokens: NDArray[np.intc]) -> None:
-        """Compress the tail.
+    def compress_recent(self, tokens: NDArray[np.intc]) -> None:
+        """Compress the recent buffer.
 
         tokens: everything the store has seen. The last `window` tokens are read again, because
         their queries are observed.
@@ -214,13 +216,13 @@ class Engine:
             return
         again = tokens[len(tokens) - n :].tolist()
         try:
-            self.prefill(again, tail=True)
+            self.prefill(again, recent=True)
         except BaseException:
             self._append(again)
             raise
 
     def _append(self, tokens: list[int]) -> None:
-        """Put tokens behind the store without compressing: what `bound_tail` took back, when
+        """Put tokens behind the store without compressing: what `compress_recent` took back, when
         reading it again failed.
         """
         lib = native.llama_cpp
@@ -242,7 +244,7 @@ class Engine:
 
         A budget that waits for scores spreads them as those of the last prompt were.
         """
-        spending = self.start(self.plan(n_tokens), tail=True)
+        spending = self.start(self.plan(n_tokens), recent=True)
         assert isinstance(spending, Fixed) and self.store.memory().n_past == 0
         return spending.counts
 
@@ -372,11 +374,11 @@ class Engine:
             self.offloaded,
         )
 
-    def start(self, plan: Plan, tail: bool = False) -> Spending:
+    def start(self, plan: Plan, recent: bool = False) -> Spending:
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
             spread = self.memory.spread
-            if tail and spread is not None and not isinstance(spending, Fixed):
+            if recent and spread is not None and not isinstance(spending, Fixed):
                 return Fixed(from_shares(spread[list(plan.layers)], plan))
             return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)

@@ -1,5 +1,5 @@
 """Where tokens go: a prompt is read layer by layer into the ragged store, a few tokens are appended
-to its tail, and the tail is compressed in turn when it grows too long.
+to its recent buffer, which is compressed in turn when it grows too long.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class Evaluation(LoadedModel):
             )
             self._kv_accept(tokens, n_logits=1)
             return
-        if kv.tail_is_full(len(tokens)):
+        if kv.recent_is_full(len(tokens)):
             self._checkpoints.save(self)
-            kv.bound_tail(self.input_ids[: self.n_tokens])
+            kv.compress_recent(self.input_ids[: self.n_tokens])
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
         with _told_why():
             self._ctx.decode(self._batch)

@@ -1,8 +1,6 @@
 """`Llama`: llama_cpp.Llama with a compressed KV cache.
 
-Everything of the parent works as there. What differs is where tokens go: a prompt is read layer by
-layer into a ragged store, a few tokens are appended to its tail, and the tail is compressed in turn
-when it grows too long.
+Everything of the parent works as there; what differs is where tokens go (`edgekv.evaluation`).
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def _later(layer: LayerStats, preset: Preset) -> Future | None:
 
 
 def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.float32]:
-    """Append tokens to the tail without compressing; logits [n_vocab] of the last one, or
+    """Append tokens to the recent buffer without compressing; logits [n_vocab] of the last one, or
     [n_tokens, n_vocab] of every one.
     """
     llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)

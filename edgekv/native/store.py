@@ -30,8 +30,8 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """n_past: tokens that went in; boundary: where the tail begins; bytes of the store now and at
-    the peak, see edgekv.h.
+    """n_past: tokens that went in; boundary: where the recent buffer begins; bytes of the store now
+    and at the peak, see edgekv.h.
     """
 
     n_past: int

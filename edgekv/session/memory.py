@@ -19,7 +19,7 @@ class Memory:
     """
 
     compressed_at: int = 0
-    """Tokens seen when the tail was compressed last."""
+    """Tokens seen when the recent buffer was compressed last."""
     folding: Folding | None = None
     queries: dict[int, QueryMoments] = field(default_factory=dict)
     """By layer: queries of the last prompt that had enough, before RoPE."""
