@@ -27,11 +27,9 @@ from edgekv.memory.footprint import PromptBytes, prompt_bytes
 from edgekv.memory.room import check_prompt
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import CentroidMerge
-from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O, Folding
 from edgekv.methods.observer import QueryObserver
 from edgekv.methods.prompt_centroids import PromptCentroids
-from edgekv.model import rotation
 from edgekv.session.memory import Memory
 from edgekv.settings import Settings
 from edgekv.stats import Progress, StageClock
@@ -169,7 +167,7 @@ class Engine:
             self.clock,
         )
         with clock("score"):
-            layer = self.layer_stats(p, observer)
+            layer = observer.layer_stats(self.store, p)
             scores = s.preset.score.score(layer, s.preset.params)
         with clock("budget"):
             counts = spending.update(
@@ -277,34 +275,6 @@ class Engine:
     def per_f16(self) -> Fraction:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
-
-    def layer_stats(
-        self, p: native.Prefill, observer: QueryObserver, first_observer: int = 0
-    ) -> LayerStats:
-        """Return what a score may know of the layer in work; first_observer: of `observer`, in
-        p.
-        """
-        n_old = p.n_old()
-        n_rows = int(n_old.max(initial=0)) + p.n_tokens
-        first = self.store.memory().n_past
-        pos = np.full((len(n_old), n_rows), -1, np.int32)
-        for k, n in enumerate(n_old):
-            pos[k, :n] = self.store.positions(p.il, k)
-            pos[k, n : n + p.n_tokens] = np.arange(first, first + p.n_tokens)
-        return LayerStats(
-            p.il,
-            len(self.store.layers),
-            len(n_old),
-            n_rows,
-            n_old,
-            p.n_tokens,
-            pos,
-            seed=self.settings.seed,
-            rows=p.rows,
-            predicted_scores=p.predicted_scores,
-            blocks=rotation.blocks(self.store.layers[p.il]),
-            **observer.read(p, first_observer),
-        )
 
     def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""

@@ -122,7 +122,7 @@ class Reading:
         with self._engine.layers(self._tokens, observers, every=every, pieces=pieces) as layers:
             for p in layers:
                 for preset, observer, at in zip(presets, query_observers, first, strict=False):
-                    layer = self._engine.layer_stats(p, observer, int(at))
+                    layer = observer.layer_stats(self._engine.store, p, int(at))
                     scores = preset.score.score(layer, preset.params)
                     alone = replace(
                         layer, rows=None, predicted_scores=None, future=_later(layer, preset)

@@ -15,7 +15,9 @@ from edgekv import native
 from edgekv.memory.footprint import Extent
 from edgekv.methods import probe
 from edgekv.methods.centroid_merge import QueryMoments
+from edgekv.methods.layer import LayerStats
 from edgekv.methods.prompt_centroids import turned
+from edgekv.model import rotation
 from edgekv.settings import Settings
 
 MANY = 2048
@@ -41,7 +43,7 @@ class QueryObserver:
                 observe.source
             ]
             self.ranges.append((begin, n + sum(map(len, self.pieces)), names))
-        self._names, self._n, self._stats = names, n, observe.stats
+        self._names, self._n, self._stats, self._seed = names, n, observe.stats, settings.seed
         self._sums = observe.sums
         if self._sums:
             self.ranges.append((0, n, ("mean",)))
@@ -68,10 +70,34 @@ class QueryObserver:
             self._stats,
         )
 
-    def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
-        """The statistics of the layer in work, by the names of LayerStats; first: number of this
-        object's first range.
+    def layer_stats(self, store: native.Store, p: native.Prefill, first: int = 0) -> LayerStats:
+        """What a score may know of the layer in work; first: number of this object's first range
+        in p.
         """
+        n_old = p.n_old()
+        n_rows = int(n_old.max(initial=0)) + p.n_tokens
+        begin = store.memory().n_past
+        pos = np.full((len(n_old), n_rows), -1, np.int32)
+        for k, n in enumerate(n_old):
+            pos[k, :n] = store.positions(p.il, k)
+            pos[k, n : n + p.n_tokens] = np.arange(begin, begin + p.n_tokens)
+        return LayerStats(
+            p.il,
+            len(store.layers),
+            len(n_old),
+            n_rows,
+            n_old,
+            p.n_tokens,
+            pos,
+            seed=self._seed,
+            rows=p.rows,
+            predicted_scores=p.predicted_scores,
+            blocks=rotation.blocks(store.layers[p.il]),
+            **self._statistics(p, first),
+        )
+
+    def _statistics(self, p: native.Prefill, first: int) -> dict[str, Any]:
+        """By the names of LayerStats; first: as above."""
         stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
         if self._sums:
             stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
@@ -90,5 +116,5 @@ class QueryObserver:
 def _future(
     p: native.Prefill, observer: int, n: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """See `edgekv.methods.base.Future`."""
+    """See `edgekv.methods.layer.Future`."""
     return turned(p.queries(observer), p.rotation(n))

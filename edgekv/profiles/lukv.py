@@ -221,7 +221,7 @@ def measure(
     with kv.layers(context, observers, pieces=pieces, progress=progress, stays=False) as layers:
         for p in layers:
             il, n_head, heads = p.il, kv.store.layers[p.il].n_head, kv.store.layers[p.il].n_head_kv
-            layer = kv.layer_stats(p, observer)
+            layer = observer.layer_stats(kv.store, p)
             scores = select.protect(
                 s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window
             )
