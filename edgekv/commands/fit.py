@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import CACHE_TYPES, COUNT, MODEL, size
+from edgekv.commands.options import MODEL
 from edgekv.commands.report import mib, percent, table
+from edgekv.commands.values import CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import size_text
 
