@@ -139,7 +139,7 @@ class Engine:
     def _each_layer(self, p: native.Prefill, stays: bool) -> Iterator[native.Prefill]:
         for il, info in enumerate(self.store.layers):
             p.run(il)
-            if not info.n_swa:
+            if info.selects:
                 yield p
         if stays:
             p.end()
@@ -201,13 +201,31 @@ class Engine:
         begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
         return info.n_past > 0 and info.n_past + n_more - begin > max(s.tail, s.window)
 
+    def mark_recent(self, n_more: int) -> None:
+        """Before `n_more` tokens: copy the state of recurrent layers, if the recent buffer has not
+        many tokens to go. `compress_recent` reads the last ones again, and there is no other way
+        back.
+        """
+        info, s = self.store.memory(), self.settings
+        if not info.bytes_recurrent:
+            return
+        begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
+        least = begin + max(s.tail, s.window) - s.window
+        if info.n_past + n_more > least and info.n_mark < min(least, info.n_past):
+            self.store.mark()
+
     def compress_recent(self, tokens: NDArray[np.intc]) -> None:
         """Compress the recent buffer.
 
         tokens: everything the store has seen. The last `window` tokens are read again, because
-        their queries are observed.
+        their queries are observed; with recurrent layers all since `mark_recent`, once they are as
+        many.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
+        if info.bytes_recurrent:
+            if info.n_mark < 0 or info.n_past - info.n_mark < n:
+                return
+            n = info.n_past - info.n_mark
         if not native.llama_cpp.llama_memory_seq_rm(
             native.llama_cpp.llama_get_memory(self.ctx), 0, info.n_past - n, -1
         ):
@@ -260,7 +278,7 @@ class Engine:
     @property
     def full_layers(self) -> list[int]:
         """The layers that attend to everything: what budgets are about."""
-        return [il for il, info in enumerate(self.store.layers) if not info.n_swa]
+        return [il for il, info in enumerate(self.store.layers) if info.selects]
 
     def bytes_full(self, n_tokens: int) -> int:
         """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their
@@ -281,7 +299,7 @@ class Engine:
         s, layers, full = self.settings, self.store.layers, self.full_layers
         there = np.array(
             [[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]
-        ).reshape(len(full), -1)
+        ).reshape(len(full), self.store.n_head_kv)
         have = np.where(there, self.kept()[full] + n_new, 0).astype(np.int32)
         n_tokens, n_heads = self.store.memory().n_past + n_new, max(int(there.sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
@@ -318,6 +336,7 @@ class Engine:
             hidden=self.settings.hidden,
             n_old=int(self.kept().max(initial=0)),
             old_bytes=memory.bytes_now,
+            recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
         )
 

@@ -62,8 +62,9 @@ class Evaluation(LoadedModel):
                 self._kv_report(len(tokens), len(tokens))
         except BaseException:
             self.n_tokens = before
-            self._ctx.kv_cache_seq_rm(-1, before, -1)
             self._requires_eval = True
+            if not self._ctx.kv_cache_seq_rm(-1, before, -1):
+                self.reset()  # recurrent layers cannot go back
             raise
 
     def _kv_with_window(self, tokens: list[int]) -> list[int]:
@@ -127,9 +128,18 @@ class Evaluation(LoadedModel):
         if kv.recent_is_full(len(tokens)):
             self._checkpoints.save(self)
             kv.compress_recent(self.input_ids[: self.n_tokens])
+        elif len(tokens) > 1:
+            kv.store.mark()  # a turn begins: its answer may be wanted again
+        kv.mark_recent(len(tokens))
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
-        with _told_why():
-            self._ctx.decode(self._batch)
+        try:
+            with _told_why():
+                self._ctx.decode(self._batch)
+        except EdgeKVError as error:
+            if kv.store.memory().n_past == self.n_tokens:
+                raise
+            self.reset()  # recurrent layers had gone on already
+            raise EdgeKVError(f"{error.args[0].split(';')[0]}; the conversation is lost") from None
         self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
 
     def _kv_accept(self, tokens: list[int], n_logits: int) -> None:

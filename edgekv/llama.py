@@ -148,7 +148,7 @@ class Llama(Evaluation):
             tokens = continued(
                 tokens,
                 have,
-                self._kv.store.memory().boundary,
+                self._kv.store.memory().fixed,
                 lambda some: self.detokenize(some, special=True),
                 lambda text: self.tokenize(text, add_bos=False, special=True),
             )
@@ -156,7 +156,7 @@ class Llama(Evaluation):
             # the last token of a prompt is always evaluated: the answer begins with its logits
             if (
                 not is_answered
-                and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().boundary
+                and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().fixed
             ):
                 self._checkpoints.restore(self, tokens)
         self._checkpoints.begin_turn(

@@ -71,6 +71,9 @@ class KVStats:
     """The file of the profile that the method used; empty: none."""
     why: str = ""
     """Why 'auto' chose this method; empty if the method was named."""
+    n_bytes_recurrent: int = 0
+    """State of recurrent layers, whose size does not depend on the tokens; not part of `n_bytes`.
+    """
     n_bytes_checkpoints: int = 0
     """Main memory that saved states take, from which an answer is written again without reading the
     prompt; not part of `n_bytes`."""

@@ -50,7 +50,7 @@ class ExpectedBytes:
         """K and V with what stands beside them while prompts are read: what lies before the test,
         the test's own, then new tokens."""
         preset = choose(case.kv_method, case.model)
-        per_f16 = entries_per_f16([x for x in context.layers if not x.n_swa])
+        per_f16 = entries_per_f16([x for x in context.layers if x.selects])
         even, peak, seen, old = preset.budget.name == "uniform", 0, 0, 0
         for n in filter(None, (case.n_depth, case.n_prompt)):
             rows = rows_for(seen + n, case.kv_ratio, per_f16=per_f16, min_tokens=MIN_TOKENS)

@@ -47,7 +47,7 @@ def rows_within(
     Rows may move to the widest heads, so all count as such. Raises BadInput if not even the rows
     that always stay (sink, window) would fit.
     """
-    full = [x for x in layers if not x.n_swa]
+    full = [x for x in layers if x.selects]
     row = max((x.bytes_row for x in full), default=0) * sum(x.n_head_kv for x in full)
     rest = reserve(layers, tail, window)
     least = rest + row * (sink + window)

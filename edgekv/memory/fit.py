@@ -172,7 +172,7 @@ class Planner:
                 peak=weights + context.cache + context.compute + w.process,
                 **shared,
             )
-        full_layers = [x for x in context.layers if not x.n_swa]
+        full_layers = [x for x in context.layers if x.selects]
         n_rows = rows_for(
             n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens
         )
@@ -188,11 +188,11 @@ class Planner:
         )
         tail = reserve(context.layers, w.tail, w.window)
         full = b.context(False, n_ctx, *self._check_types(("f16", "f16"))).cache
-        moving = max(read.peak, read.kept + tail)
+        moving = context.recurrent + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,
             hidden=hidden,
-            kv=read.kept,
+            kv=read.kept + context.recurrent,
             kv_full=full,
             tail=tail,
             layer=read.layer,

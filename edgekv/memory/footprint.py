@@ -53,6 +53,8 @@ def tensor_bytes(layer: LayerInfo, n_rows: int) -> int:
     """K and V of n_rows rows of a layer (its heads' rows together), and with ALiBi their tokens'
     indices, as buffers hold them.
     """
+    if not layer.n_head_kv:
+        return 0
     rows = max(n_rows, 1)  # a tensor has at least one row
     each = (
         row_bytes(layer.type_k, layer.d_k),
@@ -89,7 +91,7 @@ def mask_bytes(layers: Sequence[LayerInfo], n_rows: int, n_ubatch: int) -> int:
     """
     n = min(n_ubatch, n_rows)
     windows = [x.n_swa for x in layers if x.n_swa]
-    widths = [n_rows] * any(not x.n_swa for x in layers) + windows[-1:]
+    widths = [n_rows] * any(x.selects for x in layers) + windows[-1:]
     return sum(2 * n * (width + n + FLASH_ROWS - 1) for width in widths)
 
 
@@ -113,7 +115,7 @@ def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int
     """
     if not what.stats:
         return 0
-    shapes = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers}.values()
+    shapes = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers if x.n_head_kv}.values()
     columns = max(
         sum(2 * x.n_head if stat == "var" else x.n_head_kv for stat in what.stats) for x in shapes
     )
@@ -194,15 +196,20 @@ class PromptBytes:
     on_gpu: bool = False
     waits_there: bool = False
     """Hidden states wait where the layers lie."""
+    recurrent: int = 0
+    """The copy of recurrent layers' state that a cancelled prompt goes back to, in main memory."""
 
     @property
     def peak(self) -> int:
         """The most that stands at the same time, on the device if the layers are on one."""
-        elsewhere = self.on_gpu * (self.hidden * (not self.waits_there) + self.inputs)
+        elsewhere = self.on_gpu * (
+            self.hidden * (not self.waits_there) + self.inputs + self.recurrent
+        )
         return (
             self.old
             + self.layer
             + self.masks
+            + self.recurrent
             + max(self.beside_hidden + self.hidden + self.inputs - elsewhere, self.kept)
         )
 
@@ -219,18 +226,20 @@ def prompt_bytes(
     old_bytes: int = 0,
     even: bool = False,
     on_gpu: bool = False,
+    recurrent: int = 0,
 ) -> PromptBytes:
     """What reading a prompt takes.
 
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
     all.
+    recurrent: bytes of recurrent layers' state, if the conversation has tokens already.
     on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last
     stand beside the hidden states. Else those before the last may hold all rows.
     """
     kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
     beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
     scratch = {
-        (x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers
+        (x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers if x.n_head_kv
     }.values()  # one for all layers of a shape
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
@@ -252,6 +261,7 @@ def prompt_bytes(
         else 0,
         on_gpu=on_gpu,
         waits_there=hidden == "device",
+        recurrent=recurrent,
     )
 
 

@@ -28,6 +28,8 @@ class Context:
     layers: tuple[LayerInfo, ...]
     compute: int
     cache: int
+    recurrent: int
+    """Of recurrent layers' state, which is the same with a store."""
 
 
 class Blueprint:
@@ -90,6 +92,7 @@ class Blueprint:
         try:
             store = native.Store.of(ctx)
             cache, compute = native.context_bytes(ctx)
-            return Context(tuple(store.layers) if store else (), compute, cache)
+            recurrent = store.memory().bytes_recurrent if store else 0
+            return Context(tuple(store.layers) if store else (), compute, cache, recurrent)
         finally:
             llama_cpp.llama_free(ctx)

@@ -124,17 +124,12 @@ def model_shape(model: Any) -> dict[str, Any]:
     n_head = llama_cpp.llama_model_n_head(model)
     d_default = llama_cpp.llama_model_n_embd(model) // max(n_head, 1)
     n_layer = llama_cpp.llama_model_n_layer(model)
-    heads = (
-        json.loads(meta[key])
-        if (key := f"{arch}.attention.head_count_kv") in meta and meta[key].startswith("[")
-        else None
-    )
     why = native.why_unsupported(model)
     return {
         "arch": arch,
         "n_layer": n_layer,
         "n_head": n_head,
-        "n_head_kv": heads or [llama_cpp.llama_model_n_head_kv(model)] * n_layer,
+        "n_head_kv": native.model_heads(model),
         "d_head_k": int(meta.get(f"{arch}.attention.key_length", d_default)),
         "d_head_v": int(meta.get(f"{arch}.attention.value_length", d_default)),
         "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model),

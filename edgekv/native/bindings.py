@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 8
+ABI = 9
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -60,7 +60,18 @@ class CLayerInfo(Structure):
 
 
 class CMemoryInfo(Structure):
-    _fields_ = [(n, c_int64) for n in ("n_past", "boundary", "bytes_now", "bytes_peak")]
+    _fields_ = [
+        (n, c_int64)
+        for n in (
+            "n_past",
+            "boundary",
+            "bytes_now",
+            "bytes_peak",
+            "bytes_recurrent",
+            "bytes_mark",
+            "n_mark",
+        )
+    ]
 
 
 class CContextBytes(Structure):
@@ -108,6 +119,7 @@ def _declare() -> None:
         ("trim_heap", None),
         ("next_context", None, c_bool),
         ("why_unsupported", c_char_p, p),
+        ("model_n_head_kv", c_int32, p, c_int32),
         ("has_store", c_bool, p),
         ("check_finite", c_int, p),
         ("context_bytes_get", c_int, p, POINTER(CContextBytes)),
@@ -118,6 +130,7 @@ def _declare() -> None:
         ("rows_f32", c_int, p, c_int32, c_int32, F32P, F32P),
         ("rows_bytes", c_int, p, c_int32, c_int32, p, p),
         ("memory_get", c_int, p, POINTER(CMemoryInfo)),
+        ("mark_tokens", c_int, p),
         ("evict", c_int, p, c_int32, I32P, I32P),
         ("write_rows", c_int, p, c_int32, c_int32, c_int32, I32P, F32P, F32P),
         ("trim_capacity", c_int, p),

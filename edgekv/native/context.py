@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekv.native.bindings import CContextBytes, check, lib
+from edgekv.native.bindings import CContextBytes, check, lib, llama_cpp
 
 OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
@@ -42,6 +42,12 @@ def why_unsupported(model: Any) -> str | None:
     """Why this llama_model keeps llama.cpp's own cache, one line; None if it need not."""
     why = lib.edgekv_why_unsupported(model)
     return why.decode() if why else None
+
+
+def model_heads(model: Any) -> list[int]:
+    """[n_layer] KV heads of a llama_model whose entries are cached; 0 where a layer has none."""
+    n_layer = llama_cpp.llama_model_n_layer(model)
+    return [lib.edgekv_model_n_head_kv(model, il) for il in range(n_layer)]
 
 
 def check_finite(ctx: Any) -> None:

@@ -15,7 +15,7 @@ from edgekv.native.bindings import CLayerInfo, CMemoryInfo, check, f32, i32, lib
 @dataclass(frozen=True)
 class LayerInfo:
     """Shape of one layer's cache; `bytes_row` is one K row and one V row of one KV head, with ALiBi
-    a float more.
+    a float more. A layer without attention has no KV head.
     """
 
     n_head: int
@@ -27,17 +27,31 @@ class LayerInfo:
     n_swa: int
     bytes_row: int
 
+    @property
+    def selects(self) -> bool:
+        """Whether entries of the layer are chosen: it attends, and to everything."""
+        return self.n_head_kv > 0 and self.n_swa == 0
+
 
 @dataclass(frozen=True)
 class MemoryInfo:
     """n_past: tokens that went in; boundary: where the recent buffer begins; bytes of the store now
-    and at the peak, see edgekv.h.
+    and at the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it,
+    and tokens in the copy (-1: there is none). See edgekv.h.
     """
 
     n_past: int
     boundary: int
     bytes_now: int
     bytes_peak: int
+    bytes_recurrent: int
+    bytes_mark: int
+    n_mark: int
+
+    @property
+    def fixed(self) -> int:
+        """Tokens that cannot be taken back one by one."""
+        return self.n_past if self.bytes_recurrent else self.boundary
 
 
 class Store:
@@ -62,6 +76,14 @@ class Store:
         info = CMemoryInfo()
         check(lib.edgekv_memory_get(self.ctx, info))
         return MemoryInfo(*(getattr(info, n) for n, *_ in CMemoryInfo._fields_))
+
+    def mark(self) -> None:
+        """Let the tokens that come be taken back, all at once, until the conversation is
+        compressed.
+
+        For a model with recurrent layers, of whose state a copy is made; others need none.
+        """
+        check(lib.edgekv_mark_tokens(self.ctx))
 
     def length(self, il: int) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows that attention reads."""

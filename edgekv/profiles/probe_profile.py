@@ -215,7 +215,7 @@ def taking_part(store: Store) -> NDArray[np.bool_]:
     """bool [n_layer, n_head_kv]: the heads that exist, of layers that attend to everything."""
     return np.array(
         [
-            [k < info.n_head_kv and not info.n_swa for k in range(store.n_head_kv)]
+            [k < info.n_head_kv and info.selects for k in range(store.n_head_kv)]
             for info in store.layers
         ]
     )

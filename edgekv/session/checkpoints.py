@@ -26,7 +26,7 @@ N_STATES = 2
 @dataclass(frozen=True, eq=False)
 class _Saved:
     state: state.State
-    boundary: int
+    fixed: int
     """Tokens that cannot be taken back one by one in it."""
 
 
@@ -48,7 +48,7 @@ class Checkpoints:
 
     def begin_turn(self, begin: int, end: int) -> None:
         """A prompt goes on behind `begin` tokens and makes them `end`."""
-        self._saved = [x for x in self._saved if x.boundary <= begin <= len(x.state.tokens)]
+        self._saved = [x for x in self._saved if x.fixed <= begin <= len(x.state.tokens)]
         self._prompt_end = end
 
     def save(self, llm: Holder) -> None:
@@ -59,10 +59,10 @@ class Checkpoints:
         """
         assert llm._kv is not None
         info = llm._kv.store.memory()
-        if not self.are_on or info.n_past == 0 or info.boundary > self._prompt_end > 0:
+        if not self.are_on or info.n_past == 0 or info.fixed > self._prompt_end > 0:
             return
-        others = [x for x in self._saved if x.boundary != info.boundary]
-        self._saved = [*others, _Saved(state.take(llm), info.boundary)][-N_STATES:]
+        others = [x for x in self._saved if x.fixed != info.fixed]
+        self._saved = [*others, _Saved(state.take(llm), info.fixed)][-N_STATES:]
         limit = llm._kv.settings.memory
         while limit is not None and self._saved and info.bytes_now + self.n_bytes > limit:
             self._saved.pop(0)
@@ -73,6 +73,6 @@ class Checkpoints:
         def shared(x: _Saved) -> int:
             return min(n_same(tokens, x.state.tokens.tolist()), len(tokens) - 1)
 
-        fitting = [x for x in self._saved if shared(x) >= max(x.boundary, 1)]
+        fitting = [x for x in self._saved if shared(x) >= max(x.fixed, 1)]
         if fitting:
             state.put(llm, max(fitting, key=shared).state)

@@ -105,6 +105,7 @@ def compressed(
         n_ctx=llm.n_ctx(),
         n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
         n_bytes_limit=s.memory,
+        n_bytes_recurrent=info.bytes_recurrent + info.bytes_mark,
         n_bytes_checkpoints=n_bytes_checkpoints,
         note=(
             ""

@@ -12,7 +12,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 8 // changes with any signature or struct below
+#define EDGEKV_ABI 9 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK          =  0,
@@ -49,6 +49,8 @@ LLAMA_API const char * edgekv_log_error(void);       // the first error that was
 LLAMA_API void         edgekv_next_context(bool on);
 // why this model keeps llama.cpp's own cache, or null
 LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
+// KV heads of a layer whose entries are cached; 0 where a layer has no attention, or there is no such layer
+LLAMA_API int32_t      edgekv_model_n_head_kv(const struct llama_model * model, int32_t il);
 LLAMA_API bool         edgekv_has_store(const struct llama_context * ctx);
 // EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state may have brought. Without flash attention
 // they reach every later token, of other conversations too, until llama_memory_clear(.., true). A store refuses such a state itself
@@ -83,8 +85,15 @@ struct edgekv_memory_info {
     int64_t boundary;                  // tokens that selection has seen: the tail begins here
     int64_t bytes_now;                 // of the store, read from its buffers
     int64_t bytes_peak;                // store + scratch + hidden states + masks at the highest point since the last clear
+    int64_t bytes_recurrent;           // state of recurrent layers; 0: tokens behind the boundary can be taken back one by one
+    int64_t bytes_mark;                // copy of it that edgekv_mark_tokens made
+    int64_t n_mark;                    // tokens in that copy; -1: there is none
 };
 LLAMA_API int          edgekv_memory_get(const struct llama_context * ctx, struct edgekv_memory_info * out);
+
+// The conversation as it is can be returned to by taking the later tokens back, until it is compressed. For models with recurrent layers,
+// which have no other way back; costs a copy of their state. Nothing happens to other models
+LLAMA_API int          edgekv_mark_tokens(struct llama_context * ctx);
 
 // keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each list in the order to be stored
 LLAMA_API int          edgekv_evict(struct llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows);

@@ -85,6 +85,8 @@ void edgekv_trim_heap(void) {
 void         edgekv_next_context(bool on)                          { edgekv_want_store(on); g_error.clear(); g_status = EDGEKV_OK; }
 const char * edgekv_why_unsupported(const llama_model * model)     { return model ? edgekv_unsupported(*model) : "there is no model"; }
 
+int32_t      edgekv_model_n_head_kv(const llama_model * model, int32_t il) { return model ? edgekv_n_head_kv(*model, il) : 0; }
+
 int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * out) {
     return guard([&] {
         edgekv_context_bytes sum = {};
@@ -119,7 +121,7 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
 }
 
 int edgekv_len(const llama_context * ctx, int32_t il, int32_t * out) {
-    return guard([&] { const auto & l = layer_of(ctx, il); std::copy(l.len.begin(), l.len.end(), &given(out)); });
+    return guard([&] { const auto & l = layer_of(ctx, il); if (l.n_head_kv) std::copy(l.len.begin(), l.len.end(), &given(out)); });
 }
 
 int edgekv_pos(const llama_context * ctx, int32_t il, int32_t head, int32_t * out) {
@@ -158,7 +160,17 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
     return guard([&] {
         auto & s = store_of(ctx);
         s.note_peak();
-        given(out) = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak };
+        const auto & m = *dynamic_cast<const edgekv_memory *>(ctx->get_memory());
+        given(out) = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak, (int64_t) edgekv_recurrent_bytes(ctx->get_memory()),
+                       (int64_t) m.mark.n_bytes(), m.n_mark };
+    });
+}
+
+int edgekv_mark_tokens(llama_context * ctx) {
+    return guard([&] {
+        if (store_of(ctx).active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+        settled(ctx);
+        edgekv_mark(ctx->get_memory());
     });
 }
 
@@ -168,6 +180,7 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
         auto & l = layer_of(ctx, il);
         if (s.active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
         if (l.n_swa)  throw edgekv_error { EDGEKV_INVALID, "a sliding-window layer keeps its window by itself" };
+        if (!l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "this layer has no attention" };
         given(counts);
         settled(ctx);
         std::vector<std::vector<int32_t>> keep(l.n_head_kv);
@@ -247,7 +260,7 @@ int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { 
 void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
 
 int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) {
-    return guard([&] { const auto & l = layer_of(reading(p).ctx, il); std::copy(l.len.begin(), l.len.end(), &given(old)); });
+    return guard([&] { const auto & l = layer_of(reading(p).ctx, il); if (l.n_head_kv) std::copy(l.len.begin(), l.len.end(), &given(old)); });
 }
 
 int edgekv_prefill_stat(const edgekv_prefill * p, int32_t observer, edgekv_stat stat, float * out) {

@@ -8,8 +8,11 @@
 #include "llama-cparams.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <typeinfo>
 
@@ -31,6 +34,8 @@ void edgekv_access::fill_cells(llama_kv_cache & kv, uint32_t n) {
 }
 
 llama_kv_cache * edgekv_access::cache(const llama_kv_cache_context * mctx) { return mctx->kv; }
+
+bool edgekv_access::has_layer(const llama_kv_cache & kv, int32_t il) { return kv.map_layer_ids.count(il) > 0; }
 
 bool edgekv_access::finite(const llama_kv_cache & kv) {
     for (const auto & l : kv.layers) for (const ggml_tensor * t : { l.k, l.v }) {
@@ -61,6 +66,8 @@ edgekv_store * edgekv_store_of(llama_memory_i * mem) {
 
 static std::vector<llama_kv_cache *> caches(llama_kv_cache & kv) { return { &kv }; }
 static std::vector<llama_kv_cache *> caches(llama_kv_cache_iswa & kv) { return { kv.get_base(), kv.get_swa() }; }
+static std::vector<llama_kv_cache *> caches(llama_memory_hybrid & m) { return { m.get_mem_attn() }; }
+static std::vector<llama_kv_cache *> caches(llama_memory_hybrid_iswa & m) { return caches(*m.get_mem_attn()); }
 
 template <typename T>
 llama_memory_context_ptr edgekv_cache<T>::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
@@ -80,56 +87,130 @@ template <typename T>
 void edgekv_cache<T>::clear(bool data) {
     T::clear(data);
     store->clear();
+    mark.clear();
+    n_mark = -1;
+}
+
+template <typename T>
+void edgekv_cache<T>::forget_cells(llama_pos n_past) {
+    for (auto * kv : caches(*this)) kv->seq_rm(0, n_past, -1);
+    auto * recr = edgekv_recurrent_of(this);
+    if (recr) for (auto & cell : recr->cells) if (cell.has_seq_id(0)) cell.pos = n_past - 1;
 }
 
 template <typename T>
 bool edgekv_cache<T>::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     if (p1 >= 0 && p1 < store->n_past) return false; // a hole in the middle: positions of kept rows are fixed
-    if (!store->trim(p0)) return false;
-    return T::seq_rm(seq_id, p0, -1);
+    auto * recr = edgekv_recurrent_of(this);
+    if (!recr) {
+        if (!store->trim(p0)) return false;
+        return T::seq_rm(seq_id, p0, -1);
+    }
+    if (p0 <= 0) {
+        clear(false);
+        return true;
+    }
+    const bool back = p0 < store->n_past;
+    if (back && (p0 != n_mark || !store->trim(p0))) return false; // the state of recurrent layers knows of no token by itself
+    if (back) mark.restore();
+    for (auto * kv : caches(*this)) kv->seq_rm(0, p0, -1);
+    return true;
+}
+
+void edgekv_mark(llama_memory_i * mem) {
+    auto * recr = edgekv_recurrent_of(mem);
+    auto * m = dynamic_cast<edgekv_memory *>(mem);
+    if (!recr || !m) return;
+    m->n_mark = -1;
+    m->mark.save(recr);
+    m->n_mark = m->store->n_past;
 }
 
 template <typename T>
 std::map<ggml_backend_buffer_type_t, size_t> edgekv_cache<T>::memory_breakdown() const {
     std::map<ggml_backend_buffer_type_t, size_t> r;
     for (const auto & l : store->layers) if (l) r[l->buft] += l->t.n_bytes();
+    const auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this));
+    if (recr) for (const auto & [buft, n] : recr->memory_breakdown()) r[buft] += n;
     return r;
 }
 
 template <typename T>
-void edgekv_cache<T>::state_write(llama_io_write_i & io, llama_seq_id, llama_state_seq_flags) const { store->write(io); }
+void edgekv_cache<T>::state_write(llama_io_write_i & io, llama_seq_id, llama_state_seq_flags) const {
+    const auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this));
+    if (recr) recr->state_write(io, 0, 0);
+    store->write(io);
+}
 
 template <typename T>
 void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state_seq_flags) {
-    store->read(io, (llama_pos) this->n_ctx);
+    auto * recr = edgekv_recurrent_of(this);
+    if (recr) {
+        edgekv_recurrent_state before;
+        before.save(recr);
+        try {
+            recr->state_read(io, 0, 0);
+            if (!edgekv_recurrent_finite(*recr)) throw std::runtime_error("the state holds values that are no numbers");
+            store->read(io, (llama_pos) this->n_ctx, edgekv_recurrent_past(*recr));
+        } catch (...) {
+            before.restore();
+            throw;
+        }
+        mark.clear();
+        n_mark = -1;
+    } else {
+        store->read(io, (llama_pos) this->n_ctx);
+    }
     for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, store->n_past);
 }
 
 template struct edgekv_cache<llama_kv_cache>;
 template struct edgekv_cache<llama_kv_cache_iswa>;
+template struct edgekv_cache<llama_memory_hybrid>;
+template struct edgekv_cache<llama_memory_hybrid_iswa>;
 
 void edgekv_take_back(llama_memory_i * mem, llama_pos n_past) {
     edgekv_store_of(mem)->take_back(n_past);
-    mem->seq_rm(0, n_past, -1); // of the cells: the store has no such tokens any more
+    const auto * recr = edgekv_recurrent_of(mem);
+    if (recr && edgekv_recurrent_past(*recr) != n_past) mem->clear(false);
+    else mem->seq_rm(0, n_past, -1); // of the cells: the store has no such tokens any more
 }
 
 // ---- which models
 
 const char * edgekv_unsupported(const llama_model & model) {
     const auto & hp = model.hparams;
+    switch (model.arch) {
+        case LLM_ARCH_LLAMA_EMBED:
+        case LLM_ARCH_T5ENCODER:   return "it gives embeddings and writes no text";
+        case LLM_ARCH_T5:          return "attention has biases of its own for each distance (T5)";
+        case LLM_ARCH_QWEN4EXP:
+        case LLM_ARCH_GLM5_NEXT:   return "an indexer with a cache of its own picks the tokens, beside recurrent layers";
+        case LLM_ARCH_DEEPSEEK32:
+        case LLM_ARCH_GLM_DSA:
+        case LLM_ARCH_DOTS3NOTE:
+        case LLM_ARCH_MINIMAX_M3:  return "an indexer with a cache of its own picks the tokens";
+        case LLM_ARCH_HY_V4:       if (hp.indexer_top_k) return "an indexer with a cache of its own picks the tokens"; break;
+        case LLM_ARCH_DEEPSEEK4:   return "its cache holds summaries of several tokens already";
+        case LLM_ARCH_KIMI_LINEAR:
+        case LLM_ARCH_KIMI_K3:
+        case LLM_ARCH_BAILINGMOE3: return "recurrent layers and latent attention (MLA) are mixed";
+        default: break;
+    }
     if (llm_arch_is_recurrent(model.arch)) return "recurrent layers hold no KV cache";
-    if (llm_arch_is_hybrid(model.arch))    return "recurrent and attention layers are mixed";
     if (hp.is_mla())                       return "latent attention (MLA) keeps no K and V per head";
     if (!hp.causal_attn)                   return "attention is not causal";
-    if (model.arch == LLM_ARCH_LLAMA_EMBED || model.arch == LLM_ARCH_T5ENCODER) return "it gives embeddings and writes no text";
-    if (model.arch == LLM_ARCH_T5)         return "attention has biases of its own for each distance (T5)";
     if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE) return "ALiBi and sliding windows are mixed";
-    if (hp.n_layer_kv_from_start >= 0)     return "layers share K and V";
+    if (hp.n_layer_kv_from_start >= 0 && hp.n_layer_kv_from_start < (int32_t) hp.n_layer()) return "layers share K and V";
     if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD) return "its sliding window has no fixed width";
-    for (uint32_t il = 0; il < hp.n_layer(); ++il) {
-        if (hp.n_head_kv(il) == 0) return "some layers have no attention";
-    }
     return nullptr;
+}
+
+int32_t edgekv_n_head_kv(const llama_model & model, int32_t il) {
+    const auto & hp = model.hparams;
+    if (il < 0 || il >= (int32_t) hp.n_layer()) return 0;
+    const bool both = model.arch == LLM_ARCH_FALCON_H1; // each layer attends and recurs
+    return hp.is_recr(il) && !both ? 0 : (int32_t) hp.n_head_kv(il);
 }
 
 // Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which must be what the device asks for; CUDA
@@ -146,19 +227,23 @@ static int row_step(const edgekv_layer & l) {
     return n;
 }
 
-static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const llama_memory_params & p, const llama_cparams & c) {
+// attends: [n_layer] whether a layer keeps K and V; the others are layers without heads
+static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const llama_memory_params & p, const llama_cparams & c,
+        const std::vector<bool> & attends) {
     const auto & hp = model.hparams;
     auto store = std::make_unique<edgekv_store>();
+    const uint32_t first = (uint32_t) (std::find(attends.begin(), attends.end(), true) - attends.begin());
     for (uint32_t il = 0; il < hp.n_layer(); ++il) {
+        const uint32_t like = attends[il] ? il : first; // head sizes must be those of some rows
         auto l = std::make_unique<edgekv_layer>();
         l->il        = il;
-        l->n_head    = hp.n_head(il);
-        l->n_head_kv = hp.n_head_kv(il);
-        l->d_k       = hp.n_embd_head_k(il);
-        l->d_v       = hp.n_embd_head_v(il);
+        l->n_head    = attends[il] ? hp.n_head(il) : 0;
+        l->n_head_kv = attends[il] ? hp.n_head_kv(il) : 0;
+        l->d_k       = hp.n_embd_head_k(like);
+        l->d_v       = hp.n_embd_head_v(like);
         l->type_k    = p.type_k;
         l->type_v    = p.type_v;
-        l->n_swa     = hp.is_swa(il) ? hp.n_swa : 0;
+        l->n_swa     = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
         l->max_bias  = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
         l->buft      = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il)) : ggml_backend_cpu_buffer_type();
         l->row_step  = row_step(*l);
@@ -174,6 +259,23 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
     return store;
 }
 
+// whether each layer keeps K and V, whether each has a recurrent state
+struct layer_kinds { std::vector<bool> attends, recurs; };
+
+static layer_kinds kinds_of(const llama_hparams & hp, llama_memory_i & probe) {
+    std::vector<llama_kv_cache *> kv;
+    if (auto * m = dynamic_cast<llama_memory_hybrid *>(&probe))           kv = caches(*m);
+    else if (auto * m = dynamic_cast<llama_memory_hybrid_iswa *>(&probe)) kv = caches(*m);
+    const auto * recr = edgekv_recurrent_of(&probe);
+    layer_kinds kinds;
+    for (int32_t il = 0; il < (int32_t) hp.n_layer(); ++il) {
+        const bool has = !recr || std::any_of(kv.begin(), kv.end(), [&](auto * c) { return edgekv_access::has_layer(*c, il); });
+        kinds.attends.push_back(has && hp.n_head_kv(il) > 0);
+        kinds.recurs.push_back(recr && recr->r_l[il]);
+    }
+    return kinds;
+}
+
 static llama_memory_i * create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
     g_want_store = false; // the probe below must get upstream's own
     std::unique_ptr<llama_memory_i> probe;
@@ -184,41 +286,53 @@ static llama_memory_i * create_memory(const llama_model & model, const llama_mem
     }
     g_want_store = true;
     // a whitelist of classes: anything newer or odder keeps upstream's cache
-    const bool plain = probe && typeid(*probe) == typeid(llama_kv_cache);
-    const bool iswa  = probe && typeid(*probe) == typeid(llama_kv_cache_iswa);
-    if (!plain && !iswa) return nullptr;
+    if (!probe) return nullptr;
+    const auto & is = typeid(*probe);
+    if (is != typeid(llama_kv_cache) && is != typeid(llama_kv_cache_iswa) && is != typeid(llama_memory_hybrid) && is != typeid(llama_memory_hybrid_iswa)) {
+        return nullptr;
+    }
+    const auto & hp = model.hparams;
+    const layer_kinds kinds = kinds_of(hp, *probe);
+    if (std::find(kinds.attends.begin(), kinds.attends.end(), true) == kinds.attends.end()) return nullptr;
     probe.reset();
     if (!cparams.flash_attn) throw std::runtime_error("a compressed cache needs flash attention (-fa on or auto)");
     if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) throw std::runtime_error("a compressed cache cannot be cut over the GPUs by heads: use split_mode=LLAMA_SPLIT_MODE_LAYER");
     if (cparams.n_seq_max != 1) throw std::runtime_error("a compressed cache serves one sequence");
 
     // one layer with one row: enough for the cache to know its types, head sizes and rotation
-    const auto & hp = model.hparams;
     int32_t first_base = -1, first_swa = -1;
     for (uint32_t il = 0; il < hp.n_layer(); ++il) {
+        if (!kinds.attends[il]) continue;
         auto & f = hp.is_swa(il) ? first_swa : first_base;
         if (f < 0) f = il;
     }
     const auto filter = [=](int32_t il) { return il == first_base || il == first_swa; };
-    std::unique_ptr<llama_memory_i> res;
-    if (plain) {
-        auto kv = std::make_unique<edgekv_cache<llama_kv_cache>>(model, hp, params.type_k, params.type_v, false, false, true, 1u, 1u, 1u,
-                hp.n_swa, hp.swa_type, nullptr, filter, nullptr, nullptr);
-        kv->store = make_store(model, params, cparams);
-        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX); c->edgekv = kv->store.get(); }
+    const auto recurs = [&](int32_t il) { return (bool) kinds.recurs[il]; };
+    const auto with_store = [&](auto kv) -> llama_memory_i * {
+        kv->store = make_store(model, params, cparams, kinds.attends);
+        for (auto * c : caches(*kv)) {
+            edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX);
+            c->edgekv = kv->store.get();
+        }
         kv->n_ctx = cparams.n_ctx_seq;
         kv->n_outputs_max = cparams.n_outputs_max;
-        res = std::move(kv);
-    } else {
-        auto kv = std::make_unique<edgekv_cache<llama_kv_cache_iswa>>(model, params.type_k, params.type_v, false, false, true, true, 1u, 1u, 1u, 1u,
-                nullptr, filter, nullptr, nullptr);
-        kv->store = make_store(model, params, cparams);
-        for (auto * c : caches(*kv)) { edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX); c->edgekv = kv->store.get(); }
-        kv->n_ctx = cparams.n_ctx_seq;
-        kv->n_outputs_max = cparams.n_outputs_max;
-        res = std::move(kv);
+        return kv.release();
+    };
+    const auto state = GGML_TYPE_F32; // as llama.cpp's
+    if (is == typeid(llama_kv_cache)) {
+        return with_store(std::make_unique<edgekv_cache<llama_kv_cache>>(model, hp, params.type_k, params.type_v, false, false, true,
+            1u, 1u, 1u, hp.n_swa, hp.swa_type, nullptr, filter, nullptr, nullptr));
     }
-    return res.release();
+    if (is == typeid(llama_kv_cache_iswa)) {
+        return with_store(std::make_unique<edgekv_cache<llama_kv_cache_iswa>>(model, params.type_k, params.type_v, false, false, true, true,
+            1u, 1u, 1u, 1u, nullptr, filter, nullptr, nullptr));
+    }
+    if (is == typeid(llama_memory_hybrid)) {
+        return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid>>(model, params.type_k, params.type_v, false,
+            1u, 1u, hp.n_swa, hp.swa_type, state, state, 1u, 1u, 0u, cparams.offload_kqv, true, filter, recurs));
+    }
+    return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid_iswa>>(model, params.type_k, params.type_v, false, true,
+        1u, 1u, 1u, state, state, 1u, 1u, 0u, cparams.offload_kqv, true, filter, recurs));
 }
 
 llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {

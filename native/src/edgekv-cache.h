@@ -3,6 +3,7 @@
 // (graph inputs, batches), without rows of its own: K/V live in the store.
 
 #include "edgekv.h"
+#include "edgekv-recurrent.h"
 #include "edgekv-store.h"
 
 #include "llama-kv-cache.h"
@@ -16,6 +17,7 @@ struct edgekv_access {
     // cells 0..n-1 hold positions 0..n-1 of sequence 0, as after a prompt of n tokens
     static void fill_cells(llama_kv_cache & kv, uint32_t n);
     static llama_kv_cache * cache(const llama_kv_cache_context * mctx);
+    static bool has_layer(const llama_kv_cache & kv, int32_t il);
     // whether all rows are numbers
     static bool finite(const llama_kv_cache & kv);
 };
@@ -24,10 +26,14 @@ struct edgekv_memory {
     std::unique_ptr<edgekv_store> store;
     uint32_t n_ctx = 0;
     uint32_t n_outputs_max = 0; // tokens of a batch whose logits may be asked for
+    edgekv_recurrent_state mark; // of recurrent layers, to go back to: what they held behind the first n_mark tokens
+    llama_pos n_mark = -1;       // -1: nothing is marked
     virtual ~edgekv_memory() = default;
+    // the cells hold the first n_past tokens again, whatever lies behind them; K/V and recurrent states stay as they are
+    virtual void forget_cells(llama_pos n_past) = 0;
 };
 
-// T: llama_kv_cache or llama_kv_cache_iswa
+// T: llama_kv_cache or llama_kv_cache_iswa, or llama_memory_hybrid or llama_memory_hybrid_iswa
 template <typename T>
 struct edgekv_cache : T, edgekv_memory {
     template <typename... A> explicit edgekv_cache(A &&... a) : T(std::forward<A>(a)...) {}
@@ -35,6 +41,7 @@ struct edgekv_cache : T, edgekv_memory {
     llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
     bool get_can_shift() const override { return false; }
     void clear(bool data) override;
+    void forget_cells(llama_pos n_past) override;
     bool seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) override;
     std::map<ggml_backend_buffer_type_t, size_t> memory_breakdown() const override;
     void state_write(llama_io_write_i & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) const override;
@@ -45,17 +52,25 @@ struct edgekv_cache : T, edgekv_memory {
 // step was not computed
 void edgekv_note_error(const char * what, edgekv_status status) noexcept;
 
+// Note what the recurrent layers hold: the tokens behind it can then be taken back. Nothing happens to a model without such layers,
+// whose tokens can be taken back one by one. throws std::bad_alloc
+void edgekv_mark(llama_memory_i * mem);
+
 // whether the rows of llama.cpp's own cache are numbers; other kinds of memory are not looked at
 bool edgekv_finite(llama_memory_i * mem);
 
 // the store of a context, or null
 edgekv_store * edgekv_store_of(llama_memory_i * mem);
 
-// the conversation is again its first n_past tokens, whatever a step that failed has left behind them
+// The conversation is again its first n_past tokens, whatever a step that failed has left behind them. It is empty if recurrent layers
+// have gone on already
 void edgekv_take_back(llama_memory_i * mem, llama_pos n_past);
 
 // the next context that this thread creates gets a store
 void edgekv_want_store(bool on);
+
+// heads of a layer that keep K and V
+int32_t edgekv_n_head_kv(const llama_model & model, int32_t il);
 
 // how a model is read: why not layer by layer, or null
 const char * edgekv_unsupported(const llama_model & model);

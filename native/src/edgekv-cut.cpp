@@ -2,24 +2,34 @@
 #include "edgekv-prefill.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 
-// the output of layer il is called l_out-il in most of llama.cpp's models; false if this graph cannot be cut there
+// the layers' outputs, by layer; false if one comes twice: a stack that is run more than once
+static bool find_outputs(const ggml_cgraph & gf, const char * prefix, std::unordered_map<int, int> & nodes) {
+    const size_t n = strlen(prefix);
+    for (int i = 0; i < gf.n_nodes; ++i) {
+        const char * name = gf.nodes[i]->name;
+        if (strncmp(name, prefix, n) == 0 && !nodes.emplace(atoi(name + n), i).second) return false;
+    }
+    return true;
+}
+
+// false if this graph cannot be cut at the outputs of its layers
 bool edgekv_prefill::find_cuts(edgekv_graph & g) const {
     const int n_layer = n_slice();
-    std::unordered_map<std::string, int> by_name;
-    for (int i = 0; i < g.gf->n_nodes; ++i) {
-        const ggml_tensor * t = g.gf->nodes[i];
-        if (strncmp(t->name, "l_out-", 6) != 0) continue;
-        if (!by_name.emplace(t->name, i).second) return false; // a stack that is run more than once
+    std::unordered_map<int, int> outputs;
+    // nearly all call it l_out; Nemotron-H gives that name to a part of some layers
+    for (const char * prefix : { "nemotron_h_block_out-", "l_out-", "ffn_residual-" }) {
+        if (outputs.empty() && !find_outputs(*g.gf, prefix, outputs)) return false;
     }
     g.cut.assign(1, 0);
     for (int il = 0; il < n_layer - 1; ++il) {
-        const auto it = by_name.find("l_out-" + std::to_string(il));
-        if (it == by_name.end()) return false;
+        const auto it = outputs.find(il);
+        if (it == outputs.end()) return false;
         ggml_tensor * t = g.gf->nodes[it->second];
         const bool placeable = !t->view_src && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) && ggml_nelements(t) % g.n_tokens == 0;
         const int64_t width = ggml_nelements(t)/g.n_tokens;

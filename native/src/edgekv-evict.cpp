@@ -6,8 +6,8 @@
 void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     const auto & l = in_work();
     const auto & s = scratch_of(l);
-    if (l.n_swa && fresh[il_done]) return;
-    if (!l.n_swa && !counts) throw edgekv_error { EDGEKV_INVALID, "there are no counts" };
+    if (!l.selects() && fresh[il_done]) return;
+    if (l.selects() && !counts) throw edgekv_error { EDGEKV_INVALID, "there are no counts" };
     bool all = true;
     std::vector<std::vector<int32_t>> lists(l.n_head_kv);
     std::vector<int64_t> base(l.n_head_kv);
@@ -41,7 +41,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     fresh[il_done] = std::move(f);
     evicted = evicted || !all;
     note_peak();
-    if (!by_layer) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
+    if (!by_layer && l.n_head_kv) scratches[scratch_index[il_done]]->t = {}; // this layer's rows in full are not needed again
 }
 
 edgekv_layer & edgekv_prefill::finished(int il, int head) const {
@@ -53,7 +53,7 @@ edgekv_layer & edgekv_prefill::finished(int il, int head) const {
 
 void edgekv_prefill::shrink(int il, const int32_t * counts) {
     auto & f = finished(il, 0);
-    if (f.n_swa) return;
+    if (!f.selects()) return;
     std::vector<std::vector<int32_t>> lists(f.n_head_kv);
     std::vector<std::vector<llama_pos>> pos(f.n_head_kv);
     for (int k = 0; k < f.n_head_kv; ++k) {

@@ -78,6 +78,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     ctx->gf_res_prev_active = nullptr;
     if (ctx->output_reserve(1) < 1) throw no_memory("the logits");
 
+    p->before.save(edgekv_recurrent_of(ctx->memory.get()));
     p->store->active = p.get(); // from here on the destructor cleans up
     try {
         p->max_observed = 0;
@@ -91,7 +92,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
             p->build_chunks();
         } catch (const not_by_layer &) { // start again, all layers at once
             p->by_layer = false;
-            ctx->memory->seq_rm(0, p->pos0, -1);
+            p->forget();
             p->make_scratches();
             p->build_chunks();
         }
@@ -118,11 +119,19 @@ edgekv_prefill::~edgekv_prefill() {
     chunks.clear();
     graphs.clear();
     ggml_backend_sched_reset(ctx->sched.get());
-    if (!ended) ctx->memory->seq_rm(0, pos0, -1); // cells of the tokens that were not read in the end
+    if (!ended) forget();
     store->active = nullptr;
     ++store->version;
     edgekv_device::report();
     edgekv_trim_heap(); // the process would look as big as at its peak
+}
+
+static edgekv_memory & memory_of(llama_context & ctx) { return *dynamic_cast<edgekv_memory *>(ctx.get_memory()); }
+
+// cells and recurrent states of tokens that were not read in the end
+void edgekv_prefill::forget() {
+    memory_of(*ctx).forget_cells(pos0);
+    before.restore();
 }
 
 void edgekv_prefill::lose_context() noexcept {
@@ -135,6 +144,7 @@ void edgekv_prefill::lose_context() noexcept {
     fresh.clear();
     hidden.reset();
     inputs.reset();
+    before.clear();
     for (auto * m : { &mask_full, &mask_swa, &device_work }) *m = {};
     tallies.clear();
 }
@@ -149,6 +159,7 @@ void edgekv_prefill::make_scratches() {
     for (auto & t : tallies) t.resize(observers.size());
     for (size_t il = 0; il < store->layers.size(); ++il) {
         const auto & l = *store->layers[il];
+        if (l.n_head_kv == 0) continue; // nothing is stored
         for (size_t j = 0; by_layer && j < il && scratch_index[il] < 0; ++j) { // one for all layers of a shape
             const auto & m = *store->layers[j];
             if (m.n_head_kv == l.n_head_kv && m.n_head == l.n_head && m.d_k == l.d_k && m.d_v == l.d_v && m.buft == l.buft) scratch_index[il] = scratch_index[j];
@@ -162,6 +173,7 @@ void edgekv_prefill::make_scratches() {
     }
     for (size_t il = 0; il < store->layers.size(); ++il) {
         const auto & l = *store->layers[il];
+        if (l.n_head_kv == 0) continue;
         auto & s = *scratches[scratch_index[il]];
         if (s.t.k) continue;
         s.cap = (s.n_old + n_rows + l.row_step - 1)/l.row_step*l.row_step;
@@ -212,7 +224,8 @@ void edgekv_prefill::make_masks() {
     int n_swa = 0;
     bool full = false;
     for (const auto & l : store->layers) {
-        if (l->n_swa) { n_swa = l->n_swa; continue; }
+        if (l->n_swa) n_swa = l->n_swa;
+        if (!l->selects()) continue;
         full = true;
         n_old = std::max<int64_t>(n_old, l->len_max());
     }
@@ -282,7 +295,7 @@ std::pair<int64_t, int64_t> edgekv_prefill::observed(int64_t first, int64_t n) c
 ggml_tensor * edgekv_prefill::capture_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q, float scale, float softcap, ggml_tensor * sinks) {
     score_params[l.il] = { scale, softcap, sinks };
     const auto [a, b] = building->observed;
-    if (!wants_columns || a == b || l.n_swa) return nullptr;
+    if (!wants_columns || a == b || !l.selects()) return nullptr;
     ggml_tensor * to = scratch_of(l).queries.t;
     ggml_tensor * src = ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a*q->nb[2]);
     ggml_tensor * dst = ggml_view_3d(g.ctx0, to, q->ne[0], q->ne[1], b - a, q->ne[0]*sizeof(float), to->nb[1], 0);
@@ -309,7 +322,7 @@ void edgekv_prefill::build_chunks() {
     build(0, n_tokens, 0);
     int64_t first = n_tokens;
     for (int64_t n : pieces) {
-        ctx->memory->seq_rm(0, (llama_pos) (pos0 + n_tokens), -1); // the piece before lay in these cells
+        memory_of(*ctx).forget_cells((llama_pos) (pos0 + n_tokens)); // the piece before lay there
         build(first, n, n_tokens);
         first += n;
     }
@@ -345,13 +358,16 @@ edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
     auto seen = observed(c.first, c.n_tokens);
     seen = { seen.first - c.first, seen.second - c.first };
     const bool alone = store->graph_attend || !on_cpu(); // shapes depend on how many rows lie in front
+    const auto * recurrent = edgekv_recurrent_of(ctx->memory.get());
+    const int32_t cleared = recurrent ? recurrent->rs_z : -1;
     for (auto & g : graphs) {
-        if (!alone && g->n_tokens == c.n_tokens && g->has_output == c.has_output && g->observed == seen) return *g;
+        if (!alone && g->n_tokens == c.n_tokens && g->has_output == c.has_output && g->cleared == cleared && g->observed == seen) return *g;
     }
     graphs.push_back(std::make_unique<edgekv_graph>());
     auto & g = *graphs.back();
     g.n_tokens   = c.n_tokens;
     g.has_output = c.has_output;
+    g.cleared    = cleared;
     g.observed   = seen;
     ctx->n_outputs = c.has_output ? 1 : 0;
     g.res = std::make_unique<llm_graph_result>(ctx->gf_res_reserve->get_max_nodes());
@@ -377,6 +393,7 @@ edgekv_graph & edgekv_prefill::graph_for(const edgekv_chunk & c) {
 
 void edgekv_prefill::lay_out_old(int il) {
     const auto & l = *store->layers[il];
+    if (l.n_head_kv == 0) return;
     auto & s = *scratches[scratch_index[il]];
     std::vector<int32_t> to(l.n_head_kv);
     for (int k = 0; k < l.n_head_kv; ++k) to[k] = (int32_t) (k*s.cap + s.n_old - l.len[k]);
@@ -394,16 +411,8 @@ void edgekv_prefill::run(int il) {
     for (auto & t : tallies[by_layer ? 0 : il]) if (by_layer) t.clear();
     broken = true; // until it is read to its end
 
-    if (by_layer || il == 0) {
-        for (int l = by_layer ? il : 0; l < (by_layer ? il + 1 : n_layer); ++l) lay_out_old(l);
-        for (auto & c : chunks) {
-            run_slice(c, by_layer ? il : 0);
-            for (int l = by_layer ? il : 0; l < (by_layer ? il + 1 : n_layer); ++l) observe(c, l);
-            ++n_done;
-            if (progress && !progress(n_done, (int32_t) chunks.size()*n_slice(), progress_data)) throw edgekv_error { EDGEKV_CANCELLED, "cancelled" };
-        }
-        for (int l = by_layer ? il : 0; l < (by_layer ? il + 1 : n_layer); ++l) fetch_columns(l);
-    }
+    if (by_layer)     run_chunks(il, il + 1);
+    else if (il == 0) run_chunks(0, n_layer);
     il_done = il;
     broken = false;
     note_peak();
@@ -413,11 +422,29 @@ void edgekv_prefill::run(int il) {
         for (auto & s : scratches) { s->queries = {}; s->raw_queries = {}; s->norm = {}; }
         for (auto & t : tallies[0]) t.there = {};
     }
-    if (store->layers[il]->n_swa) keep(nullptr, nullptr);
+    if (!store->layers[il]->selects()) keep(nullptr, nullptr);
+}
+
+// all chunks through layers [begin, end), which are one slice
+void edgekv_prefill::run_chunks(int begin, int end) {
+    for (int il = begin; il < end; ++il) lay_out_old(il);
+    const auto * recurrent = edgekv_recurrent_of(ctx->memory.get());
+    edgekv_recurrent_rows at_end; // of the prompt: every piece goes on from there, and so does the conversation
+    for (auto & c : chunks) {
+        const bool is_piece = c.first >= n_tokens;
+        if (recurrent && is_piece && at_end.rows.empty()) at_end.save(*recurrent, begin, end);
+        if (is_piece && c.row == n_tokens) at_end.restore();
+        run_slice(c, by_layer ? begin : 0);
+        for (int il = begin; il < end; ++il) observe(c, il);
+        ++n_done;
+        if (progress && !progress(n_done, (int32_t) chunks.size()*n_slice(), progress_data)) throw edgekv_error { EDGEKV_CANCELLED, "cancelled" };
+    }
+    at_end.restore();
+    for (int il = begin; il < end; ++il) fetch_columns(il);
 }
 
 const edgekv_layer & edgekv_prefill::in_work() const {
-    if (ended || broken || il_done < 0 || !scratches[scratch_index[il_done]]->t.k) throw edgekv_error { EDGEKV_INVALID, "no layer is in work" };
+    if (ended || broken || il_done < 0 || (store->layers[il_done]->n_head_kv && !scratches[scratch_index[il_done]]->t.k)) throw edgekv_error { EDGEKV_INVALID, "no layer is in work" };
     return *store->layers[il_done];
 }
 
@@ -430,7 +457,9 @@ void edgekv_prefill::end() {
     store->layers = std::move(fresh);
     store->n_past = (llama_pos) (pos0 + n_tokens);
     if (evicted) store->boundary = store->n_past;
-    if (!pieces.empty()) ctx->memory->seq_rm(0, store->n_past, -1);
+    if (!pieces.empty()) memory_of(*ctx).forget_cells(store->n_past);
+    memory_of(*ctx).n_mark = -1;
+    memory_of(*ctx).mark.clear();
     ctx->n_outputs = 1;
     ctx->output_ids[0] = 0;
     ctx->n_queued_tokens += n_tokens;
@@ -440,7 +469,7 @@ void edgekv_prefill::end() {
 
 void edgekv_prefill::note_peak() {
     size_t n = inputs ? ggml_backend_buffer_get_size(inputs.get()) : 0;
-    n += mask_full.n_bytes() + mask_swa.n_bytes() + (hidden ? hidden->n_bytes() : 0);
+    n += before.n_bytes() + mask_full.n_bytes() + mask_swa.n_bytes() + (hidden ? hidden->n_bytes() : 0);
     for (const auto & s : scratches) n += s->n_bytes();
     for (const auto & f : fresh) if (f) n += f->t.n_bytes();
     for (const auto & layer : tallies) for (const auto & t : layer) n += t.there.n_bytes();

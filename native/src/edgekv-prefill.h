@@ -5,6 +5,7 @@
 #include "edgekv.h"
 #include "edgekv-device.h"
 #include "edgekv-hidden.h"
+#include "edgekv-recurrent.h"
 #include "edgekv-store.h"
 #include "cpu/edgekv-cpu.h"
 
@@ -70,6 +71,7 @@ struct edgekv_graph {
     ggml_cgraph * gf = nullptr;
     int64_t n_tokens = 0;
     bool    has_output = false;
+    int32_t cleared = -1;                  // the recurrent state that begins anew, of the conversation's first chunk
     std::pair<int64_t, int64_t> observed;  // tokens of the chunk whose queries are captured
     std::vector<int> cut;                  // [n_slice + 1] node where each slice begins
     std::vector<ggml_tensor *> resid;      // [n_slice - 1] hidden states behind each slice
@@ -193,6 +195,8 @@ private:
     bool slice_nodes(const edgekv_graph & g, int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const;
     void place_inputs();
     void lay_out_old(int il);
+    void run_chunks(int begin, int end);
+    void forget();
     void bind(const edgekv_chunk & c);
     void reserve();
     void prepare(edgekv_graph & g, int slice);
@@ -248,6 +252,7 @@ private:
     ggml_backend_buffer_ptr inputs;
     edgekv_matrix mask_full, mask_swa;
     int64_t mask_full_at = 0, mask_swa_at = 0; // column of "before = 0"
+    edgekv_recurrent_state before;         // what recurrent layers held before the prompt
     bool evicted = false, ended = false;
     bool broken = false;          // a layer was left half read: its hidden states are overwritten
 };

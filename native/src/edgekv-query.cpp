@@ -7,6 +7,12 @@
 
 #include <cstring>
 
+// Whether all pairs of values turn by a token's one position. With several positions per token (M-RoPE) those of a text are equal, but for
+// the last one, which is 0
+static bool turns_alike(const ggml_tensor & rope) {
+    return !(rope.op_params[2] & GGML_ROPE_TYPE_MROPE) || rope.op_params[11 + 3] == 0;
+}
+
 // from the query that attention gets back to the one that entered RoPE; unknown if there is anything else on the way
 static edgekv_query_path trace(ggml_tensor * q) {
     edgekv_query_path path;
@@ -30,7 +36,7 @@ static edgekv_query_path trace(ggml_tensor * q) {
                 t = t->src[1];
                 break;
             case GGML_OP_ROPE:
-                if (t->op_params[2] & GGML_ROPE_TYPE_MROPE) return path;
+                if (!turns_alike(*t)) return path;
                 path.rope = t;
                 path.raw  = t->src[0];
                 return path;
@@ -45,7 +51,7 @@ static int64_t next_multiple(int64_t x, int64_t of) { return (x + of - 1)/of*of;
 
 ggml_tensor * edgekv_prefill::capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l, ggml_tensor * q) {
     const auto [a, b] = building->observed;
-    if (!wants_queries || a == b || l.n_swa) return nullptr;
+    if (!wants_queries || a == b || !l.selects()) return nullptr;
     auto & path = query_paths[l.il] = trace(q);
     if (!path.rope) return nullptr;
     const int64_t first = next_multiple(a, query_step), n = next_multiple(b, query_step)/query_step - first/query_step;
@@ -123,6 +129,7 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
     if (turn.rope && turn.n_future == n_future && (int64_t) turn.mean.size() == d*d && turn.rope->src[2] == factors &&
             memcmp(turn.rope->op_params, path.rope->op_params, sizeof(path.rope->op_params)) == 0) return turn.mean;
     std::vector<double> sum(d*d, 0.0);
+    const bool several = path.rope->op_params[2] & GGML_ROPE_TYPE_MROPE; // positions of a token
     const int step = 64; // positions at once
     for (int first = 0; first < n_future; first += step) {
         const int64_t n = std::min(step, n_future - first);
@@ -130,9 +137,13 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
         edgekv_compute(ctx->backend_cpu,
             [&](ggml_context * c0) {
                 basis = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d, d, n);
-                pos   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, n);
+                pos   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, several ? GGML_MROPE_SECTIONS*n : n);
                 if (factors) ff = ggml_new_tensor_1d(c0, GGML_TYPE_F32, ggml_nelements(factors));
-                ggml_tensor * y = ggml_rope_ext(c0, basis, pos, ff, path.rope->op_params[1], path.rope->op_params[2], 0, 1, 1, 0, 1, 0, 0);
+                const auto * op = path.rope->op_params;
+                int sections[GGML_MROPE_SECTIONS];
+                memcpy(sections, op + 11, sizeof(sections));
+                ggml_tensor * y = several ? ggml_rope_multi(c0, basis, pos, ff, op[1], sections, op[2], 0, 1, 1, 0, 1, 0, 0)
+                                          : ggml_rope_ext(c0, basis, pos, ff, op[1], op[2], 0, 1, 1, 0, 1, 0, 0);
                 memcpy(y->op_params, path.rope->op_params, sizeof(y->op_params));
                 if (!path.rotated) return y;
                 const int64_t m = rotation_size();
@@ -142,7 +153,9 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
             [&] {
                 auto * x = (float *) basis->data;
                 for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) *x++ = i == j ? 1.0f : 0.0f;
-                for (int64_t p = 0; p < n; ++p) ((int32_t *) pos->data)[p] = (int32_t) (pos0 + n_tokens + first + p);
+                for (int64_t p = 0; p < ggml_nelements(pos); ++p) {
+                    ((int32_t *) pos->data)[p] = p < 3*n ? (int32_t) (pos0 + n_tokens + first + p % n) : 0;
+                }
                 if (ff)  ggml_backend_tensor_get(factors, ff->data, 0, ggml_nbytes(ff));
                 if (rot) memcpy(rot->data, key_rotation.data(), ggml_nbytes(rot));
             },

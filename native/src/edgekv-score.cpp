@@ -44,7 +44,7 @@ ggml_tensor * score_nodes(ggml_context * ctx, score_job & job) {
 
 void edgekv_prefill::observe(const edgekv_chunk & c, int il) {
     const auto & l = *store->layers[il];
-    if (l.n_swa) return;
+    if (!l.selects()) return;
     const int64_t t0 = ggml_time_us();
     for (size_t i = 0; i < observers.size(); ++i) {
         const int64_t a = std::max<int64_t>(observers[i].begin, c.first), b = std::min<int64_t>(observers[i].end, c.first + c.n_tokens);
@@ -119,6 +119,7 @@ const edgekv_device * edgekv_prefill::scorer(const edgekv_layer & l) const {
 // of a layer whose last chunk was read
 void edgekv_prefill::fetch_columns(int il) {
     const auto & l = *store->layers[il];
+    if (!l.selects()) return;
     for (auto & t : tallies[by_layer ? 0 : il]) if (t.on_device) t.there.fetch(t.columns(scratch_of(l).cap*l.n_head_kv));
 }
 

@@ -112,6 +112,7 @@ static int64_t assign_first(const std::vector<int32_t> & cap, std::vector<int32_
 }
 
 void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
+    if (n_head_kv == 0) return;
     std::vector<int32_t> first_new;
     const int64_t n = assign_first(cap_new, first_new, row_step);
     auto fresh = edgekv_tensors::make(buft, type_k, type_v, d_k, d_v, n, std::to_string(il).c_str());
@@ -127,7 +128,7 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
 }
 
 void edgekv_layer::place_pos(llama_pos n_past) {
-    if (max_bias == 0.0f || row_pos.t) return;
+    if (max_bias == 0.0f || row_pos.t || n_head_kv == 0) return;
     std::vector<float> here(t.k->ne[1], 0.0f);
     for (int k = 0; k < n_head_kv; ++k) for (int32_t r = 0; r < cap[k]; ++r) here[first[k] + r] = (float) (r < len[k] ? pos[k][r] : n_past + r - len[k]);
     row_pos = edgekv_matrix::make(buft, GGML_TYPE_F32, 1, (int64_t) here.size(), "pos");
@@ -152,6 +153,7 @@ static void gather_on_device(const edgekv_device & device, const edgekv_tensors 
 }
 
 void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to) {
+    if (to.n_head_kv == 0) return;
     std::vector<int32_t> cap(to.n_head_kv);
     for (int k = 0; k < to.n_head_kv; ++k) cap[k] = (int32_t) keep[k].size();
     std::vector<int32_t> first;
@@ -370,11 +372,12 @@ static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edge
     return l;
 }
 
-void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx) {
+void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens) {
     if (get<uint32_t>(io) != STATE_MAGIC || get<uint32_t>(io) != layers.size()) throw std::runtime_error("the state is not of this model");
     const auto n_past_new   = get<llama_pos>(io);
     const auto boundary_new = get<llama_pos>(io);
     if (n_past_new < 0 || boundary_new < 0 || boundary_new > n_past_new) throw std::runtime_error("the state is damaged");
+    if (n_tokens >= 0 && n_past_new != n_tokens) throw std::runtime_error("the state is damaged");
     if (n_past_new > n_ctx) throw std::runtime_error("the state holds more tokens than this context");
     std::vector<std::unique_ptr<edgekv_layer>> fresh(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) {

@@ -43,7 +43,7 @@ struct edgekv_matrix {
 };
 
 struct edgekv_layer {
-    int       il = 0, n_head = 0, n_head_kv = 0, d_k = 0, d_v = 0;
+    int       il = 0, n_head = 0, n_head_kv = 0, d_k = 0, d_v = 0; // a layer without attention has no heads
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
     int       n_swa = 0;                     // sliding window in tokens, 0 = attends to everything
     ggml_backend_buffer_type_t buft = nullptr;
@@ -55,6 +55,7 @@ struct edgekv_layer {
     std::vector<std::vector<llama_pos>> pos; // [n_head_kv][len]: token index of each row
     edgekv_matrix         row_pos;           // with ALiBi: the same for kernels, F32 [1, rows]; gone whenever rows move, see place_pos
 
+    bool    selects() const { return n_head_kv > 0 && n_swa == 0; } // entries are chosen: it attends to everything
     int32_t len_max() const;
     int64_t n_rows()  const;                 // used rows of all heads
     std::unique_ptr<edgekv_layer> alike() const; // of the same shape, in the same place, without rows
@@ -65,7 +66,7 @@ struct edgekv_layer {
 };
 
 struct edgekv_store {
-    std::vector<std::unique_ptr<edgekv_layer>> layers; // by model layer; null where a layer has no K/V
+    std::vector<std::unique_ptr<edgekv_layer>> layers; // by model layer
     uint64_t  version  = 0;       // changes whenever tensors move: graphs that point to them are stale
     llama_pos n_past   = 0;       // tokens that went in
     llama_pos boundary = 0;       // tokens before this one were selected from: they cannot be taken back one by one
@@ -95,8 +96,9 @@ struct edgekv_store {
     void   shrink_to_fit();
 
     void   write(llama_io_write_i & io) const;
-    // n_ctx: most tokens that it may hold. throws std::runtime_error or std::bad_alloc and leaves the store as it was
-    void   read(llama_io_read_i & io, llama_pos n_ctx);
+    // n_ctx: most tokens that it may hold; n_tokens: as many as it must hold, if not -1. throws std::runtime_error or std::bad_alloc
+    // and leaves the store as it was
+    void   read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens = -1);
 };
 
 // whether n rows from row `first` on are numbers; throws std::bad_alloc

@@ -20,6 +20,7 @@ constexpr int N_CTX = 768, N_UBATCH = 64;
 struct context {
     llama_context * ctx = nullptr;
     int n_layer = 0, n_vocab = 0;
+    int first = 0; // layer that attends to everything
     std::vector<edgekv_layer_info> layers;
 
     context(llama_model * model, bool store, int n_ctx = N_CTX) {
@@ -33,9 +34,15 @@ struct context {
         n_layer = edgekv_n_layer(ctx);
         layers.resize(n_layer);
         for (int il = 0; il < n_layer; ++il) check(edgekv_layer_get(ctx, il, &layers[il]) == 0, "layer %d has no shape", il);
+        while (first + 1 < n_layer && !selects(first)) ++first;
+        while (first > 0 && layers[first].n_head_kv == 0) --first; // all have windows
     }
     ~context() { llama_free(ctx); }
     context(const context &) = delete;
+
+    // whether entries of a layer are chosen: it has heads, and they attend to everything
+    bool selects(int il) const { return layers[il].n_head_kv > 0 && layers[il].n_swa == 0; }
+    bool rewinds() const { return memory().bytes_recurrent == 0; }
 
     std::vector<int32_t> len(int il) const { std::vector<int32_t> x(layers[il].n_head_kv, -7); check(edgekv_len(ctx, il, x.data()) == 0, "no lengths"); return x; }
     std::vector<int32_t> pos(int il, int k) const { std::vector<int32_t> x(len(il)[k], -7); check(edgekv_pos(ctx, il, k, x.data()) == 0, "no positions"); return x; }
@@ -56,6 +63,12 @@ struct context {
         const auto m = memory();
         put(&m.n_past, sizeof(m.n_past));
         put(&m.boundary, sizeof(m.boundary));
+        const bool all_stays = std::all_of(layers.begin(), layers.end(), [](const auto & l) { return l.n_swa == 0; });
+        if (!rewinds() && (windows || all_stays)) { // recurrent states, in front of the store in llama.cpp's own format
+            std::string all(llama_state_seq_get_size(ctx, 0), 0);
+            llama_state_seq_get_data(ctx, (uint8_t *) &all[0], all.size(), 0);
+            s += all;
+        }
         for (int il = 0; il < n_layer; ++il) for (int k = 0; k < layers[il].n_head_kv; ++k) {
             if (layers[il].n_swa && !windows) continue;
             const auto p = pos(il, k);
@@ -205,7 +218,7 @@ void read_layer(context & c, edgekv_prefill * p, int il, const prompt & x, rando
     auto n_rows = c.len(il);
     for (int32_t & n : n_rows) n += x.params.n_tokens;
     kept.push_back(choose(rnd, n_rows, share));
-    if (c.layers[il].n_swa) return;
+    if (!c.selects(il)) return;
     check_stats(c, p, il, x);
     check_rows(p, c.layers[il], n_rows[0]);
     row_lists bad = kept[il];
@@ -277,7 +290,7 @@ void check_tokens(context & c, random_source & rnd, std::initializer_list<int> s
     for (int n : sizes) {
         const auto before = c.memory();
         std::vector<int32_t> full;
-        for (int il = 0; il < c.n_layer; ++il) full.push_back(c.layers[il].n_swa ? -1 : c.len(il)[0]);
+        for (int il = 0; il < c.n_layer; ++il) full.push_back(c.selects(il) ? c.len(il)[0] : -1);
         check(c.decode(text(rnd, n, c.n_vocab)) == 0, "%d tokens were refused", n);
         check(c.memory().n_past == before.n_past + n && c.memory().boundary == before.boundary, "%d tokens were counted as %lld", n, (long long) (c.memory().n_past - before.n_past));
         for (int il = 0; il < c.n_layer; ++il) if (full[il] >= 0) check(c.len(il)[0] == full[il] + n, "layer %d grew by %d instead of %d", il, c.len(il)[0] - full[il], n);
@@ -319,14 +332,20 @@ void wrong_arguments(context & c) {
               edgekv_rows_f32(c.ctx, il, 0, f.data(), f.data()) == EDGEKV_INVALID && edgekv_rows_bytes(c.ctx, il, 0, f.data(), f.data()) == EDGEKV_INVALID &&
               edgekv_evict(c.ctx, il, x, x) == EDGEKV_INVALID && edgekv_write_rows(c.ctx, il, 0, 1, x, f.data(), f.data()) == EDGEKV_INVALID, "layer %d", il);
     }
-    for (int k : { -1, c.layers[0].n_head_kv, INT32_MAX }) {
-        check(edgekv_pos(c.ctx, 0, k, x) == EDGEKV_INVALID && edgekv_rows_f32(c.ctx, 0, k, f.data(), nullptr) == EDGEKV_INVALID && edgekv_rows_bytes(c.ctx, 0, k, f.data(), nullptr) == EDGEKV_INVALID &&
-              edgekv_write_rows(c.ctx, 0, k, 1, x, f.data(), f.data()) == EDGEKV_INVALID, "head %d", k);
+    const int one = c.first;
+    for (int k : { -1, c.layers[one].n_head_kv, INT32_MAX }) {
+        check(edgekv_pos(c.ctx, one, k, x) == EDGEKV_INVALID && edgekv_rows_f32(c.ctx, one, k, f.data(), nullptr) == EDGEKV_INVALID && edgekv_rows_bytes(c.ctx, one, k, f.data(), nullptr) == EDGEKV_INVALID &&
+              edgekv_write_rows(c.ctx, one, k, 1, x, f.data(), f.data()) == EDGEKV_INVALID, "head %d", k);
     }
-    check(edgekv_layer_get(c.ctx, 0, nullptr) == EDGEKV_INVALID && edgekv_len(c.ctx, 0, nullptr) == EDGEKV_INVALID && edgekv_pos(c.ctx, 0, 0, nullptr) == (c.len(0)[0] ? EDGEKV_INVALID : 0) &&
-          edgekv_memory_get(c.ctx, nullptr) == EDGEKV_INVALID && edgekv_evict(c.ctx, 0, nullptr, x) == EDGEKV_INVALID, "an answer to nowhere");
-    check(edgekv_rows_f32(c.ctx, 0, 0, nullptr, nullptr) == 0 && edgekv_rows_bytes(c.ctx, 0, 0, nullptr, nullptr) == 0, "neither K nor V");
+    check(edgekv_layer_get(c.ctx, one, nullptr) == EDGEKV_INVALID && edgekv_len(c.ctx, one, nullptr) == EDGEKV_INVALID && edgekv_pos(c.ctx, one, 0, nullptr) == (c.len(one)[0] ? EDGEKV_INVALID : 0) &&
+          edgekv_memory_get(c.ctx, nullptr) == EDGEKV_INVALID && edgekv_evict(c.ctx, one, nullptr, x) == EDGEKV_INVALID, "an answer to nowhere");
+    check(edgekv_rows_f32(c.ctx, one, 0, nullptr, nullptr) == 0 && edgekv_rows_bytes(c.ctx, one, 0, nullptr, nullptr) == 0, "neither K nor V");
     for (int il = 0; il < c.n_layer; ++il) {
+        if (c.layers[il].n_head_kv == 0) {
+            int32_t none = 0;
+            check(edgekv_evict(c.ctx, il, &none, &none) == EDGEKV_INVALID, "a layer without attention was thinned");
+            continue;
+        }
         const auto len = c.len(il);
         std::vector<int32_t> counts(len.size(), 0), rows(8, 0);
         counts[0] = len[0] + 1;
@@ -406,7 +425,7 @@ void check_cancel(context & c, random_source & rnd) {
         int status = 0, il = 0;
         for (; il < c.n_layer && status == 0; ++il) {
             status = edgekv_prefill_run(p, il);
-            if (status == 0 && !c.layers[il].n_swa) status = keep(p, row_lists(c.layers[il].n_head_kv, { 0, 1 }));
+            if (status == 0 && c.selects(il)) status = keep(p, row_lists(c.layers[il].n_head_kv, { 0, 1 }));
         }
         if (status != 0) {
             check(status == EDGEKV_CANCELLED, "cancelled with %d", status);
@@ -475,7 +494,7 @@ void check_states(llama_model * model, context & c, random_source & rnd) {
 
 void check_evict(context & c, random_source & rnd) {
     for (int il = 0; il < c.n_layer; ++il) {
-        if (c.layers[il].n_swa) continue;
+        if (!c.selects(il)) continue;
         const auto lists = choose(rnd, c.len(il), 0.5);
         std::vector<int32_t> counts, flat;
         std::vector<std::vector<int32_t>> pos;
@@ -499,7 +518,10 @@ void check_trim(context & c, random_source & rnd) {
     const auto memory = c.memory();
     const std::string before = c.state(false);
     llama_memory_t mem = llama_get_memory(c.ctx);
+    if (!c.rewinds()) check(!llama_memory_seq_rm(mem, 0, (llama_pos) memory.n_past - 1, -1), "recurrent layers forgot a token");
+    check(edgekv_mark_tokens(c.ctx) == 0, "%s", edgekv_last_error());
     check_tokens(c, rnd, { 1, 3 });
+    if (!c.rewinds()) check(!llama_memory_seq_rm(mem, 0, (llama_pos) memory.n_past + 1, -1), "recurrent layers forgot three tokens");
     check(llama_memory_seq_rm(mem, 0, (llama_pos) memory.n_past, -1), "tokens could not be taken back");
     check(c.state(false) == before, "taking tokens back left something");
     check(memory.boundary == 0 || !llama_memory_seq_rm(mem, 0, (llama_pos) memory.boundary - 1, -1), "an evicted prompt was taken back");
@@ -543,7 +565,7 @@ void run(llama_model * model, random_source & rnd, bool by_layer) {
     check(c.decode(text(rnd, 250, c.n_vocab)) == 0 && c.decode(text(rnd, 250, c.n_vocab)) != 0, "more tokens than the context holds");
     check_tokens(c, rnd, { 1 });
     llama_memory_clear(llama_get_memory(c.ctx), true);
-    check(c.memory().n_past == 0 && c.memory().boundary == 0 && c.len(0)[0] == 0, "something is left after clear");
+    check(c.memory().n_past == 0 && c.memory().boundary == 0 && c.len(c.first)[0] == 0, "something is left after clear");
     check_prompt(c, rnd, 0.2, 130, 0, EDGEKV_HIDDEN_DEVICE); // there is none: as F32
 }
 

@@ -1,0 +1,71 @@
+// The state of a model's recurrent layers: found, copied, put back
+#include "edgekv-recurrent.h"
+
+#include "edgekv-store.h"
+
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+
+llama_memory_recurrent * edgekv_recurrent_of(llama_memory_i * mem) {
+    if (auto * m = dynamic_cast<llama_memory_hybrid *>(mem))      return m->get_mem_recr();
+    if (auto * m = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) return m->get_mem_recr();
+    return nullptr;
+}
+
+size_t edgekv_recurrent_bytes(llama_memory_i * mem) {
+    const auto * m = edgekv_recurrent_of(mem);
+    size_t n = 0;
+    if (m) for (const auto & [buft, bytes] : m->memory_breakdown()) n += bytes;
+    return n;
+}
+
+bool edgekv_recurrent_finite(const llama_memory_recurrent & m) {
+    for (const auto * layers : { &m.r_l, &m.s_l, &m.p_l }) for (const ggml_tensor * t : *layers) {
+        if (t && !edgekv_rows_finite(t, 0, ggml_nrows(t))) return false;
+    }
+    return true;
+}
+
+llama_pos edgekv_recurrent_past(const llama_memory_recurrent & m) { return m.seq_pos_max(0) + 1; }
+
+void edgekv_recurrent_rows::save(const llama_memory_recurrent & m, size_t begin, size_t end) {
+    rows.clear();
+    for (const auto * layers : { &m.r_l, &m.s_l, &m.p_l }) {
+        for (size_t il = begin; il < std::min(end, layers->size()); ++il) {
+            ggml_tensor * t = (*layers)[il];
+            if (!t) continue;
+            rows.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
+            ggml_backend_tensor_get(t, rows.back().second.data(), 0, ggml_nbytes(t));
+        }
+    }
+}
+
+void edgekv_recurrent_rows::restore() const {
+    for (const auto & [t, x] : rows) ggml_backend_tensor_set(t, x.data(), 0, x.size());
+}
+
+size_t edgekv_recurrent_rows::n_bytes() const {
+    size_t n = 0;
+    for (const auto & [t, x] : rows) n += x.size();
+    return n;
+}
+
+void edgekv_recurrent_state::save(llama_memory_recurrent * m) {
+    clear();
+    if (!m) return;
+    if (edgekv_recurrent_past(*m) > 0) rows.save(*m, 0, m->r_l.size());
+    memory = m;
+    cells = m->cells;
+    head = m->head; used = m->used; n = m->n; rs_z = m->rs_z;
+}
+
+void edgekv_recurrent_state::restore() const {
+    if (!memory) return;
+    rows.restore();
+    memory->cells = cells;
+    memory->head = head; memory->used = used; memory->n = n; memory->rs_z = rs_z;
+}

@@ -1,0 +1,44 @@
+#pragma once
+// The state of a model's recurrent layers. It has a fixed size, every token changes it, and no token
+// can be taken out of it again: whoever wants to go back needs a copy.
+
+#include "llama-memory-recurrent.h"
+
+#include <utility>
+#include <vector>
+
+// the recurrent part of a context's memory, or null where a model has none
+llama_memory_recurrent * edgekv_recurrent_of(llama_memory_i * mem);
+
+// bytes of that state
+size_t edgekv_recurrent_bytes(llama_memory_i * mem);
+
+// whether its values are numbers
+bool edgekv_recurrent_finite(const llama_memory_recurrent & m);
+
+// copies of what layers [begin, end) hold, in main memory
+struct edgekv_recurrent_rows {
+    std::vector<std::pair<ggml_tensor *, std::vector<char>>> rows;
+
+    void   save(const llama_memory_recurrent & m, size_t begin, size_t end); // throws std::bad_alloc
+    void   restore() const;
+    size_t n_bytes() const;
+};
+
+// a copy of all of it; nothing for a model without recurrent layers
+struct edgekv_recurrent_state {
+    void   save(llama_memory_recurrent * m); // throws std::bad_alloc
+    void   restore() const;
+    void   clear() { *this = {}; }
+    size_t n_bytes() const { return rows.n_bytes(); }
+
+private:
+    llama_memory_recurrent * memory = nullptr;
+    std::vector<llama_memory_recurrent::mem_cell> cells;
+    uint32_t head = 0, used = 0, n = 0;
+    int32_t  rs_z = -1;
+    edgekv_recurrent_rows rows; // none of a conversation without tokens: its first one clears them
+};
+
+// tokens in it
+llama_pos edgekv_recurrent_past(const llama_memory_recurrent & m);
