@@ -364,6 +364,8 @@ class Engine:
         )
 
     def start(self, plan: Plan, recent: bool = False) -> Spending:
+        if not plan.layers:  # all have windows, or no attention: there is nothing to spend
+            return Fixed(plan.have)
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
             spread = self.memory.spread

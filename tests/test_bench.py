@@ -672,7 +672,7 @@ def quick(monkeypatch):
         seen: list[Case] = []
         learned: list[tuple[str, str]] = []
 
-    def sample(case: Case, warm_up: bool = True):
+    def sample(case: Case, warm_up: bool = True, verbose: bool = False):
         Quick.seen.append(case)
         return {
             **SAMPLE,
@@ -853,7 +853,7 @@ def test_what_is_complete_is_shown_after_an_error(little, monkeypatch, quick):
     count = iter(range(100))
     real = runner.sample
 
-    def fails(case, warm_up=True):
+    def fails(case, warm_up=True, verbose=False):
         if next(count) == 5:
             raise EdgeKVError("no more")
         return real(case, warm_up)
@@ -867,7 +867,7 @@ def test_what_is_complete_is_shown_after_an_error(little, monkeypatch, quick):
 def test_the_first_rounds_rows_are_shown_after_an_error(little, monkeypatch, quick):
     real = runner.sample
 
-    def fails(case, warm_up=True):
+    def fails(case, warm_up=True, verbose=False):
         if case.kv_ratio == 0.1:
             raise BadInput("too large")
         return real(case, warm_up)

@@ -216,10 +216,11 @@ def test_threads():
 
 
 def test_run_prints_only_the_answer(fake):
-    result = call("run", "-m", "m", "-p", "what is this", "--kv-ratio", "0.5")
-    assert result.stdout == "WHAT IS THIS\n"
+    words = "word " * 17 + "what is this"
+    result = call("run", "-m", "m", "-p", words, "--kv-ratio", "0.5")
+    assert result.stdout == "WORD WORD WHAT IS THIS\n"
     assert (
-        "6 tokens seen; KV 50 % of the memory: 0.0 of 0.0 MiB; 50 % of the tokens, as f16; read"
+        "25 tokens seen; KV 48 % of the memory: 0.0 of 0.0 MiB; 48 % of the tokens, as f16; read"
         in result.stderr
         and "\x1b" not in result.stderr
     )
@@ -376,6 +377,16 @@ def test_documents_that_wait_are_listed_and_dropped(fake, tmp_path):
     assert fake.calls[-1]["messages"][-1]["content"] == "one"
 
 
+@pytest.mark.parametrize("end", ["", "/quit\n"])
+def test_a_chat_that_ends_says_which_documents_nobody_read(fake, tmp_path, end):
+    doc = tmp_path / "doc"
+    doc.write_text("some notes")
+    result = call("chat", "-m", "m", stdin=f"one\n/file {doc}\n{end}")
+    last = f"edgekv: no message followed, so this was not read: {doc} (2 tokens)"
+    assert result.stderr.splitlines()[-1] == last
+    assert "not read" not in call("chat", "-m", "m", stdin=f"/file {doc} one\n{end}").stderr
+
+
 def test_a_refused_turn_says_which_documents_wait(fake, tmp_path):
     doc = tmp_path / "doc"
     doc.write_text("some notes")
@@ -405,6 +416,13 @@ def test_a_reply_is_written_anew(fake, tmp_path):
         "ONE",
         with_document("some notes", "what"),
     ]
+
+
+def test_the_speed_of_reading_is_left_out_for_a_few_tokens(fake):
+    """Such as the one that is read again for another reply: its time is that of anything else."""
+    result = call("chat", "-m", "m", stdin=f"{'word ' * 15}\n{'word ' * 15}\n/regen\n")
+    with_speed = ["read " in line for line in result.stderr.splitlines() if "wrote" in line]
+    assert with_speed == [False, True, True]  # this model reads everything again
 
 
 def test_a_conversation_with_a_document_is_saved_and_loaded(fake, tmp_path):
@@ -946,7 +964,11 @@ def test_a_person_completes_paths_and_types_several_lines(tmp_path):
         talk.send("/regen\r")
         talk.until("SOME NOTES AND MORE")
         talk.until(">")
+        talk.send(f"/file {tmp_path}/doc.txt\r")
+        talk.until("read with your next message")
+        talk.until(">")
         talk.send("\x04")
+        talk.until("not read")
         assert talk.wait() == 0
 
 

@@ -21,6 +21,7 @@ from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.eval import evaluate, perplexity, plot, predictions, prompt, reader, results, table
 from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
 from edgekv.eval.tasks import TASKS
+from edgekv.profiles import identify
 from tests import models
 from tests.engine import feed, load
 
@@ -848,6 +849,16 @@ def test_fewer_samples_replace_nothing(measured):
     for n, value in ((50, 0.9), (2, 0.1), (50, 0.8)):
         results.keep(model, [replace(kept, n=n, value=value)])
     assert {x.value for x in results.read(path) if x.method == "snapkv"} == {0.8}
+
+
+def test_results_from_before_attention_weights_counted_are_found_and_kept(measured):
+    model, path = measured
+    older = path.with_name(f"{identify(model).older.digest}.json")
+    path.rename(older)
+    assert results.known(model, "snapkv", 0.5, "f16", "f16").startswith("needle: score")
+    found = results.Result("needle", "aware", "snapkv", 0.5, "f16", "f16", 1.0, 1.0, 4, 200)
+    results.keep(model, [found])
+    assert {x.setting for x in results.read(path)} == {"agnostic", "aware"} and older.exists()
 
 
 def test_results_of_another_budget_or_profile_are_not_kept(run, tiny, tmp_path, monkeypatch):

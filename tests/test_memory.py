@@ -154,6 +154,31 @@ def generate(model: Path, prompt: list[int], tokens: list[int]) -> None:
     assert resident[-1] - resident[9] < 4 * 2**20  # the rows of 10,000 tokens would be 15 MiB
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's resident size")
+def test_a_thousand_turns_leave_nothing_behind_but_what_is_reported(tiny):
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        after_200, after_1000 = fresh.submit(converse, tiny("llama-32k"), (200, 1000)).result()
+    assert after_1000 - after_200 < 5 * 2**20
+
+
+def converse(model: Path, turns: tuple[int, ...]) -> list[int]:
+    """Resident bytes after some turns of one chat, without those that the cache and its checkpoints
+    report: a question of 15 tokens each, and a document of 400 every 50 turns.
+    """
+    llm, rng, found = load(model, kv_ratio=0.2, n_ctx=32768), np.random.default_rng(0), []
+    for turn in range(1, turns[-1] + 1):
+        question = rng.integers(models.N_SPECIAL, models.N_VOCAB, 15 if turn % 50 else 400)
+        seen = llm.input_ids[: llm.n_tokens].tolist()
+        llm.create_completion([*seen, *question.tolist()], max_tokens=4, temperature=0.0)
+        assert llm.n_tokens > len(seen) + len(question) - 1
+        if turn in turns:
+            stats = llm.kv_stats()
+            assert stats.n_kept < 0.3 * stats.n_seen
+            found.append(resident_bytes() - stats.n_bytes - stats.n_bytes_checkpoints)
+    return found
+
+
 def check_bounds(llm, n_kept: float, tail: int) -> None:
     """Rows are n_kept and at most a tail; every row is there once; reported bytes hold them and
     little more.

@@ -296,6 +296,74 @@ def test_a_name_that_could_steer_a_terminal_is_passed_over(places, tmp_path):
     assert profiles.find(model).path.endswith("kvbudget-m.äß.gguf")
 
 
+def rewritten(source: Path, target: Path, change) -> str:
+    """A copy of a model whose layers went through `change`, a function of a tensor's name and its
+    values that returns others of the same shape.
+    """
+    shutil.copy(source, target)
+    reader = gguf.GGUFReader(target, "r+")
+    for tensor in reader.tensors:
+        if tensor.name.startswith("blk."):
+            tensor.data[:] = change(tensor.name, np.array(tensor.data))
+    reader.data.flush()
+    return str(target)
+
+
+def heads_swapped(name: str, data: np.ndarray) -> np.ndarray:
+    """KV heads 0 and 1 of the last layer, with the query heads that read them."""
+    is_theirs = name in (f"blk.2.attn_{part}.weight" for part in "qkv")
+    return np.concatenate(np.split(data, 2)[::-1]) if is_theirs else data
+
+
+def other_norms(name: str, data: np.ndarray) -> np.ndarray:
+    return data * np.float32(1.5) if name == "blk.1.attn_norm.weight" else data
+
+
+@pytest.mark.parametrize("change", [heads_swapped, other_norms])
+def test_other_attention_weights_make_another_model(places, tmp_path, change):
+    model, identity = places
+    other = rewritten(Path(model), tmp_path / "other.gguf", change)
+    profiles.write(make(identity), tmp_path / "p.gguf")
+    assert profiles.find(model, str(tmp_path / "p.gguf")) is not None
+    with pytest.raises(BadInput, match="attention weights differ"):
+        profiles.find(other, str(tmp_path / "p.gguf"))
+    found = lookup.cached(identity)
+    found.parent.mkdir(parents=True)
+    profiles.write(make(identity), found)
+    assert profiles.find(model) is not None and profiles.find(other) is None
+    assert lookup.cached(profiles.identify(other)) != found, "one would replace the other's"
+
+
+def test_profiles_made_before_attention_weights_counted_stay_accepted(places, tmp_path):
+    model, identity = places
+    older = replace(identity, attention="")
+    profiles.write(make(older), tmp_path / "p.gguf")
+    assert profiles.read(tmp_path / "p.gguf").model == older
+    assert profiles.find(model, str(tmp_path / "p.gguf")) is not None
+    lookup.cached(older).parent.mkdir(parents=True)
+    profiles.write(make(older), lookup.cached(older))
+    assert profiles.find(model).path == str(lookup.cached(older))
+
+
+def test_metadata_that_people_edit_do_not_count(places, tmp_path):
+    model, identity = places
+    reader = gguf.GGUFReader(model)
+    writer = gguf.GGUFWriter(tmp_path / "edited.gguf", "llama")
+    for name, field_ in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            value = "another name" if name == "general.name" else field_.contents()
+            inner = field_.types[-1] if field_.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, value, field_.types[0], inner)
+    writer.add_string("edited", "x" * 5000)
+    for tensor in reader.tensors[::-1]:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert profiles.identify(str(tmp_path / "edited.gguf")) == identity
+
+
 def test_what_is_shipped_can_be_read_and_names_no_folder():
     for path in lookup.SHIPPED.glob("*.gguf"):
         profile = profiles.read(path)

@@ -28,15 +28,15 @@ OF_READING = ("kv_bytes_peak", "compress_ms", "mem_peak_host", "mem_peak_device"
 
 def main() -> None:
     request = json.load(sys.stdin)
-    warm_up = request.pop("warm_up")
+    warm_up, verbose = request.pop("warm_up"), request.pop("verbose")
     try:
-        result = sample(Case(**request), warm_up)
+        result = sample(Case(**request), warm_up, verbose)
     except EdgeKVError as error:
         result = {"error": str(error)}
     print(json.dumps(result))
 
 
-def sample(case: Case, warm_up: bool) -> dict[str, Any]:
+def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:
     """Run a case once. ns: of the test; depth_ns: of reading what lies before it, 0 if it was
     filled; then there are no peaks either.
 
@@ -51,7 +51,7 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     assert numpy.random  # loaded now, so that it is no part of what the test takes
     free = device_free(facts.devices())
     with Lowest(lambda: device_free(facts.devices())) if free else nullcontext() as lowest:
-        llm = load(case)
+        llm = load(case, verbose)
         loaded = {"rss_loaded": rss_now(), "peak_loaded": rss_peak() or 0}
         if warm_up:
             llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
@@ -86,7 +86,7 @@ def sample(case: Case, warm_up: bool) -> dict[str, Any]:
     return found | dict.fromkeys(OF_READING, 0) if case.is_filled else found
 
 
-def load(case: Case) -> Any:
+def load(case: Case, verbose: bool = False) -> Any:
     from edgekv import Llama
     from edgekv.model import facts
 
@@ -112,7 +112,7 @@ def load(case: Case) -> Any:
         flash_attn=case.flash_attn != "off",
         type_k=facts.cache_types[case.type_k][0],
         type_v=facts.cache_types[case.type_v][0],
-        verbose=False,
+        verbose=verbose,
         **compress,
     )
 

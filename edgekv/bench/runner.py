@@ -72,12 +72,13 @@ def run(
     progress: CaseProgress = lambda done, total, case: None,
     warm_up: bool = True,
     table: Measurements | None = None,
+    verbose: bool = False,
 ) -> Measurements:
     """All rows, `repetitions` rounds; every other round goes backwards, so that no row is always
     first.
 
-    table: filled as it goes, so that whoever stops it has what is there. Raises EdgeKVError if a
-    row fails.
+    table: filled as it goes, so that whoever stops it has what is there. verbose: print what
+    llama.cpp logs on standard error. Raises EdgeKVError if a row fails.
     """
     table = Measurements(cases) if table is None else table
     order = list(range(len(cases)))
@@ -86,15 +87,15 @@ def run(
             table.bandwidth[n] = max(table.bandwidth.get(n, 0.0), bandwidth(n))
         for i in order if number % 2 == 0 else reversed(order):
             progress(sum(map(len, table.samples)), len(cases) * repetitions, cases[i])
-            table.samples[i].append(sample(cases[i], warm_up))
+            table.samples[i].append(sample(cases[i], warm_up, verbose))
     table.computed = computed(cases, table.samples)
     progress(len(cases) * repetitions, len(cases) * repetitions, cases[-1])
     return table
 
 
-def sample(case: Case, warm_up: bool = True) -> dict[str, Any]:
+def sample(case: Case, warm_up: bool = True, verbose: bool = False) -> dict[str, Any]:
     """One sample in a process of its own; see `measure`."""
-    return child("measure", case, warm_up=warm_up)
+    return child("measure", case, warm_up=warm_up, verbose=verbose)
 
 
 def needles(case: Case, n_tokens: int, n_cases: int) -> str:

@@ -62,7 +62,7 @@ def command(ctx: click.Context, options: BenchOptions) -> None:
             long(lists, options, options.n_depth if is_given("n_depth") else [])
             return
         rows = lined_up(lists) if options.equal_bytes else lists.cases()
-        table = measure(rows, options.repetitions, not options.no_warmup)
+        table = measure(rows, options)
         needles = needles_of(table, options.eval_cases) if options.evaluation else {}
         show(table, options.output, options.compare or options.equal_bytes, needles)
 
@@ -254,15 +254,16 @@ def lined_up(lists: Lists) -> list[Case]:
     ]
 
 
-def measure(rows: Sequence[Case], repetitions: int, warm_up: bool) -> Measurements:
+def measure(rows: Sequence[Case], options: BenchOptions) -> Measurements:
     """All samples, with progress. After Ctrl-C or an error the rounds that are complete; in the
     first one its rows so far, if there are any."""
     from edgekv.bench.runner import Measurements, computed, run
 
-    table = Measurements(rows)
+    table, repetitions = Measurements(rows), options.repetitions
     try:
-        with progress(len(rows) * repetitions) as report:
-            return run(rows, repetitions, report, warm_up, table)
+        with progress(len(rows) * repetitions, not options.verbose) as report:
+            warm_up = not options.no_warmup
+            return run(rows, repetitions, report, warm_up, table, options.verbose)
     except (KeyboardInterrupt, EdgeKVError) as stopped:
         n_rounds, table = table.n_rounds, table.measured()
         if not table.n_rounds:
@@ -278,10 +279,10 @@ def measure(rows: Sequence[Case], repetitions: int, warm_up: bool) -> Measuremen
 
 
 @contextmanager
-def progress(total: int) -> Iterator[CaseProgress]:
-    """A bar on standard error that names the row in work; a line for each sample where standard
-    error is no terminal."""
-    if not sys.stderr.isatty():
+def progress(total: int, has_bar: bool = True) -> Iterator[CaseProgress]:
+    """A bar on standard error that names the row in work; a line for each sample without has_bar,
+    or where standard error is no terminal."""
+    if not (has_bar and sys.stderr.isatty()):
 
         def say(done: int, total: int, row: Case) -> None:
             if done < total:
@@ -340,6 +341,6 @@ def long(lists: Lists, options: BenchOptions, depths: list[int]) -> None:
     from edgekv.bench.long import depths_that_fit, rows, write
 
     chosen = depths_that_fit(lists, depths)
-    table = measure(rows(lists, chosen), options.repetitions, not options.no_warmup)
+    table = measure(rows(lists, chosen), options)
     for path in write(table, Path(options.out), sys.argv[1:]):
         click.echo(str(path))

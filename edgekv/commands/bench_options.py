@@ -39,6 +39,7 @@ class BenchOptions:
     repetitions: int
     output: str
     no_warmup: bool
+    verbose: bool
     compare: bool
     equal_bytes: bool
     evaluation: str | None
@@ -262,6 +263,9 @@ bench_options = grouped(
         ),
         click.option(
             "--no-warmup", "no_warmup", is_flag=True, help="No short run before each sample."
+        ),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Print what llama.cpp logs of each sample."
         ),
         click.option(
             "--compare",

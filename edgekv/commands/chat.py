@@ -55,7 +55,10 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
 
 
 def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
-    """One turn per line. Returns the exit code: 2 if a line was refused."""
+    """One turn per line. Returns the exit code: 2 if a line was refused.
+
+    At the end it names the documents that still wait for a message.
+    """
     code = 0
     for line in lines:
         try:
@@ -73,6 +76,9 @@ def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
             if not typed:
                 raise
             slash.say("edgekv: stopped")
+    if conversation.documents:
+        names = ", ".join(map(str, conversation.documents))
+        slash.say(f"edgekv: no message followed, so this was not read: {names}")
     return code
 
 

@@ -284,7 +284,9 @@ def run(
         known = frozenset((outcome.sample, outcome.row) for outcome in answers.outcomes)
         found = evaluate(task, reader, samples, grid, o.setting == "aware", known)
         length = len(samples) * len(grid) - len(known)
-        with click.progressbar(found, length=length, label=task.name, file=sys.stderr) as bar:
+        with click.progressbar(
+            found, length=length, label=task.name, file=sys.stderr, hidden=engine.verbose
+        ) as bar:
             for outcome in bar:
                 text = answers.add(outcome)
                 if o.form == "jsonl":

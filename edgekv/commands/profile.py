@@ -16,6 +16,7 @@ from edgekv.commands.profile_options import (
     OUTPUT,
     RATIOS,
     THREADS,
+    VERBOSE,
     check_output,
     command_line,
     given,
@@ -62,6 +63,7 @@ def command() -> None:
 @RATIOS
 @THREADS
 @GPU_LAYERS
+@VERBOSE
 def probe(
     model: str,
     output: str,
@@ -70,6 +72,7 @@ def probe(
     grid: tuple[float, ...] | None,
     threads: int | None,
     gpu_layers: int,
+    verbose: bool,
 ) -> None:
     """Make a profile by letting the model repeat a few texts.
 
@@ -83,9 +86,8 @@ def probe(
     check_output(output)
     texts = [read_text(name) for name in contexts] or probe_profile.texts()
     n = count_threads(threads)
-    llm = probe_profile.load(
-        path, n_tokens, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers
-    )
+    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    llm = probe_profile.load(path, n_tokens, **options)
     recorded = command_line(
         "probe",
         "-m",
@@ -95,7 +97,7 @@ def probe(
         *given("--ratios", grid),
     )
     partial = Path(output + ".partial")
-    with progress_bar("profile", partial) as progress:
+    with progress_bar("profile", partial, not verbose) as progress:
         profile = probe_profile.make(
             llm,
             texts,
@@ -144,6 +146,7 @@ def probe(
 )
 @THREADS
 @GPU_LAYERS
+@VERBOSE
 @click.option(
     "-c",
     "--ctx-size",
@@ -164,6 +167,7 @@ def lukv(
     objective: str,
     threads: int | None,
     gpu_layers: int,
+    verbose: bool,
     n_ctx: int,
 ) -> None:
     """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
@@ -183,7 +187,8 @@ def lukv(
     if text_file and question_file:
         sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
     n = count_threads(threads)
-    llm = lukv.load(path, score, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
+    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    llm = lukv.load(path, score, n_ctx, **options)
     recorded = command_line(
         "lukv",
         "-m",
@@ -197,7 +202,7 @@ def lukv(
         objective,
     )
     partial = Path(output + ".partial")
-    with progress_bar("profile", partial) as progress:
+    with progress_bar("profile", partial, not verbose) as progress:
         profile = lukv.make(
             llm,
             sources,
@@ -285,6 +290,7 @@ def describe(profile: Profile) -> dict[str, Any]:
         "layers": model.n_layer,
         "kv_heads": max(model.n_head_kv),
         "embedding": model.embedding[:16],
+        "attention": model.attention[:16],
         "kind": profile.kind,
         "score": profile.score or "any",
         "sink": profile.sink,

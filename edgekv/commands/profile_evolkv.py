@@ -13,6 +13,7 @@ from edgekv.commands.options import MODEL
 from edgekv.commands.profile_options import (
     GPU_LAYERS,
     THREADS,
+    VERBOSE,
     check_output,
     command_line,
     given,
@@ -137,6 +138,7 @@ TASK, CASES, LENGTHS = "needle", 16, "1000"
 )
 @THREADS
 @GPU_LAYERS
+@VERBOSE
 @click.option(
     "-c",
     "--ctx-size",
@@ -163,6 +165,7 @@ def evolkv(
     seed: int,
     threads: int | None,
     gpu_layers: int,
+    verbose: bool,
     n_ctx: int,
 ) -> None:
     """Make an EvolKV profile: let budgets per layer evolve on a task, and print the curve on
@@ -182,7 +185,8 @@ def evolkv(
     identify(path)
     search.import_cma()
     n = count_threads(threads)
-    llm = search.load(path, n_ctx, n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers)
+    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    llm = search.load(path, n_ctx, **options)
     examples = _examples(
         task, seed, n_cases, n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False)
     )

@@ -57,6 +57,14 @@ GPU_LAYERS = click.option(
     metavar="N",
     help="Layers to put on a GPU; -1: all.",
 )
+VERBOSE = click.option(
+    "-v",
+    "--verbose",
+    envvar="LLAMA_ARG_VERBOSE",
+    show_envvar=True,
+    is_flag=True,
+    help="Print what llama.cpp logs, and no bar.",
+)
 
 
 def command_line(*words: str) -> str:
@@ -87,12 +95,15 @@ def read_text(name: str) -> str:
 
 
 @contextmanager
-def progress_bar(label: str, partial: Path) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(
+    label: str, partial: Path, has_bar: bool = True
+) -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error, or a line that says how long it takes; after Ctrl-C one that says
     what is kept."""
     from edgekv.commands.progress import WorkBar
 
-    with note_what_is_kept(partial), WorkBar(lambda about: f"edgekv: {label}: {about}") as progress:
+    bar = WorkBar(lambda about: f"edgekv: {label}: {about}", has_bar=has_bar)
+    with note_what_is_kept(partial), bar as progress:
         yield progress
 
 

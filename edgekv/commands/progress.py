@@ -32,19 +32,24 @@ class WorkBar:
     """`progress(done, total)` for `edgekv.profiles`, as a context manager.
 
     line: makes the line that is printed once, when it is known how long the work takes, from words
-    such as "about 2 to 3 minutes". On a terminal a bar with the time that is left follows it.
+    such as "about 2 to 3 minutes". On a terminal a bar with the time that is left follows it,
+    if has_bar: what others print there would tear it.
     """
 
     def __init__(
-        self, line: Callable[[str], str], clock: Callable[[], float] = time.monotonic
+        self,
+        line: Callable[[str], str],
+        clock: Callable[[], float] = time.monotonic,
+        has_bar: bool = True,
     ) -> None:
         self._line, self._clock, self._bar = line, clock, _bar(clock)
+        self._has_bar = has_bar
         self._task: Any = None
         self._n_calls, self._begin = 0, 0.0
         self.said = False
 
     def __enter__(self) -> WorkBar:
-        if sys.stderr.isatty():
+        if self._has_bar and sys.stderr.isatty():
             self._bar.start()
         return self
 

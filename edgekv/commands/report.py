@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from edgekv.commands.stream import Stream
     from edgekv.stats import KVStats
 
+SPEED_FROM = 16
+"""Tokens from which the speed of reading says something: fewer take as long as one."""
+
 
 def cache_line(stats: KVStats) -> str:
     """What the cache takes and holds, bytes first."""
@@ -68,9 +71,9 @@ def compression_line(stats: KVStats, wish: EngineOptions) -> str:
 
 
 def status_line(stats: KVStats, stream: Stream) -> str:
-    """`cache_line` and the speeds of a turn."""
+    """`cache_line` and the speeds of a turn; that of reading from SPEED_FROM tokens on."""
     speeds = [
-        f"read {stream.read_tps:,.0f} tokens/s" if stream.read_tps else "",
+        f"read {stream.read_tps:,.0f} tokens/s" if stream.n_read >= SPEED_FROM else "",
         f"wrote {stream.write_tps:,.1f} tokens/s" if stream.write_tps else "",
     ]
     return "; ".join([cache_line(stats), *filter(None, speeds)])

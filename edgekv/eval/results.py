@@ -17,7 +17,7 @@ from edgekv.eval.perplexity import FULL
 from edgekv.eval.sample import Row
 from edgekv.eval.table import Table, mean, number
 from edgekv.eval.tasks import TASKS, get
-from edgekv.model.identity import identify
+from edgekv.model.identity import Identity, identify
 from edgekv.profiles.partial import save_json
 from edgekv.profiles.places import user_cache
 
@@ -80,7 +80,7 @@ def keep(model_path: str, found: Iterable[Result]) -> None:
     Raises BadInput if the model cannot be identified or the file cannot be written.
     """
     path = file_of(model_path)
-    points = {_point(result): result for result in read(path)}
+    points = {_point(result): result for result in _found(model_path)}
     for result in found:
         points[_point(result)] = max(result, points.get(_point(result), result), key=lambda x: x.n)
     try:
@@ -98,7 +98,7 @@ def known(model_path: str, method: str, ratio: float, type_k: str, type_v: str) 
             return "all rows are kept"
         return f"all rows are kept; what the {type_k}/{type_v} cache costs: {NOT_MEASURED}"
     try:
-        found = read(file_of(model_path))
+        found = _found(model_path)
     except BadInput:
         found = []
     wanted = method, ratio, type_k, type_v
@@ -108,7 +108,17 @@ def known(model_path: str, method: str, ratio: float, type_k: str, type_v: str) 
 
 def file_of(model_path: str) -> Path:
     """Where the results of a model are. Raises BadInput if the model cannot be identified."""
-    return user_cache() / "results" / f"{identify(model_path).digest}.json"
+    return _file(identify(model_path))
+
+
+def _file(model: Identity) -> Path:
+    return user_cache() / "results" / f"{model.digest}.json"
+
+
+def _found(model_path: str) -> list[Result]:
+    """A model's results; those under its older name, until some are kept under the new one."""
+    model = identify(model_path)
+    return read(_file(model)) or read(_file(model.older))
 
 
 def read(path: Path) -> list[Result]:

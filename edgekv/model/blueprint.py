@@ -28,7 +28,7 @@ class Context:
     layers: tuple[LayerInfo, ...]
     compute: int
     cache: int
-    recurrent: int
+    recurrent: int = 0
     """Of recurrent layers' state, which is the same with a store."""
 
 

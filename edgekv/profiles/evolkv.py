@@ -119,8 +119,7 @@ def load(path: str, n_ctx: int, **options: Any) -> Llama:
         kv_method=SCORE,
         kv_profile="none",
         n_ctx=n_ctx,
-        verbose=False,
-        **options,
+        **{"verbose": False, **options},
     )
 
 

@@ -225,6 +225,7 @@ def _keys(p: Profile) -> dict[str, Any]:
         "model.d_head_k": m.d_head_k,
         "model.d_head_v": m.d_head_v,
         "model.embedding_sha256": m.embedding,
+        "model.attention_sha256": m.attention,
         "kind": p.kind,
         "score": p.score,
         "window": p.window,
@@ -246,6 +247,7 @@ _OWN: dict[str, type] = {
     "model.d_head_k": int,
     "model.d_head_v": int,
     "model.embedding_sha256": str,
+    "model.attention_sha256": str,
     "kind": str,
     "score": str,
     "window": int,
@@ -304,7 +306,8 @@ def _parse(data: bytes) -> Profile:
         raise KeyError("a tensor that no profile has")
     shape = keys["model.n_layer"], tuple(keys["model.n_head_kv"])
     sizes = keys["model.d_head_k"], keys["model.d_head_v"]
-    model = Identity(keys["model.architecture"], *shape, *sizes, keys["model.embedding_sha256"])
+    hashes = keys["model.embedding_sha256"], keys.get("model.attention_sha256", "")
+    model = Identity(keys["model.architecture"], *shape, *sizes, *hashes)
     tensors = {name: _table(header, tensor) for name, tensor in header.tensors.items()}
     maps = tensors.get(_MAPS)
     surrogate = None

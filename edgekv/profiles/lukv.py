@@ -96,9 +96,8 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
     """
     from edgekv.llama import Llama
 
-    return Llama(
-        path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, verbose=False, **options
-    )
+    options = {"verbose": False, **options}
+    return Llama(path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, **options)
 
 
 def make(

@@ -75,6 +75,7 @@ def candidates(model_path: str, model: Identity) -> Iterator[Path]:
         *together(beside(model_path)),
         *sorted(SHIPPED.glob("*.gguf")),
         *together(cached(model)),
+        *together(cached(model.older)),
     ]
     return (path for path in paths if os.path.isfile(path))  # raises nothing, however long the name
 
@@ -94,7 +95,7 @@ def beside(model_path: str, kind: str = "") -> Path:
 
 
 def cached(model: Identity, kind: str = "") -> Path:
-    """The same in the user's cache, by the model's fingerprint; the folder need not exist."""
+    """The same in the user's cache, by the model's identity; the folder need not exist."""
     return user_cache() / "profiles" / f"kvbudget-{model.digest}{'.' * bool(kind)}{kind}.gguf"
 
 

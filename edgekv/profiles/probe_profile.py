@@ -66,7 +66,8 @@ def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     n_ctx = 2 * n_tokens + 128 * -(
         -n_tokens // probe.PIECE
     )  # the text, and the pieces with their instructions
-    return Llama(path, kv_ratio=0.5, kv_method="kvzip", n_ctx=n_ctx, verbose=False, **options)
+    options = {"verbose": False, **options}
+    return Llama(path, kv_ratio=0.5, kv_method="kvzip", n_ctx=n_ctx, **options)
 
 
 def make(
@@ -256,4 +257,5 @@ def hash_of(contexts: Sequence[str]) -> str:
 
 def _key(model: Identity, ratios: Sequence[float], texts: Sequence[tuple[int, ...]]) -> str:
     """Of all that goes into the sum: with other texts nothing of an earlier call counts."""
-    return hashlib.sha256(repr((model, tuple(ratios), list(texts))).encode()).hexdigest()[:16]
+    what = model.digest, tuple(ratios), list(texts)
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]

@@ -21,6 +21,7 @@ import numpy as np
 
 from edgekv import files
 from edgekv.errors import BadInput
+from edgekv.model import fingerprint as pieces
 from edgekv.session import remembered, state, whole_state
 
 if TYPE_CHECKING:
@@ -62,13 +63,8 @@ def fingerprint(path: str) -> str:
     Raises BadInput if it cannot be read.
     """
     with files.opened(path) as f:
-        size = os.fstat(f.fileno()).st_size
-        digest = hashlib.sha256(str(size).encode())
-        last = max(size - PIECE, 0)
-        for begin in sorted({last * i // (N_PIECES - 1) for i in range(N_PIECES)}):
-            f.seek(begin)
-            digest.update(f.read(PIECE))
-        return digest.hexdigest()
+        whole = 0, os.fstat(f.fileno()).st_size
+        return pieces.of(f, [whole], N_PIECES, PIECE)
 
 
 def _identity(llm: Holder) -> dict[str, Any]:

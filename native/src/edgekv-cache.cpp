@@ -314,7 +314,8 @@ static llama_memory_i * create_memory(const llama_model & model, const llama_mem
             edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX);
             c->edgekv = kv->store.get();
         }
-        kv->n_ctx = cparams.n_ctx_seq;
+        if (model.pos_embd) kv->n_positions = model.pos_embd->ne[1];
+        kv->n_ctx = (uint32_t) std::min<int64_t>(cparams.n_ctx_seq, kv->n_positions);
         kv->n_outputs_max = cparams.n_outputs_max;
         return kv.release();
     };

@@ -25,6 +25,7 @@ struct edgekv_access {
 struct edgekv_memory {
     std::unique_ptr<edgekv_store> store;
     uint32_t n_ctx = 0;
+    int64_t  n_positions = INT64_MAX; // that the model has learned one by one, if it has
     uint32_t n_outputs_max = 0; // tokens of a batch whose logits may be asked for
     edgekv_recurrent_state mark; // of recurrent layers, to go back to: what they held behind the first n_mark tokens
     llama_pos n_mark = -1;       // -1: nothing is marked

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -83,7 +84,8 @@ void edgekv_prefill::place_inputs() {
     enum { ITS_OWN, ROWS, ROTATION, UNREAD };
     const auto size = [](const ggml_tensor * t) { return (size_t) GGML_PAD(ggml_nbytes(t), 128); };
     std::unordered_map<const ggml_tensor *, int> kinds;
-    std::unordered_map<std::string, char *> rotations; // by name
+    std::map<std::pair<std::string, int64_t>, char *> rotations; // by name and width: windows may have heads of another size
+    const auto rotation_of = [](const ggml_tensor * t) { return std::make_pair(std::string(t->name), t->ne[0]); };
     size_t total = 0, unread = 128;
     for (auto & g : graphs) {
         std::unordered_set<const ggml_tensor *> read;
@@ -100,7 +102,7 @@ void edgekv_prefill::place_inputs() {
             const bool is_rot = strcmp(t->name, "attn_inp_k_rot") == 0 || strcmp(t->name, "attn_inp_v_rot") == 0;
             kinds[t] = !read.count(t) ? UNREAD : is_row ? ROWS : is_rot ? ROTATION : ITS_OWN;
             if (kinds[t] == ROWS)   total += size(t);
-            if (kinds[t] == ROTATION && rotations.emplace(t->name, nullptr).second) total += size(t);
+            if (kinds[t] == ROTATION && rotations.emplace(rotation_of(t), nullptr).second) total += size(t);
             if (kinds[t] == UNREAD) unread = std::max(unread, size(t));
         }
     }
@@ -114,7 +116,7 @@ void edgekv_prefill::place_inputs() {
         t->buffer = inputs.get();
         t->data   = kinds[t] == ROWS ? take(t) : base;
         if (kinds[t] != ROTATION) continue;
-        char *& here = rotations[t->name];
+        char *& here = rotations[rotation_of(t)];
         if (!here) here = take(t);
         t->data = here;
     }
@@ -125,7 +127,8 @@ void edgekv_prefill::place_inputs() {
         }
         c.graph->res->set_inputs(&c.mctx->get_ubatch());
         for (auto * t : c.graph->inputs) {
-            if (!wants_queries || !key_rotation.empty() || strcmp(t->name, "attn_inp_k_rot") != 0) continue;
+            const auto turns = [&](const auto & path) { return path.rotation == t; };
+            if (!wants_queries || !key_rotation.empty() || std::none_of(query_paths.begin(), query_paths.end(), turns)) continue;
             key_rotation.assign((const float *) t->data, (const float *) t->data + ggml_nelements(t));
         }
     }

@@ -33,9 +33,10 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
     if ((params.n_pieces && !params.pieces) || params.n_observers < 0 || (params.n_observers && !params.observers) || params.hidden < EDGEKV_HIDDEN_F32 || params.hidden >= EDGEKV_HIDDEN_MODES) {
         throw edgekv_error { EDGEKV_INVALID, "a parameter of the prompt is null or out of range" };
     }
-    if (p->pos0 + p->n_tokens > (int64_t) ctx->cparams.n_ctx_seq) {
+    const auto & memory = *dynamic_cast<const edgekv_memory *>(ctx->get_memory());
+    if (p->pos0 + p->n_tokens > (int64_t) memory.n_ctx) {
         throw edgekv_error { EDGEKV_INVALID, "the prompt has " + std::to_string(p->n_tokens) + " tokens, the context has room for " +
-            std::to_string((int64_t) ctx->cparams.n_ctx_seq - p->pos0) + ": use a larger --ctx-size or a shorter prompt" };
+            std::to_string((int64_t) memory.n_ctx - p->pos0) + ": use a larger --ctx-size or a shorter prompt" };
     }
     p->n_all = p->n_rows = p->n_tokens;
     for (int i = 0; i < params.n_pieces; ++i) {
@@ -44,6 +45,10 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx, const
         p->pieces.push_back(n);
         p->n_all += n;
         p->n_rows = std::max(p->n_rows, p->n_tokens + n);
+    }
+    if (p->pos0 + p->n_rows > memory.n_positions) {
+        throw edgekv_error { EDGEKV_INVALID, "this method reads the prompt twice, and the model has learned " +
+            std::to_string(memory.n_positions) + " positions: use a shorter prompt or another --kv-method" };
     }
     const int64_t n_all = p->n_all;
     const int32_t n_vocab = ctx->model.vocab.n_tokens();

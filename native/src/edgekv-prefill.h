@@ -39,7 +39,7 @@ struct edgekv_scratch {
 struct edgekv_query_path {
     ggml_tensor *       raw = nullptr;  // [d_k, n_head, n_tokens]
     const ggml_tensor * rope = nullptr; // null: in a way that is not known here
-    bool                rotated = false; // by the rotation of quantised caches
+    const ggml_tensor * rotation = nullptr; // of quantised caches, if it is used
     float               scale = 1;
 };
 

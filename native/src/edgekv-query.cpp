@@ -31,8 +31,8 @@ static edgekv_query_path trace(ggml_tensor * q) {
                 break;
             }
             case GGML_OP_MUL_MAT: // the rotation of quantised caches, applied to blocks of a head
-                if (strcmp(t->src[0]->name, "attn_inp_k_rot") != 0 || path.rotated) return path;
-                path.rotated = true;
+                if (strcmp(t->src[0]->name, "attn_inp_k_rot") != 0 || path.rotation) return path;
+                path.rotation = t->src[0];
                 t = t->src[1];
                 break;
             case GGML_OP_ROPE:
@@ -145,7 +145,7 @@ const std::vector<double> & edgekv_prefill::mean_turn(const edgekv_layer & l, in
                 ggml_tensor * y = several ? ggml_rope_multi(c0, basis, pos, ff, op[1], sections, op[2], 0, 1, 1, 0, 1, 0, 0)
                                           : ggml_rope_ext(c0, basis, pos, ff, op[1], op[2], 0, 1, 1, 0, 1, 0, 0);
                 memcpy(y->op_params, path.rope->op_params, sizeof(y->op_params));
-                if (!path.rotated) return y;
+                if (!path.rotation) return y;
                 const int64_t m = rotation_size();
                 rot = ggml_new_tensor_2d(c0, GGML_TYPE_F32, m, m);
                 return ggml_mul_mat(c0, rot, ggml_reshape_2d(c0, y, m, d*d*n/m));

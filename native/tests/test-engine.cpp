@@ -1,4 +1,4 @@
-// The C API from end to end on a model file: prompts, tokens behind them, cancelling, states, and every wrong argument.
+// The C API from end to end on a model file: prompts, tokens behind them, cancelling, states, damaged ones too, and every wrong argument.
 //     test-engine model.gguf [seed]
 #include "check.h"
 #include "edgekv.h"
@@ -16,6 +16,7 @@
 namespace {
 
 constexpr int N_CTX = 768, N_UBATCH = 64;
+constexpr int N_DAMAGED = 100; // states, for each way in which a prompt can be read
 
 struct context {
     llama_context * ctx = nullptr;
@@ -490,6 +491,46 @@ void check_states(llama_model * model, context & c, random_source & rnd) {
     check(small.decode(text(rnd, 2, c.n_vocab)) == 0, "a refused state broke the context");
 }
 
+// what a broken disk or a hostile file may do to one; mostly in front, where sizes and positions are
+std::vector<uint8_t> damaged(random_source & rnd, const std::vector<uint8_t> & state) {
+    std::vector<uint8_t> x = state;
+    const int n = (int) x.size(), widths[] = { 64, 2000, n }, counts[] = { 1, 1, 2, 50 }, holes[] = { 0, 1, 4, 1000 };
+    const int width = std::min(rnd.one_of(widths), n - 4);
+    for (int left = rnd.one_of(counts); left > 0; --left) {
+        const uint32_t values[] = { (uint32_t) rnd.g(), INT32_MAX, 0, UINT32_MAX, N_CTX, N_CTX + 1 };
+        const uint32_t value = rnd.one_of(values);
+        memcpy(&x[rnd.below(width)], &value, sizeof(value));
+    }
+    if (rnd.below(5) == 0) { // a hole, or all behind it
+        const int at = rnd.below(n), hole = rnd.one_of(holes);
+        x.erase(x.begin() + at, hole ? x.begin() + std::min(n, at + hole) : x.end());
+    }
+    return std::vector<uint8_t>(x.begin(), x.end()); // no byte more is allocated: a sanitizer sees who reads behind it
+}
+
+// a damaged state is refused and changes nothing, or the conversation in it goes on
+void check_damaged_states(llama_model * model, const context & c, random_source & rnd) {
+    const auto saved = save(c);
+    context twin(model, true);
+    check(twin.decode(text(rnd, 9, c.n_vocab)) == 0, "tokens were refused");
+    int n_taken = 0;
+    for (int i = 0; i < N_DAMAGED; ++i) {
+        const auto bad = damaged(rnd, saved);
+        const std::string before = twin.state();
+        const bool taken = llama_state_seq_set_data(twin.ctx, bad.data(), bad.size(), 0) != 0;
+        n_taken += taken;
+        check(taken || twin.state() == before, "damaged state %d was refused and changed the store", i);
+        const bool is_full = twin.memory().n_past >= N_CTX;
+        check(is_full || twin.decode(text(rnd, 1, c.n_vocab)) == 0, "behind damaged state %d no token was taken", i);
+    }
+    check(n_taken > 0 && n_taken < N_DAMAGED, "%d of %d damaged states were taken", n_taken, N_DAMAGED);
+    check(llama_state_seq_set_data(twin.ctx, saved.data(), saved.size(), 0) != 0 && twin.state() == c.state(), "a whole state did not come back behind damaged ones");
+    const auto tokens = text(rnd, 4, c.n_vocab);
+    context fresh(model, true);
+    check(llama_state_seq_set_data(fresh.ctx, saved.data(), saved.size(), 0) != 0, "a state was refused");
+    check(twin.decode(tokens) == 0 && fresh.decode(tokens) == 0 && twin.logits() == fresh.logits(), "damaged states left something behind");
+}
+
 // ---- the whole
 
 void check_evict(context & c, random_source & rnd) {
@@ -560,6 +601,7 @@ void run(llama_model * model, random_source & rnd, bool by_layer) {
     check_prompt(c, rnd, 0.5, 100, 20, EDGEKV_HIDDEN_F16);
     check_prompt(c, rnd, 0.5, 65, 0, EDGEKV_HIDDEN_DISK);
     check_states(model, c, rnd);
+    check_damaged_states(model, c, rnd);
     check_evict(c, rnd);
     check_tokens(c, rnd, { 1, 8 });
     check(c.decode(text(rnd, 250, c.n_vocab)) == 0 && c.decode(text(rnd, 250, c.n_vocab)) != 0, "more tokens than the context holds");

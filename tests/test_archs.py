@@ -1,0 +1,175 @@
+"""Every architecture that upstream's test-llama-archs can write a tiny random model of: how it is
+read, and that a conversation whose entries are all kept answers as llama.cpp's own cache does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgekv import budget, methods
+from edgekv.errors import BadInput, Cancelled, Unsupported
+from tests import archs, gemma4
+from tests.engine import MAX_NMSE as MAX_NMSE_OF
+from tests.engine import feed, load, logits, read
+from tests.lib import nmse
+
+MAX_NMSE = 1e-6
+SMALL: dict[str, Any] = dict(n_ctx=256, n_ubatch=64, n_batch=128)
+N_PROMPT, N_TURN, N_DECODE = 120, 70, 4
+"""Together they stay below the 256 tokens that models with learned positions know."""
+ALL = 100_000
+"""A budget of more tokens than there are: the store holds them all."""
+METHODS = [
+    name
+    for name, preset in methods.REGISTRY.items()
+    if not preset.keeps_all
+    and not isinstance(preset.budget, budget.ProfileBudget)
+    and name != "kvzap"
+]
+"""Those that need no profile."""
+PROBED = [name for name in METHODS if methods.get(name).observe.probe]
+N_PARTS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The folder of all models."""
+    return archs.write(tmp_path_factory.mktemp("archs"))
+
+
+def plain(path: Path, kind: str = "f16", **sizes: Any) -> Any:
+    """llama.cpp's own cache. Its flash attention adds f16 values up in f16, which alone makes an
+    NMSE of 1e-5 in models that normalise what attention gives: f16 is compared without it.
+    """
+    return load(path, kind, **{"flash_attn": kind != "f16", **SMALL, **sizes})
+
+
+def tokens(llm: Any, n: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(6, llm.n_vocab(), n).tolist()
+
+
+def compressed(folder: Path, kind: str, **options: Any) -> Iterator[tuple[str, Any]]:
+    """(name, Llama) of every model that has a store with this cache type."""
+    for path in sorted(folder.glob("*.gguf")):
+        try:
+            llm = load(path, kind, **{**SMALL, **options})
+        except BadInput:  # it writes no text, or its heads do not fill this type's blocks
+            continue
+        if llm._kv is not None:
+            yield path.stem, llm
+        llm.close()
+
+
+def cancelled(llm: Any, turn: Sequence[int]) -> bool:
+    """Whether reading a turn was cancelled, in its second layer or what comes closest."""
+
+    def stop(done: int, total: int) -> None:
+        if done * 2 > total:
+            llm.kv_cancel()
+
+    llm.kv_progress = stop
+    try:
+        llm.eval(list(turn))
+    except Cancelled:
+        return True
+    finally:
+        llm.kv_progress = None
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_what_keeps_everything_answers_as_llama_cpp_does(folder, kind):
+    """A prompt, tokens behind it, a turn that is cancelled, the turn again, a state that is saved
+    and loaded.
+    """
+    worst = {}
+    for name, llm in compressed(folder, kind, kv_budget=ALL):
+        reference = plain(folder / f"{name}.gguf", kind)
+        found = []
+        for n, seed in ((N_PROMPT, 1), (N_TURN, 2)):
+            prompt, more = tokens(llm, n, seed), tokens(llm, N_DECODE, seed + 10)
+            assert cancelled(llm, prompt), name
+            found.append(nmse(read(llm, prompt, more), read(reference, prompt, more)))
+        saved = llm.save_state()
+        llm.reset()
+        llm.load_state(saved)
+        more = tokens(llm, N_DECODE, 20)
+        found.append(nmse(feed(llm, more), feed(reference, more)))
+        worst[name] = max(found)
+        reference.close()
+    assert {name: x for name, x in worst.items() if not x < MAX_NMSE} == {}
+    assert len(worst) > 100
+
+
+@pytest.mark.slow
+def test_a_tail_that_is_compressed_again_and_again_loses_nothing_that_is_kept(folder):
+    for name, llm in compressed(folder, "f16", kv_budget=ALL, kv_tail=40, kv_window=8):
+        reference = plain(folder / f"{name}.gguf")
+        prompt, more = tokens(llm, 80, 1), tokens(llm, 130, 2)
+        assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE, name
+        begin = llm._kv.memory.compressed_at
+        assert begin > 80 + 40, f"{name}: the tail was compressed last at {begin} tokens"
+        reference.close()
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_gemma_4_whose_layers_share_nothing(tmp_path, per_layer):
+    """Heads of two sizes, of which each has a rotation of its own in a quantised cache."""
+    path = gemma4.write(tmp_path / "gemma4.gguf", per_layer=per_layer)
+    for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
+        llm, reference = load(path, kind, kv_budget=ALL, **SMALL), plain(path, kind)
+        assert llm._kv is not None and llm._kv.by_layer is True
+        for seed in (1, 2):
+            prompt, more = tokens(llm, 90, seed), tokens(llm, N_DECODE, seed + 10)
+            assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < limit
+        llm.kv_set(ratio=0.2, method="expected")
+        llm.eval(tokens(llm, 60, 3))
+        assert np.isfinite(logits(llm)).all()
+        llm.close()
+        reference.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama-dense", "qwen35-dense"])
+def test_two_thousand_tokens_behind_a_tail_of_bounded_length(folder, name):
+    sizes = dict(n_ctx=2560, n_ubatch=64, n_batch=128)
+    llm = load(folder / f"{name}.gguf", kv_budget=ALL, kv_tail=128, kv_window=16, **sizes)
+    reference = plain(folder / f"{name}.gguf", **sizes)
+    prompt, more = tokens(llm, 200, 1), tokens(llm, 2000, 2)
+    assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE
+    assert llm._kv.memory.compressed_at > 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(N_PARTS))
+def test_every_method_runs_on_every_architecture(folder, part):
+    n_run, refused = 0, set()
+    for i, (name, llm) in enumerate(compressed(folder, "f16", kv_ratio=0.2, kv_window=16)):
+        for method in METHODS if i % N_PARTS == part else []:
+            llm.reset()
+            llm.kv_set(method=method)
+            try:
+                llm.eval(tokens(llm, N_PROMPT, 1))
+                feed(llm, tokens(llm, 2, 2))
+                llm.eval(tokens(llm, N_TURN, 3))
+            except (Unsupported, BadInput) as error:
+                refused.add((name, method, "positions" in str(error)))
+                continue
+            assert np.isfinite(logits(llm)).all(), (name, method)
+            n_run += 1
+    assert n_run > 20 * len(METHODS)
+    # of models with ALiBi or learned positions: no rotation of queries tells what comes later, and
+    # of 256 positions a probe wants more
+    assert all(about_positions for *_, about_positions in refused), refused
+    assert {method for _, method, _ in refused} <= {"expected", *PROBED}
+
+
+def test_the_table_of_architectures_is_up_to_date(folder):
+    text = archs.PAGE.read_text(encoding="utf-8")
+    assert archs.updated(text, archs.rows(folder)) == text, "write it anew: python -m tests.archs"
