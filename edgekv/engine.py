@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import POINTER
-from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -22,42 +21,20 @@ from edgekv import budget, native
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import EdgeKVError
 from edgekv.memory.dense import entries_per_f16, f16_bytes
-from edgekv.memory.footprint import Extent, Reading, reading
-from edgekv.memory.machine import memory_free
-from edgekv.memory.sizes import size_text
-from edgekv.methods import probe, select
-from edgekv.methods.layer import LayerStats
+from edgekv.memory.footprint import PromptBytes, prompt_bytes
+from edgekv.memory.room import check_prompt
+from edgekv.methods import select
+from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.merge import D2O, Folding
-from edgekv.methods.summary import Asked, Summary
-from edgekv.methods.summing import Summing, turned
-from edgekv.model import rotation
+from edgekv.methods.observer import QueryObserver
+from edgekv.methods.prompt_centroids import PromptCentroids
+from edgekv.session.memory import Memory
 from edgekv.settings import Settings
-from edgekv.stats import StageClock
+from edgekv.stats import Progress, StageClock
 
-Progress = Callable[[int, int], None]
 _TOKENS = POINTER(native.llama_cpp.llama_token)
-
-
-@dataclass
-class Memory:
-    """What the engine knows of a conversation besides the store. Arrays in it are never written
-    to.
-    """
-
-    compressed_at: int = 0
-    """Tokens seen when the tail was compressed last."""
-    folding: Folding | None = None
-    queries: dict[int, Asked] = field(default_factory=dict)
-    """By layer: queries of the last prompt that had enough, before RoPE."""
-    spread: NDArray[np.float64] | None = None
-    """[n_layer, n_head_kv] share of its entries that each head kept of the last prompt."""
-    ratio: float = 1.0
-    """Share of the full f16 cache's bytes that the last prompt was to keep."""
-
-    def copy(self) -> Memory:
-        return replace(self, folding=deepcopy(self.folding), queries=dict(self.queries))
 
 
 class Engine:
@@ -79,51 +56,51 @@ class Engine:
         self.memory = Memory(ratio=settings.ratio)
 
     def prefill(
-        self, tokens: Sequence[int], progress: Progress | None = None, tail: bool = False
+        self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
     ) -> None:
         """Read `tokens` behind what the store holds and compress all of it to the budget.
 
-        tail: they are the end of what the model wrote, not a prompt; then each head's share stays
+        recent: they are the end of what the model wrote, not a prompt; then each head's share stays
         what the prompt made it (in CAKE: its number of rows), because a few tokens of an answer say
         little about heads. Afterwards llama_get_logits_ith(ctx, -1) has the last token's logits.
         Raises BadInput if they fit neither the context nor the machine's memory (nothing has been
         allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is
         then as before.
         """
-        watch, plan = Watch(self.settings, tokens, self.tokenize), self.plan(len(tokens))
-        if not tail:
-            self._check_room(watch, plan)
-        with self._start_summary(plan) as summing:
-            self._read(tokens, watch, plan, progress, tail, summing)
+        observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
+        if not recent:
+            self._check_room(observer, plan)
+        with self._start_centroids(plan) as centroids:
+            self._read(tokens, observer, plan, progress, recent, centroids)
             with self.clock("merge"):
-                summing.end(self.store)
-        self.memory.queries = summing.asked
+                centroids.end(self.store)
+        self.memory.queries = centroids.moments
         self.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
         self.memory.compressed_at = self.store.memory().n_past
 
     def _read(
         self,
         tokens: Sequence[int],
-        watch: Watch,
+        observer: QueryObserver,
         plan: Plan,
         progress: Progress | None,
-        tail: bool,
-        summing: Summing,
+        recent: bool,
+        centroids: PromptCentroids,
     ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it
         left.
         """
         with self.layers(
-            tokens, watch.observers, every=watch.every, pieces=watch.pieces, progress=progress
+            tokens, observer.ranges, every=observer.every, pieces=observer.pieces, progress=progress
         ) as layers:
-            spending, folding = self.start(plan, tail), self._start_merge()
+            spending, folding = self.start(plan, recent), self._start_merge()
             self.clock = clock = StageClock()
             kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
             for p in layers:
-                kept = self._compress(p, watch, plan, spending, folding, summing, kept)
+                kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
                 clock.ms["observe"] = p.score_ms
         self.memory.folding = folding
-        if not tail:
+        if not recent:
             self.memory.spread = (
                 self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             )
@@ -170,11 +147,11 @@ class Engine:
     def _compress(
         self,
         p: native.Prefill,
-        watch: Watch,
+        observer: QueryObserver,
         plan: Plan,
         spending: Spending,
         folding: Folding | None,
-        summing: Summing,
+        centroids: PromptCentroids,
         before: NDArray[np.int32],
     ) -> NDArray[np.int32]:
         """score, budget, select, merge, evict for the layer in work; finished layers are cut to
@@ -190,7 +167,7 @@ class Engine:
             self.clock,
         )
         with clock("score"):
-            layer = self.layer_stats(p, watch)
+            layer = observer.layer_stats(self.store, p)
             scores = s.preset.score.score(layer, s.preset.params)
         with clock("budget"):
             counts = spending.update(
@@ -211,20 +188,23 @@ class Engine:
                 p.shrink(il, n)
         with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
-            keep = summing.sum_up(p, layer, keep, partial(watch.queries, p))
+            keep = centroids.add(p, layer, keep, partial(observer.queries, p))
         with clock("evict"):
             p.keep(keep)  # last, when the others have made room
         return counts
 
-    def tail_is_full(self, n_more: int) -> bool:
-        """Whether `n_more` tokens would make the tail too long, so that it has to be compressed."""
+    def recent_is_full(self, n_more: int) -> bool:
+        """Whether `n_more` tokens would make the recent buffer too long, so that it has to be
+        compressed.
+        """
         info, s = self.store.memory(), self.settings
         begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
         return info.n_past > 0 and info.n_past + n_more - begin > max(s.tail, s.window)
 
-    def mark_tail(self, n_more: int) -> None:
-        """Before `n_more` tokens: copy the state of recurrent layers, if the tail has not many
-        tokens to go. `bound_tail` reads the last ones again, and there is no other way back.
+    def mark_recent(self, n_more: int) -> None:
+        """Before `n_more` tokens: copy the state of recurrent layers, if the recent buffer has not
+        many tokens to go. `compress_recent` reads the last ones again, and there is no other way
+        back.
         """
         info, s = self.store.memory(), self.settings
         if not info.bytes_recurrent:
@@ -234,11 +214,11 @@ class Engine:
         if info.n_past + n_more > least and info.n_mark < min(least, info.n_past):
             self.store.mark()
 
-    def bound_tail(self, tokens: NDArray[np.intc]) -> None:
-        """Compress the tail.
+    def compress_recent(self, tokens: NDArray[np.intc]) -> None:
+        """Compress the recent buffer.
 
         tokens: everything the store has seen. The last `window` tokens are read again, because
-        their queries judge the keys; with recurrent layers all since `mark_tail`, once they are as
+        their queries are observed; with recurrent layers all since `mark_recent`, once they are as
         many.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
@@ -252,13 +232,13 @@ class Engine:
             return
         again = tokens[len(tokens) - n :].tolist()
         try:
-            self.prefill(again, tail=True)
+            self.prefill(again, recent=True)
         except BaseException:
             self._append(again)
             raise
 
     def _append(self, tokens: list[int]) -> None:
-        """Put tokens behind the store without compressing: what `bound_tail` took back, when
+        """Put tokens behind the store without compressing: what `compress_recent` took back, when
         reading it again failed.
         """
         lib = native.llama_cpp
@@ -280,7 +260,7 @@ class Engine:
 
         A budget that waits for scores spreads them as those of the last prompt were.
         """
-        spending = self.start(self.plan(n_tokens), tail=True)
+        spending = self.start(self.plan(n_tokens), recent=True)
         assert isinstance(spending, Fixed) and self.store.memory().n_past == 0
         return spending.counts
 
@@ -314,32 +294,6 @@ class Engine:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
-    def layer_stats(self, p: native.Prefill, watch: Watch, first_observer: int = 0) -> LayerStats:
-        """Return what a score may know of the layer in work; first_observer: of this watch, in
-        p.
-        """
-        n_old = p.n_old()
-        n_rows = int(n_old.max(initial=0)) + p.n_tokens
-        first = self.store.memory().n_past
-        pos = np.full((len(n_old), n_rows), -1, np.int32)
-        for k, n in enumerate(n_old):
-            pos[k, :n] = self.store.positions(p.il, k)
-            pos[k, n : n + p.n_tokens] = np.arange(first, first + p.n_tokens)
-        return LayerStats(
-            p.il,
-            len(self.store.layers),
-            len(n_old),
-            n_rows,
-            n_old,
-            p.n_tokens,
-            pos,
-            seed=self.settings.seed,
-            rows=p.rows,
-            foretell=p.foretell,
-            blocks=rotation.blocks(self.store.layers[p.il]),
-            **watch.read(p, first_observer),
-        )
-
     def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
         s, layers, full = self.settings, self.store.layers, self.full_layers
@@ -366,16 +320,16 @@ class Engine:
         if s.memory is not None:
             n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
         merge = s.preset.merge if s.table is None else None
-        window = merge.window(n_rows, s.window) if isinstance(merge, Summary) else s.window
+        window = merge.window(n_rows, s.window) if isinstance(merge, CentroidMerge) else s.window
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
 
-    def reading(self, watch: Watch, plan: Plan) -> Reading:
+    def prompt_bytes(self, observer: QueryObserver, plan: Plan) -> PromptBytes:
         """The bytes that a prompt is going to take, on top of what the process has."""
         lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
         even = self.settings.table is None and preset.budget.name == "uniform"
-        return reading(
+        return prompt_bytes(
             self.store.layers,
-            watch.extent(lib.llama_n_ubatch(self.ctx)),
+            observer.extent(lib.llama_n_ubatch(self.ctx)),
             plan.n_rows,
             n_embd=lib.llama_model_n_embd(lib.llama_get_model(self.ctx)),
             n_ubatch=lib.llama_n_ubatch(self.ctx),
@@ -386,22 +340,9 @@ class Engine:
             even=even,
         )
 
-    def _check_room(self, watch: Watch, plan: Plan) -> None:
+    def _check_room(self, observer: QueryObserver, plan: Plan) -> None:
         """Raises BadInput if the machine certainly has not the memory to read this prompt."""
-        need = self.reading(watch, plan)
-        free = memory_free(swap=True)
-        more = (
-            need.hidden * (not need.waits_there) + need.inputs
-            if self.offloaded
-            else need.peak - need.old
-        )
-        if more > free:
-            raise BadInput(
-                f"reading {plan.n_tokens:,} tokens takes {size_text(more)} (kept rows"
-                f" {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden states"
-                f" {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter"
-                " prompt, a smaller --kv-ratio or cache type (-ctk, -ctv), or --kv-hidden disk"
-            )
+        check_prompt(self.prompt_bytes(observer, plan), plan.n_tokens, self.offloaded)
 
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves
@@ -412,23 +353,23 @@ class Engine:
             None if not isinstance(merge, D2O) else deepcopy(self.memory.folding) or merge.start()
         )
 
-    def _start_summary(self, plan: Plan) -> Summing:
+    def _start_centroids(self, plan: Plan) -> PromptCentroids:
         merge = self.settings.preset.merge
-        return Summing(
-            merge if isinstance(merge, Summary) else None,
+        return PromptCentroids(
+            merge if isinstance(merge, CentroidMerge) else None,
             self.memory.queries,
             plan.sink,
             plan.window,
             self.offloaded,
         )
 
-    def start(self, plan: Plan, tail: bool = False) -> Spending:
+    def start(self, plan: Plan, recent: bool = False) -> Spending:
         if not plan.layers:  # all have windows, or no attention: there is nothing to spend
             return Fixed(plan.have)
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
             spread = self.memory.spread
-            if tail and spread is not None and not isinstance(spending, Fixed):
+            if recent and spread is not None and not isinstance(spending, Fixed):
                 return Fixed(from_shares(spread[list(plan.layers)], plan))
             return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
@@ -449,79 +390,3 @@ def _fold(
         return
     for k, rows in enumerate(keep):
         folding.fold(p, il, k, int(n_rows[k]), rows)
-
-
-MANY = 2048
-"""Tokens whose queries a summary looks at where there are twice as many or more, evenly spaced."""
-
-
-class Watch:
-    """Whose queries judge the keys of one prompt: ranges of tokens for the native scorer, and which
-    statistic is whose.
-
-    tokenize: text -> tokens, for the probe.
-    """
-
-    def __init__(
-        self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None
-    ) -> None:
-        observe, n = settings.preset.observe, len(tokens)
-        self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
-        names = observe.judged
-        self.observers: list[native.Observer] = []
-        if names:
-            begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[
-                observe.judges
-            ]
-            self.observers.append((begin, n + sum(map(len, self.pieces)), names))
-        self._names, self._n, self._stats = names, n, observe.stats
-        self._sums = observe.sums
-        if self._sums:
-            self.observers.append((0, n, ("mean",)))
-        self._queries = observe.queries
-        self.every = [1] * len(self.observers)
-        if self._queries:  # the first tokens of a text are like no others
-            self.observers.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
-            self.every.append(1 if settings.preset.score.observe.queries else max(1, n // MANY))
-
-    def extent(self, n_ubatch: int) -> Extent:
-        """What goes through a layer."""
-        lengths = [min(n_ubatch, end - begin) for begin, end, _ in self.observers]
-        n_observed = (
-            n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)
-        )  # two ranges may share a chunk
-        n_queries = int(self._queries) + int(len(self.observers) > self._queries)
-        pieces = [len(piece) for piece in self.pieces]
-        return Extent(
-            self._n,
-            self._n + sum(pieces),
-            self._n + max(pieces, default=0),
-            n_observed,
-            n_queries,
-            self._stats,
-        )
-
-    def read(self, p: native.Prefill, first: int = 0) -> dict[str, Any]:
-        """The statistics of the layer in work, by the names of LayerStats; first: number of this
-        watch's first observer.
-        """
-        stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
-        if self._sums:
-            stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
-        if self._queries:
-            stats["future"] = partial(_future, p, first + len(self.observers) - 1)
-        return stats
-
-    def queries(self, p: native.Prefill) -> Asked:
-        """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if
-        positions are no plain RoPE.
-        """
-        assert self._queries
-        return p.queries(len(self.observers) - 1)
-
-
-def _future(
-    p: native.Prefill, observer: int, n: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """See `edgekv.methods.base.Future`."""
-    return turned(p.queries(observer), p.rotation(n))

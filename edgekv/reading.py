@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.budget import Plan
-from edgekv.engine import Watch
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
+from edgekv.methods.centroid_merge import CentroidMerge, look
 from edgekv.methods.layer import Future, LayerStats
 from edgekv.methods.merge import D2O
-from edgekv.methods.summary import Summary, look
-from edgekv.methods.summing import ENOUGH, write
+from edgekv.methods.observer import QueryObserver
+from edgekv.methods.prompt_centroids import ENOUGH, write
 from edgekv.session import state
 from edgekv.settings import Settings
 
@@ -97,32 +97,36 @@ class Reading:
         many of each head's in the end.
         """
         store, found = self._engine.store, []
-        if isinstance(preset.merge, Summary) and layer.future and layer.n_new >= ENOUGH:
-            asked, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
+        if isinstance(preset.merge, CentroidMerge) and layer.future and layer.n_new >= ENOUGH:
+            moments, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
             losses = preset.merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
-            found = preset.merge.sum_up(losses, look(rows, losses), asked)
+            found = preset.merge.centroids(losses, look(rows, losses), moments)
             keep = [head.keep for head in losses]
         store.evict(il, [kept[:n] for kept, n in zip(keep, counts)])
         write(store, il, found)
 
     def _read(self, presets: Sequence[Preset]) -> None:
-        watches = [
-            Watch(replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize)
+        query_observers = [
+            QueryObserver(
+                replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize
+            )
             for p in presets
         ]
         observers, every = (
-            [o for w in watches for o in w.observers],
-            [n for w in watches for n in w.every],
+            [o for x in query_observers for o in x.ranges],
+            [n for x in query_observers for n in x.every],
         )
-        pieces = next((w.pieces for w in watches if w.pieces), [])
-        first = np.cumsum([0] + [len(w.observers) for w in watches])
+        pieces = next((x.pieces for x in query_observers if x.pieces), [])
+        first = np.cumsum([0] + [len(x.ranges) for x in query_observers])
         everything = np.arange(len(self._tokens), dtype=np.int32)
         with self._engine.layers(self._tokens, observers, every=every, pieces=pieces) as layers:
             for p in layers:
-                for preset, watch, at in zip(presets, watches, first, strict=False):
-                    layer = self._engine.layer_stats(p, watch, int(at))
+                for preset, observer, at in zip(presets, query_observers, first, strict=False):
+                    layer = observer.layer_stats(self._engine.store, p, int(at))
                     scores = preset.score.score(layer, preset.params)
-                    alone = replace(layer, rows=None, foretell=None, future=_later(layer, preset))
+                    alone = replace(
+                        layer, rows=None, predicted_scores=None, future=_later(layer, preset)
+                    )
                     self._scores[preset.name].append((scores, alone))
                 p.keep([everything] * len(p.n_old()))
         self._llm.input_ids[: len(self._tokens)] = self._tokens
@@ -133,7 +137,7 @@ def _later(layer: LayerStats, preset: Preset) -> Future | None:
     """What a summary will ask of `layer.future`, which goes with the prompt; None if it will not,
     or cannot.
     """
-    if not isinstance(preset.merge, Summary) or layer.future is None:
+    if not isinstance(preset.merge, CentroidMerge) or layer.future is None:
         return None
     try:
         later = layer.future(preset.merge.params.later)
@@ -143,7 +147,7 @@ def _later(layer: LayerStats, preset: Preset) -> Future | None:
 
 
 def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.float32]:
-    """Append tokens to the tail without compressing; logits [n_vocab] of the last one, or
+    """Append tokens to the recent buffer without compressing; logits [n_vocab] of the last one, or
     [n_tokens, n_vocab] of every one.
     """
     llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
+Progress = Callable[[int, int], None]
+"""progress(done, total) is told how far work has come, in units that take about equally long.
+
+The first call says what was done before, by an earlier run: no time was spent on that. Raising in
+it stops the work.
+"""
 
 
 @dataclass(frozen=True)

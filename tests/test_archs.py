@@ -27,7 +27,9 @@ ALL = 100_000
 METHODS = [
     name
     for name, preset in methods.REGISTRY.items()
-    if not preset.keeps_all and not isinstance(preset.budget, budget.Profile) and name != "kvzap"
+    if not preset.keeps_all
+    and not isinstance(preset.budget, budget.ProfileBudget)
+    and name != "kvzap"
 ]
 """Those that need no profile."""
 PROBED = [name for name in METHODS if methods.get(name).observe.probe]

@@ -39,7 +39,7 @@ from edgekv.bench import (
     runner,
     synthetic,
 )
-from edgekv.bench.expected import Expected
+from edgekv.bench.expected import ExpectedBytes
 from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
 from edgekv.errors import BadInput, EdgeKVError
 from tests.engine import load, n_kept
@@ -233,8 +233,8 @@ def test_equal_bytes_never_gives_a_larger_type_more():
 # ---- fields and forms
 
 
-def table(n: int = 3) -> runner.Table:
-    made = runner.Table([CASE.full("f16"), CASE])
+def table(n: int = 3) -> runner.Measurements:
+    made = runner.Measurements([CASE.full("f16"), CASE])
     made.samples = [
         [
             {**SAMPLE, "ns": ns * scale, "method": method, "mode": mode, "kv_bytes_used": kept}
@@ -474,7 +474,7 @@ def test_equal_ratios_are_equal_bytes_in_every_cache_type(little):
     assert all(x["kv_bytes_used"] == pytest.approx(0.2 * x["kv_bytes_full"], rel=0.01) for x in got)
     assert [round(x["kv_tokens_kept"]) for x in got] == [120, 225, 426]
     for kind, x in zip(("f16", "q8_0", "q4_0"), got, strict=True):
-        with Expected(little, 512) as expected:
+        with ExpectedBytes(little, 512) as expected:
             wanted = expected.host(
                 Case(little, 600, 0, 0, kind, kind, kv_method="snapkv", kv_ratio=0.2), x
             )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgekv.budget import BUDGETS as REGISTRY
 from edgekv.budget import (
     Plan,
-    Profile,
+    ProfileBudget,
     check_ratio,
     clip,
     from_shares,
@@ -88,11 +88,11 @@ class SomeProfile:
         ).start(plan)
 
 
-def profile_of(shares) -> Profile:
-    return Profile("profile", "", shares=shares)
+def profile_of(shares) -> ProfileBudget:
+    return ProfileBudget("profile", "", shares=shares)
 
 
-WITHOUT_TABLE = [budget for budget in REGISTRY.values() if isinstance(budget, Profile)]
+WITHOUT_TABLE = [budget for budget in REGISTRY.values() if isinstance(budget, ProfileBudget)]
 EVERY = pytest.mark.parametrize(
     "budget",
     [*(b for b in REGISTRY.values() if b not in WITHOUT_TABLE), SomeProfile()],

@@ -17,8 +17,8 @@ from edgekv.methods.choose import (
     WITH_SHARES,
     WITHOUT_PROFILE,
     choose,
-    foretells,
     learns,
+    wants_predictions,
 )
 from edgekv.methods.kvzap import Surrogate, n_features
 from edgekv.profiles import places
@@ -173,7 +173,7 @@ def test_kvzap_goes_with_any_budget(folder):
     ],
 )
 def test_what_first_use_would_make_a_profile_for(text, wants_maps, wants_any):
-    assert (foretells(text), learns(text)) == (wants_maps, wants_any)
+    assert (wants_predictions(text), learns(text)) == (wants_maps, wants_any)
 
 
 def test_in_the_cache_they_lie_side_by_side_too(folder, tmp_path):

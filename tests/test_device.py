@@ -199,7 +199,7 @@ def check(result: dict, kind: str) -> None:
     )  # a search, and a fold of keys and values, in each layer and head
     assert (
         result["n_foretold"] is None or result["n_foretold"] > 2
-    )  # two in the trial; Metal's backend has no such kernel
+    )  # two in the self-test; Metal's backend has no such kernel
     assert result["n_graphs"] is None or min(result["n_graphs"]) > 30, result[
         "n_graphs"
     ]  # CUDA is to record those of tokens, none of a prompt
@@ -216,7 +216,7 @@ def check_unharmed(result: dict) -> None:
 
 
 def check_used(result: dict) -> None:
-    """That a device which has our kernels ran each of them, not only in its trial."""
+    """That a device which has our kernels ran each of them, not only in its self-test."""
     assert "left alone" not in result["said"]
     assert result["calls"] is None or min(result["calls"].values()) > 0, result["calls"]
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from edgekv import budget, commands, methods, profiles
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.profiles import evolkv, training
-from edgekv.profiles.evolkv import Plan, Scores
+from edgekv.profiles.evolkv import Scores, SearchPlan
 
 pytest.importorskip("cma")
 
-PLAN = Plan(target=100, least=36, most=1000, group=4, generations=12, seed=3)
+PLAN = SearchPlan(target=100, least=36, most=1000, group=4, generations=12, seed=3)
 
 
 def towards(ideal):
@@ -58,13 +58,13 @@ def test_the_fitness_by_hand():
     ],
 )
 def test_completion_by_hand(rows, target, expected):
-    got = evolkv.complete(np.array(rows), Plan(target, 36, 1000))
+    got = evolkv.complete(np.array(rows), SearchPlan(target, 36, 1000))
     assert got.tolist() == list(expected)
 
 
 @given(st.lists(st.integers(36, 900), min_size=1, max_size=40), st.integers(40, 800))
 def test_completion_keeps_proportions_limits_and_the_total(rows, target):
-    got = evolkv.complete(np.array(rows), Plan(target, 36, 900))
+    got = evolkv.complete(np.array(rows), SearchPlan(target, 36, 900))
     assert got.sum() == target * len(rows) and got.min() >= 36 and got.max() <= 900
     free = (got > 36) & (got < 900)
     if free.sum() > 1:
@@ -116,7 +116,7 @@ def test_a_scheme_serves_other_totals_and_lengths_by_its_proportions(rows, n_row
     )
     got = budget.from_shares(profile.shares_at(plan.ratio), plan)
     assert got.sum() == plan.total and np.abs(got[:, 0] - got[:, 1]).max() <= 1
-    expected = evolkv.complete(rows, Plan(n_rows, max(36, -(-n_tokens // 100)), n_tokens))
+    expected = evolkv.complete(rows, SearchPlan(n_rows, max(36, -(-n_tokens // 100)), n_tokens))
     near_the_cap = (
         expected > 0.9 * n_tokens
     ).any()  # between two ratios of the grid, at one of which a layer has all its rows
@@ -140,7 +140,7 @@ def test_shares_have_the_mean_of_the_ratio_and_none_is_above_one():
 def test_the_search_finds_a_known_optimum(total):
     ideal = np.array([40, 300, 60, 60, 250, 40, 200, 50], float)
     score, points = towards(ideal), []
-    plan = Plan(**{**vars(PLAN), "generations": 40, "total": total})
+    plan = SearchPlan(**{**vars(PLAN), "generations": 40, "total": total})
     best, fitness = evolkv.search(score, 8, plan, points.append)
     uniform = np.full(8, 100)
     found = evolkv.complete(best, plan)
@@ -168,7 +168,7 @@ def test_one_seed_one_result_and_the_global_generator_is_left_alone():
     np.random.seed(7)
     before = np.random.get_state()[1].copy()
     results = [
-        evolkv.search(score, 6, Plan(**{**vars(PLAN), "seed": seed}))[0].tolist()
+        evolkv.search(score, 6, SearchPlan(**{**vars(PLAN), "seed": seed}))[0].tolist()
         for seed in (0, 0, 1)
     ]
     assert (np.random.get_state()[1] == before).all()
@@ -238,7 +238,7 @@ def test_an_uninterrupted_search_without_a_file_writes_none(tmp_path, monkeypatc
 )
 def test_targets_that_make_no_sense(target, says):
     with pytest.raises(BadInput, match=says):
-        Plan(target, 36, 1000)
+        SearchPlan(target, 36, 1000)
 
 
 def test_without_cma_one_line_names_the_extra(monkeypatch):

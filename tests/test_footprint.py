@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from edgekv import native
 from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.config import HIDDEN
-from edgekv.engine import Watch
 from edgekv.errors import BadInput
 from edgekv.memory import machine
 from edgekv.memory.footprint import (
@@ -23,6 +22,7 @@ from edgekv.memory.footprint import (
     mask_bytes,
 )
 from edgekv.memory.sizes import parse_size, size_text
+from edgekv.methods.observer import QueryObserver
 from tests import models
 from tests.engine import load, n_kept
 
@@ -89,7 +89,7 @@ def test_kept_bytes_are_predicted_to_the_byte_and_the_peak_within_its_bound(tiny
     "method",
     ["tova", "random", "h2o", "score=expected,budget=uniform", "score=kvzip,budget=uniform"],
 )
-def test_whoever_judges_the_keys_the_prediction_holds(tiny, text, method):
+def test_whatever_the_query_source_the_prediction_holds(tiny, text, method):
     check(tiny("llama-gqa"), "f16", list(text(N_PROMPT)), method, 0.2, "f16")
 
 
@@ -116,7 +116,9 @@ def test_masks_of_a_device_are_predicted(tiny, text, name, monkeypatch):
 def test_rows_that_move_between_heads_stay_within_the_predicted_bytes(tiny, text, method):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=method)
     kv, tokens = llm._kv, list(text(N_PROMPT))
-    predicted = kv.reading(Watch(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens)))
+    predicted = kv.prompt_bytes(
+        QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
+    )
     llm.eval(tokens)
     stats = llm.kv_stats()
     assert (
@@ -131,7 +133,7 @@ def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method)
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=method)
     settings = llm._kv_settings
     for n in (100, 1300, 1999):
-        real = Watch(settings, list(text(n)), llm._kv.tokenize).extent(256)
+        real = QueryObserver(settings, list(text(n)), llm._kv.tokenize).extent(256)
         planned = extent(settings.preset, n, settings.window, 256)
         assert (planned.n_tokens, planned.n_queries) == (n, real.n_queries)
         assert real.n_all == pytest.approx(planned.n_all, abs=40) and real.n_rows == pytest.approx(
@@ -143,7 +145,9 @@ def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method)
 def check(path, kind, tokens, method, ratio, hidden) -> None:
     llm = load(path, kind, kv_ratio=ratio, kv_method=method, kv_hidden=hidden)
     kv = llm._kv
-    predicted = kv.reading(Watch(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens)))
+    predicted = kv.prompt_bytes(
+        QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
+    )
     llm.eval(tokens)
     stats = llm.kv_stats()
     x = kv.store.layers[0]
@@ -233,13 +237,14 @@ def test_rows_within_is_the_largest_number_that_fits(n_layer, tail, window):
 def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_is_allocated(
     tiny, text, monkeypatch
 ):
-    from edgekv import engine, native
+    from edgekv import native
+    from edgekv.memory import room
 
     llm = load(tiny("llama-gqa"), kv_ratio=0.2)
     llm.eval(list(text(300)))
     before = llm.kv_stats()
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "memory_free", lambda swap: 500_000)
+        patch.setattr(room, "memory_free", lambda swap: 500_000)
         patch.setattr(native, "Prefill", None)  # it is not even begun
         with pytest.raises(
             BadInput, match="shorter prompt.*--kv-ratio.*-ctk.*--kv-hidden disk"
@@ -247,10 +252,14 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
             llm.eval(list(text(1500)))
         assert "488.3 KiB are free" in one_line(error)
     with monkeypatch.context() as patch:  # what lies on a GPU takes none of it
-        need = llm._kv.reading(Watch(llm._kv_settings, list(text(1500)), None), llm._kv.plan(1500))
-        patch.setattr(engine, "memory_free", lambda swap: need.hidden + need.inputs)
+        need = llm._kv.prompt_bytes(
+            QueryObserver(llm._kv_settings, list(text(1500)), None), llm._kv.plan(1500)
+        )
+        patch.setattr(room, "memory_free", lambda swap: need.hidden + need.inputs)
         patch.setattr(llm._kv, "offloaded", True)
-        llm._kv._check_room(Watch(llm._kv_settings, list(text(1500)), None), llm._kv.plan(1500))
+        llm._kv._check_room(
+            QueryObserver(llm._kv_settings, list(text(1500)), None), llm._kv.plan(1500)
+        )
     after = llm.kv_stats()
     assert (after.n_seen, after.n_bytes) == (before.n_seen, before.n_bytes)
     llm.eval(list(text(1500)))

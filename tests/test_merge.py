@@ -21,7 +21,7 @@ class Head:
             rng.standard_normal((n, d)).astype(np.float32),
             rng.standard_normal((n, d + 2)).astype(np.float32),
         )
-        self.plan: merge.Plan | None = None
+        self.plan: merge.FoldPlan | None = None
 
     def nearest(self, il, head, gone, kept):
         unit = self.keys / np.linalg.norm(self.keys, axis=1, keepdims=True)

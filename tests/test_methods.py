@@ -19,7 +19,7 @@ from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods import Preset, get, presets
 from edgekv.methods import kvzap as kvzap_module
-from edgekv.methods.keydiff import unlike_the_mean
+from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.parallel import MANY
@@ -248,7 +248,7 @@ def test_keydiff_may_be_pooled_over_neighbours(kernel):
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-def test_what_kvzap_foretells_is_the_reference_s(pairs, monkeypatch):
+def test_what_kvzap_predicts_is_the_reference_s(pairs, monkeypatch):
     monkeypatch.setattr(kvzap_module, "BLOCK", 16)
     generator = torch.Generator().manual_seed(3)
     keys, values = (
@@ -308,7 +308,7 @@ def test_kvzap_ranks_equal_rows_alike_and_long_heads_side_by_side(n):
         np.zeros(3, np.int32),
         n,
         np.tile(np.arange(n, dtype=np.int32), (3, 1)),
-        foretell=lambda k, *_: heads[k],
+        predicted_scores=lambda k, *_: heads[k],
     )
     ranks = [[np.searchsorted(np.sort(x), x) / n for x in head] for head in heads]
     scores = KVzap(Surrogate(np.zeros((1, 3, 4), np.float32), "halves")).score(
@@ -322,7 +322,7 @@ def test_kvzap_does_not_ask_where_a_row_stands(pairs, neox):
     keys, values = torch.randn(2, 1, 20, 16, generator=torch.Generator().manual_seed(4))
     turned = rope(keys.expand(1, 20, 16), torch.full((20,), 700), 10000.0, neox)
     a, b = (
-        features(x[0].numpy(), values[0].numpy(), unlike_the_mean(x[0].numpy()), pairs)
+        features(x[0].numpy(), values[0].numpy(), key_diversity(x[0].numpy()), pairs)
         for x in (keys, turned)
     )
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -429,19 +429,19 @@ def test_queries_are_a_choice_of_their_own():
     looks at the same.
     """
     assert [
-        get(name).observe.judges for name in ("snapkv", "tova", "kvzip", "snapkv:queries=probe")
+        get(name).observe.source for name in ("snapkv", "tova", "kvzip", "snapkv:queries=probe")
     ] == ["window", "last", "probe", "probe"]
     mixed = get("score=kvzip,budget=cake,queries=all").observe
     assert (
-        mixed.judges == "all"
-        and set(mixed.judged) == {"max", "var", "col_entropy"}
+        mixed.source == "all"
+        and set(mixed.observed) == {"max", "var", "col_entropy"}
         and not mixed.probe
     )
     assert (
         get("score=keydiff,budget=cake,queries=probe").observe.probe
         and not get("score=keydiff").observe.probe
     )
-    assert get("d2o").observe.sums and not get("d2o").observe.judged
+    assert get("d2o").observe.sums and not get("d2o").observe.observed
 
 
 @pytest.mark.parametrize(

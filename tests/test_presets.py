@@ -14,8 +14,8 @@ from edgekv import budget, methods, profiles
 from edgekv.errors import EdgeKVError
 from edgekv.methods import probe
 from edgekv.methods.expected import Expected
-from edgekv.methods.keydiff import KeyDiff, unlike_the_mean
-from edgekv.methods.kvzap import PAIRS, KVzap, Surrogate, foretell, n_features
+from edgekv.methods.keydiff import KeyDiff, key_diversity
+from edgekv.methods.kvzap import PAIRS, KVzap, Surrogate, n_features, predicted_scores
 from edgekv.native import Prefill
 from tests.engine import feed, load, logits, n_kept, positions, random_profile, share
 from tests.reference import budgets
@@ -57,7 +57,7 @@ def profile_for(tiny, tmp_path_factory):
 
     def options(name: str) -> dict[str, str]:
         preset = methods.get(name)
-        if not isinstance(preset.budget, budget.Profile):
+        if not isinstance(preset.budget, budget.ProfileBudget):
             return {}
         kind = preset.budget.kind or "probe"
         path = tmp_path_factory.mktemp("profiles") / f"{kind}.gguf"
@@ -201,7 +201,7 @@ def test_an_answer_does_not_move_the_budgets(tiny, text, profile_for, name):
         ("kvzip:queries=window", "score=kvzip,queries=window,budget=pooled"),
     ],
 )
-def test_the_same_queries_judge_the_same(tiny, text, one, other):
+def test_the_same_queries_give_the_same(tiny, text, one, other):
     kept = []
     for name in (one, other):
         llm = load(tiny("llama-gqa"), kv_method=name, kv_ratio=0.3)
@@ -325,7 +325,7 @@ def test_expected_attention_is_that_of_the_reference(tiny, text, nmse, monkeypat
 def test_kvzap_sees_the_rows_as_they_are_without_the_cache(
     tiny, text, nmse, monkeypatch, tmp_path, model, kind
 ):
-    """Quantised caches turn K and V; what is foretold of a row must not depend on that."""
+    """Quantised caches turn K and V; what is predicted of a row must not depend on that."""
     seen, original = {}, KVzap.score
 
     def record(self, layer, params=None):
@@ -368,10 +368,14 @@ def test_kvzap_is_the_same_natively_and_in_numpy(tiny, text, monkeypatch, model,
                 np.float32
             )
             for pairs in PAIRS:
-                plain = foretell(keys, values, unlike_the_mean(keys), layer.blocks, weights, pairs)
-                foretold, unlike = layer.foretell(k, weights, pairs == PAIRS[0], layer.blocks)
-                np.testing.assert_allclose(foretold, plain, rtol=1e-4, atol=1e-4)
-                np.testing.assert_allclose(unlike, unlike_the_mean(keys), rtol=1e-4, atol=1e-5)
+                plain = predicted_scores(
+                    keys, values, key_diversity(keys), layer.blocks, weights, pairs
+                )
+                predicted, diversity = layer.predicted_scores(
+                    k, weights, pairs == PAIRS[0], layer.blocks
+                )
+                np.testing.assert_allclose(predicted, plain, rtol=1e-4, atol=1e-4)
+                np.testing.assert_allclose(diversity, key_diversity(keys), rtol=1e-4, atol=1e-5)
         seen.append(len(keys))
         return np.where(layer.pos >= 0, rng.random(layer.pos.shape, np.float32), -np.inf).astype(
             np.float32
@@ -401,7 +405,7 @@ def test_a_map_that_does_not_fit_is_refused(tiny, text):
             (np.zeros(100, np.float32), (0, -64)),
         ):
             with pytest.raises(EdgeKVError, match="map does not fit|blocks of that size"):
-                p.foretell(0, weights, True, blocks)
+                p.predicted_scores(0, weights, True, blocks)
 
 
 @pytest.mark.parametrize("model", ["llama-mha", "llama-gqa"])

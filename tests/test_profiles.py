@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from edgekv import commands, native, profiles
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.methods.keydiff import unlike_the_mean
+from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import Surrogate, features, n_features
 from edgekv.profiles import (
     Identity,
@@ -437,7 +437,7 @@ def test_maps_are_those_of_least_squares():
     np.testing.assert_allclose(weights[0, 0, :3], truth, rtol=0.01)
 
 
-def test_maps_foretell_what_the_probe_pays(tiny):
+def test_maps_predict_what_the_probe_pays(tiny):
     """On a text that they were not learned from, better than chance in nearly all heads; the model
     is random, its attention is not.
     """
@@ -456,7 +456,7 @@ def test_maps_foretell_what_the_probe_pays(tiny):
         paid, _ = probe_profile.measure(llm, tokens)
     found = [
         np.corrcoef(
-            features(*rows[il][k], unlike_the_mean(rows[il][k][0]), maps.pairs)
+            features(*rows[il][k], key_diversity(rows[il][k][0]), maps.pairs)
             @ maps.weights[il, k, :-1],
             surrogate.target(paid[il, k]),
         )[0, 1]

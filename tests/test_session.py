@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from edgekv import BadInput, EdgeKVError
-from edgekv.budget.profile import Profile
+from edgekv.budget.profile import ProfileBudget
 from edgekv.methods import REGISTRY
 from edgekv.session import session
 from tests import models, recurrent
@@ -57,7 +57,7 @@ def empty(tiny: Any, way: str, kind: str = "f16", **more: Any) -> Any:
 WITHOUT_PROFILE = sorted(
     name
     for name, preset in REGISTRY.items()
-    if not isinstance(preset.budget, Profile) and not preset.keeps_all
+    if not isinstance(preset.budget, ProfileBudget) and not preset.keeps_all
 )
 
 

@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from edgekv.bench.runner import Table
+from edgekv.bench.runner import Measurements
 from edgekv.bench.spec import Case
 
 T95 = (
@@ -75,7 +75,7 @@ class Ratio:
         return self.speed / exp(half), self.speed * exp(half)
 
 
-def ratios(table: Table) -> list[Ratio]:
+def ratios(table: Measurements) -> list[Ratio]:
     """Every compressed row against every full one of its test."""
     found = []
     for case, mine in zip(table.cases, table.samples, strict=True):

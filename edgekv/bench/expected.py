@@ -10,7 +10,7 @@ from edgekv.bench.spec import Case
 from edgekv.budget import rows_for
 from edgekv.budget.memory import APPEND_MAX
 from edgekv.memory.dense import entries_per_f16
-from edgekv.memory.footprint import extent, kept_bytes, reading, tensor_bytes
+from edgekv.memory.footprint import extent, kept_bytes, prompt_bytes, tensor_bytes
 from edgekv.methods.choose import choose
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.facts import cache_types
@@ -18,13 +18,13 @@ from edgekv.model.facts import cache_types
 WINDOW = 32  # what `Llama` takes if nothing is said
 
 
-class Expected:
+class ExpectedBytes:
     """One model file at one physical batch size. Use as a context manager."""
 
     def __init__(self, path: str, n_ubatch: int) -> None:
         self._blueprint, self._n_ubatch = Blueprint(path, n_ubatch), n_ubatch
 
-    def __enter__(self) -> Expected:
+    def __enter__(self) -> ExpectedBytes:
         return self
 
     def __exit__(self, *details: object) -> None:
@@ -55,7 +55,7 @@ class Expected:
         for n in filter(None, (case.n_depth, case.n_prompt)):
             rows = rows_for(seen + n, case.kv_ratio, per_f16=per_f16, min_tokens=MIN_TOKENS)
             before = kept_bytes(context.layers, seen, old) if seen else 0
-            read = reading(
+            read = prompt_bytes(
                 context.layers,
                 extent(preset, n, WINDOW, self._n_ubatch),
                 rows,

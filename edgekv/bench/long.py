@@ -13,7 +13,7 @@ from typing import Any
 
 from edgekv import files
 from edgekv.bench import compare, formats, plot, reads
-from edgekv.bench.runner import Table
+from edgekv.bench.runner import Measurements
 from edgekv.bench.spec import Case, Lists
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import MIB, mib, percent, share, size_text
@@ -75,7 +75,7 @@ def rows(lists: Lists, depths: Sequence[int]) -> list[Case]:
     ).cases()
 
 
-def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
+def write(table: Measurements, folder: Path, words: Sequence[str]) -> list[Path]:
     """The page and, where matplotlib is there, its plots (of memory only if contexts were read);
     returns their paths.
 
@@ -98,7 +98,7 @@ def write(table: Table, folder: Path, words: Sequence[str]) -> list[Path]:
 
 
 def _page(
-    table: Table, records: Sequence[Record], words: Sequence[str], images: Sequence[Path]
+    table: Measurements, records: Sequence[Record], words: Sequence[str], images: Sequence[Path]
 ) -> str:
     is_filled = any(map(formats.is_filled, records))
     about = ", ".join(
@@ -138,7 +138,7 @@ def _about(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _read_rows(table: Table, records: Sequence[Record]) -> list[str]:
+def _read_rows(table: Measurements, records: Sequence[Record]) -> list[str]:
     return [
         "| context | cache | KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB "
         "| read, tokens/s "
@@ -156,7 +156,7 @@ def _read_rows(table: Table, records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _filled_rows(table: Table, records: Sequence[Record]) -> list[str]:
+def _filled_rows(table: Measurements, records: Sequence[Record]) -> list[str]:
     """Only what does not depend on reading."""
     return [
         "| context | cache | KV used | tokens kept | KV allocated MiB | write, tokens/s |",
@@ -198,7 +198,7 @@ def _reading(samples: Sequence[dict[str, Any]]) -> float:
     )
 
 
-def _plots(table: Table, records: Sequence[Record], folder: Path) -> list[Path]:
+def _plots(table: Measurements, records: Sequence[Record], folder: Path) -> list[Path]:
     """The plots' files, none without matplotlib."""
     if find_spec("matplotlib") is None:
         return []

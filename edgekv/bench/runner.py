@@ -18,10 +18,10 @@ from edgekv.bench import fields
 from edgekv.bench.spec import Case
 from edgekv.errors import BadInput, EdgeKVError
 
-Progress = Callable[[int, int, Case], None]
+CaseProgress = Callable[[int, int, Case], None]
 
 
-class Table:
+class Measurements:
     """Rows and their samples, round by round: samples[i][r] is row i in round r."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
@@ -36,7 +36,7 @@ class Table:
         """Rounds that all rows have been through."""
         return min(map(len, self.samples), default=0)
 
-    def measured(self) -> Table:
+    def measured(self) -> Measurements:
         """This table; before its first round is complete, only the rows that have a sample."""
         rows = [
             (case, samples)
@@ -45,7 +45,7 @@ class Table:
         ]
         if self.n_rounds or not rows:
             return self
-        part = Table([case for case, _ in rows])
+        part = Measurements([case for case, _ in rows])
         part.samples, part.bandwidth = [samples for _, samples in rows], self.bandwidth
         return part
 
@@ -69,18 +69,18 @@ class Table:
 def run(
     cases: Sequence[Case],
     repetitions: int,
-    progress: Progress = lambda done, total, case: None,
+    progress: CaseProgress = lambda done, total, case: None,
     warm_up: bool = True,
-    table: Table | None = None,
+    table: Measurements | None = None,
     verbose: bool = False,
-) -> Table:
+) -> Measurements:
     """All rows, `repetitions` rounds; every other round goes backwards, so that no row is always
     first.
 
     table: filled as it goes, so that whoever stops it has what is there. verbose: print what
     llama.cpp logs on standard error. Raises EdgeKVError if a row fails.
     """
-    table = Table(cases) if table is None else table
+    table = Measurements(cases) if table is None else table
     order = list(range(len(cases)))
     for number in range(repetitions):
         for n in sorted({case.n_threads for case in cases if case.only_writes}):
@@ -151,11 +151,11 @@ def process(module: str, what: str, request: dict[str, Any]) -> dict[str, Any]:
 def computed(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> list[int]:
     """Bytes that each row should take in host memory; 0 where weights are on a GPU, or a depth was
     not read."""
-    from edgekv.bench.expected import Expected
+    from edgekv.bench.expected import ExpectedBytes
 
     with ExitStack() as stack:
         models = {(c.model, c.n_ubatch): None for c in cases}
-        known = {key: stack.enter_context(Expected(*key)) for key in models}
+        known = {key: stack.enter_context(ExpectedBytes(*key)) for key in models}
         return [
             0
             if case.is_filled or s[0]["gpu_info"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from edgekv.budget.adakv import AdaKV
 from edgekv.budget.base import Budget, Fixed, Plan, Spending, Spread, fit
-from edgekv.budget.cake import Cake
+from edgekv.budget.cake import CakeBudget
 from edgekv.budget.clip import clip
-from edgekv.budget.d2o import D2O
+from edgekv.budget.d2o import D2OBudget
 from edgekv.budget.dynamickv import DynamicKV
 from edgekv.budget.pooled import Pooled
-from edgekv.budget.profile import PROFILES, Profile, from_shares
+from edgekv.budget.profile import PROFILES, ProfileBudget, from_shares
 from edgekv.budget.pyramid import Pyramid, pyramid
 from edgekv.budget.rows import check_ratio, rows_for
 from edgekv.budget.table import table
@@ -25,7 +25,7 @@ __all__ = [
     "Budget",
     "Fixed",
     "Plan",
-    "Profile",
+    "ProfileBudget",
     "Spending",
     "Spread",
     "check_ratio",
@@ -44,11 +44,13 @@ BUDGETS: dict[str, Budget] = {
         Spread("uniform", uniform, "the same for every head of every layer"),
         Pyramid(),
         AdaKV(),
-        Cake(),
+        CakeBudget(),
         DynamicKV(),
-        D2O(),
+        D2OBudget(),
         Pooled(),
         *PROFILES,
     )
 }
-"""A `Profile` gets its table from `edgekv.methods.choose`, the others need nothing from outside."""
+"""A `ProfileBudget` gets its table from `edgekv.methods.choose`, the others need nothing from
+outside.
+"""

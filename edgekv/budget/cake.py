@@ -31,7 +31,7 @@ LEAST = 1e-30  # a layer without any dispersion or shift still has a logarithm
 
 
 @dataclass(frozen=True)
-class CakeParams:
+class CakeBudgetParams:
     tau1: float = 1.0
     """Temperature of the dispersion; the paper searches 0.2 to 2 for each model."""
     tau2: float = 0.6
@@ -46,8 +46,8 @@ class CakeParams:
 
 
 @dataclass(frozen=True)
-class Cake:
-    params: CakeParams = CakeParams()
+class CakeBudget:
+    params: CakeBudgetParams = CakeBudgetParams()
     name: ClassVar[str] = "cake"
     title: ClassVar[str] = "more for layers whose attention is spread out and moves"
     paper: ClassVar[str] = "CAKE, arXiv 2503.12491"
@@ -59,7 +59,7 @@ class Cake:
         return Cascade(plan, lambda layer: log_preference(layer, plan.window, self.params), weigh)
 
 
-def log_preference(layer: LayerStats, window: int, params: CakeParams) -> float:
+def log_preference(layer: LayerStats, window: int, params: CakeBudgetParams) -> float:
     """log P of one layer (eq. 4 to 6)."""
     assert layer.var is not None and layer.col_entropy is not None, (
         "cake needs variance and entropy"

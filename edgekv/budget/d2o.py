@@ -44,7 +44,7 @@ SCALES = {"unit": weigh_unit, "raw": weigh_raw}
 
 
 @dataclass(frozen=True)
-class D2OParams:
+class D2OBudgetParams:
     scale: str = "unit"
     """unit: variances are brought to 0..1 first; raw: as they are."""
 
@@ -54,8 +54,8 @@ class D2OParams:
 
 
 @dataclass(frozen=True)
-class D2O:
-    params: D2OParams = D2OParams()
+class D2OBudget:
+    params: D2OBudgetParams = D2OBudgetParams()
     name: ClassVar[str] = "d2o"
     title: ClassVar[str] = "more for layers that attend evenly"
     paper: ClassVar[str] = "D2O, arXiv 2406.13035"

@@ -1,8 +1,8 @@
 """memory: a limit in bytes for the whole KV cache, turned into rows.
 
 A budget in bytes (`kv_budget_mb`) is about the rows that selection keeps. A limit for the cache
-holds at any time between prompts: it also counts what the tail may grow to before it is compressed
-again, the room that is allocated ahead, and sliding-window layers.
+holds at any time between prompts: it also counts what the recent buffer may grow to before it is
+compressed again, the room that is allocated ahead, and sliding-window layers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from edgekv.native import LayerInfo
 
 APPEND_MAX = 64
-"""New tokens that are appended to the tail at once, at most; a longer text is read layer by layer.
-A full tail grows by as many.
+"""New tokens that are appended to the recent buffer at once, at most; a longer text is read layer
+by layer. A full one grows by as many.
 """
 SWA_SLACK = 64
 """Rows behind the window that a sliding-window layer keeps (native/src/store/edgekv-store.cpp)."""

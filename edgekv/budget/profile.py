@@ -23,7 +23,7 @@ LEAST = 0.01
 
 
 @dataclass(frozen=True)
-class Profile:
+class ProfileBudget:
     """A profile's budget; `edgekv.methods.choose` puts in the shares of the model at hand."""
 
     name: str
@@ -48,14 +48,14 @@ class Profile:
 
 
 PROFILES = (
-    Profile("profile", "a share for each head, measured once for the model"),
-    Profile(
+    ProfileBudget("profile", "a share for each head, measured once for the model"),
+    ProfileBudget(
         "lukv",
         "a share for each head, by what answers of the model needed",
         "LU-KV, arXiv 2602.08585",
         "lukv",
     ),
-    Profile(
+    ProfileBudget(
         "evolkv", "a share for each layer, evolved on a task", "EvolKV, arXiv 2509.08315", "evolkv"
     ),
 )

@@ -16,7 +16,7 @@ from edgekv.commands.bench_options import BenchOptions, bench_options
 from edgekv.errors import BadInput, EdgeKVError
 
 if TYPE_CHECKING:
-    from edgekv.bench.runner import Progress, Table
+    from edgekv.bench.runner import CaseProgress, Measurements
     from edgekv.bench.spec import Case, Lists
 
 NEEDLE_TOKENS_MIN = 500
@@ -254,12 +254,12 @@ def lined_up(lists: Lists) -> list[Case]:
     ]
 
 
-def measure(rows: Sequence[Case], options: BenchOptions) -> Table:
+def measure(rows: Sequence[Case], options: BenchOptions) -> Measurements:
     """All samples, with progress. After Ctrl-C or an error the rounds that are complete; in the
     first one its rows so far, if there are any."""
-    from edgekv.bench.runner import Table, computed, run
+    from edgekv.bench.runner import Measurements, computed, run
 
-    table, repetitions = Table(rows), options.repetitions
+    table, repetitions = Measurements(rows), options.repetitions
     try:
         with progress(len(rows) * repetitions, not options.verbose) as report:
             warm_up = not options.no_warmup
@@ -279,7 +279,7 @@ def measure(rows: Sequence[Case], options: BenchOptions) -> Table:
 
 
 @contextmanager
-def progress(total: int, has_bar: bool = True) -> Iterator[Progress]:
+def progress(total: int, has_bar: bool = True) -> Iterator[CaseProgress]:
     """A bar on standard error that names the row in work; a line for each sample without has_bar,
     or where standard error is no terminal."""
     if not (has_bar and sys.stderr.isatty()):
@@ -304,7 +304,7 @@ def progress(total: int, has_bar: bool = True) -> Iterator[Progress]:
         yield report
 
 
-def needles_of(table: Table, n_cases: int) -> dict[Case, str]:
+def needles_of(table: Measurements, n_cases: int) -> dict[Case, str]:
     """'hits/cases' by row: settings that are the same but for the test are asked once, at the
     longest text of theirs."""
     from edgekv.bench.runner import needles
@@ -321,7 +321,7 @@ def needles_of(table: Table, n_cases: int) -> dict[Case, str]:
     return found
 
 
-def show(table: Table, output: str, with_ratios: bool, needles: dict[Case, str]) -> None:
+def show(table: Measurements, output: str, with_ratios: bool, needles: dict[Case, str]) -> None:
     from edgekv.bench import reads
     from edgekv.bench.compare import as_md, ratios
     from edgekv.bench.formats import FORMATS

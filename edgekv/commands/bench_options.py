@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from edgekv.commands.options import COUNT, SWITCH, cache_types, grouped, names, ratios
+from edgekv.commands.options import grouped
+from edgekv.commands.values import COUNT, SWITCH, cache_types, names, ratios
 from edgekv.config import HIDDEN
 from edgekv.errors import BadInput
 

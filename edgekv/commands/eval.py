@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import (
-    EngineOptions,
-    cache_types,
-    engine_options,
-    lengths,
-    method,
-    ratios,
-    split_names,
-)
+from edgekv.commands.options import EngineOptions, engine_options
+from edgekv.commands.values import cache_types, lengths, method, ratios, split_names
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:

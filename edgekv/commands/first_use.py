@@ -8,7 +8,7 @@ import click
 
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.methods.choose import foretells, learns
+from edgekv.methods.choose import learns, wants_predictions
 
 WHAT = "one-time preparation of this model"
 SKIPPED = (
@@ -58,7 +58,7 @@ def is_wanted(options: EngineOptions, path: str) -> bool:
         return False
     try:
         return (
-            find(path, foretells=foretells(kv.method)) is None
+            find(path, predicts=wants_predictions(kv.method)) is None
             and model_info(path)["mode"] == "layers"
         )
     except EdgeKVError:

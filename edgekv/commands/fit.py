@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import CACHE_TYPES, COUNT, MODEL, size
+from edgekv.commands.options import MODEL
 from edgekv.commands.report import mib, percent, table
+from edgekv.commands.values import CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import size_text
 
@@ -183,7 +184,7 @@ def preset_of(kv_method: str, path: str) -> Preset:
     from edgekv.methods.choose import AUTO, choose
     from edgekv.profiles import find
 
-    if kv_method == AUTO and find(path, foretells=True) is None:
+    if kv_method == AUTO and find(path, predicts=True) is None:
         return methods.get("score=keydiff,budget=pooled")  # reads as much; spreads rows as freely
     return choose(kv_method, path)
 

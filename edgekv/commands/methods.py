@@ -62,10 +62,10 @@ def params(values: Any) -> dict[str, Any]:
 
 
 def observes(preset: Preset) -> str:
-    """Whose queries judge the keys."""
+    """Whose queries are observed."""
     observe = preset.observe
-    judges = {observe.judges: bool(observe.judged), "all": observe.sums}
-    return " + ".join(name for name, used in judges.items() if used) or "nobody"
+    sources = {observe.source: bool(observe.observed), "all": observe.sums}
+    return " + ".join(name for name, used in sources.items() if used) or "nobody"
 
 
 def as_text(records: list[dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import MODEL, ratio
+from edgekv.commands.options import MODEL
 from edgekv.commands.profile_evolkv import evolkv
 from edgekv.commands.profile_options import (
     GPU_LAYERS,
@@ -24,6 +24,7 @@ from edgekv.commands.profile_options import (
     read_text,
     summary,
 )
+from edgekv.commands.values import ratio
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.commands.options import MODEL, lengths
+from edgekv.commands.options import MODEL
 from edgekv.commands.profile_options import (
     GPU_LAYERS,
     THREADS,
@@ -20,6 +20,7 @@ from edgekv.commands.profile_options import (
     note_what_is_kept,
     summary,
 )
+from edgekv.commands.values import lengths
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.options import ratio
+from edgekv.commands.values import ratio
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile

@@ -19,7 +19,7 @@ from edgekv import native
 from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.memory import dense
-from edgekv.memory.footprint import extent, reading
+from edgekv.memory.footprint import extent, prompt_bytes
 from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Planner:
         n_rows = rows_for(
             n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens
         )
-        read = reading(
+        read = prompt_bytes(
             context.layers,
             extent(self.preset, n_ctx, w.window, self._n_ubatch),
             n_rows,

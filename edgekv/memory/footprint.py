@@ -108,7 +108,7 @@ def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
 
 
 def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int:
-    """On a device with kernels of ours: the queries of a chunk that judge, and the columns that
+    """On a device with kernels of ours: the observed queries of a chunk, and the columns that
     they add up to, of all shapes of layers.
 
     n_rows: the longest head while the prompt is read.
@@ -160,12 +160,12 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
         observe.probe
         or observe.sums
         or observe.queries
-        or (observe.judges == "all" and bool(observe.judged))
+        or (observe.source == "all" and bool(observe.observed))
     )
     n_observed = (
         min(n_ubatch, n_all)
         if wide
-        else min(n_ubatch, n_tokens, 1 if observe.judges == "last" else window)
+        else min(n_ubatch, n_tokens, 1 if observe.source == "last" else window)
     )
     columns = bool(observe.stats)
     return Extent(
@@ -179,7 +179,7 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PromptBytes:
     """Bytes while a prompt is read, by what they are for. on_gpu: inputs are in main memory, and
     count elsewhere, and so do hidden states that do not wait on the device.
     """
@@ -214,7 +214,7 @@ class Reading:
         )
 
 
-def reading(
+def prompt_bytes(
     layers: Sequence[LayerInfo],
     what: Extent,
     n_rows: int,
@@ -227,7 +227,7 @@ def reading(
     even: bool = False,
     on_gpu: bool = False,
     recurrent: int = 0,
-) -> Reading:
+) -> PromptBytes:
     """What reading a prompt takes.
 
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
@@ -247,7 +247,7 @@ def reading(
     queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
-    return Reading(
+    return PromptBytes(
         kept=kept,
         beside_hidden=beside,
         old=old_bytes,

@@ -1,11 +1,12 @@
-"""Room: whether llama.cpp's own cache can be had at all. It is allocated for the whole context when
-a model is loaded, and cleared at once, so one that is larger than memory ends the process.
+"""Room: whether the machine has the memory for a prompt, and for llama.cpp's own cache. That one is
+allocated for the whole context when a model is loaded, and cleared at once, so one that is larger
+than memory ends the process.
 """
 
 from __future__ import annotations
 
 from edgekv.errors import BadInput
-from edgekv.memory.footprint import row_bytes
+from edgekv.memory.footprint import PromptBytes, row_bytes
 from edgekv.memory.machine import memory_free
 from edgekv.memory.sizes import size_text
 from edgekv.model import facts
@@ -13,6 +14,22 @@ from edgekv.model.header import DAMAGE, Header, opened
 from edgekv.model.identity import shape
 
 F16 = 1
+
+
+def check_prompt(need: PromptBytes, n_tokens: int, offloaded: bool) -> None:
+    """Raises BadInput if the machine certainly has not the memory to read a prompt of n_tokens.
+
+    offloaded: entries lie in another memory than the CPU's.
+    """
+    free = memory_free(swap=True)
+    more = need.hidden * (not need.waits_there) + need.inputs if offloaded else need.peak - need.old
+    if more > free:
+        raise BadInput(
+            f"reading {n_tokens:,} tokens takes {size_text(more)} (kept rows"
+            f" {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden states"
+            f" {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter"
+            " prompt, a smaller --kv-ratio or cache type (-ctk, -ctv), or --kv-hidden disk"
+        )
 
 
 def check_whole_cache(

@@ -19,6 +19,7 @@ from edgekv.budget import BUDGETS
 from edgekv.methods import spell
 from edgekv.methods.base import STATS, Budget, Method, Observe, Preset, masked
 from edgekv.methods.cake import Cake
+from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.expected import Expected
 from edgekv.methods.full import Full
 from edgekv.methods.h2o import H2O
@@ -31,7 +32,6 @@ from edgekv.methods.merge import D2O
 from edgekv.methods.random import Random
 from edgekv.methods.snapkv import SnapKV
 from edgekv.methods.streaming import Streaming
-from edgekv.methods.summary import Summary
 from edgekv.methods.tova import TOVA
 
 __all__ = [
@@ -50,7 +50,11 @@ __all__ = [
 ]
 
 GROUP = "edgekv.methods"
-MERGES: dict[str, D2O | Summary | None] = {"none": None, "d2o": D2O(), "summary": Summary()}
+MERGES: dict[str, D2O | CentroidMerge | None] = {
+    "none": None,
+    "d2o": D2O(),
+    "summary": CentroidMerge(),
+}
 
 
 def _same(method: Method, budget: str = "uniform", keeps_all: bool = False) -> Preset:

@@ -1,6 +1,6 @@
 """What a method sees of a layer, and what it must offer.
 
-A method answers two of the five questions of a compression: whose queries judge the keys
+A method answers two of the five questions of a compression: whose queries are observed
 (`observe`, unless the preset says otherwise) and what each row is worth (`score`). How many rows
 stay is the budget's answer, which ones `edgekv.methods.select`'s. Nothing here knows a model, a
 cache or the native library.
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.base import Budget
+from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O
-from edgekv.methods.summary import Summary
 
 STATS = ("mean", "var", "max", "col_entropy", "col_sum")
-JUDGES = {
+QUERY_SOURCES = {
     "window": "the last tokens of the prompt",
     "all": "every token of the prompt; costs a second pass over the attention",
     "last": "the prompt's last token",
@@ -30,18 +30,16 @@ JUDGES = {
         " prefill"
     ),
 }
-"""Whose queries can judge the keys."""
+"""Whose queries can be observed: the query sources."""
 
 
 @dataclass(frozen=True)
 class Observe:
-    """Which of `STATS` the scorer has to make of a layer's attention, and whose queries judge the
-    keys in them.
-    """
+    """Which of `STATS` the scorer has to make of a layer's attention, and of whose queries."""
 
     stats: tuple[str, ...] = ()
-    judges: str = "window"
-    """One of `JUDGES`; the column sums are of every token whoever judges."""
+    source: str = "window"
+    """One of `QUERY_SOURCES`; the column sums are of every token whatever the source."""
     queries: bool = False
     """Nobody's attention: the distribution of all queries, which tells what later tokens will ask
     (`LayerStats.future`).
@@ -50,11 +48,11 @@ class Observe:
     def __post_init__(self) -> None:
         unknown = set(self.stats) - set(STATS)
         assert not unknown, f"no such statistics: {unknown}"
-        assert self.judges in JUDGES
+        assert self.source in QUERY_SOURCES
 
     @property
-    def judged(self) -> tuple[str, ...]:
-        """The statistics in which `judges` judge."""
+    def observed(self) -> tuple[str, ...]:
+        """The statistics of the query source's attention."""
         return tuple(x for x in self.stats if x != "col_sum")
 
     @property
@@ -65,7 +63,7 @@ class Observe:
     @property
     def probe(self) -> bool:
         """Whether the prompt is read twice (see `edgekv.methods.probe`)."""
-        return self.judges == "probe" and bool(self.judged)
+        return self.source == "probe" and bool(self.observed)
 
     def asking(self, stats: tuple[str, ...]) -> Observe:
         """The same with more statistics, for a budget, which looks at the queries that the score
@@ -122,10 +120,10 @@ class Preset:
     """True if nothing is ever evicted, whatever the ratio: the prompt is then read as the unpatched
     library does.
     """
-    merge: D2O | Summary | None = None
+    merge: D2O | CentroidMerge | None = None
     """What becomes of evicted rows; None: they are dropped."""
-    judges: str = ""
-    """Whose queries judge the keys (`JUDGES`); empty: those that the score's paper takes."""
+    query_source: str = ""
+    """Whose queries are observed (`QUERY_SOURCES`); empty: those that the score's paper takes."""
     profile: str = ""
     """The file whose profile it uses; empty: none."""
     why: str = ""
@@ -135,8 +133,8 @@ class Preset:
     def observe(self) -> Observe:
         """What score, budget and merge together need to know of a layer's attention."""
         asked = self.score.observe.asking(getattr(self.budget, "stats", ()))
-        asked = replace(asked, judges=self.judges or asked.judges)
-        return replace(asked, queries=True) if isinstance(self.merge, Summary) else asked
+        asked = replace(asked, source=self.query_source or asked.source)
+        return replace(asked, queries=True) if isinstance(self.merge, CentroidMerge) else asked
 
 
 def masked(scores: NDArray[np.floating], layer: LayerStats) -> NDArray[np.float32]:

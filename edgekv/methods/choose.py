@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekv import methods
-from edgekv.budget import Profile as ProfileBudget
+from edgekv.budget import ProfileBudget
 from edgekv.errors import BadInput
 from edgekv.methods import Preset
 from edgekv.methods.kvzap import KVzap
@@ -41,7 +41,7 @@ def choose(text: str, model_path: str, profile: str | None = None) -> Preset:
 
 def _automatic(model_path: str, wish: str | None) -> tuple[str, str]:
     """The method that 'auto' takes, and why."""
-    if find(model_path, wish, foretells=True):
+    if find(model_path, wish, predicts=True):
         return WITH_PROFILE, "this model has a profile"
     if find(model_path, wish, methods.get(WITH_SHARES).score.name):
         return WITH_SHARES, "this model's profile has budgets alone"
@@ -78,9 +78,9 @@ def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
     """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of
     any that has them.
     """
-    found = find(model_path, wish, foretells=True)
+    found = find(model_path, wish, predicts=True)
     if found is None and wish not in (None, NONE):
-        found = find(model_path, foretells=True)
+        found = find(model_path, predicts=True)
     if found is None:
         raise BadInput(
             f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv"
@@ -93,12 +93,12 @@ def learns(text: str) -> bool:
     """Whether the profile that first use makes would serve `text`: auto, or budgets from any
     profile.
     """
-    if foretells(text):
+    if wants_predictions(text):
         return True
     budget = methods.get(text).budget
     return isinstance(budget, ProfileBudget) and not budget.kind
 
 
-def foretells(text: str) -> bool:
+def wants_predictions(text: str) -> bool:
     """Whether `text` wants maps for kvzap."""
     return text == AUTO or isinstance(methods.get(text).score, KVzap)

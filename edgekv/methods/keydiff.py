@@ -1,4 +1,4 @@
-"""keydiff: rows whose key points away from the others. Nobody judges the keys.
+"""keydiff: rows whose key points away from the others. No queries are observed.
 
 Paper: Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364, section 3:
 score -cos(k, mean of the normalised keys of the head).
@@ -41,11 +41,11 @@ class KeyDiff:
     params = KeyDiffParams()
 
     def score(self, layer: LayerStats, params: KeyDiffParams | None = None) -> NDArray[np.float32]:
-        kernel, scores = (params or self.params).kernel, by_head(layer, unlike_the_mean)
+        kernel, scores = (params or self.params).kernel, by_head(layer, key_diversity)
         return by_token(scores, layer, max_pool, kernel, empty=-np.inf) if kernel > 1 else scores
 
 
-def unlike_the_mean(keys: NDArray[np.float32]) -> NDArray[np.float32]:
+def key_diversity(keys: NDArray[np.float32]) -> NDArray[np.float32]:
     """-cosine of each key [n, d] with the mean direction."""
     unit = keys / np.maximum(np.linalg.norm(keys, axis=1, keepdims=True), TINY)
     mean = unit.mean(axis=0)

@@ -1,4 +1,4 @@
-"""knorm: rows whose key is short. Nobody judges the keys.
+"""knorm: rows whose key is short. No queries are observed.
 
 Paper: Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv
 2406.11430, section 3: score -||k||.

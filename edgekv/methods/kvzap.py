@@ -1,17 +1,17 @@
-"""kvzap: rows by the attention that the repeat probe would pay to them, foretold from the row
+"""kvzap: rows by the attention that the repeat probe would pay to them, predicted from the row
 alone.
 
 Paper: Jeblick and Jegou, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891:
-for each KV head a linear map foretells the logarithm of KVzip's score (arXiv 2505.23416), so that
+for each KV head a linear map predicts the logarithm of KVzip's score (arXiv 2505.23416), so that
 no text needs to be read twice. The maps (a `Surrogate`) are learned once per model with the probe
 profile, see `edgekv.profiles.surrogate`; `edgekv.methods.choose` puts them in.
 
 Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of
-earlier turns can be judged again. What
+earlier turns can be scored again. What
 turns with the position does not go into it: of the key only the lengths of the pairs that RoPE
 turns, and KeyDiff's score. The target is KVzip's score, the most attention, not weighted by the
 value's length. Rows are ranked within the budgets; the paper has one threshold. Half of KeyDiff's
-rank is added to the rank of what is foretold (`novelty`): maps from a few thousand tokens misjudge
+rank is added to the rank of what is predicted (`novelty`): maps from a few thousand tokens misjudge
 what they have not seen, and what is unlike the rest is what KeyDiff finds. On the demo model more
 of it is better at 0.2 and less at 0.1. Quantised caches are turned back first
 (`edgekv.model.rotation`), so one profile serves all cache types.
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods.base import Observe
-from edgekv.methods.keydiff import unlike_the_mean
+from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.parallel import each_head
 from edgekv.model import rotation
@@ -55,7 +55,7 @@ class Surrogate:
 @dataclass(frozen=True)
 class KVzapParams:
     novelty: float = 0.5
-    """Weight of KeyDiff's rank beside the rank of what is foretold; 0: what is foretold alone, as
+    """Weight of KeyDiff's rank beside the rank of what is predicted; 0: what is predicted alone, as
     in the paper.
     """
 
@@ -70,7 +70,7 @@ class KVzapParams:
 @dataclass(frozen=True)
 class KVzap:
     name: ClassVar[str] = "kvzap"
-    title: ClassVar[str] = "rows that repeating the text would need most, as foretold from the row"
+    title: ClassVar[str] = "rows that repeating the text would need most, as predicted from the row"
     paper: ClassVar[str] = "KVzap, arXiv 2601.07891"
     observe: ClassVar[Observe] = Observe()
     params: ClassVar[KVzapParams] = KVzapParams()
@@ -96,21 +96,21 @@ class KVzap:
     def _of_head(
         self, layer: LayerStats, k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """[n] each: what is foretold, and KeyDiff's score."""
+        """[n] each: what is predicted, and KeyDiff's score."""
         assert self.surrogate is not None
         weights, pairs = self.surrogate.weights[layer.il, k], self.surrogate.pairs
-        if layer.foretell is not None:
-            return layer.foretell(k, weights, pairs == PAIRS[0], layer.blocks)
+        if layer.predicted_scores is not None:
+            return layer.predicted_scores(k, weights, pairs == PAIRS[0], layer.blocks)
         assert layer.rows is not None, "this method reads the rows"
         keys, values = layer.rows(k)
-        unlike = unlike_the_mean(keys)
-        return foretell(keys, values, unlike, layer.blocks, weights, pairs), unlike
+        diversity = key_diversity(keys)
+        return predicted_scores(keys, values, diversity, layer.blocks, weights, pairs), diversity
 
 
-def foretell(
+def predicted_scores(
     keys: NDArray[np.float32],
     values: NDArray[np.float32],
-    unlike: NDArray[np.float32],
+    diversity: NDArray[np.float32],
     blocks: tuple[int, int],
     weights: NDArray[np.float32],
     pairs: str,
@@ -124,17 +124,17 @@ def foretell(
         plain_k, plain_v = (
             rotation.undo(x[rows], size) for x, size in zip((keys, values), blocks, strict=True)
         )
-        out[rows] = features(plain_k, plain_v, unlike[rows], pairs) @ weights[:-1] + weights[-1]
+        out[rows] = features(plain_k, plain_v, diversity[rows], pairs) @ weights[:-1] + weights[-1]
     return out
 
 
 def _together(
-    foretold: NDArray[np.float32], unlike: NDArray[np.float32], novelty: np.float32
+    predicted: NDArray[np.float32], diversity: NDArray[np.float32], novelty: np.float32
 ) -> NDArray[np.float32]:
-    """[n]. With novelty the sum of the ranks (0..1, weighted), without what is foretold, as it
+    """[n]. With novelty the sum of the ranks (0..1, weighted), without what is predicted, as it
     is.
     """
-    return foretold if novelty == 0 else _rank(foretold) + novelty * _rank(unlike)
+    return predicted if novelty == 0 else _rank(predicted) + novelty * _rank(diversity)
 
 
 def _rank(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -155,11 +155,14 @@ def n_features(d_k: int, d_v: int) -> int:
 
 
 def features(
-    keys: NDArray[np.float32], values: NDArray[np.float32], unlike: NDArray[np.float32], pairs: str
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    diversity: NDArray[np.float32],
+    pairs: str,
 ) -> NDArray[np.float32]:
     """float32 [n, n_features]: a row's value without its length [d_v], the logarithms of the key's
     pairs [d_k / 2], of the key's and of the value's length, and KeyDiff's score. keys [n, d_k],
-    values [n, d_v], unlike [n]: that score.
+    values [n, d_v], diversity [n]: that score.
     """
     half = keys.shape[1] // 2
     first, second = (
@@ -174,7 +177,7 @@ def features(
             _log(np.hypot(first, second)),
             _log(k),
             _log(v),
-            unlike[:, None],
+            diversity[:, None],
         ],
         axis=1,
     )

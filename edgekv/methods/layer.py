@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Rows = Callable[..., tuple[NDArray[np.float32], NDArray[np.float32]]]
+RowReader = Callable[..., tuple[NDArray[np.float32], NDArray[np.float32]]]
 """KV head -> (K [n_rows_of_head, d_k], V [n_rows_of_head, d_v]) as float32, as stored (rotated);
 with row numbers [n] behind it, of these.
 """
 
-Foretell = Callable[
+PredictedScores = Callable[
     [int, NDArray[np.float32], bool, tuple[int, int]],
     tuple[NDArray[np.float32], NDArray[np.float32]],
 ]
 """(KV head, weights, whether neighbours, blocks) -> float32 [n_rows_of_head] each, see
-`edgekv.native.Prefill.foretell`.
+`edgekv.native.Prefill.predicted_scores`.
 """
 
 Future = Callable[[int], tuple[NDArray[np.float32], NDArray[np.float32]]]
@@ -57,9 +57,9 @@ class LayerStats:
     col_sum: NDArray[np.float32] | None = None
     """Sum over all prompt queries, then mean over the query heads."""
     seed: int = 0
-    rows: Rows | None = None
+    rows: RowReader | None = None
     """Keys and values of the layer, read when asked for."""
-    foretell: Foretell | None = None
+    predicted_scores: PredictedScores | None = None
     """A linear map of kvzap over the rows, natively; None: from `rows`."""
     blocks: tuple[int, int] = (0, 0)
     """Sizes of the matrices that K and V were multiplied by for a quantised cache, see

@@ -1,5 +1,5 @@
 """merge: evicted rows are folded into the kept rows that they resemble, as in D2O.
-`edgekv.methods.summary` is the other merge.
+`edgekv.methods.centroid_merge` is the other merge.
 
 Paper: Wan et al., D2O: Dynamic Discriminative Operations, arXiv 2406.13035, section 4.2.2, eq. 9 to
 11. Per KV head: each evicted key finds the kept key with the largest cosine u; evicted rows whose u
@@ -52,7 +52,7 @@ class D2O:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FoldPlan:
     """What is merged into what, for one KV head. Rows are numbers of the head's rows before it is
     evicted.
     """
@@ -75,7 +75,7 @@ class Rows(Protocol):
     def nearest(
         self, il: int, head: int, gone: NDArray[np.int32], kept: NDArray[np.int32]
     ) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
-    def merge(self, il: int, head: int, plan: Plan) -> None: ...
+    def merge(self, il: int, head: int, plan: FoldPlan) -> None: ...
 
 
 class Folding:
@@ -115,7 +115,7 @@ def threshold(cosine: NDArray[np.float32], before: float | None, beta: float) ->
 
 def plan(
     sources: NDArray[np.int32], targets: NDArray[np.int32], cosine: NDArray[np.float32]
-) -> Plan:
+) -> FoldPlan:
     """Row sources[i] is merged into row targets[i]; cosine[i] is that of their keys. All
     [n_merged].
     """
@@ -123,7 +123,7 @@ def plan(
     strength = np.exp(cosine.astype(np.float64))
     total = np.bincount(which, strength, minlength=len(rows)) + np.e
     order = np.argsort(which, kind="stable")
-    return Plan(
+    return FoldPlan(
         rows.astype(np.int32),
         (np.e / total).astype(np.float32),
         counts.astype(np.int32),

@@ -1,4 +1,4 @@
-"""random: the baseline that any method has to beat. Nobody judges the keys.
+"""random: the baseline that any method has to beat. No queries are observed.
 
 The score is drawn from (seed, layer) for every token index and KV head, so it does not change when
 more tokens are

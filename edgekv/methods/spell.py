@@ -4,7 +4,7 @@
     cake:gamma=100,tau1=1.6            a preset with other parameters, of its score, budget or merge
     score=keydiff,budget=pooled        a mix of any score, budget (uniform if none is named) and
     merge (none), parameters behind them snapkv:queries=probe               either of them with
-    other queries to judge the keys
+    other queries to observe
 
 The name of what comes out spells the same thing again.
 """
@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 from edgekv.budget.base import Budget
 from edgekv.errors import BadInput
-from edgekv.methods.base import JUDGES, Preset
+from edgekv.methods.base import QUERY_SOURCES, Preset
+from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.merge import D2O
-from edgekv.methods.summary import Summary
 
 T = TypeVar("T")
 QUERIES = "queries"
@@ -29,7 +29,7 @@ def read(
     text: str,
     presets: Mapping[str, Preset],
     budgets: Mapping[str, Budget],
-    merges: Mapping[str, D2O | Summary | None],
+    merges: Mapping[str, D2O | CentroidMerge | None],
 ) -> Preset:
     """The preset that `text` means; presets, budgets and merges by name are what there is to mix.
 
@@ -64,7 +64,7 @@ def _mix(
     given: dict[str, str],
     presets: Mapping[str, Preset],
     budgets: Mapping[str, Budget],
-    merges: Mapping[str, D2O | Summary | None],
+    merges: Mapping[str, D2O | CentroidMerge | None],
 ) -> Preset:
     """Takes score, budget and merge out of `given` and puts them together."""
     scores = {p.score.name: p.score for p in presets.values() if not p.keeps_all}
@@ -100,7 +100,9 @@ def _with_params(base: Preset, given: dict[str, str]) -> Preset:
     }
     owner = {key: stage for stage, params in stages.items() for key in _defaults(params)}
     changed: dict[str, dict[str, Any]] = {stage: {} for stage in stages}
-    parts: dict[str, Any] = {"judges": _judges(base, given[QUERIES])} if QUERIES in given else {}
+    parts: dict[str, Any] = (
+        {"query_source": _query_source(base, given[QUERIES])} if QUERIES in given else {}
+    )
     for key, text in given.items():
         if key == QUERIES:
             continue
@@ -121,10 +123,10 @@ def _with_params(base: Preset, given: dict[str, str]) -> Preset:
     )
 
 
-def _judges(base: Preset, name: str) -> str:
-    """Whose queries judge the keys: `name`, if there is anything for them to judge."""
-    _choice("choice of queries", name, JUDGES)
-    if not base.observe.judged:
+def _query_source(base: Preset, name: str) -> str:
+    """The query source `name`, if the method observes any queries."""
+    _choice("choice of queries", name, QUERY_SOURCES)
+    if not base.observe.observed:
         raise BadInput(
             f"'{base.name}' looks at nobody's"
             f" attention{' but the sum over all tokens' if base.observe.sums else ''}; leave"

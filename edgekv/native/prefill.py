@@ -25,7 +25,7 @@ from edgekv.native.bindings import (
 from edgekv.native.store import Store, listed
 
 if TYPE_CHECKING:
-    from edgekv.methods.merge import Plan
+    from edgekv.methods.merge import FoldPlan
 
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
@@ -185,14 +185,14 @@ class Prefill:
             )
         return k, v
 
-    def foretell(
+    def predicted_scores(
         self, head: int, weights: NDArray[np.float32], neighbours: bool, blocks: tuple[int, int]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """float32 [n_old + n_tokens] each: what a map of `edgekv.methods.kvzap` (weights
         [n_features + 1]) says of the rows of one head of the layer in work, and KeyDiff's score.
         neighbours: which values of a key RoPE turns together; blocks: see `edgekv.model.rotation`.
         """
-        out, unlike = np.empty((2, int(self.n_old()[head]) + self.n_tokens), np.float32)
+        out, diversity = np.empty((2, int(self.n_old()[head]) + self.n_tokens), np.float32)
         weights = np.ascontiguousarray(weights, np.float32)
         check(
             lib.edgekv_prefill_foretell(
@@ -203,10 +203,10 @@ class Prefill:
                 neighbours,
                 *blocks,
                 f32(out),
-                f32(unlike),
+                f32(diversity),
             )
         )
-        return out, unlike
+        return out, diversity
 
     def queries(self, observer: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """An observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k],
@@ -261,7 +261,7 @@ class Prefill:
         )
         return cosine, nearest
 
-    def merge(self, il: int, head: int, plan: Plan) -> None:
+    def merge(self, il: int, head: int, plan: FoldPlan) -> None:
         """merge: rows of one head, numbered as in `nearest`, receive what is going to be
         evicted.
         """

@@ -35,9 +35,9 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class MemoryInfo:
-    """n_past: tokens that went in; boundary: where the tail begins; bytes of the store now and at
-    the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it, and
-    tokens in the copy (-1: there is none). See edgekv.h.
+    """n_past: tokens that went in; boundary: where the recent buffer begins; bytes of the store now
+    and at the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it,
+    and tokens in the copy (-1: there is none). See edgekv.h.
     """
 
     n_past: int

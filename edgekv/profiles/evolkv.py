@@ -55,12 +55,12 @@ RATIOS = tuple(round(0.01 * i, 2) for i in range(1, 100))
 
 TOTALS = ("fixed", "free")
 
-Rows = NDArray[np.int64]
+Scheme = NDArray[np.int64]
 """[n_layer] rows of each KV head of a layer."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class SearchPlan:
     """What is searched. target: mean rows of a layer; least, most: limits of one layer. population
     None: the paper's, from `group`.
     total: one of TOTALS, whether schemes are completed to the target before they are tried."""
@@ -147,7 +147,7 @@ def make(
     llm = training.llm
     assert llm._kv is not None
     settings, model = llm._kv.settings, identify(llm.model_path)
-    plan = Plan(
+    plan = SearchPlan(
         target,
         settings.sink + settings.window,
         training.n_tokens,
@@ -192,11 +192,11 @@ class Scores:
     nothing. A search that was stopped asks for the same schemes again, so it goes on where it was.
     """
 
-    def __init__(self, score: Callable[[Rows], float], path: Path | None, key: str) -> None:
+    def __init__(self, score: Callable[[Scheme], float], path: Path | None, key: str) -> None:
         self._score, self._path, self._key = score, path, key
         self._done = self._saved()
 
-    def __call__(self, rows: Rows) -> float:
+    def __call__(self, rows: Scheme) -> float:
         name = ",".join(map(str, rows))
         if name not in self._done:
             self._done[name] = self._score(rows)
@@ -218,11 +218,11 @@ class Scores:
 
 
 def search(
-    score: Callable[[Rows], float],
+    score: Callable[[Scheme], float],
     n_layer: int,
-    plan: Plan,
+    plan: SearchPlan,
     report: Callable[[Generation], None] = lambda point: None,
-) -> tuple[Rows, float]:
+) -> tuple[Scheme, float]:
     """The best scheme and its fitness. score: a scheme's score on the task, 0..1; the same plan and
     scores give the same scheme.
     """
@@ -256,7 +256,7 @@ def search(
     return best, best_fitness
 
 
-def fitness(score: float, rows: Rows, target: int) -> float:
+def fitness(score: float, rows: Scheme, target: int) -> float:
     """Equation 1: the task's score, with a bonus of up to LAMBDA."""
     return score * (1 + LAMBDA * cache_score(float(rows.mean()), target))
 
@@ -270,7 +270,7 @@ def cache_score(mean: float, target: float) -> float:
     )
 
 
-def complete(rows: Rows, plan: Plan) -> Rows:
+def complete(rows: Scheme, plan: SearchPlan) -> Scheme:
     """`rows` in the same proportions with exactly the target as their mean, within the limits:
     budget completion, as at run time.
     """
@@ -281,7 +281,7 @@ def complete(rows: Rows, plan: Plan) -> Rows:
     return budget.from_shares(rows[:, None] / plan.most, whole)[:, 0].astype(np.int64)
 
 
-def shares(rows: Rows, ratios: Sequence[float] = RATIOS) -> NDArray[np.float64]:
+def shares(rows: Scheme, ratios: Sequence[float] = RATIOS) -> NDArray[np.float64]:
     """float64 [n_ratio, n_layer]: the share of its rows that a layer keeps: as `rows` in
     proportion, none above 1, in the mean the ratio.
     """
@@ -301,7 +301,7 @@ def population(group: int) -> int:
     return 4 + floor(3 * log(group))
 
 
-def _with(rows: Rows, part: slice, point: NDArray[np.float64], plan: Plan) -> Rows:
+def _with(rows: Scheme, part: slice, point: NDArray[np.float64], plan: SearchPlan) -> Scheme:
     """The scheme `rows` with the layers of `part` as CMA-ES says, in units of the target."""
     out = rows.copy()
     out[part] = np.clip(np.rint(point * plan.target), plan.least, plan.most)

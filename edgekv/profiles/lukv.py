@@ -38,7 +38,8 @@ from edgekv.profiles import oracle
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
-from edgekv.profiles.work import Progress, Work
+from edgekv.profiles.work import Work
+from edgekv.stats import Progress
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama
@@ -201,12 +202,12 @@ def measure(
     dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no
     part.
     """
-    from edgekv.engine import Watch
     from edgekv.methods import select
+    from edgekv.methods.observer import QueryObserver
 
     kv, n = llm._kv, len(context)
     assert kv is not None
-    s, watch = kv.settings, Watch(kv.settings, context, kv.tokenize)
+    s, observer = kv.settings, QueryObserver(kv.settings, context, kv.tokenize)
     pieces = [[*q, *a] for q, a in dialogues]
     ends = n + np.cumsum([len(piece) for piece in pieces])
     steps = [
@@ -215,11 +216,11 @@ def measure(
     ]
     order = np.zeros((len(kv.store.layers), kv.store.n_head_kv, n), np.int32)
     importance = np.full((len(dialogues), *order.shape), np.nan, np.float32)
-    observers = [*watch.observers, *steps]
+    observers = [*observer.ranges, *steps]
     with kv.layers(context, observers, pieces=pieces, progress=progress, stays=False) as layers:
         for p in layers:
             il, n_head, heads = p.il, kv.store.layers[p.il].n_head, kv.store.layers[p.il].n_head_kv
-            layer = kv.layer_stats(p, watch)
+            layer = observer.layer_stats(kv.store, p)
             scores = select.protect(
                 s.preset.score.score(layer, s.preset.params), layer.pos, n, s.sink, s.window
             )
@@ -227,7 +228,7 @@ def measure(
                 [weights.norms(il, n_head, p.rows(k)[1], k, heads) for k in range(heads)]
             )
             attention = np.stack(
-                [p.stat(len(watch.observers) + i, "max") for i in range(len(steps))]
+                [p.stat(len(observer.ranges) + i, "max") for i in range(len(steps))]
             )
             importance[:, il, :heads], order[il, :heads] = (
                 attention * norms,

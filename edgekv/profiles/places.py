@@ -31,11 +31,11 @@ def find(
     wish: str | None = None,
     score: str = "",
     kind: str = "",
-    foretells: bool = False,
+    predicts: bool = False,
 ) -> Profile | None:
     """The profile for a model file, None if there is none or if none is wanted.
 
-    foretells: only one that has what the score kvzap needs.
+    predicts: only one that has what the score kvzap needs.
 
     wish: a profile's file, NONE, or None to look for one: beside the model, then shipped, then in
     the cache; the first that belongs to this model, serves `score` (empty: any) and is of `kind`
@@ -49,7 +49,7 @@ def find(
     if wish is not None:
         profile = replace(read(wish), path=str(wish))
         profile.check(identify(model_path), score, wish, kind)
-        return profile if profile.surrogate or not foretells else None
+        return profile if profile.surrogate or not predicts else None
     try:
         model = identify(model_path)
     except BadInput:
@@ -63,7 +63,7 @@ def find(
                 logging.getLogger("edgekv").warning("edgekv: %s", error)
             continue
         if (profile.kind == kind or not kind and profile.kind != TASK_KIND) and (
-            profile.surrogate or not foretells
+            profile.surrogate or not predicts
         ):
             return profile
     return None

@@ -9,7 +9,7 @@ import os
 
 from edgekv.model.identity import identify
 from edgekv.profiles.places import cached, find
-from edgekv.profiles.work import Progress
+from edgekv.stats import Progress
 
 
 def has_profile(path: str | os.PathLike[str]) -> bool:
@@ -20,7 +20,7 @@ def has_profile(path: str | os.PathLike[str]) -> bool:
     Raises BadInput if the file cannot be read or is no GGUF model.
     """
     identify(str(path))
-    return find(str(path), foretells=True) is not None
+    return find(str(path), predicts=True) is not None
 
 
 def make_profile(

@@ -8,7 +8,7 @@ arXiv 2505.23416). One pass gives the whole grid, and any score may use the resu
 the rows decides more than which rows. No row is protected here: shares must not depend on the
 length of the calibration texts.
 
-The same pass teaches the score kvzap to foretell what the probe pays (`edgekv.profiles.surrogate`).
+The same pass teaches the score kvzap to predict what the probe pays (`edgekv.profiles.surrogate`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, Unsupported
-from edgekv.methods.keydiff import unlike_the_mean
+from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, features, n_features
 from edgekv.model.identity import Identity, identify
 from edgekv.profiles import surrogate
 from edgekv.profiles.file import Profile, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
-from edgekv.profiles.work import Progress, Work
+from edgekv.profiles.work import Work
+from edgekv.stats import Progress
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama
@@ -182,7 +183,7 @@ def measure(
             for k in range(info.n_head_kv if learns else 0):
                 stored = zip(p.rows(k), rotation.blocks(info), strict=True)
                 keys, values = (rotation.undo(rows, size) for rows, size in stored)
-                known = features(keys, values, unlike_the_mean(keys), pairs)
+                known = features(keys, values, key_diversity(keys), pairs)
                 moments[il, k] = surrogate.moments(known, surrogate.target(scores[il, k]))
             p.keep([np.zeros(1, np.int32)] * info.n_head_kv)
     return scores, moments

@@ -23,7 +23,7 @@ RIDGE = 0.005
 
 
 def target(attention: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What is foretold. attention: the most that a row gets from the probe."""
+    """What is predicted. attention: the most that a row gets from the probe."""
     return np.log(np.maximum(attention, FLOOR))
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-Progress = Callable[[int, int], None]
-"""progress(done, total) is told how far work has come, in units that take about equally long.
-
-The first call says what was done before, by an earlier run: no time was spent on that. Raising in
-it stops the work.
-"""
+from edgekv.stats import Progress
 
 
 class Work:

@@ -1,9 +1,10 @@
-"""What the engine knows of a conversation besides the store (`edgekv.engine.Memory`), as bytes.
+"""What the engine knows of a conversation besides the store (`edgekv.session.memory.Memory`), as
+bytes.
 
-Without it a conversation that was saved goes on differently once its tail is compressed: by
-queries, shares and thresholds of its own instead of those of its last prompt. A small description
-says which arrays follow; it is checked before a size is computed from it, and the arrays before
-they are used.
+Without it a conversation that was saved goes on differently once its recent buffer is compressed:
+by queries, shares and thresholds of its own instead of those of its last prompt. A small
+description says which arrays follow; it is checked before a size is computed from it, and the
+arrays before they are used.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.engine import Memory
+from edgekv.methods.centroid_merge import JITTER
 from edgekv.methods.merge import Folding
-from edgekv.methods.summary import JITTER
 from edgekv.native import LayerInfo
+from edgekv.session.memory import Memory
 
 Layout = dict[Any, tuple[str, tuple[int, ...]]]
 _MOST = 1e15

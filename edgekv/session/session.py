@@ -1,4 +1,4 @@
-"""Conversations on disk, and the statistics of an uncompressed one.
+"""Conversations on disk.
 
 One file holds all of a conversation: a line `edgekv session 2`, a line of JSON (of which model and
 cache it is, and sizes), the note of whoever saved it (JSON), its tokens (int32), what the engine
@@ -21,10 +21,8 @@ import numpy as np
 
 from edgekv import files
 from edgekv.errors import BadInput
-from edgekv.model import facts
 from edgekv.model import fingerprint as pieces
 from edgekv.session import remembered, state, whole_state
-from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder
@@ -264,53 +262,3 @@ def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:
         whole_state.check(llm._model.model, memoryview(data).cast("B"), n_tokens)
     memory = remembered.remembered(header["memory"], form, memoryview(arrays)) if llm._kv else None
     return _File(_parsed(said, "note"), state.State(tokens.astype(np.int32), data, memory))
-
-
-# ---- statistics
-
-
-def type_names(llm: Holder) -> tuple[str, str]:
-    """Of the cache's K and V."""
-    names = {kind: name for name, (kind, _, _) in facts.cache_types.items()} | {0: "f32"}
-    return names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
-
-
-def stats_uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
-    """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole
-    context at the start.
-    """
-    info, (type_k, type_v) = facts.model_shape(llm._model.model), type_names(llm)
-    types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
-    params = llm.context_params
-
-    def row(kind: int, d: int) -> int:
-        block, size = types[int(kind)]
-        return d // block * size
-
-    per_token = sum(
-        n * (row(params.type_k, info["d_head_k"]) + row(params.type_v, info["d_head_v"]))
-        for n in info["n_head_kv"]
-    )
-    allocated, in_f16 = (
-        per_token * llm.n_ctx(),
-        2 * sum(info["n_head_kv"]) * (info["d_head_k"] + info["d_head_v"]),
-    )
-    kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)
-    return KVStats(
-        method="full",
-        ratio=1.0,
-        n_seen=llm.n_tokens,
-        n_kept=float(llm.n_tokens),
-        kept=kept,
-        n_bytes=allocated,
-        type_k=type_k,
-        type_v=type_v,
-        n_bytes_peak=allocated,
-        n_bytes_full=in_f16 * llm.n_tokens,
-        n_bytes_used=per_token * llm.n_tokens,
-        n_ctx=llm.n_ctx(),
-        prefill_ms=prefill_ms,
-        compress_ms=0.0,
-        mode="uncompressed",
-        note=note,
-    )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.engine import Memory
 from edgekv.errors import EdgeKVError
 from edgekv.native import check_finite, llama_cpp
+from edgekv.session.memory import Memory
 
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder
@@ -125,7 +125,7 @@ def _holds(llm: Holder, tokens: NDArray[np.int32]) -> bool:
     store = llm._kv.store
     info = store.memory()
     for il, layer in enumerate(store.layers):
-        # the windows' rows lie one behind the other; tokens of a tail cannot be missing
+        # the windows' rows lie one behind the other; those of the recent buffer cannot be missing
         begin = max(n - layer.n_swa + 1, 0) if layer.n_swa else info.boundary
         for k in range(layer.n_head_kv):
             pos = store.positions(il, k)

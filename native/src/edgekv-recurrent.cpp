@@ -32,7 +32,7 @@ void edgekv_recurrent_rows::save(const llama_memory_recurrent & m, size_t begin,
     for (const auto * layers : { &m.r_l, &m.s_l, &m.p_l }) {
         for (size_t il = begin; il < std::min(end, layers->size()); ++il) {
             ggml_tensor * t = (*layers)[il];
-            if (!t) continue;
+            if (!t || ggml_nbytes(t) == 0) continue;
             rows.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
             ggml_backend_tensor_get(t, rows.back().second.data(), 0, ggml_nbytes(t));
         }

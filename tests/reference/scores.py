@@ -84,7 +84,7 @@ def keydiff(keys: torch.Tensor) -> torch.Tensor:
 def kvzap(
     keys: torch.Tensor, values: torch.Tensor, weights: torch.Tensor, pairs: str
 ) -> torch.Tensor:
-    """KVzap: what linear maps [n_head_kv, n_features + 1] foretell of keys [n_head_kv, n_rows, d_k]
+    """KVzap: what linear maps [n_head_kv, n_features + 1] predict of keys [n_head_kv, n_rows, d_k]
     and values [.., d_v]. [n_head_kv, n_rows].
     """
     turned = (

@@ -10,7 +10,15 @@ import pytest
 from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods import select
-from edgekv.methods.summary import JITTER, ROUNDS, Summary, SummaryParams, alike, draw, look
+from edgekv.methods.centroid_merge import (
+    JITTER,
+    ROUNDS,
+    CentroidMerge,
+    CentroidParams,
+    alike,
+    draw,
+    look,
+)
 from edgekv.native import Prefill
 from edgekv.reading import Reading
 from tests.engine import feed, load, positions, share
@@ -64,9 +72,9 @@ def summed(
     moments: tuple[np.ndarray, np.ndarray] | None = None,
     **params,
 ) -> Head:
-    n, merge = len(keys), Summary(SummaryParams(**params))
+    n, merge = len(keys), CentroidMerge(CentroidParams(**params))
     losses = merge.losses([keep], np.arange(n, dtype=np.int32)[None], n, 4, 32)
-    found = merge.sum_up(
+    found = merge.centroids(
         losses, look(lambda _, some: (keys[some], values[some]), losses), moments or asked()
     )[0]
     return Head(losses[0].keep, found.first, found.keys, found.values)
@@ -189,7 +197,7 @@ def test_what_cannot_be_summed_up_is_dropped():
     ],
 )
 def test_a_fifth_of_the_rows_may_be_recent(n_rows, window, recent, stay):
-    assert Summary(SummaryParams(recent=recent)).window(n_rows, window) == stay
+    assert CentroidMerge(CentroidParams(recent=recent)).window(n_rows, window) == stay
 
 
 def test_draws_have_the_distribution_and_are_always_the_same():

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from edgekv import engine
 from edgekv.errors import BadInput
-from edgekv.methods import summary
-from edgekv.methods.summary import Summary, stand_for
+from edgekv.methods import centroid_merge, observer
+from edgekv.methods.centroid_merge import CentroidMerge, stand_for
+from edgekv.methods.observer import QueryObserver
 from edgekv.native import Prefill
 from tests.engine import feed, load
 
@@ -88,9 +88,9 @@ def test_a_long_prompts_summary_looks_at_some_of_its_queries(
     tiny, text, monkeypatch, score, n, every
 ):
     """A score that is a paper's looks at all."""
-    monkeypatch.setattr(engine, "MANY", 250)
+    monkeypatch.setattr(observer, "MANY", 250)
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=METHOD.replace("keydiff", score))
-    assert engine.Watch(llm._kv.settings, text(n), None).every[-1] == every
+    assert QueryObserver(llm._kv.settings, text(n), None).every[-1] == every
     llm.eval(list(text(n)))
     assert np.isfinite(feed(llm, text(4, seed=1))).all()
 
@@ -98,10 +98,10 @@ def test_a_long_prompts_summary_looks_at_some_of_its_queries(
 @pytest.mark.parametrize("budget", ["uniform", "pooled"])
 def test_a_summary_made_aside_is_the_same(tiny, text, monkeypatch, budget):
     threads = []
-    plain = Summary.sum_up
+    plain = CentroidMerge.centroids
     monkeypatch.setattr(
-        Summary,
-        "sum_up",
+        CentroidMerge,
+        "centroids",
         lambda *args: threads.append(threading.current_thread().name) or plain(*args),
     )
     stored = []
@@ -139,7 +139,7 @@ def test_what_fails_aside_fails_the_prompt_and_changes_nothing(tiny, text, monke
         time.sleep(0.01)
         raise MemoryError("aside")
 
-    monkeypatch.setattr(Summary, "sum_up", fail)
+    monkeypatch.setattr(CentroidMerge, "centroids", fail)
     with pytest.raises(MemoryError, match="aside"):
         llm.eval(list(text(500)))
     assert llm._kv.store.memory().n_past == 0 and llm._kv.memory.queries == {}
@@ -156,7 +156,7 @@ def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypat
     def blas_threads():
         return [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
 
-    plain, inside = Summary.sum_up, []
+    plain, inside = CentroidMerge.centroids, []
 
     def spy(*args):
         before = blas_threads()
@@ -165,9 +165,9 @@ def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypat
         finally:
             assert blas_threads() == before
 
-    monkeypatch.setattr(Summary, "sum_up", spy)
+    monkeypatch.setattr(CentroidMerge, "centroids", spy)
     monkeypatch.setattr(
-        summary, "stand_for", lambda *args: inside.append(blas_threads()) or stand_for(*args)
+        centroid_merge, "stand_for", lambda *args: inside.append(blas_threads()) or stand_for(*args)
     )
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD)
     with threadpool_limits(2, "blas"):

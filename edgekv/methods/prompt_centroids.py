@@ -1,5 +1,5 @@
-"""The summaries of a prompt's layers, from the layer in work to the store;
-`edgekv.methods.summary` says what they are.
+"""The centroids of a prompt's layers, from the layer in work to the store;
+`edgekv.methods.centroid_merge` says what they are.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.errors import Unsupported
+from edgekv.methods.centroid_merge import CentroidMerge, HeadCentroids, QueryMoments, look
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.parallel import one_thread_for_products
-from edgekv.methods.summary import Asked, Summary, Summed, look
 
 ENOUGH = 256
 """Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do.
 """
 
 
-class Summing:
+class PromptCentroids:
     """The summary rows of one prompt: made layer by layer, written when all layers are kept.
 
     Where the rows lie on a device, a layer's summary is made by a thread while the device reads the
@@ -31,29 +31,34 @@ class Summing:
     """
 
     def __init__(
-        self, merge: Summary | None, asked: Mapping[int, Asked], sink: int, window: int, aside: bool
+        self,
+        merge: CentroidMerge | None,
+        moments: Mapping[int, QueryMoments],
+        sink: int,
+        window: int,
+        aside: bool,
     ) -> None:
-        """asked: by layer, queries of an earlier prompt before RoPE; aside: the rows lie on a
+        """moments: by layer, queries of an earlier prompt before RoPE; aside: the rows lie on a
         device.
         """
         self._merge, self._sink, self._window = merge, sink, window
-        self.asked = dict(asked)
-        self._found: dict[int, list[Summed] | Future[list[Summed]]] = {}
+        self.moments = dict(moments)
+        self._found: dict[int, list[HeadCentroids] | Future[list[HeadCentroids]]] = {}
         self._aside = ThreadPoolExecutor(1, "edgekv-summary") if merge and aside else None
 
-    def __enter__(self) -> Summing:
+    def __enter__(self) -> PromptCentroids:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._aside:
             self._aside.shutdown(cancel_futures=True)
 
-    def sum_up(
+    def add(
         self,
         p: native.Prefill,
         layer: LayerStats,
         keep: list[NDArray[np.int32]],
-        queries: Callable[[], Asked],
+        queries: Callable[[], QueryMoments],
     ) -> list[NDArray[np.int32]]:
         """The rows to keep of the layer in work, in the order to be stored. queries: those of the
         prompt, before RoPE.
@@ -64,10 +69,10 @@ class Summing:
             return keep
         try:
             if layer.n_new >= ENOUGH:
-                self.asked[layer.il] = queries()
-            if layer.il not in self.asked:
+                self.moments[layer.il] = queries()
+            if layer.il not in self.moments:
                 return keep
-            asked = turned(self.asked[layer.il], p.rotation(self._merge.params.later))
+            moments = turned(self.moments[layer.il], p.rotation(self._merge.params.later))
         except (
             Unsupported
         ):  # positions that are no plain RoPE: rows are dropped, as without a summary
@@ -76,7 +81,7 @@ class Summing:
         assert layer.rows is not None
         losses = self._merge.losses(keep, layer.pos, layer.n_seen, self._sink, self._window)
         self._wait()  # so that rows of one layer at most wait for the thread
-        make = partial(self._merge.sum_up, losses, look(layer.rows, losses), asked)
+        make = partial(self._merge.centroids, losses, look(layer.rows, losses), moments)
         self._found[layer.il] = self._aside.submit(make) if self._aside else make()
         return [head.keep for head in losses]
 
@@ -95,7 +100,7 @@ class Summing:
             write(store, il, found)
 
 
-def write(store: native.Store, il: int, found: list[Summed]) -> None:
+def write(store: native.Store, il: int, found: list[HeadCentroids]) -> None:
     """Put summary rows into a layer that keeps what they say, or the first rows of that."""
     length = store.length(il)
     for k, head in enumerate(found):
@@ -110,9 +115,9 @@ def write(store: native.Store, il: int, found: list[Summed]) -> None:
             )
 
 
-def turned(asked: Asked, turn: NDArray[np.float32]) -> Asked:
+def turned(moments: QueryMoments, turn: NDArray[np.float32]) -> QueryMoments:
     """Queries before RoPE at the positions that `edgekv.native.Prefill.rotation` stands for."""
-    mean, cov = asked
+    mean, cov = moments
     with one_thread_for_products():
         # not @, whose product of float32 is float64 to numpy's types
         return np.matmul(mean, turn.T), np.matmul(np.matmul(turn, cov), turn.T)

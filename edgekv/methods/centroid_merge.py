@@ -1,4 +1,4 @@
-"""summary: a few rows of each KV head stand for all the rows that it lost.
+"""summary, a centroid merge: a few rows of each KV head stand for all the rows that it lost.
 
 Evicting rows takes the attention that they got from the softmax's sum, and all that is kept counts
 for more than it should, most of all in heads that look at everything a little. A summary row gets
@@ -24,7 +24,6 @@ kept, counted in the budget, and judged and summed up again in a later turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -33,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
+from edgekv.methods.layer import RowReader
 from edgekv.methods.parallel import each_head, one_thread_for_products
 
 RECENT_SHARE = 5
@@ -54,7 +54,7 @@ some without any.
 
 
 @dataclass(frozen=True)
-class SummaryParams:
+class CentroidParams:
     rows: int = 16
     """Rows of each head that sum up."""
     ridge: float = 0.1
@@ -84,9 +84,7 @@ class SummaryParams:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
 
 
-Rows = Callable[[int, NDArray[np.int32]], tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""KV head, row numbers [n] -> keys [n, d_k] and values [n, d_v], as stored."""
-Asked = tuple[NDArray[np.float32], NDArray[np.float32]]
+QueryMoments = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits
 are its products with them.
 """
@@ -108,7 +106,7 @@ class Loss:
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
+class HeadCentroids:
     """What stands in a head's rows from `first` on: keys [m, d_k] and values [m, d_v], m being 0 or
     more.
     """
@@ -119,10 +117,10 @@ class Summed:
 
 
 @dataclass(frozen=True)
-class Summary:
+class CentroidMerge:
     """The merge as a preset names it."""
 
-    params: SummaryParams = SummaryParams()
+    params: CentroidParams = CentroidParams()
     name: ClassVar[str] = "summary"
     title: ClassVar[str] = "a few rows stand for all that are evicted"
     paper: ClassVar[str] = ""
@@ -178,14 +176,16 @@ class Summary:
             lost,
         )
 
-    def sum_up(self, losses: list[Loss], seen: list[Look | None], asked: Asked) -> list[Summed]:
-        """The summaries of a layer's heads. seen: see `look`; asked: the queries, turned to later
+    def centroids(
+        self, losses: list[Loss], seen: list[Look | None], moments: QueryMoments
+    ) -> list[HeadCentroids]:
+        """The summaries of a layer's heads. seen: see `look`; moments: the queries, turned to later
         positions.
         """
-        mean, cov = asked
+        mean, cov = moments
         group = len(mean) // len(losses)
 
-        def summed(k: int) -> Summed:
+        def summed(k: int) -> HeadCentroids:
             loss, rows, heads = losses[k], seen[k], slice(k * group, (k + 1) * group)
             found = (
                 []
@@ -202,7 +202,7 @@ class Summary:
                 if found
                 else np.zeros((2, 0, 0), np.float32)
             )
-            return Summed(loss.first, keys, values)
+            return HeadCentroids(loss.first, keys, values)
 
         with one_thread_for_products():
             return each_head(summed, len(losses), max(len(loss.lost) for loss in losses))
@@ -221,14 +221,14 @@ class Look:
     each_kept: float
 
 
-def look(rows: Rows, losses: list[Loss]) -> list[Look | None]:
+def look(rows: RowReader, losses: list[Loss]) -> list[Look | None]:
     """For each head; None where no summary is to be made. Rows of a long prompt that are not looked
     at are not fetched either.
     """
     return [_look(rows, k, loss) if loss.n_places else None for k, loss in enumerate(losses)]
 
 
-def _look(rows: Rows, head: int, loss: Loss) -> Look:
+def _look(rows: RowReader, head: int, loss: Loss) -> Look:
     kept = np.sort(
         np.concatenate([loss.keep[: loss.first], loss.keep[loss.first + loss.n_places :]])
     )
@@ -244,7 +244,7 @@ def _spaced(rows: NDArray[np.int32], most: int) -> NDArray[np.int32]:
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(int)]
 
 
-def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: SummaryParams) -> list[Row]:
+def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: CentroidParams) -> list[Row]:
     """A row for each of up to n groups of the lost rows. queries [m, d_k]: see `draw`."""
     label = alike(seen.keys, seen.values, queries, n)
     order = np.argsort(label, kind="stable")

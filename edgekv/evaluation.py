@@ -1,0 +1,172 @@
+"""Where tokens go: a prompt is read layer by layer into the ragged store, a few tokens are appended
+to its recent buffer, which is compressed in turn when it grows too long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+import edgekv.llama_cpp as llama_cpp
+from edgekv import native
+from edgekv.budget.memory import APPEND_MAX
+from edgekv.engine import Engine
+from edgekv.errors import ContextFull, EdgeKVError
+from edgekv.model.loaded import LoadedModel
+from edgekv.session import state
+
+
+class Evaluation(LoadedModel):
+    """What `edgekv.Llama` does with tokens."""
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last
+        are not kept).
+        """
+        with self._guard.use():
+            self._kv_stop_if_cancelled()
+            tokens = list(tokens)
+            if not tokens:
+                return
+            self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
+            begin, clock = time.perf_counter(), self._kv and self._kv.clock
+            if self._kv is None:
+                tokens = self._kv_with_window(tokens)
+                self._kv_eval_whole(tokens)
+            else:
+                self._kv_eval(self._kv, tokens)
+            self.n_evaluated += len(tokens)
+            if len(tokens) > 1:
+                llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
+                self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
+                self._kv_stage_ms = (
+                    self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}
+                )  # a short turn may be appended as it is
+
+    def _kv_eval_whole(self, tokens: list[int]) -> None:
+        """The parent's eval in batches, with progress; stopped in between it leaves the
+        conversation as before.
+        """
+        before = self.n_tokens
+        step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
+        try:
+            for i in range(0, len(tokens), step):
+                if len(tokens) > 1:
+                    self._kv_report(i, len(tokens))
+                with _told_why():
+                    super().eval(tokens[i : i + step])
+            if len(tokens) > 1:
+                self._kv_report(len(tokens), len(tokens))
+        except BaseException:
+            self.n_tokens = before
+            self._requires_eval = True
+            if not self._ctx.kv_cache_seq_rm(-1, before, -1):
+                self.reset()  # recurrent layers cannot go back
+            raise
+
+    def _kv_with_window(self, tokens: list[int]) -> list[int]:
+        """`tokens`, or the whole conversation with them where entries of sliding windows are
+        missing.
+
+        A saved conversation has the last window only; llama.cpp goes on from an earlier place
+        without a word.
+        """
+        model = self._model.model
+        n_swa = llama_cpp.llama_model_n_swa(model)
+        if not n_swa or not self.n_tokens or llama_cpp.llama_model_is_hybrid(model):
+            return tokens  # recurrent layers hold the last token only
+        first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0)
+        if 0 <= first <= max(self.n_tokens - n_swa + 1, 0):
+            return tokens
+        before, self.n_tokens = self.input_ids[: self.n_tokens].tolist(), 0
+        return [*before, *tokens]
+
+    def _kv_eval(self, kv: Engine, tokens: list[int]) -> None:
+        if not self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1):
+            raise EdgeKVError(
+                "a compressed conversation cannot be taken back to the middle of its prompt:"
+                " reset it"
+            )
+        if self.n_tokens + len(tokens) > self._n_ctx:
+            raise ContextFull(
+                f"{len(tokens):,} more tokens do not fit: {self.n_tokens:,} of {self._n_ctx:,} are"
+                " used",
+                "use a larger n_ctx or reset",
+            )
+        several = _cut(tokens, [n - self.n_tokens for n in self._kv_cuts])
+        self._kv_cuts = []
+        before = state.take(self) if len(several) > 1 and self.n_tokens else None
+        done = 0
+        try:
+            for part in several:
+                self._kv_read(kv, part, done, len(tokens))
+                done += len(part)
+        except BaseException:
+            if done:
+                if before is None:
+                    self.reset()
+                else:
+                    state.put(self, before)
+            raise
+
+    def _kv_read(self, kv: Engine, tokens: list[int], n_before: int, n_all: int) -> None:
+        """Read a part of a prompt, or the whole of it. n_before, n_all: tokens of the prompt that
+        are done, and all.
+        """
+        if len(tokens) > min(APPEND_MAX, self.n_batch):
+            self._checkpoints.save(self)
+            share = len(tokens) / n_all
+            kv.prefill(
+                tokens,
+                lambda done, total: self._kv_report(n_before + share * n_all * done / total, n_all),
+            )
+            self._kv_accept(tokens, n_logits=1)
+            return
+        if kv.recent_is_full(len(tokens)):
+            self._checkpoints.save(self)
+            kv.compress_recent(self.input_ids[: self.n_tokens])
+        elif len(tokens) > 1:
+            kv.store.mark()  # a turn begins: its answer may be wanted again
+        kv.mark_recent(len(tokens))
+        self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
+        try:
+            with _told_why():
+                self._ctx.decode(self._batch)
+        except EdgeKVError as error:
+            if kv.store.memory().n_past == self.n_tokens:
+                raise
+            self.reset()  # recurrent layers had gone on already
+            raise EdgeKVError(f"{error.args[0].split(';')[0]}; the conversation is lost") from None
+        self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
+
+    def _kv_accept(self, tokens: list[int], n_logits: int) -> None:
+        end = self.n_tokens + len(tokens)
+        self.input_ids[self.n_tokens : end] = tokens
+        if self._logits_all:
+            logits = np.ctypeslib.as_array(self._ctx.get_logits(), shape=(n_logits, self._n_vocab))
+            self.scores[end - n_logits : end] = logits
+            self.scores[self.n_tokens : end - n_logits] = (
+                0  # the parent takes the logarithm of every row
+            )
+        self.n_tokens = end
+        self._requires_eval = False
+
+
+@contextmanager
+def _told_why() -> Iterator[None]:
+    """A `with` block that decodes: a failure becomes an EdgeKVError that says why."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise EdgeKVError(
+            f"{native.context_error() or error}; the conversation is as before"
+        ) from error
+
+
+def _cut(tokens: list[int], cuts: list[int]) -> list[list[int]]:
+    """`tokens` in parts that end at `cuts`, those that lie within."""
+    ends = [*(n for n in cuts if 0 < n < len(tokens)), len(tokens)]
+    return [tokens[begin:end] for begin, end in zip([0, *ends], ends)]

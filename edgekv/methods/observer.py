@@ -1,0 +1,120 @@
+"""The queries whose attention is measured while one prompt is read: those of the query source, and
+what score, budget and merge need besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv import native
+from edgekv.memory.footprint import Extent
+from edgekv.methods import probe
+from edgekv.methods.centroid_merge import QueryMoments
+from edgekv.methods.layer import LayerStats
+from edgekv.methods.prompt_centroids import turned
+from edgekv.model import rotation
+from edgekv.settings import Settings
+
+MANY = 2048
+"""Tokens whose queries a summary looks at where there are twice as many or more, evenly spaced."""
+
+
+class QueryObserver:
+    """Whose queries' attention is measured over one prompt: ranges of tokens for the native
+    scorer, and which statistic is whose.
+
+    tokenize: text -> tokens, for the probe.
+    """
+
+    def __init__(
+        self, settings: Settings, tokens: Sequence[int], tokenize: Callable[[str], list[int]] | None
+    ) -> None:
+        observe, n = settings.preset.observe, len(tokens)
+        self.pieces = probe.pieces(tokens, tokenize) if observe.probe else []
+        names = observe.observed
+        self.ranges: list[native.Observer] = []
+        if names:
+            begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[
+                observe.source
+            ]
+            self.ranges.append((begin, n + sum(map(len, self.pieces)), names))
+        self._names, self._n, self._stats, self._seed = names, n, observe.stats, settings.seed
+        self._sums = observe.sums
+        if self._sums:
+            self.ranges.append((0, n, ("mean",)))
+        self._queries = observe.queries
+        self.every = [1] * len(self.ranges)
+        if self._queries:  # the first tokens of a text are like no others
+            self.ranges.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
+            self.every.append(1 if settings.preset.score.observe.queries else max(1, n // MANY))
+
+    def extent(self, n_ubatch: int) -> Extent:
+        """What goes through a layer."""
+        lengths = [min(n_ubatch, end - begin) for begin, end, _ in self.ranges]
+        n_observed = (
+            n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)
+        )  # two ranges may share a chunk
+        n_queries = int(self._queries) + int(len(self.ranges) > self._queries)
+        pieces = [len(piece) for piece in self.pieces]
+        return Extent(
+            self._n,
+            self._n + sum(pieces),
+            self._n + max(pieces, default=0),
+            n_observed,
+            n_queries,
+            self._stats,
+        )
+
+    def layer_stats(self, store: native.Store, p: native.Prefill, first: int = 0) -> LayerStats:
+        """What a score may know of the layer in work; first: number of this object's first range
+        in p.
+        """
+        n_old = p.n_old()
+        n_rows = int(n_old.max(initial=0)) + p.n_tokens
+        begin = store.memory().n_past
+        pos = np.full((len(n_old), n_rows), -1, np.int32)
+        for k, n in enumerate(n_old):
+            pos[k, :n] = store.positions(p.il, k)
+            pos[k, n : n + p.n_tokens] = np.arange(begin, begin + p.n_tokens)
+        return LayerStats(
+            p.il,
+            len(store.layers),
+            len(n_old),
+            n_rows,
+            n_old,
+            p.n_tokens,
+            pos,
+            seed=self._seed,
+            rows=p.rows,
+            predicted_scores=p.predicted_scores,
+            blocks=rotation.blocks(store.layers[p.il]),
+            **self._statistics(p, first),
+        )
+
+    def _statistics(self, p: native.Prefill, first: int) -> dict[str, Any]:
+        """By the names of LayerStats; first: as above."""
+        stats: dict[str, Any] = {name: p.stat(first, name) for name in self._names}
+        if self._sums:
+            stats["col_sum"] = p.stat(first + len(self._names[:1]), "mean") * np.float32(self._n)
+        if self._queries:
+            stats["future"] = partial(_future, p, first + len(self.ranges) - 1)
+        return stats
+
+    def queries(self, p: native.Prefill) -> QueryMoments:
+        """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if
+        positions are no plain RoPE.
+        """
+        assert self._queries
+        return p.queries(len(self.ranges) - 1)
+
+
+def _future(
+    p: native.Prefill, observer: int, n: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """See `edgekv.methods.layer.Future`."""
+    return turned(p.queries(observer), p.rotation(n))

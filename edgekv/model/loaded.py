@@ -1,0 +1,301 @@
+"""A model file in memory with the context that its conversation lives in."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+import edgekv.llama_cpp as llama_cpp
+from edgekv import native
+from edgekv.budget.memory import rows_within
+from edgekv.config import KVConfig
+from edgekv.engine import Engine
+from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
+from edgekv.library import logged_error
+from edgekv.llama_cpp import _internals as internals
+from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from edgekv.memory.dense import DENSE, picks
+from edgekv.memory.room import check_whole_cache
+from edgekv.memory.sizes import size_text
+from edgekv.model import facts
+from edgekv.session import statistics
+from edgekv.session.checkpoints import Checkpoints
+from edgekv.session.guard import Guard
+from edgekv.settings import Settings, resolve
+
+CANCELLED = "cancelled: the conversation is as before this turn"
+EMBEDDINGS = "embeddings come from the whole prompt at once: leave kv_ratio at 1 for them"
+EMBEDDERS = ("llama-embed", "t5encoder")
+"""Architectures that give no logits although they have a cache."""
+
+
+class LoadedModel(llama_cpp.Llama):
+    """What `edgekv.Llama` is before it reads a token: arguments, weights, a context, and an engine
+    where the context has a store.
+    """
+
+    # The parent's, until `close` puts `Closed` in their place.
+    _model: Any
+    _ctx: Any
+    _batch: Any
+    _candidates: Any
+    tokenizer_: Any
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        kv: KVConfig | None = None,
+        kv_progress: Callable[[int, int], None] | None = None,
+        flash_attn: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._stack = ExitStack()  # the parent's, which it closes even if it never began
+        self._guard = Guard()
+        self._kv: Engine | None = None
+        self._kv_prefill_ms = 0.0
+        # of that, what compressing took; empty if nothing was compressed
+        self._kv_stage_ms: dict[str, float] = {}
+        self._kv_note = ""
+        self._kv_cancel = threading.Event()
+        self._sampler = None  # the parent's
+        self._kv_answer: object = None  # of the answer under way, to tell it from an older one
+        self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
+        self._kv_cuts: list[int] = []  # the same as numbers of tokens
+        self._checkpoints = Checkpoints(False)
+        self.n_evaluated = 0
+        """Tokens that went through the model since it was loaded, of prompts and of replies."""
+        self.kv_progress = kv_progress
+        _check_names(kwargs)
+        facts.check_gguf(str(model_path))
+        self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
+        own = {
+            name.removeprefix("kv_"): kwargs.pop(name)
+            for name in KVConfig.names()
+            if name in kwargs
+        }
+        self._kv_config = replace(kv or KVConfig(), **own)
+        self._kv_settings = resolve(self._kv_config, str(model_path))
+        self._checkpoints.are_on = self._kv_config.checkpoints
+        compress = self._kv_settings.compresses
+        self._kv_types = kwargs.get("type_k"), kwargs.get("type_v")
+        if self._kv_pick_types(str(model_path)):
+            kwargs["type_k"] = kwargs["type_v"] = facts.cache_types[DENSE][0]
+        if compress and kwargs.get("embedding"):
+            raise BadInput(EMBEDDINGS)
+        quantised = kwargs.get("type_v") not in (
+            None,
+            *(facts.cache_types[t][0] for t in ("f16", "bf16")),
+            0,
+        )
+        if flash_attn is False and (compress or quantised):
+            raise BadInput(
+                f"a {'compressed' if compress else 'quantised V'} cache needs flash attention:"
+                " leave flash_attn out"
+            )
+        if flash_attn is None:
+            flash_attn = compress or quantised
+        if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
+            kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
+        check_whole_cache(
+            str(model_path),
+            kwargs.get("n_ctx", 512),
+            kwargs.get("type_k"),
+            kwargs.get("type_v"),
+            compress,
+            kwargs.get("n_gpu_layers") or 0,
+        )
+        self._kv_few_outputs = (
+            compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
+        )
+        native.next_context(compress)
+        logged_error()  # an older one explains nothing
+        try:
+            super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
+        except ValueError as error:
+            raise BadInput(
+                f"{model_path}: {native.context_error() or logged_error() or error}"
+            ) from error
+        finally:
+            native.next_context(False)
+        try:
+            self._kv_check_kind(bool(kwargs.get("embedding")))
+            self._kv_attach(compress)
+            self._kv_check_memory(self._kv_settings)
+        except BadInput:
+            self.close()
+            raise
+
+    @property
+    def context_params(self) -> Any:
+        """The parent's, which makes them while it is created and has no argument for what is
+        changed here.
+        """
+        return self._kv_context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self._kv_context_params = params
+        params.n_outputs_max = (
+            native.OUTPUTS if self._kv_few_outputs else 0
+        )  # a logit for every token of a ubatch is a fifth of a GiB
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The model file's, as text, without a chat template that cannot be parsed."""
+        return self._kv_metadata
+
+    @metadata.setter
+    def metadata(self, values: dict[str, str]) -> None:
+        self.template_error = ""
+        """Why the model's chat template cannot be used, one line; empty if it can, or there is
+        none.
+        """
+        self._kv_metadata = {}
+        for name, value in values.items():
+            error = _template_error(value) if name.startswith("tokenizer.chat_template") else ""
+            if not error:
+                self._kv_metadata[name] = value
+            elif name == "tokenizer.chat_template":
+                self.template_error = error
+
+    def _kv_pick_types(self, path: str) -> bool:
+        """Whether a cache with these settings gets the type that `auto` stores; see
+        `edgekv.memory.dense`.
+        """
+        return picks(path, self._kv_config.method, self._kv_settings, *self._kv_types)
+
+    def _kv_check_kind(self, embedding: bool) -> None:
+        """Raise BadInput for a model that cannot write text; llama.cpp would end the process, or
+        give no logits.
+        """
+        model, kind = self._model.model, self.metadata.get("general.architecture")
+        if llama_cpp.llama_model_has_encoder(model) and llama_cpp.llama_model_has_decoder(model):
+            raise BadInput(
+                f"{self.model_path}: a model with an encoder before its decoder ({kind}) cannot be"
+                " run here"
+            )
+        if not embedding and (kind in EMBEDDERS or not llama_cpp.llama_get_memory(self._ctx.ctx)):
+            raise BadInput(
+                f"{self.model_path} ({kind}) gives embeddings and writes no text: take another"
+                " model, or embedding=True in Python"
+            )
+
+    def _kv_attach(self, wanted: bool) -> None:
+        """The engine for this context's store; a note if there is none although one was wanted."""
+        if native.Store.of(self._ctx.ctx) is None:
+            if wanted:
+                why = (
+                    native.why_unsupported(self._model.model)
+                    or "its cache is of a kind that edgekv does not know"
+                )
+                self._kv_note = f"runs uncompressed: {why}"
+            return
+        model = (
+            self._model
+        )  # the engine must not hold this object: both would live until Python looks for circles
+        self._kv = Engine(
+            self._ctx.ctx,
+            self._kv_settings,
+            lambda text: model.tokenize(text.encode(), add_bos=False, special=False),
+        )
+        self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
+
+    def _kv_check_memory(self, settings: Settings) -> None:
+        """Raises BadInput if the cache cannot stay within `kv_memory`, whatever the prompt."""
+        if settings.memory is None:
+            return
+        if self._kv is not None:
+            rows_within(
+                self._kv.store.layers,
+                settings.memory,
+                settings.tail,
+                settings.window,
+                settings.sink,
+            )
+            return
+        if settings.compresses and not self._kv_note:
+            return  # the next prompt gets a context with a store
+        n_bytes = statistics.uncompressed(self, "", 0).n_bytes
+        if n_bytes > settings.memory:
+            raise BadInput(
+                f"kv_memory {size_text(settings.memory)} is less than this model's whole cache of"
+                f" {size_text(n_bytes)}, which cannot be compressed"
+                f" ({self._kv_note or 'method full'}): give a smaller -c or smaller cache types"
+                " (-ctk, -ctv)"
+            )
+
+    def _kv_report(self, done: float, total: int) -> None:
+        if self.kv_progress is not None:
+            with self._guard.calling_back():
+                self.kv_progress(min(int(done), total), total)
+        self._kv_stop_if_cancelled()
+
+    def _kv_stop_if_cancelled(self) -> None:
+        if self._kv_cancel.is_set():
+            self._kv_cancel.clear()
+            raise Cancelled(CANCELLED)
+
+    def _kv_free_sampler(self) -> None:
+        """Free the sampler of an answer. It holds itself, and functions that may hold this
+        object.
+        """
+        if self._sampler is not None:
+            customs = [custom for _, custom in self._sampler.custom_samplers]
+            self._sampler.close()
+            for custom in customs:
+                vars(custom).clear()
+            self._sampler = None
+
+    def _kv_new_context(self) -> None:
+        """This model in a context with a store, instead of the present one."""
+        if self._kv_pick_types(self.model_path):
+            self.context_params.type_k = self.context_params.type_v = facts.cache_types[DENSE][0]
+        self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        self.context_params.n_outputs_max = 0 if self._logits_all else native.OUTPUTS
+        native.next_context(True)
+        try:
+            fresh = internals.LlamaContext(
+                model=self._model, params=self.context_params, verbose=self.verbose
+            )
+        except ValueError as error:
+            raise EdgeKVError(f"no compressed cache could be made: {error}") from error
+        finally:
+            native.next_context(False)
+        self._ctx.close()
+        self._ctx = self._stack.enter_context(closing(fresh))
+        self.n_tokens = 0
+        self._requires_eval = True
+        self._kv_attach(True)
+
+
+def _check_names(arguments: dict[str, Any]) -> None:
+    """Raises UnknownArgument for a name that neither `LoadedModel` nor its parent has: the parent
+    would ignore it.
+    """
+    known = [
+        name
+        for kind in (LoadedModel, llama_cpp.Llama)
+        for name in inspect.signature(kind.__init__).parameters
+        if name not in ("self", "kwargs")
+    ]
+    known += KVConfig.names()
+    for name in arguments:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            hint = f"did you mean '{near[0]}'?" if near else "see help(edgekv.Llama)"
+            raise UnknownArgument(f"Llama has no argument '{name}'; {hint}")
+
+
+def _template_error(text: str) -> str:
+    """Why a chat template cannot be parsed, one line; empty if it can."""
+    try:
+        Jinja2ChatFormatter(text, eos_token="", bos_token="")
+    except Exception as problem:  # of jinja's, or of Python's where it nests too deeply
+        return " ".join(str(problem).split()) or type(problem).__name__
+    return ""

@@ -1,0 +1,32 @@
+"""What is known of a conversation besides the entries in its store."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.methods.centroid_merge import QueryMoments
+from edgekv.methods.merge import Folding
+
+
+@dataclass
+class Memory:
+    """What the engine knows of a conversation besides the store. Arrays in it are never written
+    to.
+    """
+
+    compressed_at: int = 0
+    """Tokens seen when the recent buffer was compressed last."""
+    folding: Folding | None = None
+    queries: dict[int, QueryMoments] = field(default_factory=dict)
+    """By layer: queries of the last prompt that had enough, before RoPE."""
+    spread: NDArray[np.float64] | None = None
+    """[n_layer, n_head_kv] share of its entries that each head kept of the last prompt."""
+    ratio: float = 1.0
+    """Share of the full f16 cache's bytes that the last prompt was to keep."""
+
+    def copy(self) -> Memory:
+        return replace(self, folding=deepcopy(self.folding), queries=dict(self.queries))

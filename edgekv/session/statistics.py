@@ -1,0 +1,118 @@
+"""What a conversation's cache holds and costs, read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekv.budget.memory import reserve
+from edgekv.model import facts
+from edgekv.stats import KVStats
+
+if TYPE_CHECKING:
+    from edgekv.engine import Engine
+    from edgekv.session.holder import Holder
+    from edgekv.settings import Settings
+
+
+def type_names(llm: Holder) -> tuple[str, str]:
+    """Of the cache's K and V."""
+    names = {kind: name for name, (kind, _, _) in facts.cache_types.items()} | {0: "f32"}
+    return names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
+
+
+def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
+    """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole
+    context at the start.
+    """
+    info, (type_k, type_v) = facts.model_shape(llm._model.model), type_names(llm)
+    types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
+    params = llm.context_params
+
+    def row(kind: int, d: int) -> int:
+        block, size = types[int(kind)]
+        return d // block * size
+
+    per_token = sum(
+        n * (row(params.type_k, info["d_head_k"]) + row(params.type_v, info["d_head_v"]))
+        for n in info["n_head_kv"]
+    )
+    allocated, in_f16 = (
+        per_token * llm.n_ctx(),
+        2 * sum(info["n_head_kv"]) * (info["d_head_k"] + info["d_head_v"]),
+    )
+    kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)
+    return KVStats(
+        method="full",
+        ratio=1.0,
+        n_seen=llm.n_tokens,
+        n_kept=float(llm.n_tokens),
+        kept=kept,
+        n_bytes=allocated,
+        type_k=type_k,
+        type_v=type_v,
+        n_bytes_peak=allocated,
+        n_bytes_full=in_f16 * llm.n_tokens,
+        n_bytes_used=per_token * llm.n_tokens,
+        n_ctx=llm.n_ctx(),
+        prefill_ms=prefill_ms,
+        compress_ms=0.0,
+        mode="uncompressed",
+        note=note,
+    )
+
+
+def compressed(
+    llm: Holder,
+    kv: Engine,
+    settings: Settings,
+    prefill_ms: float,
+    stage_ms: Mapping[str, float],
+    n_bytes_checkpoints: int,
+) -> KVStats:
+    """Statistics of a store. settings: those of the conversation, which the engine may have left
+    for a while; stage_ms: see `KVStats`; n_bytes_checkpoints: bytes of saved states.
+    """
+    s, layers, info = settings, kv.store.layers, kv.store.memory()
+    kept = kv.kept()
+    full = kv.full_layers or range(len(kept))
+    type_k, type_v = type_names(llm)
+    rows, heads = (
+        sum(int(kept[il].sum()) for il in full),
+        sum(layers[il].n_head_kv for il in full),
+    )
+    return KVStats(
+        method=s.preset.name,
+        profile=s.preset.profile,
+        why=s.preset.why,
+        ratio=s.ratio if s.memory is None else kv.memory.ratio,
+        n_seen=info.n_past,
+        n_kept=rows / heads,
+        kept=kept,
+        n_bytes=info.bytes_now,
+        n_bytes_peak=info.bytes_peak,
+        n_bytes_full=kv.bytes_full(info.n_past),
+        prefill_ms=prefill_ms,
+        type_k=type_k,
+        type_v=type_v,
+        per_f16=float(kv.per_f16),
+        compress_ms=sum(stage_ms.values()),
+        stage_ms=stage_ms,
+        mode="layers" if kv.by_layer else "full then compress",
+        n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)),
+        n_ctx=llm.n_ctx(),
+        n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
+        n_bytes_limit=s.memory,
+        n_bytes_recurrent=info.bytes_recurrent + info.bytes_mark,
+        n_bytes_checkpoints=n_bytes_checkpoints,
+        note=(
+            ""
+            if kv.by_layer
+            else (
+                "this architecture cannot be cut into layers: prompts are read in full,"
+                " then compressed"
+            )
+        ),
+    )
