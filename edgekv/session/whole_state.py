@@ -2,8 +2,8 @@
 
 llama.cpp empties the cache before it reads, takes positions for what they say, and keeps numbers
 that are none in rows that no later conversation clears. The store's states are checked where they
-are read, `native/src/store/edgekv-store.cpp`. A state as `llama_kv_cache::state_write` writes it, for
-each of one or two caches:
+are read, `native/src/store/edgekv-store.cpp`. A state as `llama_kv_cache::state_write` writes it,
+for each of one or two caches:
 
     streams (1), cells; per cell: position, sequences (1), [3 numbers,] sequence
     transposed, layers; per layer: type, bytes of a row, the rows of K; the same of V
