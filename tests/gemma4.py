@@ -67,9 +67,10 @@ def write(path: Path, n_layer: int = 6, n_shared: int = 0, per_layer: bool = Fal
         parts = {
             "attn_norm.weight": norm(N_EMBD),
             "attn_q.weight": matrix(N_HEAD * d, N_EMBD),
-            "attn_q_norm.weight": norm(d) * 1.5 / np.sqrt(np.float32(d)),  # scores are not scaled
+            "attn_q_norm.weight": norm(d) / np.sqrt(np.float32(d)),  # scores are not scaled
             "attn_output.weight": matrix(N_EMBD, N_HEAD * d),
-            "post_attention_norm.weight": norm(N_EMBD),
+            "post_attention_norm.weight": norm(N_EMBD)
+            / 4,  # it makes what attention gives as large as it says
             "ffn_norm.weight": norm(N_EMBD),
             "ffn_gate.weight": matrix(N_FF, N_EMBD),
             "ffn_up.weight": matrix(N_FF, N_EMBD),

@@ -4,7 +4,8 @@ read, and that a conversation whose entries are all kept answers as llama.cpp's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 
 from edgekv import budget, methods
 from edgekv.errors import BadInput, Cancelled, Unsupported
+from edgekv.methods.observer import QueryObserver
 from tests import archs, gemma4
+from tests.build import run
 from tests.engine import MAX_NMSE as MAX_NMSE_OF
 from tests.engine import feed, load, logits, read
 from tests.lib import nmse
+from tests.test_native import check_passed, program
 
 MAX_NMSE = 1e-6
 SMALL: dict[str, Any] = dict(n_ctx=256, n_ubatch=64, n_batch=128)
@@ -118,21 +122,60 @@ def test_a_tail_that_is_compressed_again_and_again_loses_nothing_that_is_kept(fo
         reference.close()
 
 
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory) -> Callable[[int, bool], Path]:
+    """gemma(n_shared, per_layer): path of a Gemma 4 of nine layers, see `gemma4.write`."""
+    here = tmp_path_factory.mktemp("gemma4")
+    return cache(lambda *options: gemma4.write(here / f"{options}.gguf", 9, *options))
+
+
 @pytest.mark.parametrize("per_layer", [False, True])
-def test_gemma_4_whose_layers_share_nothing(tmp_path, per_layer):
-    """Heads of two sizes, of which each has a rotation of its own in a quantised cache."""
-    path = gemma4.write(tmp_path / "gemma4.gguf", per_layer=per_layer)
+@pytest.mark.parametrize("n_shared", [0, 3])
+def test_gemma_4(gemma, n_shared, per_layer):
+    """Heads of two sizes, each with a rotation of its own in a quantised cache; layers that read
+    the K and V of others, and are the last slice with them.
+    """
+    path = gemma(n_shared, per_layer)
     for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
-        llm, reference = load(path, kind, kv_budget=ALL, **SMALL), plain(path, kind)
+        options = dict(kv_budget=ALL, kv_tail=40, kv_window=8)
+        llm, reference = load(path, kind, **options, **SMALL), plain(path, kind)
         assert llm._kv is not None and llm._kv.by_layer is True
         for seed in (1, 2):
-            prompt, more = tokens(llm, 90, seed), tokens(llm, N_DECODE, seed + 10)
+            prompt, more = tokens(llm, 70, seed), tokens(llm, 45, seed + 10)
+            assert cancelled(llm, prompt)
             assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < limit
-        llm.kv_set(ratio=0.2, method="expected")
-        llm.eval(tokens(llm, 60, 3))
-        assert np.isfinite(logits(llm)).all()
+        saved = llm.save_state()
+        llm.reset()
+        llm.load_state(saved)
+        more = tokens(llm, N_DECODE, 20)
+        assert nmse(feed(llm, more), feed(reference, more)) < limit
+        llm.reset()
+        llm.kv_set(ratio=0.2)
+        for method in METHODS:
+            llm.kv_set(method=method)
+            llm.eval(tokens(llm, 60, 3))
+            assert np.isfinite(logits(llm)).all()
+            llm.reset()
         llm.close()
         reference.close()
+
+
+@pytest.mark.parametrize("n_shared", [0, 3])
+def test_the_peak_of_gemma_4_is_the_one_that_shapes_tell(gemma, n_shared):
+    llm = load(gemma(n_shared, False), kv_ratio=0.3, kv_method="snapkv", **SMALL)
+    kv, prompt = llm._kv, tokens(llm, 200, 1)
+    expected = kv.prompt_bytes(QueryObserver(kv.settings, prompt, None), kv.plan(len(prompt)))
+    llm.eval(prompt)
+    peak = kv.store.memory().bytes_peak
+    # layers that are read together are kept when the hidden states are gone: the plan has a margin
+    assert 0.95 * peak < expected.peak < (1.1 if n_shared else 1.05) * peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma4", "qwen35-dense", "falcon-h1-dense"])
+def test_the_c_api_on_shared_and_recurrent_layers(folder, gemma, name):
+    path = gemma(3, True) if name == "gemma4" else folder / f"{name}.gguf"
+    check_passed(run(program("test-engine"), path, 1, 1e-3 if name == "gemma4" else MAX_NMSE * 10))
 
 
 @pytest.mark.slow

@@ -107,6 +107,37 @@ def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
     )
 
 
+def scratches(layers: Sequence[LayerInfo]) -> list[LayerInfo]:
+    """The layers that stand in full at the same time: one for all of a shape, and all that other
+    layers read too, which are read together in the end.
+    """
+    alone = _n_alone(layers)
+    together = [x for x in layers[alone:] if x.n_head_kv]
+    shapes = {_shape(x): x for x in layers[:alone] if x.n_head_kv}
+    return together + [x for shape, x in shapes.items() if shape not in map(_shape, together)]
+
+
+def asking(layers: Sequence[LayerInfo]) -> list[LayerInfo]:
+    """The layers whose queries are kept at the same time, as `scratches`; those that read another's
+    K and V have heads like it.
+    """
+    alone = _n_alone(layers)
+    together = [layers[x.reads] if x.reads >= 0 else x for x in layers[alone:]]
+    shapes = {_shape(x): x for x in layers[:alone] if x.selects}
+    return [*shapes.values(), *(x for x in together if x.selects)]
+
+
+def _n_alone(layers: Sequence[LayerInfo]) -> int:
+    """How many layers are read one by one: those before the first that another one reads."""
+    return min(
+        (x.reads for il, x in enumerate(layers) if x.reads not in (-1, il)), default=len(layers)
+    )
+
+
+def _shape(layer: LayerInfo) -> tuple[int, ...]:
+    return layer.n_head_kv, layer.n_head, layer.d_k, layer.d_v
+
+
 def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int:
     """On a device with kernels of ours: the observed queries of a chunk, and the columns that
     they add up to, of all shapes of layers.
@@ -115,7 +146,7 @@ def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int
     """
     if not what.stats:
         return 0
-    shapes = {(x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers if x.n_head_kv}.values()
+    shapes = scratches(layers)
     columns = max(
         sum(2 * x.n_head if stat == "var" else x.n_head_kv for stat in what.stats) for x in shapes
     )
@@ -238,13 +269,11 @@ def prompt_bytes(
     """
     kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
     beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
-    scratch = {
-        (x.n_head_kv, x.n_head, x.d_k, x.d_v): x for x in layers if x.n_head_kv
-    }.values()  # one for all layers of a shape
+    scratch = scratches(layers)
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
     layer = sum(tensor_bytes(x, x.n_head_kv * (n_longest + in_front)) for x in scratch)
-    queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in scratch)
+    queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in asking(layers))
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return PromptBytes(

@@ -55,7 +55,17 @@ class CObserver(Structure):
 class CLayerInfo(Structure):
     _fields_ = [
         (n, c_int32)
-        for n in ("n_head", "n_head_kv", "d_k", "d_v", "type_k", "type_v", "n_swa", "bytes_row")
+        for n in (
+            "n_head",
+            "n_head_kv",
+            "d_k",
+            "d_v",
+            "type_k",
+            "type_v",
+            "n_swa",
+            "bytes_row",
+            "reads",
+        )
     ]
 
 

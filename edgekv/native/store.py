@@ -26,6 +26,8 @@ class LayerInfo:
     type_v: int
     n_swa: int
     bytes_row: int
+    reads: int = -1
+    """The layer whose K and V it attends to, where layers share them; -1: not said, its own."""
 
     @property
     def selects(self) -> bool:

@@ -68,6 +68,7 @@ struct edgekv_layer_info {
     int32_t type_k, type_v;            // ggml_type
     int32_t n_swa;                     // sliding window in tokens, 0 = none
     int32_t bytes_row;                 // one row of K and V of one KV head; with ALiBi its token's index too
+    int32_t reads;                     // the layer whose K and V it attends to; another one in models that share them
 };
 LLAMA_API int32_t      edgekv_n_layer(const struct llama_context * ctx);
 LLAMA_API int          edgekv_layer_get(const struct llama_context * ctx, int32_t il, struct edgekv_layer_info * out);

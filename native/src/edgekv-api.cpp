@@ -117,7 +117,8 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
     return guard([&] {
         const auto & l = layer_of(ctx, il);
         given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
-                 (int32_t) (ggml_row_size(l.type_k, l.d_k) + ggml_row_size(l.type_v, l.d_v) + (l.max_bias != 0.0f ? sizeof(float) : 0)) };
+                 (int32_t) (ggml_row_size(l.type_k, l.d_k) + ggml_row_size(l.type_v, l.d_v) + (l.max_bias != 0.0f ? sizeof(float) : 0)),
+                 l.reads };
     });
 }
 

@@ -174,6 +174,25 @@ void edgekv_take_back(llama_memory_i * mem, llama_pos n_past) {
 
 // ---- which models
 
+// the layer whose K and V a layer reads, as llama_model::create_memory has it
+static int32_t read_by(const llama_hparams & hp, int32_t il) {
+    const int32_t n = hp.n_layer_kv_from_start;
+    return n < 0 || il < n ? il : n - (hp.is_swa(il) ? 2 : 1);
+}
+
+// whether no layer reads another's K and V, or all have heads like the ones they read
+static bool shares_plainly(const llama_model & model) {
+    const auto & hp = model.hparams;
+    for (int32_t il = 0; il < (int32_t) hp.n_layer(); ++il) {
+        const int32_t from = read_by(hp, il);
+        if (from == il) continue;
+        const bool alike = from >= 0 && hp.is_swa(from) == hp.is_swa(il) && hp.n_head(from) == hp.n_head(il) &&
+                           hp.n_embd_head_k(from) == hp.n_embd_head_k(il) && hp.n_embd_head_v(from) == hp.n_embd_head_v(il);
+        if (model.arch != LLM_ARCH_GEMMA4 || !alike) return false;
+    }
+    return true;
+}
+
 const char * edgekv_unsupported(const llama_model & model) {
     const auto & hp = model.hparams;
     switch (model.arch) {
@@ -197,7 +216,7 @@ const char * edgekv_unsupported(const llama_model & model) {
     if (hp.is_mla())                       return "latent attention (MLA) keeps no K and V per head";
     if (!hp.causal_attn)                   return "attention is not causal";
     if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE) return "ALiBi and sliding windows are mixed";
-    if (hp.n_layer_kv_from_start >= 0 && hp.n_layer_kv_from_start < (int32_t) hp.n_layer()) return "layers share K and V";
+    if (!shares_plainly(model)) return "layers share K and V in a way that edgekv has not been tried with";
     if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD) return "its sliding window has no fixed width";
     return nullptr;
 }
@@ -206,7 +225,7 @@ int32_t edgekv_n_head_kv(const llama_model & model, int32_t il) {
     const auto & hp = model.hparams;
     if (il < 0 || il >= (int32_t) hp.n_layer()) return 0;
     const bool both = model.arch == LLM_ARCH_FALCON_H1; // each layer attends and recurs
-    return hp.is_recr(il) && !both ? 0 : (int32_t) hp.n_head_kv(il);
+    return (hp.is_recr(il) && !both) || read_by(hp, il) != il ? 0 : (int32_t) hp.n_head_kv(il);
 }
 
 // Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which must be what the device asks for; CUDA
@@ -233,6 +252,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
         const uint32_t like = attends[il] ? il : first; // head sizes must be those of some rows
         auto l = std::make_unique<edgekv_layer>();
         l->il        = il;
+        l->reads     = read_by(hp, il);
         l->n_head    = attends[il] ? hp.n_head(il) : 0;
         l->n_head_kv = attends[il] ? hp.n_head_kv(il) : 0;
         l->d_k       = hp.n_embd_head_k(like);
@@ -263,7 +283,7 @@ static layer_kinds kinds_of(const llama_hparams & hp, llama_memory_i & probe) {
     layer_kinds kinds;
     for (int32_t il = 0; il < (int32_t) hp.n_layer(); ++il) {
         const bool has = !recr || std::any_of(kv.begin(), kv.end(), [&](auto * c) { return edgekv_access::has_layer(*c, il); });
-        kinds.attends.push_back(has && hp.n_head_kv(il) > 0);
+        kinds.attends.push_back(has && hp.n_head_kv(il) > 0 && read_by(hp, il) == il);
         kinds.recurs.push_back(recr && recr->r_l[il]);
     }
     return kinds;

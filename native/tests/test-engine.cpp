@@ -1,5 +1,5 @@
 // The C API from end to end on a model file: prompts, tokens behind them, cancelling, states, damaged ones too, and every wrong argument.
-//     test-engine model.gguf [seed]
+//     test-engine model.gguf [seed] [largest NMSE against the plain cache]
 #include "check.h"
 #include "edgekv.h"
 
@@ -16,6 +16,8 @@
 namespace {
 
 constexpr int N_CTX = 768, N_UBATCH = 64;
+
+double max_nmse = 1e-5; // of logits, against llama.cpp's own flash attention, which adds f16 values up in f16
 constexpr int N_DAMAGED = 100; // states, for each way in which a prompt can be read
 
 struct context {
@@ -576,10 +578,11 @@ void check_whole(llama_model * model, random_source & rnd) {
     prompt x(text(rnd, 200, c.n_vocab));
     check(read_prompt(c, x, rnd, 1.0), "%s", edgekv_last_error());
     check(plain.decode(x.tokens) == 0, "tokens were refused");
-    check(distance(c.logits(), plain.logits()) < 1e-5, "logits differ from the plain cache: NMSE %g", distance(c.logits(), plain.logits()));
+    check(distance(c.logits(), plain.logits()) < max_nmse, "logits differ from the plain cache: NMSE %g", distance(c.logits(), plain.logits()));
     for (int i = 0; i < 5; ++i) {
         const auto token = text(rnd, 1, c.n_vocab);
-        check(c.decode(token) == 0 && plain.decode(token) == 0 && distance(c.logits(), plain.logits()) < 1e-5, "token %d: NMSE %g", i, distance(c.logits(), plain.logits()));
+        check(c.decode(token) == 0 && plain.decode(token) == 0, "token %d was refused: %s", i, edgekv_last_error());
+        check(distance(c.logits(), plain.logits()) < max_nmse, "token %d: NMSE %g", i, distance(c.logits(), plain.logits()));
     }
     check(!edgekv_has_store(plain.ctx), "a plain context has a store");
     wrong_contexts(plain.ctx);
@@ -623,10 +626,11 @@ void set_variable(const char * name, const char * value) {
 
 int main(int argc, char ** argv) {
     if (argc < 2) {
-        fprintf(stderr, "usage: test-engine model.gguf [seed]\n");
+        fprintf(stderr, "usage: test-engine model.gguf [seed] [nmse]\n");
         return 2;
     }
     random_source rnd(argc > 2 ? (uint32_t) strtoul(argv[2], nullptr, 10) : 1);
+    if (argc > 3) max_nmse = strtod(argv[3], nullptr);
     llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     check(edgekv_abi() == EDGEKV_ABI && edgekv_last_error(), "the library is of another version");
     llama_model_params params = llama_model_default_params();

@@ -90,10 +90,10 @@ ggml_tensor * edgekv_prefill::attend(const llm_graph_context & g, const edgekv_l
     ggml_tensor * q = a.q;
     const edgekv_scratch & s = scratches.of(l);
     const auto & seen = chunks.seen();
-    edgekv_store_rows(g, s.t, a.k, a.v, chunks.row_input(g, s));
+    if (a.k) edgekv_store_rows(g, s.t, a.k, a.v, chunks.row_input(g, s));
     const edgekv_score_params params = { a.scale, edgekv_softcap(g), a.sinks };
-    for (ggml_tensor * copy : { observers.capture_queries(g, l, seen, q, params),
-                                observers.capture_raw_queries(g, l, seen, q) }) {
+    for (ggml_tensor * copy : { observers.capture_queries(g, l, a.il, seen, q, params),
+                                a.k ? observers.capture_raw_queries(g, l, seen, q) : nullptr }) {
         if (copy) ggml_build_forward_expand(g.gf, copy);
     }
 
@@ -102,7 +102,7 @@ ggml_tensor * edgekv_prefill::attend(const llm_graph_context & g, const edgekv_l
         return node ? node : attend_prefill_graph(g, *this, l, a);
     }
 
-    edgekv_prompt_rows * r = chunks.prompt_rows(l);
+    edgekv_prompt_rows * r = chunks.prompt_rows(l, a.il);
     r->rows.scale = a.scale;
     r->rows.softcap = edgekv_softcap(g);
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);

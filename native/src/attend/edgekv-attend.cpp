@@ -21,7 +21,7 @@ namespace {
 struct attend_input : llm_graph_input_i {
     struct per_layer {
         const edgekv_layer * l = nullptr;
-        ggml_tensor *  idx = nullptr;          // I64 [n_head_kv*n_tokens]
+        ggml_tensor *  idx = nullptr;          // I64 [n_head_kv*n_tokens]; null: no rows come in
         edgekv_table * table = nullptr;        // idx and lengths are in it, for a node that a device computes
         std::vector<ggml_tensor *> masks;      // F16 [n, n_tokens] per head, graph path only
         std::vector<int64_t> first;            // of the masked rows, within the head
@@ -69,7 +69,7 @@ private:
             }
         }
         if (pl.table) pl.table->set(l, idx, pl.start);
-        else          ggml_backend_tensor_set(pl.idx, idx.data(), 0, ggml_nbytes(pl.idx));
+        else if (pl.idx) ggml_backend_tensor_set(pl.idx, idx.data(), 0, ggml_nbytes(pl.idx));
         for (size_t k = 0; k < pl.masks.size(); ++k) if (pl.masks[k]) set_mask(pl, (int) k, n);
     }
 
@@ -171,21 +171,23 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
         edgekv_table & table = table_of(*store, l.buft);
         if (ggml_tensor * node = attend_device(g, pl, q, sinks, table, store->node_attend)) {
             pl.table = &table;
-            edgekv_store_rows(g, l.t, k, v, table.new_rows(g.ctx0, l, g.n_tokens));
+            if (k) edgekv_store_rows(g, l.t, k, v, table.new_rows(g.ctx0, l, g.n_tokens));
             return node;
         }
     }
-    pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv*g.n_tokens);
-    ggml_set_input(pl.idx);
-    edgekv_store_rows(g, l.t, k, v, pl.idx);
+    if (k) {
+        pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv*g.n_tokens);
+        ggml_set_input(pl.idx);
+        edgekv_store_rows(g, l.t, k, v, pl.idx);
+    }
     return on_cpu && !store->graph_attend ? attend_cpu(g, pl, q, sinks) : attend_graph(g, in, pl, q, sinks);
 }
 
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks,
         float kq_scale, int il) {
-    const edgekv_layer & l = *store->layers[il];
+    const edgekv_layer & l = *store->layers[store->layers[il]->reads];
     store->sched = g.sched;
-    ggml_tensor * cur = store->active ? store->active->attend(g, l, { q, k, v, sinks, kq_scale })
+    ggml_tensor * cur = store->active ? store->active->attend(g, l, { il, q, k, v, sinks, kq_scale })
                                       : attend_store(g, store, l, q, k, v, sinks, kq_scale);
     cur = ggml_reshape_2d(g.ctx0, cur, cur->ne[0]*cur->ne[1], cur->ne[2]);
     ggml_build_forward_expand(g.gf, cur);

@@ -100,7 +100,7 @@ ggml_tensor * edgekv_chunks::heads_input(const llm_graph_context & g, const edge
     return t;
 }
 
-edgekv_prompt_rows * edgekv_chunks::prompt_rows(const edgekv_layer & l) {
+edgekv_prompt_rows * edgekv_chunks::prompt_rows(const edgekv_layer & l, int il) {
     const auto & s = scratches.of(l);
     building->prompt_rows.push_back(std::make_unique<edgekv_prompt_rows>());
     auto & r = *building->prompt_rows.back();
@@ -108,7 +108,7 @@ edgekv_prompt_rows * edgekv_chunks::prompt_rows(const edgekv_layer & l) {
     for (int k = 0; k < l.n_head_kv; ++k) r.first.push_back((int32_t) s.first(l, k));
     r.len.resize(l.n_head_kv);
     r.start.resize(l.n_swa ? building->n_tokens : 0);
-    r.norm = observers.norm_of(l);
+    r.norm = observers.norm_of(il);
     r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr,
                s.pos.empty() ? nullptr : s.pos.data(), l.max_bias };
     return &r;

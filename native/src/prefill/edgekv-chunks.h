@@ -35,9 +35,9 @@ public:
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     // I32 [2*n_head_kv (+ n_tokens with a window)]: see edgekv-op.h
     ggml_tensor * heads_input(const llm_graph_context & g, const edgekv_layer & l);
-    // rows of layer l in the scratch, for the tokens of the chunk in work; kept until the prompt is
-    // read
-    edgekv_prompt_rows * prompt_rows(const edgekv_layer & l);
+    // rows of layer l in the scratch, which layer il asks for the tokens of the chunk in work; kept
+    // until the prompt is read
+    edgekv_prompt_rows * prompt_rows(const edgekv_layer & l, int il);
 
 private:
     void build_chunk(int64_t first, int64_t n, int64_t row);

@@ -28,8 +28,10 @@ void edgekv_observers::make() {
     const auto & layers = prompt.store->layers;
     score_params.resize(layers.size());
     query_paths.resize(layers.size());
+    int n_at_once = 0;
+    for (int i = 0; i < prompt.n_slice(); ++i) n_at_once = std::max(n_at_once, prompt.ends[i] - prompt.begin(i));
     tallies.clear();
-    tallies.resize(prompt.by_layer ? 1 : layers.size());
+    tallies.resize(n_at_once);
     for (auto & t : tallies) t.resize(observers.size());
 
     int64_t n_seen = 0; // of a chunk, at most
@@ -38,25 +40,32 @@ void edgekv_observers::make() {
     }
     if (observers.size() > 1) n_seen = prompt.n_ubatch; // two ranges may share a chunk
     captured.clear();
-    captured.resize(scratches.count());
-    std::vector<bool> done(captured.size());
-    for (const auto & p : layers) {
-        const auto & l = *p;
-        if (l.n_head_kv == 0) continue;
-        if (done[scratches.index(l)]) continue;
-        done[scratches.index(l)] = true;
-        auto & c = captured[scratches.index(l)];
-        const auto queries = [&](ggml_backend_buffer_type_t buft) {
-            const int64_t width = (int64_t) l.d_k*l.n_head;
-            return edgekv_matrix::make(buft, GGML_TYPE_F32, width, n_seen, "queries");
-        };
-        const auto here = ggml_backend_cpu_buffer_type();
-        if (wants_columns) c.queries = queries(scorer(l) ? l.buft : here);
-        if (wants_columns && prompt.by_kernel(l)) {
-            c.norm.resize(2*l.n_head*std::min(prompt.n_ubatch, prompt.n_all));
+    capture_of.assign(layers.size(), -1);
+    std::vector<int> of_scratch(scratches.count(), -1);
+    for (int il = 0; il < (int) layers.size(); ++il) {
+        const auto & l = prompt.layer(prompt.layer(il).reads);
+        if (!l.selects()) continue;
+        int & first = of_scratch[scratches.index(l)];
+        if (first < 0 || !prompt.alone(il)) {
+            first = (int) captured.size();
+            captured.emplace_back();
+            make_capture(l, n_seen, captured.back());
         }
-        if (wants_queries) c.raw_queries = queries(here);
+        capture_of[il] = first;
     }
+}
+
+void edgekv_observers::make_capture(const edgekv_layer & l, int64_t n_seen, edgekv_capture & c) const {
+    const auto queries = [&](ggml_backend_buffer_type_t buft) {
+        const int64_t width = (int64_t) l.d_k*l.n_head;
+        return edgekv_matrix::make(buft, GGML_TYPE_F32, width, n_seen, "queries");
+    };
+    const auto here = ggml_backend_cpu_buffer_type();
+    if (wants_columns) c.queries = queries(scorer(l) ? l.buft : here);
+    if (wants_columns && prompt.by_kernel(l)) {
+        c.norm.resize(2*l.n_head*std::min(prompt.n_ubatch, prompt.n_all));
+    }
+    if (wants_queries) c.raw_queries = queries(here);
 }
 
 void edgekv_observers::clear() {
@@ -87,20 +96,20 @@ edgekv_observers::range edgekv_observers::seen(const edgekv_span & span) const {
 }
 
 ggml_tensor * edgekv_observers::capture_queries(const llm_graph_context & g, const edgekv_layer & l,
-                                                const range & seen, ggml_tensor * q,
+                                                int il, const range & seen, ggml_tensor * q,
                                                 const edgekv_score_params & params) {
-    score_params[l.il] = params;
+    score_params[il] = params;
     const auto [a, b] = seen;
     if (!wants_columns || a == b || !l.selects()) return nullptr;
-    ggml_tensor * to = captured[scratches.index(l)].queries.t;
+    ggml_tensor * to = captured[capture_of[il]].queries.t;
     ggml_tensor * src = ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a*q->nb[2]);
     ggml_tensor * dst = ggml_view_3d(g.ctx0, to, q->ne[0], q->ne[1], b - a, q->ne[0]*sizeof(float), to->nb[1], 0);
     return ggml_cpy(g.ctx0, src, dst);
 }
 
-float * edgekv_observers::norm_of(const edgekv_layer & l) {
-    auto & norm = captured[scratches.index(l)].norm;
-    return l.n_swa || norm.empty() ? nullptr : norm.data();
+float * edgekv_observers::norm_of(int il) {
+    auto * norm = capture_of[il] < 0 ? nullptr : &captured[capture_of[il]].norm;
+    return !norm || norm->empty() ? nullptr : norm->data();
 }
 
 void edgekv_observers::note_rotation(const ggml_tensor * t) {
@@ -111,11 +120,11 @@ void edgekv_observers::note_rotation(const ggml_tensor * t) {
 }
 
 void edgekv_observers::begin_layer(int il) {
-    if (prompt.by_layer) for (auto & t : tallies_of(il)) t.clear();
+    if (place(il) == 0) for (auto & layer : tallies) for (auto & t : layer) t.clear();
 }
 
 void edgekv_observers::observe(const edgekv_span & span, int il) {
-    const auto & l = prompt.layer(il);
+    const auto & l = prompt.layer(prompt.layer(il).reads);
     if (!l.selects()) return;
     const int64_t t0 = ggml_time_us();
     for (size_t i = 0; i < observers.size(); ++i) {
@@ -123,9 +132,9 @@ void edgekv_observers::observe(const edgekv_span & span, int il) {
         const int64_t a = std::max<int64_t>(o.begin, span.first);
         const int64_t b = std::min<int64_t>(o.end, span.first + span.n_tokens);
         if (a >= b) continue;
-        auto & tally = tallies_of(il)[i];
-        if (o.stats & EDGEKV_STAT_QUERIES)  tally_queries(l, span, a, b, o.every, tally);
-        if (o.stats & ~EDGEKV_STAT_QUERIES) score(l, span, a, b, tally, o.stats);
+        auto & tally = tallies_of(l.il)[i];
+        if (o.stats & EDGEKV_STAT_QUERIES && il == l.il) tally_queries(l, span, a, b, o.every, tally);
+        if (o.stats & ~EDGEKV_STAT_QUERIES) score(l, il, span, a, b, tally, o.stats);
     }
     ms += (ggml_time_us() - t0)/1000.0;
 }
@@ -142,5 +151,5 @@ const edgekv_tally & edgekv_observers::tally_of(int observer) const {
     if (observer < 0 || observer >= (int) observers.size()) {
         throw edgekv_error { EDGEKV_INVALID, "no such observer" };
     }
-    return tallies[prompt.by_layer ? 0 : prompt.il_done][observer];
+    return tallies[place(prompt.il_done)][observer];
 }

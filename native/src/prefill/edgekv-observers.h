@@ -31,7 +31,7 @@ struct edgekv_turn {
     std::vector<double> mean;              // [d_k, d_k], image of one basis vector after the other
 };
 
-// queries of the chunk in work, for the layers that take turns in a scratch
+// queries of the chunk in work; the layers of a scratch take turns, but those of one slice do not
 struct edgekv_capture {
     // F32 [d_k*n_head, n_observed], on the device that scores them or in host memory
     edgekv_matrix queries;
@@ -78,14 +78,15 @@ public:
     range seen(const edgekv_span & span) const;
 
     // ---- called while graphs are built
-    // nodes that copy the queries of those tokens, or null if nobody wants them
-    ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l,
+    // nodes that copy the queries of those tokens, or null if nobody wants them; il: the layer that
+    // asks for the rows of l
+    ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, int il,
                                   const range & seen, ggml_tensor * q,
                                   const edgekv_score_params & params);
     ggml_tensor * capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l,
                                       const range & seen, ggml_tensor * q);
     // where our kernel leaves the sums of its softmaxes; null: nobody wants them
-    float * norm_of(const edgekv_layer & l);
+    float * norm_of(int il);
     // how quantised caches turn keys and queries, as the graph has it
     void note_rotation(const ggml_tensor * t);
 
@@ -104,10 +105,12 @@ public:
 private:
     // the device that scores this layer's rows where they lie; null: the CPU does
     static const edgekv_device * scorer(const edgekv_layer & l);
-    std::vector<edgekv_tally> & tallies_of(int il) { return tallies[prompt.by_layer ? 0 : il]; }
+    int place(int il) const { return il - prompt.begin(prompt.slice_of(il)); } // in its slice
+    std::vector<edgekv_tally> & tallies_of(int il) { return tallies[place(il)]; }
+    void make_capture(const edgekv_layer & l, int64_t n_seen, edgekv_capture & c) const;
     const edgekv_tally & tally_of(int observer) const; // of the layer in work; throws edgekv_error
     // of tokens [begin, end), all of the span
-    void score(const edgekv_layer & l, const edgekv_span & c, int64_t begin, int64_t end,
+    void score(const edgekv_layer & l, int il, const edgekv_span & c, int64_t begin, int64_t end,
                edgekv_tally & tally, uint32_t stats);
     void tally_queries(const edgekv_layer & l, const edgekv_span & c, int64_t begin, int64_t end,
                        int64_t every, edgekv_tally & tally);
@@ -120,10 +123,11 @@ private:
     // one of so many tokens of a chunk has its query captured before RoPE: as `every` of all that
     // want them, or 1
     int64_t query_step = 0;
-    std::vector<edgekv_capture> captured;           // by number of scratch
+    std::vector<edgekv_capture> captured;
+    std::vector<int> capture_of;                    // [n_layer] which of them; -1: no queries
     std::vector<edgekv_score_params> score_params;  // [n_layer]
     std::vector<edgekv_query_path> query_paths;     // [n_layer]
     std::vector<float> key_rotation;                // of quantised caches, square
     mutable edgekv_turn turn; // the last one: most models turn all layers alike
-    std::vector<std::vector<edgekv_tally>> tallies; // [n_layer or 1][observer]
+    std::vector<std::vector<edgekv_tally>> tallies; // [most layers of a slice][observer]
 };

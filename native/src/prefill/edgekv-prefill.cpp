@@ -82,6 +82,7 @@ void edgekv_prefill::make_memory(const edgekv_prefill_params & params) {
     if (prompt.store->graph_attend || !prompt.on_cpu()) masks.make();
     prompt.by_layer = !edgekv_switches::whole();
     const auto make = [&] {
+        prompt.cut();
         scratches.make();
         observers.make();
         chunks.build();
@@ -163,8 +164,8 @@ void edgekv_prefill::run(int il) {
     observers.begin_layer(il);
     p.broken = true; // until it is read to its end
 
-    if (p.by_layer)     run_chunks(il, il + 1);
-    else if (il == 0) run_chunks(0, n_layer);
+    const int slice = p.slice_of(il);
+    if (il == p.begin(slice)) run_chunks(slice);
     p.il_done = il;
     p.broken = false;
     note_peak();
@@ -176,9 +177,10 @@ void edgekv_prefill::run(int il) {
     if (!p.layer(il).selects()) keep(nullptr, nullptr);
 }
 
-// all chunks through layers [begin, end), which are one slice
-void edgekv_prefill::run_chunks(int begin, int end) {
+// all chunks through a slice
+void edgekv_prefill::run_chunks(int slice) {
     const auto & p = prompt;
+    const int begin = p.begin(slice), end = p.ends[slice];
     const int n_slices = (int) chunks.all().size()*p.n_slice();
     for (int l = begin; l < end; ++l) scratches.lay_out_old(p.layer(l));
     const auto * recurrent = edgekv_recurrent_of(p.ctx->get_memory());
@@ -187,7 +189,7 @@ void edgekv_prefill::run_chunks(int begin, int end) {
         const bool is_piece = c.first >= p.n_tokens;
         if (recurrent && is_piece && at_end.rows.empty()) at_end.save(*recurrent, begin, end);
         if (is_piece && c.row == p.n_tokens) at_end.restore();
-        slices.run(c, p.by_layer ? begin : 0);
+        slices.run(c, slice);
         for (int l = begin; l < end; ++l) observers.observe(c, l);
         ++n_done;
         if (progress && !progress(n_done, n_slices, progress_data)) {
@@ -202,7 +204,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     keeper.keep(counts, rows);
     note_peak();
     const auto & l = prompt.layer(prompt.il_done);
-    if (!prompt.by_layer && l.n_head_kv) scratches.drop(l);
+    if (!prompt.alone(l.il) && l.n_head_kv) scratches.drop(l);
 }
 
 // ---- end

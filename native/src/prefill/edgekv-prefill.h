@@ -40,7 +40,7 @@ struct edgekv_prefill final : edgekv_reader {
 private:
     void read_params(llama_context * ctx, const edgekv_prefill_params & params);
     void make_memory(const edgekv_prefill_params & params);
-    void run_chunks(int begin, int end);
+    void run_chunks(int slice);
     void forget();
     void note_peak() const;
 

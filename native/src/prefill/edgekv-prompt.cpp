@@ -6,6 +6,15 @@
 
 #include <algorithm>
 
+void edgekv_prompt::cut() {
+    const int n_layer = (int) store->layers.size();
+    int n_alone = by_layer ? n_layer : 0;
+    for (const auto & l : store->layers) if (l->reads != l->il) n_alone = std::min(n_alone, l->reads);
+    ends.clear();
+    for (int il = 0; il < n_alone; ++il) ends.push_back(il + 1);
+    if (n_alone < n_layer) ends.push_back(n_layer);
+}
+
 ggml_backend_dev_t edgekv_prompt::device() const {
     for (const auto & l : store->layers) {
         if (!ggml_backend_buft_is_host(l->buft)) return ggml_backend_buft_get_device(l->buft);

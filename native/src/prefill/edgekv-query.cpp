@@ -62,7 +62,7 @@ ggml_tensor * edgekv_observers::capture_raw_queries(const llm_graph_context & g,
     if (!path.rope) return nullptr;
     const int64_t first = next_multiple(a, query_step), n = next_multiple(b, query_step)/query_step - first/query_step;
     if (n == 0) return nullptr;
-    ggml_tensor * x = path.raw, * to = captured[scratches.index(l)].raw_queries.t;
+    ggml_tensor * x = path.raw, * to = captured[capture_of[l.il]].raw_queries.t;
     ggml_tensor * src = ggml_view_3d(g.ctx0, x, x->ne[0], x->ne[1], n, x->nb[1], query_step*x->nb[2], first*x->nb[2]);
     ggml_tensor * dst = ggml_view_3d(g.ctx0, to, x->ne[0], x->ne[1], n, x->ne[0]*sizeof(float), to->nb[1], 0);
     return ggml_cpy(g.ctx0, src, dst);
@@ -77,7 +77,7 @@ void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span &
     if (n == 0) return;
     const int64_t first_captured = next_multiple(seen(c).first, query_step); // token
     const int64_t d = l.d_k, H = l.n_head, w = d*H, step = every/query_step*w;
-    const auto * raw = (const float *) captured[scratches.index(l)].raw_queries.t->data;
+    const auto * raw = (const float *) captured[capture_of[l.il]].raw_queries.t->data;
     const float * x = raw + (first - first_captured)/query_step*w;
     std::vector<float> mean(w, 0.0f);
     for (int64_t t = 0; t < n; ++t) for (int64_t i = 0; i < w; ++i) mean[i] += x[t*step + i];

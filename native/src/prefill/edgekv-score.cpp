@@ -42,10 +42,10 @@ ggml_tensor * score_nodes(ggml_context * ctx, score_job & job) {
 
 } // namespace
 
-void edgekv_observers::score(const edgekv_layer & l, const edgekv_span & c, int64_t begin,
+void edgekv_observers::score(const edgekv_layer & l, int il, const edgekv_span & c, int64_t begin,
                              int64_t end, edgekv_tally & tally, uint32_t stats) {
     const auto & s = scratches.of(l);
-    const auto & capture = captured[scratches.index(l)];
+    const auto & capture = captured[capture_of[il]];
     const int64_t n_scored = s.cap*l.n_head_kv, at = begin - c.first, row0 = c.row + at; // row0: behind the old rows
     const int64_t q0 = at - seen(c).first; // of the captured queries
     const int G = l.n_head/l.n_head_kv, n_q = (int) (end - begin);
@@ -77,7 +77,7 @@ void edgekv_observers::score(const edgekv_layer & l, const edgekv_span & c, int6
         k = host.data();
     }
     std::vector<float> sinks;
-    const auto & sp = score_params[l.il];
+    const auto & sp = score_params[il];
     if (sp.sinks) { sinks.resize(l.n_head); ggml_backend_tensor_get(sp.sinks, sinks.data(), 0, sinks.size()*sizeof(float)); }
 
     score_job job;

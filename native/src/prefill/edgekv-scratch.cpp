@@ -9,6 +9,12 @@ static bool alike(const edgekv_layer & l, const edgekv_layer & m) {
            m.buft == l.buft;
 }
 
+// whether a layer of this slice has the scratch already
+bool edgekv_scratches::taken(int scratch, int slice) const {
+    const auto first = of_layer.begin() + prompt.begin(slice), last = of_layer.begin() + prompt.ends[slice];
+    return std::find(first, last, scratch) != last;
+}
+
 void edgekv_scratches::make() {
     const auto & layers = prompt.store->layers;
     all.clear();
@@ -16,8 +22,9 @@ void edgekv_scratches::make() {
     for (size_t il = 0; il < layers.size(); ++il) {
         const auto & l = *layers[il];
         if (l.n_head_kv == 0) continue; // nothing is stored
-        for (size_t j = 0; prompt.by_layer && j < il && of_layer[il] < 0; ++j) {
-            if (alike(l, *layers[j])) of_layer[il] = of_layer[j];
+        const int slice = prompt.slice_of((int) il);
+        for (int j = 0; j < prompt.begin(slice) && of_layer[il] < 0; ++j) {
+            if (alike(l, *layers[j]) && !taken(of_layer[j], slice)) of_layer[il] = of_layer[j];
         }
         if (of_layer[il] < 0) {
             of_layer[il] = count();

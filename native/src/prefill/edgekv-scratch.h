@@ -56,6 +56,8 @@ public:
     mutable edgekv_matrix device_work; // on a device with kernels of ours, for whoever calls one
 
 private:
+    bool taken(int scratch, int slice) const;
+
     const edgekv_prompt & prompt;
     std::vector<std::unique_ptr<edgekv_scratch>> all;
     std::vector<int> of_layer; // [n_layer]

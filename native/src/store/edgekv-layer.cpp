@@ -74,7 +74,7 @@ int64_t edgekv_layer::n_rows() const {
 
 std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     auto l = std::make_unique<edgekv_layer>();
-    l->il = il; l->n_head = n_head; l->n_head_kv = n_head_kv; l->d_k = d_k; l->d_v = d_v;
+    l->il = il; l->reads = reads; l->n_head = n_head; l->n_head_kv = n_head_kv; l->d_k = d_k; l->d_v = d_v;
     l->type_k = type_k; l->type_v = type_v; l->n_swa = n_swa; l->buft = buft; l->max_bias = max_bias; l->row_step = row_step;
     l->pos.resize(n_head_kv);
     return l;

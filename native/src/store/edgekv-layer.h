@@ -30,6 +30,7 @@ struct edgekv_tensors {
 struct edgekv_layer {
     int       il = 0, n_head = 0, n_head_kv = 0, d_k = 0, d_v = 0; // a layer without attention has no heads
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
+    int       reads = 0;                     // the layer whose K and V it attends to: itself, if it has heads
     int       n_swa = 0;                     // sliding window in tokens, 0 = attends to everything
     ggml_backend_buffer_type_t buft = nullptr;
     float     max_bias = 0;                  // ALiBi's; 0 = none

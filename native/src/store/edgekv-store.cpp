@@ -123,10 +123,14 @@ static constexpr uint32_t STATE_MAGIC = 0x31766b65; // "ekv1"
 template <typename T> static void put(llama_io_write_i & io, const T & x) { io.write(&x, sizeof(x)); }
 template <typename T> static T    get(llama_io_read_i & io) { T x; io.read(&x, sizeof(x)); return x; }
 
+// a head without rows has no memory either, and memcpy takes no null pointer, not even for 0 bytes
+template <typename T> static void put_all(llama_io_write_i & io, const std::vector<T> & x) { if (!x.empty()) io.write(x.data(), x.size()*sizeof(T)); }
+template <typename T> static void get_all(llama_io_read_i & io, std::vector<T> & x) { if (!x.empty()) io.read(x.data(), x.size()*sizeof(T)); }
+
 static void write_rows(llama_io_write_i & io, const ggml_tensor * t, int64_t first, int64_t n) {
     std::vector<char> host(n*t->nb[1]);
     if (n) ggml_backend_tensor_get(t, host.data(), first*t->nb[1], host.size());
-    io.write(host.data(), host.size());
+    put_all(io, host);
 }
 
 void edgekv_store::write(llama_io_write_i & io) const {
@@ -141,7 +145,7 @@ void edgekv_store::write(llama_io_write_i & io) const {
         put(io, (int32_t) l->d_k);    put(io, (int32_t) l->d_v);
         for (int k = 0; k < l->n_head_kv; ++k) {
             put(io, l->len[k]);
-            io.write(l->pos[k].data(), l->pos[k].size()*sizeof(llama_pos));
+            put_all(io, l->pos[k]);
             write_rows(io, l->t.k, l->first[k], l->len[k]);
             write_rows(io, l->t.v, l->first[k], l->len[k]);
         }
@@ -177,10 +181,10 @@ static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edge
         cap[k] = get<int32_t>(io);
         if (cap[k] < 0 || cap[k] > n_past) throw std::runtime_error("the state is damaged");
         l->pos[k].resize(cap[k]);
-        io.read(l->pos[k].data(), cap[k]*sizeof(llama_pos));
+        get_all(io, l->pos[k]);
         for (int i = 0; i < 2; ++i) {
             kv[2*k + i].resize(cap[k]*nb[i]);
-            io.read(kv[2*k + i].data(), kv[2*k + i].size());
+            get_all(io, kv[2*k + i]);
             if (!edgekv_bytes_finite(i ? l->type_v : l->type_k, kv[2*k + i].data(), nb[i],
                                      cap[k], i ? l->d_v : l->d_k)) {
                 throw std::runtime_error("the state holds values that are no numbers");

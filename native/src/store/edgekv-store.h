@@ -16,13 +16,14 @@ class llama_io_read_i;
 // Queries, keys and values of a layer as llama.cpp's graph has them, [d, n_head or n_head_kv,
 // n_tokens], and what attention needs besides
 struct edgekv_attention {
+    int il;                             // the layer that asks; k and v: null where it reads another's
     ggml_tensor * q, * k, * v, * sinks; // sinks: may be null
     float scale;
 };
 
 // Who reads a prompt into a store. While it does, graphs attend as it says
 struct edgekv_reader {
-    // nodes of one layer: store the rows, attend; returns [d_v, n_head, n_tokens]
+    // nodes of one layer: store its rows, attend to those of l; returns [d_v, n_head, n_tokens]
     virtual ggml_tensor * attend(const llm_graph_context & g, const edgekv_layer & l,
                                  const edgekv_attention & a) = 0;
     // the context is being freed: all memory goes back, and nothing can be read any more
