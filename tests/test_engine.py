@@ -337,3 +337,13 @@ def test_a_batch_that_wants_too_many_logits_is_refused(tiny, text):
     llm._batch.set_batch(list(text(n)), n_past=0, logits_all=True)
     llm._ctx.decode(llm._batch)
     assert np.isfinite(logits(llm)).all()
+
+
+def test_llama_cpps_own_clock_sees_a_prompt_that_was_read_layer_by_layer(tiny, text):
+    from edgekv.native import llama_cpp
+
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
+    llm.eval(list(text(400)))
+    spent = llama_cpp.llama_perf_context(llm.ctx)
+    assert spent.n_p_eval == 400
+    assert spent.t_p_eval_ms > 0.5 * (llm.kv_stats().prefill_ms - llm.kv_stats().compress_ms)

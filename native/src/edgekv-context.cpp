@@ -55,9 +55,9 @@ void edgekv_context::take_logits(llama_context & ctx, ggml_tensor * logits) {
     ggml_backend_sched_synchronize(ctx.sched.get());
 }
 
-void edgekv_context::has_read(llama_context & ctx, int64_t n_tokens) {
+void edgekv_context::has_read(llama_context & ctx, int64_t n_tokens, int64_t begin_us) {
     ctx.n_outputs = 1;
     ctx.output_ids[0] = 0;
     ctx.n_queued_tokens += n_tokens;
-    if (ctx.t_compute_start_us == 0) ctx.t_compute_start_us = ggml_time_us();
+    if (ctx.t_compute_start_us == 0) ctx.t_compute_start_us = begin_us;
 }

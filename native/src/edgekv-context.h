@@ -25,6 +25,6 @@ struct edgekv_context {
     static uint32_t max_nodes(const llama_context & ctx); // of a graph
     // a graph's logits of one token become the context's
     static void take_logits(llama_context & ctx, ggml_tensor * logits);
-    // as after n tokens were decoded, the last of them with logits
-    static void has_read(llama_context & ctx, int64_t n_tokens);
+    // as after n tokens were decoded since `begin_us`, the last of them with logits
+    static void has_read(llama_context & ctx, int64_t n_tokens, int64_t begin_us);
 };

@@ -102,6 +102,7 @@ void edgekv_prefill::make_memory(const edgekv_prefill_params & params) {
 std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx,
                                                       const edgekv_prefill_params & params) {
     auto p = std::unique_ptr<edgekv_prefill>(new edgekv_prefill());
+    p->begin_us = ggml_time_us();
     p->read_params(ctx, params);
     auto & store = *p->prompt.store;
     store.place_pos(); // missing where memory was when rows moved last
@@ -216,7 +217,7 @@ void edgekv_prefill::end() {
     auto & memory = edgekv_memory_of(*prompt.ctx);
     if (!prompt.pieces.empty()) memory.forget_cells(n_past);
     memory.forget_mark();
-    edgekv_context::has_read(*prompt.ctx, prompt.n_tokens);
+    edgekv_context::has_read(*prompt.ctx, prompt.n_tokens, begin_us);
     prompt.ended = true;
 }
 

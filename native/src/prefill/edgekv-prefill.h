@@ -47,5 +47,6 @@ private:
     edgekv_progress progress = nullptr;
     void * progress_data = nullptr;
     int n_done = 0; // slices
+    int64_t begin_us = 0;
     edgekv_recurrent_state before; // what recurrent layers held before the prompt
 };
