@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from edgekv.session.guard import Closed
 from edgekv.session.state import is_finite
 from edgekv.settings import resolve
 from edgekv.stats import KVStats
+
+if TYPE_CHECKING:
+    from edgekv.engine import Engine
 
 
 class Llama(Evaluation):
@@ -154,9 +157,11 @@ class Llama(Evaluation):
             )
             is_answered = have == tokens and not self._requires_eval
             # the last token of a prompt is always evaluated: the answer begins with its logits
+            same = min(n_same(tokens, have), len(tokens) - 1)
             if (
                 not is_answered
-                and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().fixed
+                and same < self._kv.store.memory().fixed
+                and not self._kv_back_to_mark(self._kv, same)
             ):
                 self._checkpoints.restore(self, tokens)
         self._checkpoints.begin_turn(
@@ -166,6 +171,18 @@ class Llama(Evaluation):
             cuts, tokens, lambda token: self.detokenize([token], special=True)
         )
         return tokens
+
+    def _kv_back_to_mark(self, kv: Engine, same: int) -> bool:
+        """Take a conversation with recurrent layers back to where its last turn began, if it shares
+        as many tokens with the prompt. Whether it was done.
+        """
+        info = kv.store.memory()
+        if not max(info.boundary, 1) <= info.n_mark <= same:
+            return False
+        if not self._ctx.kv_cache_seq_rm(-1, info.n_mark, -1):
+            return False
+        self.n_tokens, self._requires_eval = info.n_mark, True
+        return True
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if self._kv is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:

@@ -77,9 +77,9 @@ FAMILIES = {
 }
 
 
-def write(folder: Path) -> Path:
-    """Write all models into `folder` and return it."""
-    run(program("test-llama-archs"), "-o", folder, timeout=900)
+def write(folder: Path, only: str = "") -> Path:
+    """Write all models into `folder` and return it. only: a regular expression of architectures."""
+    run(program("test-llama-archs"), "-o", folder, *(["-a", only] if only else []), timeout=900)
     return folder
 
 
