@@ -20,7 +20,7 @@ from tests.build import run
 from tests.engine import MAX_NMSE as MAX_NMSE_OF
 from tests.engine import feed, load, logits, read
 from tests.lib import nmse
-from tests.test_native import check_passed, program
+from tests.test_native import SANITIZER_OPTIONS, check_passed, program, sanitized  # noqa: F401
 
 MAX_NMSE = 1e-6
 SMALL: dict[str, Any] = dict(n_ctx=256, n_ubatch=64, n_batch=128)
@@ -176,6 +176,11 @@ def test_the_peak_of_gemma_4_is_the_one_that_shapes_tell(gemma, n_shared):
 def test_the_c_api_on_shared_and_recurrent_layers(folder, gemma, name):
     path = gemma(3, True) if name == "gemma4" else folder / f"{name}.gguf"
     check_passed(run(program("test-engine"), path, 1, 1e-3 if name == "gemma4" else MAX_NMSE * 10))
+
+
+@pytest.mark.slow
+def test_recurrent_layers_under_sanitizers(sanitized, folder):
+    check_passed(run(sanitized / "test-engine", folder / "qwen35-dense.gguf", **SANITIZER_OPTIONS))
 
 
 @pytest.mark.slow

@@ -19,6 +19,10 @@ void edgekv_keeper::clear() { fresh.clear(); }
 
 void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
     const auto & l = scratches.in_work();
+    if (l.n_head_kv == 0) { // it has no rows
+        fresh[l.il] = l.alike();
+        return;
+    }
     const auto & s = scratches.of(l);
     auto & whole = ranked[l.il];
     if (!l.selects() && has(l.il)) return;

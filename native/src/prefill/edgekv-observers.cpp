@@ -147,7 +147,9 @@ void edgekv_observers::end_layer(int il) {
 }
 
 const edgekv_tally & edgekv_observers::tally_of(int observer) const {
-    scratches.in_work();
+    if (!scratches.in_work().selects()) {
+        throw edgekv_error { EDGEKV_INVALID, "nothing is chosen of this layer" };
+    }
     if (observer < 0 || observer >= (int) observers.size()) {
         throw edgekv_error { EDGEKV_INVALID, "no such observer" };
     }

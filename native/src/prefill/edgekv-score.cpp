@@ -109,9 +109,9 @@ const edgekv_device * edgekv_observers::scorer(const edgekv_layer & l) {
 }
 
 void edgekv_observers::stat(int observer, edgekv_stat which, float * out) const {
+    const auto & t = tally_of(observer);
     const auto & l = scratches.in_work();
     const auto & s = scratches.of(l);
-    const auto & t = tally_of(observer);
     const int64_t n_out = l.len_max() + prompt.n_tokens, n_all_rows = s.cap*l.n_head_kv;
     const int G = l.n_head/l.n_head_kv;
     const std::vector<float> * x = which == EDGEKV_STAT_MEAN ? &t.sum : which == EDGEKV_STAT_MAX ? &t.max : which == EDGEKV_STAT_ENTROPY ? &t.entropy :
