@@ -252,7 +252,7 @@ def prompt_bytes(
         beside_hidden=beside,
         old=old_bytes,
         layer=layer,
-        hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
+        hidden=(HIDDEN_BYTES[hidden] * n_embd + (hidden == "f16")) * what.n_all,  # an exponent
         inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
         masks=mask_bytes(layers, n_longest, n_ubatch)
         + converted_bytes(layers, n_longest + in_front)
