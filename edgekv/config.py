@@ -14,7 +14,7 @@ from typing import Any
 
 from edgekv.errors import BadInput
 
-HIDDEN = ("f32", "f16", "disk", "device")
+HIDDEN = ("f32", "f16", "disk", "device", "whole")
 MOST = 2**31 - 1
 """The largest number of tokens that llama.cpp can count."""
 
