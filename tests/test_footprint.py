@@ -21,6 +21,7 @@ from edgekv.memory.footprint import (
     kept_bytes,
     mask_bytes,
 )
+from edgekv.memory.hidden import AUTO
 from edgekv.memory.sizes import parse_size, size_text
 from edgekv.methods.observer import QueryObserver
 from tests import models
@@ -114,7 +115,7 @@ def test_all_layers_at_once_with_other_query_sources_take_what_is_predicted(tiny
 
 
 def test_hidden_states_wait_where_everybody_says_that_they_may():
-    assert tuple(native.HIDDEN) == tuple(HIDDEN_BYTES) == HIDDEN
+    assert (AUTO, *native.HIDDEN) == (AUTO, *HIDDEN_BYTES) == HIDDEN
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
