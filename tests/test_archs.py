@@ -108,6 +108,23 @@ def test_what_keeps_everything_answers_as_llama_cpp_does(folder, kind):
 
 
 @pytest.mark.slow
+def test_all_layers_at_once_answer_as_layer_by_layer(folder):
+    """`--kv-hidden whole`, which `auto` may choose, with later turns and recurrent layers."""
+    options = dict(kv_ratio=0.4, kv_method="streaming", kv_window=8)
+    differing, n_models = [], 0
+    for name, llm in compressed(folder, "f16", kv_hidden="whole", **options):
+        layers = load(folder / f"{name}.gguf", **SMALL, **options)
+        for n, seed in ((N_PROMPT, 1), (N_TURN, 2)):
+            prompt, more = tokens(llm, n, seed), tokens(llm, N_DECODE, seed + 10)
+            if not np.array_equal(read(llm, prompt, more), read(layers, prompt, more)):
+                differing.append(name)
+        assert llm.kv_stats().hidden == "whole", name
+        n_models += 1
+        layers.close()
+    assert not differing and n_models > 100
+
+
+@pytest.mark.slow
 def test_a_tail_that_is_compressed_again_and_again_loses_nothing_that_is_kept(folder):
     for name, llm in compressed(folder, "f16", kv_budget=ALL, kv_tail=40, kv_window=8):
         reference = plain(folder / f"{name}.gguf")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edgekv import methods
+from edgekv.commands.report import stats_table
 from edgekv.memory.footprint import extent, f16_full_bytes, prompt_bytes, row_bytes
 from edgekv.memory.hidden import AUTO, WAYS, choose, planned
 from edgekv.methods.observer import QueryObserver
@@ -145,6 +146,17 @@ def test_what_the_user_names_is_used(tiny, text, hidden):
     assert llm.kv_stats().hidden == ""
     llm.eval(list(text(1300)))
     assert llm.kv_stats().hidden == hidden
+
+
+def test_stats_for_people_say_how_the_prompt_was_read(tiny, text):
+    for hidden, says in (
+        ("f32", "(layer by layer)"),
+        ("f16", "(layer by layer, hidden states: f16)"),
+        ("whole", "(in full, then compressed)"),
+    ):
+        llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden=hidden)
+        llm.eval(list(text(1300)))
+        assert says in stats_table(llm.kv_stats())
 
 
 def test_a_device_that_is_not_there_is_not_reported(tiny, text):
