@@ -134,8 +134,8 @@ struct edgekv_prefill_params {
 
 // builds the graphs and takes the memory; null on failure. The context must not be used otherwise until end or free.
 LLAMA_API struct edgekv_prefill * edgekv_prefill_begin(struct llama_context * ctx, const struct edgekv_prefill_params * params);
-// false: this model's graph cannot be cut, or EDGEKV_HIDDEN_NONE was asked for: all layers were read
-// at once (same result)
+// false: this model's graph cannot be cut, or EDGEKV_HIDDEN_NONE was asked for: all layers were
+// read at once (same result)
 LLAMA_API bool         edgekv_prefill_by_layer(const struct edgekv_prefill * p);
 // compute layer il (in order); afterwards its statistics and rows can be read until the next call
 LLAMA_API int          edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);

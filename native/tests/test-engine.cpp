@@ -405,7 +405,8 @@ void wrong_prompts(context & c, bool by_layer) {
     refused("an observer of nothing", [](prompt & x, edgekv_prefill_params &) { x.observers[0].end = x.observers[0].begin; });
     refused("an observer of less than every token", [](prompt & x, edgekv_prefill_params &) { x.observers[1].every = -1; });
     refused("an observer before",  [](prompt & x, edgekv_prefill_params &) { x.observers[0].begin = -1; });
-    refused("hidden mode 5",       [](prompt &, edgekv_prefill_params & p) { p.hidden = EDGEKV_HIDDEN_MODES; });
+    refused("hidden mode 5",
+            [](prompt &, edgekv_prefill_params & p) { p.hidden = EDGEKV_HIDDEN_MODES; });
     if (by_layer) refused("a folder that is not there", [](prompt &, edgekv_prefill_params & p) { p.hidden = EDGEKV_HIDDEN_DISK; p.dir = "/no/such/folder"; });
     check(c.state() == before, "wrong prompts changed the store");
 }
