@@ -14,7 +14,7 @@ from typing import Any
 
 from edgekv.errors import BadInput
 
-HIDDEN = ("f32", "f16", "disk", "device")
+HIDDEN = ("auto", "f32", "f16", "disk", "device", "whole")
 MOST = 2**31 - 1
 """The largest number of tokens that llama.cpp can count."""
 
@@ -167,9 +167,9 @@ class KVConfig:
         help=(
             "Memory that the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or"
             " bytes. Each prompt's ratio follows from it: kept tokens, new tokens and the room for"
-            " them stay inside. While a prompt is read, one layer in full and the hidden states (4"
-            " bytes x n_embd per token, see --kv-hidden) come on top, in later turns the old tokens"
-            " too; 'edgekv fit' adds it all up."
+            " them stay inside. While a prompt is read, one layer in full and the hidden states (up"
+            " to 4 bytes x n_embd per token, see --kv-hidden) come on top, in later turns the old"
+            " tokens too; 'edgekv fit' adds it all up."
         ),
     )
     method: str = _option(
@@ -202,12 +202,14 @@ class KVConfig:
     )
     min_tokens: int = _option(128, _whole(1), metavar="N", help="A ratio never keeps fewer tokens.")
     hidden: str = _option(
-        "f32",
+        "auto",
         _one_of(*HIDDEN),
         choices=HIDDEN,
         help=(
             "Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary "
-            "file, or on the GPU that has all layers (f32; spares the copies, takes memory there)."
+            "file, or on the GPU that has all layers (f32; spares the copies, takes memory there). "
+            "whole: nowhere, all layers are read at once and each is compressed then. auto: f32; "
+            "whole or f16 where that saves a tenth of the full cache or more."
         ),
     )
     tail: int = _option(

@@ -22,8 +22,9 @@ from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.errors import EdgeKVError
-from edgekv.memory.dense import entries_per_f16, f16_bytes
-from edgekv.memory.footprint import PromptBytes, prompt_bytes
+from edgekv.memory.dense import entries_per_f16
+from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
+from edgekv.memory.hidden import definite, planned
 from edgekv.memory.room import check_prompt
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import CentroidMerge
@@ -52,7 +53,12 @@ class Engine:
         """
         self.clock = StageClock()
         """What compressing the last prompt took."""
-        self.by_layer = True
+        self.can_cut = True
+        """No prompt has shown yet that the model's graph cannot be cut into layers."""
+        self.hidden = ""
+        """Where hidden states of the last prompt waited, as `--kv-hidden`; empty: none was read."""
+        self.excess: tuple[int, int] | None = None
+        """Bytes at the last prompt's peak and of its full f16 cache, if that is less."""
         self.memory = Memory(ratio=settings.ratio)
 
     def prefill(
@@ -68,15 +74,27 @@ class Engine:
         then as before.
         """
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
-        if not recent:
-            self._check_room(observer, plan)
+        hidden = definite(self.settings.hidden) if recent else self._check_room(observer, plan)
+        before, peak = self.hidden, self.store.memory().bytes_peak
         with self._start_centroids(plan) as centroids:
-            self._read(tokens, observer, plan, progress, recent, centroids)
+            self._read(tokens, observer, plan, progress, recent, centroids, hidden)
             with self.clock("merge"):
                 centroids.end(self.store)
         self.memory.queries = centroids.moments
         self.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
         self.memory.compressed_at = self.store.memory().n_past
+        if recent:
+            self.hidden = before
+        else:
+            self.excess = self._excess(plan, peak)
+
+    def _excess(self, plan: Plan, before: int) -> tuple[int, int] | None:
+        """See `excess`; before: the conversation's peak before the prompt. None for a short prompt,
+        which is kept whole and small anyway.
+        """
+        peak, full = self.store.memory().bytes_peak, self.bytes_full(plan.n_tokens)
+        is_above = peak > max(before, full) and plan.n_tokens > self.settings.min_tokens
+        return (peak, full) if is_above else None
 
     def _read(
         self,
@@ -86,12 +104,18 @@ class Engine:
         progress: Progress | None,
         recent: bool,
         centroids: PromptCentroids,
+        hidden: str,
     ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it
         left.
         """
         with self.layers(
-            tokens, observer.ranges, every=observer.every, pieces=observer.pieces, progress=progress
+            tokens,
+            observer.ranges,
+            every=observer.every,
+            pieces=observer.pieces,
+            progress=progress,
+            hidden=hidden,
         ) as layers:
             spending, folding = self.start(plan, recent), self._start_merge()
             self.clock = clock = StageClock()
@@ -115,6 +139,7 @@ class Engine:
         pieces: Sequence[Sequence[int]] = (),
         progress: Progress | None = None,
         stays: bool = True,
+        hidden: str | None = None,
     ) -> Iterator[Iterator[native.Prefill]]:
         """Read `tokens` behind the conversation, in a `with` block around a loop over layers.
 
@@ -122,19 +147,31 @@ class Engine:
         has its statistics and entries, and its `keep` must be called before the next layer. Layers
         with a sliding window keep their window by themselves. When the loop has ended, the kept
         entries are the conversation. It is as before if `stays` is False, or if the block is left
-        earlier. Other arguments and errors: see `native.Prefill`.
+        earlier. hidden: where hidden states wait; without it as the settings say, and f32 if they
+        leave it open. Other arguments and errors: see `native.Prefill`.
         """
+        hidden = hidden or definite(self.settings.hidden)
         with native.Prefill(
             self.ctx,
             tokens,
             observers,
             every=every,
             pieces=pieces,
-            hidden=self.settings.hidden,
+            hidden=hidden,
             progress=progress,
         ) as p:
-            self.by_layer = p.by_layer
+            self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
+            self.hidden = self._used(hidden) if p.by_layer else WHOLE
             yield self._each_layer(p, stays)
+
+    def _used(self, hidden: str) -> str:
+        """Where hidden states wait that were meant to wait there."""
+        return "f32" if hidden == "device" and not self.offloaded else hidden
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether the last prompt was read layer by layer, or one would be."""
+        return self.hidden != WHOLE
 
     def _each_layer(self, p: native.Prefill, stays: bool) -> Iterator[native.Prefill]:
         for il, info in enumerate(self.store.layers):
@@ -267,6 +304,7 @@ class Engine:
     def forget(self) -> None:
         """The conversation was cleared."""
         self.memory = Memory(ratio=self.settings.ratio)
+        self.excess = None
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -284,10 +322,7 @@ class Engine:
         """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their
         window.
         """
-        return sum(
-            f16_bytes(x) * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens)
-            for x in self.store.layers
-        )
+        return f16_full_bytes(self.store.layers, n_tokens)
 
     @property
     def per_f16(self) -> Fraction:
@@ -324,25 +359,37 @@ class Engine:
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
 
     def prompt_bytes(self, observer: QueryObserver, plan: Plan) -> PromptBytes:
-        """The bytes that a prompt is going to take, on top of what the process has."""
+        """The bytes that a prompt is going to take, on top of what the process has, and by which
+        way.
+        """
         lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
         even = self.settings.table is None and preset.budget.name == "uniform"
-        return prompt_bytes(
+        wish = self.settings.hidden
+        if not self.can_cut:
+            wish = WHOLE
+        elif self.offloaded:  # they wait beside the device's memory
+            wish = definite(wish)
+        return planned(
+            wish,
             self.store.layers,
             observer.extent(lib.llama_n_ubatch(self.ctx)),
             plan.n_rows,
+            n_seen=plan.n_tokens,
             n_embd=lib.llama_model_n_embd(lib.llama_get_model(self.ctx)),
             n_ubatch=lib.llama_n_ubatch(self.ctx),
-            hidden=self.settings.hidden,
             n_old=int(self.kept().max(initial=0)),
             old_bytes=memory.bytes_now,
             recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
         )
 
-    def _check_room(self, observer: QueryObserver, plan: Plan) -> None:
-        """Raises BadInput if the machine certainly has not the memory to read this prompt."""
-        check_prompt(self.prompt_bytes(observer, plan), plan.n_tokens, self.offloaded)
+    def _check_room(self, observer: QueryObserver, plan: Plan) -> str:
+        """Where this prompt's hidden states are going to wait. Raises BadInput if the machine
+        certainly has not the memory to read it.
+        """
+        need = self.prompt_bytes(observer, plan)
+        check_prompt(need, plan.n_tokens, self.offloaded)
+        return need.way
 
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves

@@ -35,7 +35,8 @@ class Settings:
     min_tokens: int = 128
     tail: int = 512
     """Tokens that may gather behind the compressed prompt before they are compressed too."""
-    hidden: str = "f32"
+    hidden: str = "auto"
+    """Where a prompt's hidden states wait; see `edgekv.memory.hidden`."""
     seed: int = 0
 
     @property

@@ -51,6 +51,9 @@ class KVStats:
     """Scoring, selecting and moving rows, as part of that: the sum of `stage_ms`."""
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
+    hidden: str = ""
+    """Where hidden states of the last prompt waited: 'f32', 'f16', 'disk', 'device', or 'whole' if
+    all layers were read at once; empty if no prompt was compressed yet."""
     type_k: str = "f16"
     """Cache type of K."""
     type_v: str = "f16"
@@ -66,7 +69,8 @@ class KVStats:
     n_ctx: int = 0
     """Tokens that the context can hold."""
     note: str = ""
-    """Why the mode is not 'layers', one line; else empty."""
+    """Why the cache cannot be compressed or its graph not be cut, or that the last prompt took more
+    than a full f16 cache at its peak, one line; else empty."""
     profile: str = ""
     """The file of the profile that the method used; empty: none."""
     why: str = ""

@@ -64,6 +64,7 @@ def load(path: Path, kind: str = "f16", **options: Any) -> Any:
         "verbose": False,
         "kv_min_tokens": 1,
         "kv_method": "snapkv",
+        "kv_hidden": "f32",  # exact; `auto` has tests of its own
         **options,
     }
     options.setdefault("n_threads_batch", options["n_threads"])

@@ -20,7 +20,7 @@ from tests.build import run
 from tests.engine import MAX_NMSE as MAX_NMSE_OF
 from tests.engine import feed, load, logits, read
 from tests.lib import nmse
-from tests.test_native import SANITIZER_OPTIONS, check_passed, program, sanitized  # noqa: F401
+from tests.test_native import check_passed, program
 
 MAX_NMSE = 1e-6
 SMALL: dict[str, Any] = dict(n_ctx=256, n_ubatch=64, n_batch=128)
@@ -112,6 +112,23 @@ def test_what_keeps_everything_answers_as_llama_cpp_does(folder, kind):
 
 
 @pytest.mark.slow
+def test_all_layers_at_once_answer_as_layer_by_layer(folder):
+    """`--kv-hidden whole`, which `auto` may choose, with later turns and recurrent layers."""
+    options = dict(kv_ratio=0.4, kv_method="streaming", kv_window=8)
+    differing, n_models = [], 0
+    for name, llm in compressed(folder, "f16", kv_hidden="whole", **options):
+        layers = load(folder / f"{name}.gguf", **SMALL, **options)
+        for n, seed in ((N_PROMPT, 1), (N_TURN, 2)):
+            prompt, more = tokens(llm, n, seed), tokens(llm, N_DECODE, seed + 10)
+            if not np.array_equal(read(llm, prompt, more), read(layers, prompt, more)):
+                differing.append(name)
+        assert llm.kv_stats().hidden == "whole", name
+        n_models += 1
+        layers.close()
+    assert not differing and n_models > 100
+
+
+@pytest.mark.slow
 def test_a_tail_that_is_compressed_again_and_again_loses_nothing_that_is_kept(folder):
     for name, llm in compressed(folder, "f16", kv_budget=ALL, kv_tail=40, kv_window=8):
         reference = plain(folder / f"{name}.gguf")
@@ -176,11 +193,6 @@ def test_the_peak_of_gemma_4_is_the_one_that_shapes_tell(gemma, n_shared):
 def test_the_c_api_on_shared_and_recurrent_layers(folder, gemma, name):
     path = gemma(3, True) if name == "gemma4" else folder / f"{name}.gguf"
     check_passed(run(program("test-engine"), path, 1, 1e-3 if name == "gemma4" else MAX_NMSE * 10))
-
-
-@pytest.mark.slow
-def test_recurrent_layers_under_sanitizers(sanitized, folder):
-    check_passed(run(sanitized / "test-engine", folder / "qwen35-dense.gguf", **SANITIZER_OPTIONS))
 
 
 @pytest.mark.slow

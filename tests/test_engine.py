@@ -147,6 +147,27 @@ def test_hidden_states_may_wait_elsewhere(tiny, text, nmse, hidden):
     assert np.array_equal(got, expected) if hidden == "disk" else nmse(got, expected) < 1e-4
 
 
+def test_hidden_states_beyond_f16s_range_keep_their_precision(tmp_path, text, nmse, monkeypatch):
+    """All that a layer adds to the residual stream is 2^20 times as large, as a few channels are in
+    Gemma 3.
+    """
+    plain = models.tensors
+    adds = ("token_embd.weight", "attn_output.weight", "ffn_down.weight")
+    monkeypatch.setattr(
+        models,
+        "tensors",
+        lambda shape: [
+            (name, x * np.float32(2**20 if name.endswith(adds) else 1)) for name, x in plain(shape)
+        ],
+    )
+    path = models.write("llama-gqa", tmp_path)
+    expected, got = (
+        read(load(path, kv_ratio=0.3, kv_hidden=mode), text(N_PROMPT), text(16, seed=1))
+        for mode in ("f32", "f16")
+    )
+    assert nmse(got, expected) < 1e-4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_number_of_threads_changes_nothing(tiny, text, kind):
     one, three = (

@@ -224,7 +224,7 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     )  # type: ignore[arg-type]
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
     plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)  # type: ignore[arg-type]
-    assert plan.best(32768) == replace(there, hidden="f32")  # states in a file would not help it
+    assert plan.best(32768) == replace(there, chosen=True)  # states in a file would not help it
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2", "refact"])
@@ -272,14 +272,15 @@ def test_sizes_are_found_behind_any_kind_of_value(tmp_path):
 def test_the_context_stays_then_the_ratio_falls(n_bytes, n_ctx):
     plan = planner(n_bytes, n_ctx)
     best = plan.best(n_ctx)
-    order = [("f16", r, h) for r in RATIOS for h in (HIDDEN if r < 1 else ("f32",))]
+    order = [("f16", r, h) for r in RATIOS for h in (HIDDEN if r < 1 else ("auto",))]
     order += [
-        ("q8_0", 1.0, "f32"),
-        ("q4_0", 1.0, "f32"),
+        ("q8_0", 1.0, "auto"),
+        ("q4_0", 1.0, "auto"),
     ]  # only as full caches: a ratio is of bytes
     fitting = [x for x in order if plan.point(n_ctx, x[1], (x[0], x[0]), x[2]).peak <= n_bytes]
     if best:
-        assert (best.n_ctx, (best.type_k, best.ratio, best.hidden)) == (n_ctx, fitting[0])
+        way = "auto" if best.chosen else best.hidden
+        assert (best.n_ctx, (best.type_k, best.ratio, way)) == (n_ctx, fitting[0])
     else:
         assert not fitting
         longest = plan.largest()
@@ -289,6 +290,24 @@ def test_the_context_stays_then_the_ratio_falls(n_bytes, n_ctx):
             and longest.fits(n_bytes)
             and not plan.best(longest.n_ctx + 256)
         )
+
+
+def test_the_plan_chooses_as_the_engine_does(tiny, text):
+    for name, way in (("llama-gqa", "f16"), ("qwen2", "whole")):
+        with Blueprint(str(tiny(name)), n_ubatch=256) as blueprint:
+            plan = Planner(
+                blueprint, methods.get("snapkv"), Wish(2**40, N_CTX, [0.3], min_tokens=1), 256
+            )
+            point = plan.best(N_CTX)
+            report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0).text()
+        llm = load(tiny(name), kv_ratio=0.3, kv_hidden="auto", n_ctx=N_CTX)
+        llm.eval(list(text(N_CTX)))
+        stats = llm.kv_stats()
+        assert point.hidden == stats.hidden == way
+        assert point.n_ctx == N_CTX and "--kv-hidden" not in point.command("m", False)
+        assert stats.n_bytes_peak <= point.peak - point.weights - point.compute
+        parts = "all layers in full" if way == "whole" else r"hidden states \(f16\)"
+        assert re.search(parts, report) and (f" {way} " in report)
 
 
 def test_types_that_were_asked_for_are_not_replaced():

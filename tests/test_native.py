@@ -180,6 +180,14 @@ def test_engine_under_sanitizers(sanitized, tiny, name):
     check_passed(run(sanitized / "test-engine", tiny(name), **SANITIZER_OPTIONS))
 
 
+@pytest.mark.slow
+def test_recurrent_layers_under_sanitizers(sanitized, tmp_path):
+    from tests import archs  # which runs programs of this module
+
+    model = archs.write(tmp_path, "^qwen35$") / "qwen35-dense.gguf"
+    check_passed(run(sanitized / "test-engine", model, **SANITIZER_OPTIONS))
+
+
 # ---- NEON without an ARM machine
 
 

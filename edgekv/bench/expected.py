@@ -10,7 +10,8 @@ from edgekv.bench.spec import Case
 from edgekv.budget import rows_for
 from edgekv.budget.memory import APPEND_MAX
 from edgekv.memory.dense import entries_per_f16
-from edgekv.memory.footprint import extent, kept_bytes, prompt_bytes, tensor_bytes
+from edgekv.memory.footprint import extent, kept_bytes, tensor_bytes
+from edgekv.memory.hidden import planned
 from edgekv.methods.choose import choose
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.facts import cache_types
@@ -55,13 +56,14 @@ class ExpectedBytes:
         for n in filter(None, (case.n_depth, case.n_prompt)):
             rows = rows_for(seen + n, case.kv_ratio, per_f16=per_f16, min_tokens=MIN_TOKENS)
             before = kept_bytes(context.layers, seen, old) if seen else 0
-            read = prompt_bytes(
+            read = planned(
+                case.kv_hidden,
                 context.layers,
                 extent(preset, n, WINDOW, self._n_ubatch),
                 rows,
+                n_seen=seen + n,
                 n_embd=self._blueprint.n_embd,
                 n_ubatch=self._n_ubatch,
-                hidden=case.kv_hidden,
                 n_old=old,
                 old_bytes=before,
                 even=even,

@@ -72,7 +72,7 @@ class Case:
     type_v: str = "f16"
     kv_method: str = FULL
     kv_ratio: float = 1.0
-    kv_hidden: str = "f32"
+    kv_hidden: str = "auto"
     n_batch: int = 2048
     n_ubatch: int = 512
     n_threads: int = 1
@@ -126,7 +126,7 @@ class Case:
     def full(self, kind: str) -> Case:
         """The same test with llama.cpp's whole cache of one type."""
         return replace(
-            self, type_k=kind, type_v=kind, kv_method=FULL, kv_ratio=1.0, kv_hidden="f32"
+            self, type_k=kind, type_v=kind, kv_method=FULL, kv_ratio=1.0, kv_hidden="auto"
         )
 
     def same_test(self, other: Case) -> bool:
@@ -155,7 +155,7 @@ class Lists:
     flash_attn: Sequence[str]
     kv_method: Sequence[str]
     kv_ratio: Sequence[float]
-    kv_hidden: str = "f32"
+    kv_hidden: str = "auto"
     full: Sequence[str] = ()
     """Cache types of the full-cache rows that stand beside every compressed one."""
     fill: str = "read"

@@ -233,7 +233,7 @@ bench_options = grouped(
         click.option(
             "--kv-hidden",
             type=click.Choice(HIDDEN),
-            default="f32",
+            default="auto",
             show_default=True,
             help="Where a prompt's hidden states wait.",
         ),

@@ -138,12 +138,13 @@ def command(
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
     command line to use.
 
-    The context is kept if at all possible; then the ratio is lowered; hidden states go to f16 or to
-    a file before the ratio falls. A ratio is a share of the bytes of a full f16 cache, whatever the
-    cache type. Sizes are those of one prompt that fills the context: weights as they lie in the
-    file, K and V, one layer in full and hidden states while the prompt is read, llama.cpp's
-    buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
-    again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
+    The context is kept if at all possible; then the ratio is lowered. Hidden states wait as
+    --kv-hidden auto chooses; they go to f16 or to a file before the ratio falls. A ratio is a share
+    of the bytes of a full f16 cache, whatever the cache type. Sizes are those of one prompt that
+    fills the context: weights as they lie in the file, K and V, one layer in full and hidden states
+    while the prompt is read, llama.cpp's buffers, and this process. Weights that llama.cpp repacks
+    for the CPU can take up to as much again for a while. Nothing is moved from a GPU to the CPU.
+    The exit code is 2 if nothing fits.
     """
     from edgekv.commands import load
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
@@ -317,7 +318,7 @@ class Report:
             ("token table in main memory", mib(point.host_weights)),
             ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
             ("new tokens, at most", mib(point.tail)),
-            ("one layer in full", mib(point.layer)),
+            (f"{'all layers' if point.is_whole else 'one layer'} in full", mib(point.layer)),
             ("masks, and the layer as f16", mib(point.masks)),
             (f"hidden states ({point.hidden}){there}", mib(point.hidden_bytes)),
             (f"queries and inputs{there}", mib(point.inputs)),
@@ -348,5 +349,6 @@ def cell(point: Point | None) -> str:
     """One entry of the table: what has to be given up, and the peak."""
     if point is None:
         return "-"
-    hidden = f" hidden {point.hidden}" if point.ratio < 1 and point.hidden != "f32" else ""
+    where = " whole" if point.is_whole else f" hidden {point.hidden}" * (point.hidden != "f32")
+    hidden = where if point.ratio < 1 else ""
     return f"{point.ratio:g}{hidden} {size_text(point.peak)}"

@@ -103,7 +103,8 @@ def prompt_line(stats: KVStats) -> str:
     read = f"{stats.prefill_ms / 1e3:,.1f} s to read"
     if stats.mode == "uncompressed":
         return read
-    how = "layer by layer" if stats.mode == "layers" else "in full, then compressed"
+    states = f", hidden states: {stats.hidden}" * (stats.hidden not in ("", "f32"))
+    how = f"layer by layer{states}" if stats.mode == "layers" else "in full, then compressed"
     return f"{read} ({how}), {stats.compress_ms / 1e3:,.1f} s of it to compress"
 
 

@@ -3,8 +3,8 @@
 The context is kept first, then the ratio is lowered. A ratio is a share of the full f16 cache's
 bytes, so another
 cache type saves nothing at the same ratio: other types are offered as full caches, and taken where
-the model cannot be compressed. Hidden states go to f16 and to a file before the ratio falls,
-because that costs little. Nothing is
+the model cannot be compressed. Hidden states wait where `auto` puts them, or in f16 or in a file
+before the ratio falls, because that costs little. Nothing is
 ever moved to another device: what does not fit where it was wanted does not fit.
 """
 
@@ -19,7 +19,8 @@ from edgekv import native
 from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.memory import dense
-from edgekv.memory.footprint import extent, prompt_bytes
+from edgekv.memory.footprint import WHOLE, extent
+from edgekv.memory.hidden import AUTO, planned
 from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
 TYPES = ("f16", "q8_0", "q4_0")
 PICKED = ("auto", "auto")
 """No types named: f16, and where rows are evicted what `auto` picks."""
-HIDDEN = ("f32", "f16", "disk")
+HIDDEN = (AUTO, "f16", "disk")
 MIB = 2**20
 STEP = 256
 """llama.cpp rounds contexts to this many tokens."""
@@ -91,6 +92,13 @@ class Point:
     host_weights: int = 0
     picked: bool = False
     """The types are what `auto` picks (`edgekv.memory.dense`)."""
+    chosen: bool = False
+    """`hidden` is what `auto` chooses (`edgekv.memory.hidden`)."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all layers are read at once."""
+        return self.ratio < 1 and self.hidden == WHOLE
 
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
@@ -101,7 +109,7 @@ class Point:
         words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 else []
         named = not self.picked and (self.ratio < 1 or (self.type_k, self.type_v) != ("f16", "f16"))
         words += ["-ctk", self.type_k, "-ctv", self.type_v] if named else []
-        words += ["--kv-hidden", self.hidden] if self.ratio < 1 and self.hidden != "f32" else []
+        words += ["--kv-hidden", self.hidden] if self.ratio < 1 and not self.chosen else []
         return " ".join([*words, *(["-ngl", "all" if on_gpu else "0"] if has_gpu else [])])
 
 
@@ -128,8 +136,9 @@ class Planner:
         )
 
     def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
-        """The cost of one way to run. types: names, or PICKED for what `auto` picks. Raises
-        BadInput if the model cannot have these cache types.
+        """The cost of one way to run. types: names, or PICKED for what `auto` picks; hidden: where
+        hidden states wait, AUTO for where `auto` puts them. Raises BadInput if the model cannot
+        have these cache types.
         """
         from edgekv.budget import rows_for
 
@@ -163,6 +172,7 @@ class Planner:
             return Point(
                 n_kept=n_ctx,
                 hidden="f32",
+                chosen=True,
                 kv=context.cache,
                 kv_full=context.cache,
                 tail=0,
@@ -176,13 +186,14 @@ class Planner:
         n_rows = rows_for(
             n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens
         )
-        read = prompt_bytes(
+        read = planned(
+            hidden,
             context.layers,
             extent(self.preset, n_ctx, w.window, self._n_ubatch),
             n_rows,
+            n_seen=n_ctx,
             n_embd=b.n_embd,
             n_ubatch=self._n_ubatch,
-            hidden=hidden,
             even=self.preset.budget.name == "uniform",
             on_gpu=self._on_gpu,
         )
@@ -191,7 +202,8 @@ class Planner:
         moving = context.recurrent + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,
-            hidden=hidden,
+            hidden=read.way,
+            chosen=hidden == AUTO,
             kv=read.kept + context.recurrent,
             kv_full=full,
             tail=tail,
@@ -226,7 +238,7 @@ class Planner:
         for types in [only] if only else possible:
             compress = types == possible[0] and not self.blueprint.why
             for ratio in self.wish.ratios if compress else [r for r in self.wish.ratios if r >= 1]:
-                for hidden in self.wish.hidden if ratio < 1 else ("f32",):
+                for hidden in self.wish.hidden if ratio < 1 else (AUTO,):
                     yield self.point(n_ctx, ratio, types, hidden)
 
     def _possible_types(self) -> list[tuple[str, str]]:

@@ -3,6 +3,8 @@
     peak while a prompt is read = old rows + kept rows + one layer in full + hidden states + queries
     and inputs
 
+Read all at once ("whole"), layers stand in full without hidden states, and each goes as it is kept.
+
 See docs/architecture.md for the walk; tests/test_footprint.py compares every number with what the
 library allocates.
 """
@@ -15,12 +17,15 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edgekv.budget.memory import SWA_SLACK
+from edgekv.memory.dense import f16_bytes
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
     from edgekv.native import LayerInfo
 
-HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0, "device": 4}
+WHOLE = "whole"
+"""No hidden states wait: all layers are read at once."""
+HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0, "device": 4, WHOLE: 0}
 """In memory, of one value of a waiting hidden state."""
 ALIGNMENT = 32
 """Of tensors in CPU memory (ggml); a GPU's is larger by less than 100 bytes for each tensor."""
@@ -107,50 +112,76 @@ def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
     )
 
 
-def scratches(layers: Sequence[LayerInfo]) -> list[LayerInfo]:
-    """The layers that stand in full at the same time: one for all of a shape, and all that other
-    layers read too, which are read together in the end.
+def in_full(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
+    """The layers that stand in full at the same time while a prompt is read: one for all of a
+    shape, and all that are read together.
     """
-    alone = _n_alone(layers)
+    alone = _n_alone(layers, whole)
     together = [x for x in layers[alone:] if x.n_head_kv]
     shapes = {_shape(x): x for x in layers[:alone] if x.n_head_kv}
-    return together + [x for shape, x in shapes.items() if shape not in map(_shape, together)]
+    return [x for shape, x in shapes.items() if shape not in map(_shape, together)] + together
 
 
-def asking(layers: Sequence[LayerInfo]) -> list[LayerInfo]:
-    """The layers whose queries are kept at the same time, as `scratches`; those that read another's
-    K and V have heads like it.
+def asking(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
+    """The layers whose queries are kept at the same time, likewise. A layer that reads another's K
+    and V has heads like it.
     """
-    alone = _n_alone(layers)
+    alone = _n_alone(layers, whole)
     together = [layers[x.reads] if x.reads >= 0 else x for x in layers[alone:]]
     shapes = {_shape(x): x for x in layers[:alone] if x.selects}
     return [*shapes.values(), *(x for x in together if x.selects)]
 
 
-def _n_alone(layers: Sequence[LayerInfo]) -> int:
+def _n_alone(layers: Sequence[LayerInfo], whole: bool) -> int:
     """How many layers are read one by one: those before the first that another one reads."""
-    return min(
-        (x.reads for il, x in enumerate(layers) if x.reads not in (-1, il)), default=len(layers)
-    )
+    sources = [x.reads for il, x in enumerate(layers) if x.reads not in (-1, il)]
+    return 0 if whole else min(sources, default=len(layers))
 
 
 def _shape(layer: LayerInfo) -> tuple[int, ...]:
     return layer.n_head_kv, layer.n_head, layer.d_k, layer.d_v
 
 
-def scoring_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int:
+def column_bytes(layer: LayerInfo, what: Extent, n_rows: int) -> int:
+    """What the queries' attention to each row of a layer adds up to, in f32."""
+    widths = [2 * layer.n_head if stat == "var" else layer.n_head_kv for stat in what.stats]
+    return 4 * n_rows * sum(widths)
+
+
+def scoring_bytes(
+    layers: Sequence[LayerInfo], what: Extent, n_rows: int, whole: bool = False
+) -> int:
     """On a device with kernels of ours: the observed queries of a chunk, and the columns that
-    they add up to, of all shapes of layers.
+    they add up to, of the layers that stand in full.
 
     n_rows: the longest head while the prompt is read.
     """
     if not what.stats:
         return 0
-    shapes = scratches(layers)
-    columns = max(
-        sum(2 * x.n_head if stat == "var" else x.n_head_kv for stat in what.stats) for x in shapes
+    there = in_full(layers, whole)
+    columns = [column_bytes(x, what, n_rows) for x in there]
+    queries = sum(4 * x.d_k * x.n_head * what.n_observed for x in asking(layers, whole))
+    return queries + (sum(columns) if whole else max(columns))
+
+
+def statistics_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> int:
+    """In main memory, where all layers are read at once: of each layer whose rows are chosen the
+    columns, and the observed queries' covariance.
+    """
+    has_queries = what.n_queries > bool(what.stats)
+    return sum(
+        column_bytes(x, what, n_rows) + 4 * x.n_head * x.d_k * (x.d_k + 1) * has_queries
+        for x in layers
+        if x.selects
     )
-    return 4 * (n_rows * columns + sum(x.d_k * x.n_head * what.n_observed for x in shapes))
+
+
+def f16_full_bytes(layers: Sequence[LayerInfo], n_tokens: int) -> int:
+    """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their window."""
+    return sum(
+        f16_bytes(x) * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens)
+        for x in layers
+    )
 
 
 def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
@@ -217,9 +248,11 @@ class PromptBytes:
 
     kept: int
     beside_hidden: int
-    """The most of them that stands while hidden states are still there."""
+    """The most of them that stands while hidden states are still there; read whole, beyond what
+    has gone of `layer` by then."""
     old: int
     layer: int
+    """In full: one of each shape; read whole, all."""
     hidden: int
     inputs: int
     masks: int = 0
@@ -229,20 +262,21 @@ class PromptBytes:
     """Hidden states wait where the layers lie."""
     recurrent: int = 0
     """The copy of recurrent layers' state that a cancelled prompt goes back to, in main memory."""
+    way: str = "f32"
+    """Where hidden states wait, one of HIDDEN_BYTES."""
+    statistics: int = 0
+    """Of attention to each row, of all layers, if they are read at once (else one layer's, which
+    do not count). No part of what the library reports."""
 
     @property
     def peak(self) -> int:
         """The most that stands at the same time, on the device if the layers are on one."""
         elsewhere = self.on_gpu * (
-            self.hidden * (not self.waits_there) + self.inputs + self.recurrent
+            self.hidden * (not self.waits_there) + self.inputs + self.recurrent + self.statistics
         )
-        return (
-            self.old
-            + self.layer
-            + self.masks
-            + self.recurrent
-            + max(self.beside_hidden + self.hidden + self.inputs - elsewhere, self.kept)
-        )
+        reading = self.beside_hidden + self.hidden + self.inputs + self.statistics - elsewhere
+        end = 0 if self.way == WHOLE else self.kept  # the layers in full have gone then
+        return self.old + self.layer + self.masks + self.recurrent + max(reading, end)
 
 
 def prompt_bytes(
@@ -267,31 +301,50 @@ def prompt_bytes(
     on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last
     stand beside the hidden states. Else those before the last may hold all rows.
     """
-    kept = kept_bytes(layers, n_old + what.n_tokens, n_rows)
-    beside = kept_bytes(layers[:-1], n_old + what.n_tokens, n_rows) if even else kept
-    scratch = scratches(layers)
+    whole, n_seen = hidden == WHOLE, n_old + what.n_tokens
+    kept = kept_bytes(layers, n_seen, n_rows)
+    beside = kept_bytes(layers[:-1], n_seen, n_rows) if even else kept
+    scratch = in_full(layers, whole)
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
-    layer = sum(tensor_bytes(x, x.n_head_kv * (n_longest + in_front)) for x in scratch)
-    queries = sum(4 * x.d_k * x.n_head * what.n_observed * what.n_queries for x in asking(layers))
+    full = [tensor_bytes(x, x.n_head_kv * (n_longest + in_front)) for x in scratch]
+    if whole:
+        stays = [kept_bytes([x], n_seen, n_rows) for x in scratch] if even else full
+        beside = min(_most_beside(full, stays), kept)
+    n_asked = what.n_observed * what.n_queries
+    queries = sum(4 * x.d_k * x.n_head * n_asked for x in asking(layers, whole))
     n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return PromptBytes(
         kept=kept,
         beside_hidden=beside,
         old=old_bytes,
-        layer=layer,
-        hidden=HIDDEN_BYTES[hidden] * n_embd * what.n_all,
+        layer=sum(full),
+        hidden=(HIDDEN_BYTES[hidden] * n_embd + (hidden == "f16")) * what.n_all,  # an exponent
         inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
         masks=mask_bytes(layers, n_longest, n_ubatch)
         + converted_bytes(layers, n_longest + in_front)
-        + scoring_bytes(layers, what, n_longest)
+        + scoring_bytes(layers, what, n_longest, whole)
         if on_gpu
         else 0,
         on_gpu=on_gpu,
         waits_there=hidden == "device",
         recurrent=recurrent,
+        way=hidden,
+        statistics=statistics_bytes(layers, what, n_longest) if whole else 0,
     )
+
+
+def _most_beside(full: Sequence[int], stays: Sequence[int]) -> int:
+    """The most by which what stays of the first layers exceeds what has gone of them. A layer in
+    full goes when its rows have been copied.
+    """
+    most = beyond = 0
+    for n_full, n_stays in zip(full, stays, strict=True):
+        beyond += n_stays
+        most = max(most, beyond)
+        beyond -= n_full
+    return most
 
 
 def _rotations(x: LayerInfo) -> int:

@@ -6,7 +6,7 @@ than memory ends the process.
 from __future__ import annotations
 
 from edgekv.errors import BadInput
-from edgekv.memory.footprint import PromptBytes, row_bytes
+from edgekv.memory.footprint import WHOLE, PromptBytes, row_bytes
 from edgekv.memory.machine import memory_free
 from edgekv.memory.sizes import size_text
 from edgekv.model import facts
@@ -24,9 +24,10 @@ def check_prompt(need: PromptBytes, n_tokens: int, offloaded: bool) -> None:
     free = memory_free(swap=True)
     more = need.hidden * (not need.waits_there) + need.inputs if offloaded else need.peak - need.old
     if more > free:
+        layers = "all layers" if need.way == WHOLE else "one layer"
         raise BadInput(
             f"reading {n_tokens:,} tokens takes {size_text(more)} (kept rows"
-            f" {size_text(need.kept)}, one layer {size_text(need.layer)}, hidden states"
+            f" {size_text(need.kept)}, {layers} {size_text(need.layer)}, hidden states"
             f" {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter"
             " prompt, a smaller --kv-ratio or cache type (-ctk, -ctv), or --kv-hidden disk"
         )

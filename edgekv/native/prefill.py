@@ -27,7 +27,7 @@ from edgekv.native.store import Store, listed
 if TYPE_CHECKING:
     from edgekv.methods.merge import FoldPlan
 
-HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3}
+HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3, "whole": 4}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
 
 Observer = tuple[int, int, tuple[str, ...]]

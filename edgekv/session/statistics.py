@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekv.budget.memory import reserve
+from edgekv.memory.sizes import size_text
 from edgekv.model import facts
 from edgekv.stats import KVStats
 
@@ -101,18 +102,27 @@ def compressed(
         compress_ms=sum(stage_ms.values()),
         stage_ms=stage_ms,
         mode="layers" if kv.by_layer else "full then compress",
+        hidden=kv.hidden,
         n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)),
         n_ctx=llm.n_ctx(),
         n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
         n_bytes_limit=s.memory,
         n_bytes_recurrent=info.bytes_recurrent + info.bytes_mark,
         n_bytes_checkpoints=n_bytes_checkpoints,
-        note=(
-            ""
-            if kv.by_layer
-            else (
-                "this architecture cannot be cut into layers: prompts are read in full,"
-                " then compressed"
-            )
-        ),
+        note="; ".join(_notes(kv)),
     )
+
+
+def _notes(kv: Engine) -> Iterator[str]:
+    """What the user should know of how prompts are read."""
+    if not kv.can_cut:
+        yield (
+            "this architecture cannot be cut into layers: prompts are read in full, then compressed"
+        )
+    if kv.excess:
+        peak, full = map(size_text, kv.excess)
+        yield (
+            f"reading the last prompt took {peak} at its peak, and a full f16 cache of it {full}"
+        )
+        if kv.can_cut and kv.hidden != "disk":
+            yield "--kv-hidden disk takes less"

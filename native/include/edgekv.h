@@ -12,7 +12,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 9 // changes with any signature or struct below
+#define EDGEKV_ABI 10 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK          =  0,
@@ -24,7 +24,11 @@ enum edgekv_status {
 };
 
 // where hidden states wait: in main memory, in a file, or as f32 on the device that has all layers (without one: as F32)
-enum edgekv_hidden_mode { EDGEKV_HIDDEN_F32 = 0, EDGEKV_HIDDEN_F16 = 1, EDGEKV_HIDDEN_DISK = 2, EDGEKV_HIDDEN_DEVICE = 3, EDGEKV_HIDDEN_MODES = 4 };
+// NONE: they do not wait, all layers are read at once, each with memory of its own
+enum edgekv_hidden_mode {
+    EDGEKV_HIDDEN_F32 = 0, EDGEKV_HIDDEN_F16 = 1, EDGEKV_HIDDEN_DISK = 2, EDGEKV_HIDDEN_DEVICE = 3,
+    EDGEKV_HIDDEN_NONE = 4, EDGEKV_HIDDEN_MODES = 5
+};
 
 // column statistics (see native/src/cpu/edgekv-cpu.h); EDGEKV_STAT_QUERIES: see edgekv_prefill_queries
 enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 4, EDGEKV_STAT_ENTROPY = 8, EDGEKV_STAT_QUERIES = 16 };
@@ -131,7 +135,8 @@ struct edgekv_prefill_params {
 
 // builds the graphs and takes the memory; null on failure. The context must not be used otherwise until end or free.
 LLAMA_API struct edgekv_prefill * edgekv_prefill_begin(struct llama_context * ctx, const struct edgekv_prefill_params * params);
-// false: this model's graph cannot be cut, all layers were read at once (more memory, same result)
+// false: this model's graph cannot be cut, or EDGEKV_HIDDEN_NONE was asked for: all layers were
+// read at once (same result)
 LLAMA_API bool         edgekv_prefill_by_layer(const struct edgekv_prefill * p);
 // compute layer il (in order); afterwards its statistics and rows can be read until the next call
 LLAMA_API int          edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);

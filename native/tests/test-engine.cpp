@@ -407,7 +407,8 @@ void wrong_prompts(context & c, bool by_layer) {
     refused("an observer of nothing", [](prompt & x, edgekv_prefill_params &) { x.observers[0].end = x.observers[0].begin; });
     refused("an observer of less than every token", [](prompt & x, edgekv_prefill_params &) { x.observers[1].every = -1; });
     refused("an observer before",  [](prompt & x, edgekv_prefill_params &) { x.observers[0].begin = -1; });
-    refused("hidden mode 4",       [](prompt &, edgekv_prefill_params & p) { p.hidden = EDGEKV_HIDDEN_MODES; });
+    refused("hidden mode 5",
+            [](prompt &, edgekv_prefill_params & p) { p.hidden = EDGEKV_HIDDEN_MODES; });
     if (by_layer) refused("a folder that is not there", [](prompt &, edgekv_prefill_params & p) { p.hidden = EDGEKV_HIDDEN_DISK; p.dir = "/no/such/folder"; });
     check(c.state() == before, "wrong prompts changed the store");
 }
@@ -612,6 +613,7 @@ void run(llama_model * model, random_source & rnd, bool by_layer) {
     llama_memory_clear(llama_get_memory(c.ctx), true);
     check(c.memory().n_past == 0 && c.memory().boundary == 0 && c.len(c.first)[0] == 0, "something is left after clear");
     check_prompt(c, rnd, 0.2, 130, 0, EDGEKV_HIDDEN_DEVICE); // there is none: as F32
+    check_prompt(c, rnd, 0.5, 100, 20, EDGEKV_HIDDEN_NONE);
 }
 
 void set_variable(const char * name, const char * value) {

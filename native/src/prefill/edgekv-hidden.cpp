@@ -2,6 +2,7 @@
 #include "edgekv-hidden.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -23,6 +24,22 @@ static std::FILE * open_temporary(const std::string & dir) {
 #endif
 }
 
+// by which power of two a state is too large for f16: a few channels of some models go beyond
+// 65504. Divided by it, a state keeps its relative precision
+static int8_t excess(const float * x, int64_t n) {
+    float most = 0;
+    for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
+    int exponent = 0;
+    if (std::isfinite(most)) std::frexp(most, &exponent);
+    return (int8_t) std::max(exponent - 15, 0); // below 2^15
+}
+
+static void scale(float * x, int64_t n, int exponent) {
+    if (exponent == 0) return;
+    const float factor = std::ldexp(1.0f, exponent);
+    for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
 static bool seek(std::FILE * f, int64_t at) {
 #ifdef _WIN32
     return _fseeki64(f, at, SEEK_SET) == 0;
@@ -40,7 +57,11 @@ static ggml_backend_buffer_type_t memory_for(edgekv_hidden_mode mode, ggml_backe
 edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, ggml_backend_dev_t device, const std::string & dir) :
         mode(mode), width(width), buft(memory_for(mode, device)), in_place(mode == EDGEKV_HIDDEN_DEVICE || (mode == EDGEKV_HIDDEN_F32 && !device)) {
     if (mode != EDGEKV_HIDDEN_DISK) buf = allocate((size_t) n_tokens*width*(mode == EDGEKV_HIDDEN_F16 ? sizeof(ggml_fp16_t) : sizeof(float)));
-    else if (!(file = open_temporary(dir))) throw std::runtime_error("no temporary file for the hidden states: set TMPDIR");
+    if (mode == EDGEKV_HIDDEN_F16) exponents.resize(n_tokens);
+    if (mode == EDGEKV_HIDDEN_DISK) file = open_temporary(dir);
+    if (mode == EDGEKV_HIDDEN_DISK && !file) {
+        throw std::runtime_error("no temporary file for the hidden states: set TMPDIR");
+    }
 }
 
 edgekv_hidden::~edgekv_hidden() { if (file) fclose(file); }
@@ -52,7 +73,8 @@ ggml_backend_buffer_ptr edgekv_hidden::allocate(size_t n_bytes) const {
 }
 
 size_t edgekv_hidden::n_bytes() const {
-    return (buf ? ggml_backend_buffer_get_size(buf.get()) : 0) + (staging ? ggml_backend_buffer_get_size(staging.get()) : 0);
+    const auto size = [](const auto & b) { return b ? ggml_backend_buffer_get_size(b.get()) : 0; };
+    return size(buf) + size(staging) + exponents.size();
 }
 
 float *       edgekv_hidden::f32(int64_t first) const { return (float *) ggml_backend_buffer_get_base(buf.get()) + first*width; }
@@ -71,7 +93,10 @@ float * edgekv_hidden::staged(const ggml_tensor * t, int64_t n) {
 bool edgekv_hidden::load(int64_t first, int64_t n, ggml_tensor * to) {
     if (in_place) return true;
     float * x = mode == EDGEKV_HIDDEN_F32 ? f32(first) : staged(to, n);
-    if (mode == EDGEKV_HIDDEN_F16) ggml_fp16_to_fp32_row(f16(first), x, n*width);
+    if (mode == EDGEKV_HIDDEN_F16) {
+        ggml_fp16_to_fp32_row(f16(first), x, n*width);
+        for (int64_t i = 0; i < n; ++i) scale(x + i*width, width, exponents[first + i]);
+    }
     if (mode == EDGEKV_HIDDEN_DISK && (!seek(file, first*width*sizeof(float)) || fread(x, sizeof(float), n*width, file) != (size_t) (n*width))) return false;
     if (x != to->data) ggml_backend_tensor_set(to, x, 0, n*width*sizeof(float));
     return true;
@@ -82,7 +107,10 @@ bool edgekv_hidden::save(int64_t first, int64_t n, const ggml_tensor * from) {
     float * x = mode == EDGEKV_HIDDEN_F32 ? f32(first) : staged(from, n);
     if (x != from->data) ggml_backend_tensor_get(from, x, 0, n*width*sizeof(float));
     if (mode == EDGEKV_HIDDEN_F16) {
-        for (int64_t i = 0; i < n*width; ++i) x[i] = std::clamp(x[i], -65504.0f, 65504.0f); // the largest f16: a few channels of some models go beyond
+        for (int64_t i = 0; i < n; ++i) {
+            exponents[first + i] = excess(x + i*width, width);
+            scale(x + i*width, width, -exponents[first + i]);
+        }
         ggml_fp32_to_fp16_row(x, f16(first), n*width);
     }
     if (mode == EDGEKV_HIDDEN_DISK) return seek(file, first*width*sizeof(float)) && fwrite(x, sizeof(float), n*width, file) == (size_t) (n*width);

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 class edgekv_hidden {
 public:
@@ -38,6 +39,8 @@ private:
     ggml_backend_buffer_type_t buft;
     bool in_place;
     ggml_backend_buffer_ptr buf;      // all states, f32 or f16
+    // with f16, of each token: its state is stored divided by two to that power
+    std::vector<int8_t> exponents;
     std::FILE * file = nullptr;
     ggml_backend_buffer_ptr staging;  // a chunk, for tensors that lie on a device
 };

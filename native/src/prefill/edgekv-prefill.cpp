@@ -80,7 +80,7 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
 
 void edgekv_prefill::make_memory(const edgekv_prefill_params & params) {
     if (prompt.store->graph_attend || !prompt.on_cpu()) masks.make();
-    prompt.by_layer = !edgekv_switches::whole();
+    prompt.by_layer = !edgekv_switches::whole() && params.hidden != EDGEKV_HIDDEN_NONE;
     const auto make = [&] {
         prompt.cut();
         scratches.make();

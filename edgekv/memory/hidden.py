@@ -1,0 +1,60 @@
+"""Hidden states: where a prompt's wait if nobody says it (`auto`).
+
+Read layer by layer, a prompt has 4 x n_embd bytes a token waiting between two layers. In a model
+whose few attention layers have few KV heads that is as much as its full cache. So each prompt takes
+the way whose peak is smaller by enough to be worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgekv.memory.footprint import WHOLE, Extent, PromptBytes, f16_full_bytes, prompt_bytes
+
+if TYPE_CHECKING:
+    from edgekv.native import LayerInfo
+
+AUTO = "auto"
+EXACT = "f32"
+WAYS = (EXACT, WHOLE, "f16")
+"""What `auto` chooses from. Reading all layers at once is as exact as f32, so it goes before f16,
+which rounds. A file is never chosen: it writes to a disk where nobody expects it.
+"""
+ENOUGH = 0.5
+"""A peak of this share of the full f16 cache is small enough for f32."""
+WORTH = 0.1
+"""Share of the full f16 cache by which another way has to be smaller: rounded states cost about as
+much as a q8_0 cache does, and a dense Llama would save 6 % of its cache at ratio 0.5.
+"""
+
+
+def choose(peaks: Mapping[str, int], n_bytes_full: int) -> str:
+    """One of WAYS. peaks: bytes of each; n_bytes_full: of a full f16 cache of the same tokens."""
+    best = EXACT
+    for way in WAYS[1:]:
+        is_large = peaks[best] > ENOUGH * n_bytes_full
+        if is_large and peaks[way] < peaks[best] - WORTH * n_bytes_full:
+            best = way
+    return best
+
+
+def definite(wish: str) -> str:
+    """Where hidden states wait if there is nothing to choose by."""
+    return EXACT if wish == AUTO else wish
+
+
+def planned(
+    wish: str, layers: Sequence[LayerInfo], what: Extent, n_rows: int, *, n_seen: int, **more: Any
+) -> PromptBytes:
+    """What reading a prompt takes, by the way that is going to be taken.
+
+    wish: where hidden states are to wait, or AUTO; n_seen: tokens of the conversation with this
+    prompt; n_rows, more: see `prompt_bytes`. Where nothing is evicted AUTO changes nothing.
+    """
+    evicts = n_rows < more.get("n_old", 0) + what.n_tokens
+    if wish != AUTO or not evicts:
+        return prompt_bytes(layers, what, n_rows, hidden=definite(wish), **more)
+    ways = {way: prompt_bytes(layers, what, n_rows, hidden=way, **more) for way in WAYS}
+    peaks = {way: found.peak for way, found in ways.items()}
+    return ways[choose(peaks, f16_full_bytes(layers, n_seen))]
