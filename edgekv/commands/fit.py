@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.loading_options import expert_options
 from edgekv.commands.options import MODEL
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import size_text
+from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
     from edgekv.memory.fit import Planner, Point
@@ -121,6 +124,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     metavar="NAME",
     help="Method that is going to be used: some read more than the prompt.",
 )
+@expert_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
@@ -133,6 +137,7 @@ def command(
     ubatch_size: int,
     shares: list[float],
     kv_method: str,
+    loading: Loading,
     as_json: bool,
 ) -> int:
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
@@ -143,12 +148,14 @@ def command(
     cache type. Sizes are those of one prompt that fills the context: weights as they lie in the
     file, K and V, one layer in full and hidden states while the prompt is read, llama.cpp's
     buffers, and this process. Weights that llama.cpp repacks for the CPU can take up to as much
-    again for a while. Nothing is moved from a GPU to the CPU. The exit code is 2 if nothing fits.
+    again for a while. Nothing is moved from a GPU to the CPU but what
+    -ot, --cpu-moe and --n-cpu-moe say. The exit code is 2 if nothing fits.
     """
     from edgekv.commands import load
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
     from edgekv.memory.machine import rss_now
     from edgekv.model.blueprint import Blueprint
+    from edgekv.model.placement import placements
 
     path = load.model_path(model)
     place = Place.of(device, load.build_info()["devices"])
@@ -163,7 +170,8 @@ def command(
     pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
     if kv_method == "auto" and not (cache_type_k or cache_type_v):
         pairs[0] = PICKED
-    with Blueprint(path, ubatch_size, on_gpu=place.is_gpu) as blueprint:
+    placed = placements(**loading.places())
+    with Blueprint(path, ubatch_size, on_gpu=place.is_gpu, placed=placed) as blueprint:
         n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
         wish = Wish(
             total - margin_bytes,
@@ -173,7 +181,7 @@ def command(
             process=0 if place.is_gpu else rss_now() + LOADED_BYTES,
         )
         planner = Planner(blueprint, preset_of(kv_method, path), wish, ubatch_size, place.is_gpu)
-        report = Report(planner, model, path, place, total, margin_bytes)
+        report = Report(planner, model, path, place, total, margin_bytes, loading)
         click.echo(json.dumps(report.record(), indent=2) if as_json else report.text())
     return 0 if report.best else 2
 
@@ -222,8 +230,17 @@ class Report:
     """What to tell, as a record for programs and as text for people."""
 
     def __init__(
-        self, planner: Planner, model: str, path: str, place: Place, memory: int, margin: int
+        self,
+        planner: Planner,
+        model: str,
+        path: str,
+        place: Place,
+        memory: int,
+        margin: int,
+        loading: Loading | None = None,
     ) -> None:
+        self.words = (loading or Loading()).words()
+        """What of the command line says where tensors go."""
         self.planner, self.model, self.path, self.place, self.memory, self.margin = (
             planner,
             model,
@@ -266,7 +283,12 @@ class Report:
                 point.type_k,
                 point.type_v,
             ),
-            "command": point.command(self.model, self.place.is_gpu, self.place.has_gpu),
+            "command": " ".join(
+                [
+                    point.command(self.model, self.place.is_gpu, self.place.has_gpu),
+                    *map(shlex.quote, self.words),
+                ]
+            ),
         }
 
     def note(self) -> str:
@@ -314,7 +336,7 @@ class Report:
         there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
         rows = [
             ("weights", mib(point.weights)),
-            ("token table in main memory", mib(point.host_weights)),
+            ("other weights, in main memory", mib(point.host_weights)),
             ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
             ("new tokens, at most", mib(point.tail)),
             ("one layer in full", mib(point.layer)),

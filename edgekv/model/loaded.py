@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from ctypes import addressof
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -22,7 +23,7 @@ from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import DENSE, picks
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
-from edgekv.model import facts
+from edgekv.model import facts, placement
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
@@ -53,6 +54,9 @@ class LoadedModel(llama_cpp.Llama):
         kv: KVConfig | None = None,
         kv_progress: Callable[[int, int], None] | None = None,
         flash_attn: bool | None = None,
+        override_tensor: str | Sequence[str] | None = None,
+        cpu_moe: bool = False,
+        n_cpu_moe: int = 0,
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
@@ -73,6 +77,12 @@ class LoadedModel(llama_cpp.Llama):
         self.kv_progress = kv_progress
         _check_names(kwargs)
         facts.check_gguf(str(model_path))
+        self._kv_places: dict[str, Any] = {
+            "override_tensor": override_tensor,
+            "cpu_moe": cpu_moe,
+            "n_cpu_moe": n_cpu_moe,
+        }
+        self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
         self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
         own = {
             name.removeprefix("kv_"): kwargs.pop(name)
@@ -130,6 +140,17 @@ class LoadedModel(llama_cpp.Llama):
         except BadInput:
             self.close()
             raise
+
+    @property
+    def model_params(self) -> Any:
+        """The parent's, with the tensors' places."""
+        return self._kv_model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._kv_model_params = params
+        if self._kv_tensor_overrides is not None:
+            params.tensor_buft_overrides = addressof(self._kv_tensor_overrides)
 
     @property
     def context_params(self) -> Any:

@@ -1,0 +1,222 @@
+"""Where tensors go: experts in main memory beside a GPU, by llama.cpp's options and as arguments of
+`Llama`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import edgekv
+from edgekv import commands
+from edgekv.commands import load as seam
+from edgekv.errors import BadInput
+from edgekv.model.header import tensor_sizes
+from tests.engine import load
+from tests.lib import ROOT
+from tests.test_native import program
+
+MOVED = re.compile(r"tensor (\S+) \(.*\) buffer type overridden to (\w+)")
+"""What llama.cpp logs of each tensor that lies where it was told to."""
+
+
+def moved(capfd, path, **options) -> dict[str, str]:
+    """tensor -> buffer type of what loading a model puts elsewhere."""
+    capfd.readouterr()
+    load(path, verbose=True, **options).close()
+    return dict(MOVED.findall(capfd.readouterr().err))
+
+
+def experts(layers: range) -> set[str]:
+    return {f"blk.{il}.ffn_{part}_exps.weight" for il in layers for part in ("gate", "up", "down")}
+
+
+@pytest.mark.parametrize(
+    ("options", "there"),
+    [
+        ({}, set()),
+        ({"cpu_moe": True}, experts(range(3))),
+        ({"n_cpu_moe": 2}, experts(range(2))),
+        ({"n_cpu_moe": 99}, experts(range(3))),
+        (
+            {"override_tensor": r"blk\.1\.attn_(q|k)\.=CPU"},
+            {"blk.1.attn_q.weight", "blk.1.attn_k.weight"},
+        ),
+        (
+            {"override_tensor": ["^output\\.=CPU,attn_v=CPU", "ffn_gate_inp=CPU"]},
+            {"output.weight"}
+            | {f"blk.{il}.{x}.weight" for il in range(3) for x in ("attn_v", "ffn_gate_inp")},
+        ),
+        (
+            {"override_tensor": "[[:digit:]]\\.attn_q=CPU"},
+            {f"blk.{il}.attn_q.weight" for il in range(3)},
+        ),
+    ],
+)
+def test_llama_cpp_puts_tensors_where_they_are_told_to_lie(tiny, capfd, options, there):
+    assert moved(capfd, tiny("llama-moe"), **options) == dict.fromkeys(there, "CPU")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"override_tensor": "exps"}, "REGEX=BUFFER"),
+        ({"override_tensor": "exps="}, "REGEX=BUFFER"),
+        ({"override_tensor": "=CPU"}, "REGEX=BUFFER"),
+        ({"override_tensor": ""}, "REGEX=BUFFER"),
+        ({"override_tensor": "exps=CPU,"}, "REGEX=BUFFER"),
+        ({"override_tensor": "(=CPU"}, "no regular expression"),
+        ({"override_tensor": "(?i)q=CPU"}, "regular expression"),  # Python's, not llama.cpp's
+        ({"override_tensor": "exps=GPU7"}, "choose one of: CPU"),
+        ({"n_cpu_moe": -1}, "number of layers"),
+        ({"n_cpu_moe": 10**9}, "number of layers"),
+        ({"n_cpu_moe": 0.5}, "number of layers"),
+    ],
+)
+def test_what_cannot_be_placed_is_one_line(tiny, options, says):
+    with pytest.raises(BadInput, match=re.escape(says)) as caught:
+        load(tiny("llama-moe"), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_placement_is_pickled_with_the_model(tiny, capfd):
+    llm = load(tiny("llama-moe"), n_cpu_moe=1)
+    state = pickle.loads(pickle.dumps(llm.__getstate__()))
+    assert (state["n_cpu_moe"], state["cpu_moe"], state["override_tensor"]) == (1, False, None)
+
+
+# ---- on a device
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the test device needs Linux")
+def test_a_compressed_cache_on_a_gpu_with_experts_in_main_memory_is_the_one_on_the_cpu(tiny):
+    """On the stand-in for a GPU, whose memory nobody else can touch."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.experts", tiny("llama-moe"), program("fake-device.so")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["buffers"] == ["CPU", "Fake"]
+    assert max(result["nmse"].values()) < 1e-4, result
+    there = dict(MOVED.findall(done.stderr.split("-- mixed --")[1]))
+    assert {t for t, where in there.items() if where == "Fake"} == experts(range(1))
+    assert {t for t, where in there.items() if where != "Fake"} == experts(range(1, 3))  # pinned
+
+
+# ---- the commands
+
+
+def refused(*words: str) -> str:
+    result = CliRunner().invoke(commands.main, list(words))
+    lines = result.stderr.splitlines()
+    assert result.exit_code == 2 and len(lines) == 1, result.output
+    return lines[0]
+
+
+@pytest.mark.parametrize("command", ["run -p x", "bench -p 8 -n 0 -r 1", "fit"])
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("-ot exps", "REGEX=BUFFER"),
+        ("-ot (=CPU", "no regular expression"),
+        ("-ot exps=GPU7", "choose one of: CPU"),
+        ("-ncmoe -1", "--n-cpu-moe"),
+        ("--n-cpu-moe many", "--n-cpu-moe"),
+    ],
+)
+def test_commands_refuse_nonsense_in_one_line(tiny, command, flags, says):
+    words = [*command.split(), "-m", str(tiny("llama-moe")), *flags.split()]
+    assert says in refused(*words)
+
+
+def test_all_spellings_reach_the_model(tiny, monkeypatch):
+    seen = []
+
+    def model(path: str, **arguments: object) -> None:
+        seen.append(arguments)
+        raise BadInput("seen")
+
+    monkeypatch.setattr(edgekv, "Llama", model, raising=False)
+    monkeypatch.setenv("LLAMA_ARG_N_CPU_MOE", "3")
+    for flags in ("-ot a=CPU,b=CPU -ot c=CPU -cmoe -ncmoe 2", "--override-tensor a=CPU --cpu-moe"):
+        assert "seen" in refused("run", "-p", "x", "-m", str(tiny("llama-moe")), *flags.split())
+    names = ("override_tensor", "cpu_moe", "n_cpu_moe")
+    assert [tuple(kw[name] for name in names) for kw in seen] == [
+        (("a=CPU,b=CPU", "c=CPU"), True, 2),
+        (("a=CPU",), True, 3),
+    ]
+
+
+def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkeypatch):
+    seen = []
+    monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
+    monkeypatch.setattr("edgekv.profiles.find", lambda *a, **kw: None)
+    words = ["-m", str(tiny("llama-moe")), "-c", "512", "--kv-ratio", "0.5", "-ncmoe", "2"]
+    CliRunner().invoke(commands.main, ["run", "-p", "x", "-n", "1", *words])
+    assert seen and seen[0]["n_cpu_moe"] == 2
+
+
+def test_bench_measures_with_experts_there_and_says_so(tiny):
+    words = (
+        "-p 16 -n 0 -r 1 --no-warmup --kv-method snapkv --full none -ncmoe 2 -ot attn_q=CPU -o json"
+    )
+    result = CliRunner().invoke(
+        commands.main, ["bench", "-m", str(tiny("llama-moe")), *words.split()]
+    )
+    assert result.exit_code == 0, result.output
+    row = json.loads(result.stdout)[0]
+    assert (row["n_cpu_moe"], row["tensor_buft_overrides"]) == (2, "attn_q=CPU")
+
+
+# ---- fit
+
+
+def fit(tiny, monkeypatch, *words: str) -> dict:
+    """What a GPU of 8 GiB is planned to hold."""
+    gpu = {"name": "CUDA0", "memory_free": 2**33, "memory_total": 2**33}
+    monkeypatch.setattr(seam, "build_info", lambda: {"devices": [gpu]})
+    result = CliRunner().invoke(
+        commands.main,
+        ["fit", "-m", str(tiny("llama-moe")), "-c", "1024", "--json", *words],
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["best"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "there"),
+    [
+        ("--cpu-moe", experts(range(3))),
+        ("--n-cpu-moe 2", experts(range(2))),
+        (
+            "-ot attn_q=CPU --n-cpu-moe 1",
+            experts(range(1)) | {f"blk.{il}.attn_q.weight" for il in range(3)},
+        ),
+    ],
+)
+def test_fit_counts_what_lies_in_main_memory_there(tiny, monkeypatch, flags, there):
+    plain, best = fit(tiny, monkeypatch), fit(tiny, monkeypatch, *flags.split())
+    sizes = tensor_sizes(tiny("llama-moe"))
+    n_bytes = sum(sizes[name] for name in there)
+    assert n_bytes > 0 and plain["host_weights"] == sizes["token_embd.weight"]
+    assert best["host_weights"] == plain["host_weights"] + n_bytes
+    assert best["weights"] == plain["weights"] - n_bytes
+    assert best["peak"] - best["compute"] == plain["peak"] - plain["compute"] - n_bytes
+    assert best["command"].endswith(f"-ngl all {flags}")
+
+
+def test_fit_leaves_the_token_table_on_a_gpu_where_it_is_told_to_lie(tiny):
+    from edgekv.model.placement import on_host, parse
+
+    names = ["token_embd.weight", "blk.0.attn_q.weight"]
+    assert on_host(names, parse("token_embd=CUDA0", "-ot"), names[0]) == []
+    assert on_host(names, parse("attn=CPU,attn=CUDA0", "-ot"), names[0]) == names
