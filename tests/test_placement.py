@@ -138,22 +138,76 @@ def test_commands_refuse_nonsense_in_one_line(tiny, command, flags, says):
     assert says in refused(*words)
 
 
-def test_all_spellings_reach_the_model(tiny, monkeypatch):
+@pytest.mark.parametrize("command", ["run -p x", "bench -p 8 -n 0 -r 1", "profile probe -o x.gguf"])
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("-sm diagonal", "row"),
+        ("-ts 1,x", "such as 3,1"),
+        ("-ts 1,nan", "such as 3,1"),
+        ("-ts 1,-1", "none below 0"),
+        ("-ts 1,,1", "such as 3,1"),
+        ("-ts " + ",".join("1" * 17), "at most 16"),
+        ("-mg -1", "--main-gpu"),
+        ("-mg first", "--main-gpu"),
+    ],
+)
+def test_commands_refuse_a_split_that_cannot_be(tiny, command, flags, says):
+    assert says in refused(*command.split(), "-m", str(tiny("llama-moe")), *flags.split())
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    """arguments(*words): what `Llama` is given by a command line."""
     seen = []
 
-    def model(path: str, **arguments: object) -> None:
-        seen.append(arguments)
+    def model(path: str, **given: object) -> None:
+        seen.append(given)
         raise BadInput("seen")
 
     monkeypatch.setattr(edgekv, "Llama", model, raising=False)
+
+    def call(*words: str) -> dict[str, object]:
+        assert "seen" in refused("run", "-p", "x", *words)
+        return seen.pop()
+
+    return call
+
+
+def test_all_spellings_reach_the_model(tiny, arguments, monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_N_CPU_MOE", "3")
-    for flags in ("-ot a=CPU,b=CPU -ot c=CPU -cmoe -ncmoe 2", "--override-tensor a=CPU --cpu-moe"):
-        assert "seen" in refused("run", "-p", "x", "-m", str(tiny("llama-moe")), *flags.split())
-    names = ("override_tensor", "cpu_moe", "n_cpu_moe")
-    assert [tuple(kw[name] for name in names) for kw in seen] == [
-        (("a=CPU,b=CPU", "c=CPU"), True, 2),
-        (("a=CPU",), True, 3),
-    ]
+    for flags, expected in {
+        "-ot a=CPU,b=CPU -ot c=CPU -cmoe -ncmoe 2": (("a=CPU,b=CPU", "c=CPU"), True, 2),
+        "--override-tensor a=CPU --cpu-moe": (("a=CPU",), True, 3),
+    }.items():
+        given = arguments("-m", str(tiny("llama-moe")), *flags.split())
+        assert (given["override_tensor"], given["cpu_moe"], given["n_cpu_moe"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", (1, None, 0, True, False)),
+        ("-sm none -mg 1 --no-mmap", (0, None, 1, False, False)),
+        ("-sm row -ts 3,1 --mlock", (2, [3, 1], 0, True, True)),
+        (
+            "--split-mode layer --tensor-split 0.5/0/1 --main-gpu 2",
+            (1, [0.5, 0, 1], 2, True, False),
+        ),
+    ],
+)
+def test_splits_and_memory_reach_the_model(tiny, arguments, flags, expected):
+    given = arguments("-m", str(tiny("llama-moe")), *flags.split())
+    names = ("split_mode", "tensor_split", "main_gpu", "use_mmap", "use_mlock")
+    assert tuple(given[name] for name in names) == expected
+
+
+@pytest.mark.parametrize("flags", ["--no-mmap", "--mlock", "--no-mmap --mlock", "-sm row -ts 1"])
+def test_a_model_runs_however_it_is_loaded(tiny, flags):
+    words = ["run", "-m", str(tiny("llama-moe")), "-c", "512", "-n", "2", "-p", "x"]
+    words += ["--kv-ratio", "0.5", "--kv-method", "snapkv", "--ignore-eos"]
+    result = CliRunner().invoke(commands.main, [*words, *flags.split()])
+    assert result.exit_code == 0 and not result.exception, result.stderr
 
 
 def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkeypatch):
@@ -167,14 +221,16 @@ def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkey
 
 def test_bench_measures_with_experts_there_and_says_so(tiny):
     words = (
-        "-p 16 -n 0 -r 1 --no-warmup --kv-method snapkv --full none -ncmoe 2 -ot attn_q=CPU -o json"
+        "-p 16 -n 0 -r 1 --no-warmup --kv-method snapkv --full none -o json"
+        " -ncmoe 2 -ot attn_q=CPU --no-mmap -ts 3,1"
     )
     result = CliRunner().invoke(
         commands.main, ["bench", "-m", str(tiny("llama-moe")), *words.split()]
     )
     assert result.exit_code == 0, result.output
     row = json.loads(result.stdout)[0]
-    assert (row["n_cpu_moe"], row["tensor_buft_overrides"]) == (2, "attn_q=CPU")
+    names = ("n_cpu_moe", "tensor_buft_overrides", "split_mode", "tensor_split", "load_mode")
+    assert [row[name] for name in names] == [2, "attn_q=CPU", "layer", "3.00/1.00", "none"]
 
 
 # ---- fit

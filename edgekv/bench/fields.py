@@ -182,6 +182,10 @@ def loading(wish: Loading) -> dict[str, Any]:
     return {
         "n_cpu_moe": wish.n_cpu_moe,
         "tensor_buft_overrides": ",".join(f"{p}={buffer}" for p, buffer in placed) or "none",
+        "split_mode": wish.split_mode,
+        "main_gpu": wish.main_gpu,
+        "tensor_split": "/".join(f"{share:.2f}" for share in wish.tensor_split or (0,)),
+        "load_mode": wish.load_mode,
     }
 
 

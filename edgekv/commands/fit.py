@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.loading_options import expert_options
+from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.options import MODEL
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import CACHE_TYPES, COUNT, size
@@ -124,7 +124,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     metavar="NAME",
     help="Method that is going to be used: some read more than the prompt.",
 )
-@expert_options
+@loading_options(EXPERTS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
@@ -155,7 +155,6 @@ def command(
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
     from edgekv.memory.machine import rss_now
     from edgekv.model.blueprint import Blueprint
-    from edgekv.model.placement import placements
 
     path = load.model_path(model)
     place = Place.of(device, load.build_info()["devices"])
@@ -170,7 +169,7 @@ def command(
     pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
     if kv_method == "auto" and not (cache_type_k or cache_type_v):
         pairs[0] = PICKED
-    placed = placements(**loading.places())
+    placed = loading.placements()
     with Blueprint(path, ubatch_size, on_gpu=place.is_gpu, placed=placed) as blueprint:
         n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
         wish = Wish(

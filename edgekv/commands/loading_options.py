@@ -1,8 +1,9 @@
-"""llama.cpp's options that say where a model's weights go, for every command that loads one."""
+"""llama.cpp's options that say how a model's weights are loaded, for every command that does it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import wraps
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import click
 
 from edgekv.commands.declare import Decorator, llama
-from edgekv.model.loading import Loading
+from edgekv.commands.values import INT_MAX
+from edgekv.model.loading import SPLIT_MODES, Loading
+
+GPUS_MAX = 16
+"""llama.cpp's own limit."""
 
 
 def _placements(
@@ -22,6 +27,21 @@ def _placements(
     for text in values:
         parse(text, param.opts[-1])
     return values
+
+
+def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
+    """Click callback: numbers with commas or slashes between them, as llama.cpp reads them."""
+    try:
+        shares = tuple(float(part) for part in value.replace("/", ",").split(",") if value)
+    except ValueError:
+        shares = (math.nan,)
+    if len(shares) > GPUS_MAX or not all(0 <= share < math.inf for share in shares):
+        raise click.BadParameter(
+            f"give at most {GPUS_MAX} numbers, none below 0, with commas between them, such as 3,1",
+            ctx,
+            param,
+        )
+    return shares
 
 
 EXPERTS: tuple[Decorator, ...] = (
@@ -59,7 +79,60 @@ EXPERTS: tuple[Decorator, ...] = (
     ),
 )
 """Those that a plan of memory depends on too."""
-LOADING: tuple[Decorator, ...] = EXPERTS
+PLACES: tuple[Decorator, ...] = (
+    *EXPERTS,
+    llama(
+        "-sm",
+        "--split-mode",
+        "split_mode",
+        env="SPLIT_MODE",
+        type=click.Choice(SPLIT_MODES),
+        default="layer",
+        help=(
+            "How a model is spread over several GPUs: none takes one (-mg), layer gives each some"
+            " layers with their cache, row cuts weights into rows."
+        ),
+    ),
+    llama(
+        "-ts",
+        "--tensor-split",
+        "tensor_split",
+        env="TENSOR_SPLIT",
+        default="",
+        metavar="N0,N1,...",
+        callback=_shares,
+        help="Share of the model that each GPU takes, such as 3,1; without it: as much as is free.",
+    ),
+    llama(
+        "-mg",
+        "--main-gpu",
+        "main_gpu",
+        env="MAIN_GPU",
+        type=click.IntRange(0, INT_MAX),
+        default=0,
+        metavar="INDEX",
+        help="The GPU of -sm none; with -sm row the one for small tensors and results.",
+    ),
+    llama(
+        "--mmap/--no-mmap",
+        "mmap",
+        env="MMAP",
+        default=True,
+        help=(
+            "Map the model's file into memory, or read it: that takes longer, and weights in main"
+            " memory may then be repacked or pinned."
+        ),
+    ),
+    llama(
+        "--mlock",
+        "mlock",
+        env="MLOCK",
+        is_flag=True,
+        help="Keep the weights in main memory: the system must not swap them out.",
+    ),
+)
+"""Those that change where weights lie, and nothing else."""
+LOADING: tuple[Decorator, ...] = PLACES
 
 
 def take_loading(values: dict[str, Any]) -> Loading:
@@ -67,14 +140,19 @@ def take_loading(values: dict[str, Any]) -> Loading:
     return Loading(**{x.name: values.pop(x.name) for x in fields(Loading) if x.name in values})
 
 
-def expert_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that adds EXPERTS to a command and passes it their values as `loading`."""
+def loading_options(options: Sequence[Decorator]) -> Decorator:
+    """A decorator that adds some of the above to a command and passes it their values as
+    `loading`.
+    """
 
-    @wraps(command)
-    def call(**values: Any) -> Any:
-        return command(loading=take_loading(values), **values)
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(**values: Any) -> Any:
+            return command(loading=take_loading(values), **values)
 
-    decorated: Callable[..., Any] = call
-    for one in reversed(EXPERTS):
-        decorated = one(decorated)
-    return decorated
+        decorated: Callable[..., Any] = call
+        for one in reversed(options):
+            decorated = one(decorated)
+        return decorated
+
+    return decorate

@@ -1,9 +1,15 @@
-"""Where a model's weights go, as the commands' options say it. Loads no library."""
+"""How a model's weights are loaded, as the commands' options say it. Loads no library."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgekv.model.placement import Placement
+
+SPLIT_MODES = ("none", "layer", "row")
+"""llama.h's llama_split_mode, by its numbers."""
 
 
 @dataclass(frozen=True)
@@ -13,6 +19,11 @@ class Loading:
     override_tensor: tuple[str, ...] = ()
     cpu_moe: bool = False
     n_cpu_moe: int = 0
+    split_mode: str = "layer"
+    tensor_split: tuple[float, ...] = ()
+    main_gpu: int = 0
+    mmap: bool = True
+    mlock: bool = False
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Loading:
@@ -25,17 +36,38 @@ class Loading:
             "override_tensor": self.override_tensor,
             "cpu_moe": self.cpu_moe,
             "n_cpu_moe": self.n_cpu_moe,
+            "split_mode": SPLIT_MODES.index(self.split_mode),
+            "tensor_split": list(self.tensor_split) or None,
+            "main_gpu": self.main_gpu,
+            "use_mmap": self.mmap,
+            "use_mlock": self.mlock,
         }
+
+    @property
+    def load_mode(self) -> str:
+        """llama.cpp's word for how the file is read."""
+        return {
+            (True, False): "auto",
+            (False, False): "none",
+            (True, True): "mmap+mlock",
+            (False, True): "mlock",
+        }[self.mmap, self.mlock]
 
     def arguments(self) -> dict[str, Any]:
         """All arguments of `Llama`."""
         return self.places()
 
+    def placements(self) -> list[Placement]:
+        """Where tensors lie that were told to. Raises BadInput."""
+        from edgekv.model.placement import placements
+
+        return placements(self.override_tensor, self.cpu_moe, self.n_cpu_moe)
+
     def check(self) -> None:
         """Raises BadInput for what no model could be loaded with, before anything takes long."""
-        from edgekv.model.placement import check_buffers, placements
+        from edgekv.model.placement import check_buffers
 
-        check_buffers(placements(self.override_tensor, self.cpu_moe, self.n_cpu_moe))
+        check_buffers(self.placements())
 
     def words(self) -> list[str]:
         """What of a command line says where tensors go."""
