@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -10,8 +11,9 @@ from typing import Any
 
 import click
 
-from edgekv.commands.declare import Decorator, llama
+from edgekv.commands.declare import Decorator, llama, option
 from edgekv.commands.values import INT_MAX
+from edgekv.model.adapters import Adapter
 from edgekv.model.loading import SPLIT_MODES, Loading
 
 GPUS_MAX = 16
@@ -42,6 +44,35 @@ def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[flo
             param,
         )
     return shares
+
+
+def _adapters(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[Adapter, ...]:
+    """Click callback: files with commas between them, in quotation marks if they have one."""
+    return tuple(Adapter(path) for text in values for path in _words(text) if path)
+
+
+def _scaled_adapters(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[Adapter, ...]:
+    """Click callback: the same, each with a colon and a number behind it. Raises BadParameter."""
+    found = []
+    for word in (word for text in values for word in _words(text)):
+        path, _, number = word.rpartition(":")
+        try:
+            scale = float(number)
+        except ValueError:
+            scale = math.nan
+        if not path or not math.isfinite(scale):
+            raise click.BadParameter("give FILE:SCALE, such as style.gguf:0.5", ctx, param)
+        found.append(Adapter(path, scale))
+    return tuple(found)
+
+
+def _words(text: str) -> list[str]:
+    """Values with commas between them, as a row of CSV."""
+    return next(csv.reader([text]), [])
 
 
 EXPERTS: tuple[Decorator, ...] = (
@@ -132,7 +163,27 @@ PLACES: tuple[Decorator, ...] = (
     ),
 )
 """Those that change where weights lie, and nothing else."""
-LOADING: tuple[Decorator, ...] = PLACES
+LOADING: tuple[Decorator, ...] = (
+    *PLACES,
+    option(
+        "--lora",
+        "lora",
+        env=None,
+        multiple=True,
+        metavar="FILE,...",
+        callback=_adapters,
+        help="A LoRA adapter, a GGUF file. May be given more than once.",
+    ),
+    option(
+        "--lora-scaled",
+        "lora_scaled",
+        env=None,
+        multiple=True,
+        metavar="FILE:SCALE,...",
+        callback=_scaled_adapters,
+        help="A LoRA adapter, and by how much of it the weights change.",
+    ),
+)
 
 
 def take_loading(values: dict[str, Any]) -> Loading:

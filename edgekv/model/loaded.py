@@ -23,7 +23,7 @@ from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import DENSE, picks
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
-from edgekv.model import facts, placement
+from edgekv.model import adapters, facts, placement
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
@@ -57,6 +57,8 @@ class LoadedModel(llama_cpp.Llama):
         override_tensor: str | Sequence[str] | None = None,
         cpu_moe: bool = False,
         n_cpu_moe: int = 0,
+        lora_path: str | Sequence[str] | None = None,
+        lora_scale: float | Sequence[float] = 1.0,
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
@@ -83,6 +85,9 @@ class LoadedModel(llama_cpp.Llama):
             "n_cpu_moe": n_cpu_moe,
         }
         self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
+        self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
+        for file in self._kv_adapters.files:
+            adapters.check(file.path, str(model_path))
         self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
         own = {
             name.removeprefix("kv_"): kwargs.pop(name)
@@ -133,7 +138,11 @@ class LoadedModel(llama_cpp.Llama):
             ) from error
         finally:
             native.next_context(False)
+        self.lora_path, self.lora_scale = lora_path, lora_scale
         try:
+            self._kv_adapters.load(self._model.model)
+            self._stack.callback(self._kv_adapters.close)
+            self._kv_adapters.attach(self._ctx.ctx)
             self._kv_check_kind(bool(kwargs.get("embedding")))
             self._kv_attach(compress)
             self._kv_check_memory(self._kv_settings)
@@ -290,6 +299,7 @@ class LoadedModel(llama_cpp.Llama):
             native.next_context(False)
         self._ctx.close()
         self._ctx = self._stack.enter_context(closing(fresh))
+        self._kv_adapters.attach(fresh.ctx)
         self.n_tokens = 0
         self._requires_eval = True
         self._kv_attach(True)

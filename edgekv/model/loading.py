@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgekv.model.adapters import Adapter
     from edgekv.model.placement import Placement
 
 SPLIT_MODES = ("none", "layer", "row")
@@ -24,6 +25,8 @@ class Loading:
     main_gpu: int = 0
     mmap: bool = True
     mlock: bool = False
+    lora: tuple[Adapter, ...] = ()
+    lora_scaled: tuple[Adapter, ...] = ()
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Loading:
@@ -55,7 +58,12 @@ class Loading:
 
     def arguments(self) -> dict[str, Any]:
         """All arguments of `Llama`."""
-        return self.places()
+        adapters = [*self.lora, *self.lora_scaled]
+        return {
+            **self.places(),
+            "lora_path": [path for path, _ in adapters] or None,
+            "lora_scale": [scale for _, scale in adapters] or 1.0,
+        }
 
     def placements(self) -> list[Placement]:
         """Where tensors lie that were told to. Raises BadInput."""
@@ -65,9 +73,12 @@ class Loading:
 
     def check(self) -> None:
         """Raises BadInput for what no model could be loaded with, before anything takes long."""
+        from edgekv.model import adapters
         from edgekv.model.placement import check_buffers
 
         check_buffers(self.placements())
+        for path, _ in (*self.lora, *self.lora_scaled):
+            adapters.check(path)
 
     def words(self) -> list[str]:
         """What of a command line says where tensors go."""
