@@ -39,8 +39,9 @@ class Llama(Evaluation):
     buffers of a type, CPU or a GPU's such as CUDA0; cpu_moe keeps the experts of all layers in main
     memory, n_cpu_moe those of the first layers.
     lora_path, lora_scale: one LoRA adapter or a list of them, and by how much of each the weights
-    change. Unlike the parent's, an adapter leaves the model's file mapped. A profile is the model's,
-    whatever the adapters.
+    change. Unlike the parent's, an adapter leaves the model's file mapped. A profile is one of the
+    model alone, whatever its adapters.
+    kv_overrides: as the parent's; a value of another type than in the model's file is refused.
 
     One thread at a time may use the model; another one gets an EdgeKVError. Use the model in a
     `with` block, or call `close`, to give its memory back at a place of your choice.

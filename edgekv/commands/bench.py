@@ -143,9 +143,9 @@ def check(lists: Lists, is_long: bool = False) -> None:
         raise BadInput("--fill repeat is for tests that only write: give -p 0")
     if lists.fill == "repeat" and "off" in lists.flash_attn:
         raise BadInput("--fill repeat needs flash attention: leave -fa off out")
-    lists.loading.check()
     for model in lists.models:
         check_gguf(model)
+        lists.loading.check(model)
         for name in lists.kv_method:
             if not learns(name):
                 choose(name, model)

@@ -33,7 +33,7 @@ def load_llama(options: EngineOptions) -> Llama:
     """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
     with terminal.killable():
         from edgekv import Llama
-    options.loading.check()
+    options.loading.check(model_path(options.model))
     learn(options)
     with terminal.killable():
         try:

@@ -70,6 +70,15 @@ def _scaled_adapters(
     return tuple(found)
 
 
+def _overrides(
+    ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, bool | int | float | str], ...]:
+    """Click callback: keys and values, of a key the first one. Raises BadInput."""
+    from edgekv.model.metadata import parse
+
+    return tuple(pair for text in values for pair in parse(text, param.opts[-1]))
+
+
 def _words(text: str) -> list[str]:
     """Values with commas between them, as a row of CSV."""
     return next(csv.reader([text]), [])
@@ -182,6 +191,18 @@ LOADING: tuple[Decorator, ...] = (
         metavar="FILE:SCALE,...",
         callback=_scaled_adapters,
         help="A LoRA adapter, and by how much of it the weights change.",
+    ),
+    option(
+        "--override-kv",
+        "override_kv",
+        env=None,
+        multiple=True,
+        metavar="KEY=TYPE:VALUE,...",
+        callback=_overrides,
+        help=(
+            "Read the model's metadata as if they had this value; TYPE is bool, int, float or str."
+            " May be given more than once."
+        ),
     ),
 )
 

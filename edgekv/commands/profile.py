@@ -91,7 +91,7 @@ def probe(
     check_output(output)
     texts = [read_text(name) for name in contexts] or probe_profile.texts()
     n = count_threads(threads)
-    options = loading_arguments(n, gpu_layers, loading, verbose)
+    options = loading_arguments(path, n, gpu_layers, loading, verbose)
     llm = probe_profile.load(path, n_tokens, **options)
     recorded = command_line(
         "probe",
@@ -194,7 +194,7 @@ def lukv(
     if text_file and question_file:
         sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
     n = count_threads(threads)
-    options = loading_arguments(n, gpu_layers, loading, verbose)
+    options = loading_arguments(path, n, gpu_layers, loading, verbose)
     llm = lukv.load(path, score, n_ctx, **options)
     recorded = command_line(
         "lukv",

@@ -190,7 +190,7 @@ def evolkv(
     identify(path)
     search.import_cma()
     n = count_threads(threads)
-    options = loading_arguments(n, gpu_layers, loading, verbose)
+    options = loading_arguments(path, n, gpu_layers, loading, verbose)
     llm = search.load(path, n_ctx, **options)
     examples = _examples(
         task, seed, n_cases, n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False)

@@ -73,10 +73,12 @@ PLACEMENT = loading_options(PLACES)
 
 
 def loading_arguments(
-    n_threads: int, gpu_layers: int, loading: Loading, verbose: bool
+    path: str, n_threads: int, gpu_layers: int, loading: Loading, verbose: bool
 ) -> dict[str, Any]:
-    """Keyword arguments of `Llama`. Raises BadInput for a buffer type that there is not."""
-    loading.check()
+    """Keyword arguments of `Llama` for the model `path`. Raises BadInput for a buffer type that
+    there is not.
+    """
+    loading.check(path)
     return {
         "n_threads": n_threads,
         "n_threads_batch": n_threads,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from ctypes import addressof
 from dataclasses import replace
@@ -23,7 +23,7 @@ from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import DENSE, picks
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
-from edgekv.model import adapters, facts, placement
+from edgekv.model import adapters, facts, metadata, placement
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
@@ -59,6 +59,7 @@ class LoadedModel(llama_cpp.Llama):
         n_cpu_moe: int = 0,
         lora_path: str | Sequence[str] | None = None,
         lora_scale: float | Sequence[float] = 1.0,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
@@ -85,6 +86,7 @@ class LoadedModel(llama_cpp.Llama):
             "n_cpu_moe": n_cpu_moe,
         }
         self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
+        overrides = metadata.check(kv_overrides, str(model_path)) or None
         self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
         for file in self._kv_adapters.files:
             adapters.check(file.path, str(model_path))
@@ -131,7 +133,9 @@ class LoadedModel(llama_cpp.Llama):
         native.next_context(compress)
         logged_error()  # an older one explains nothing
         try:
-            super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
+            super().__init__(
+                str(model_path), flash_attn=flash_attn, kv_overrides=overrides, **kwargs
+            )
         except ValueError as error:
             raise BadInput(
                 f"{model_path}: {native.context_error() or logged_error() or error}"

@@ -27,6 +27,7 @@ class Loading:
     mlock: bool = False
     lora: tuple[Adapter, ...] = ()
     lora_scaled: tuple[Adapter, ...] = ()
+    override_kv: tuple[tuple[str, bool | int | float | str], ...] = ()
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Loading:
@@ -63,6 +64,7 @@ class Loading:
             **self.places(),
             "lora_path": [path for path, _ in adapters] or None,
             "lora_scale": [scale for _, scale in adapters] or 1.0,
+            "kv_overrides": dict(reversed(self.override_kv)) or None,
         }
 
     def placements(self) -> list[Placement]:
@@ -71,14 +73,17 @@ class Loading:
 
         return placements(self.override_tensor, self.cpu_moe, self.n_cpu_moe)
 
-    def check(self) -> None:
-        """Raises BadInput for what no model could be loaded with, before anything takes long."""
-        from edgekv.model import adapters
+    def check(self, model: str) -> None:
+        """Raises BadInput for what a model file cannot be loaded with, before anything takes
+        long.
+        """
+        from edgekv.model import adapters, metadata
         from edgekv.model.placement import check_buffers
 
         check_buffers(self.placements())
         for path, _ in (*self.lora, *self.lora_scaled):
-            adapters.check(path)
+            adapters.check(path, model)
+        metadata.check(dict(reversed(self.override_kv)), model)
 
     def words(self) -> list[str]:
         """What of a command line says where tensors go."""

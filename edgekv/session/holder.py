@@ -27,6 +27,7 @@ class Holder(Protocol):
     _ctx: Any
     _requires_eval: bool
     """Whether the last token's logits are missing."""
+    kv_overrides: dict[str, Any] | None
     _kv_adapters: Adapters
     _kv: Engine | None
     """None: llama.cpp's own cache holds the conversation."""

@@ -70,7 +70,7 @@ def fingerprint(path: str) -> str:
 def _identity(llm: Holder) -> dict[str, Any]:
     params = llm.context_params
     return {
-        "model": fingerprint(llm.model_path),
+        "model": _model(llm),
         "lora": _adapters(llm),
         "rope": [getattr(params, name) for name in _ROPE],
         "type_k": int(params.type_k),
@@ -78,6 +78,12 @@ def _identity(llm: Holder) -> dict[str, Any]:
         "flash_attn": int(params.flash_attn_type),
         "compressed": llm._kv is not None,
     }
+
+
+def _model(llm: Holder) -> Any:
+    """Of which model: its file, and what of its metadata was overridden."""
+    file = fingerprint(llm.model_path)
+    return [file, sorted(llm.kv_overrides.items())] if llm.kv_overrides else file
 
 
 def _adapters(llm: Holder) -> list[Any] | None:
