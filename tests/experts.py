@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from edgekv.errors import EdgeKVError
 from edgekv.model.placement import buffer_types
 from tests.device import load_device, tokens
 from tests.engine import load, read
@@ -25,6 +26,21 @@ PLACES: dict[str, dict[str, Any]] = {
     "all": {"cpu_moe": True},
     "mixed": {"override_tensor": r"blk\.0\.ffn_.*_exps=Fake", "cpu_moe": True},
 }
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "heads over GPUs": {"split_mode": 3},
+    "rows over GPUs": {"split_mode": 2},
+    "a GPU that there is not": {"split_mode": 0, "main_gpu": 5},
+}
+
+
+def refusal(path: Path, **options: Any) -> str:
+    """What is said of a model that cannot be loaded like this."""
+    try:
+        load(path, kv_ratio=0.3, n_gpu_layers=99, **options)
+    except EdgeKVError as error:
+        return str(error)
+    return ""
 
 
 def conversation(path: Path, **options: Any) -> np.ndarray:
@@ -44,7 +60,8 @@ def main() -> None:
         print(f"-- {name} --", file=sys.stderr, flush=True)
         got = conversation(path, n_gpu_layers=99, verbose=name == "mixed", **where)
         found[name] = nmse(got, expected)
-    print(json.dumps({"buffers": sorted(buffer_types()), "nmse": found}))
+    said = {name: refusal(path, **where) for name, where in REFUSED.items()}
+    print(json.dumps({"buffers": sorted(buffer_types()), "nmse": found, "said": said}))
 
 
 if __name__ == "__main__":

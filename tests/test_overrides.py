@@ -48,6 +48,15 @@ def test_the_model_is_another_with_them(tiny, text, key, value, name, ratio):
     assert not np.allclose(*said, rtol=1e-3)
 
 
+def test_a_context_that_is_overridden_is_the_one_that_has_to_fit(tiny, monkeypatch):
+    """With n_ctx=0, the trained context; the file's 4,096 tokens would take 6 MiB."""
+    monkeypatch.setattr("edgekv.memory.room.memory_free", lambda **_: 2**20)
+    overrides = {"llama.context_length": 512}
+    with pytest.raises(BadInput, match="4,096 tokens"):
+        load(tiny("llama-gqa"), n_ctx=0)
+    assert load(tiny("llama-gqa"), n_ctx=0, kv_overrides=overrides).n_ctx() == 512
+
+
 def test_a_saved_conversation_names_them(tiny, text, tmp_path):
     options = {"kv_overrides": {"llama.rope.freq_base": 5e5}, "kv_ratio": 0.5}
     llm = load(tiny("llama-gqa"), **options)

@@ -107,6 +107,14 @@ def test_a_compressed_cache_on_a_gpu_with_experts_in_main_memory_is_the_one_on_t
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["buffers"] == ["CPU", "Fake"]
     assert max(result["nmse"].values()) < 1e-4, result
+    assert [
+        words in said and "\n" not in said
+        for words, said in zip(
+            ("cannot be cut over the GPUs by heads", "does not support split", "main_gpu: 5"),
+            result["said"].values(),
+            strict=True,
+        )
+    ] == [True] * 3, result["said"]
     there = dict(MOVED.findall(done.stderr.split("-- mixed --")[1]))
     assert {t for t, where in there.items() if where == "Fake"} == experts(range(1))
     assert {t for t, where in there.items() if where != "Fake"} == experts(range(1, 3))  # pinned
@@ -237,15 +245,11 @@ def test_bench_measures_with_experts_there_and_says_so(tiny):
 
 
 def fit(tiny, monkeypatch, *words: str) -> dict:
-    """What a GPU of 8 GiB is planned to hold."""
+    """What is planned for a GPU of 8 GiB."""
     gpu = {"name": "CUDA0", "memory_free": 2**33, "memory_total": 2**33}
     monkeypatch.setattr(seam, "build_info", lambda: {"devices": [gpu]})
-    result = CliRunner().invoke(
-        commands.main,
-        ["fit", "-m", str(tiny("llama-moe")), "-c", "1024", "--json", *words],
-    )
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)["best"]
+    line = ["fit", "-m", str(tiny("llama-moe")), "-c", "1024", "--json", *words]
+    return json.loads(CliRunner().invoke(commands.main, line).stdout)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def fit(tiny, monkeypatch, *words: str) -> dict:
     ],
 )
 def test_fit_counts_what_lies_in_main_memory_there(tiny, monkeypatch, flags, there):
-    plain, best = fit(tiny, monkeypatch), fit(tiny, monkeypatch, *flags.split())
+    plain, best = (fit(tiny, monkeypatch, *more)["best"] for more in ([], flags.split()))
     sizes = tensor_sizes(tiny("llama-moe"))
     n_bytes = sum(sizes[name] for name in there)
     assert n_bytes > 0 and plain["host_weights"] == sizes["token_embd.weight"]
@@ -268,6 +272,20 @@ def test_fit_counts_what_lies_in_main_memory_there(tiny, monkeypatch, flags, the
     assert best["weights"] == plain["weights"] - n_bytes
     assert best["peak"] - best["compute"] == plain["peak"] - plain["compute"] - n_bytes
     assert best["command"].endswith(f"-ngl all {flags}")
+
+
+def test_fit_says_that_experts_could_stay_in_main_memory(tiny, monkeypatch):
+    small = ["--memory", "2MiB", "--margin", "0"]
+    plain, moved = fit(tiny, monkeypatch, *small), fit(tiny, monkeypatch, *small, "--cpu-moe")
+    assert plain["best"] is None and "; --cpu-moe leaves the experts' " in plain["note"]
+    assert "--cpu-moe" not in moved["note"]
+
+
+def test_a_profile_is_made_with_experts_there(tiny, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
+    edgekv.make_profile(tiny("llama-moe"), n_gpu_layers=-1, cpu_moe=True)
+    assert seen[0]["cpu_moe"] is True and seen[0]["n_gpu_layers"] == -1
 
 
 def test_fit_leaves_the_token_table_on_a_gpu_where_it_is_told_to_lie(tiny):

@@ -299,15 +299,23 @@ class Report:
                 if self.place.is_gpu
                 else ""
             )
-            return p.refusal() + elsewhere + self.with_margin()
+            return p.refusal() + elsewhere + self.with_margin() + self.without_experts()
         if not self.wished:
             return (
                 f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; "
                 f"the longest context that does is {self.best.n_ctx:,}{self.with_margin()}"
+                f"{self.without_experts()}"
             )
         if p.wish.n_ctx > p.blueprint.n_ctx_train:
             return f"the model was trained with {p.blueprint.n_ctx_train:,} tokens"
         return ""
+
+    def without_experts(self) -> str:
+        """What --cpu-moe would leave in main memory, if there is something."""
+        n_bytes = self.planner.blueprint.experts if self.place.is_gpu else 0
+        if not n_bytes:
+            return ""
+        return f"; --cpu-moe leaves the experts' {size_text(n_bytes)} in main memory"
 
     def with_margin(self) -> str:
         """The smaller margin that would do, if one does."""

@@ -15,7 +15,7 @@ from edgekv import native
 from edgekv.errors import EdgeKVError
 from edgekv.library import muted
 from edgekv.model import facts
-from edgekv.model.placement import Placement, on_host
+from edgekv.model.placement import CPU, EXPERTS, Placement, on_host
 from edgekv.native import LayerInfo, llama_cpp
 
 TOKEN_TABLE = "token_embd.weight"
@@ -73,11 +73,27 @@ class Blueprint:
         table, unless the output shares it, which is then there as well, and what is placed there.
         Of a model in several files only those of the one that is named.
         """
+        return sum(self._sizes[name] for name in self._names_on_host)
+
+    @cached_property
+    def experts(self) -> int:
+        """Bytes of the experts' weights that do not stay in main memory, of the same file."""
+        there = set(self._names_on_host)
+        expert = Placement(EXPERTS, CPU)
+        return sum(
+            n for name, n in self._sizes.items() if expert.matches(name) and name not in there
+        )
+
+    @cached_property
+    def _names_on_host(self) -> list[str]:
+        unplaced = TOKEN_TABLE if "output.weight" in self._sizes else ""
+        return on_host(list(self._sizes), self._placed, unplaced)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
         from edgekv.model.header import tensor_sizes
 
-        sizes = tensor_sizes(self.path)
-        unplaced = TOKEN_TABLE if "output.weight" in sizes else ""
-        return sum(sizes[name] for name in on_host(list(sizes), self._placed, unplaced))
+        return tensor_sizes(self.path)
 
     def _context(
         self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1

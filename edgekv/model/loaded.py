@@ -121,7 +121,7 @@ class LoadedModel(llama_cpp.Llama):
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
         check_whole_cache(
             str(model_path),
-            kwargs.get("n_ctx", 512),
+            kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
             kwargs.get("type_k"),
             kwargs.get("type_v"),
             compress,

@@ -67,6 +67,12 @@ def check(overrides: Mapping[str, Value] | None, path: str) -> dict[str, Value]:
     return given
 
 
+def n_ctx_train(overrides: Mapping[str, Value] | None) -> int:
+    """The context that a model was trained with if it is overridden, else 0."""
+    found = (n for key, n in (overrides or {}).items() if key.endswith(".context_length"))
+    return int(next(found, 0))
+
+
 def _checked(key: Any, value: Any) -> Value:
     """The value as Python has it. Raises BadInput for what has no place in llama.h's
     llama_model_kv_override.
