@@ -73,6 +73,7 @@ def test_llama_cpp_puts_tensors_where_they_are_told_to_lie(tiny, capfd, options,
         ({"override_tensor": "exps=CPU,"}, "REGEX=BUFFER"),
         ({"override_tensor": "(=CPU"}, "no regular expression"),
         ({"override_tensor": "(?i)q=CPU"}, "regular expression"),  # Python's, not llama.cpp's
+        ({"override_tensor": "x" * 100_000 + "=CPU"}, "too long"),
         ({"override_tensor": "exps=GPU7"}, "choose one of: CPU"),
         ({"n_cpu_moe": -1}, "number of layers"),
         ({"n_cpu_moe": 10**9}, "number of layers"),

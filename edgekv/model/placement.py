@@ -25,6 +25,9 @@ LAYERS_MAX = 1024
 """More than llama.cpp takes of any model; each layer is a pattern that every tensor is held
 against."""
 
+PATTERN_MAX = 1000
+"""Characters of an expression: the C++ library's own stack ends at some 50,000."""
+
 
 class Placement(NamedTuple):
     """Tensors whose name has `pattern` in it lie in buffers of the type `buffer`."""
@@ -70,6 +73,11 @@ def parse(text: str, name: str) -> list[Placement]:
             raise BadInput(
                 f"{name}: '{part}' is no REGEX=BUFFER; write for example exps=CPU (there is no"
                 " comma within an expression)"
+            )
+        if len(pattern) > PATTERN_MAX:
+            raise BadInput(
+                f"{name}: an expression of {len(pattern):,} characters is too long; give at most"
+                f" {PATTERN_MAX:,}, and others behind a comma"
             )
         try:
             _compiled(pattern)
