@@ -84,6 +84,17 @@ compared with.
 """
 
 
+def write_in_parts(name: str, folder: Path, n_tensors: int = 12) -> Path:
+    """Write the model `name` of SHAPES into `folder` as several files; returns the first."""
+    writer = gguf.GGUFWriter(None, SHAPES[name].arch, split_max_tensors=n_tensors)
+    _fill(writer, SHAPES[name], name)
+    writer.write_header_to_file(folder / f"{name}.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return min(folder.glob(f"{name}-*.gguf"))
+
+
 def write(name: str, folder: Path) -> Path:
     """Write the model `name` of SHAPES into `folder` (once) and return its path."""
     path = folder / f"{name}.gguf"
@@ -96,15 +107,19 @@ def write(name: str, folder: Path) -> Path:
 
 def _write(shape: Shape, name: str, path: Path) -> None:
     writer = gguf.GGUFWriter(str(path), shape.arch)
+    _fill(writer, shape, name)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _fill(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_name(f"tiny {name}")
     _add_hyperparameters(writer, shape)
     add_tokenizer(writer)
     for tensor_name, data in tensors(shape):
         _add_tensor(writer, shape, tensor_name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:

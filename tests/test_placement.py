@@ -18,6 +18,7 @@ from edgekv import commands
 from edgekv.commands import load as seam
 from edgekv.errors import BadInput
 from edgekv.model.header import tensor_sizes
+from tests import models
 from tests.engine import load
 from tests.lib import ROOT
 from tests.test_native import program
@@ -273,6 +274,19 @@ def test_fit_counts_what_lies_in_main_memory_there(tiny, monkeypatch, flags, the
     assert best["weights"] == plain["weights"] - n_bytes
     assert best["peak"] - best["compute"] == plain["peak"] - plain["compute"] - n_bytes
     assert best["command"].endswith(f"-ngl all {flags}")
+
+
+def test_fit_counts_a_model_in_several_files_as_in_one(tiny, tmp_path):
+    from edgekv.model.blueprint import Blueprint
+    from edgekv.model.placement import placements
+
+    first = models.write_in_parts("llama-moe", tmp_path)
+    assert len(list(tmp_path.iterdir())) > 2
+    found = []
+    for path in (tiny("llama-moe"), first):
+        with Blueprint(str(path), placed=placements(n_cpu_moe=2)) as blueprint:
+            found.append((blueprint.weights, blueprint.on_host, blueprint.experts))
+    assert found[0] == found[1]
 
 
 def test_fit_says_that_experts_could_stay_in_main_memory(tiny, monkeypatch):

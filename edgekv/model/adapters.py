@@ -10,11 +10,12 @@ import ctypes
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from edgekv.errors import BadInput
 from edgekv.library import logged_error
-from edgekv.model.header import DAMAGE, Header, Tensor, opened
+from edgekv.model.header import DAMAGE, Header, Tensor, files_of, opened
 
 KINDS = (
     *("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
@@ -95,12 +96,12 @@ def _stacked(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _tensors(model: str) -> dict[str, Tensor]:
-    """A model's tensors; none if whoever loads it has to say what is wrong with it."""
-    try:
-        with opened(model) as data:
-            return Header(data).tensors
-    except (OSError, *DAMAGE):
-        return {}
+    """A model's tensors; fewer if whoever loads it has to say what is wrong with it."""
+    found: dict[str, Tensor] = {}
+    for file in files_of(model):
+        with suppress(OSError, *DAMAGE), opened(file) as data:
+            found |= Header(data).tensors
+    return found
 
 
 class Adapters:

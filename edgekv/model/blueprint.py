@@ -71,13 +71,12 @@ class Blueprint:
     def on_host(self) -> int:
         """Bytes of the weights that stay in main memory where all layers are on a GPU: the token
         table, unless the output shares it, which is then there as well, and what is placed there.
-        Of a model in several files only those of the one that is named.
         """
         return sum(self._sizes[name] for name in self._names_on_host)
 
     @cached_property
     def experts(self) -> int:
-        """Bytes of the experts' weights that do not stay in main memory, of the same file."""
+        """Bytes of the experts' weights that do not stay in main memory."""
         there = set(self._names_on_host)
         expert = Placement(EXPERTS, CPU)
         return sum(
