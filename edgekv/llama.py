@@ -37,6 +37,15 @@ class Llama(Evaluation):
     as long to read a prompt: `edgekv.make_profile(model_path)` makes the profile once.
     kv_progress(done, total): called while a prompt is read; it must not use the model.
 
+    override_tensor, cpu_moe, n_cpu_moe: where weights go, as llama.cpp's options of these names.
+    "REGEX=BUFFER,..." (or several such texts) puts the tensors whose name has REGEX in it into
+    buffers of a type, CPU or a GPU's such as CUDA0; cpu_moe keeps the experts of all layers in main
+    memory, n_cpu_moe those of the first layers.
+    lora_path, lora_scale: one LoRA adapter or a list of them, and by how much of each the weights
+    change. Unlike the parent's, an adapter leaves the model's file mapped. A profile is one of the
+    model alone, whatever its adapters.
+    kv_overrides: as the parent's; a value of another type than in the model's file is refused.
+
     One thread at a time may use the model; another one gets an EdgeKVError. Use the model in a
     `with` block, or call `close`, to give its memory back at a place of your choice.
 
@@ -82,7 +91,8 @@ class Llama(Evaluation):
 
     def __getstate__(self) -> dict[str, Any]:
         type_k, type_v = self._kv_types
-        return {**super().__getstate__(), "kv": self._kv_config, "type_k": type_k, "type_v": type_v}
+        kept = {"kv": self._kv_config, "type_k": type_k, "type_v": type_v, **self._kv_places}
+        return {**super().__getstate__(), **kept}
 
     # ---- text
 

@@ -47,6 +47,8 @@ class Shape:
     qk_norm: bool = False
     post_norm: bool = False
     fused: bool = False
+    n_expert: int = 0
+    """Experts in place of each layer's feed-forward block, of which a token goes through two."""
     weights: str = "f32"
     seed: int = field(default=1)
 
@@ -74,11 +76,23 @@ SHAPES: dict[str, Shape] = {
 }
 SHAPES["llama-32k"] = replace(SHAPES["llama-gqa"], n_ctx=32768, weights="q8_0")
 SHAPES["llama-q4"] = replace(SHAPES["llama-gqa"], weights="q4_0")
+SHAPES["llama-moe"] = replace(SHAPES["llama-gqa"], n_expert=4, weights="f16")
 
 ARCHITECTURES = tuple(name for name, shape in SHAPES.items() if shape.weights == "f32")
 """Names of the models with f32 weights, one per attention variant: what the torch reference is
 compared with.
 """
+
+
+def write_in_parts(name: str, folder: Path, n_tensors: int = 12) -> Path:
+    """Write the model `name` of SHAPES into `folder` as several files; returns the first."""
+    writer = gguf.GGUFWriter(None, SHAPES[name].arch, split_max_tensors=n_tensors)
+    _fill(writer, SHAPES[name], name)
+    writer.write_header_to_file(folder / f"{name}.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return min(folder.glob(f"{name}-*.gguf"))
 
 
 def write(name: str, folder: Path) -> Path:
@@ -93,15 +107,19 @@ def write(name: str, folder: Path) -> Path:
 
 def _write(shape: Shape, name: str, path: Path) -> None:
     writer = gguf.GGUFWriter(str(path), shape.arch)
+    _fill(writer, shape, name)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _fill(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
     writer.add_name(f"tiny {name}")
     _add_hyperparameters(writer, shape)
     add_tokenizer(writer)
     for tensor_name, data in tensors(shape):
         _add_tensor(writer, shape, tensor_name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
@@ -117,6 +135,9 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_rope_freq_base(shape.freq_base)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(N_VOCAB)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(2)
     if shape.sliding_window:
         writer.add_sliding_window(shape.sliding_window)
         writer.add_sliding_window_pattern(shape.swa_layers)
@@ -214,7 +235,13 @@ def _layer(shape: Shape, matrix, vector) -> list[tuple[str, np.ndarray]]:
     q, k, v = (
         matrix(n, shape.n_embd, gain) for n, gain in ((n_q, qk_gain), (n_kv, qk_gain), (n_kv, 1.0))
     )
-    gate, up = (matrix(shape.n_ff, shape.n_embd, 1.0) for _ in range(2))
+
+    def ffn(n_out: int, n_in: int) -> np.ndarray:
+        one = [matrix(n_out, n_in, 1.0) for _ in range(shape.n_expert or 1)]
+        return np.stack(one) if shape.n_expert else one[0]
+
+    gate, up = (ffn(shape.n_ff, shape.n_embd) for _ in range(2))
+    kind = "_exps" if shape.n_expert else ""
     parts = [
         ("attn_norm.weight", vector(shape.n_embd, 1.0, 0.1)),
         ("ffn_norm.weight", vector(shape.n_embd, 1.0, 0.1)),
@@ -229,8 +256,8 @@ def _layer(shape: Shape, matrix, vector) -> list[tuple[str, np.ndarray]]:
             ("attn_q.weight", q),
             ("attn_k.weight", k),
             ("attn_v.weight", v),
-            ("ffn_gate.weight", gate),
-            ("ffn_up.weight", up),
+            (f"ffn_gate{kind}.weight", gate),
+            (f"ffn_up{kind}.weight", up),
         ]
     if shape.qkv_bias:
         parts += [
@@ -244,7 +271,32 @@ def _layer(shape: Shape, matrix, vector) -> list[tuple[str, np.ndarray]]:
             (f"post_{part}_norm.weight", vector(shape.n_embd, 0.7, 0.1))
             for part in ("attention", "ffw")
         ]
+    if shape.n_expert:
+        parts.append(("ffn_gate_inp.weight", matrix(shape.n_expert, shape.n_embd, 1.0)))
     return parts + [
         ("attn_output.weight", matrix(shape.n_embd, n_q, 1.5)),
-        ("ffn_down.weight", matrix(shape.n_embd, shape.n_ff, 1.0)),
+        (f"ffn_down{kind}.weight", ffn(shape.n_embd, shape.n_ff)),
     ]
+
+
+def write_adapter(path: Path, name: str, rank: int = 4, kind: type = np.float32) -> Path:
+    """Write a LoRA of the model `name` of SHAPES to `path`, for its queries and outputs, and
+    return it. It changes what the model says a good deal.
+    """
+    shape, rng = SHAPES[name], np.random.default_rng(0)
+    writer = gguf.GGUFWriter(str(path), shape.arch)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(rank))
+    n_q = shape.n_head * shape.d_head
+    sizes = {"attn_q": (n_q, shape.n_embd), "attn_output": (shape.n_embd, n_q)}
+    for il in range(shape.n_layer):
+        for part, (n_out, n_in) in sizes.items():
+            for letter, rows in (("a", (rank, n_in)), ("b", (n_out, rank))):
+                data = rng.standard_normal(rows) / np.sqrt(rows[1])
+                writer.add_tensor(f"blk.{il}.{part}.weight.lora_{letter}", data.astype(kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

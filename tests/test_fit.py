@@ -138,6 +138,7 @@ class FakeBlueprint:
     """A model of 32 layers at the public face of `Blueprint`."""
 
     weights, n_embd, n_ctx_train, why, on_host = 4 * 2**30, 4096, 131072, "", 281 * 2**20
+    experts = 0
     shape = {"d_head_k": 128, "d_head_v": 128}
 
     def context(

@@ -13,6 +13,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from edgekv.bench.spec import Case
+from edgekv.model.loading import Loading
+from edgekv.model.placement import placements
 
 LLAMA_BENCH: dict[str, type] = {
     "build_commit": str,
@@ -146,6 +148,7 @@ def record(
         "type_k": case.type_k,
         "type_v": case.type_v,
         "n_gpu_layers": case.n_gpu_layers,
+        **loading(case.loading),
         "flash_attn": FLASH_ATTN[case.flash_attn] if case.is_full else 1,
         "n_prompt": case.n_prompt,
         "n_gen": case.n_gen,
@@ -170,6 +173,19 @@ def record(
     return {name: values[name] for name in (*LLAMA_BENCH, *OURS)} | {
         "samples_ns": ns,
         "samples_ts": ts,
+    }
+
+
+def loading(wish: Loading) -> dict[str, Any]:
+    """Where the weights lie, in llama-bench's words."""
+    placed = placements(wish.override_tensor, wish.cpu_moe)
+    return {
+        "n_cpu_moe": wish.n_cpu_moe,
+        "tensor_buft_overrides": ",".join(f"{p}={buffer}" for p, buffer in placed) or "none",
+        "split_mode": wish.split_mode,
+        "main_gpu": wish.main_gpu,
+        "tensor_split": "/".join(f"{share:.2f}" for share in wish.tensor_split or (0,)),
+        "load_mode": wish.load_mode,
     }
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from edgekv.bench.fields import LLAMA_BENCH, OURS, SAMPLES
+from edgekv.bench.fields import DEFAULTS, LLAMA_BENCH, OURS, SAMPLES
 from edgekv.bench.spec import FILL_FIRST, test_name
 from edgekv.memory.sizes import MIB, mib, percent, share
 
@@ -20,13 +20,19 @@ SHOWN = {
     "n_batch": "n_batch",
     "n_ubatch": "n_ubatch",
     "flash_attn": "fa",
+    "n_cpu_moe": "n_cpu_moe",
+    "split_mode": "sm",
+    "main_gpu": "mg",
+    "tensor_split": "ts",
+    "tensor_buft_overrides": "ot",
+    "load_mode": "load",
 }
 """Settings with a column of their own if they differ from llama-bench's defaults, by its
 heading."""
-USUAL = {"n_batch": 2048, "n_ubatch": 512, "flash_attn": None, "n_gpu_layers": None}
+USUAL = {**DEFAULTS, "n_batch": 2048, "n_ubatch": 512, "flash_attn": None, "n_gpu_layers": None}
 CACHE = ["KV used", "tokens kept", "KV allocated MiB", "KV peak MiB", "process MiB"]
 NEEDLE = ["needles found"]
-WORDS = {"model", "backend", "type_k", "type_v", "kv_method", *NEEDLE}
+WORDS = {"model", "backend", "sm", "ts", "ot", "load", "type_k", "type_v", "kv_method", *NEEDLE}
 """Columns that hold no numbers."""
 FILLED = (
     f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again "

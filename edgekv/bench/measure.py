@@ -30,7 +30,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     warm_up, verbose = request.pop("warm_up"), request.pop("verbose")
     try:
-        result = sample(Case(**request), warm_up, verbose)
+        result = sample(Case.of(request), warm_up, verbose)
     except EdgeKVError as error:
         result = {"error": str(error)}
     print(json.dumps(result))
@@ -113,6 +113,7 @@ def load(case: Case, verbose: bool = False) -> Any:
         type_k=facts.cache_types[case.type_k][0],
         type_v=facts.cache_types[case.type_v][0],
         verbose=verbose,
+        **case.loading.arguments(),
         **compress,
     )
 

@@ -18,7 +18,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     n_tokens, n_cases = request.pop("n_tokens"), request.pop("n_cases")
     try:
-        result = {"found": found(Case(**request), n_tokens, n_cases)}
+        result = {"found": found(Case.of(request), n_tokens, n_cases)}
     except EdgeKVError as error:
         result = {"error": str(error)}
     print(json.dumps(result))

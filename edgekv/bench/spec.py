@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 from edgekv.errors import BadInput
+from edgekv.model.loading import Loading
 
 FULL = "full"
 FILL_FIRST = 512
@@ -81,6 +82,12 @@ class Case:
     fill: str = "read"
     """How the cache gets its depth: `read`, or `repeat` the rows of the first 512 tokens; see
     `edgekv.bench.fill`."""
+    loading: Loading = Loading()
+
+    @classmethod
+    def of(cls, request: dict[str, Any]) -> Case:
+        """The row that `dataclasses.asdict` and JSON made plain values of."""
+        return cls(**{**request, "loading": Loading.of(request["loading"])})
 
     @property
     def is_filled(self) -> bool:
@@ -160,6 +167,7 @@ class Lists:
     """Cache types of the full-cache rows that stand beside every compressed one."""
     fill: str = "read"
     stored: Callable[[str, str], str] = lambda model, method: "f16"
+    loading: Loading = Loading()
 
     def tests(self) -> list[tuple[int, int]]:
         return [
@@ -192,6 +200,7 @@ class Lists:
                 n_gpu_layers=ngl,
                 flash_attn=fa,
                 fill=self.fill,
+                loading=self.loading,
             )
             rows = [replace(test, **x) for x in self._settings(model)]
             beside = (

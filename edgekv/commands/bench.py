@@ -117,6 +117,7 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
         full=full,
         fill=options.fill,
         stored=lambda path, name: dense.stored_as(info(path), name),
+        loading=options.loading,
     )
 
 
@@ -144,6 +145,7 @@ def check(lists: Lists, is_long: bool = False) -> None:
         raise BadInput("--fill repeat needs flash attention: leave -fa off out")
     for model in lists.models:
         check_gguf(model)
+        lists.loading.check(model)
         for name in lists.kv_method:
             if not learns(name):
                 choose(name, model)
@@ -175,7 +177,8 @@ def learn(lists: Lists) -> None:
                 "-ngl",
                 f"{lists.n_gpu_layers[0]}",
             ]
-            make_profile(engine_of(words), model, threads)
+            engine = replace(engine_of(words), loading=lists.loading)
+            make_profile(engine, model, threads)
 
 
 def check_long(options: BenchOptions, lists: Lists, is_given: Given) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
+from edgekv.commands.loading_options import LOADING
 from edgekv.commands.options import grouped
 from edgekv.commands.values import COUNT, SWITCH, cache_types, names, ratios
 from edgekv.config import HIDDEN
 from edgekv.errors import BadInput
+from edgekv.model.loading import Loading
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class BenchOptions:
     synthetic: str | None
     is_long: bool
     out: str
+    loading: Loading = field(default_factory=Loading)
 
     @property
     def types(self) -> list[tuple[str, str]]:
@@ -209,6 +212,7 @@ bench_options = grouped(
             callback=ints,
             help="Layers on a GPU; -1: all.",
         ),
+        *LOADING,
         _many(
             "-fa",
             "--flash-attn",

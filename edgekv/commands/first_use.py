@@ -39,6 +39,7 @@ def make_profile(options: EngineOptions, path: str, threads: int) -> None:
                 n_threads=threads,
                 n_threads_batch=threads,
                 n_gpu_layers=options.gpu_layers,
+                **options.loading.places(),
             )
         if not progress.said:
             click.echo(f"edgekv: {WHAT} is done", err=True)

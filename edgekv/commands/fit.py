@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.options import MODEL
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import size_text
+from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
     from edgekv.memory.fit import Planner, Point
@@ -121,6 +124,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     metavar="NAME",
     help="Method that is going to be used: some read more than the prompt.",
 )
+@loading_options(EXPERTS)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
@@ -133,6 +137,7 @@ def command(
     ubatch_size: int,
     shares: list[float],
     kv_method: str,
+    loading: Loading,
     as_json: bool,
 ) -> int:
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
@@ -143,8 +148,8 @@ def command(
     of the bytes of a full f16 cache, whatever the cache type. Sizes are those of one prompt that
     fills the context: weights as they lie in the file, K and V, one layer in full and hidden states
     while the prompt is read, llama.cpp's buffers, and this process. Weights that llama.cpp repacks
-    for the CPU can take up to as much again for a while. Nothing is moved from a GPU to the CPU.
-    The exit code is 2 if nothing fits.
+    for the CPU can take up to as much again for a while. Nothing is moved from a GPU to the CPU
+    but what -ot, --cpu-moe and --n-cpu-moe say. The exit code is 2 if nothing fits.
     """
     from edgekv.commands import load
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
@@ -164,7 +169,8 @@ def command(
     pairs = [(cache_type_k or t, cache_type_v or cache_type_k or t) for t in TYPES]
     if kv_method == "auto" and not (cache_type_k or cache_type_v):
         pairs[0] = PICKED
-    with Blueprint(path, ubatch_size, on_gpu=place.is_gpu) as blueprint:
+    placed = loading.placements()
+    with Blueprint(path, ubatch_size, on_gpu=place.is_gpu, placed=placed) as blueprint:
         n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
         wish = Wish(
             total - margin_bytes,
@@ -174,7 +180,7 @@ def command(
             process=0 if place.is_gpu else rss_now() + LOADED_BYTES,
         )
         planner = Planner(blueprint, preset_of(kv_method, path), wish, ubatch_size, place.is_gpu)
-        report = Report(planner, model, path, place, total, margin_bytes)
+        report = Report(planner, model, path, place, total, margin_bytes, loading)
         click.echo(json.dumps(report.record(), indent=2) if as_json else report.text())
     return 0 if report.best else 2
 
@@ -223,8 +229,17 @@ class Report:
     """What to tell, as a record for programs and as text for people."""
 
     def __init__(
-        self, planner: Planner, model: str, path: str, place: Place, memory: int, margin: int
+        self,
+        planner: Planner,
+        model: str,
+        path: str,
+        place: Place,
+        memory: int,
+        margin: int,
+        loading: Loading | None = None,
     ) -> None:
+        self.words = (loading or Loading()).words()
+        """What of the command line says where tensors go."""
         self.planner, self.model, self.path, self.place, self.memory, self.margin = (
             planner,
             model,
@@ -267,7 +282,12 @@ class Report:
                 point.type_k,
                 point.type_v,
             ),
-            "command": point.command(self.model, self.place.is_gpu, self.place.has_gpu),
+            "command": " ".join(
+                [
+                    point.command(self.model, self.place.is_gpu, self.place.has_gpu),
+                    *map(shlex.quote, self.words),
+                ]
+            ),
         }
 
     def note(self) -> str:
@@ -279,15 +299,23 @@ class Report:
                 if self.place.is_gpu
                 else ""
             )
-            return p.refusal() + elsewhere + self.with_margin()
+            return p.refusal() + elsewhere + self.with_margin() + self.without_experts()
         if not self.wished:
             return (
                 f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; "
                 f"the longest context that does is {self.best.n_ctx:,}{self.with_margin()}"
+                f"{self.without_experts()}"
             )
         if p.wish.n_ctx > p.blueprint.n_ctx_train:
             return f"the model was trained with {p.blueprint.n_ctx_train:,} tokens"
         return ""
+
+    def without_experts(self) -> str:
+        """What --cpu-moe would leave in main memory, if there is something."""
+        n_bytes = self.planner.blueprint.experts if self.place.is_gpu else 0
+        if not n_bytes:
+            return ""
+        return f"; --cpu-moe leaves the experts' {size_text(n_bytes)} in main memory"
 
     def with_margin(self) -> str:
         """The smaller margin that would do, if one does."""
@@ -315,7 +343,7 @@ class Report:
         there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
         rows = [
             ("weights", mib(point.weights)),
-            ("token table in main memory", mib(point.host_weights)),
+            ("other weights, in main memory", mib(point.host_weights)),
             ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
             ("new tokens, at most", mib(point.tail)),
             (f"{'all layers' if point.is_whole else 'one layer'} in full", mib(point.layer)),

@@ -33,6 +33,7 @@ def load_llama(options: EngineOptions) -> Llama:
     """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
     with terminal.killable():
         from edgekv import Llama
+    options.loading.check(model_path(options.model))
     learn(options)
     with terminal.killable():
         try:
@@ -62,6 +63,7 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
         type_v=_type(options.cache_type_v),
         seed=seed,
         verbose=options.verbose,
+        **options.loading.arguments(),
     )
 
 

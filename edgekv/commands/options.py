@@ -8,12 +8,16 @@ environment. A flag goes before the environment, the environment before the defa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import wraps
 from typing import Any, TypeVar
 
 import click
 
+from edgekv.commands.declare import Decorator
+from edgekv.commands.declare import llama as _llama
+from edgekv.commands.declare import option as _option
+from edgekv.commands.loading_options import LOADING, take_loading
 from edgekv.commands.values import (
     CACHE_TYPES,
     COUNT,
@@ -27,9 +31,9 @@ from edgekv.commands.values import (
     switch,
 )
 from edgekv.config import KVConfig, option_of
+from edgekv.model.loading import Loading
 
 Options = TypeVar("Options")
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class EngineOptions:
     verbose: bool
     kv: KVConfig
     """What --kv-... say."""
+    loading: Loading = field(default_factory=Loading)
+    """Where weights go."""
 
 
 @dataclass(frozen=True)
@@ -63,17 +69,6 @@ class SamplingOptions:
     min_p: float
     repeat_penalty: float
     ignore_eos: bool
-
-
-def _option(*names: str, env: str | None, help: str, **attributes: Any) -> Decorator:
-    """An option whose default and environment name stand in its help."""
-    return click.option(
-        *names, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
-    )
-
-
-def _llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
-    return _option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
 
 
 def _kv(one: Field[Any]) -> Decorator:
@@ -166,6 +161,7 @@ ENGINE: tuple[Decorator, ...] = (
         callback=gpu_layers,
         help="Layers to put on a GPU: a number, 'auto' or 'all'.",
     ),
+    *LOADING,
     _llama(
         "-fa",
         "--flash-attn",
@@ -297,7 +293,11 @@ def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Dec
 
 
 def _value(one: Field[Any], values: dict[str, Any]) -> Any:
-    """Take a field's value out of a command's; those of the cache's options are one object."""
+    """Take a field's value out of a command's; those of the cache's options are one object, and
+    so are those of weights.
+    """
+    if one.name == "loading":
+        return take_loading(values)
     if one.name != "kv":
         return values.pop(one.name)
     given = {

@@ -14,18 +14,21 @@ from edgekv.commands.profile_evolkv import evolkv
 from edgekv.commands.profile_options import (
     GPU_LAYERS,
     OUTPUT,
+    PLACEMENT,
     RATIOS,
     THREADS,
     VERBOSE,
     check_output,
     command_line,
     given,
+    loading_arguments,
     progress_bar,
     read_text,
     summary,
 )
 from edgekv.commands.values import ratio
 from edgekv.errors import BadInput
+from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile
@@ -63,6 +66,7 @@ def command() -> None:
 @RATIOS
 @THREADS
 @GPU_LAYERS
+@PLACEMENT
 @VERBOSE
 def probe(
     model: str,
@@ -72,6 +76,7 @@ def probe(
     grid: tuple[float, ...] | None,
     threads: int | None,
     gpu_layers: int,
+    loading: Loading,
     verbose: bool,
 ) -> None:
     """Make a profile by letting the model repeat a few texts.
@@ -86,7 +91,7 @@ def probe(
     check_output(output)
     texts = [read_text(name) for name in contexts] or probe_profile.texts()
     n = count_threads(threads)
-    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    options = loading_arguments(path, n, gpu_layers, loading, verbose)
     llm = probe_profile.load(path, n_tokens, **options)
     recorded = command_line(
         "probe",
@@ -146,6 +151,7 @@ def probe(
 )
 @THREADS
 @GPU_LAYERS
+@PLACEMENT
 @VERBOSE
 @click.option(
     "-c",
@@ -167,6 +173,7 @@ def lukv(
     objective: str,
     threads: int | None,
     gpu_layers: int,
+    loading: Loading,
     verbose: bool,
     n_ctx: int,
 ) -> None:
@@ -187,7 +194,7 @@ def lukv(
     if text_file and question_file:
         sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
     n = count_threads(threads)
-    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    options = loading_arguments(path, n, gpu_layers, loading, verbose)
     llm = lukv.load(path, score, n_ctx, **options)
     recorded = command_line(
         "lukv",

@@ -12,16 +12,19 @@ import click
 from edgekv.commands.options import MODEL
 from edgekv.commands.profile_options import (
     GPU_LAYERS,
+    PLACEMENT,
     THREADS,
     VERBOSE,
     check_output,
     command_line,
     given,
+    loading_arguments,
     note_what_is_kept,
     summary,
 )
 from edgekv.commands.values import lengths
 from edgekv.errors import BadInput
+from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
     from edgekv.profiles.evolkv import Generation
@@ -138,6 +141,7 @@ TASK, CASES, LENGTHS = "needle", 16, "1000"
 )
 @THREADS
 @GPU_LAYERS
+@PLACEMENT
 @VERBOSE
 @click.option(
     "-c",
@@ -165,6 +169,7 @@ def evolkv(
     seed: int,
     threads: int | None,
     gpu_layers: int,
+    loading: Loading,
     verbose: bool,
     n_ctx: int,
 ) -> None:
@@ -185,7 +190,7 @@ def evolkv(
     identify(path)
     search.import_cma()
     n = count_threads(threads)
-    options = dict(n_threads=n, n_threads_batch=n, n_gpu_layers=gpu_layers, verbose=verbose)
+    options = loading_arguments(path, n, gpu_layers, loading, verbose)
     llm = search.load(path, n_ctx, **options)
     examples = _examples(
         task, seed, n_cases, n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False)

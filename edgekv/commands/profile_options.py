@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.loading_options import PLACES, loading_options
 from edgekv.commands.values import ratio
+from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile
@@ -65,6 +67,25 @@ VERBOSE = click.option(
     is_flag=True,
     help="Print what llama.cpp logs, and no bar.",
 )
+
+
+PLACEMENT = loading_options(PLACES)
+
+
+def loading_arguments(
+    path: str, n_threads: int, gpu_layers: int, loading: Loading, verbose: bool
+) -> dict[str, Any]:
+    """Keyword arguments of `Llama` for the model `path`. Raises BadInput for a buffer type that
+    there is not.
+    """
+    loading.check(path)
+    return {
+        "n_threads": n_threads,
+        "n_threads_batch": n_threads,
+        "n_gpu_layers": gpu_layers,
+        "verbose": verbose,
+        **loading.places(),
+    }
 
 
 def command_line(*words: str) -> str:

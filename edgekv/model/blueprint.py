@@ -7,6 +7,7 @@ large the buffers are that llama.cpp would allocate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -14,7 +15,10 @@ from edgekv import native
 from edgekv.errors import EdgeKVError
 from edgekv.library import muted
 from edgekv.model import facts
+from edgekv.model.placement import CPU, EXPERTS, Placement, on_host
 from edgekv.native import LayerInfo, llama_cpp
+
+TOKEN_TABLE = "token_embd.weight"
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,19 @@ class Context:
 class Blueprint:
     """A model without weights. Use as a context manager. Raises BadInput if the file is no model.
 
-    weights: bytes in the file; n_embd, n_vocab, n_ctx_train; why: the reason if its cache cannot be
-    compressed, else empty.
+    placed: where its tensors would go. weights: bytes in the file; n_embd, n_vocab, n_ctx_train;
+    why: the reason if its cache cannot be compressed, else empty.
     """
 
-    def __init__(self, path: str, n_ubatch: int = 512, on_gpu: bool = True) -> None:
-        self.path, self._n_ubatch = path, n_ubatch
-        self._model = facts.load_without_weights(path, -1 if on_gpu else 0)
+    def __init__(
+        self,
+        path: str,
+        n_ubatch: int = 512,
+        on_gpu: bool = True,
+        placed: Sequence[Placement] = (),
+    ) -> None:
+        self.path, self._n_ubatch, self._placed = path, n_ubatch, placed
+        self._model = facts.load_without_weights(path, -1 if on_gpu else 0, placed)
         self.shape = facts.model_shape(self._model)
         self.weights: int = self.shape["size_bytes"]
         self.n_embd: int = llama_cpp.llama_model_n_embd(self._model)
@@ -60,12 +70,29 @@ class Blueprint:
     @cached_property
     def on_host(self) -> int:
         """Bytes of the weights that stay in main memory where all layers are on a GPU: the token
-        table, unless the output shares it, which is then there as well.
+        table, unless the output shares it, which is then there as well, and what is placed there.
         """
+        return sum(self._sizes[name] for name in self._names_on_host)
+
+    @cached_property
+    def experts(self) -> int:
+        """Bytes of the experts' weights that do not stay in main memory."""
+        there = set(self._names_on_host)
+        expert = Placement(EXPERTS, CPU)
+        return sum(
+            n for name, n in self._sizes.items() if expert.matches(name) and name not in there
+        )
+
+    @cached_property
+    def _names_on_host(self) -> list[str]:
+        unplaced = TOKEN_TABLE if "output.weight" in self._sizes else ""
+        return on_host(list(self._sizes), self._placed, unplaced)
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
         from edgekv.model.header import tensor_sizes
 
-        sizes = tensor_sizes(self.path)
-        return sizes.get("token_embd.weight", 0) if "output.weight" in sizes else 0
+        return tensor_sizes(self.path)
 
     def _context(
         self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1

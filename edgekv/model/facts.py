@@ -7,12 +7,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_void_p
 from typing import Any
 
 from edgekv import native
 from edgekv.errors import BadInput
 from edgekv.library import lib_dir, library_path, logged_error, muted
+from edgekv.model import placement
+from edgekv.model.placement import Placement
 from edgekv.native import llama_cpp
 from edgekv.version import __version__
 
@@ -101,8 +104,9 @@ def model_info(path: str) -> dict[str, Any]:
         llama_cpp.llama_model_free(model)
 
 
-def load_without_weights(path: str, n_gpu_layers: int = 0) -> Any:
-    """Return a llama_model of the file `path`: its shape and vocabulary, no weights.
+def load_without_weights(path: str, n_gpu_layers: int = 0, placed: Sequence[Placement] = ()) -> Any:
+    """Return a llama_model of the file `path`: its shape and vocabulary, no weights. placed: where
+    tensors would go.
 
     Raises BadInput if the file cannot be loaded.
     """
@@ -110,6 +114,9 @@ def load_without_weights(path: str, n_gpu_layers: int = 0) -> Any:
     params = llama_cpp.llama_model_default_params()
     params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
     params.n_gpu_layers = n_gpu_layers
+    overrides = placement.as_array(placed)
+    if overrides is not None:
+        params.tensor_buft_overrides = ctypes.addressof(overrides)
     logged_error()  # an older one explains nothing
     with muted():
         model = llama_cpp.llama_model_load_from_file(path.encode(), params)

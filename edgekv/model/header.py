@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ _MAX_WORDS = 1 << 21
 """Strings in arrays, over the whole header: a vocabulary and its merges have less than half."""
 _MAX_VALUE, _MAX_KEPT = 1 << 14, 1 << 20
 """Bytes of one value that is kept, and of all. A chat template or a vocabulary is left out."""
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+_MAX_FILES = 1 << 10
 DAMAGE = (struct.error, ValueError, IndexError, KeyError, TypeError, ArithmeticError)
 """What a damaged file may raise here."""
 
@@ -156,16 +159,28 @@ def _scalar(kind: int) -> str:
     return _FORMATS[kind]
 
 
+def files_of(path: str | Path) -> list[str]:
+    """The files of a model that lies in several, as llama.cpp names them; else the one."""
+    match = _PART.fullmatch(str(path))
+    n = int(match[3]) if match else 0
+    if not match or not 0 < n <= _MAX_FILES:
+        return [str(path)]
+    return [f"{match[1]}-{i:05d}-of-{match[3]}.gguf" for i in range(1, n + 1)]
+
+
 def tensor_sizes(path: str | Path) -> dict[str, int]:
-    """Bytes of each tensor by name; of a model in several files only those of the one that is
-    named.
+    """Bytes of each tensor by name, of all files of a model.
 
     Raises BadInput for a file that cannot be read or is damaged.
     """
+    return {name: size for file in files_of(path) for name, size in _sizes_in_file(file).items()}
+
+
+def _sizes_in_file(path: str) -> dict[str, int]:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     try:
-        with opened(str(path)) as data:
+        with opened(path) as data:
             tensors = Header(data).tensors
         blocks = {
             name: GGML_QUANT_SIZES[GGMLQuantizationType(t.kind)] for name, t in tensors.items()

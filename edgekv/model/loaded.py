@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from ctypes import addressof
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -22,7 +23,7 @@ from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import DENSE, picks
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
-from edgekv.model import facts
+from edgekv.model import adapters, facts, metadata, placement
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
@@ -53,6 +54,12 @@ class LoadedModel(llama_cpp.Llama):
         kv: KVConfig | None = None,
         kv_progress: Callable[[int, int], None] | None = None,
         flash_attn: bool | None = None,
+        override_tensor: str | Sequence[str] | None = None,
+        cpu_moe: bool = False,
+        n_cpu_moe: int = 0,
+        lora_path: str | Sequence[str] | None = None,
+        lora_scale: float | Sequence[float] = 1.0,
+        kv_overrides: Mapping[str, bool | int | float | str] | None = None,
         **kwargs: Any,
     ) -> None:
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
@@ -73,6 +80,16 @@ class LoadedModel(llama_cpp.Llama):
         self.kv_progress = kv_progress
         _check_names(kwargs)
         facts.check_gguf(str(model_path))
+        self._kv_places: dict[str, Any] = {
+            "override_tensor": override_tensor,
+            "cpu_moe": cpu_moe,
+            "n_cpu_moe": n_cpu_moe,
+        }
+        self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
+        overrides = metadata.check(kv_overrides, str(model_path)) or None
+        self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
+        for file in self._kv_adapters.files:
+            adapters.check(file.path, str(model_path))
         self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
         own = {
             name.removeprefix("kv_"): kwargs.pop(name)
@@ -104,7 +121,7 @@ class LoadedModel(llama_cpp.Llama):
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
         check_whole_cache(
             str(model_path),
-            kwargs.get("n_ctx", 512),
+            kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
             kwargs.get("type_k"),
             kwargs.get("type_v"),
             compress,
@@ -116,20 +133,37 @@ class LoadedModel(llama_cpp.Llama):
         native.next_context(compress)
         logged_error()  # an older one explains nothing
         try:
-            super().__init__(str(model_path), flash_attn=flash_attn, **kwargs)
+            super().__init__(
+                str(model_path), flash_attn=flash_attn, kv_overrides=overrides, **kwargs
+            )
         except ValueError as error:
             raise BadInput(
                 f"{model_path}: {native.context_error() or logged_error() or error}"
             ) from error
         finally:
             native.next_context(False)
+        self.lora_path, self.lora_scale = lora_path, lora_scale
         try:
+            self._kv_adapters.load(self._model.model)
+            self._stack.callback(self._kv_adapters.close)
+            self._kv_adapters.attach(self._ctx.ctx)
             self._kv_check_kind(bool(kwargs.get("embedding")))
             self._kv_attach(compress)
             self._kv_check_memory(self._kv_settings)
         except BadInput:
             self.close()
             raise
+
+    @property
+    def model_params(self) -> Any:
+        """The parent's, with the tensors' places."""
+        return self._kv_model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._kv_model_params = params
+        if self._kv_tensor_overrides is not None:
+            params.tensor_buft_overrides = addressof(self._kv_tensor_overrides)
 
     @property
     def context_params(self) -> Any:
@@ -269,6 +303,7 @@ class LoadedModel(llama_cpp.Llama):
             native.next_context(False)
         self._ctx.close()
         self._ctx = self._stack.enter_context(closing(fresh))
+        self._kv_adapters.attach(fresh.ctx)
         self.n_tokens = 0
         self._requires_eval = True
         self._kv_attach(True)

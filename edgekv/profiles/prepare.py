@@ -6,6 +6,8 @@ The command line does the same on the first use of a model.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 from edgekv.model.identity import identify
 from edgekv.profiles.places import cached, find
@@ -29,19 +31,27 @@ def make_profile(
     *,
     n_threads: int | None = None,
     n_gpu_layers: int = 0,
+    override_tensor: str | Sequence[str] | None = None,
+    cpu_moe: bool = False,
+    n_cpu_moe: int = 0,
 ) -> str:
     """Learn the profile of the model `path`, which takes minutes, and return the file that has it.
 
     The file is in the user's cache, where every later `Llama` finds it; an older one is replaced.
     progress(done, total) is called many times, in units that take equally long; the first call says
     what an earlier run did that was stopped. It may raise to stop the work, which goes on from
-    there the next time. n_threads and n_gpu_layers are those of `Llama`.
+    there the next time. n_threads, n_gpu_layers and where weights go are those of `Llama`.
     Raises BadInput if the file is no model or the cache cannot be written, Unsupported for a model
     whose cache edgekv does not compress.
     """
     from edgekv.profiles import probe_profile
 
-    options = {"n_gpu_layers": n_gpu_layers}
+    options: dict[str, Any] = {
+        "n_gpu_layers": n_gpu_layers,
+        "override_tensor": override_tensor,
+        "cpu_moe": cpu_moe,
+        "n_cpu_moe": n_cpu_moe,
+    }
     if n_threads is not None:
         options |= {"n_threads": n_threads, "n_threads_batch": n_threads}
     probe_profile.cache(str(path), progress, **options)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edgekv.engine import Engine
+    from edgekv.model.adapters import Adapters
 
 
 class Holder(Protocol):
@@ -21,13 +22,13 @@ class Holder(Protocol):
     """[n_ctx]; the first n_tokens are the conversation's."""
     n_tokens: int
     model_path: str
-    lora_path: Any
-    lora_scale: float
     context_params: Any
     _model: Any
     _ctx: Any
     _requires_eval: bool
     """Whether the last token's logits are missing."""
+    kv_overrides: dict[str, Any] | None
+    _kv_adapters: Adapters
     _kv: Engine | None
     """None: llama.cpp's own cache holds the conversation."""
 

@@ -70,14 +70,26 @@ def fingerprint(path: str) -> str:
 def _identity(llm: Holder) -> dict[str, Any]:
     params = llm.context_params
     return {
-        "model": fingerprint(llm.model_path),
-        "lora": llm.lora_path and [fingerprint(llm.lora_path), llm.lora_scale],
+        "model": _model(llm),
+        "lora": _adapters(llm),
         "rope": [getattr(params, name) for name in _ROPE],
         "type_k": int(params.type_k),
         "type_v": int(params.type_v),
         "flash_attn": int(params.flash_attn_type),
         "compressed": llm._kv is not None,
     }
+
+
+def _model(llm: Holder) -> Any:
+    """Of which model: its file, and what of its metadata was overridden."""
+    file = fingerprint(llm.model_path)
+    return [file, sorted(llm.kv_overrides.items())] if llm.kv_overrides else file
+
+
+def _adapters(llm: Holder) -> list[Any] | None:
+    """Of which adapters: one alone as files of earlier versions have it."""
+    found = [[fingerprint(path), scale] for path, scale in llm._kv_adapters.files]
+    return found[0] if len(found) == 1 else found or None
 
 
 # ---- saving

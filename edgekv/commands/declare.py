@@ -1,0 +1,22 @@
+"""How an option is declared: its default and its name in the environment stand in its help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def option(*names: str, env: str | None, help: str, **attributes: Any) -> Decorator:
+    """An option whose default and environment name stand in its help."""
+    return click.option(
+        *names, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
+    )
+
+
+def llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
+    """An option of llama.cpp."""
+    return option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
