@@ -34,7 +34,7 @@ class Evaluation(LoadedModel):
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
             begin, clock = time.perf_counter(), self._kv and self._kv.clock
             if self._kv is None:
-                tokens = self._kv_with_window(tokens)
+                tokens = self._kv_with_missing(tokens)
                 self._kv_eval_whole(tokens)
             else:
                 self._kv_eval(self._kv, tokens)
@@ -50,8 +50,10 @@ class Evaluation(LoadedModel):
         """The parent's eval in batches, with progress; stopped in between it leaves the
         conversation as before.
         """
-        before = self.n_tokens
+        before, recurrent = self.n_tokens, None
         step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
+        if len(tokens) > 1:
+            recurrent = state.take_recurrent(self)
         try:
             for i in range(0, len(tokens), step):
                 if len(tokens) > 1:
@@ -63,24 +65,30 @@ class Evaluation(LoadedModel):
         except BaseException:
             self.n_tokens = before
             self._requires_eval = True
-            if not self._ctx.kv_cache_seq_rm(-1, before, -1):
-                self.reset()  # recurrent layers cannot go back
+            state.take_back(self, before, recurrent)
             raise
 
-    def _kv_with_window(self, tokens: list[int]) -> list[int]:
-        """`tokens`, or the whole conversation with them where entries of sliding windows are
-        missing.
+    def _kv_with_missing(self, tokens: list[int]) -> list[int]:
+        """`tokens`, or the whole conversation with them where the cache has not what they need.
 
-        A saved conversation has the last window only; llama.cpp goes on from an earlier place
-        without a word.
+        Recurrent layers cannot be taken back, neither by the parent nor where a step failed. Of
+        sliding windows a saved conversation has the last only; llama.cpp goes on from an earlier
+        place without a word.
         """
         model = self._model.model
+        can_go_back = self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1)
+        if not can_go_back or state.n_cached(self) < self.n_tokens:
+            self._ctx.kv_cache_clear()
+            return self._kv_from_beginning(tokens)
         n_swa = llama_cpp.llama_model_n_swa(model)
         if not n_swa or not self.n_tokens or llama_cpp.llama_model_is_hybrid(model):
             return tokens  # recurrent layers hold the last token only
         first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0)
         if 0 <= first <= max(self.n_tokens - n_swa + 1, 0):
             return tokens
+        return self._kv_from_beginning(tokens)
+
+    def _kv_from_beginning(self, tokens: list[int]) -> list[int]:
         before, self.n_tokens = self.input_ids[: self.n_tokens].tolist(), 0
         return [*before, *tokens]
 
