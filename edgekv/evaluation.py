@@ -34,8 +34,9 @@ class Evaluation(LoadedModel):
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
             begin, clock = time.perf_counter(), self._kv and self._kv.clock
             if self._kv is None:
+                n_before = self.n_tokens
                 tokens = self._kv_with_missing(tokens)
-                self._kv_eval_whole(tokens)
+                self._kv_eval_whole(tokens, n_before)
             else:
                 self._kv_eval(self._kv, tokens)
             self.n_evaluated += len(tokens)
@@ -46,11 +47,11 @@ class Evaluation(LoadedModel):
                     self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}
                 )  # a short turn may be appended as it is
 
-    def _kv_eval_whole(self, tokens: list[int]) -> None:
-        """The parent's eval in batches, with progress; stopped in between it leaves the
-        conversation as before.
+    def _kv_eval_whole(self, tokens: list[int], n_before: int) -> None:
+        """The parent's eval in batches, with progress; stopped in between it leaves a conversation
+        of n_before tokens, of which those that the cache has not are read again next time.
         """
-        before, recurrent = self.n_tokens, None
+        begin, recurrent = self.n_tokens, None
         step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
         if len(tokens) > 1:
             recurrent = state.take_recurrent(self)
@@ -63,9 +64,9 @@ class Evaluation(LoadedModel):
             if len(tokens) > 1:
                 self._kv_report(len(tokens), len(tokens))
         except BaseException:
-            self.n_tokens = before
+            self.n_tokens = n_before
             self._requires_eval = True
-            state.take_back(self, before, recurrent)
+            state.take_back(self, begin, recurrent)
             raise
 
     def _kv_with_missing(self, tokens: list[int]) -> list[int]:

@@ -60,6 +60,7 @@ def test_what_was_taken_back_is_read_again(folder, name):
     """The parent takes tokens back by counting them less, as after drafts that were refused."""
     llm, other = conversation(folder, name), whole(folder, name)
     llm.n_tokens = 60
+    assert cancelled(llm, tokens(llm, 100, 2)) and llm.n_tokens == 60
     llm.eval(tokens(llm, 40, 3))
     assert llm.n_tokens == 100
     other.eval([*tokens(llm, 100, 1)[:60], *tokens(llm, 40, 3)])
