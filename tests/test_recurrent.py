@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekv import EdgeKVError, llama_cpp
+from edgekv import BadInput, EdgeKVError, llama_cpp
+from edgekv.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tests import archs, recurrent
 from tests.engine import feed, load
 from tests.lib import nmse
@@ -120,3 +121,19 @@ def test_a_recurrent_state_of_another_place_is_refused(folder, tmp_path):
         struct.pack_into("<i", body, place, pos)
         put_together(path, header, body)
         refused(llm, path)
+
+
+def test_drafts_are_refused_where_recurrent_layers_are_compressed(folder):
+    """Those that were wrong could not be taken back."""
+    drafts = LlamaPromptLookupDecoding(num_pred_tokens=4)
+    with pytest.raises(BadInput, match="draft"):
+        whole(folder, "qwen35", kv_ratio=0.3, draft_model=drafts)
+    llm, other = whole(folder, "qwen35", draft_model=drafts), whole(folder, "qwen35")
+    with pytest.raises(BadInput, match="draft"):
+        llm.kv_set(ratio=0.3)
+    prompt = [5, 6, 7, 8] * 10
+    got, expected = (
+        [token for token, _ in zip(model.generate(prompt, temp=0), range(12), strict=False)]
+        for model in (llm, other)
+    )
+    assert got == expected
