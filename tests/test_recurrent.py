@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekv import BadInput, EdgeKVError, llama_cpp
+from edgekv import BadInput, EdgeKVError, llama_cpp, native
 from edgekv.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tests import archs, recurrent
 from tests.engine import feed, load
@@ -137,3 +137,16 @@ def test_drafts_are_refused_where_recurrent_layers_are_compressed(folder):
         for model in (llm, other)
     )
     assert got == expected
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_statistics_tell_the_recurrent_state_from_the_cache(folder, name):
+    llm, compressed = conversation(folder, name), conversation(folder, name, kv_ratio=0.5)
+    stats = llm.kv_stats()
+    assert stats.n_bytes_recurrent == compressed.kv_stats().n_bytes_recurrent > 0
+    assert stats.n_bytes + stats.n_bytes_recurrent == native.context_bytes(llm.ctx)[0]
+
+
+def test_a_model_without_a_cache_has_a_state(folder):
+    stats = conversation(folder, "mamba").kv_stats()
+    assert stats.n_bytes == stats.n_bytes_full == 0 < stats.n_bytes_recurrent
