@@ -6,7 +6,7 @@
 memory: a fresh process reads a short prompt, so that weights and compute buffers are in memory,
 forgets it, and reads a long one at a ratio of 0.2. Its largest resident size (VmHWM, set back
 before) over what it had before the long prompt stands beside `kv_stats().n_bytes_peak` and the
-full f16 cache. turns: the seconds of reading a second turn of 30 tokens, the least of the rounds.
+full f16 cache. turns: the seconds of reading a later turn of 30 tokens, the least of the rounds.
 Markdown goes to standard output, progress to standard error.
 """
 
@@ -174,20 +174,17 @@ def print_turns(options: argparse.Namespace) -> None:
 
 
 def turns(request: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds until the first token of a first turn, and of second turns whose text goes on, or has
+    """Seconds until the first token of a first turn, and of later turns whose text goes on, or has
     another answer in it, as where a template leaves thoughts out.
     """
     llm = load(request, kv_ratio=request["ratio"], kv_method="snapkv")
-    document, question = tokens(llm, request["tokens"] - N_TURN, 1), tokens(llm, N_TURN, 2)
-    turn = tokens(llm, N_TURN, 3)
-    found: dict[str, list[float]] = {"first": [], "on": [], "answer": []}
-    for _ in range(request["rounds"]):
-        for kind, n_said in (("on", N_ANSWER), ("answer", N_ANSWER // 2)):
-            llm.reset()
-            first, answer = until_first_token(llm, [*document, *question])
-            found["first"].append(first)
-            said = [*document, *question, *answer[:n_said]]
-            found[kind].append(until_first_token(llm, [*said, *turn])[0])
+    seconds, answer = until_first_token(llm, said := tokens(llm, request["tokens"], 1))
+    found: dict[str, list[float]] = {"first": [seconds], "on": [], "answer": []}
+    for kind, n_said in (("on", N_ANSWER), ("answer", N_ANSWER // 2)):
+        for seed in range(request["rounds"]):  # each behind the one before
+            said = [*said, *answer[:n_said], *tokens(llm, N_TURN, 10 + seed)]
+            seconds, answer = until_first_token(llm, said)
+            found[kind].append(seconds)
     return found
 
 
