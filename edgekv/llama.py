@@ -154,9 +154,11 @@ class Llama(Evaluation):
             )
             is_answered = have == tokens and not self._requires_eval
             # the last token of a prompt is always evaluated: the answer begins with its logits
+            n_shared = min(n_same(tokens, have), len(tokens) - 1)
             if (
                 not is_answered
-                and min(n_same(tokens, have), len(tokens) - 1) < self._kv.store.memory().fixed
+                and n_shared < self._kv.store.memory().fixed
+                and not self._kv_back_to_mark(n_shared)
             ):
                 self._checkpoints.restore(self, tokens)
         self._checkpoints.begin_turn(
@@ -166,6 +168,17 @@ class Llama(Evaluation):
             cuts, tokens, lambda token: self.detokenize([token], special=True)
         )
         return tokens
+
+    def _kv_back_to_mark(self, n_shared: int) -> bool:
+        """Take recurrent layers back to the state that was marked, if that is of no more than
+        n_shared tokens. Whether it was done.
+        """
+        assert self._kv is not None
+        n_mark = self._kv.store.memory().n_mark
+        if not 0 < n_mark <= n_shared or not self._ctx.kv_cache_seq_rm(-1, n_mark, -1):
+            return False
+        self.n_tokens, self._requires_eval = n_mark, True
+        return True
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if self._kv is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:

@@ -14,9 +14,9 @@ import pytest
 from edgekv import BadInput, EdgeKVError, llama_cpp, native
 from edgekv.llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from tests import archs, recurrent
-from tests.engine import feed, load
+from tests.engine import feed, load, logits
 from tests.lib import nmse
-from tests.test_archs import MAX_NMSE, SMALL, cancelled, tokens
+from tests.test_archs import ALL, MAX_NMSE, SMALL, cancelled, tokens
 from tests.test_session import parts, put_together, refused
 
 HYBRIDS = ("qwen35", "falcon-h1", "lfm2")
@@ -150,3 +150,15 @@ def test_statistics_tell_the_recurrent_state_from_the_cache(folder, name):
 def test_a_model_without_a_cache_has_a_state(folder):
     stats = conversation(folder, "mamba").kv_stats()
     assert stats.n_bytes == stats.n_bytes_full == 0 < stats.n_bytes_recurrent
+
+
+def test_a_short_turn_with_another_answer_is_read_from_its_beginning(folder):
+    llm, other = conversation(folder, "qwen35", kv_budget=ALL), whole(folder, "qwen35")
+    said = [*tokens(llm, 100, 1), *tokens(llm, 20, 2)]
+    answer = [token for token, _ in zip(llm.generate(said, temp=0), range(9), strict=False)]
+    before = llm.n_evaluated
+    said = [*said, *answer[:4], 7, *tokens(llm, 20, 3)]
+    next(llm.generate(said, temp=0))
+    assert llm.n_evaluated - before < 50
+    other.eval(said)
+    assert nmse(logits(llm), logits(other)) < MAX_NMSE
