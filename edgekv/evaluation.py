@@ -34,8 +34,9 @@ class Evaluation(LoadedModel):
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
             begin, clock = time.perf_counter(), self._kv and self._kv.clock
             if self._kv is None:
-                tokens = self._kv_with_window(tokens)
-                self._kv_eval_whole(tokens)
+                n_before = self.n_tokens
+                tokens = self._kv_with_missing(tokens)
+                self._kv_eval_whole(tokens, n_before)
             else:
                 self._kv_eval(self._kv, tokens)
             self.n_evaluated += len(tokens)
@@ -46,12 +47,14 @@ class Evaluation(LoadedModel):
                     self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}
                 )  # a short turn may be appended as it is
 
-    def _kv_eval_whole(self, tokens: list[int]) -> None:
-        """The parent's eval in batches, with progress; stopped in between it leaves the
-        conversation as before.
+    def _kv_eval_whole(self, tokens: list[int], n_before: int) -> None:
+        """The parent's eval in batches, with progress; stopped in between it leaves a conversation
+        of n_before tokens, of which those that the cache has not are read again next time.
         """
-        before = self.n_tokens
+        begin, recurrent = self.n_tokens, None
         step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
+        if len(tokens) > 1:
+            recurrent = state.take_recurrent(self)
         try:
             for i in range(0, len(tokens), step):
                 if len(tokens) > 1:
@@ -61,26 +64,32 @@ class Evaluation(LoadedModel):
             if len(tokens) > 1:
                 self._kv_report(len(tokens), len(tokens))
         except BaseException:
-            self.n_tokens = before
+            self.n_tokens = n_before
             self._requires_eval = True
-            if not self._ctx.kv_cache_seq_rm(-1, before, -1):
-                self.reset()  # recurrent layers cannot go back
+            state.take_back(self, begin, recurrent)
             raise
 
-    def _kv_with_window(self, tokens: list[int]) -> list[int]:
-        """`tokens`, or the whole conversation with them where entries of sliding windows are
-        missing.
+    def _kv_with_missing(self, tokens: list[int]) -> list[int]:
+        """`tokens`, or the whole conversation with them where the cache has not what they need.
 
-        A saved conversation has the last window only; llama.cpp goes on from an earlier place
-        without a word.
+        Recurrent layers cannot be taken back, neither by the parent nor where a step failed. Of
+        sliding windows a saved conversation has the last only; llama.cpp goes on from an earlier
+        place without a word.
         """
         model = self._model.model
+        can_go_back = self._ctx.kv_cache_seq_rm(-1, self.n_tokens, -1)
+        if not can_go_back or state.n_cached(self) < self.n_tokens:
+            self._ctx.kv_cache_clear()
+            return self._kv_from_beginning(tokens)
         n_swa = llama_cpp.llama_model_n_swa(model)
         if not n_swa or not self.n_tokens or llama_cpp.llama_model_is_hybrid(model):
             return tokens  # recurrent layers hold the last token only
         first = llama_cpp.llama_memory_seq_pos_min(llama_cpp.llama_get_memory(self.ctx), 0)
         if 0 <= first <= max(self.n_tokens - n_swa + 1, 0):
             return tokens
+        return self._kv_from_beginning(tokens)
+
+    def _kv_from_beginning(self, tokens: list[int]) -> list[int]:
         before, self.n_tokens = self.input_ids[: self.n_tokens].tolist(), 0
         return [*before, *tokens]
 

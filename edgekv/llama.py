@@ -280,6 +280,7 @@ class Llama(Evaluation):
             fresh = resolve(config, self.model_path)
             if fresh.compresses and self.context_params.embeddings:
                 raise BadInput(EMBEDDINGS)
+            self._kv_check_drafts(fresh)
             self._kv_check_memory(fresh)
             self._kv_config, self._kv_settings = config, fresh
             if self._kv is not None:

@@ -77,9 +77,10 @@ FAMILIES = {
 }
 
 
-def write(folder: Path, only: str = "") -> Path:
-    """Write all models into `folder` and return it. only: a regular expression of architectures."""
-    run(program("test-llama-archs"), "-o", folder, *(["-a", only] if only else []), timeout=900)
+def write(folder: Path, *names: str) -> Path:
+    """Write the models of some architectures, or of all, into `folder` and return it."""
+    for chosen in [["-a", name] for name in names] or [[]]:
+        run(program("test-llama-archs"), *chosen, "-o", folder, timeout=900)
     return folder
 
 

@@ -42,7 +42,8 @@ from edgekv.bench import (
 from edgekv.bench.expected import ExpectedBytes
 from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
 from edgekv.errors import BadInput, EdgeKVError
-from tests.engine import load, n_kept
+from tests.engine import load, logits, n_kept
+from tests.lib import nmse
 from tests.recurrent import write as write_recurrent
 
 LLAMA_BENCH_JSON = """
@@ -634,10 +635,43 @@ def test_shapes_have_the_weights_that_their_names_say():
     }
     for name, billions in wanted.items():
         shape = replace(synthetic.SHAPES[name], n_vocab=vocabularies[name])
-        n = sum(a * b for a, b in shape.matrices().values()) + sum(
-            n for n, _ in shape.vectors().values()
-        )
+        n = synthetic.n_bytes(shape, "f16") / 2
         assert n / 1e9 == pytest.approx(billions, abs=0.006), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3.5-0.8b", dict(n_delta=2, d_delta=32)),
+        ("gemma4-1b", dict(n_window=32)),
+        ("lfm2-moe-1b", dict(n_ff_expert=64)),
+    ],
+)
+@pytest.mark.parametrize("kind", ["q4_0", "q8_0", "f16"])
+def test_layers_of_several_kinds_load_and_are_compressed(tmp_path, name, options, kind):
+    shape = replace(
+        synthetic.SHAPES[name],
+        n_layer=12,
+        n_embd=256,
+        n_ff=128,
+        n_head=4,
+        n_head_kv=2,
+        d_head=64,
+        n_vocab=512,
+        **options,
+    )
+    assert synthetic.n_bytes(synthetic.SHAPES[name], "q8_0") > 0.5e9
+    path = tmp_path / "m.gguf"
+    synthetic.write(path, shape, kind)
+    llm, plain = load(path, kv_budget=1000), load(path)
+    for model in (llm, plain):
+        model.eval(list(range(6, 206)))
+    assert llm.kv_stats().mode == "layers" and len(llm._kv.full_layers) == 12 // shape.every
+    assert np.isfinite(logits(llm)).all() and nmse(logits(llm), logits(plain)) < 1e-2
+    llm.kv_set(ratio=0.2)
+    llm.reset()
+    llm.eval(list(range(6, 206)))
+    assert llm.kv_stats().n_kept == 40
 
 
 @pytest.mark.parametrize(("text", "says"), [("gpt-5", "llama-1b"), ("llama-1b:q2_k", "q4_0")])

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from tests import recurrent
+from edgekv import native
+from tests import gemma4, recurrent
 from tests.engine import load, logits
 from tests.test_cli import call
 
@@ -75,3 +76,18 @@ def test_people_are_told_once(mamba):
 def test_info_says_why(mamba):
     shape = json.loads(call("info", "-m", str(mamba), "--json").stdout)["model"]
     assert shape["mode"] == "uncompressed" and "recurrent" in shape["note"]
+
+
+def test_a_chat_says_what_it_holds(mamba):
+    done = call("chat", "-m", str(mamba), "-c", "512", "-n", "2", "-t", "1", stdin="aa\n/stats\n")
+    assert done.exit_code == 0 and "tokens kept" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_heads_of_two_sizes_take_what_llama_cpp_allocates(tmp_path, kind):
+    llm = load(gemma4.write(tmp_path / "gemma4.gguf"), kind, n_ctx=512)
+    llm.eval(list(range(6, 70)))
+    stats = llm.kv_stats()
+    n_values = 2 * (4 * 2 * gemma4.D_WINDOW + 2 * gemma4.D_FULL)  # K and V of a token
+    assert stats.n_bytes_full == 2 * n_values * 64
+    assert stats.n_bytes == native.context_bytes(llm.ctx)[0] == 8 * stats.n_bytes_used

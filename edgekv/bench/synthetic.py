@@ -1,8 +1,7 @@
 """Models of known shapes with random weights, for speed and memory only: they say nothing.
 
 Blocks are random bytes behind a fixed scale, written one tensor at a time, so that writing needs
-the memory of one tensor. The vocabulary is cut to 32,000, which leaves up to half a billion weights
-out of the token table; what a large one costs is not seen here.
+the memory of one tensor.
 """
 
 from __future__ import annotations
@@ -10,108 +9,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import gguf
 import numpy as np
 
+from edgekv.bench import mixed_shapes, shapes
+from edgekv.bench.shapes import Shape
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import size_text
 
-N_VOCAB = 32000
 BLOCK = 32
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a model. tied: the output shares the token table."""
-
-    name: str
-    arch: str
-    n_layer: int
-    n_embd: int
-    n_ff: int
-    n_head: int
-    n_head_kv: int
-    d_head: int
-    n_ctx: int = 131072
-    freq_base: float = 500000.0
-    qkv_bias: bool = False
-    tied: bool = False
-    n_vocab: int = N_VOCAB
-
-    def matrices(self) -> dict[str, tuple[int, int]]:
-        """By GGUF name: (n_out, n_in)."""
-        named = {"token_embd.weight": (self.n_vocab, self.n_embd)}
-        if not self.tied:
-            named["output.weight"] = (self.n_vocab, self.n_embd)
-        n_q, n_kv = self.n_head * self.d_head, self.n_head_kv * self.d_head
-        layer = {
-            "attn_q": (n_q, self.n_embd),
-            "attn_k": (n_kv, self.n_embd),
-            "attn_v": (n_kv, self.n_embd),
-            "attn_output": (self.n_embd, n_q),
-            "ffn_gate": (self.n_ff, self.n_embd),
-            "ffn_up": (self.n_ff, self.n_embd),
-            "ffn_down": (self.n_embd, self.n_ff),
-        }
-        return named | {
-            f"blk.{il}.{part}.weight": size
-            for il in range(self.n_layer)
-            for part, size in layer.items()
-        }
-
-    def vectors(self) -> dict[str, tuple[int, float]]:
-        """By GGUF name: (size, value): norms are 1, biases 0."""
-        named = {"output_norm.weight": (self.n_embd, 1.0)}
-        for il in range(self.n_layer):
-            named |= {
-                f"blk.{il}.{part}_norm.weight": (self.n_embd, 1.0) for part in ("attn", "ffn")
-            }
-            if self.qkv_bias:
-                sizes = {
-                    "q": self.n_head * self.d_head,
-                    "k": self.n_head_kv * self.d_head,
-                    "v": self.n_head_kv * self.d_head,
-                }
-                named |= {f"blk.{il}.attn_{part}.bias": (n, 0.0) for part, n in sizes.items()}
-        return named
-
-
-SHAPES = {
-    "llama-1b": Shape("Llama-3.2-1B", "llama", 16, 2048, 8192, 32, 8, 64, tied=True),
-    "llama-3b": Shape("Llama-3.2-3B", "llama", 28, 3072, 8192, 24, 8, 128, tied=True),
-    "llama-8b": Shape("Llama-3.1-8B", "llama", 32, 4096, 14336, 32, 8, 128),
-    "qwen-1.5b": Shape(
-        "Qwen2.5-1.5B",
-        "qwen2",
-        28,
-        1536,
-        8960,
-        12,
-        2,
-        128,
-        n_ctx=32768,
-        freq_base=1e6,
-        qkv_bias=True,
-        tied=True,
-    ),
-    "qwen-7b": Shape(
-        "Qwen2.5-7B",
-        "qwen2",
-        28,
-        3584,
-        18944,
-        28,
-        4,
-        128,
-        n_ctx=131072,
-        freq_base=1e6,
-        qkv_bias=True,
-    ),
-    "tiny": Shape("nothing", "llama", 4, 256, 512, 4, 2, 64, n_ctx=8192, tied=True, n_vocab=512),
-}
-"""Sizes as the models' own configurations give them."""
+SHAPES = shapes.SHAPES | mixed_shapes.SHAPES
 
 
 def _q4_0(rng: np.random.Generator, n_out: int, n_in: int) -> np.ndarray:
@@ -165,8 +75,10 @@ def parse(text: str) -> tuple[Shape, str]:
 
 def n_bytes(shape: Shape, kind: str) -> int:
     """Size of the weights."""
-    matrices = sum(n_out * TYPES[kind].row_bytes(n_in) for n_out, n_in in shape.matrices().values())
-    return matrices + 4 * sum(n for n, _ in shape.vectors().values())
+    matrices = sum(
+        prod(outer) * TYPES[kind].row_bytes(n_in) for *outer, n_in in shape.matrices().values()
+    )
+    return matrices + 4 * sum(prod(sizes) for sizes, _ in shape.vectors().values())
 
 
 def write(path: Path, shape: Shape, kind: str = "q4_0", seed: int = 0) -> None:
@@ -178,16 +90,16 @@ def write(path: Path, shape: Shape, kind: str = "q4_0", seed: int = 0) -> None:
             f" {path.parent}; let TMPDIR name a larger disk"
         )
     writer = gguf.GGUFWriter(str(path), shape.arch)
-    _add_hyperparameters(writer, shape)
+    shape.describe(writer)
     _add_tokenizer(writer, shape.n_vocab)
     stored = TYPES[kind]
-    for name, (n, _) in shape.vectors().items():
-        writer.add_tensor_info(name, (n,), np.dtype(np.float32), 4 * n)
-    for name, (n_out, n_in) in shape.matrices().items():
+    for name, (sizes, _) in shape.vectors().items():
+        writer.add_tensor_info(name, sizes, np.dtype(np.float32), 4 * prod(sizes))
+    for name, (*outer, n_in) in shape.matrices().items():
         size = stored.row_bytes(n_in)
         width, dtype = (n_in, np.float16) if kind == "f16" else (size, np.uint8)
         writer.add_tensor_info(
-            name, (n_out, width), np.dtype(dtype), n_out * size, raw_dtype=stored.kind
+            name, (*outer, width), np.dtype(dtype), prod(outer) * size, raw_dtype=stored.kind
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -198,26 +110,10 @@ def write(path: Path, shape: Shape, kind: str = "q4_0", seed: int = 0) -> None:
 
 
 def _data(shape: Shape, stored: Type, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    for n, value in shape.vectors().values():
-        yield np.full(n, value, np.float32)
-    for n_out, n_in in shape.matrices().values():
-        yield stored.make(rng, n_out, n_in)
-
-
-def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    writer.add_name(f"random weights in the shape of {shape.name}")
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_block_count(shape.n_layer)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_rope_dimension_count(shape.d_head)
-    writer.add_key_length(shape.d_head)
-    writer.add_value_length(shape.d_head)
-    writer.add_rope_freq_base(shape.freq_base)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(shape.n_vocab)
+    for sizes, value in shape.vectors().values():
+        yield np.full(sizes, value, np.float32)
+    for *outer, n_in in shape.matrices().values():
+        yield stored.make(rng, prod(outer), n_in).reshape(*outer, -1)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, n_vocab: int) -> None:

@@ -137,6 +137,8 @@ def _kept(stats: KVStats) -> str:
     if not stats.n_seen:
         return "0"
     heads = stats.kept[stats.kept.any(axis=1)]
+    if not heads.size:
+        return "none: no layer has a cache"
     return (
         f"{percent(stats.n_kept, stats.n_seen)}: {stats.n_kept:,.0f} per KV head on average, "
         f"from {int(heads.min()):,} to {int(heads.max()):,}"

@@ -149,6 +149,7 @@ class LoadedModel(llama_cpp.Llama):
             self._kv_adapters.attach(self._ctx.ctx)
             self._kv_check_kind(bool(kwargs.get("embedding")))
             self._kv_attach(compress)
+            self._kv_check_drafts(self._kv_settings)
             self._kv_check_memory(self._kv_settings)
         except BadInput:
             self.close()
@@ -239,6 +240,19 @@ class LoadedModel(llama_cpp.Llama):
             lambda text: model.tokenize(text.encode(), add_bos=False, special=False),
         )
         self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
+
+    def _kv_check_drafts(self, settings: Settings) -> None:
+        """Raises BadInput if drafts could not be taken back from the compressed cache."""
+        if (
+            settings.compresses
+            and self.draft_model is not None
+            and llama_cpp.llama_model_is_hybrid(self._model.model)
+            and not native.why_unsupported(self._model.model)
+        ):
+            raise BadInput(
+                "recurrent layers cannot take drafts back from a compressed cache: leave"
+                " draft_model out, or kv_ratio at 1"
+            )
 
     def _kv_check_memory(self, settings: Settings) -> None:
         """Raises BadInput if the cache cannot stay within `kv_memory`, whatever the prompt."""

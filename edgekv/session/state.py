@@ -49,6 +49,35 @@ def take(llm: Holder) -> State:
     return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
 
 
+def take_recurrent(llm: Holder) -> Any:
+    """A copy of what llama.cpp's own cache cannot take back token by token: the state of recurrent
+    layers, and sliding windows beside it. None where there are no recurrent layers.
+
+    Raises EdgeKVError if it cannot be read.
+    """
+    ctx, model, some = llm._ctx.ctx, llm._model.model, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    is_recurrent = llama_cpp.llama_model_is_recurrent(model)
+    if not is_recurrent and not llama_cpp.llama_model_is_hybrid(model):
+        return None
+    data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size_ext(ctx, 0, some))()
+    if llama_cpp.llama_state_seq_get_data_ext(ctx, data, len(data), 0, some) != len(data):
+        raise EdgeKVError("llama.cpp could not save its state")
+    return data
+
+
+def take_back(llm: Holder, n_tokens: int, recurrent: Any) -> None:
+    """Take llama.cpp's own cache back to its first n_tokens, as far as that can be done.
+
+    recurrent: what `take_recurrent` returned when it held as many, or None.
+    """
+    ctx, some = llm._ctx.ctx, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    if recurrent is not None and not llama_cpp.llama_state_seq_set_data_ext(
+        ctx, recurrent, len(recurrent), 0, some
+    ):
+        llm._ctx.kv_cache_clear()  # attention alone has them still
+    llm._ctx.kv_cache_seq_rm(-1, n_tokens, -1)
+
+
 def n_cached(llm: Holder) -> int:
     """Tokens in the cache, which may be more than those of the conversation."""
     if llm._kv is not None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgekv import native
 from edgekv.budget.memory import reserve
 from edgekv.memory.sizes import size_text
 from edgekv.model import facts
+from edgekv.native import llama_cpp
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
@@ -26,9 +28,11 @@ def type_names(llm: Holder) -> tuple[str, str]:
 
 def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
     """Statistics of llama.cpp's own cache: every row of every token, allocated for the whole
-    context at the start.
+    context at the start. What is allocated is asked of llama.cpp; its parts are in proportion to
+    tokens.
     """
-    info, (type_k, type_v) = facts.model_shape(llm._model.model), type_names(llm)
+    model, (type_k, type_v) = llm._model.model, type_names(llm)
+    info = facts.model_shape(model)
     types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
     params = llm.context_params
 
@@ -40,9 +44,16 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
         n * (row(params.type_k, info["d_head_k"]) + row(params.type_v, info["d_head_v"]))
         for n in info["n_head_kv"]
     )
-    allocated, in_f16 = (
-        per_token * llm.n_ctx(),
-        2 * sum(info["n_head_kv"]) * (info["d_head_k"] + info["d_head_v"]),
+    cache, computed = native.context_bytes(llm._ctx.ctx)[0], per_token * llm.n_ctx()
+    has_state = llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
+    recurrent = max(cache - computed, 0) if has_state else 0
+    allocated = cache - recurrent  # less or more than computed if heads have several sizes
+    used, in_f16 = (
+        n * llm.n_tokens * allocated // max(computed, 1)
+        for n in (
+            per_token,
+            2 * sum(info["n_head_kv"]) * (info["d_head_k"] + info["d_head_v"]),
+        )
     )
     kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)
     return KVStats(
@@ -55,8 +66,9 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
         type_k=type_k,
         type_v=type_v,
         n_bytes_peak=allocated,
-        n_bytes_full=in_f16 * llm.n_tokens,
-        n_bytes_used=per_token * llm.n_tokens,
+        n_bytes_full=in_f16,
+        n_bytes_used=used,
+        n_bytes_recurrent=recurrent,
         n_ctx=llm.n_ctx(),
         prefill_ms=prefill_ms,
         compress_ms=0.0,

@@ -8,6 +8,11 @@ for each of one or two caches:
     streams (1), cells; per cell: position, sequences (1), [3 numbers,] sequence
     transposed, layers; per layer: type, bytes of a row, the rows of K; the same of V
     (transposed: type, bytes of a value, values of a row, and the values of all rows)
+
+Recurrent layers stand behind these caches, or alone:
+
+    cells (1, or 0 in an empty conversation); position, sequences (0)
+    transposed (0), layers; twice per layer that has a state: type, bytes of a row, the row
 """
 
 from __future__ import annotations
@@ -31,9 +36,11 @@ _PIECE = 1 << 18  # bytes that are looked at together
 def check(model: Any, data: memoryview, n_tokens: int) -> None:
     """Raises ValueError unless `data` is a state of `n_tokens` tokens that holds numbers only.
 
-    model: a llama_model. Caches of other kinds (recurrent, latent, ...) are not looked into.
+    model: a llama_model. Caches of other kinds (latent, ...) are not looked into.
     """
-    if native.why_unsupported(model):
+    is_recurrent = llama_cpp.llama_model_is_recurrent(model)
+    is_hybrid = llama_cpp.llama_model_is_hybrid(model)
+    if native.why_unsupported(model) and not is_recurrent:
         return
     several = llama_cpp.llama_model_rope_type(model) in (
         llama_cpp.LLAMA_ROPE_TYPE_MROPE,
@@ -43,9 +50,12 @@ def check(model: Any, data: memoryview, n_tokens: int) -> None:
     state.numbers(
         "2I"
     )  # a magic number, which llama.cpp looks at, and a sequence, which it does not
-    _check_cache(state, n_tokens, several, n_tokens)
-    if state.left:  # the sliding-window layers'
-        _check_cache(state, n_tokens, several, None)
+    if not is_recurrent:
+        _check_cache(state, n_tokens, several, n_tokens)
+        if llama_cpp.llama_model_n_swa(model) if is_hybrid else state.left:
+            _check_cache(state, n_tokens, several, None)  # the sliding-window layers'
+    if is_recurrent or is_hybrid:
+        _check_recurrent(state, n_tokens)
     if state.left:
         raise ValueError("something stands behind its end")
 
@@ -89,6 +99,17 @@ def _check_cache(state: _State, n_tokens: int, several: bool, n_expected: int | 
     transposed, n_layers = state.numbers("2I")
     for is_transposed in chain(repeat(0, n_layers), repeat(transposed, n_layers)):
         _check_rows(state, is_transposed, n_cells)
+
+
+def _check_recurrent(state: _State, n_tokens: int) -> None:
+    (n_cells,) = state.numbers("I")
+    if n_cells != min(n_tokens, 1):
+        raise ValueError("it is not of as many tokens")
+    if n_cells and state.numbers("iI") != (n_tokens - 1, 0):
+        raise ValueError("its positions are not those of its tokens")
+    transposed, _ = state.numbers("2I")
+    while state.left:
+        _check_rows(state, transposed, n_cells)
 
 
 def _check_rows(state: _State, is_transposed: int, n_rows: int) -> None:
