@@ -212,6 +212,12 @@ class Llama(Evaluation):
         with self._guard.use():
             return super().sample(*args, **kwargs)
 
+    def set_n_threads(self, n_threads: int) -> None:
+        """CPU threads that write tokens from now on; a prompt is read by as many as before."""
+        with self._guard.use():
+            n_batch = self.context_params.n_threads_batch
+            native.llama_cpp.llama_set_n_threads(self.ctx, n_threads, n_batch)
+
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """As the parent's."""
         with self._guard.use():

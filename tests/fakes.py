@@ -61,6 +61,9 @@ class FakeLlama:
     ) -> None:
         self._ratio = self._ratio if ratio is None else ratio
 
+    def set_n_threads(self, n_threads: int) -> None:
+        pass
+
     def kv_cancel(self, cancel: bool = True) -> None:
         self._cancelled = cancel
 

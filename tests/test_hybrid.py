@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgekv import native
 from edgekv.errors import EdgeKVError
 from tests import archs
 from tests.engine import feed, load, logits
@@ -94,6 +95,15 @@ def test_a_step_that_fails_leaves_a_conversation_or_none(model):
     expected.eval(prompt)
     expected.eval(some(50, 2))
     assert nmse(feed(llm, more), feed(expected, more)) < 1e-9
+
+
+@pytest.mark.slow
+def test_a_models_heads_are_those_of_its_store(tmp_path):
+    for path in sorted(archs.write(tmp_path, "h1|nemotron_h|jamba|lfm2|granitehybrid").glob("*")):
+        llm = load(path, kv_budget=ALL, n_ctx=256)
+        heads = [layer.n_head_kv for layer in llm._kv.store.layers]
+        assert native.model_heads(llm._model.model) == heads, path.stem
+        llm.close()
 
 
 def test_what_the_state_takes_is_said(model):

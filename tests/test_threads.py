@@ -66,3 +66,13 @@ def test_a_model_with_nothing_to_do_takes_no_processor_time(tiny, text, ratio):
     begin = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - begin < 0.05
+
+
+def test_the_threads_that_write_can_be_changed(tiny, text):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
+    llm.eval(list(text(200)))
+    llm.set_n_threads(2)
+    from edgekv.native import llama_cpp as native
+
+    assert native.llama_n_threads(llm.ctx) == 2
+    assert native.llama_n_threads_batch(llm.ctx) == llm.context_params.n_threads_batch

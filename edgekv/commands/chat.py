@@ -16,6 +16,7 @@ from edgekv.commands.options import (
     engine_options,
     sampling_options,
 )
+from edgekv.commands.pace import Pace
 from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import or_larger
 from edgekv.commands.template import warnings
@@ -41,6 +42,8 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
     conversation.learn = lambda share: load.learn(
         replace(engine, kv=replace(engine.kv, ratio=share))
     )
+    if engine.threads is None:
+        conversation.pace = Pace(load.count_threads(None))
     for line in warnings(llm, conversation.template, engine.ctx_size):
         slash.say(line)
     if not terminal.is_interactive():

@@ -225,6 +225,8 @@ int32_t edgekv_n_head_kv(const llama_model & model, int32_t il) {
     const auto & hp = model.hparams;
     if (il < 0 || il >= (int32_t) hp.n_layer()) return 0;
     const bool both = model.arch == LLM_ARCH_FALCON_H1; // each layer attends and recurs
+    const bool parts = model.arch == LLM_ARCH_NEMOTRON_H || model.arch == LLM_ARCH_NEMOTRON_H_MOE; // or is a feed-forward part
+    if (parts && hp.n_ff(il) > 0) return 0;
     return (hp.is_recr(il) && !both) || read_by(hp, il) != il ? 0 : (int32_t) hp.n_head_kv(il);
 }
 
