@@ -27,6 +27,26 @@ WAYS: tuple[dict[str, Any], ...] = (
 )
 
 
+AT_THE_END = """
+import sys
+from edgekv import Llama
+llm = Llama(sys.argv[1], n_ctx=512, kv_ratio=0.5, verbose=False)
+llm.eval(list(range(10, 200)))
+Llama.last = llm  # goes with the module, when nothing can be imported any more
+print(llm.n_tokens)
+"""
+
+
+def test_a_program_may_end_without_closing_its_model(tiny):
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_END, str(tiny("llama-gqa"))],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "190\n", "")
+
+
 # ---- arguments
 
 

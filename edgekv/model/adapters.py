@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -110,11 +110,13 @@ class Adapters:
     def __init__(self, files: Sequence[Adapter]) -> None:
         self.files = list(files)
         self._loaded: list[Any] = []
+        self._free: Callable[[Any], None] | None = None
 
     def load(self, model: Any) -> None:
         """Read the files for a llama_model. Raises BadInput for one that is not for this model."""
         from edgekv.native import llama_cpp
 
+        self._free = llama_cpp.llama_adapter_lora_free  # nothing is imported when Python ends
         for file in self.files:
             logged_error()  # an older one explains nothing
             loaded = llama_cpp.llama_adapter_lora_init(model, os.fsencode(file.path))
@@ -135,7 +137,5 @@ class Adapters:
 
     def close(self) -> None:
         """Give their memory back; no context computes any more."""
-        from edgekv.native import llama_cpp
-
-        while self._loaded:
-            llama_cpp.llama_adapter_lora_free(self._loaded.pop())
+        while self._loaded and self._free:
+            self._free(self._loaded.pop())
