@@ -53,6 +53,8 @@ class Engine:
         """
         self.clock = StageClock()
         """What compressing the last prompt took."""
+        self.recurs = store.memory().bytes_recurrent > 0
+        """Some layers are recurrent."""
         self.can_cut = True
         """No prompt has shown yet that the model's graph cannot be cut into layers."""
         self.hidden = ""
@@ -230,12 +232,16 @@ class Engine:
             p.keep(keep)  # last, when the others have made room
         return counts
 
+    def _recent_begin(self, info: native.MemoryInfo) -> int:
+        """Tokens in front of the recent buffer."""
+        return max(info.boundary, min(self.memory.compressed_at, info.n_past))
+
     def recent_is_full(self, n_more: int) -> bool:
         """Whether `n_more` tokens would make the recent buffer too long, so that it has to be
         compressed.
         """
         info, s = self.store.memory(), self.settings
-        begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
+        begin = self._recent_begin(info)
         return info.n_past > 0 and info.n_past + n_more - begin > max(s.tail, s.window)
 
     def mark_recent(self, n_more: int) -> None:
@@ -243,10 +249,10 @@ class Engine:
         many tokens to go. `compress_recent` reads the last ones again, and there is no other way
         back.
         """
-        info, s = self.store.memory(), self.settings
-        if not info.bytes_recurrent:
+        if not self.recurs:
             return
-        begin = max(info.boundary, min(self.memory.compressed_at, info.n_past))
+        info, s = self.store.memory(), self.settings
+        begin = self._recent_begin(info)
         least = begin + max(s.tail, s.window) - s.window
         if info.n_past + n_more > least and info.n_mark < min(least, info.n_past):
             self.store.mark()
@@ -259,7 +265,7 @@ class Engine:
         many.
         """
         info, n = self.store.memory(), min(self.settings.window, len(tokens))
-        if info.bytes_recurrent:
+        if self.recurs:
             if info.n_mark < 0 or info.n_past - info.n_mark < n:
                 return
             n = info.n_past - info.n_mark

@@ -5,7 +5,7 @@ to its recent buffer, which is compressed in turn when it grows too long.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,6 +17,8 @@ from edgekv.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError
 from edgekv.model.loaded import LoadedModel
 from edgekv.session import state
+
+AS_BEFORE = "the conversation is as before"
 
 
 class Evaluation(LoadedModel):
@@ -141,15 +143,16 @@ class Evaluation(LoadedModel):
             kv.store.mark()  # a turn begins: its answer may be wanted again
         kv.mark_recent(len(tokens))
         self._batch.set_batch(batch=tokens, n_past=self.n_tokens, logits_all=self._logits_all)
-        try:
-            with _told_why():
-                self._ctx.decode(self._batch)
-        except EdgeKVError as error:
-            if kv.store.memory().n_past == self.n_tokens:
-                raise
-            self.reset()  # recurrent layers had gone on already
-            raise EdgeKVError(f"{error.args[0].split(';')[0]}; the conversation is lost") from None
+        with _told_why(lambda: self._kv_outcome(kv)):
+            self._ctx.decode(self._batch)
         self._kv_accept(tokens, n_logits=len(tokens) if self._logits_all else 1)
+
+    def _kv_outcome(self, kv: Engine) -> str:
+        """What a step that failed has left; the bookkeeping follows the store."""
+        if kv.store.memory().n_past == self.n_tokens:
+            return AS_BEFORE
+        self.reset()  # recurrent layers had gone on already, and know no way back
+        return "the conversation is lost"
 
     def _kv_accept(self, tokens: list[int], n_logits: int) -> None:
         end = self.n_tokens + len(tokens)
@@ -165,14 +168,15 @@ class Evaluation(LoadedModel):
 
 
 @contextmanager
-def _told_why() -> Iterator[None]:
-    """A `with` block that decodes: a failure becomes an EdgeKVError that says why."""
+def _told_why(outcome: Callable[[], str] = lambda: AS_BEFORE) -> Iterator[None]:
+    """A `with` block that decodes: a failure becomes an EdgeKVError that says why, and what it
+    left.
+    """
     try:
         yield
     except RuntimeError as error:
-        raise EdgeKVError(
-            f"{native.context_error() or error}; the conversation is as before"
-        ) from error
+        why = native.context_error() or error
+        raise EdgeKVError(f"{why}; {outcome()}") from error
 
 
 def _cut(tokens: list[int], cuts: list[int]) -> list[list[int]]:

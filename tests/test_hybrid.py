@@ -106,6 +106,23 @@ def test_a_models_heads_are_those_of_its_store(tmp_path):
         llm.close()
 
 
+@pytest.mark.parametrize(("n", "outcome"), [(3, "as before"), (1, "lost")])
+def test_a_step_that_stops_half_way_says_what_it_left(model, n, outcome):
+    """A turn begins with a mark, which is put back; a token of an answer has none."""
+    from edgekv.native import llama_cpp
+
+    llm, prompt = opened(model), some(N_PROMPT, 1)
+    llm.eval(prompt)
+    stop = llama_cpp.ggml_abort_callback(lambda data: True)
+    llama_cpp.llama_set_abort_callback(llm.ctx, stop, None)
+    with pytest.raises(EdgeKVError, match=f"stopped; the conversation is {outcome}"):
+        llm.eval(some(n, 2))
+    llama_cpp.llama_set_abort_callback(llm.ctx, llama_cpp.ggml_abort_callback(), None)
+    assert llm.n_tokens == (N_PROMPT if outcome == "as before" else 0)
+    llm.eval([*prompt[llm.n_tokens :], *some(5, 3)])
+    assert nmse(logits(llm), fresh(model, [*prompt, *some(5, 3)])) < 1e-6
+
+
 def test_what_the_state_takes_is_said(model):
     llm = opened(model)
     llm.eval(some(N_PROMPT, 1))

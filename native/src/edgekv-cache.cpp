@@ -133,7 +133,7 @@ void edgekv_mark(llama_memory_i * mem) {
 template <typename T>
 std::map<ggml_backend_buffer_type_t, size_t> edgekv_cache<T>::memory_breakdown() const {
     std::map<ggml_backend_buffer_type_t, size_t> r;
-    for (const auto & l : store->layers) if (l) r[l->buft] += l->t.n_bytes();
+    for (const auto & l : store->layers) r[l->buft] += l->t.n_bytes();
     const auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this));
     if (recr) for (const auto & [buft, n] : recr->memory_breakdown()) r[buft] += n;
     return r;

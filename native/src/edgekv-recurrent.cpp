@@ -28,16 +28,20 @@ size_t edgekv_recurrent_bytes(llama_memory_i * mem) {
 
 llama_pos edgekv_recurrent_past(const llama_memory_recurrent & m) { return m.seq_pos_max(0) + 1; }
 
-void edgekv_recurrent_rows::save(const llama_memory_recurrent & m, size_t begin, size_t end) {
+void edgekv_recurrent_rows::make(const llama_memory_recurrent & m, size_t begin, size_t end) {
     rows.clear();
     for (const auto * layers : { &m.r_l, &m.s_l, &m.p_l }) {
         for (size_t il = begin; il < std::min(end, layers->size()); ++il) {
             ggml_tensor * t = (*layers)[il];
             if (!t || ggml_nbytes(t) == 0) continue;
             rows.emplace_back(t, std::vector<char>(ggml_nbytes(t)));
-            ggml_backend_tensor_get(t, rows.back().second.data(), 0, ggml_nbytes(t));
         }
     }
+}
+
+void edgekv_recurrent_rows::save(const llama_memory_recurrent & m, size_t begin, size_t end) {
+    make(m, begin, end);
+    for (auto & [t, x] : rows) ggml_backend_tensor_get(t, x.data(), 0, x.size());
 }
 
 void edgekv_recurrent_rows::restore() const {
@@ -73,7 +77,8 @@ void edgekv_recurrent_state::write(llama_io_write_i & io) const {
 }
 
 void edgekv_recurrent_state::read(llama_memory_recurrent * m, llama_io_read_i & io) {
-    save(m);
+    clear();
+    memory = m;
     llama_pos n;
     io.read(&n, sizeof(n));
     if (n < 0) throw std::runtime_error("the state is damaged");
@@ -82,13 +87,11 @@ void edgekv_recurrent_state::read(llama_memory_recurrent * m, llama_io_read_i & 
         cell.pos = n - 1;
         cell.src = cell.src0 = cell.tail = 0;
         cell.seq_id.insert(0);
-        rows.save(*m, 0, m->r_l.size());
+        rows.make(*m, 0, m->r_l.size());
         for (auto & [t, x] : rows.rows) {
             io.read(x.data(), x.size());
             if (!plausible(*t, x)) throw std::runtime_error("the state is damaged");
         }
-    } else {
-        rows = {};
     }
     cells.assign(1, cell);
     head = 0; used = n > 0; this->n = n > 0; rs_z = -1;

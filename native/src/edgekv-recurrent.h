@@ -20,7 +20,8 @@ size_t edgekv_recurrent_bytes(llama_memory_i * mem);
 struct edgekv_recurrent_rows {
     std::vector<std::pair<ggml_tensor *, std::vector<char>>> rows;
 
-    void   save(const llama_memory_recurrent & m, size_t begin, size_t end); // throws std::bad_alloc
+    void   make(const llama_memory_recurrent & m, size_t begin, size_t end); // throws std::bad_alloc
+    void   save(const llama_memory_recurrent & m, size_t begin, size_t end); // the same, filled
     void   restore() const;
     size_t n_bytes() const;
 };

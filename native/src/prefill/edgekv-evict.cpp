@@ -35,7 +35,7 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
         const int32_t n = (int32_t) (l.len[k] + prompt.n_tokens);
         base[k] = s.first(l, k);
         if (l.n_swa) { // what the next token may see, and a little for short rewinds
-            for (int32_t r = std::max(0, n - l.n_swa - 64); r < n; ++r) lists[k].push_back(r);
+            for (int32_t r = std::max(0, n - l.n_swa - EDGEKV_SWA_SLACK); r < n; ++r) lists[k].push_back(r);
             continue;
         }
         if (counts[k] < 0 || counts[k] > n) throw edgekv_error { EDGEKV_INVALID, "a head cannot keep " + std::to_string(counts[k]) + " of " + std::to_string(n) + " rows" };

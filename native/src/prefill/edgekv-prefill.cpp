@@ -188,8 +188,10 @@ void edgekv_prefill::run_chunks(int slice) {
     edgekv_recurrent_rows at_end; // of the prompt: each piece goes on there, and the conversation
     for (const auto & c : chunks.all()) {
         const bool is_piece = c.first >= p.n_tokens;
-        if (recurrent && is_piece && at_end.rows.empty()) at_end.save(*recurrent, begin, end);
-        if (is_piece && c.row == p.n_tokens) at_end.restore();
+        if (recurrent && is_piece && c.row == p.n_tokens) { // a piece begins; the first one finds it so
+            if (at_end.rows.empty()) at_end.save(*recurrent, begin, end);
+            else                     at_end.restore();
+        }
         slices.run(c, slice);
         for (int l = begin; l < end; ++l) observers.observe(c, l);
         ++n_done;

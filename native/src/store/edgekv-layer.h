@@ -27,6 +27,9 @@ struct edgekv_tensors {
     void copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src, const std::vector<int32_t> & dst, const std::vector<int32_t> & n);
 };
 
+// rows behind the window that a layer with one keeps, so that short rewinds are exact
+constexpr int32_t EDGEKV_SWA_SLACK = 64;
+
 struct edgekv_layer {
     int       il = 0, n_head = 0, n_head_kv = 0, d_k = 0, d_v = 0; // a layer without attention has no heads
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;

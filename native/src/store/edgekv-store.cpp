@@ -9,7 +9,6 @@
 #include <stdexcept>
 
 static constexpr int32_t TAIL_STEP = 64; // rows per head that a full tail grows by
-static constexpr int32_t SWA_SLACK = 64; // rows behind the window that stay, so that short rewinds are exact
 
 edgekv_store::edgekv_store()
     : graph_attend(edgekv_switches::graph_attend()), node_attend(edgekv_switches::node_attend()) {}
@@ -17,7 +16,7 @@ edgekv_store::~edgekv_store() { if (active) active->lose_context(); }
 
 size_t edgekv_store::n_bytes() const {
     size_t n = 0;
-    for (const auto & l : layers) if (l) n += l->t.n_bytes() + l->row_pos.n_bytes();
+    for (const auto & l : layers) n += l->t.n_bytes() + l->row_pos.n_bytes();
     return n;
 }
 
@@ -25,7 +24,7 @@ void edgekv_store::note_peak(size_t n_bytes_extra) { n_bytes_peak = std::max(n_b
 
 // drop the oldest rows of a sliding-window layer that no token from n_past on (less the slack) can see
 static void drop_window(edgekv_layer & l, llama_pos n_past) {
-    const int32_t n_keep = l.n_swa + SWA_SLACK;
+    const int32_t n_keep = l.n_swa + EDGEKV_SWA_SLACK;
     if (l.n_swa == 0 || l.len_max() <= n_keep) return;
     (void) n_past;
     std::vector<std::vector<int32_t>> keep(l.n_head_kv);
@@ -41,7 +40,6 @@ static void drop_window(edgekv_layer & l, llama_pos n_past) {
 
 void edgekv_store::reserve_tail(int32_t n) {
     for (auto & l : layers) {
-        if (!l) continue;
         bool fits = true;
         for (int k = 0; k < l->n_head_kv; ++k) fits = fits && l->len[k] + n <= l->cap[k];
         if (fits) continue;
@@ -58,7 +56,6 @@ void edgekv_store::reserve_tail(int32_t n) {
 
 void edgekv_store::append(const llama_pos * pos, int32_t n) {
     for (auto & l : layers) {
-        if (!l) continue;
         for (int k = 0; k < l->n_head_kv; ++k) {
             l->pos[k].insert(l->pos[k].end(), pos, pos + n);
             l->len[k] += n;
@@ -67,14 +64,14 @@ void edgekv_store::append(const llama_pos * pos, int32_t n) {
     n_past = pos[n - 1] + 1;
 }
 
-void edgekv_store::place_pos() { for (auto & l : layers) if (l) l->place_pos(n_past); }
+void edgekv_store::place_pos() { for (auto & l : layers) l->place_pos(n_past); }
 
 bool edgekv_store::trim(llama_pos p0) {
     if (p0 >= n_past) return true;
     if (p0 <= 0) { clear(); return true; }
     if (p0 < boundary) return false;
     for (const auto & l : layers) { // a window that has moved on cannot come back
-        if (!l || l->n_swa == 0 || l->len_max() == 0) continue;
+        if (l->n_swa == 0 || l->len_max() == 0) continue;
         const llama_pos oldest = l->pos[0].front();
         if (oldest > 0 && oldest > p0 - l->n_swa + 1) return false;
     }
@@ -84,7 +81,6 @@ bool edgekv_store::trim(llama_pos p0) {
 
 void edgekv_store::take_back(llama_pos p0) noexcept {
     for (auto & l : layers) {
-        if (!l) continue;
         for (int k = 0; k < l->n_head_kv; ++k) { // tokens since the boundary lie at the end, in order
             auto & pos = l->pos[k];
             while (!pos.empty() && pos.back() >= p0) pos.pop_back();
@@ -96,7 +92,6 @@ void edgekv_store::take_back(llama_pos p0) noexcept {
 
 void edgekv_store::clear() noexcept {
     for (auto & l : layers) {
-        if (!l) continue;
         std::fill(l->len.begin(), l->len.end(), 0);
         for (auto & pos : l->pos) pos.clear();
         l->row_pos = {};
@@ -106,13 +101,13 @@ void edgekv_store::clear() noexcept {
     ++version;
     try {
         settle();
-        for (auto & l : layers) if (l) l->layout(std::vector<int32_t>(l->n_head_kv, 0));
+        for (auto & l : layers) l->layout(std::vector<int32_t>(l->n_head_kv, 0));
         place_pos();
     } catch (const std::exception &) {} // the room of some layers stays, for the next tokens
 }
 
 void edgekv_store::shrink_to_fit() {
-    for (auto & l : layers) if (l && l->len != l->cap) { l->layout(l->len); ++version; }
+    for (auto & l : layers) if (l->len != l->cap) { l->layout(l->len); ++version; }
     place_pos();
 }
 
@@ -139,8 +134,7 @@ void edgekv_store::write(llama_io_write_i & io) const {
     put(io, n_past);
     put(io, boundary);
     for (const auto & l : layers) {
-        put(io, (int32_t) (l ? l->n_head_kv : 0));
-        if (!l) continue;
+        put(io, (int32_t) l->n_head_kv);
         put(io, (int32_t) l->type_k); put(io, (int32_t) l->type_v);
         put(io, (int32_t) l->d_k);    put(io, (int32_t) l->d_v);
         for (int k = 0; k < l->n_head_kv; ++k) {
@@ -212,12 +206,11 @@ void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_token
     if (n_past_new > n_ctx) throw std::runtime_error("the state holds more tokens than this context");
     std::vector<std::unique_ptr<edgekv_layer>> fresh(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) {
-        if (get<int32_t>(io) != (layers[i] ? layers[i]->n_head_kv : 0)) throw std::runtime_error("the state is not of this model");
-        if (!layers[i]) continue;
+        if (get<int32_t>(io) != layers[i]->n_head_kv) throw std::runtime_error("the state is not of this model");
         fresh[i] = read_layer(io, *layers[i], n_past_new);
         if (!plausible(*fresh[i], n_past_new, boundary_new)) throw std::runtime_error("the state is damaged");
     }
-    for (auto & l : fresh) if (l) l->place_pos(n_past_new);
+    for (auto & l : fresh) l->place_pos(n_past_new);
     settle();
     layers   = std::move(fresh);
     n_past   = n_past_new;

@@ -7,7 +7,7 @@ edgekv_table edgekv_table::make(const std::vector<std::unique_ptr<edgekv_layer>>
                                 ggml_backend_buffer_type_t buft) {
     const auto n_layers = (int64_t) layers.size();
     int n_head_kv = 1;
-    for (const auto & l : layers) if (l) n_head_kv = std::max(n_head_kv, l->n_head_kv);
+    for (const auto & l : layers) n_head_kv = std::max(n_head_kv, l->n_head_kv);
     edgekv_table t;
     t.n_head_kv = n_head_kv;
     t.rows_on_device =
