@@ -26,14 +26,14 @@ from tests.lib import nmse
 
 N_PROMPT = 500
 METHODS = ("snapkv", "cake", "h2o", "kvzap")
-"""Between them they ask for every statistic of a layer, and for what is foretold of its rows."""
+"""Between them they ask for every statistic of a layer, and for what is predicted of its rows."""
 DRAWN = ("random", "score=random,merge=d2o", "score=random,merge=summary,worst=5")
 """Rows are drawn, so that the same ones stay whatever a device rounds."""
 TRIED = ("snapkv", "kvzap")
 """Before these two have run on a device all its kernels were tried, which counts as calls too."""
 GPU = 1
 """ggml's GGML_BACKEND_DEVICE_TYPE_GPU."""
-VERBS = ("attend", "score", "foretell", "gather", "nearest", "fold")
+VERBS = ("attend", "score", "predict", "gather", "nearest", "fold")
 """Of `edgekv_cuda_calls`."""
 
 
@@ -240,8 +240,8 @@ def main() -> None:
         "n_attends": device.fake_metal_n_attends()
         if hasattr(device, "fake_metal_n_attends")
         else None,
-        "n_foretold": device.fake_device_n_foretold()
-        if hasattr(device, "fake_device_n_foretold")
+        "n_predicted": device.fake_device_n_predicted()
+        if hasattr(device, "fake_device_n_predicted")
         else None,
         "n_graphs": [device.fake_device_n_graphs(on) for on in (True, False)]
         if hasattr(device, "fake_device_n_graphs")

@@ -22,7 +22,7 @@ KERNELS = ROOT / "native" / "src" / "cuda"
 SOURCES = (
     "edgekv-attend.cu",
     "edgekv-score.cu",
-    "edgekv-foretell.cu",
+    "edgekv-predict.cu",
     "edgekv-evict.cu",
     "edgekv-merge.cu",
 )

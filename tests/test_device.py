@@ -132,13 +132,13 @@ def test_metal_is_given_no_chunk_of_a_prompt_that_would_take_it_seconds(tiny):
         "long_score",
         "gather",
         "odd_gather",
-        "foretell",
+        "predict",
         "nearest",
         "fold",
     ],
 )
 def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
-    """native/src/device/edgekv-trial.cpp holds them against the CPU's before they are used."""
+    """native/src/device/edgekv-self-test.cpp holds them against the CPU's before they are used."""
     result = compare(tiny("llama-gqa"), "f16", program("fake-device.so"), FAKE_FAULT=fault)
     assert (
         result["nmse"]["random"] < LIMITS["f16"] and result["nmse"]["score=random,merge=d2o"] < 1e-2
@@ -148,9 +148,9 @@ def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
         "gather" in fault
     )  # rows that do not arrive put everything in doubt, the others themselves
     assert (result["n_merges"] > 10) == (
-        fault in ("attend", "long", "sinks", "softcap", "windows", "alibi", "foretell")
+        fault in ("attend", "long", "sinks", "softcap", "windows", "alibi", "predict")
     )
-    assert (result["n_foretold"] > 2) == ("gather" not in fault and fault != "foretell")
+    assert (result["n_predicted"] > 2) == ("gather" not in fault and fault != "predict")
     assert "are left alone" in result["said"]  # to everybody, not only with -v
 
 
@@ -198,7 +198,7 @@ def check(result: dict, kind: str) -> None:
         result["n_merges"] > 10
     )  # a search, and a fold of keys and values, in each layer and head
     assert (
-        result["n_foretold"] is None or result["n_foretold"] > 2
+        result["n_predicted"] is None or result["n_predicted"] > 2
     )  # two in the self-test; Metal's backend has no such kernel
     assert result["n_graphs"] is None or min(result["n_graphs"]) > 30, result[
         "n_graphs"

@@ -62,8 +62,8 @@ def errors_of_clang(text: str) -> list[str]:
     [
         ("", ""),
         (
-            "threadgroup float * tops = shared + QUERIES*D;",
-            "device float * tops = shared + QUERIES*D;",
+            "threadgroup float * tops = shared + QUERIES * D;",
+            "device float * tops = shared + QUERIES * D;",
         ),
         (
             "inline float read_half(device const char * p)",

@@ -153,7 +153,7 @@ def _declare() -> None:
         ("prefill_rows", c_int, p, c_int32, F32P, F32P),
         ("prefill_some_rows", c_int, p, c_int32, c_int32, I32P, F32P, F32P),
         (
-            "prefill_foretell",
+            "prefill_predict",
             c_int,
             p,
             c_int32,

@@ -195,7 +195,7 @@ class Prefill:
         out, diversity = np.empty((2, int(self.n_old()[head]) + self.n_tokens), np.float32)
         weights = np.ascontiguousarray(weights, np.float32)
         check(
-            lib.edgekv_prefill_foretell(
+            lib.edgekv_prefill_predict(
                 self._p,
                 head,
                 f32(weights),

@@ -1,8 +1,9 @@
 #pragma once
 // The whole C API of edgekv. Everything is added to libllama; nothing of llama.h changes.
 //
-// Functions return 0 on success and a negative edgekv_status otherwise; edgekv_last_error() then says why, in one line that can be
-// shown to a user. Nothing here throws or aborts for a user's mistake. A context belongs to one thread at a time, as in llama.h.
+// Functions return 0 on success and a negative edgekv_status otherwise; edgekv_last_error() then
+// says why, in one line that can be shown to a user. Nothing here throws or aborts for a user's
+// mistake. A context belongs to one thread at a time, as in llama.h.
 
 #include "llama.h"
 
@@ -15,104 +16,138 @@ extern "C" {
 #define EDGEKV_ABI 10 // changes with any signature or struct below
 
 enum edgekv_status {
-    EDGEKV_OK          =  0,
-    EDGEKV_CANCELLED   = -1, // the callback said so; the context is as before the prompt
-    EDGEKV_INVALID     = -2, // an argument is wrong
+    EDGEKV_OK = 0,
+    EDGEKV_CANCELLED = -1,   // the callback said so; the context is as before the prompt
+    EDGEKV_INVALID = -2,     // an argument is wrong
     EDGEKV_UNSUPPORTED = -3, // this model or context cannot do that
-    EDGEKV_NO_MEMORY   = -4,
-    EDGEKV_FAILED      = -5,
+    EDGEKV_NO_MEMORY = -4,
+    EDGEKV_FAILED = -5,
 };
 
-// where hidden states wait: in main memory, in a file, or as f32 on the device that has all layers (without one: as F32)
-// NONE: they do not wait, all layers are read at once, each with memory of its own
+// where hidden states wait: in main memory, in a file, or as f32 on the device that has all layers
+// (without one: as F32) NONE: they do not wait, all layers are read at once, each with memory of
+// its own
 enum edgekv_hidden_mode {
-    EDGEKV_HIDDEN_F32 = 0, EDGEKV_HIDDEN_F16 = 1, EDGEKV_HIDDEN_DISK = 2, EDGEKV_HIDDEN_DEVICE = 3,
-    EDGEKV_HIDDEN_NONE = 4, EDGEKV_HIDDEN_MODES = 5
+    EDGEKV_HIDDEN_F32 = 0,
+    EDGEKV_HIDDEN_F16 = 1,
+    EDGEKV_HIDDEN_DISK = 2,
+    EDGEKV_HIDDEN_DEVICE = 3,
+    EDGEKV_HIDDEN_NONE = 4,
+    EDGEKV_HIDDEN_MODES = 5
 };
 
-// column statistics (see native/src/cpu/edgekv-cpu.h); EDGEKV_STAT_QUERIES: see edgekv_prefill_queries
-enum edgekv_stat { EDGEKV_STAT_MEAN = 1, EDGEKV_STAT_VAR = 2, EDGEKV_STAT_MAX = 4, EDGEKV_STAT_ENTROPY = 8, EDGEKV_STAT_QUERIES = 16 };
+// column statistics (see native/src/cpu/edgekv-cpu.h); EDGEKV_STAT_QUERIES: see
+// edgekv_prefill_queries
+enum edgekv_stat {
+    EDGEKV_STAT_MEAN = 1,
+    EDGEKV_STAT_VAR = 2,
+    EDGEKV_STAT_MAX = 4,
+    EDGEKV_STAT_ENTROPY = 8,
+    EDGEKV_STAT_QUERIES = 16
+};
 
-LLAMA_API int          edgekv_abi(void);
+LLAMA_API int edgekv_abi(void);
 LLAMA_API const char * edgekv_last_error(void);
-LLAMA_API int          edgekv_last_status(void); // of the call that failed last
+LLAMA_API int edgekv_last_status(void); // of the call that failed last
 
 // memory that was freed goes back to the system; some C libraries keep it otherwise
-LLAMA_API void         edgekv_trim_heap(void);
+LLAMA_API void edgekv_trim_heap(void);
 
 // ---- what llama.cpp logs, in the whole process
 
-LLAMA_API void         edgekv_log_init(void);        // nothing is printed from now on
-LLAMA_API void         edgekv_log_verbose(bool on);  // everything goes to standard error, or nothing
-LLAMA_API void         edgekv_log_mute(bool on);     // what this thread causes is not printed in either case
-LLAMA_API const char * edgekv_log_error(void);       // the first error that was logged since the last call; never null
+LLAMA_API void edgekv_log_init(void); // nothing is printed from now on
+// everything goes to standard error, or nothing
+LLAMA_API void edgekv_log_verbose(bool on);
+// what this thread causes is not printed in either case
+LLAMA_API void edgekv_log_mute(bool on);
+// the first error that was logged since the last call; never null
+LLAMA_API const char * edgekv_log_error(void);
 
 // ---- contexts
 
-// the next context that this thread creates keeps its K/V in a ragged store (n_seq_max 1, flash attention)
-LLAMA_API void         edgekv_next_context(bool on);
+// the next context that this thread creates keeps its K/V in a ragged store (n_seq_max 1, flash
+// attention)
+LLAMA_API void edgekv_next_context(bool on);
 // why this model keeps llama.cpp's own cache, or null
 LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
-// KV heads of a layer whose entries are cached; 0 where a layer has no attention, or there is no such layer
-LLAMA_API int32_t      edgekv_model_n_head_kv(const struct llama_model * model, int32_t il);
-LLAMA_API bool         edgekv_has_store(const struct llama_context * ctx);
-// EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state may have brought. Without flash attention
-// they reach every later token, of other conversations too, until llama_memory_clear(.., true). A store refuses such a state itself
-LLAMA_API int          edgekv_check_finite(const struct llama_context * ctx);
+// KV heads of a layer whose entries are cached; 0 where a layer has no attention, or there is no
+// such layer
+LLAMA_API int32_t edgekv_model_n_head_kv(const struct llama_model * model, int32_t il);
+LLAMA_API bool edgekv_has_store(const struct llama_context * ctx);
+// EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state
+// may have brought. Without flash attention they reach every later token, of other conversations
+// too, until llama_memory_clear(.., true). A store refuses such a state itself
+LLAMA_API int edgekv_check_finite(const struct llama_context * ctx);
 
-// what llama.cpp itself allocates for a context, over all devices; of a model without weights (no_alloc) what it would allocate
+// what llama.cpp itself allocates for a context, over all devices; of a model without weights
+// (no_alloc) what it would allocate
 struct edgekv_context_bytes {
-    int64_t cache;                     // its own cache, or the store
-    int64_t compute;                   // buffers of the scheduler
+    int64_t cache;   // its own cache, or the store
+    int64_t compute; // buffers of the scheduler
 };
-LLAMA_API int          edgekv_context_bytes_get(const struct llama_context * ctx, struct edgekv_context_bytes * out);
+LLAMA_API int edgekv_context_bytes_get(
+    const struct llama_context * ctx, struct edgekv_context_bytes * out);
 
 struct edgekv_layer_info {
     int32_t n_head, n_head_kv, d_k, d_v;
-    int32_t type_k, type_v;            // ggml_type
-    int32_t n_swa;                     // sliding window in tokens, 0 = none
-    int32_t bytes_row;                 // one row of K and V of one KV head; with ALiBi its token's index too
-    int32_t reads;                     // the layer whose K and V it attends to; another one in models that share them
+    int32_t type_k, type_v; // ggml_type
+    int32_t n_swa;          // sliding window in tokens, 0 = none
+    // one row of K and V of one KV head; with ALiBi its token's index too
+    int32_t bytes_row;
+    // the layer whose K and V it attends to; another one in models that share them
+    int32_t reads;
 };
-LLAMA_API int32_t      edgekv_n_layer(const struct llama_context * ctx);
-LLAMA_API int          edgekv_layer_get(const struct llama_context * ctx, int32_t il, struct edgekv_layer_info * out);
+LLAMA_API int32_t edgekv_n_layer(const struct llama_context * ctx);
+LLAMA_API int edgekv_layer_get(
+    const struct llama_context * ctx, int32_t il, struct edgekv_layer_info * out);
 // rows of each KV head that attention reads, [n_head_kv]
-LLAMA_API int          edgekv_len(const struct llama_context * ctx, int32_t il, int32_t * out);
+LLAMA_API int edgekv_len(const struct llama_context * ctx, int32_t il, int32_t * out);
 // token index of each row of one head, [len]
-LLAMA_API int          edgekv_pos(const struct llama_context * ctx, int32_t il, int32_t head, int32_t * out);
+LLAMA_API int edgekv_pos(const struct llama_context * ctx, int32_t il, int32_t head, int32_t * out);
 // rows of one head as f32: k [len, d_k], v [len, d_v]; either may be null
-LLAMA_API int          edgekv_rows_f32(const struct llama_context * ctx, int32_t il, int32_t head, float * k, float * v);
+LLAMA_API int edgekv_rows_f32(
+    const struct llama_context * ctx, int32_t il, int32_t head, float * k, float * v);
 // rows of one head as stored bytes
-LLAMA_API int          edgekv_rows_bytes(const struct llama_context * ctx, int32_t il, int32_t head, void * k, void * v);
+LLAMA_API int edgekv_rows_bytes(
+    const struct llama_context * ctx, int32_t il, int32_t head, void * k, void * v);
 
 struct edgekv_memory_info {
-    int64_t n_past;                    // tokens that went in
-    int64_t boundary;                  // tokens that selection has seen: the tail begins here
-    int64_t bytes_now;                 // of the store, read from its buffers
-    int64_t bytes_peak;                // store + scratch + hidden states + masks at the highest point since the last clear
-    int64_t bytes_recurrent;           // state of recurrent layers; 0: tokens behind the boundary can be taken back one by one
-    int64_t bytes_mark;                // copy of it that edgekv_mark_tokens made
-    int64_t n_mark;                    // tokens in that copy; -1: there is none
+    int64_t n_past;    // tokens that went in
+    int64_t boundary;  // tokens that selection has seen: the tail begins here
+    int64_t bytes_now; // of the store, read from its buffers
+    // store + scratch + hidden states + masks at the highest point since the last clear
+    int64_t bytes_peak;
+    // state of recurrent layers; 0: tokens behind the boundary can be taken back one by one
+    int64_t bytes_recurrent;
+    int64_t bytes_mark; // copy of it that edgekv_mark_tokens made
+    int64_t n_mark;     // tokens in that copy; -1: there is none
 };
-LLAMA_API int          edgekv_memory_get(const struct llama_context * ctx, struct edgekv_memory_info * out);
+LLAMA_API int edgekv_memory_get(const struct llama_context * ctx, struct edgekv_memory_info * out);
 
-// The conversation as it is can be returned to by taking the later tokens back, until it is compressed. For models with recurrent layers,
-// which have no other way back; costs a copy of their state. Nothing happens to other models
-LLAMA_API int          edgekv_mark_tokens(struct llama_context * ctx);
+// The conversation as it is can be returned to by taking the later tokens back, until it is
+// compressed. For models with recurrent layers, which have no other way back; costs a copy of their
+// state. Nothing happens to other models
+LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
 
-// keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each list in the order to be stored
-LLAMA_API int          edgekv_evict(struct llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows);
-// n rows of one head are written anew, in the type of the cache: k [n, d_k], v [n, d_v], all finite as f16; other rows keep their bytes
-LLAMA_API int          edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v);
+// keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each
+// list in the order to be stored
+LLAMA_API int edgekv_evict(
+    struct llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows);
+// n rows of one head are written anew, in the type of the cache: k [n, d_k], v [n, d_v], all finite
+// as f16; other rows keep their bytes
+LLAMA_API int edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n,
+    const int32_t * rows, const float * k, const float * v);
 // room that no row uses goes back to the allocator
-LLAMA_API int          edgekv_trim_capacity(struct llama_context * ctx);
+LLAMA_API int edgekv_trim_capacity(struct llama_context * ctx);
 
 // ---- prefill: a prompt, layer by layer
 
 struct edgekv_observer {
-    int32_t  begin, end;               // tokens of the prompt (and of the pieces behind it) whose queries judge the keys
-    uint32_t stats;                    // edgekv_stat, or-ed
-    int32_t  every;                    // EDGEKV_STAT_QUERIES looks at one of so many tokens of each ubatch; 0: at all, as 1
+    // tokens of the prompt (and of the pieces behind it) whose queries judge the keys
+    int32_t begin, end;
+    uint32_t stats; // edgekv_stat, or-ed
+    // EDGEKV_STAT_QUERIES looks at one of so many tokens of each ubatch; 0: at all, as 1
+    int32_t every;
 };
 
 struct edgekv_prefill;
@@ -121,75 +156,95 @@ struct edgekv_prefill;
 typedef bool (*edgekv_progress)(int32_t done, int32_t total, void * data);
 
 struct edgekv_prefill_params {
-    const llama_token            * tokens;     // the prompt, then the pieces of the probe, whose K/V are never stored
-    int32_t                        n_tokens;   // of the prompt
-    const int32_t                * pieces;     // their lengths: each piece is read behind the prompt and sees no other piece
-    int32_t                        n_pieces;
+    // the prompt, then the pieces of the probe, whose K/V are never stored
+    const llama_token * tokens;
+    int32_t n_tokens; // of the prompt
+    // their lengths: each piece is read behind the prompt and sees no other piece
+    const int32_t * pieces;
+    int32_t n_pieces;
     const struct edgekv_observer * observers;
-    int32_t                        n_observers;
-    enum edgekv_hidden_mode        hidden;
-    const char                   * dir;        // for EDGEKV_HIDDEN_DISK; null = TMPDIR
-    edgekv_progress                progress;
-    void                         * data;
+    int32_t n_observers;
+    enum edgekv_hidden_mode hidden;
+    const char * dir; // for EDGEKV_HIDDEN_DISK; null = TMPDIR
+    edgekv_progress progress;
+    void * data;
 };
 
-// builds the graphs and takes the memory; null on failure. The context must not be used otherwise until end or free.
-LLAMA_API struct edgekv_prefill * edgekv_prefill_begin(struct llama_context * ctx, const struct edgekv_prefill_params * params);
+// builds the graphs and takes the memory; null on failure. The context must not be used otherwise
+// until end or free.
+LLAMA_API struct edgekv_prefill * edgekv_prefill_begin(
+    struct llama_context * ctx, const struct edgekv_prefill_params * params);
 // false: this model's graph cannot be cut, or EDGEKV_HIDDEN_NONE was asked for: all layers were
 // read at once (same result)
-LLAMA_API bool         edgekv_prefill_by_layer(const struct edgekv_prefill * p);
+LLAMA_API bool edgekv_prefill_by_layer(const struct edgekv_prefill * p);
 // compute layer il (in order); afterwards its statistics and rows can be read until the next call
-LLAMA_API int          edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);
+LLAMA_API int edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);
 // milliseconds that column statistics have taken so far
-LLAMA_API double       edgekv_prefill_score_ms(const struct edgekv_prefill * p);
+LLAMA_API double edgekv_prefill_score_ms(const struct edgekv_prefill * p);
 // rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens
-LLAMA_API int          edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
-// statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(edgekv_len) + n_tokens; head k's row j at [k, j], the rest 0
-LLAMA_API int          edgekv_prefill_stat(const struct edgekv_prefill * p, int32_t observer, enum edgekv_stat stat, float * out);
+LLAMA_API int edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
+// statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(edgekv_len) + n_tokens;
+// head k's row j at [k, j], the rest 0
+LLAMA_API int edgekv_prefill_stat(
+    const struct edgekv_prefill * p, int32_t observer, enum edgekv_stat stat, float * out);
 // an observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k]
-LLAMA_API int          edgekv_prefill_queries(const struct edgekv_prefill * p, int32_t observer, float * mean, float * cov);
-// what turns such a query q into one that meets stored keys, on average over the next n_future positions: k . (R q) is a logit.
-// out: R [d_k, d_k], scales and the rotation of quantised caches included
-LLAMA_API int          edgekv_prefill_rotation(const struct edgekv_prefill * p, int32_t n_future, float * out);
+LLAMA_API int edgekv_prefill_queries(
+    const struct edgekv_prefill * p, int32_t observer, float * mean, float * cov);
+// what turns such a query q into one that meets stored keys, on average over the next n_future
+// positions: k . (R q) is a logit. out: R [d_k, d_k], scales and the rotation of quantised caches
+// included
+LLAMA_API int edgekv_prefill_rotation(
+    const struct edgekv_prefill * p, int32_t n_future, float * out);
 // K and V of the layer in work as f32, [old + n_tokens, d]; either may be null
-LLAMA_API int          edgekv_prefill_rows(const struct edgekv_prefill * p, int32_t head, float * k, float * v);
+LLAMA_API int edgekv_prefill_rows(
+    const struct edgekv_prefill * p, int32_t head, float * k, float * v);
 // the same of n of its rows, [n, d]; from a device only these travel
-LLAMA_API int          edgekv_prefill_some_rows(const struct edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, float * k, float * v);
-// what a linear map of the score kvzap (edgekv/methods/kvzap.py) says of each row of one head of the layer in work: out [old + n_tokens].
-// weights [d_v + d_k/2 + 4]; neighbours: RoPE turns values 2 i and 2 i + 1 of a key together, else i and i + d_k/2; turn_k, turn_v: K and V
-// are stored times a Walsh-Hadamard matrix of this size, block by block, 0: as they are. unlike: KeyDiff's score, -cosine of each key with
-// the mean direction of all
-LLAMA_API int          edgekv_prefill_foretell(const struct edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights,
-                                               bool neighbours, int32_t turn_k, int32_t turn_v, float * out, float * unlike);
-// evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their window by themselves.
-LLAMA_API int          edgekv_prefill_keep(struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
+LLAMA_API int edgekv_prefill_some_rows(const struct edgekv_prefill * p, int32_t head, int32_t n,
+    const int32_t * rows, float * k, float * v);
+// what a linear map of the score kvzap (edgekv/methods/kvzap.py) says of each row of one head of
+// the layer in work: out [old + n_tokens]. weights [d_v + d_k/2 + 4]; neighbours: RoPE turns values
+// 2 i and 2 i + 1 of a key together, else i and i + d_k/2; turn_k, turn_v: K and V are stored times
+// a Walsh-Hadamard matrix of this size, block by block, 0: as they are. unlike: KeyDiff's score,
+// -cosine of each key with the mean direction of all
+LLAMA_API int edgekv_prefill_predict(const struct edgekv_prefill * p, int32_t head,
+    const float * weights, int32_t n_weights, bool neighbours, int32_t turn_k, int32_t turn_v,
+    float * out, float * unlike);
+// evict: the layer in work keeps these rows (numbers as above). Sliding-window layers keep their
+// window by themselves.
+LLAMA_API int edgekv_prefill_keep(
+    struct edgekv_prefill * p, const int32_t * counts, const int32_t * rows);
 
-// Merging comes before rows are evicted. Rows are those of one head of the layer in work, numbered as in keep, or of a finished layer,
-// numbered in the order in which shrink cuts them.
+// Merging comes before rows are evicted. Rows are those of one head of the layer in work, numbered
+// as in keep, or of a finished layer, numbered in the order in which shrink cuts them.
 
-// search: for each of the rows `gone` the one of `kept` whose key has the largest cosine with its own, the first of equal ones.
-// cosine, nearest: [n_gone]; nearest is an index into kept
-LLAMA_API int          edgekv_prefill_nearest(const struct edgekv_prefill * p, int32_t il, int32_t head, int32_t n_gone, const int32_t * gone,
-                                              int32_t n_kept, const int32_t * kept, float * cosine, int32_t * nearest);
+// search: for each of the rows `gone` the one of `kept` whose key has the largest cosine with its
+// own, the first of equal ones. cosine, nearest: [n_gone]; nearest is an index into kept
+LLAMA_API int edgekv_prefill_nearest(const struct edgekv_prefill * p, int32_t il, int32_t head,
+    int32_t n_gone, const int32_t * gone, int32_t n_kept, const int32_t * kept, float * cosine,
+    int32_t * nearest);
 
-// what rows receive: rows[i] becomes own[i]*rows[i] + the sum of weight*source over its counts[i] sources, keys and values alike
+// what rows receive: rows[i] becomes own[i]*rows[i] + the sum of weight*source over its counts[i]
+// sources, keys and values alike
 struct edgekv_merge {
-    int32_t         n;
-    const int32_t * rows;              // [n]
-    const float   * own;               // [n]
-    const int32_t * counts;            // [n]
-    const int32_t * sources;           // of rows[0], then of rows[1] ...; none of them receives anything
-    const float   * weights;           // of each source
+    int32_t n;
+    const int32_t * rows;   // [n]
+    const float * own;      // [n]
+    const int32_t * counts; // [n]
+    // of rows[0], then of rows[1] ...; none of them receives anything
+    const int32_t * sources;
+    const float * weights; // of each source
 };
 // merge: summed in f32, written in the type of the cache; other rows keep their bytes
-LLAMA_API int          edgekv_prefill_merge(struct edgekv_prefill * p, int32_t il, int32_t head, const struct edgekv_merge * m);
+LLAMA_API int edgekv_prefill_merge(
+    struct edgekv_prefill * p, int32_t il, int32_t head, const struct edgekv_merge * m);
 
 // a finished layer shrinks to its first counts[k] rows
-LLAMA_API int          edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const int32_t * counts);
-// all layers are kept: they become the conversation, logits of the prompt's last token are at llama_get_logits_ith(ctx, -1)
-LLAMA_API int          edgekv_prefill_end(struct edgekv_prefill * p);
+LLAMA_API int edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const int32_t * counts);
+// all layers are kept: they become the conversation, logits of the prompt's last token are at
+// llama_get_logits_ith(ctx, -1)
+LLAMA_API int edgekv_prefill_end(struct edgekv_prefill * p);
 // gives everything back; without edgekv_prefill_end the conversation stays as before
-LLAMA_API void         edgekv_prefill_free(struct edgekv_prefill * p);
+LLAMA_API void edgekv_prefill_free(struct edgekv_prefill * p);
 
 #ifdef __cplusplus
 }

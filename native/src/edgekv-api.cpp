@@ -41,9 +41,7 @@ static int guard(F && f) {
         return fail(e.status, e.what());
     } catch (const std::bad_alloc &) {
         return fail(EDGEKV_NO_MEMORY, "not enough memory");
-    } catch (const std::exception & e) {
-        return fail(EDGEKV_FAILED, e.what());
-    }
+    } catch (const std::exception & e) { return fail(EDGEKV_FAILED, e.what()); }
 }
 
 template <typename T>
@@ -60,7 +58,8 @@ static edgekv_store & store_of(const llama_context * ctx) {
 
 static edgekv_layer & layer_of(const llama_context * ctx, int32_t il) {
     auto & s = store_of(ctx);
-    if (il < 0 || il >= (int32_t) s.layers.size()) throw edgekv_error { EDGEKV_INVALID, "no such layer" };
+    if (il < 0 || il >= (int32_t) s.layers.size())
+        throw edgekv_error { EDGEKV_INVALID, "no such layer" };
     return *s.layers[il];
 }
 
@@ -73,9 +72,9 @@ static edgekv_layer & layer_of(const llama_context * ctx, int32_t il, int32_t he
 // devices write rows while the program goes on
 static void settled(const llama_context * ctx) { const_cast<llama_context *>(ctx)->synchronize(); }
 
-int          edgekv_abi(void)        { return EDGEKV_ABI; }
+int edgekv_abi(void) { return EDGEKV_ABI; }
 const char * edgekv_last_error(void) { return g_error.c_str(); }
-int          edgekv_last_status(void) { return g_status; }
+int edgekv_last_status(void) { return g_status; }
 
 void edgekv_trim_heap(void) {
 #ifdef __GLIBC__
@@ -83,16 +82,24 @@ void edgekv_trim_heap(void) {
 #endif
 }
 
-void         edgekv_next_context(bool on)                          { edgekv_want_store(on); g_error.clear(); g_status = EDGEKV_OK; }
-const char * edgekv_why_unsupported(const llama_model * model)     { return model ? edgekv_unsupported(*model) : "there is no model"; }
+void edgekv_next_context(bool on) {
+    edgekv_want_store(on);
+    g_error.clear();
+    g_status = EDGEKV_OK;
+}
+const char * edgekv_why_unsupported(const llama_model * model) {
+    return model ? edgekv_unsupported(*model) : "there is no model";
+}
 
-int32_t      edgekv_model_n_head_kv(const llama_model * model, int32_t il) { return model ? edgekv_n_head_kv(*model, il) : 0; }
+int32_t edgekv_model_n_head_kv(const llama_model * model, int32_t il) {
+    return model ? edgekv_n_head_kv(*model, il) : 0;
+}
 
 int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * out) {
     return guard([&] {
         edgekv_context_bytes sum = {};
         for (const auto & [buft, bytes] : given(ctx).memory_breakdown()) {
-            sum.cache   += (int64_t) bytes.context;
+            sum.cache += (int64_t) bytes.context;
             sum.compute += (int64_t) bytes.compute;
         }
         given(out) = sum;
@@ -102,11 +109,14 @@ int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * o
 int edgekv_check_finite(const llama_context * ctx) {
     return guard([&] {
         settled(&given(ctx));
-        if (!edgekv_finite(ctx->get_memory())) throw edgekv_error { EDGEKV_INVALID, "the state holds values that are no numbers" };
+        if (!edgekv_finite(ctx->get_memory()))
+            throw edgekv_error { EDGEKV_INVALID, "the state holds values that are no numbers" };
     });
 }
 
-bool         edgekv_has_store(const llama_context * ctx)           { return ctx && edgekv_store_of(ctx->get_memory()); }
+bool edgekv_has_store(const llama_context * ctx) {
+    return ctx && edgekv_store_of(ctx->get_memory());
+}
 
 int32_t edgekv_n_layer(const llama_context * ctx) {
     auto * s = ctx ? edgekv_store_of(ctx->get_memory()) : nullptr;
@@ -117,21 +127,28 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
     return guard([&] {
         const auto & l = layer_of(ctx, il);
         given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
-                 (int32_t) (ggml_row_size(l.type_k, l.d_k) + ggml_row_size(l.type_v, l.d_v) + (l.max_bias != 0.0f ? sizeof(float) : 0)),
-                 l.reads };
+            (int32_t) (ggml_row_size(l.type_k, l.d_k) + ggml_row_size(l.type_v, l.d_v) +
+                (l.max_bias != 0.0f ? sizeof(float) : 0)),
+            l.reads };
     });
 }
 
 int edgekv_len(const llama_context * ctx, int32_t il, int32_t * out) {
-    return guard([&] { const auto & l = layer_of(ctx, il); if (l.n_head_kv) std::copy(l.len.begin(), l.len.end(), &given(out)); });
+    return guard([&] {
+        const auto & l = layer_of(ctx, il);
+        if (l.n_head_kv) std::copy(l.len.begin(), l.len.end(), &given(out));
+    });
 }
 
 int edgekv_pos(const llama_context * ctx, int32_t il, int32_t head, int32_t * out) {
-    return guard([&] { const auto & l = layer_of(ctx, il, head); if (l.len[head]) std::copy(l.pos[head].begin(), l.pos[head].end(), &given(out)); });
+    return guard([&] {
+        const auto & l = layer_of(ctx, il, head);
+        if (l.len[head]) std::copy(l.pos[head].begin(), l.pos[head].end(), &given(out));
+    });
 }
 
 static void read_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out) {
-    if (out && n) ggml_backend_tensor_get(t, out, first*t->nb[1], n*t->nb[1]);
+    if (out && n) ggml_backend_tensor_get(t, out, first * t->nb[1], n * t->nb[1]);
 }
 
 int edgekv_rows_bytes(const llama_context * ctx, int32_t il, int32_t head, void * k, void * v) {
@@ -149,7 +166,7 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
         settled(ctx);
         auto read = [&](const ggml_tensor * t, int d, float * out) {
             if (!out) return;
-            std::vector<char> host(l.len[head]*t->nb[1]);
+            std::vector<char> host(l.len[head] * t->nb[1]);
             read_rows(t, l.first[head], l.len[head], host.data());
             edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
         };
@@ -163,8 +180,9 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
         auto & s = store_of(ctx);
         s.note_peak();
         const auto & m = *dynamic_cast<const edgekv_memory *>(ctx->get_memory());
-        given(out) = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak, (int64_t) edgekv_recurrent_bytes(ctx->get_memory()),
-                       (int64_t) m.mark.n_bytes(), m.n_mark };
+        given(out) = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak,
+            (int64_t) edgekv_recurrent_bytes(ctx->get_memory()), (int64_t) m.mark.n_bytes(),
+            m.n_mark };
     });
 }
 
@@ -181,7 +199,9 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
         auto & s = store_of(ctx);
         auto & l = layer_of(ctx, il);
         if (s.active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
-        if (l.n_swa)  throw edgekv_error { EDGEKV_INVALID, "a sliding-window layer keeps its window by itself" };
+        if (l.n_swa)
+            throw edgekv_error { EDGEKV_INVALID,
+                "a sliding-window layer keeps its window by itself" };
         if (!l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "this layer has no attention" };
         given(counts);
         settled(ctx);
@@ -189,11 +209,14 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
         std::vector<std::vector<llama_pos>> pos(l.n_head_kv);
         std::vector<int64_t> base(l.first.begin(), l.first.end());
         for (int k = 0; k < l.n_head_kv; ++k) {
-            if (counts[k] < 0 || counts[k] > l.len[k]) throw edgekv_error { EDGEKV_INVALID, "a head cannot keep more rows than it has" };
+            if (counts[k] < 0 || counts[k] > l.len[k])
+                throw edgekv_error { EDGEKV_INVALID, "a head cannot keep more rows than it has" };
             std::vector<bool> seen(l.len[k], false);
             for (int32_t i = 0; i < counts[k]; ++i) {
-                const int32_t r = given(rows); ++rows;
-                if (r < 0 || r >= l.len[k] || seen[r]) throw edgekv_error { EDGEKV_INVALID, "a row does not exist or is named twice" };
+                const int32_t r = given(rows);
+                ++rows;
+                if (r < 0 || r >= l.len[k] || seen[r])
+                    throw edgekv_error { EDGEKV_INVALID, "a row does not exist or is named twice" };
                 seen[r] = true;
                 keep[k].push_back(r);
                 pos[k].push_back(l.pos[k][r]);
@@ -207,27 +230,37 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
     });
 }
 
-int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n, const int32_t * rows, const float * k, const float * v) {
+int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
+    const int32_t * rows, const float * k, const float * v) {
     return guard([&] {
         const auto & l = layer_of(ctx, il, head);
         if (store_of(ctx).active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
         if (n < 0) throw edgekv_error { EDGEKV_INVALID, "there are no rows to write" };
         if (n == 0) return;
         for (int32_t i = 0; i < n; ++i) {
-            if ((&given(rows))[i] < 0 || rows[i] >= l.len[head]) throw edgekv_error { EDGEKV_INVALID, "a row to write does not exist" };
+            if ((&given(rows))[i] < 0 || rows[i] >= l.len[head])
+                throw edgekv_error { EDGEKV_INVALID, "a row to write does not exist" };
         }
         settled(ctx);
-        const struct { ggml_tensor * t; int d; const float * x; } parts[] = { { l.t.k, l.d_k, &given(k) }, { l.t.v, l.d_v, &given(v) } };
-        for (const auto & [t, d, x] : parts) { // nothing is written unless all can be: an infinite half, of a value or a block's scale, would reach every later token
-            for (int64_t i = 0; i < (int64_t) n*d; ++i) {
-                if (!(std::fabs(x[i]) <= 65504.0f)) throw edgekv_error { EDGEKV_INVALID, "a row to write is not finite" };
+        const struct {
+            ggml_tensor * t;
+            int d;
+            const float * x;
+        } parts[] = { { l.t.k, l.d_k, &given(k) }, { l.t.v, l.d_v, &given(v) } };
+        // nothing is written unless all can be: an infinite half, of a value or a block's scale,
+        // would reach every later token
+        for (const auto & [t, d, x] : parts) {
+            for (int64_t i = 0; i < (int64_t) n * d; ++i) {
+                if (!(std::fabs(x[i]) <= 65504.0f))
+                    throw edgekv_error { EDGEKV_INVALID, "a row to write is not finite" };
             }
         }
         for (const auto & [t, d, x] : parts) {
             std::vector<char> row(t->nb[1]);
             for (int32_t i = 0; i < n; ++i) {
-                ggml_quantize_chunk(t->type, x + (int64_t) i*d, row.data(), 0, 1, d, nullptr);
-                ggml_backend_tensor_set(t, row.data(), (l.first[head] + rows[i])*t->nb[1], row.size());
+                ggml_quantize_chunk(t->type, x + (int64_t) i * d, row.data(), 0, 1, d, nullptr);
+                ggml_backend_tensor_set(
+                    t, row.data(), (l.first[head] + rows[i]) * t->nb[1], row.size());
             }
         }
     });
@@ -253,15 +286,22 @@ static P & reading(P * p) {
 
 edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_params * params) {
     edgekv_prefill * p = nullptr;
-    guard([&] { store_of(ctx); p = edgekv_prefill::begin(ctx, given(params)).release(); });
+    guard([&] {
+        store_of(ctx);
+        p = edgekv_prefill::begin(ctx, given(params)).release();
+    });
     return p;
 }
 
-bool edgekv_prefill_by_layer(const edgekv_prefill * p)     { return p && p->prompt.by_layer; }
-double edgekv_prefill_score_ms(const edgekv_prefill * p)   { return p ? p->observers.ms : 0.0; }
-int  edgekv_prefill_run(edgekv_prefill * p, int32_t il)    { return guard([&] { reading(p).run(il); }); }
-int  edgekv_prefill_end(edgekv_prefill * p)                { return guard([&] { reading(p).end(); }); }
-void edgekv_prefill_free(edgekv_prefill * p)               { delete p; }
+bool edgekv_prefill_by_layer(const edgekv_prefill * p) { return p && p->prompt.by_layer; }
+double edgekv_prefill_score_ms(const edgekv_prefill * p) { return p ? p->observers.ms : 0.0; }
+int edgekv_prefill_run(edgekv_prefill * p, int32_t il) {
+    return guard([&] { reading(p).run(il); });
+}
+int edgekv_prefill_end(edgekv_prefill * p) {
+    return guard([&] { reading(p).end(); });
+}
+void edgekv_prefill_free(edgekv_prefill * p) { delete p; }
 
 int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) {
     return guard([&] {
@@ -278,15 +318,17 @@ int edgekv_prefill_rows(const edgekv_prefill * p, int32_t head, float * k, float
     return guard([&] { reading(p).keeper.rows(head, k, v); });
 }
 
-int edgekv_prefill_some_rows(const edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, float * k, float * v) {
+int edgekv_prefill_some_rows(
+    const edgekv_prefill * p, int32_t head, int32_t n, const int32_t * rows, float * k, float * v) {
     return guard([&] { reading(p).keeper.some_rows(head, { n, rows }, k, v); });
 }
 
-int edgekv_prefill_foretell(const edgekv_prefill * p, int32_t head, const float * weights, int32_t n_weights, bool neighbours,
-        int32_t turn_k, int32_t turn_v, float * out, float * unlike) {
+int edgekv_prefill_predict(const edgekv_prefill * p, int32_t head, const float * weights,
+    int32_t n_weights, bool neighbours, int32_t turn_k, int32_t turn_v, float * out,
+    float * unlike) {
     return guard([&] {
         const edgekv_map map = { weights, neighbours, turn_k, turn_v };
-        reading(p).keeper.foretell(head, map, n_weights, &given(out), &given(unlike));
+        reading(p).keeper.predict(head, map, n_weights, &given(out), &given(unlike));
     });
 }
 
@@ -299,13 +341,11 @@ int edgekv_prefill_rotation(const edgekv_prefill * p, int32_t n_future, float * 
 }
 
 int edgekv_prefill_keep(edgekv_prefill * p, const int32_t * counts, const int32_t * rows) {
-    return guard([&] {
-        reading(p).keep(counts, rows);
-    });
+    return guard([&] { reading(p).keep(counts, rows); });
 }
 
-int edgekv_prefill_nearest(const edgekv_prefill * p, int32_t il, int32_t head, int32_t n_gone, const int32_t * gone,
-        int32_t n_kept, const int32_t * kept, float * cosine, int32_t * nearest) {
+int edgekv_prefill_nearest(const edgekv_prefill * p, int32_t il, int32_t head, int32_t n_gone,
+    const int32_t * gone, int32_t n_kept, const int32_t * kept, float * cosine, int32_t * nearest) {
     return guard([&] {
         reading(p).keeper.nearest(il, head, { n_gone, gone }, { n_kept, kept }, cosine, nearest);
     });

@@ -31,4 +31,6 @@ edgekv_unrecorded::edgekv_unrecorded(const std::vector<ggml_backend_ptr> & backe
     for (auto record : all) record(false);
 }
 
-edgekv_unrecorded::~edgekv_unrecorded() { for (auto record : all) record(true); }
+edgekv_unrecorded::~edgekv_unrecorded() {
+    for (auto record : all) record(true);
+}

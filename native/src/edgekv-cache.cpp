@@ -21,7 +21,9 @@ static thread_local bool g_want_store = false;
 
 void edgekv_want_store(bool on) { g_want_store = on; }
 
-void edgekv_access::resize_cells(llama_kv_cache & kv, uint32_t n) { for (auto & c : kv.v_cells) c.resize(n); }
+void edgekv_access::resize_cells(llama_kv_cache & kv, uint32_t n) {
+    for (auto & c : kv.v_cells) c.resize(n);
+}
 
 void edgekv_access::fill_cells(llama_kv_cache & kv, uint32_t n) {
     auto & cells = kv.v_cells[0];
@@ -36,12 +38,16 @@ void edgekv_access::fill_cells(llama_kv_cache & kv, uint32_t n) {
 
 llama_kv_cache * edgekv_access::cache(const llama_kv_cache_context * mctx) { return mctx->kv; }
 
-bool edgekv_access::has_layer(const llama_kv_cache & kv, int32_t il) { return kv.map_layer_ids.count(il) > 0; }
+bool edgekv_access::has_layer(const llama_kv_cache & kv, int32_t il) {
+    return kv.map_layer_ids.count(il) > 0;
+}
 
 bool edgekv_access::finite(const llama_kv_cache & kv) {
-    for (const auto & l : kv.layers) for (const ggml_tensor * t : { l.k, l.v }) {
-        for (int64_t s = 0; t && s < t->ne[2]; ++s) if (!edgekv_rows_finite(t, s*t->ne[1], t->ne[1])) return false;
-    }
+    for (const auto & l : kv.layers)
+        for (const ggml_tensor * t : { l.k, l.v }) {
+            for (int64_t s = 0; t && s < t->ne[2]; ++s)
+                if (!edgekv_rows_finite(t, s * t->ne[1], t->ne[1])) return false;
+        }
     return true;
 }
 
@@ -70,20 +76,31 @@ edgekv_store * edgekv_store_of(llama_memory_i * mem) {
 // ---- the memory's verbs: cells first, rows with them
 
 static std::vector<llama_kv_cache *> caches(llama_kv_cache & kv) { return { &kv }; }
-static std::vector<llama_kv_cache *> caches(llama_kv_cache_iswa & kv) { return { kv.get_base(), kv.get_swa() }; }
-static std::vector<llama_kv_cache *> caches(llama_memory_hybrid & m) { return { m.get_mem_attn() }; }
-static std::vector<llama_kv_cache *> caches(llama_memory_hybrid_iswa & m) { return caches(*m.get_mem_attn()); }
+static std::vector<llama_kv_cache *> caches(llama_kv_cache_iswa & kv) {
+    return { kv.get_base(), kv.get_swa() };
+}
+static std::vector<llama_kv_cache *> caches(llama_memory_hybrid & m) {
+    return { m.get_mem_attn() };
+}
+static std::vector<llama_kv_cache *> caches(llama_memory_hybrid_iswa & m) {
+    return caches(*m.get_mem_attn());
+}
 
 template <typename T>
-llama_memory_context_ptr edgekv_cache<T>::init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
+llama_memory_context_ptr edgekv_cache<T>::init_batch(
+    llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
     if (balloc.get_n_outputs() > n_outputs_max) { // llama.cpp would abort the process
-        LLAMA_LOG_ERROR("edgekv: this context gives the logits of %u tokens of a batch, not of %u\n", n_outputs_max, balloc.get_n_outputs());
+        LLAMA_LOG_ERROR(
+            "edgekv: this context gives the logits of %u tokens of a batch, not of %u\n",
+            n_outputs_max, balloc.get_n_outputs());
         return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
     }
-    if (!store->active && store->n_past + balloc.get_n_tokens() > n_ctx) { // the cells would have room: they hold pieces of a probe too
+    // the cells would have room: they hold pieces of a probe too
+    if (!store->active && store->n_past + balloc.get_n_tokens() > n_ctx) {
         return std::make_unique<llama_kv_cache_context>(LLAMA_MEMORY_STATUS_FAILED_PREPARE);
     }
-    // a prompt that is read layer by layer brings its own room. Whoever calls catches what is thrown: edgekv_decode, or a prompt's begin
+    // a prompt that is read layer by layer brings its own room. Whoever calls catches what is
+    // thrown: edgekv_decode, or a prompt's begin
     if (!store->active) store->reserve_tail((int32_t) balloc.get_n_tokens());
     return T::init_batch(balloc, n_ubatch, embd_all);
 }
@@ -99,12 +116,15 @@ template <typename T>
 void edgekv_cache<T>::forget_cells(llama_pos n_past) {
     for (auto * kv : caches(*this)) kv->seq_rm(0, n_past, -1);
     auto * recr = edgekv_recurrent_of(this);
-    if (recr) for (auto & cell : recr->cells) if (cell.has_seq_id(0)) cell.pos = n_past - 1;
+    if (recr)
+        for (auto & cell : recr->cells)
+            if (cell.has_seq_id(0)) cell.pos = n_past - 1;
 }
 
 template <typename T>
 bool edgekv_cache<T>::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
-    if (p1 >= 0 && p1 < store->n_past) return false; // a hole in the middle: positions of kept rows are fixed
+    // a hole in the middle: positions of kept rows are fixed
+    if (p1 >= 0 && p1 < store->n_past) return false;
     auto * recr = edgekv_recurrent_of(this);
     if (!recr) {
         if (!store->trim(p0)) return false;
@@ -115,7 +135,8 @@ bool edgekv_cache<T>::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
         return true;
     }
     const bool back = p0 < store->n_past;
-    if (back && (p0 != n_mark || !store->trim(p0))) return false; // the state of recurrent layers knows of no token by itself
+    // the state of recurrent layers knows of no token by itself
+    if (back && (p0 != n_mark || !store->trim(p0))) return false;
     if (back) mark.restore();
     for (auto * kv : caches(*this)) kv->seq_rm(0, p0, -1);
     return true;
@@ -135,12 +156,14 @@ std::map<ggml_backend_buffer_type_t, size_t> edgekv_cache<T>::memory_breakdown()
     std::map<ggml_backend_buffer_type_t, size_t> r;
     for (const auto & l : store->layers) r[l->buft] += l->t.n_bytes();
     const auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this));
-    if (recr) for (const auto & [buft, n] : recr->memory_breakdown()) r[buft] += n;
+    if (recr)
+        for (const auto & [buft, n] : recr->memory_breakdown()) r[buft] += n;
     return r;
 }
 
 template <typename T>
-void edgekv_cache<T>::state_write(llama_io_write_i & io, llama_seq_id, llama_state_seq_flags) const {
+void edgekv_cache<T>::state_write(
+    llama_io_write_i & io, llama_seq_id, llama_state_seq_flags) const {
     if (auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this))) {
         edgekv_recurrent_state now;
         now.save(recr);
@@ -186,8 +209,9 @@ static bool shares_plainly(const llama_model & model) {
     for (int32_t il = 0; il < (int32_t) hp.n_layer(); ++il) {
         const int32_t from = read_by(hp, il);
         if (from == il) continue;
-        const bool alike = from >= 0 && hp.is_swa(from) == hp.is_swa(il) && hp.n_head(from) == hp.n_head(il) &&
-                           hp.n_embd_head_k(from) == hp.n_embd_head_k(il) && hp.n_embd_head_v(from) == hp.n_embd_head_v(il);
+        const bool alike = from >= 0 && hp.is_swa(from) == hp.is_swa(il) &&
+            hp.n_head(from) == hp.n_head(il) && hp.n_embd_head_k(from) == hp.n_embd_head_k(il) &&
+            hp.n_embd_head_v(from) == hp.n_embd_head_v(il);
         if (model.arch != LLM_ARCH_GEMMA4 || !alike) return false;
     }
     return true;
@@ -197,27 +221,33 @@ const char * edgekv_unsupported(const llama_model & model) {
     const auto & hp = model.hparams;
     switch (model.arch) {
         case LLM_ARCH_LLAMA_EMBED:
-        case LLM_ARCH_T5ENCODER:   return "it gives embeddings and writes no text";
-        case LLM_ARCH_T5:          return "attention has biases of its own for each distance (T5)";
+        case LLM_ARCH_T5ENCODER: return "it gives embeddings and writes no text";
+        case LLM_ARCH_T5: return "attention has biases of its own for each distance (T5)";
         case LLM_ARCH_QWEN4EXP:
-        case LLM_ARCH_GLM5_NEXT:   return "an indexer with a cache of its own picks the tokens, beside recurrent layers";
+        case LLM_ARCH_GLM5_NEXT:
+            return "an indexer with a cache of its own picks the tokens, beside recurrent layers";
         case LLM_ARCH_DEEPSEEK32:
         case LLM_ARCH_GLM_DSA:
         case LLM_ARCH_DOTS3NOTE:
-        case LLM_ARCH_MINIMAX_M3:  return "an indexer with a cache of its own picks the tokens";
-        case LLM_ARCH_HY_V4:       if (hp.indexer_top_k) return "an indexer with a cache of its own picks the tokens"; break;
-        case LLM_ARCH_DEEPSEEK4:   return "its cache holds summaries of several tokens already";
+        case LLM_ARCH_MINIMAX_M3: return "an indexer with a cache of its own picks the tokens";
+        case LLM_ARCH_HY_V4:
+            if (hp.indexer_top_k) return "an indexer with a cache of its own picks the tokens";
+            break;
+        case LLM_ARCH_DEEPSEEK4: return "its cache holds summaries of several tokens already";
         case LLM_ARCH_KIMI_LINEAR:
         case LLM_ARCH_KIMI_K3:
         case LLM_ARCH_BAILINGMOE3: return "recurrent layers and latent attention (MLA) are mixed";
         default: break;
     }
     if (llm_arch_is_recurrent(model.arch)) return "recurrent layers hold no KV cache";
-    if (hp.is_mla())                       return "latent attention (MLA) keeps no K and V per head";
-    if (!hp.causal_attn)                   return "attention is not causal";
-    if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE) return "ALiBi and sliding windows are mixed";
-    if (!shares_plainly(model)) return "layers share K and V in a way that edgekv has not been tried with";
-    if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD) return "its sliding window has no fixed width";
+    if (hp.is_mla()) return "latent attention (MLA) keeps no K and V per head";
+    if (!hp.causal_attn) return "attention is not causal";
+    if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE)
+        return "ALiBi and sliding windows are mixed";
+    if (!shares_plainly(model))
+        return "layers share K and V in a way that edgekv has not been tried with";
+    if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD)
+        return "its sliding window has no fixed width";
     return nullptr;
 }
 
@@ -225,46 +255,53 @@ int32_t edgekv_n_head_kv(const llama_model & model, int32_t il) {
     const auto & hp = model.hparams;
     if (il < 0 || il >= (int32_t) hp.n_layer()) return 0;
     const bool both = model.arch == LLM_ARCH_FALCON_H1; // each layer attends and recurs
-    const bool parts = model.arch == LLM_ARCH_NEMOTRON_H || model.arch == LLM_ARCH_NEMOTRON_H_MOE; // or is a feed-forward part
+    // or is a feed-forward part
+    const bool parts = model.arch == LLM_ARCH_NEMOTRON_H || model.arch == LLM_ARCH_NEMOTRON_H_MOE;
     if (parts && hp.n_ff(il) > 0) return 0;
     return (hp.is_recr(il) && !both) || read_by(hp, il) != il ? 0 : (int32_t) hp.n_head_kv(il);
 }
 
-// Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which must be what the device asks for; CUDA
-// reads q8_0 rows as whole numbers of 4 bytes before it attends to them
+// Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which
+// must be what the device asks for; CUDA reads q8_0 rows as whole numbers of 4 bytes before it
+// attends to them
 static size_t unit_of(ggml_backend_buffer_type_t buft) {
     const std::string name = ggml_backend_buft_name(buft);
-    return name.rfind("Vulkan", 0) == 0 ? ggml_backend_buft_get_alignment(buft) : name.rfind("CUDA", 0) == 0 ? 4 : 1;
+    return name.rfind("Vulkan", 0) == 0 ? ggml_backend_buft_get_alignment(buft)
+        : name.rfind("CUDA", 0) == 0    ? 4
+                                        : 1;
 }
 
 static int row_step(const edgekv_layer & l) {
     const size_t unit = unit_of(l.buft);
     int n = 1;
-    while (n*ggml_row_size(l.type_k, l.d_k) % unit || n*ggml_row_size(l.type_v, l.d_v) % unit) n *= 2;
+    while (n * ggml_row_size(l.type_k, l.d_k) % unit || n * ggml_row_size(l.type_v, l.d_v) % unit)
+        n *= 2;
     return n;
 }
 
 // attends: [n_layer] whether a layer keeps K and V; the others are layers without heads
-static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const llama_memory_params & p, const llama_cparams & c,
-        const std::vector<bool> & attends) {
+static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
+    const llama_memory_params & p, const llama_cparams & c, const std::vector<bool> & attends) {
     const auto & hp = model.hparams;
     auto store = std::make_unique<edgekv_store>();
-    const uint32_t first = (uint32_t) (std::find(attends.begin(), attends.end(), true) - attends.begin());
+    const uint32_t first =
+        (uint32_t) (std::find(attends.begin(), attends.end(), true) - attends.begin());
     for (uint32_t il = 0; il < hp.n_layer(); ++il) {
         const uint32_t like = attends[il] ? il : first; // head sizes must be those of some rows
         auto l = std::make_unique<edgekv_layer>();
-        l->il        = il;
-        l->reads     = read_by(hp, il);
-        l->n_head    = attends[il] ? hp.n_head(il) : 0;
+        l->il = il;
+        l->reads = read_by(hp, il);
+        l->n_head = attends[il] ? hp.n_head(il) : 0;
         l->n_head_kv = attends[il] ? hp.n_head_kv(il) : 0;
-        l->d_k       = hp.n_embd_head_k(like);
-        l->d_v       = hp.n_embd_head_v(like);
-        l->type_k    = p.type_k;
-        l->type_v    = p.type_v;
-        l->n_swa     = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
-        l->max_bias  = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
-        l->buft      = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il)) : ggml_backend_cpu_buffer_type();
-        l->row_step  = row_step(*l);
+        l->d_k = hp.n_embd_head_k(like);
+        l->d_v = hp.n_embd_head_v(like);
+        l->type_k = p.type_k;
+        l->type_v = p.type_v;
+        l->n_swa = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
+        l->max_bias = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
+        l->buft = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il))
+                                : ggml_backend_cpu_buffer_type();
+        l->row_step = row_step(*l);
         l->len.assign(l->n_head_kv, 0);
         l->pos.resize(l->n_head_kv);
         l->layout(std::vector<int32_t>(l->n_head_kv, 0));
@@ -275,23 +312,28 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model, const
 }
 
 // whether each layer keeps K and V, whether each has a recurrent state
-struct layer_kinds { std::vector<bool> attends, recurs; };
+struct layer_kinds {
+    std::vector<bool> attends, recurs;
+};
 
 static layer_kinds kinds_of(const llama_hparams & hp, llama_memory_i & probe) {
     std::vector<llama_kv_cache *> kv;
-    if (auto * m = dynamic_cast<llama_memory_hybrid *>(&probe))           kv = caches(*m);
+    if (auto * m = dynamic_cast<llama_memory_hybrid *>(&probe)) kv = caches(*m);
     else if (auto * m = dynamic_cast<llama_memory_hybrid_iswa *>(&probe)) kv = caches(*m);
     const auto * recr = edgekv_recurrent_of(&probe);
     layer_kinds kinds;
     for (int32_t il = 0; il < (int32_t) hp.n_layer(); ++il) {
-        const bool has = !recr || std::any_of(kv.begin(), kv.end(), [&](auto * c) { return edgekv_access::has_layer(*c, il); });
+        const bool has = !recr || std::any_of(kv.begin(), kv.end(), [&](auto * c) {
+            return edgekv_access::has_layer(*c, il);
+        });
         kinds.attends.push_back(has && hp.n_head_kv(il) > 0 && read_by(hp, il) == il);
         kinds.recurs.push_back(recr && recr->r_l[il]);
     }
     return kinds;
 }
 
-static llama_memory_i * create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
+static llama_memory_i * create_memory(
+    const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
     g_want_store = false; // the probe below must get upstream's own
     std::unique_ptr<llama_memory_i> probe;
     {
@@ -303,15 +345,20 @@ static llama_memory_i * create_memory(const llama_model & model, const llama_mem
     // a whitelist of classes: anything newer or odder keeps upstream's cache
     if (!probe) return nullptr;
     const auto & is = typeid(*probe);
-    if (is != typeid(llama_kv_cache) && is != typeid(llama_kv_cache_iswa) && is != typeid(llama_memory_hybrid) && is != typeid(llama_memory_hybrid_iswa)) {
+    if (is != typeid(llama_kv_cache) && is != typeid(llama_kv_cache_iswa) &&
+        is != typeid(llama_memory_hybrid) && is != typeid(llama_memory_hybrid_iswa)) {
         return nullptr;
     }
     const auto & hp = model.hparams;
     const layer_kinds kinds = kinds_of(hp, *probe);
-    if (std::find(kinds.attends.begin(), kinds.attends.end(), true) == kinds.attends.end()) return nullptr;
+    if (std::find(kinds.attends.begin(), kinds.attends.end(), true) == kinds.attends.end())
+        return nullptr;
     probe.reset();
-    if (!cparams.flash_attn) throw std::runtime_error("a compressed cache needs flash attention (-fa on or auto)");
-    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) throw std::runtime_error("a compressed cache cannot be cut over the GPUs by heads: use split_mode=LLAMA_SPLIT_MODE_LAYER");
+    if (!cparams.flash_attn)
+        throw std::runtime_error("a compressed cache needs flash attention (-fa on or auto)");
+    if (model.split_mode() == LLAMA_SPLIT_MODE_TENSOR)
+        throw std::runtime_error(
+            "a compressed cache cannot be cut over the GPUs by heads: use split_mode=LLAMA_SPLIT_MODE_LAYER");
     if (cparams.n_seq_max != 1) throw std::runtime_error("a compressed cache serves one sequence");
 
     // one layer with one row: enough for the cache to know its types, head sizes and rotation
@@ -336,22 +383,27 @@ static llama_memory_i * create_memory(const llama_model & model, const llama_mem
     };
     const auto state = GGML_TYPE_F32; // as llama.cpp's
     if (is == typeid(llama_kv_cache)) {
-        return with_store(std::make_unique<edgekv_cache<llama_kv_cache>>(model, hp, params.type_k, params.type_v, false, false, true,
-            1u, 1u, 1u, hp.n_swa, hp.swa_type, nullptr, filter, nullptr, nullptr));
+        return with_store(std::make_unique<edgekv_cache<llama_kv_cache>>(model, hp, params.type_k,
+            params.type_v, false, false, true, 1u, 1u, 1u, hp.n_swa, hp.swa_type, nullptr, filter,
+            nullptr, nullptr));
     }
     if (is == typeid(llama_kv_cache_iswa)) {
-        return with_store(std::make_unique<edgekv_cache<llama_kv_cache_iswa>>(model, params.type_k, params.type_v, false, false, true, true,
-            1u, 1u, 1u, 1u, nullptr, filter, nullptr, nullptr));
+        return with_store(
+            std::make_unique<edgekv_cache<llama_kv_cache_iswa>>(model, params.type_k, params.type_v,
+                false, false, true, true, 1u, 1u, 1u, 1u, nullptr, filter, nullptr, nullptr));
     }
     if (is == typeid(llama_memory_hybrid)) {
-        return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid>>(model, params.type_k, params.type_v, false,
-            1u, 1u, hp.n_swa, hp.swa_type, state, state, 1u, 1u, 0u, cparams.offload_kqv, true, filter, recurs));
+        return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid>>(model, params.type_k,
+            params.type_v, false, 1u, 1u, hp.n_swa, hp.swa_type, state, state, 1u, 1u, 0u,
+            cparams.offload_kqv, true, filter, recurs));
     }
-    return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid_iswa>>(model, params.type_k, params.type_v, false, true,
-        1u, 1u, 1u, state, state, 1u, 1u, 0u, cparams.offload_kqv, true, filter, recurs));
+    return with_store(std::make_unique<edgekv_cache<llama_memory_hybrid_iswa>>(model, params.type_k,
+        params.type_v, false, true, 1u, 1u, 1u, state, state, 1u, 1u, 0u, cparams.offload_kqv, true,
+        filter, recurs));
 }
 
-llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
+llama_memory_i * edgekv_create_memory(
+    const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams) {
     if (!g_want_store || edgekv_unsupported(model)) return nullptr;
     try {
         return create_memory(model, params, cparams);
@@ -364,9 +416,11 @@ llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_mem
 uint32_t edgekv_extra_nodes(llama_memory_i * mem) {
     const auto * store = mem ? edgekv_store_of(mem) : nullptr;
     uint32_t n = 0;
-    if (store) for (const auto & l : store->layers) {
-        const int n_calls = l->max_bias != 0.0f ? 3*l->n_head : l->n_head_kv; // of flash attention; ALiBi makes a mask for each head besides
-        n += 8 + (store->graph_attend || !ggml_backend_buft_is_host(l->buft) ? 8*n_calls : 0);
-    }
+    if (store)
+        for (const auto & l : store->layers) {
+            // of flash attention; ALiBi makes a mask for each head besides
+            const int n_calls = l->max_bias != 0.0f ? 3 * l->n_head : l->n_head_kv;
+            n += 8 + (store->graph_attend || !ggml_backend_buft_is_host(l->buft) ? 8 * n_calls : 0);
+        }
     return n;
 }

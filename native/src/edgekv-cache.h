@@ -1,6 +1,6 @@
 #pragma once
-// The memory of a compressed context. It is an ordinary llama.cpp cache for everything that deals with cells and positions
-// (graph inputs, batches), without rows of its own: K/V live in the store.
+// The memory of a compressed context. It is an ordinary llama.cpp cache for everything that deals
+// with cells and positions (graph inputs, batches), without rows of its own: K/V live in the store.
 
 #include "edgekv.h"
 #include "edgekv-recurrent.h"
@@ -25,37 +25,46 @@ struct edgekv_access {
 struct edgekv_memory {
     std::unique_ptr<edgekv_store> store;
     uint32_t n_ctx = 0;
-    int64_t  n_positions = INT64_MAX; // that the model has learned one by one, if it has
-    uint32_t n_outputs_max = 0; // tokens of a batch whose logits may be asked for
-    edgekv_recurrent_state mark; // of recurrent layers, to go back to: what they held behind the first n_mark tokens
-    llama_pos n_mark = -1;       // -1: nothing is marked
+    int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
+    uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
+    // of recurrent layers, to go back to: what they held behind the first n_mark tokens
+    edgekv_recurrent_state mark;
+    llama_pos n_mark = -1; // -1: nothing is marked
     virtual ~edgekv_memory() = default;
-    void forget_mark() { mark.clear(); n_mark = -1; }
-    // the cells hold the first n_past tokens again, whatever lies behind them; K/V and recurrent states stay as they are
+    void forget_mark() {
+        mark.clear();
+        n_mark = -1;
+    }
+    // the cells hold the first n_past tokens again, whatever lies behind them; K/V and recurrent
+    // states stay as they are
     virtual void forget_cells(llama_pos n_past) = 0;
 };
 
 // T: llama_kv_cache or llama_kv_cache_iswa, or llama_memory_hybrid or llama_memory_hybrid_iswa
 template <typename T>
 struct edgekv_cache : T, edgekv_memory {
-    template <typename... A> explicit edgekv_cache(A &&... a) : T(std::forward<A>(a)...) {}
+    template <typename... A>
+    explicit edgekv_cache(A &&... a) : T(std::forward<A>(a)...) {}
 
-    llama_memory_context_ptr init_batch(llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
+    llama_memory_context_ptr init_batch(
+        llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) override;
     bool get_can_shift() const override { return false; }
     void clear(bool data) override;
     void forget_cells(llama_pos n_past) override;
     bool seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) override;
     std::map<ggml_backend_buffer_type_t, size_t> memory_breakdown() const override;
-    void state_write(llama_io_write_i & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) const override;
-    void state_read (llama_io_read_i  & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) override;
+    void state_write(llama_io_write_i & io, llama_seq_id seq_id = -1,
+        llama_state_seq_flags flags = 0) const override;
+    void state_read(
+        llama_io_read_i & io, llama_seq_id seq_id = -1, llama_state_seq_flags flags = 0) override;
 };
 
-// for edgekv_last_error: why a context could not be created (llama.cpp logs what its constructor throws and returns null), or a
-// step was not computed
+// for edgekv_last_error: why a context could not be created (llama.cpp logs what its constructor
+// throws and returns null), or a step was not computed
 void edgekv_note_error(const char * what, edgekv_status status) noexcept;
 
-// Note what the recurrent layers hold: the tokens behind it can then be taken back. Nothing happens to a model without such layers,
-// whose tokens can be taken back one by one. throws std::bad_alloc
+// Note what the recurrent layers hold: the tokens behind it can then be taken back. Nothing happens
+// to a model without such layers, whose tokens can be taken back one by one. throws std::bad_alloc
 void edgekv_mark(llama_memory_i * mem);
 
 // whether the rows of llama.cpp's own cache are numbers; other kinds of memory are not looked at
@@ -67,8 +76,8 @@ edgekv_memory & edgekv_memory_of(llama_context & ctx);
 // the store of a context, or null
 edgekv_store * edgekv_store_of(llama_memory_i * mem);
 
-// The conversation is again its first n_past tokens, whatever a step that failed has left behind them. It is empty if recurrent layers
-// have gone on already
+// The conversation is again its first n_past tokens, whatever a step that failed has left behind
+// them. It is empty if recurrent layers have gone on already
 void edgekv_take_back(llama_memory_i * mem, llama_pos n_past);
 
 // the next context that this thread creates gets a store

@@ -18,7 +18,8 @@ bool edgekv_context::make_ready(llama_context & ctx) {
     ctx.sched_reserve();
     ctx.output_swaps.clear();
     ctx.embd_batch_idxs.clear();
-    for (auto & r : ctx.gf_res_prev) if (r) r->reset();
+    for (auto & r : ctx.gf_res_prev)
+        if (r) r->reset();
     ctx.gf_res_prev_active = nullptr;
     return ctx.output_reserve(1) >= 1;
 }
@@ -35,8 +36,8 @@ llama_memory_context_ptr edgekv_context::place(llama_context & ctx, const llama_
     return mctx;
 }
 
-ggml_cgraph * edgekv_context::build(llama_context & ctx, llm_graph_result & res,
-                                    llama_memory_context_i & mctx, int n_outputs) {
+ggml_cgraph * edgekv_context::build(
+    llama_context & ctx, llm_graph_result & res, llama_memory_context_i & mctx, int n_outputs) {
     ctx.n_outputs = n_outputs;
     res.reset();
     ggml_backend_sched_reset(ctx.sched.get());
@@ -50,7 +51,7 @@ uint32_t edgekv_context::max_nodes(const llama_context & ctx) {
 
 void edgekv_context::take_logits(llama_context & ctx, ggml_tensor * logits) {
     ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), logits);
-    const size_t n_bytes = ctx.model.vocab.n_tokens()*sizeof(float);
+    const size_t n_bytes = ctx.model.vocab.n_tokens() * sizeof(float);
     ggml_backend_tensor_get_async(backend, logits, ctx.logits.data, 0, n_bytes);
     ggml_backend_sched_synchronize(ctx.sched.get());
 }

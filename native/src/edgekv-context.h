@@ -20,8 +20,8 @@ struct edgekv_context {
     // cells for the tokens of a batch, which is one ubatch; throws edgekv_error
     static llama_memory_context_ptr place(llama_context & ctx, const llama_batch & batch);
     // llama.cpp's graph of those tokens, in res
-    static ggml_cgraph * build(llama_context & ctx, llm_graph_result & res,
-                               llama_memory_context_i & mctx, int n_outputs);
+    static ggml_cgraph * build(
+        llama_context & ctx, llm_graph_result & res, llama_memory_context_i & mctx, int n_outputs);
     static uint32_t max_nodes(const llama_context & ctx); // of a graph
     // a graph's logits of one token become the context's
     static void take_logits(llama_context & ctx, ggml_tensor * logits);

@@ -1,4 +1,5 @@
-// The boundary of llama_decode. Nothing that is thrown behind it leaves it, and a step that failed leaves no trace in the store.
+// The boundary of llama_decode. Nothing that is thrown behind it leaves it, and a step that failed
+// leaves no trace in the store.
 #include "edgekv-backends.h"
 #include "edgekv-cache.h"
 #include "edgekv-hooks.h"
@@ -16,11 +17,11 @@ enum : int32_t { NO_ROOM = 1, ABORTED = 2, REFUSED = -1, NO_MEMORY = -2, FAILED 
 
 const char * why(int32_t status) {
     switch (status) {
-        case NO_ROOM:   return "the context has no room for more tokens: use a larger --ctx-size";
-        case ABORTED:   return "the computation was stopped";
-        case REFUSED:   return "llama.cpp refused the tokens";
+        case NO_ROOM: return "the context has no room for more tokens: use a larger --ctx-size";
+        case ABORTED: return "the computation was stopped";
+        case REFUSED: return "llama.cpp refused the tokens";
         case NO_MEMORY: return "not enough memory for more tokens";
-        default:        return "the tokens could not be computed: a device failed";
+        default: return "the tokens could not be computed: a device failed";
     }
 }
 

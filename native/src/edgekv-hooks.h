@@ -1,5 +1,6 @@
 #pragma once
-// What the patched files of llama.cpp call. Every hook is inert for a context without a ragged store.
+// What the patched files of llama.cpp call. Every hook is inert for a context without a ragged
+// store.
 
 #include "llama.h"
 
@@ -17,17 +18,18 @@ struct edgekv_store;
 class llama_kv_cache_context;
 
 // create_memory: the memory of a compressed context, or null for any other
-llama_memory_i * edgekv_create_memory(const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams);
+llama_memory_i * edgekv_create_memory(
+    const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams);
 
 // build_attn: the store behind a batch, or null
 edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx);
 
 // build_attn: store k and v of the new tokens, attend, return [n_embd_v_head*n_head, n_tokens]
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store,
-        ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float kq_scale, int il);
+    ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float kq_scale, int il);
 
-// llama_decode: the same, also for a context that was closed; throws nothing, and a step that failed leaves no trace in the store.
-// edgekv_last_error then says why
+// llama_decode: the same, also for a context that was closed; throws nothing, and a step that
+// failed leaves no trace in the store. edgekv_last_error then says why
 int32_t edgekv_decode(llama_context * ctx, const llama_batch & batch);
 
 // graph_max_nodes: nodes that attention over single heads may add

@@ -1,4 +1,5 @@
-// What llama.cpp logs goes to standard error or nowhere; the first error is remembered for whoever has to explain a failure.
+// What llama.cpp logs goes to standard error or nowhere; the first error is remembered for whoever
+// has to explain a failure.
 #include "edgekv.h"
 #include "edgekv-log.h"
 
@@ -10,9 +11,9 @@
 namespace {
 
 std::atomic<bool> g_verbose { false };
-std::mutex        g_mutex; // of the error
-std::string       g_logged_error; // the first one, which says most: who called whom comes behind it
-int               g_n_errors = 0;
+std::mutex g_mutex;         // of the error
+std::string g_logged_error; // the first one, which says most: who called whom comes behind it
+int g_n_errors = 0;
 thread_local bool t_mute = false;
 
 void log_line(ggml_log_level level, const char * text, void *) {
@@ -24,7 +25,8 @@ void log_line(ggml_log_level level, const char * text, void *) {
             const std::lock_guard<std::mutex> lock(g_mutex);
             if (!goes_on) ++g_n_errors;
             if (g_n_errors == 1 && g_logged_error.size() < 4096) g_logged_error += text;
-        } catch (const std::exception &) {} // no memory for a text: the failure itself is reported all the same
+        } catch (const std::exception &) {
+        } // no memory for a text: the failure itself is reported all the same
     }
     if (g_verbose && !t_mute) {
         fputs(text, stderr);
@@ -53,8 +55,6 @@ const char * edgekv_log_error(void) {
         out.swap(g_logged_error);
         g_logged_error.clear();
         g_n_errors = 0;
-    } catch (const std::exception &) {
-        return "";
-    }
+    } catch (const std::exception &) { return ""; }
     return out.c_str();
 }

@@ -14,7 +14,7 @@
 #include <stdexcept>
 
 llama_memory_recurrent * edgekv_recurrent_of(llama_memory_i * mem) {
-    if (auto * m = dynamic_cast<llama_memory_hybrid *>(mem))      return m->get_mem_recr();
+    if (auto * m = dynamic_cast<llama_memory_hybrid *>(mem)) return m->get_mem_recr();
     if (auto * m = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) return m->get_mem_recr();
     return nullptr;
 }
@@ -22,7 +22,8 @@ llama_memory_recurrent * edgekv_recurrent_of(llama_memory_i * mem) {
 size_t edgekv_recurrent_bytes(llama_memory_i * mem) {
     const auto * m = edgekv_recurrent_of(mem);
     size_t n = 0;
-    if (m) for (const auto & [buft, bytes] : m->memory_breakdown()) n += bytes;
+    if (m)
+        for (const auto & [buft, bytes] : m->memory_breakdown()) n += bytes;
     return n;
 }
 
@@ -60,16 +61,22 @@ void edgekv_recurrent_state::save(llama_memory_recurrent * m) {
     if (edgekv_recurrent_past(*m) > 0) rows.save(*m, 0, m->r_l.size());
     memory = m;
     cells = m->cells;
-    head = m->head; used = m->used; n = m->n; rs_z = m->rs_z;
+    head = m->head;
+    used = m->used;
+    n = m->n;
+    rs_z = m->rs_z;
 }
 
 // whether values are f32 numbers of which sums of squares are numbers too
 static bool plausible(const ggml_tensor & t, const std::vector<char> & bytes) {
     const auto * x = (const float *) bytes.data();
-    return t.type == GGML_TYPE_F32 && std::all_of(x, x + bytes.size()/sizeof(float), [](float y) { return std::fabs(y) < 1e10f; });
+    return t.type == GGML_TYPE_F32 && std::all_of(x, x + bytes.size() / sizeof(float), [](float y) {
+        return std::fabs(y) < 1e10f;
+    });
 }
 
-// One sequence has one cell. Its number of tokens is followed by the bytes of all layers, if there are tokens.
+// One sequence has one cell. Its number of tokens is followed by the bytes of all layers, if there
+// are tokens.
 void edgekv_recurrent_state::write(llama_io_write_i & io) const {
     const llama_pos n = n_past();
     io.write(&n, sizeof(n));
@@ -94,12 +101,18 @@ void edgekv_recurrent_state::read(llama_memory_recurrent * m, llama_io_read_i & 
         }
     }
     cells.assign(1, cell);
-    head = 0; used = n > 0; this->n = n > 0; rs_z = -1;
+    head = 0;
+    used = n > 0;
+    this->n = n > 0;
+    rs_z = -1;
 }
 
 void edgekv_recurrent_state::restore() const {
     if (!memory) return;
     rows.restore();
     memory->cells = cells;
-    memory->head = head; memory->used = used; memory->n = n; memory->rs_z = rs_z;
+    memory->head = head;
+    memory->used = used;
+    memory->n = n;
+    memory->rs_z = rs_z;
 }

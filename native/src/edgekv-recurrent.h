@@ -1,6 +1,6 @@
 #pragma once
-// The state of a model's recurrent layers. It has a fixed size, every token changes it, and no token
-// can be taken out of it again: whoever wants to go back needs a copy.
+// The state of a model's recurrent layers. It has a fixed size, every token changes it, and no
+// token can be taken out of it again: whoever wants to go back needs a copy.
 
 #include "llama-memory-recurrent.h"
 
@@ -20,28 +20,30 @@ size_t edgekv_recurrent_bytes(llama_memory_i * mem);
 struct edgekv_recurrent_rows {
     std::vector<std::pair<ggml_tensor *, std::vector<char>>> rows;
 
-    void   make(const llama_memory_recurrent & m, size_t begin, size_t end); // throws std::bad_alloc
-    void   save(const llama_memory_recurrent & m, size_t begin, size_t end); // the same, filled
-    void   restore() const;
+    // throws std::bad_alloc
+    void make(const llama_memory_recurrent & m, size_t begin, size_t end);
+    void save(const llama_memory_recurrent & m, size_t begin, size_t end); // the same, filled
+    void restore() const;
     size_t n_bytes() const;
 };
 
 // a copy of all of it; nothing for a model without recurrent layers
 struct edgekv_recurrent_state {
-    void   save(llama_memory_recurrent * m); // throws std::bad_alloc
-    // what `write` wrote, for m, where nothing changes before `restore`; throws std::runtime_error, std::bad_alloc
-    void   read(llama_memory_recurrent * m, llama_io_read_i & io);
-    void   write(llama_io_write_i & io) const;
-    void   restore() const;
+    void save(llama_memory_recurrent * m); // throws std::bad_alloc
+    // what `write` wrote, for m, where nothing changes before `restore`; throws std::runtime_error,
+    // std::bad_alloc
+    void read(llama_memory_recurrent * m, llama_io_read_i & io);
+    void write(llama_io_write_i & io) const;
+    void restore() const;
     llama_pos n_past() const { return cells.empty() ? 0 : cells[0].pos + 1; } // tokens in it
-    void   clear() { *this = {}; }
+    void clear() { *this = {}; }
     size_t n_bytes() const { return rows.n_bytes(); }
 
 private:
     llama_memory_recurrent * memory = nullptr;
     std::vector<llama_memory_recurrent::mem_cell> cells;
     uint32_t head = 0, used = 0, n = 0;
-    int32_t  rs_z = -1;
+    int32_t rs_z = -1;
     edgekv_recurrent_rows rows; // none of a conversation without tokens: its first one clears them
 };
 

@@ -10,7 +10,7 @@ static bool is(const char * variable, const char * value) {
 }
 
 bool edgekv_switches::graph_attend() { return is("EDGEKV_ATTEND", "graph"); }
-bool edgekv_switches::node_attend()  { return is("EDGEKV_ATTEND", "node"); }
+bool edgekv_switches::node_attend() { return is("EDGEKV_ATTEND", "node"); }
 
 bool edgekv_switches::whole() {
     const char * set = std::getenv("EDGEKV_WHOLE");

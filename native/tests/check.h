@@ -33,10 +33,13 @@ inline int finish() {
 struct random_source {
     std::mt19937 g;
     explicit random_source(uint32_t seed) : g(seed) {}
-    int   below(int n)        { return (int) (g() % (uint32_t) n); }
-    int   range(int a, int b) { return a + below(b - a + 1); } // both ends included
-    float normal()            { return std::normal_distribution<float>(0, 1)(g); }
-    template <typename C> auto one_of(const C & c) { return c[below((int) std::size(c))]; }
+    int below(int n) { return (int) (g() % (uint32_t) n); }
+    int range(int a, int b) { return a + below(b - a + 1); } // both ends included
+    float normal() { return std::normal_distribution<float>(0, 1)(g); }
+    template <typename C>
+    auto one_of(const C & c) {
+        return c[below((int) std::size(c))];
+    }
 };
 
 // normalised mean squared error, summed as it goes; a value that is not finite makes it infinite
@@ -45,9 +48,12 @@ struct nmse {
     void add(double got, double expected) { add(got, expected, expected); }
     // size: what the error stands beside
     void add(double got, double expected, double size) {
-        if (!std::isfinite(got)) { err = INFINITY; return; }
-        err += (got - expected)*(got - expected);
-        ref += size*size;
+        if (!std::isfinite(got)) {
+            err = INFINITY;
+            return;
+        }
+        err += (got - expected) * (got - expected);
+        ref += size * size;
     }
-    double value() const { return ref > 0 ? err/ref : err; }
+    double value() const { return ref > 0 ? err / ref : err; }
 };

@@ -3,7 +3,7 @@
 //     test-kernels --perf [threads] [repetitions]
 //     test-kernels --support
 #include "cases.h"
-#include "foretell-cases.h"
+#include "predict-cases.h"
 #include "modes.h"
 
 #include "ggml-cpu.h"
@@ -13,43 +13,58 @@
 
 namespace {
 
-// f32 sums over at most 1000 rows and 256 values, and ggml's expf: measured worst 4e-12 (attend), 2e-11 (score: m2 of flat columns); wide
-// logits 3e-10 (score: entropy), for which judge allows more
+// f32 sums over at most 1000 rows and 256 values, and ggml's expf: measured worst 4e-12 (attend),
+// 2e-11 (score: m2 of flat columns); wide logits 3e-10 (score: entropy), for which judge allows
+// more
 constexpr double MAX_NMSE_ATTEND = 1e-10, MAX_NMSE_SCORE = 1e-10;
 
 // ---- attend
 
 void test_attend_parts(const inputs & in, const std::vector<double> & expected) {
     for (int n_parts : { 1, 2, 5, 16 }) {
-        std::vector<float> parts((size_t) n_parts*in.c.n_tokens*in.n_head*(2 + in.c.d_v), NAN), out(expected.size()), other(expected.size());
-        for (int p = n_parts - 1; p >= 0; --p) edgekv_cpu_attend_part(&in.rows, &in.qs, parts.data(), p, n_parts);
+        std::vector<float> parts(
+            (size_t) n_parts * in.c.n_tokens * in.n_head * (2 + in.c.d_v), NAN),
+            out(expected.size()), other(expected.size());
+        for (int p = n_parts - 1; p >= 0; --p)
+            edgekv_cpu_attend_part(&in.rows, &in.qs, parts.data(), p, n_parts);
         for (int nth : { 1, 3, 16 }) {
             auto & x = nth == 1 ? out : other;
             std::fill(x.begin(), x.end(), NAN);
-            for (int ith = 0; ith < nth; ++ith) edgekv_cpu_attend_combine(&in.rows, in.c.n_tokens, parts.data(), n_parts, x.data(), ith, nth);
-            if (nth > 1) check(!memcmp(out.data(), other.data(), out.size()*sizeof(float)), "attend_combine: %s: %d threads differ from one", in.c.name().c_str(), nth);
+            for (int ith = 0; ith < nth; ++ith)
+                edgekv_cpu_attend_combine(
+                    &in.rows, in.c.n_tokens, parts.data(), n_parts, x.data(), ith, nth);
+            if (nth > 1)
+                check(!memcmp(out.data(), other.data(), out.size() * sizeof(float)),
+                    "attend_combine: %s: %d threads differ from one", in.c.name().c_str(), nth);
         }
         judge("attend_part", in, compare(out, expected), MAX_NMSE_ATTEND);
     }
 }
 
 void test_attend_prompt(const inputs & in, const std::vector<double> & expected) {
-    std::vector<float> out(expected.size()), other(expected.size()), norm((size_t) in.n_head*in.c.n_tokens*2, NAN), norm_alone(norm);
+    std::vector<float> out(expected.size()), other(expected.size()),
+        norm((size_t) in.n_head * in.c.n_tokens * 2, NAN), norm_alone(norm);
     for (int nth : { 1, 2, 7 }) {
         auto & x = nth == 1 ? out : other;
         std::fill(x.begin(), x.end(), NAN);
         std::atomic<int32_t> next { 0 };
         std::vector<std::thread> threads;
-        for (int ith = 0; ith < nth; ++ith) threads.emplace_back([&] { edgekv_cpu_attend_prompt(&in.rows, &in.qs, x.data(), norm.data(), &next, nth); });
+        for (int ith = 0; ith < nth; ++ith)
+            threads.emplace_back([&] {
+                edgekv_cpu_attend_prompt(&in.rows, &in.qs, x.data(), norm.data(), &next, nth);
+            });
         for (auto & t : threads) t.join();
-        if (nth > 1) check(!memcmp(out.data(), other.data(), out.size()*sizeof(float)), "attend_prompt: %s: %d threads differ from one", in.c.name().c_str(), nth);
+        if (nth > 1)
+            check(!memcmp(out.data(), other.data(), out.size() * sizeof(float)),
+                "attend_prompt: %s: %d threads differ from one", in.c.name().c_str(), nth);
     }
     judge("attend_prompt", in, compare(out, expected), MAX_NMSE_ATTEND);
     edgekv_rows keys = in.rows;
     keys.v = nullptr;
     std::atomic<int32_t> next { 0 };
     edgekv_cpu_attend_prompt(&keys, &in.qs, nullptr, norm_alone.data(), &next, 1);
-    check(!memcmp(norm.data(), norm_alone.data(), norm.size()*sizeof(float)), "attend_prompt: %s: the norm without values differs", in.c.name().c_str());
+    check(!memcmp(norm.data(), norm_alone.data(), norm.size() * sizeof(float)),
+        "attend_prompt: %s: the norm without values differs", in.c.name().c_str());
 }
 
 // ---- score
@@ -58,25 +73,28 @@ void test_attend_prompt(const inputs & in, const std::vector<double> & expected)
 columns run_score(const inputs & in, int n_calls, int n_parts) {
     columns cols(in);
     for (int call = 0; call < n_calls; ++call) {
-        const int t0 = in.c.n_tokens*call/n_calls, t1 = in.c.n_tokens*(call + 1)/n_calls, n = t1 - t0;
+        const int t0 = in.c.n_tokens * call / n_calls, t1 = in.c.n_tokens * (call + 1) / n_calls,
+                  n = t1 - t0;
         if (n == 0) continue;
         std::vector<int32_t> len, n_after;
-        const bool later = call % 2 == 0; // the rows of later calls are there already: n_after says who does not see them
+        // the rows of later calls are there already: n_after says who does not see them
+        const bool later = call % 2 == 0;
         for (int32_t x : in.len) len.push_back(later ? x : std::max(0, x - (in.c.n_tokens - t1)));
         for (int t = t0; t < t1; ++t) n_after.push_back(in.c.n_tokens - 1 - t);
         edgekv_rows rows = in.rows;
         rows.v = nullptr;
         rows.len = len.data();
         edgekv_queries qs = in.qs;
-        qs.q += t0*qs.stride_t;
+        qs.q += t0 * qs.stride_t;
         qs.n_tokens = n;
         qs.n_after = later ? n_after.data() : nullptr;
         if (qs.start) qs.start += t0;
-        std::vector<float> norm((size_t) in.n_head*n*2, NAN);
+        std::vector<float> norm((size_t) in.n_head * n * 2, NAN);
         std::atomic<int32_t> next { 0 };
         edgekv_cpu_attend_prompt(&rows, &qs, nullptr, norm.data(), &next, 3);
         cols.c.n_seen = t0;
-        for (int p = 0; p < n_parts; ++p) edgekv_cpu_score_columns(&rows, &qs, norm.data(), &cols.c, p, n_parts);
+        for (int p = 0; p < n_parts; ++p)
+            edgekv_cpu_score_columns(&rows, &qs, norm.data(), &cols.c, p, n_parts);
     }
     return cols;
 }
@@ -84,24 +102,31 @@ columns run_score(const inputs & in, int n_calls, int n_parts) {
 void test_score(const inputs & in, const std::vector<attention> & a) {
     const columns_reference expected(in, a);
     compare_columns("score, one call", in, run_score(in, 1, 16), expected, MAX_NMSE_SCORE);
-    if (in.c.n_tokens > 1) compare_columns("score, calls", in, run_score(in, 3, 3), expected, MAX_NMSE_SCORE);
+    if (in.c.n_tokens > 1)
+        compare_columns("score, calls", in, run_score(in, 3, 3), expected, MAX_NMSE_SCORE);
 }
 
 // ---- rows as f32
 
 void test_rows_to_f32(random_source & rnd) {
-    for (ggml_type type : TYPES) for (int d : HEAD_SIZES) for (bool gaps : { false, true }) {
-        if (!fits(type, d)) continue;
-        const int n = 37;
-        matrix m;
-        m.fill(rnd, type, d, n, std::vector<bool>(n, true), gaps);
-        for (auto [r0, n_rows] : { std::pair<int, int>(0, n), { 5, 32 }, { 36, 1 }, { 3, 0 } }) {
-            std::vector<float> out((size_t) n_rows*d + 1, NAN);
-            edgekv_cpu_rows_to_f32(type, m.bytes.data(), m.nb, r0, n_rows, d, out.data());
-            check(!memcmp(out.data(), m.f32.data() + (size_t) r0*d, (size_t) n_rows*d*sizeof(float)) && std::isnan(out.back()),
-                  "rows_to_f32: %s d %d rows %d+%d%s", ggml_type_name(type), d, r0, n_rows, gaps ? " gaps" : "");
-        }
-    }
+    for (ggml_type type : TYPES)
+        for (int d : HEAD_SIZES)
+            for (bool gaps : { false, true }) {
+                if (!fits(type, d)) continue;
+                const int n = 37;
+                matrix m;
+                m.fill(rnd, type, d, n, std::vector<bool>(n, true), gaps);
+                for (auto [r0, n_rows] :
+                    { std::pair<int, int>(0, n), { 5, 32 }, { 36, 1 }, { 3, 0 } }) {
+                    std::vector<float> out((size_t) n_rows * d + 1, NAN);
+                    edgekv_cpu_rows_to_f32(type, m.bytes.data(), m.nb, r0, n_rows, d, out.data());
+                    check(!memcmp(out.data(), m.f32.data() + (size_t) r0 * d,
+                              (size_t) n_rows * d * sizeof(float)) &&
+                            std::isnan(out.back()),
+                        "rows_to_f32: %s d %d rows %d+%d%s", ggml_type_name(type), d, r0, n_rows,
+                        gaps ? " gaps" : "");
+                }
+            }
 }
 
 // ---- merge
@@ -115,12 +140,19 @@ void test_nearest(const merge_case & c, const merge_inputs & in) {
         cosine.assign(c.n_gone + 1, NAN);
         nearest.assign(c.n_gone + 1, -7);
         for (int p = n_parts - 1; p >= 0; --p) {
-            edgekv_cpu_merge_nearest(&in.view, in.gone.data(), c.n_gone, in.kept.data(), c.n_kept, cosine.data(), nearest.data(), p, n_parts);
+            edgekv_cpu_merge_nearest(&in.view, in.gone.data(), c.n_gone, in.kept.data(), c.n_kept,
+                cosine.data(), nearest.data(), p, n_parts);
         }
-        check(std::isnan(cosine.back()) && nearest.back() == -7, "nearest: %s: written behind the end", c.name().c_str());
-        cosine.pop_back(); nearest.pop_back();
-        if (first.empty()) { first = cosine; first_nearest = nearest; }
-        check(cosine == first && nearest == first_nearest, "nearest: %s: %d parts differ", c.name().c_str(), n_parts);
+        check(std::isnan(cosine.back()) && nearest.back() == -7,
+            "nearest: %s: written behind the end", c.name().c_str());
+        cosine.pop_back();
+        nearest.pop_back();
+        if (first.empty()) {
+            first = cosine;
+            first_nearest = nearest;
+        }
+        check(cosine == first && nearest == first_nearest, "nearest: %s: %d parts differ",
+            c.name().c_str(), n_parts);
     }
     judge_nearest(c, in, cosine, nearest, MAX_COSINE_ERROR);
 }
@@ -141,20 +173,23 @@ void test_merge(random_source & rnd, int n_random) {
     }
 }
 
-// ---- foretell
+// ---- predict
 
-void test_foretell(random_source & rnd) {
-    for (const auto & c : foretell_cases(TYPES, HEAD_SIZES)) {
-        const foretell_inputs in(c, rnd);
-        const edgekv_numbered k = in.keys_at(in.keys.bytes.data()), v = in.values_at(in.values.bytes.data());
-        std::vector<float> sum(c.d_k + 1, NAN), rest(c.d_k, NAN), out(c.n + 1, NAN), unlike(c.n + 1, NAN);
-        edgekv_cpu_key_sum(&k, 0, c.n/2, sum.data());
-        edgekv_cpu_key_sum(&k, c.n/2, c.n - c.n/2, rest.data());
+void test_predict(random_source & rnd) {
+    for (const auto & c : predict_cases(TYPES, HEAD_SIZES)) {
+        const predict_inputs in(c, rnd);
+        const edgekv_numbered k = in.keys_at(in.keys.bytes.data()),
+                              v = in.values_at(in.values.bytes.data());
+        std::vector<float> sum(c.d_k + 1, NAN), rest(c.d_k, NAN), out(c.n + 1, NAN),
+            unlike(c.n + 1, NAN);
+        edgekv_cpu_key_sum(&k, 0, c.n / 2, sum.data());
+        edgekv_cpu_key_sum(&k, c.n / 2, c.n - c.n / 2, rest.data());
         for (int j = 0; j < c.d_k; ++j) sum[j] += rest[j];
-        edgekv_cpu_foretell(&k, &v, sum.data(), &in.map, c.n/3, c.n - c.n/3, out.data(), unlike.data());
-        edgekv_cpu_foretell(&k, &v, sum.data(), &in.map, 0, c.n/3, out.data(), unlike.data());
-        check(std::isnan(sum[c.d_k]), "foretell: %s: sums behind the last", c.name().c_str());
-        judge_foretell(c, in, out, unlike, 1e-4);
+        edgekv_cpu_predict(
+            &k, &v, sum.data(), &in.map, c.n / 3, c.n - c.n / 3, out.data(), unlike.data());
+        edgekv_cpu_predict(&k, &v, sum.data(), &in.map, 0, c.n / 3, out.data(), unlike.data());
+        check(std::isnan(sum[c.d_k]), "predict: %s: sums behind the last", c.name().c_str());
+        judge_predict(c, in, out, unlike, 1e-4);
     }
 }
 
@@ -197,7 +232,7 @@ int main(int argc, char ** argv) {
     printf("seed %u\n", seed);
     random_source rnd(seed);
     test_rows_to_f32(rnd);
-    test_foretell(rnd);
+    test_predict(rnd);
     test_merge(rnd, n_random);
     each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) { run(c, rnd); });
     print_table();

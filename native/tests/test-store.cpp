@@ -1,4 +1,5 @@
-// The store without a model: long random sequences of what an engine does to it, compared with plain vectors after every step.
+// The store without a model: long random sequences of what an engine does to it, compared with
+// plain vectors after every step.
 //     test-store [seed] [number of steps]
 #include "check.h"
 #include "edgekv-store.h"
@@ -59,7 +60,8 @@ struct watched_buffers {
         --self.n_live;
         self.n_bytes -= b->size;
         static const auto free_buffer = [] {
-            ggml_backend_buffer_t x = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 64);
+            ggml_backend_buffer_t x =
+                ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), 64);
             const auto f = x->iface.free_buffer;
             ggml_backend_buffer_free(x);
             return f;
@@ -70,7 +72,9 @@ struct watched_buffers {
 
 struct bytes_out : llama_io_write_i {
     std::vector<char> data;
-    void write(const void * src, size_t n) override { data.insert(data.end(), (const char *) src, (const char *) src + n); }
+    void write(const void * src, size_t n) override {
+        data.insert(data.end(), (const char *) src, (const char *) src + n);
+    }
     void write_tensor(ggml_tensor * t, size_t offset, size_t n) override {
         std::vector<char> x(n);
         ggml_backend_tensor_get(t, x.data(), offset, n);
@@ -98,24 +102,30 @@ struct bytes_in : llama_io_read_i {
 
 // ---- the same, in plain vectors
 
-struct plain_row { llama_pos pos; std::string k, v; bool operator==(const plain_row & o) const { return pos == o.pos && k == o.k && v == o.v; } };
+struct plain_row {
+    llama_pos pos;
+    std::string k, v;
+    bool operator==(const plain_row & o) const { return pos == o.pos && k == o.k && v == o.v; }
+};
 using plain_head = std::vector<plain_row>;
 
 struct plain_store {
-    std::vector<std::vector<plain_head>> layers; // a sliding-window layer forgets nothing here: the store's rows are a suffix
+    // a sliding-window layer forgets nothing here: the store's rows are a suffix
+    std::vector<std::vector<plain_head>> layers;
     llama_pos n_past = 0, boundary = 0;
 };
 
-constexpr ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1, GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL };
+constexpr ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1,
+    GGML_TYPE_Q5_0, GGML_TYPE_Q4_1, GGML_TYPE_Q4_0, GGML_TYPE_IQ4_NL };
 constexpr int N_CTX = 3000, MAX_APPEND = 150, SLACK = 64, GROWTH = 64;
 
 struct walk {
-    random_source   rnd;
+    random_source rnd;
     watched_buffers buffers;
-    edgekv_store    store;
-    plain_store     plain;
+    edgekv_store store;
+    plain_store plain;
     std::vector<char> saved;
-    plain_store     saved_plain;
+    plain_store saved_plain;
     int step = 0;
 
     walk(uint32_t seed, bool host) : rnd(seed), buffers(host) {
@@ -124,9 +134,9 @@ struct walk {
             auto l = std::make_unique<edgekv_layer>();
             l->il = il;
             l->n_head_kv = rnd.range(1, 4);
-            l->n_head = l->n_head_kv*rnd.range(1, 4);
-            l->d_k = 32*rnd.range(1, 3);
-            l->d_v = 32*rnd.range(1, 3);
+            l->n_head = l->n_head_kv * rnd.range(1, 4);
+            l->d_k = 32 * rnd.range(1, 3);
+            l->d_v = 32 * rnd.range(1, 3);
             l->type_k = rnd.one_of(TYPES);
             l->type_v = rnd.one_of(TYPES);
             l->n_swa = rnd.below(3) == 0 ? rnd.range(1, 100) : 0;
@@ -142,27 +152,30 @@ struct walk {
 
     // what set_layer of edgekv-attend.cpp and ggml_set_rows do
     void append() {
-        const int n = std::min(rnd.below(4) ? rnd.range(1, 4) : rnd.range(1, MAX_APPEND), N_CTX - store.n_past);
+        const int n = std::min(
+            rnd.below(4) ? rnd.range(1, 4) : rnd.range(1, MAX_APPEND), N_CTX - store.n_past);
         if (n <= 0) return;
         store.reserve_tail(n);
-        for (auto & l : store.layers) for (int k = 0; k < l->n_head_kv; ++k) {
-            check(l->len[k] + n <= l->cap[k], "step %d: no room for %d rows", step, n);
-            for (int t = 0; t < n; ++t) {
-                plain_row row { store.n_past + t, noise(l->t.k->nb[1]), noise(l->t.v->nb[1]) };
-                const int64_t r = l->first[k] + l->len[k] + t;
-                ggml_backend_tensor_set(l->t.k, row.k.data(), r*l->t.k->nb[1], row.k.size());
-                ggml_backend_tensor_set(l->t.v, row.v.data(), r*l->t.v->nb[1], row.v.size());
-                l->pos[k].push_back(row.pos);
-                plain.layers[l->il][k].push_back(std::move(row));
+        for (auto & l : store.layers)
+            for (int k = 0; k < l->n_head_kv; ++k) {
+                check(l->len[k] + n <= l->cap[k], "step %d: no room for %d rows", step, n);
+                for (int t = 0; t < n; ++t) {
+                    plain_row row { store.n_past + t, noise(l->t.k->nb[1]), noise(l->t.v->nb[1]) };
+                    const int64_t r = l->first[k] + l->len[k] + t;
+                    ggml_backend_tensor_set(l->t.k, row.k.data(), r * l->t.k->nb[1], row.k.size());
+                    ggml_backend_tensor_set(l->t.v, row.v.data(), r * l->t.v->nb[1], row.v.size());
+                    l->pos[k].push_back(row.pos);
+                    plain.layers[l->il][k].push_back(std::move(row));
+                }
+                l->len[k] += n;
             }
-            l->len[k] += n;
-        }
         plain.n_past = store.n_past += n;
     }
 
     std::string noise(size_t n) {
         std::string s(n, 0);
-        for (size_t i = 0; i < n; ++i) s[i] = (char) (rnd.g() & (i % 2 ? 0xbf : 0xff)); // halves, and scales of blocks, that are numbers
+        // halves, and scales of blocks, that are numbers
+        for (size_t i = 0; i < n; ++i) s[i] = (char) (rnd.g() & (i % 2 ? 0xbf : 0xff));
         return s;
     }
 
@@ -180,12 +193,13 @@ struct walk {
     void fail_step() {
         const llama_pos before = store.n_past;
         store.reserve_tail(2);
-        int left = rnd.range(0, (int) store.layers.size()*4);
-        for (auto & l : store.layers) for (int k = 0; k < l->n_head_kv && left > 0; ++k, --left) {
-            l->pos[k].push_back(before);
-            if (left == 1) break; // its length is not written down
-            l->len[k]++;
-        }
+        int left = rnd.range(0, (int) store.layers.size() * 4);
+        for (auto & l : store.layers)
+            for (int k = 0; k < l->n_head_kv && left > 0; ++k, --left) {
+                l->pos[k].push_back(before);
+                if (left == 1) break; // its length is not written down
+                l->len[k]++;
+            }
         if (left > 1) store.n_past = before + 1;
         store.take_back(before);
     }
@@ -225,22 +239,30 @@ struct walk {
     }
 
     void trim() {
-        const llama_pos p0 = rnd.below(3) ? store.n_past - rnd.below(70) : rnd.range(-1, store.n_past + 3);
+        const llama_pos p0 =
+            rnd.below(3) ? store.n_past - rnd.below(70) : rnd.range(-1, store.n_past + 3);
         bool exact = p0 >= store.boundary || p0 <= 0;
-        for (auto & l : store.layers) if (exact && l->n_swa && p0 > 0 && l->len[0]) exact = l->pos[0].front() <= std::max(0, p0 - l->n_swa + 1);
+        for (auto & l : store.layers)
+            if (exact && l->n_swa && p0 > 0 && l->len[0])
+                exact = l->pos[0].front() <= std::max(0, p0 - l->n_swa + 1);
         exact = exact || p0 >= store.n_past;
-        check(store.trim(p0) == exact, "step %d: trim to %d of %d (boundary %d) should %s", step, p0, plain.n_past, plain.boundary, exact ? "work" : "be refused");
+        check(store.trim(p0) == exact, "step %d: trim to %d of %d (boundary %d) should %s", step,
+            p0, plain.n_past, plain.boundary, exact ? "work" : "be refused");
         if (!exact || p0 >= plain.n_past) return;
-        for (auto & heads : plain.layers) for (auto & rows : heads) {
-            rows.erase(std::remove_if(rows.begin(), rows.end(), [&](const plain_row & r) { return r.pos >= p0; }), rows.end());
-        }
+        for (auto & heads : plain.layers)
+            for (auto & rows : heads) {
+                rows.erase(std::remove_if(rows.begin(), rows.end(),
+                               [&](const plain_row & r) { return r.pos >= p0; }),
+                    rows.end());
+            }
         plain.n_past = std::max(p0, 0);
         if (p0 <= 0) plain.boundary = 0;
     }
 
     void clear() {
         store.clear();
-        for (auto & heads : plain.layers) for (auto & rows : heads) rows.clear();
+        for (auto & heads : plain.layers)
+            for (auto & rows : heads) rows.clear();
         plain.n_past = plain.boundary = 0;
     }
 
@@ -249,17 +271,20 @@ struct walk {
         store.write(out);
         saved = out.data;
         saved_plain = plain;
-        for (size_t il = 0; il < store.layers.size(); ++il) for (int k = 0; k < store.layers[il]->n_head_kv; ++k) { // what a window has left behind is gone for good
-            auto & rows = saved_plain.layers[il][k];
-            rows.erase(rows.begin(), rows.end() - store.layers[il]->len[k]);
-        }
+        // what a window has left behind is gone for good
+        for (size_t il = 0; il < store.layers.size(); ++il)
+            for (int k = 0; k < store.layers[il]->n_head_kv; ++k) {
+                auto & rows = saved_plain.layers[il][k];
+                rows.erase(rows.begin(), rows.end() - store.layers[il]->len[k]);
+            }
     }
 
     void load() {
         if (saved.empty()) return;
         bytes_in in(saved);
         store.read(in, N_CTX);
-        check(in.at == saved.size(), "step %d: %zu of %zu bytes were read", step, in.at, saved.size());
+        check(in.at == saved.size(), "step %d: %zu of %zu bytes were read", step, in.at,
+            saved.size());
         plain = saved_plain;
     }
 
@@ -269,28 +294,35 @@ struct walk {
         auto bad = saved;
         const bool cut = rnd.below(2);
         if (cut) bad.resize(rnd.below((int) bad.size()));
-        else for (int i = rnd.range(1, 3); i > 0; --i) damage(bad);
+        else
+            for (int i = rnd.range(1, 3); i > 0; --i) damage(bad);
         g_largest = 0;
         bytes_in in(bad);
         const uint64_t version = store.version;
         try {
             store.read(in, N_CTX);
-            check(!cut, "step %d: %zu of %zu bytes were taken for a state", step, bad.size(), saved.size());
+            check(!cut, "step %d: %zu of %zu bytes were taken for a state", step, bad.size(),
+                saved.size());
             check_sane();
-            bytes_in good(saved); // it may differ in rows' bytes and in some positions: nothing can tell
+            // it may differ in rows' bytes and in some positions: nothing can tell
+            bytes_in good(saved);
             store.read(good, N_CTX);
             plain = saved_plain;
         } catch (const std::exception &) {
             check(store.version == version, "step %d: a refused state moved the tensors", step);
         }
-        check(g_largest < 16u << 20, "step %d: a damaged state of %zu bytes made the store ask for %zu", step, bad.size(), g_largest);
+        check(g_largest < 16u << 20,
+            "step %d: a damaged state of %zu bytes made the store ask for %zu", step, bad.size(),
+            g_largest);
     }
 
     void damage(std::vector<char> & x) {
-        const int32_t values[] = { -1, 0, 1, N_CTX, N_CTX + 1, INT32_MAX, INT32_MIN, (int32_t) rnd.g() };
-        size_t at = rnd.below(2) ? rnd.below((int) std::min<size_t>(x.size()/4, 16)) : rnd.below((int) x.size()/4);
+        const int32_t values[] = { -1, 0, 1, N_CTX, N_CTX + 1, INT32_MAX, INT32_MIN,
+            (int32_t) rnd.g() };
+        size_t at = rnd.below(2) ? rnd.below((int) std::min<size_t>(x.size() / 4, 16))
+                                 : rnd.below((int) x.size() / 4);
         const int32_t v = rnd.one_of(values);
-        memcpy(&x[4*at], &v, 4);
+        memcpy(&x[4 * at], &v, 4);
     }
 
     // no allocation may leave a half-changed store behind
@@ -304,8 +336,7 @@ struct walk {
                 case 3: clear(); break;
                 default: store.shrink_to_fit();
             }
-        } catch (const std::bad_alloc &) {
-        }
+        } catch (const std::bad_alloc &) {}
         buffers.fail_in = -1;
     }
 
@@ -313,48 +344,74 @@ struct walk {
     void check_sane() {
         int64_t n_bytes = 0;
         for (auto & l : store.layers) {
-            if (!check(l->t.k && l->t.v && l->t.buf, "step %d: layer %d has no tensors", step, l->il)) continue;
+            if (!check(
+                    l->t.k && l->t.v && l->t.buf, "step %d: layer %d has no tensors", step, l->il))
+                continue;
             n_bytes += ggml_backend_buffer_get_size(l->t.buf.get());
             int64_t next = 0;
             for (int k = 0; k < l->n_head_kv; ++k) {
                 while (next % l->row_step) ++next;
-                check(l->first[k] == next && l->len[k] >= 0 && l->len[k] <= l->cap[k] && (int) l->pos[k].size() == l->len[k], "step %d: layer %d head %d: first %d len %d cap %d pos %zu",
-                      step, l->il, k, l->first[k], l->len[k], l->cap[k], l->pos[k].size());
+                check(l->first[k] == next && l->len[k] >= 0 && l->len[k] <= l->cap[k] &&
+                        (int) l->pos[k].size() == l->len[k],
+                    "step %d: layer %d head %d: first %d len %d cap %d pos %zu", step, l->il, k,
+                    l->first[k], l->len[k], l->cap[k], l->pos[k].size());
                 next += l->cap[k];
                 auto pos = l->pos[k];
-                if (l->n_swa) check(std::is_sorted(pos.begin(), pos.end()) && pos == l->pos[0], "step %d: layer %d: a window's rows are out of order", step, l->il);
+                if (l->n_swa)
+                    check(std::is_sorted(pos.begin(), pos.end()) && pos == l->pos[0],
+                        "step %d: layer %d: a window's rows are out of order", step, l->il);
                 std::sort(pos.begin(), pos.end());
-                check(std::adjacent_find(pos.begin(), pos.end()) == pos.end() && (pos.empty() || (pos.front() >= 0 && pos.back() < store.n_past)),
-                      "step %d: layer %d head %d: positions are wrong", step, l->il, k);
-                if (l->n_swa) check(l->cap[k] <= l->n_swa + SLACK + std::max(GROWTH, MAX_APPEND), "step %d: a window of %d holds %d rows", step, l->n_swa, l->cap[k]);
+                check(std::adjacent_find(pos.begin(), pos.end()) == pos.end() &&
+                        (pos.empty() || (pos.front() >= 0 && pos.back() < store.n_past)),
+                    "step %d: layer %d head %d: positions are wrong", step, l->il, k);
+                if (l->n_swa)
+                    check(l->cap[k] <= l->n_swa + SLACK + std::max(GROWTH, MAX_APPEND),
+                        "step %d: a window of %d holds %d rows", step, l->n_swa, l->cap[k]);
             }
-            check(l->t.k->ne[1] == std::max<int64_t>(next, 1) && l->t.v->ne[1] == l->t.k->ne[1], "step %d: layer %d: %lld rows for %lld", step, l->il, (long long) l->t.k->ne[1], (long long) next);
+            check(l->t.k->ne[1] == std::max<int64_t>(next, 1) && l->t.v->ne[1] == l->t.k->ne[1],
+                "step %d: layer %d: %lld rows for %lld", step, l->il, (long long) l->t.k->ne[1],
+                (long long) next);
         }
-        check((int64_t) store.n_bytes() == n_bytes && n_bytes == buffers.n_bytes && buffers.n_live == (int64_t) store.layers.size(),
-              "step %d: reported %zu bytes, buffers have %lld, %lld in %lld live ones", step, store.n_bytes(), (long long) n_bytes, (long long) buffers.n_bytes, (long long) buffers.n_live);
+        check((int64_t) store.n_bytes() == n_bytes && n_bytes == buffers.n_bytes &&
+                buffers.n_live == (int64_t) store.layers.size(),
+            "step %d: reported %zu bytes, buffers have %lld, %lld in %lld live ones", step,
+            store.n_bytes(), (long long) n_bytes, (long long) buffers.n_bytes,
+            (long long) buffers.n_live);
         store.note_peak();
-        check(store.n_bytes_peak >= store.n_bytes(), "step %d: the peak is below what is there", step);
-        check(store.boundary >= 0 && store.boundary <= store.n_past && store.n_past <= N_CTX, "step %d: boundary %d of %d", step, store.boundary, store.n_past);
+        check(store.n_bytes_peak >= store.n_bytes(), "step %d: the peak is below what is there",
+            step);
+        check(store.boundary >= 0 && store.boundary <= store.n_past && store.n_past <= N_CTX,
+            "step %d: boundary %d of %d", step, store.boundary, store.n_past);
     }
 
     void check_same() {
         check_sane();
-        check(store.n_past == plain.n_past && store.boundary == plain.boundary, "step %d: %d tokens, boundary %d instead of %d, %d", step, store.n_past, store.boundary, plain.n_past, plain.boundary);
-        for (auto & l : store.layers) for (int k = 0; l->t.k && k < l->n_head_kv; ++k) check_head(*l, k);
+        check(store.n_past == plain.n_past && store.boundary == plain.boundary,
+            "step %d: %d tokens, boundary %d instead of %d, %d", step, store.n_past, store.boundary,
+            plain.n_past, plain.boundary);
+        for (auto & l : store.layers)
+            for (int k = 0; l->t.k && k < l->n_head_kv; ++k) check_head(*l, k);
     }
 
     void check_head(const edgekv_layer & l, int k) {
         const auto & rows = plain.layers[l.il][k];
         const int n = l.len[k], n_plain = (int) rows.size();
-        const bool whole = l.n_swa ? n <= n_plain && (n == n_plain || l.pos[k].front() <= std::max(0, store.n_past - l.n_swa + 1)) : n == n_plain;
-        if (!check(whole, "step %d: layer %d head %d has %d of %d rows", step, l.il, k, n, n_plain)) return;
-        std::string bytes_k((size_t) n*l.t.k->nb[1], 0), bytes_v((size_t) n*l.t.v->nb[1], 0);
-        if (n) ggml_backend_tensor_get(l.t.k, &bytes_k[0], l.first[k]*l.t.k->nb[1], bytes_k.size());
-        if (n) ggml_backend_tensor_get(l.t.v, &bytes_v[0], l.first[k]*l.t.v->nb[1], bytes_v.size());
+        const bool whole = l.n_swa ? n <= n_plain &&
+                (n == n_plain || l.pos[k].front() <= std::max(0, store.n_past - l.n_swa + 1))
+                                   : n == n_plain;
+        if (!check(whole, "step %d: layer %d head %d has %d of %d rows", step, l.il, k, n, n_plain))
+            return;
+        std::string bytes_k((size_t) n * l.t.k->nb[1], 0), bytes_v((size_t) n * l.t.v->nb[1], 0);
+        if (n)
+            ggml_backend_tensor_get(l.t.k, &bytes_k[0], l.first[k] * l.t.k->nb[1], bytes_k.size());
+        if (n)
+            ggml_backend_tensor_get(l.t.v, &bytes_v[0], l.first[k] * l.t.v->nb[1], bytes_v.size());
         bool same = true;
         for (int r = 0; r < n && same; ++r) {
             const auto & row = rows[n_plain - n + r];
-            same = row.pos == l.pos[k][r] && !bytes_k.compare(r*row.k.size(), row.k.size(), row.k) && !bytes_v.compare(r*row.v.size(), row.v.size(), row.v);
+            same = row.pos == l.pos[k][r] &&
+                !bytes_k.compare(r * row.k.size(), row.k.size(), row.k) &&
+                !bytes_v.compare(r * row.v.size(), row.v.size(), row.v);
         }
         check(same, "step %d: layer %d head %d: rows differ", step, l.il, k);
     }
@@ -386,14 +443,16 @@ struct walk {
             const auto before = places();
             const uint64_t version = store.version;
             act();
-            check(before == places() || store.version != version, "step %d: tensors moved and the version did not change", step);
+            check(before == places() || store.version != version,
+                "step %d: tensors moved and the version did not change", step);
             check_same();
         }
         store.shrink_to_fit();
         for (auto & l : store.layers) check(l->len == l->cap, "room is left after shrink_to_fit");
         check_same();
         store.layers.clear();
-        check(buffers.n_live == 0 && buffers.n_bytes == 0, "%lld buffers are left", (long long) buffers.n_live);
+        check(buffers.n_live == 0 && buffers.n_bytes == 0, "%lld buffers are left",
+            (long long) buffers.n_live);
     }
 };
 
@@ -404,46 +463,63 @@ void test_no_number() {
     w.save();
     for (auto & l : w.store.layers) {
         const std::vector<char> nan(l->t.k->nb[1], (char) 0xff);
-        ggml_backend_tensor_set(l->t.k, nan.data(), l->first[0]*l->t.k->nb[1], nan.size());
-        check(!edgekv_rows_finite(l->t.k, l->first[0], l->len[0]), "a row that is no number was taken for one");
+        ggml_backend_tensor_set(l->t.k, nan.data(), l->first[0] * l->t.k->nb[1], nan.size());
+        check(!edgekv_rows_finite(l->t.k, l->first[0], l->len[0]),
+            "a row that is no number was taken for one");
     }
     bytes_out out;
     w.store.write(out);
     bytes_in in(out.data);
     bool refused = false;
-    try { w.store.read(in, N_CTX); } catch (const std::exception &) { refused = true; }
-    check(refused == (out.data != w.saved), "a state of %s", refused ? "numbers was refused" : "no numbers was taken");
+    try {
+        w.store.read(in, N_CTX);
+    } catch (const std::exception &) { refused = true; }
+    check(refused == (out.data != w.saved), "a state of %s",
+        refused ? "numbers was refused" : "no numbers was taken");
 }
 
 // every prefix of a small state, and every 4 bytes of it replaced by the values that hurt most
 void test_every_byte() {
     walk w(7, true);
-    for (int i = 0; i < 3; ++i) { w.append(); w.evict(); }
+    for (int i = 0; i < 3; ++i) {
+        w.append();
+        w.evict();
+    }
     w.append();
     w.save();
     const size_t n = w.saved.size();
-    for (size_t i = 0; i < n; i += 1 + n/4000) {
+    for (size_t i = 0; i < n; i += 1 + n / 4000) {
         auto cut = w.saved;
         cut.resize(i);
         bytes_in in(cut);
         bool refused = false;
-        try { w.store.read(in, N_CTX); } catch (const std::exception &) { refused = true; }
+        try {
+            w.store.read(in, N_CTX);
+        } catch (const std::exception &) { refused = true; }
         check(refused, "%zu of %zu bytes were taken for a state", i, n);
     }
     w.check_same();
-    for (size_t i = 0; i + 4 <= n; i += i < 400 ? 4 : 4*(1 + n/8000)) for (int32_t v : { -1, INT32_MAX, N_CTX + 1 }) for (bool many : { false, true }) {
-        auto bad = w.saved;
-        memcpy(&bad[i], &v, 4);
-        if (many && i != 8) memcpy(&bad[8], &v, 4); // the number of tokens as well
-        g_largest = 0;
-        bytes_in in(bad);
-        try { w.store.read(in, N_CTX); w.check_sane(); } catch (const std::exception &) {}
-        check(g_largest < 16u << 20, "a damaged state of %zu bytes made the store ask for %zu", n, g_largest);
-    }
+    for (size_t i = 0; i + 4 <= n; i += i < 400 ? 4 : 4 * (1 + n / 8000))
+        for (int32_t v : { -1, INT32_MAX, N_CTX + 1 })
+            for (bool many : { false, true }) {
+                auto bad = w.saved;
+                memcpy(&bad[i], &v, 4);
+                if (many && i != 8) memcpy(&bad[8], &v, 4); // the number of tokens as well
+                g_largest = 0;
+                bytes_in in(bad);
+                try {
+                    w.store.read(in, N_CTX);
+                    w.check_sane();
+                } catch (const std::exception &) {}
+                check(g_largest < 16u << 20,
+                    "a damaged state of %zu bytes made the store ask for %zu", n, g_largest);
+            }
     bytes_in other(w.saved);
     walk stranger(8, true);
     bool refused = false;
-    try { stranger.store.read(other, N_CTX); } catch (const std::exception &) { refused = true; }
+    try {
+        stranger.store.read(other, N_CTX);
+    } catch (const std::exception &) { refused = true; }
     check(refused, "the state of another shape was taken");
     stranger.check_same();
 }
@@ -458,13 +534,25 @@ void test_waits() {
     ggml_backend_sched_t sched = ggml_backend_sched_new(&backend, &buft, 1, 16, false, false);
     {
         walk w(5, true);
-        auto waits = [&](auto && step) { g_n_waits = 0; step(); return g_n_waits; };
-        check(waits([&] { w.append(); w.store.reserve_tail(500); }) == 0, "a store without graphs waited");
+        auto waits = [&](auto && step) {
+            g_n_waits = 0;
+            step();
+            return g_n_waits;
+        };
+        check(waits([&] {
+            w.append();
+            w.store.reserve_tail(500);
+        }) == 0,
+            "a store without graphs waited");
         w.store.sched = sched;
         check(waits([&] { w.store.reserve_tail(500); }) == 0, "a tail that has room waited");
         check(waits([&] { w.store.reserve_tail(600); }) > 0, "a tail grew and did not wait");
         w.save();
-        check(waits([&] { bytes_in in(w.saved); w.store.read(in, N_CTX); }) > 0, "rows were replaced and nobody waited");
+        check(waits([&] {
+            bytes_in in(w.saved);
+            w.store.read(in, N_CTX);
+        }) > 0,
+            "rows were replaced and nobody waited");
         check(waits([&] { w.store.clear(); }) > 0, "rows were forgotten and nobody waited");
     }
     ggml_backend_sched_free(sched);
@@ -477,10 +565,12 @@ int main(int argc, char ** argv) {
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_steps = argc > 2 ? atoi(argv[2]) : 1500;
     printf("seed %u, %d steps\n", seed, n_steps);
-    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // refused allocations are told
+    // refused allocations are told
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     test_every_byte();
     test_no_number();
     test_waits();
-    for (uint32_t i = 0; i < 6 && g_failed < 20; ++i) walk(1000*seed + i, i % 2 == 0).run(n_steps);
+    for (uint32_t i = 0; i < 6 && g_failed < 20; ++i)
+        walk(1000 * seed + i, i % 2 == 0).run(n_steps);
     return finish();
 }

@@ -21,56 +21,66 @@ namespace {
 struct attend_input : llm_graph_input_i {
     struct per_layer {
         const edgekv_layer * l = nullptr;
-        ggml_tensor *  idx = nullptr;          // I64 [n_head_kv*n_tokens]; null: no rows come in
-        edgekv_table * table = nullptr;        // idx and lengths are in it, for a node that a device computes
-        std::vector<ggml_tensor *> masks;      // F16 [n, n_tokens] per head, graph path only
-        std::vector<int64_t> first;            // of the masked rows, within the head
+        ggml_tensor * idx = nullptr; // I64 [n_head_kv*n_tokens]; null: no rows come in
+        // idx and lengths are in it, for a node that a device computes
+        edgekv_table * table = nullptr;
+        std::vector<ggml_tensor *> masks; // F16 [n, n_tokens] per head, graph path only
+        std::vector<int64_t> first;       // of the masked rows, within the head
         // read by the CPU kernel while it runs
         float scale = 1, cap = 0;
         int n_tokens = 0, parts = 1;
-        std::vector<int32_t> start;            // first visible row of each token (sliding window)
+        std::vector<int32_t> start; // first visible row of each token (sliding window)
     };
 
     edgekv_store * store;
     ggml_backend_sched_t sched;
     uint64_t version;
-    bool fixed = true;                         // shapes do not depend on the lengths: the graph may be used again
+    // shapes do not depend on the lengths: the graph may be used again
+    bool fixed = true;
     std::vector<std::unique_ptr<per_layer>> layers;
 
-    attend_input(edgekv_store * s, ggml_backend_sched_t sched) : store(s), sched(sched), version(s->version) {}
+    attend_input(edgekv_store * s, ggml_backend_sched_t sched)
+        : store(s), sched(sched), version(s->version) {}
 
     void set_input(const llama_ubatch * ubatch) override {
         const int n = ubatch->n_tokens;
         store->append(ubatch->pos, n);
         for (auto & pl : layers) set_layer(*pl, ubatch, n);
         std::set<edgekv_table *> tables;
-        for (auto & pl : layers) if (pl->table) tables.insert(pl->table);
-        if (!tables.empty()) ggml_backend_sched_synchronize(sched); // the step before may still read them
+        for (auto & pl : layers)
+            if (pl->table) tables.insert(pl->table);
+        // the step before may still read them
+        if (!tables.empty()) ggml_backend_sched_synchronize(sched);
         for (auto * t : tables) t->upload();
     }
 
     bool can_reuse(const llm_graph_params & params) override {
-        return fixed && store->version == version && !layers.empty() && layers[0]->n_tokens == (int) params.ubatch.n_tokens;
+        return fixed && store->version == version && !layers.empty() &&
+            layers[0]->n_tokens == (int) params.ubatch.n_tokens;
     }
 
 private:
     // of a layer that has the n new rows already
     static void set_layer(per_layer & pl, const llama_ubatch * ubatch, int n) {
         const edgekv_layer & l = *pl.l;
-        std::vector<int64_t> idx((size_t) n*l.n_head_kv);
-        for (int t = 0; t < n; ++t) for (int k = 0; k < l.n_head_kv; ++k) {
-            idx[(size_t) t*l.n_head_kv + k] = l.first[k] + l.len[k] - n + t;
-        }
+        std::vector<int64_t> idx((size_t) n * l.n_head_kv);
+        for (int t = 0; t < n; ++t)
+            for (int k = 0; k < l.n_head_kv; ++k) {
+                idx[(size_t) t * l.n_head_kv + k] = l.first[k] + l.len[k] - n + t;
+            }
         if (l.n_swa) {
             pl.start.resize(n);
             const auto & pos = l.pos[0]; // in order, the same for all heads
             for (int t = 0; t < n; ++t) {
-                pl.start[t] = (int32_t) (std::upper_bound(pos.begin(), pos.end(), ubatch->pos[t] - l.n_swa) - pos.begin());
+                pl.start[t] =
+                    (int32_t) (std::upper_bound(pos.begin(), pos.end(), ubatch->pos[t] - l.n_swa) -
+                        pos.begin());
             }
         }
         if (pl.table) pl.table->set(l, idx, pl.start);
         else if (pl.idx) ggml_backend_tensor_set(pl.idx, idx.data(), 0, ggml_nbytes(pl.idx));
-        for (size_t k = 0; k < pl.masks.size(); ++k) if (pl.masks[k]) set_mask(pl, (int) k, n);
+        for (size_t k = 0; k < pl.masks.size(); ++k)
+            if (pl.masks[k]) set_mask(pl, (int) k, n);
     }
 
     static void set_mask(per_layer & pl, int k, int n) {
@@ -79,17 +89,21 @@ private:
         std::vector<ggml_fp16_t> x(ggml_nelements(m), ggml_fp32_to_fp16(-INFINITY));
         for (int t = 0; t < n; ++t) {
             const int64_t lo = l.n_swa ? pl.start[t] : 0, hi = l.len[k] - (n - 1 - t);
-            for (int64_t r = lo; r < hi; ++r) x[(size_t) t*m->ne[0] + r] = ggml_fp32_to_fp16(l.max_bias != 0.0f ? (float) (l.pos[k][r] - l.pos[k][hi - 1]) : 0.0f);
+            for (int64_t r = lo; r < hi; ++r)
+                x[(size_t) t * m->ne[0] + r] = ggml_fp32_to_fp16(
+                    l.max_bias != 0.0f ? (float) (l.pos[k][r] - l.pos[k][hi - 1]) : 0.0f);
         }
         ggml_backend_tensor_set(m, x.data(), 0, ggml_nbytes(m));
     }
 };
 
-edgekv_rows rows_of(const attend_input::per_layer & pl, const ggml_tensor * k, const ggml_tensor * v, const ggml_tensor * sinks) {
+edgekv_rows rows_of(const attend_input::per_layer & pl, const ggml_tensor * k,
+    const ggml_tensor * v, const ggml_tensor * sinks) {
     const edgekv_layer & l = *pl.l;
-    return { (const char *) k->data, (const char *) v->data, k->nb[1], v->nb[1], k->type, v->type, l.d_k, l.d_v, l.n_head, l.n_head_kv,
-             l.first.data(), l.len.data(), pl.scale, pl.cap, sinks ? (const float *) sinks->data : nullptr,
-             l.row_pos.t ? (const float *) l.row_pos.t->data : nullptr, l.max_bias };
+    return { (const char *) k->data, (const char *) v->data, k->nb[1], v->nb[1], k->type, v->type,
+        l.d_k, l.d_v, l.n_head, l.n_head_kv, l.first.data(), l.len.data(), pl.scale, pl.cap,
+        sinks ? (const float *) sinks->data : nullptr,
+        l.row_pos.t ? (const float *) l.row_pos.t->data : nullptr, l.max_bias };
 }
 
 // src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [2 + d_v, n_head, n_tokens, parts]
@@ -97,44 +111,54 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const ggml_tensor * q = dst->src[0];
     const edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], nullptr);
-    const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2]/sizeof(float)), (int64_t) (q->nb[1]/sizeof(float)), (int) q->ne[2], nullptr,
-                                pl.start.empty() ? nullptr : pl.start.data() };
-    for (int p = ith; p < pl.parts; p += nth) edgekv_cpu_attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
+    const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
+        (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
+        pl.start.empty() ? nullptr : pl.start.data() };
+    for (int p = ith; p < pl.parts; p += nth)
+        edgekv_cpu_attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
 }
 
 void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], dst->src[3]);
-    edgekv_cpu_attend_combine(&rows, pl.n_tokens, (const float *) dst->src[0]->data, pl.parts, (float *) dst->data, ith, nth);
+    edgekv_cpu_attend_combine(&rows, pl.n_tokens, (const float *) dst->src[0]->data, pl.parts,
+        (float *) dst->data, ith, nth);
 }
 
 } // namespace
 
 static attend_input * input_of(const llm_graph_context & g, edgekv_store * store) {
-    for (auto & i : g.res->inputs) if (auto * a = dynamic_cast<attend_input *>(i.get())) return a;
+    for (auto & i : g.res->inputs)
+        if (auto * a = dynamic_cast<attend_input *>(i.get())) return a;
     return (attend_input *) g.res->add_input(std::make_unique<attend_input>(store, g.sched));
 }
 
-static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks) {
+static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_layer & pl,
+    ggml_tensor * q, ggml_tensor * sinks) {
     const edgekv_layer & l = *pl.l;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * a[] = { q, l.t.k, l.t.v };
-    ggml_tensor * parts = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, g.n_tokens, pl.parts, a, 3, attend_part, GGML_N_TASKS_MAX, &pl);
+    ggml_tensor * parts = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, g.n_tokens,
+        pl.parts, a, 3, attend_part, GGML_N_TASKS_MAX, &pl);
     ggml_tensor * b[] = { parts, l.t.k, l.t.v, sinks };
-    return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, b, sinks ? 4 : 3, attend_combine, GGML_N_TASKS_MAX, &pl);
+    return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, b, sinks ? 4 : 3,
+        attend_combine, GGML_N_TASKS_MAX, &pl);
 }
 
 // one node for all heads, if the device of the layer's rows has a kernel for it; else null
-static ggml_tensor * attend_device(const llm_graph_context & g, attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks, edgekv_table & table, bool always) {
+static ggml_tensor * attend_device(const llm_graph_context & g, attend_input::per_layer & pl,
+    ggml_tensor * q, ggml_tensor * sinks, edgekv_table & table, bool always) {
     const edgekv_layer & l = *pl.l;
     const auto * device = always ? nullptr : edgekv_device::of(l.buft);
     if (!always && !(device && device->attends(l.type_k, l.type_v, l.d_k, l.d_v))) return nullptr;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks, l.row_pos.t };
     ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, a, 6,
-                                          edgekv_attend_node, GGML_N_TASKS_MAX, nullptr);
+        edgekv_attend_node, GGML_N_TASKS_MAX, nullptr);
     edgekv_op_set(node, l.n_head_kv, pl.scale, pl.cap, l.max_bias);
-    return always || ggml_backend_dev_supports_op(ggml_backend_buft_get_device(l.buft), node) ? node : nullptr;
+    return always || ggml_backend_dev_supports_op(ggml_backend_buft_get_device(l.buft), node)
+        ? node
+        : nullptr;
 }
 
 static edgekv_table & table_of(edgekv_store & store, ggml_backend_buffer_type_t buft) {
@@ -143,14 +167,16 @@ static edgekv_table & table_of(edgekv_store & store, ggml_backend_buffer_type_t 
     return *t;
 }
 
-static ggml_tensor * attend_graph(const llm_graph_context & g, attend_input & in, attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks) {
+static ggml_tensor * attend_graph(const llm_graph_context & g, attend_input & in,
+    attend_input::per_layer & pl, ggml_tensor * q, ggml_tensor * sinks) {
     const edgekv_layer & l = *pl.l;
     in.fixed = false;
     std::vector<int64_t> first(l.n_head_kv), n(l.n_head_kv);
     pl.masks.assign(l.n_head_kv, nullptr);
     for (int k = 0; k < l.n_head_kv; ++k) {
         first[k] = l.first[k];
-        n[k] = std::min<int64_t>(l.len[k] + g.n_tokens, std::max(l.cap[k], 1)); // a graph that is only reserved has no room yet
+        // a graph that is only reserved has no room yet
+        n[k] = std::min<int64_t>(l.len[k] + g.n_tokens, std::max(l.cap[k], 1));
         if (g.n_tokens == 1 && !l.n_swa && l.max_bias == 0.0f) continue;
         pl.masks[k] = ggml_new_tensor_2d(g.ctx0, GGML_TYPE_F16, n[k], g.n_tokens);
         ggml_set_input(pl.masks[k]);
@@ -159,15 +185,19 @@ static ggml_tensor * attend_graph(const llm_graph_context & g, attend_input & in
 }
 
 static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * store,
-                                  const edgekv_layer & l, ggml_tensor * q, ggml_tensor * k,
-                                  ggml_tensor * v, ggml_tensor * sinks, float scale) {
+    const edgekv_layer & l, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks,
+    float scale) {
     attend_input & in = *input_of(g, store);
     in.layers.push_back(std::make_unique<attend_input::per_layer>());
     auto & pl = *in.layers.back();
-    pl.l = &l; pl.scale = scale; pl.cap = edgekv_softcap(g);
-    pl.n_tokens = (int) g.n_tokens; pl.parts = edgekv_n_parts(g.n_tokens);
+    pl.l = &l;
+    pl.scale = scale;
+    pl.cap = edgekv_softcap(g);
+    pl.n_tokens = (int) g.n_tokens;
+    pl.parts = edgekv_n_parts(g.n_tokens);
     const bool on_cpu = ggml_backend_buft_is_host(l.buft);
-    if (g.n_tokens <= edgekv_table::MAX_TOKENS && (on_cpu ? store->node_attend : !store->graph_attend)) {
+    if (g.n_tokens <= edgekv_table::MAX_TOKENS &&
+        (on_cpu ? store->node_attend : !store->graph_attend)) {
         edgekv_table & table = table_of(*store, l.buft);
         if (ggml_tensor * node = attend_device(g, pl, q, sinks, table, store->node_attend)) {
             pl.table = &table;
@@ -176,20 +206,23 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
         }
     }
     if (k) {
-        pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv*g.n_tokens);
+        pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv * g.n_tokens);
         ggml_set_input(pl.idx);
         edgekv_store_rows(g, l.t, k, v, pl.idx);
     }
-    return on_cpu && !store->graph_attend ? attend_cpu(g, pl, q, sinks) : attend_graph(g, in, pl, q, sinks);
+    return on_cpu && !store->graph_attend ? attend_cpu(g, pl, q, sinks)
+                                          : attend_graph(g, in, pl, q, sinks);
 }
 
-ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks,
-        float kq_scale, int il) {
+ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store,
+    ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float kq_scale,
+    int il) {
     const edgekv_layer & l = *store->layers[store->layers[il]->reads];
     store->sched = g.sched;
-    ggml_tensor * cur = store->active ? store->active->attend(g, l, { il, q, k, v, sinks, kq_scale })
-                                      : attend_store(g, store, l, q, k, v, sinks, kq_scale);
-    cur = ggml_reshape_2d(g.ctx0, cur, cur->ne[0]*cur->ne[1], cur->ne[2]);
+    ggml_tensor * cur = store->active
+        ? store->active->attend(g, l, { il, q, k, v, sinks, kq_scale })
+        : attend_store(g, store, l, q, k, v, sinks, kq_scale);
+    cur = ggml_reshape_2d(g.ctx0, cur, cur->ne[0] * cur->ne[1], cur->ne[2]);
     ggml_build_forward_expand(g.gf, cur);
     return cur;
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Floats that begin on a cache line: a vector register as wide as a line is then loaded from one, not from two.
+// Floats that begin on a cache line: a vector register as wide as a line is then loaded from one,
+// not from two.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +12,8 @@ class aligned_floats {
 public:
     // room for n floats; what was there is lost
     float * get(size_t n) {
-        x.resize(n + LINE/sizeof(float));
-        return (float *) (((uintptr_t) x.data() + LINE - 1)/LINE*LINE);
+        x.resize(n + LINE / sizeof(float));
+        return (float *) (((uintptr_t) x.data() + LINE - 1) / LINE * LINE);
     }
 
 private:

@@ -1,6 +1,6 @@
 #pragma once
-// CPU kernels of edgekv. They are compiled into the CPU backend, so that they get its instruction set, and work on plain
-// memory: no graph, no allocation outside the thread's own workspace.
+// CPU kernels of edgekv. They are compiled into the CPU backend, so that they get its instruction
+// set, and work on plain memory: no graph, no allocation outside the thread's own workspace.
 
 #include "../edgekv-alibi.h"
 
@@ -14,103 +14,121 @@
 extern "C" {
 #endif
 
-// Rows of one layer: KV head k owns rows [first[k], first[k] + len[k]) of k and v, one row per token.
+// Rows of one layer: KV head k owns rows [first[k], first[k] + len[k]) of k and v, one row per
+// token.
 struct edgekv_rows {
-    const char    * k;         // row r of K at k + r*nb_k
-    const char    * v;         // null where only K is read
-    size_t          nb_k, nb_v;
-    enum ggml_type  type_k, type_v;
-    int             d_k, d_v, n_head, n_head_kv;
-    const int32_t * first;     // [n_head_kv]
-    const int32_t * len;       // [n_head_kv], the rows of the new tokens included
-    float           scale;     // of q.k
-    float           softcap;   // 0 = none
-    const float   * sinks;     // [n_head] or null: a logit that takes part in the softmax and has no value
-    // ALiBi (edgekv-alibi.h), where max_bias is not 0: head h's logit of row r is slope(h)*(pos[last] - pos[r]) lower, last being the last
-    // row that the query sees, its own. Row numbers are the layer's
-    const float   * pos = nullptr; // [rows] token index of each row
-    float           max_bias = 0;
+    const char * k; // row r of K at k + r*nb_k
+    const char * v; // null where only K is read
+    size_t nb_k, nb_v;
+    enum ggml_type type_k, type_v;
+    int d_k, d_v, n_head, n_head_kv;
+    const int32_t * first; // [n_head_kv]
+    const int32_t * len;   // [n_head_kv], the rows of the new tokens included
+    float scale;           // of q.k
+    float softcap;         // 0 = none
+    // [n_head] or null: a logit that takes part in the softmax and has no value
+    const float * sinks;
+    // ALiBi (edgekv-alibi.h), where max_bias is not 0: head h's logit of row r is
+    // slope(h)*(pos[last] - pos[r]) lower, last being the last row that the query sees, its own.
+    // Row numbers are the layer's
+    const float * pos = nullptr; // [rows] token index of each row
+    float max_bias = 0;
 };
 
 // Queries: row of token t, head h at q + t*nb_t + h*nb_h (floats).
 // Token t sees rows [start ? start[t] : 0, len[k] - n_after[t]) of KV head k.
 struct edgekv_queries {
-    const float   * q;
-    int64_t         stride_t, stride_h; // in floats
-    int             n_tokens;
-    const int32_t * n_after;   // [n_tokens] rows of a head that come after this token's own; null = n_tokens - 1 - t
-    const int32_t * start;     // [n_tokens] first visible row (sliding window); null = 0
+    const float * q;
+    int64_t stride_t, stride_h; // in floats
+    int n_tokens;
+    // [n_tokens] rows of a head that come after this token's own; null = n_tokens - 1 - t
+    const int32_t * n_after;
+    const int32_t * start; // [n_tokens] first visible row (sliding window); null = 0
 };
 
-// attend: part p of n_parts of all rows of all heads; out [n_parts][n_tokens][n_head][2 + d_v]: maximum, sum, weighted values
-GGML_BACKEND_API void edgekv_cpu_attend_part(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * out, int part, int n_parts);
+// attend: part p of n_parts of all rows of all heads; out [n_parts][n_tokens][n_head][2 + d_v]:
+// maximum, sum, weighted values
+GGML_BACKEND_API void edgekv_cpu_attend_part(const struct edgekv_rows * rows,
+    const struct edgekv_queries * qs, float * out, int part, int n_parts);
 // attend: fold the parts of head h, token t into dst [n_tokens][n_head][d_v]
-GGML_BACKEND_API void edgekv_cpu_attend_combine(const struct edgekv_rows * rows, int n_tokens, const float * parts, int n_parts, float * dst, int ith, int nth);
+GGML_BACKEND_API void edgekv_cpu_attend_combine(const struct edgekv_rows * rows, int n_tokens,
+    const float * parts, int n_parts, float * dst, int ith, int nth);
 
-// attend, for many tokens: all rows, dst [n_tokens][n_head][d_v]. Each of nth threads calls it with the same `next`, which starts at 0.
-// norm [n_tokens][n_head][2] or null: of each query's softmax the maximum, as a power of two, and 1/sum. Without rows->v only that.
-GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows, const struct edgekv_queries * qs, float * dst, float * norm,
-        std::atomic<int32_t> * next, int nth);
+// attend, for many tokens: all rows, dst [n_tokens][n_head][d_v]. Each of nth threads calls it with
+// the same `next`, which starts at 0. norm [n_tokens][n_head][2] or null: of each query's softmax
+// the maximum, as a power of two, and 1/sum. Without rows->v only that.
+GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows,
+    const struct edgekv_queries * qs, float * dst, float * norm, std::atomic<int32_t> * next,
+    int nth);
 
 // Column statistics, indexed by the row number in the layer (first[k] + j). Null = not wanted.
 // They accumulate over calls; n_seen = queries per head seen before this call.
 struct edgekv_columns {
-    float * sum;      // [rows]               sum over queries, mean over the group's heads
-    float * max;      // [rows]               maximum over queries and heads
-    float * entropy;  // [rows]               sum over queries and heads of -a log a
-    float * mean;     // [n_head/n_head_kv][rows] running mean per query head (for the variance)
-    float * m2;       // [n_head/n_head_kv][rows] running sum of squared deviations
+    float * sum;     // [rows]               sum over queries, mean over the group's heads
+    float * max;     // [rows]               maximum over queries and heads
+    float * entropy; // [rows]               sum over queries and heads of -a log a
+    float * mean;    // [n_head/n_head_kv][rows] running mean per query head (for the variance)
+    float * m2;      // [n_head/n_head_kv][rows] running sum of squared deviations
     int64_t n_rows;
     int64_t n_seen;
 };
 
 // score, over part p of each head's rows; norm: what attend left
-GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows, const struct edgekv_queries * qs, const float * norm,
-        const struct edgekv_columns * cols, int part, int n_parts);
+GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows,
+    const struct edgekv_queries * qs, const float * norm, const struct edgekv_columns * cols,
+    int part, int n_parts);
 
 // Rows of one head by number: row r at base + r*nb. Folding writes to them.
 struct edgekv_numbered {
-    char          * base;
-    size_t          nb;
-    enum ggml_type  type;
-    int             d;
+    char * base;
+    size_t nb;
+    enum ggml_type type;
+    int d;
 };
 
-// merge, search: for each of `gone` the row of `kept` (at least one) whose key has the largest cosine, the first of equal ones; keys of
-// length 0 have cosine 0. Part p of n_parts of `gone`; out: cosine [n_gone], nearest [n_gone] as index into kept
-GGML_BACKEND_API void edgekv_cpu_merge_nearest(const struct edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept,
-        float * cosine, int32_t * nearest, int part, int n_parts);
+// merge, search: for each of `gone` the row of `kept` (at least one) whose key has the largest
+// cosine, the first of equal ones; keys of length 0 have cosine 0. Part p of n_parts of `gone`;
+// out: cosine [n_gone], nearest [n_gone] as index into kept
+GGML_BACKEND_API void edgekv_cpu_merge_nearest(const struct edgekv_numbered * keys,
+    const int32_t * gone, int n_gone, const int32_t * kept, int n_kept, float * cosine,
+    int32_t * nearest, int part, int n_parts);
 
 // what rows receive: row i gets the sources of the i-th list
 struct edgekv_shares {
-    int             n;
-    const int32_t * rows;      // [n]
-    const float   * own;       // [n] weight of the row itself
-    const int32_t * counts;    // [n] lengths of the lists
-    const int32_t * sources;   // the lists, one after another; no source is among `rows`
-    const float   * weights;   // of each source
+    int n;
+    const int32_t * rows;    // [n]
+    const float * own;       // [n] weight of the row itself
+    const int32_t * counts;  // [n] lengths of the lists
+    const int32_t * sources; // the lists, one after another; no source is among `rows`
+    const float * weights;   // of each source
 };
 
-// merge, fold: each row becomes own*row + sum of weight*source, summed in f32 and written in the rows' type; other rows keep their bytes
-GGML_BACKEND_API void edgekv_cpu_merge_fold(const struct edgekv_numbered * to, const struct edgekv_shares * shares);
+// merge, fold: each row becomes own*row + sum of weight*source, summed in f32 and written in the
+// rows' type; other rows keep their bytes
+GGML_BACKEND_API void edgekv_cpu_merge_fold(
+    const struct edgekv_numbered * to, const struct edgekv_shares * shares);
 
-// the linear map of the score kvzap, see edgekv_prefill_foretell
+// the linear map of the score kvzap, see edgekv_prefill_predict
 struct edgekv_map {
-    const float * weights;    // [d_v + d_k/2 + 4]
-    bool          neighbours; // RoPE turns values 2 i and 2 i + 1 together, else i and i + d_k/2
-    int           turn_k, turn_v; // rows are stored times a Walsh-Hadamard matrix of this size, block by block; 0: they are not
+    const float * weights; // [d_v + d_k/2 + 4]
+    bool neighbours;       // RoPE turns values 2 i and 2 i + 1 together, else i and i + d_k/2
+    // rows are stored times a Walsh-Hadamard matrix of this size, block by block; 0: they are not
+    int turn_k, turn_v;
 };
 
-// foretell: sum [d] of the keys [first, first + n), each with length 1
-GGML_BACKEND_API void edgekv_cpu_key_sum(const struct edgekv_numbered * keys, int first, int n, float * sum);
+// predict: sum [d] of the keys [first, first + n), each with length 1
+GGML_BACKEND_API void edgekv_cpu_key_sum(
+    const struct edgekv_numbered * keys, int first, int n, float * sum);
 
-// foretell: out[first, first + n), of the rows of those numbers; sum: of all keys, as above; unlike, in the same places: -cosine of a key
-// with it
-GGML_BACKEND_API void edgekv_cpu_foretell(const struct edgekv_numbered * keys, const struct edgekv_numbered * values, const float * sum,
-        const struct edgekv_map * map, int first, int n, float * out, float * unlike);
+// predict: out[first, first + n), of the rows of those numbers; sum: of all keys, as above;
+// unlike, in the same places: -cosine of a key with it
+GGML_BACKEND_API void edgekv_cpu_predict(const struct edgekv_numbered * keys,
+    const struct edgekv_numbered * values, const float * sum, const struct edgekv_map * map,
+    int first, int n, float * out, float * unlike);
 
 // rows [r0, r0 + n) of a tensor of flat rows as f32
-GGML_BACKEND_API void edgekv_cpu_rows_to_f32(enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
+GGML_BACKEND_API void edgekv_cpu_rows_to_f32(
+    enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
 
 #ifdef __cplusplus
 }
@@ -119,7 +137,8 @@ GGML_BACKEND_API void edgekv_cpu_rows_to_f32(enum ggml_type type, const char * b
 namespace edgekv {
 
 // visible rows of token t in KV head k: [lo, hi)
-inline void visible(const edgekv_rows & rows, const edgekv_queries & qs, int t, int k, int & lo, int & hi) {
+inline void visible(
+    const edgekv_rows & rows, const edgekv_queries & qs, int t, int k, int & lo, int & hi) {
     lo = qs.start ? qs.start[t] : 0;
     hi = rows.len[k] - (qs.n_after ? qs.n_after[t] : qs.n_tokens - 1 - t);
 }

@@ -1,4 +1,5 @@
-// merge: which kept row an evicted one resembles most, and folding it in. Keys are compared block by block: [n_gone, n_kept] never exists.
+// merge: which kept row an evicted one resembles most, and folding it in. Keys are compared block
+// by block: [n_gone, n_kept] never exists.
 #include "edgekv-aligned.h"
 #include "edgekv-tile.h"
 
@@ -7,10 +8,14 @@ using namespace edgekv;
 namespace {
 
 constexpr int BLOCK = 256; // evicted rows that meet a tile of kept ones
-constexpr int GROUP = 16;  // of them at a time, so that their products stay in the first-level cache
-constexpr int AT_ONCE = LANE_QUERIES == 4 ? 8 : LANE_QUERIES; // wide registers come in greater number
+// of them at a time, so that their products stay in the first-level cache
+constexpr int GROUP = 16;
+// wide registers come in greater number
+constexpr int AT_ONCE = LANE_QUERIES == 4 ? 8 : LANE_QUERIES;
 
-struct workspace { aligned_floats block, tile, tile_t; };
+struct workspace {
+    aligned_floats block, tile, tile_t;
+};
 
 // rows as f32 with length 1; a row of length 0 stays
 void load_unit(const edgekv_numbered & keys, const int32_t * rows, int n, float * out) {
@@ -18,26 +23,36 @@ void load_unit(const edgekv_numbered & keys, const int32_t * rows, int n, float 
         edgekv_cpu_rows_to_f32(keys.type, keys.base, keys.nb, rows[i], 1, keys.d, out);
         float square;
         ggml_vec_dot_f32(keys.d, &square, 0, out, 0, out, 0, 1);
-        if (square > 0) ggml_vec_scale_f32(keys.d, out, 1.0f/sqrtf(square));
+        if (square > 0) ggml_vec_scale_f32(keys.d, out, 1.0f / sqrtf(square));
     }
 }
 
-// the highest of n products, if it is higher than what was found before: that happens rarely, so it is asked for the tile as a whole
+// the highest of n products, if it is higher than what was found before: that happens rarely, so it
+// is asked for the tile as a whole
 inline void raise(const float * products, int n, int32_t at, float & best, int32_t & where) {
     int n_higher = 0;
     for (int j = 0; j < n; ++j) n_higher += products[j] > best;
     if (!n_higher) return;
-    for (int j = 0; j < n; ++j) if (products[j] > best) { best = products[j]; where = at + j; }
+    for (int j = 0; j < n; ++j)
+        if (products[j] > best) {
+            best = products[j];
+            where = at + j;
+        }
 }
 
-// up to BLOCK unit rows against one transposed tile of n rows, which begins at index `at` of the kept ones
-void meet(const float * block, int n_block, const float * tile_t, int n, int d, int32_t at, float * cosine, int32_t * nearest) {
+// up to BLOCK unit rows against one transposed tile of n rows, which begins at index `at` of the
+// kept ones
+void meet(const float * block, int n_block, const float * tile_t, int n, int d, int32_t at,
+    float * cosine, int32_t * nearest) {
     float products[GROUP][EDGEKV_TILE];
     const float * q[GROUP];
     float * s[GROUP];
     for (int i = 0; i < n_block; i += GROUP) {
         const int n_group = std::min(GROUP, n_block - i);
-        for (int b = 0; b < n_group; ++b) { q[b] = block + (size_t) (i + b)*d; s[b] = products[b]; }
+        for (int b = 0; b < n_group; ++b) {
+            q[b] = block + (size_t) (i + b) * d;
+            s[b] = products[b];
+        }
         int a = 0;
         for (; a + AT_ONCE <= n_group; a += AT_ONCE) dot_lanes<AT_ONCE>(tile_t, q + a, d, s + a);
         tile_dot_transposed(tile_t, q + a, n_group - a, d, s + a);
@@ -47,12 +62,13 @@ void meet(const float * block, int n_block, const float * tile_t, int n, int d, 
 
 } // namespace
 
-void edgekv_cpu_merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone, const int32_t * kept, int n_kept,
-        float * cosine, int32_t * nearest, int part, int n_parts) {
+void edgekv_cpu_merge_nearest(const edgekv_numbered * keys, const int32_t * gone, int n_gone,
+    const int32_t * kept, int n_kept, float * cosine, int32_t * nearest, int part, int n_parts) {
     static thread_local workspace w;
-    const int d = keys->d, end = (int) ((int64_t) n_gone*(part + 1)/n_parts);
-    float * block = w.block.get((size_t) BLOCK*d), * tile = w.tile.get((size_t) EDGEKV_TILE*d), * tile_t = w.tile_t.get((size_t) EDGEKV_TILE*d);
-    for (int i = (int) ((int64_t) n_gone*part/n_parts); i < end; i += BLOCK) {
+    const int d = keys->d, end = (int) ((int64_t) n_gone * (part + 1) / n_parts);
+    float *block = w.block.get((size_t) BLOCK * d), *tile = w.tile.get((size_t) EDGEKV_TILE * d),
+          *tile_t = w.tile_t.get((size_t) EDGEKV_TILE * d);
+    for (int i = (int) ((int64_t) n_gone * part / n_parts); i < end; i += BLOCK) {
         const int n_block = std::min(BLOCK, end - i);
         load_unit(*keys, gone + i, n_block, block);
         std::fill_n(cosine + i, n_block, -INFINITY);
@@ -77,6 +93,7 @@ void edgekv_cpu_merge_fold(const edgekv_numbered * to, const edgekv_shares * sha
             edgekv_cpu_rows_to_f32(to->type, to->base, to->nb, *source++, 1, to->d, row.data());
             ggml_vec_mad_f32(to->d, sum.data(), row.data(), *weight++);
         }
-        ggml_quantize_chunk(to->type, sum.data(), to->base + shares->rows[i]*to->nb, 0, 1, to->d, nullptr);
+        ggml_quantize_chunk(
+            to->type, sum.data(), to->base + shares->rows[i] * to->nb, 0, 1, to->d, nullptr);
     }
 }

@@ -1,11 +1,14 @@
 #pragma once
-// Panels: many queries of a KV head at once. What edgekv-prompt.h (attend) and edgekv-columns.h (score) have in common.
+// Panels: many queries of a KV head at once. What edgekv-prompt.h (attend) and edgekv-columns.h
+// (score) have in common.
 //
-// Queries lie in the lanes. A panel is as many of them as VECTORS registers have lanes, transposed once; rows of K and V are converted to
-// f32 in tiles and stay as they are: each of their values is a factor for a whole panel. So a maximum, an exp and a sum over rows go down
-// the lanes, and a row that a query does not see is a comparison of two numbers in the tiles at the edge.
+// Queries lie in the lanes. A panel is as many of them as VECTORS registers have lanes, transposed
+// once; rows of K and V are converted to f32 in tiles and stay as they are: each of their values is
+// a factor for a whole panel. So a maximum, an exp and a sum over rows go down the lanes, and a row
+// that a query does not see is a comparison of two numbers in the tiles at the edge.
 //     s[row][query] = sum over j of k[row][j] q[j][query]
-// Tiles begin at fixed rows and lanes never mix, so a query's result does not depend on who its neighbours are.
+// Tiles begin at fixed rows and lanes never mix, so a query's result does not depend on who its
+// neighbours are.
 
 #include "edgekv-aligned.h"
 #include "edgekv-cpu.h"
@@ -22,103 +25,136 @@ constexpr float LOG2E = 1.44269504f;
 
 template <class L>
 struct panels {
-    static constexpr int P = L::N*L::VECTORS;  // queries of a panel
-    static constexpr int T = 64;               // rows of a tile
-    static constexpr float NOTHING = -1e30f;   // the maximum before a row was seen
-    static constexpr float SLACK = 8;          // what was summed is scaled anew when the maximum has grown by a factor of 2^8
+    static constexpr int P = L::N * L::VECTORS; // queries of a panel
+    static constexpr int T = 64;                // rows of a tile
+    static constexpr float NOTHING = -1e30f;    // the maximum before a row was seen
+    // what was summed is scaled anew when the maximum has grown by a factor of 2^8
+    static constexpr float SLACK = 8;
     static_assert(T % L::ROWS == 0 && L::ROWS % 2 == 0, "tiles are whole blocks");
 
     const edgekv_rows & rows;
     const edgekv_queries & qs;
     int d_o; // values that a panel gathers
-    int G = rows.n_head/rows.n_head_kv;
+    int G = rows.n_head / rows.n_head_kv;
 
-    // query number i of KV head k is that of token i/G, head k*G + i % G; lanes behind n are 0 and see nothing
+    // query number i of KV head k is that of token i/G, head k*G + i % G; lanes behind n are 0 and
+    // see nothing
     struct panel {
-        float * q;                     // [d_k][P], scaled so that a logit is a power of two
-        float * o;                     // [d_o][P]
-        float * m, * sum, * lo, * hi;  // [P]; visible rows [lo, hi)
-        float * slope, * at;           // [P]; ALiBi: of the head, as a power of two; token of the last row that is seen
-        const float * pos;             // of the head's rows, or null
+        float * q;                // [d_k][P], scaled so that a logit is a power of two
+        float * o;                // [d_o][P]
+        float *m, *sum, *lo, *hi; // [P]; visible rows [lo, hi)
+        // [P]; ALiBi: of the head, as a power of two; token of the last row that is seen
+        float *slope, *at;
+        const float * pos;                            // of the head's rows, or null
         int lo_min, lo_max, hi_min, hi_max, first, n; // n queries from number `first` on
     };
-    size_t floats() const { return (size_t) (rows.d_k + d_o + 6)*P; } // of a panel
+    size_t floats() const { return (size_t) (rows.d_k + d_o + 6) * P; } // of a panel
 
     // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels
     struct workspace {
         aligned_floats k_room, v_room, s_room, panel_room;
-        float * k, * v, * s;
+        float *k, *v, *s;
         std::vector<panel> panels;
         int lo, hi; // rows that any of them sees
     };
 
-    // panels that share a converted tile: they stay in the second-level cache; but every thread shall have some
+    // panels that share a converted tile: they stay in the second-level cache; but every thread
+    // shall have some
     int panels_of_block(int nth) const {
-        const int most = std::max<int>(2, (int) ((256u << 10)/(floats()*sizeof(float))));
-        const int64_t n_panels = ((int64_t) qs.n_tokens*G + P - 1)/P*rows.n_head_kv;
-        return (int) std::min<int64_t>(most, std::max<int64_t>(2, n_panels/(4*nth)));
+        const int most = std::max<int>(2, (int) ((256u << 10) / (floats() * sizeof(float))));
+        const int64_t n_panels = ((int64_t) qs.n_tokens * G + P - 1) / P * rows.n_head_kv;
+        return (int) std::min<int64_t>(most, std::max<int64_t>(2, n_panels / (4 * nth)));
     }
 
     // queries [first, first + n) of KV head k
     void make_block(workspace & w, int k, int first, int n) const {
-        w.k = w.k_room.get((size_t) T*rows.d_k); w.v = w.v_room.get((size_t) T*d_o); w.s = w.s_room.get((size_t) T*P);
-        float * memory = w.panel_room.get(floats()*((n + P - 1)/P));
+        w.k = w.k_room.get((size_t) T * rows.d_k);
+        w.v = w.v_room.get((size_t) T * d_o);
+        w.s = w.s_room.get((size_t) T * P);
+        float * memory = w.panel_room.get(floats() * ((n + P - 1) / P));
         w.panels.clear();
-        w.lo = INT32_MAX; w.hi = 0;
+        w.lo = INT32_MAX;
+        w.hi = 0;
         for (int i = 0; i < n; i += P, memory += floats()) {
             w.panels.push_back(make(k, first + i, std::min(P, n - i), memory));
-            w.lo = std::min(w.lo, w.panels.back().lo_min); w.hi = std::max(w.hi, w.panels.back().hi_max);
+            w.lo = std::min(w.lo, w.panels.back().lo_min);
+            w.hi = std::max(w.hi, w.panels.back().hi_max);
         }
     }
 
     panel make(int k, int first, int n, float * memory) const {
         panel p;
-        p.first = first; p.n = n;
-        p.q = memory; p.o = p.q + (size_t) rows.d_k*P; p.m = p.o + (size_t) d_o*P; p.sum = p.m + P; p.lo = p.sum + P; p.hi = p.lo + P; p.slope = p.hi + P; p.at = p.slope + P;
+        p.first = first;
+        p.n = n;
+        p.q = memory;
+        p.o = p.q + (size_t) rows.d_k * P;
+        p.m = p.o + (size_t) d_o * P;
+        p.sum = p.m + P;
+        p.lo = p.sum + P;
+        p.hi = p.lo + P;
+        p.slope = p.hi + P;
+        p.at = p.slope + P;
         p.pos = rows.max_bias == 0.0f ? nullptr : rows.pos + rows.first[k];
-        memset(memory, 0, floats()*sizeof(float));
+        memset(memory, 0, floats() * sizeof(float));
         std::fill_n(p.m, P, NOTHING);
         p.lo_min = p.hi_min = INT32_MAX;
         p.lo_max = p.hi_max = 0;
-        const float scale = rows.softcap == 0.0f ? rows.scale*LOG2E : rows.scale/rows.softcap;
+        const float scale = rows.softcap == 0.0f ? rows.scale * LOG2E : rows.scale / rows.softcap;
         for (int i = 0; i < n; ++i) {
-            const int t = (first + i)/G, h = k*G + (first + i) % G;
-            const float * q = qs.q + t*qs.stride_t + h*qs.stride_h;
-            for (int j = 0; j < rows.d_k; ++j) p.q[(size_t) j*P + i] = scale*q[j];
-            int lo, hi; visible(rows, qs, t, k, lo, hi);
-            p.lo[i] = (float) lo; p.hi[i] = (float) hi;
-            if (p.pos && lo < hi) { p.slope[i] = LOG2E*edgekv_alibi_slope(rows.max_bias, rows.n_head, h); p.at[i] = p.pos[hi - 1]; }
-            p.lo_min = std::min(p.lo_min, lo); p.lo_max = std::max(p.lo_max, lo);
-            p.hi_min = std::min(p.hi_min, hi); p.hi_max = std::max(p.hi_max, hi);
+            const int t = (first + i) / G, h = k * G + (first + i) % G;
+            const float * q = qs.q + t * qs.stride_t + h * qs.stride_h;
+            for (int j = 0; j < rows.d_k; ++j) p.q[(size_t) j * P + i] = scale * q[j];
+            int lo, hi;
+            visible(rows, qs, t, k, lo, hi);
+            p.lo[i] = (float) lo;
+            p.hi[i] = (float) hi;
+            if (p.pos && lo < hi) {
+                p.slope[i] = LOG2E * edgekv_alibi_slope(rows.max_bias, rows.n_head, h);
+                p.at[i] = p.pos[hi - 1];
+            }
+            p.lo_min = std::min(p.lo_min, lo);
+            p.lo_max = std::max(p.lo_max, lo);
+            p.hi_min = std::min(p.hi_min, hi);
+            p.hi_max = std::max(p.hi_max, hi);
         }
         return p;
     }
 
-    // n rows from row `at` of KV head k on; those behind are 0, because a row that nobody sees is multiplied all the same
-    void load_k(int k, int at, int n, float * tile) const { load(rows.type_k, rows.k, rows.nb_k, rows.first[k] + at, n, rows.d_k, tile); }
-    void load_v(int k, int at, int n, float * tile) const { load(rows.type_v, rows.v, rows.nb_v, rows.first[k] + at, n, rows.d_v, tile); }
-    static void load(enum ggml_type type, const char * base, size_t nb, int64_t at, int n, int d, float * tile) {
+    // n rows from row `at` of KV head k on; those behind are 0, because a row that nobody sees is
+    // multiplied all the same
+    void load_k(int k, int at, int n, float * tile) const {
+        load(rows.type_k, rows.k, rows.nb_k, rows.first[k] + at, n, rows.d_k, tile);
+    }
+    void load_v(int k, int at, int n, float * tile) const {
+        load(rows.type_v, rows.v, rows.nb_v, rows.first[k] + at, n, rows.d_v, tile);
+    }
+    static void load(
+        enum ggml_type type, const char * base, size_t nb, int64_t at, int n, int d, float * tile) {
         edgekv_cpu_rows_to_f32(type, base, nb, at, n, d, tile);
-        memset(tile + (size_t) n*d, 0, (size_t) (T - n)*d*sizeof(float));
+        memset(tile + (size_t) n * d, 0, (size_t) (T - n) * d * sizeof(float));
     }
 
-    // a block of ROWS results of a whole panel in registers: s[i][P] = (s[i][P], if ADD) + sum over j of a[i*to_row + j*to_step] b[j][P]
+    // a block of ROWS results of a whole panel in registers: s[i][P] = (s[i][P], if ADD) + sum over
+    // j of a[i*to_row + j*to_step] b[j][P]
     template <int ROWS, bool ADD>
-    static void multiply(const float * a, size_t to_row, size_t to_step, const float * b, int n, float * s) {
+    static void multiply(
+        const float * a, size_t to_row, size_t to_step, const float * b, int n, float * s) {
         typename L::reg acc[ROWS][L::VECTORS];
-        for (int i = 0; i < ROWS; ++i) for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::set(0);
+        for (int i = 0; i < ROWS; ++i)
+            for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::set(0);
         for (int j = 0; j < n; ++j) {
             typename L::reg x[L::VECTORS];
-            for (int v = 0; v < L::VECTORS; ++v) x[v] = L::load(b + (size_t) j*P + v*L::N);
+            for (int v = 0; v < L::VECTORS; ++v) x[v] = L::load(b + (size_t) j * P + v * L::N);
             for (int i = 0; i < ROWS; ++i) {
-                const auto y = L::set(a[i*to_row + j*to_step]);
+                const auto y = L::set(a[i * to_row + j * to_step]);
                 for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::fma(x[v], y, acc[i][v]);
             }
         }
-        for (int i = 0; i < ROWS; ++i) for (int v = 0; v < L::VECTORS; ++v) {
-            float * to = s + (size_t) i*P + v*L::N;
-            L::store(to, ADD ? L::add(L::load(to), acc[i][v]) : acc[i][v]);
-        }
+        for (int i = 0; i < ROWS; ++i)
+            for (int v = 0; v < L::VECTORS; ++v) {
+                float * to = s + (size_t) i * P + v * L::N;
+                L::store(to, ADD ? L::add(L::load(to), acc[i][v]) : acc[i][v]);
+            }
     }
 
     // ---- a panel and a tile
@@ -127,22 +163,25 @@ struct panels {
     void hide(const panel & p, int at, int n, float * s) const {
         const auto never = L::set(-INFINITY);
         for (int v = 0; v < L::VECTORS; ++v) {
-            const auto lo = L::load(p.lo + v*L::N), hi = L::load(p.hi + v*L::N);
+            const auto lo = L::load(p.lo + v * L::N), hi = L::load(p.hi + v * L::N);
             for (int r = 0; r < n; ++r) {
                 const auto row = L::set((float) (at + r));
-                float * x = s + (size_t) r*P + v*L::N;
+                float * x = s + (size_t) r * P + v * L::N;
                 L::store(x, L::if_less(row, lo, never, L::if_less(row, hi, L::load(x), never)));
             }
         }
     }
 
-    // ALiBi: lanes that see nothing have slope 0, rows behind the last that anybody sees are hidden afterwards
+    // ALiBi: lanes that see nothing have slope 0, rows behind the last that anybody sees are hidden
+    // afterwards
     void lower(const panel & p, int at, int n, float * s) const {
         for (int r = 0; r < n; ++r) {
             const auto row = L::set(p.pos[std::min(at + r, p.hi_max - 1)]);
             for (int v = 0; v < L::VECTORS; ++v) {
-                float * x = s + (size_t) r*P + v*L::N;
-                L::store(x, L::fma(L::load(p.slope + v*L::N), L::sub(row, L::load(p.at + v*L::N)), L::load(x)));
+                float * x = s + (size_t) r * P + v * L::N;
+                L::store(x,
+                    L::fma(L::load(p.slope + v * L::N), L::sub(row, L::load(p.at + v * L::N)),
+                        L::load(x)));
             }
         }
     }
@@ -150,20 +189,24 @@ struct panels {
     // s is q.k*scale/softcap; the logit is softcap*tanh(s), here as a power of two
     void cap(int n, float * s) const {
         const auto one = L::set(1), most = L::set(10), least = L::set(-10);
-        for (size_t i = 0; i < (size_t) n*P; i += L::N) {
+        for (size_t i = 0; i < (size_t) n * P; i += L::N) {
             auto x = L::load(s + i);
             x = L::if_less(x, least, least, L::if_less(most, x, most, x));
-            const auto e = exp2<L>(L::mul(x, L::set(2*LOG2E))); // tanh x = (e^2x - 1)/(e^2x + 1)
-            L::store(s + i, L::mul(L::set(rows.softcap*LOG2E), L::div(L::sub(e, one), L::add(e, one))));
+            const auto e = exp2<L>(L::mul(x, L::set(2 * LOG2E))); // tanh x = (e^2x - 1)/(e^2x + 1)
+            L::store(s + i,
+                L::mul(L::set(rows.softcap * LOG2E), L::div(L::sub(e, one), L::add(e, one))));
         }
     }
 
-    // logits of the first of the n rows from row `at` on, as powers of two; returns how many rows they are: 0 if the panel sees none
+    // logits of the first of the n rows from row `at` on, as powers of two; returns how many rows
+    // they are: 0 if the panel sees none
     int logits(const panel & p, const float * tile, int at, int n, float * s) const {
         n = std::min(n, p.hi_max - at);
         if (n <= 0 || at + n <= p.lo_min) return 0;
-        n = (n + L::ROWS - 1)/L::ROWS*L::ROWS;
-        for (int r = 0; r < n; r += L::ROWS) multiply<L::ROWS, false>(tile + (size_t) r*rows.d_k, rows.d_k, 1, p.q, rows.d_k, s + (size_t) r*P);
+        n = (n + L::ROWS - 1) / L::ROWS * L::ROWS;
+        for (int r = 0; r < n; r += L::ROWS)
+            multiply<L::ROWS, false>(
+                tile + (size_t) r * rows.d_k, rows.d_k, 1, p.q, rows.d_k, s + (size_t) r * P);
         if (rows.softcap != 0.0f) cap(n, s);
         if (p.pos) lower(p, at, n, s);
         if (at < p.lo_max || at + n > p.hi_min) hide(p, at, n, s);
@@ -172,32 +215,38 @@ struct panels {
 
     void scale_anew(const panel & p, int v, typename L::reg m, typename L::reg m_new) const {
         const auto c = exp2<L>(L::sub(m, m_new));
-        L::store(p.m + v*L::N, m_new);
-        L::store(p.sum + v*L::N, L::mul(L::load(p.sum + v*L::N), c));
-        for (int j = 0; j < d_o; ++j) L::store(p.o + (size_t) j*P + v*L::N, L::mul(L::load(p.o + (size_t) j*P + v*L::N), c));
+        L::store(p.m + v * L::N, m_new);
+        L::store(p.sum + v * L::N, L::mul(L::load(p.sum + v * L::N), c));
+        for (int j = 0; j < d_o; ++j)
+            L::store(p.o + (size_t) j * P + v * L::N,
+                L::mul(L::load(p.o + (size_t) j * P + v * L::N), c));
     }
 
     // s becomes 2^(s - m), added to the sum
     void soften(const panel & p, int n, float * s) const {
         for (int v = 0; v < L::VECTORS; ++v) {
-            float * x = s + v*L::N;
+            float * x = s + v * L::N;
             auto a = L::load(x), b = a;
-            for (int r = 0; r < n; r += 2) { a = L::max(a, L::load(x + (size_t) r*P)); b = L::max(b, L::load(x + (size_t) (r + 1)*P)); }
+            for (int r = 0; r < n; r += 2) {
+                a = L::max(a, L::load(x + (size_t) r * P));
+                b = L::max(b, L::load(x + (size_t) (r + 1) * P));
+            }
             a = L::max(a, b);
-            auto m = L::load(p.m + v*L::N);
+            auto m = L::load(p.m + v * L::N);
             const auto limit = L::add(m, L::set(SLACK));
             if (L::any_less(limit, a)) {
                 const auto m_new = L::if_less(limit, a, a, m);
                 scale_anew(p, v, m, m_new);
                 m = m_new;
             }
-            auto sum = L::set(0); // of the tile: thousands of rows added one by one would lose two digits
+            // of the tile: thousands of rows added one by one would lose two digits
+            auto sum = L::set(0);
             for (int r = 0; r < n; ++r) {
-                const auto e = exp2<L>(L::sub(L::load(x + (size_t) r*P), m));
-                L::store(x + (size_t) r*P, e);
+                const auto e = exp2<L>(L::sub(L::load(x + (size_t) r * P), m));
+                L::store(x + (size_t) r * P, e);
                 sum = L::add(sum, e);
             }
-            L::store(p.sum + v*L::N, L::add(L::load(p.sum + v*L::N), sum));
+            L::store(p.sum + v * L::N, L::add(L::load(p.sum + v * L::N), sum));
         }
     }
 };

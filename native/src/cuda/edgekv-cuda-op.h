@@ -13,8 +13,10 @@ bool edgekv_cuda_op(ggml_backend_cuda_context & ctx, ggml_tensor * dst);
 // get_proc_address: functions of edgekv-cuda.h by their names, null for any other name
 void * edgekv_cuda_function(const char * name);
 
-// whether graphs that this thread gives the device may be recorded, to be replayed; those of a prompt never come again
+// whether graphs that this thread gives the device may be recorded, to be replayed; those of a
+// prompt never come again
 bool edgekv_cuda_records();
 
-// ggml-cuda.cu's own: waits until no thread records a CUDA graph; none begins to while the lock is held
+// ggml-cuda.cu's own: waits until no thread records a CUDA graph; none begins to while the lock is
+// held
 std::unique_lock<std::mutex> edgekv_cuda_no_recording();

@@ -3,7 +3,8 @@
 
 #include <new>
 
-edgekv_matrix edgekv_matrix::make(ggml_backend_buffer_type_t buft, ggml_type type, int64_t ne0, int64_t ne1, const char * name) {
+edgekv_matrix edgekv_matrix::make(
+    ggml_backend_buffer_type_t buft, ggml_type type, int64_t ne0, int64_t ne1, const char * name) {
     edgekv_matrix r;
     r.ctx.reset(ggml_init({ ggml_tensor_overhead(), nullptr, true }));
     if (!r.ctx) throw std::bad_alloc();

@@ -6,10 +6,12 @@
 #include <cstdint>
 
 struct edgekv_matrix {
-    ggml_context_ptr        ctx;
+    ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buf;
-    ggml_tensor *           t = nullptr;
+    ggml_tensor * t = nullptr;
 
-    static edgekv_matrix make(ggml_backend_buffer_type_t buft, ggml_type type, int64_t ne0, int64_t ne1, const char * name); // throws std::bad_alloc
+    // throws std::bad_alloc
+    static edgekv_matrix make(ggml_backend_buffer_type_t buft, ggml_type type, int64_t ne0,
+        int64_t ne1, const char * name);
     size_t n_bytes() const { return buf ? ggml_backend_buffer_get_size(buf.get()) : 0; }
 };

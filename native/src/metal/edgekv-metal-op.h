@@ -8,7 +8,8 @@ struct ggml_metal_device;
 struct ggml_metal_encoder;
 struct ggml_tensor;
 
-// supports_op: of a custom node, whether it is ours and the device has kernels for its types and sizes. Compiles them when first asked
+// supports_op: of a custom node, whether it is ours and the device has kernels for its types and
+// sizes. Compiles them when first asked
 bool edgekv_metal_op_supported(ggml_metal_device * dev, const ggml_tensor * node);
 // get_alloc_size: bytes that a custom node needs behind its result, 0 if it is not ours
 size_t edgekv_metal_op_extra(const ggml_tensor * node);

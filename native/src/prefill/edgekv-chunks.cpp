@@ -44,9 +44,9 @@ void edgekv_chunks::build_chunk(int64_t first, int64_t n, int64_t row) {
     if (c.has_output) output[last - first] = 1;
     llama_batch b = {};
     b.n_tokens = (int32_t) n;
-    b.token    = const_cast<llama_token *>(prompt.tokens.data()) + first;
-    b.pos      = pos.data();
-    b.logits   = output.data();
+    b.token = const_cast<llama_token *>(prompt.tokens.data()) + first;
+    b.pos = pos.data();
+    b.logits = output.data();
     c.mctx = edgekv_context::place(*prompt.ctx, b);
     c.graph = &graph_for(c);
     chunks.push_back(std::move(c));
@@ -60,24 +60,29 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
     const auto * recurrent = edgekv_recurrent_of(prompt.ctx->get_memory());
     const int32_t cleared = recurrent ? recurrent->rs_z : -1;
     for (auto & g : graphs) {
-        if (!alone && g->n_tokens == c.n_tokens && g->has_output == c.has_output && g->cleared == cleared && g->observed == seen) return *g;
+        if (!alone && g->n_tokens == c.n_tokens && g->has_output == c.has_output &&
+            g->cleared == cleared && g->observed == seen)
+            return *g;
     }
     graphs.push_back(std::make_unique<edgekv_graph>());
     auto & g = *graphs.back();
-    g.n_tokens   = c.n_tokens;
+    g.n_tokens = c.n_tokens;
     g.has_output = c.has_output;
-    g.cleared    = cleared;
-    g.observed   = seen;
+    g.cleared = cleared;
+    g.observed = seen;
     g.res = std::make_unique<llm_graph_result>(edgekv_context::max_nodes(*prompt.ctx));
     building = &g;
     building_for = &c;
     g.gf = edgekv_context::build(*prompt.ctx, *g.res, *c.mctx, c.has_output ? 1 : 0);
     building = nullptr;
     building_for = nullptr;
-    if (g.has_output && !g.res->get_logits()) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model gives no logits: it is made for embeddings" };
+    if (g.has_output && !g.res->get_logits())
+        throw edgekv_error { EDGEKV_UNSUPPORTED,
+            "this model gives no logits: it is made for embeddings" };
     if (prompt.by_layer && !g.find_cuts(prompt.n_slice())) throw not_by_layer();
     if (!prompt.by_layer) g.cut = { 0, g.gf->n_nodes };
-    for (int i = 0; i < g.gf->n_leafs; ++i) if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);
+    for (int i = 0; i < g.gf->n_leafs; ++i)
+        if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);
     if (ggml_backend_sched_get_n_backends(prompt.ctx->get_sched()) > 1) g.keep_sources();
     return g;
 }
@@ -85,16 +90,18 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
 // ---- inputs of attention, while a graph is built
 
 ggml_tensor * edgekv_chunks::row_input(const llm_graph_context & g, const edgekv_scratch & s) {
-    for (auto & [scratch, t] : building->rows) if (scratch == &s) return t;
-    const int64_t n_head_kv = s.t.k->ne[1]/s.cap;
-    ggml_tensor * t = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, n_head_kv*g.n_tokens);
+    for (auto & [scratch, t] : building->rows)
+        if (scratch == &s) return t;
+    const int64_t n_head_kv = s.t.k->ne[1] / s.cap;
+    ggml_tensor * t = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, n_head_kv * g.n_tokens);
     ggml_set_input(t);
     building->rows.push_back({ &s, t });
     return t;
 }
 
 ggml_tensor * edgekv_chunks::heads_input(const llm_graph_context & g, const edgekv_layer & l) {
-    ggml_tensor * t = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I32, 2*l.n_head_kv + (l.n_swa ? g.n_tokens : 0));
+    ggml_tensor * t =
+        ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I32, 2 * l.n_head_kv + (l.n_swa ? g.n_tokens : 0));
     ggml_set_input(t);
     building->heads.push_back({ &l, t });
     return t;
@@ -109,16 +116,18 @@ edgekv_prompt_rows * edgekv_chunks::prompt_rows(const edgekv_layer & l, int il) 
     r.len.resize(l.n_head_kv);
     r.start.resize(l.n_swa ? building->n_tokens : 0);
     r.norm = observers.norm_of(il);
-    r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr,
-               s.pos.empty() ? nullptr : s.pos.data(), l.max_bias };
+    r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv,
+        r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr, s.pos.empty() ? nullptr : s.pos.data(),
+        l.max_bias };
     return &r;
 }
 
 // ---- values of the inputs
 
-// Inputs live in a buffer of their own, filled once for all layers: the allocator neither moves them nor overlaps them. A chunk has its
-// own values; but `bind` fills the numbers of its rows, and llama.cpp's rotations are the same for all. Inputs that no node reads still
-// need an address, because llama.cpp may write them; they share one.
+// Inputs live in a buffer of their own, filled once for all layers: the allocator neither moves
+// them nor overlaps them. A chunk has its own values; but `bind` fills the numbers of its rows, and
+// llama.cpp's rotations are the same for all. Inputs that no node reads still need an address,
+// because llama.cpp may write them; they share one.
 void edgekv_chunks::place_inputs() {
     enum { ITS_OWN, ROWS, ROTATION, UNREAD };
     const auto size = [](const ggml_tensor * t) { return (size_t) GGML_PAD(ggml_nbytes(t), 128); };
@@ -131,37 +140,52 @@ void edgekv_chunks::place_inputs() {
     size_t total = 0, unread = 128;
     for (auto & g : graphs) {
         std::unordered_set<const ggml_tensor *> read;
-        for (int i = 0; i < g->gf->n_nodes; ++i) for (const ggml_tensor * s : g->gf->nodes[i]->src) {
-            for (; s; s = s->view_src) read.insert(s);
-        }
+        for (int i = 0; i < g->gf->n_nodes; ++i)
+            for (const ggml_tensor * s : g->gf->nodes[i]->src) {
+                for (; s; s = s->view_src) read.insert(s);
+            }
         for (auto * t : g->inputs) {
-            if (!read.count(t) && strcmp(t->name, "inp_embd") == 0) t->flags &= ~GGML_TENSOR_FLAG_INPUT; // never written: the batch has tokens
+            // never written: the batch has tokens
+            if (!read.count(t) && strcmp(t->name, "inp_embd") == 0)
+                t->flags &= ~GGML_TENSOR_FLAG_INPUT;
         }
-        g->inputs.erase(std::remove_if(g->inputs.begin(), g->inputs.end(), [](ggml_tensor * t) { return !(t->flags & GGML_TENSOR_FLAG_INPUT); }), g->inputs.end());
+        g->inputs.erase(std::remove_if(g->inputs.begin(), g->inputs.end(),
+                            [](ggml_tensor * t) { return !(t->flags & GGML_TENSOR_FLAG_INPUT); }),
+            g->inputs.end());
         for (auto * t : g->inputs) {
             const auto is_it = [&](const auto & x) { return x.second == t; };
-            const bool is_row = std::any_of(g->rows.begin(), g->rows.end(), is_it) || std::any_of(g->heads.begin(), g->heads.end(), is_it);
-            const bool is_rot = strcmp(t->name, "attn_inp_k_rot") == 0 || strcmp(t->name, "attn_inp_v_rot") == 0;
+            const bool is_row = std::any_of(g->rows.begin(), g->rows.end(), is_it) ||
+                std::any_of(g->heads.begin(), g->heads.end(), is_it);
+            const bool is_rot =
+                strcmp(t->name, "attn_inp_k_rot") == 0 || strcmp(t->name, "attn_inp_v_rot") == 0;
             kinds[t] = !read.count(t) ? UNREAD : is_row ? ROWS : is_rot ? ROTATION : ITS_OWN;
-            if (kinds[t] == ROWS)   total += size(t);
-            if (kinds[t] == ROTATION && rotations.emplace(rotation_of(t), nullptr).second) total += size(t);
+            if (kinds[t] == ROWS) total += size(t);
+            if (kinds[t] == ROTATION && rotations.emplace(rotation_of(t), nullptr).second)
+                total += size(t);
             if (kinds[t] == UNREAD) unread = std::max(unread, size(t));
         }
     }
-    for (const auto & c : chunks) for (auto * t : c.graph->inputs) if (kinds[t] == ITS_OWN) total += size(t);
+    for (const auto & c : chunks)
+        for (auto * t : c.graph->inputs)
+            if (kinds[t] == ITS_OWN) total += size(t);
 
     inputs.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), total + unread));
     if (!inputs) throw std::bad_alloc();
-    char * base = (char *) ggml_backend_buffer_get_base(inputs.get()), * at = base + unread;
-    const auto take = [&](const ggml_tensor * t) { char * here = at; at += size(t); return here; };
-    for (auto & g : graphs) for (auto * t : g->inputs) {
-        t->buffer = inputs.get();
-        t->data   = kinds[t] == ROWS ? take(t) : base;
-        if (kinds[t] != ROTATION) continue;
-        char *& here = rotations[rotation_of(t)];
-        if (!here) here = take(t);
-        t->data = here;
-    }
+    char *base = (char *) ggml_backend_buffer_get_base(inputs.get()), *at = base + unread;
+    const auto take = [&](const ggml_tensor * t) {
+        char * here = at;
+        at += size(t);
+        return here;
+    };
+    for (auto & g : graphs)
+        for (auto * t : g->inputs) {
+            t->buffer = inputs.get();
+            t->data = kinds[t] == ROWS ? take(t) : base;
+            if (kinds[t] != ROTATION) continue;
+            char *& here = rotations[rotation_of(t)];
+            if (!here) here = take(t);
+            t->data = here;
+        }
     for (auto & c : chunks) {
         for (auto * t : c.graph->inputs) {
             if (kinds[t] == ITS_OWN) t->data = take(t);
@@ -180,8 +204,9 @@ void edgekv_chunks::bind(const edgekv_chunk & c) const {
     for (auto & [s, t] : g.rows) {
         if (!t->data) continue; // no layer stores rows there
         auto * x = (int64_t *) t->data;
-        const int64_t n_head_kv = s->t.k->ne[1]/s->cap;
-        for (int64_t i = 0; i < c.n_tokens; ++i) for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k*s->cap + s->n_old + c.row + i;
+        const int64_t n_head_kv = s->t.k->ne[1] / s->cap;
+        for (int64_t i = 0; i < c.n_tokens; ++i)
+            for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k * s->cap + s->n_old + c.row + i;
     }
     for (auto & [l, t] : g.heads) {
         if (!t->data) continue;
@@ -189,14 +214,18 @@ void edgekv_chunks::bind(const edgekv_chunk & c) const {
         for (int64_t k = 0; k < l->n_head_kv; ++k) {
             *x++ = (int32_t) scratches.of(*l).first(*l, (int) k);
         }
-        for (int64_t k = 0; k < l->n_head_kv; ++k) *x++ = (int32_t) (l->len[k] + c.row + c.n_tokens);
-        for (int64_t i = 0; i < c.n_tokens && l->n_swa; ++i) *x++ = (int32_t) std::max<int64_t>(0, l->len[0] + c.row + i + 1 - l->n_swa);
+        for (int64_t k = 0; k < l->n_head_kv; ++k)
+            *x++ = (int32_t) (l->len[k] + c.row + c.n_tokens);
+        for (int64_t i = 0; i < c.n_tokens && l->n_swa; ++i)
+            *x++ = (int32_t) std::max<int64_t>(0, l->len[0] + c.row + i + 1 - l->n_swa);
     }
     for (auto & r : g.prompt_rows) {
         const auto & l = *r->layer;
         r->next = 0;
         for (int k = 0; k < l.n_head_kv; ++k) r->len[k] = (int32_t) (l.len[k] + c.row + c.n_tokens);
-        for (size_t t = 0; t < r->start.size(); ++t) r->start[t] = (int32_t) std::max<int64_t>(0, l.len[0] + c.row + (int64_t) t + 1 - l.n_swa);
+        for (size_t t = 0; t < r->start.size(); ++t)
+            r->start[t] =
+                (int32_t) std::max<int64_t>(0, l.len[0] + c.row + (int64_t) t + 1 - l.n_swa);
     }
 }
 
@@ -208,5 +237,5 @@ void edgekv_chunks::clear() {
 
 int64_t edgekv_chunks::width() const {
     const auto & g = *graphs[0];
-    return ggml_nelements(g.resid[0])/g.n_tokens;
+    return ggml_nelements(g.resid[0]) / g.n_tokens;
 }

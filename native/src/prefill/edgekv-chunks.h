@@ -12,7 +12,7 @@ public:
     struct not_by_layer {}; // a graph that cannot be cut
 
     edgekv_chunks(const edgekv_prompt & prompt, const edgekv_scratches & scratches,
-                  edgekv_observers & observers)
+        edgekv_observers & observers)
         : prompt(prompt), scratches(scratches), observers(observers) {}
 
     // into chunks of n_ubatch tokens; throws not_by_layer, edgekv_error, std::bad_alloc

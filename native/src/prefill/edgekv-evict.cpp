@@ -11,7 +11,8 @@ void edgekv_keeper::begin() {
 
 size_t edgekv_keeper::n_bytes() const {
     size_t n = 0;
-    for (const auto & f : fresh) if (f) n += f->t.n_bytes();
+    for (const auto & f : fresh)
+        if (f) n += f->t.n_bytes();
     return n;
 }
 
@@ -35,16 +36,22 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
         const int32_t n = (int32_t) (l.len[k] + prompt.n_tokens);
         base[k] = s.first(l, k);
         if (l.n_swa) { // what the next token may see, and a little for short rewinds
-            for (int32_t r = std::max(0, n - l.n_swa - EDGEKV_SWA_SLACK); r < n; ++r) lists[k].push_back(r);
+            for (int32_t r = std::max(0, n - l.n_swa - EDGEKV_SWA_SLACK); r < n; ++r)
+                lists[k].push_back(r);
             continue;
         }
-        if (counts[k] < 0 || counts[k] > n) throw edgekv_error { EDGEKV_INVALID, "a head cannot keep " + std::to_string(counts[k]) + " of " + std::to_string(n) + " rows" };
+        if (counts[k] < 0 || counts[k] > n)
+            throw edgekv_error { EDGEKV_INVALID,
+                "a head cannot keep " + std::to_string(counts[k]) + " of " + std::to_string(n) +
+                    " rows" };
         if (counts[k] && !rows) throw edgekv_error { EDGEKV_INVALID, "there are no rows" };
         lists[k].assign(rows, rows + counts[k]);
         rows += counts[k];
         std::vector<bool> seen(n, false);
         for (int32_t r : lists[k]) {
-            if (r < 0 || r >= n || seen[r]) throw edgekv_error { EDGEKV_INVALID, "row " + std::to_string(r) + " does not exist or is named twice" };
+            if (r < 0 || r >= n || seen[r])
+                throw edgekv_error { EDGEKV_INVALID,
+                    "row " + std::to_string(r) + " does not exist or is named twice" };
             seen[r] = true;
         }
         if (counts[k] == n) { // nothing evicted: in token order, so that the tail can be taken back
@@ -55,9 +62,10 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
         }
     }
     auto f = l.alike();
-    for (int k = 0; k < l.n_head_kv; ++k) for (int32_t r : lists[k]) {
-        f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : prompt.pos0 + r - l.len[k]);
-    }
+    for (int k = 0; k < l.n_head_kv; ++k)
+        for (int32_t r : lists[k]) {
+            f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : prompt.pos0 + r - l.len[k]);
+        }
     edgekv_gather(s.t, base, lists, *f);
     fresh[l.il] = std::move(f);
     evicted = evicted || !all;
@@ -66,7 +74,8 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
 edgekv_layer & edgekv_keeper::finished(int il, int head) const {
     const bool kept = !prompt.ended && il >= 0 && il < (int) fresh.size() && fresh[il];
     if (!kept || head < 0 || head >= fresh[il]->n_head_kv) {
-        throw edgekv_error { EDGEKV_INVALID, "this layer has not been kept yet, or it has no such head" };
+        throw edgekv_error { EDGEKV_INVALID,
+            "this layer has not been kept yet, or it has no such head" };
     }
     return *fresh[il];
 }
@@ -77,7 +86,8 @@ void edgekv_keeper::shrink(int il, const int32_t * counts) {
     std::vector<std::vector<int32_t>> lists(f.n_head_kv);
     std::vector<std::vector<llama_pos>> pos(f.n_head_kv);
     for (int k = 0; k < f.n_head_kv; ++k) {
-        if (counts[k] < 0 || counts[k] > f.len[k]) throw edgekv_error { EDGEKV_INVALID, "a finished layer can only shrink" };
+        if (counts[k] < 0 || counts[k] > f.len[k])
+            throw edgekv_error { EDGEKV_INVALID, "a finished layer can only shrink" };
     }
     if (std::equal(f.len.begin(), f.len.end(), counts)) return;
     evicted = true;

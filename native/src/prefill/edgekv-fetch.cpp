@@ -14,16 +14,20 @@ void fetch(const ggml_tensor * t, int64_t first, int64_t n, float * out) {
 }
 
 // rows `which` of the head whose n rows begin at `first`
-void fetch_some(const ggml_tensor * t, int64_t first, int64_t n, const std::vector<int32_t> & which, edgekv_matrix & work, float * out) {
+void fetch_some(const ggml_tensor * t, int64_t first, int64_t n, const std::vector<int32_t> & which,
+    edgekv_matrix & work, float * out) {
     const auto buft = ggml_backend_buffer_get_type(t->buffer);
     if (const auto * device = edgekv_device::of(buft)) {
-        std::vector<char> rows(which.size()*t->nb[1]);
+        std::vector<char> rows(which.size() * t->nb[1]);
         device->fetch_rows(buft, work, edgekv_rows_at(t, first), which, rows.data());
-        edgekv_cpu_rows_to_f32(t->type, rows.data(), t->nb[1], 0, (int) which.size(), (int) t->ne[0], out);
+        edgekv_cpu_rows_to_f32(
+            t->type, rows.data(), t->nb[1], 0, (int) which.size(), (int) t->ne[0], out);
         return;
     }
     const edgekv_host_rows host(t, first, n);
-    for (size_t i = 0; i < which.size(); ++i) edgekv_cpu_rows_to_f32(t->type, host.view.base, host.view.nb, which[i], 1, host.view.d, out + i*host.view.d);
+    for (size_t i = 0; i < which.size(); ++i)
+        edgekv_cpu_rows_to_f32(
+            t->type, host.view.base, host.view.nb, which[i], 1, host.view.d, out + i * host.view.d);
 }
 
 } // namespace
@@ -34,12 +38,13 @@ void edgekv_keeper::rows(int head, float * k, float * v) const {
     if (v) fetch(r.t->v, r.first, r.n, v);
 }
 
-void edgekv_keeper::some_rows(int head, const edgekv_row_list & which, float * k,
-                              float * v) const {
+void edgekv_keeper::some_rows(int head, const edgekv_row_list & which, float * k, float * v) const {
     const auto r = scratches.rows_read(head);
-    if (which.n < 0 || (which.n && !which.rows)) throw edgekv_error { EDGEKV_INVALID, "there are no rows to read" };
+    if (which.n < 0 || (which.n && !which.rows))
+        throw edgekv_error { EDGEKV_INVALID, "there are no rows to read" };
     const std::vector<int32_t> rows(which.rows, which.rows + which.n);
-    if (std::any_of(rows.begin(), rows.end(), [&](int32_t i) { return i < 0 || i >= r.n; })) throw edgekv_error { EDGEKV_INVALID, "a row to read does not exist" };
+    if (std::any_of(rows.begin(), rows.end(), [&](int32_t i) { return i < 0 || i >= r.n; }))
+        throw edgekv_error { EDGEKV_INVALID, "a row to read does not exist" };
     if (rows.empty()) return;
     if (k) fetch_some(r.t->k, r.first, r.n, rows, scratches.device_work, k);
     if (v) fetch_some(r.t->v, r.first, r.n, rows, scratches.device_work, v);

@@ -9,8 +9,8 @@
 #include <unordered_set>
 
 // the layers' outputs, by layer; false if one comes twice: a stack that is run more than once
-static bool find_outputs(const ggml_cgraph & gf, const char * prefix,
-                         std::unordered_map<int, int> & nodes) {
+static bool find_outputs(
+    const ggml_cgraph & gf, const char * prefix, std::unordered_map<int, int> & nodes) {
     const size_t n = strlen(prefix);
     for (int i = 0; i < gf.n_nodes; ++i) {
         const char * name = gf.nodes[i]->name;
@@ -32,9 +32,9 @@ bool edgekv_graph::find_cuts(int n_slice) {
         if (it == outputs.end()) return false;
         ggml_tensor * t = gf->nodes[it->second];
         const bool placeable = !t->view_src && t->type == GGML_TYPE_F32 && ggml_is_contiguous(t) &&
-                               ggml_nelements(t) % n_tokens == 0;
-        const int64_t width = ggml_nelements(t)/n_tokens;
-        const bool same_width = il == 0 || width == ggml_nelements(resid[0])/n_tokens;
+            ggml_nelements(t) % n_tokens == 0;
+        const int64_t width = ggml_nelements(t) / n_tokens;
+        const bool same_width = il == 0 || width == ggml_nelements(resid[0]) / n_tokens;
         if (!placeable || !same_width || it->second + 1 <= cut.back()) return false;
         resid.push_back(t);
         resid_op.push_back(t->op);
@@ -42,14 +42,15 @@ bool edgekv_graph::find_cuts(int n_slice) {
     }
     cut.push_back(gf->n_nodes); // the last slice takes the head
     std::vector<ggml_tensor *> nodes, replay;
-    for (int s = 0; s < n_slice; ++s) if (!slice_nodes(s, nodes, replay)) return false;
+    for (int s = 0; s < n_slice; ++s)
+        if (!slice_nodes(s, nodes, replay)) return false;
     return true;
 }
 
-// Nodes of one slice. What it needs from before the cut, other than the hidden states, is computed again (scaled positions and the
-// like); false if that leads back to another layer's output.
-bool edgekv_graph::slice_nodes(int slice, std::vector<ggml_tensor *> & nodes,
-                               std::vector<ggml_tensor *> & replay) const {
+// Nodes of one slice. What it needs from before the cut, other than the hidden states, is computed
+// again (scaled positions and the like); false if that leads back to another layer's output.
+bool edgekv_graph::slice_nodes(
+    int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const {
     nodes.clear();
     replay.clear();
     const int i0 = cut[slice], i1 = cut[slice + 1];
@@ -63,14 +64,16 @@ bool edgekv_graph::slice_nodes(int slice, std::vector<ggml_tensor *> & nodes,
         if (!t || have.count(t)) return true;
         if (other.count(t)) return false;
         if (t->op == GGML_OP_NONE && !t->view_src) return true; // a weight or a row tensor
-        for (ggml_tensor * s : t->src) if (!self(self, s)) return false;
+        for (ggml_tensor * s : t->src)
+            if (!self(self, s)) return false;
         if (!self(self, t->view_src)) return false;
         have.insert(t);
         replay.push_back(t);
         return true;
     };
     for (int i = i0; i < i1; ++i) {
-        for (ggml_tensor * s : gf->nodes[i]->src) if (!need(need, s)) return false;
+        for (ggml_tensor * s : gf->nodes[i]->src)
+            if (!need(need, s)) return false;
         if (!need(need, gf->nodes[i]->view_src)) return false;
     }
     nodes = replay;
@@ -86,13 +89,14 @@ void edgekv_graph::keep_sources() {
 }
 
 void edgekv_graph::restore_sources() {
-    for (size_t i = 0; i < sources.size(); ++i) std::copy_n(sources[i].begin(), GGML_MAX_SRC, gf->nodes[i]->src);
+    for (size_t i = 0; i < sources.size(); ++i)
+        std::copy_n(sources[i].begin(), GGML_MAX_SRC, gf->nodes[i]->src);
 }
 
 void edgekv_graph::restore() {
     restore_sources();
     for (size_t i = 0; i < resid.size(); ++i) {
-        resid[i]->op     = resid_op[i];
+        resid[i]->op = resid_op[i];
         resid[i]->flags &= ~(GGML_TENSOR_FLAG_INPUT | GGML_TENSOR_FLAG_OUTPUT);
     }
 }

@@ -17,7 +17,8 @@
 // what the CPU kernel reads while a chunk's slice runs
 struct edgekv_prompt_rows {
     const edgekv_layer * layer = nullptr;
-    std::vector<int32_t> first, len, start; // per head; first visible row of each token (sliding window)
+    // per head; first visible row of each token (sliding window)
+    std::vector<int32_t> first, len, start;
     edgekv_rows rows;
     float * norm = nullptr;
     mutable std::atomic<int32_t> next { 0 }; // the kernel's threads share its work out by it
@@ -29,25 +30,28 @@ struct edgekv_graph {
     std::unique_ptr<llm_graph_result> res;
     ggml_cgraph * gf = nullptr;
     int64_t n_tokens = 0;
-    bool    has_output = false;
+    bool has_output = false;
     int32_t cleared = -1; // the recurrent state that begins anew, of the conversation's first chunk
-    std::pair<int64_t, int64_t> observed;  // tokens of the chunk whose queries are captured
-    std::vector<int> cut;                  // [n_slice + 1] node where each slice begins
-    std::vector<ggml_tensor *> resid;      // [n_slice - 1] hidden states behind each slice
+    std::pair<int64_t, int64_t> observed; // tokens of the chunk whose queries are captured
+    std::vector<int> cut;                 // [n_slice + 1] node where each slice begins
+    std::vector<ggml_tensor *> resid;     // [n_slice - 1] hidden states behind each slice
     std::vector<ggml_op> resid_op;
     std::vector<ggml_tensor *> inputs;
-    std::vector<std::pair<const edgekv_scratch *, ggml_tensor *>> rows; // input: row of each new token and head
-    std::vector<std::pair<const edgekv_layer *, ggml_tensor *>> heads; // input: where each head's rows lie, see edgekv-op.h
+    // input: row of each new token and head
+    std::vector<std::pair<const edgekv_scratch *, ggml_tensor *>> rows;
+    // input: where each head's rows lie, see edgekv-op.h
+    std::vector<std::pair<const edgekv_layer *, ggml_tensor *>> heads;
     std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows; // of each layer
-    // [n_nodes] as built, where there is more than one backend: the scheduler puts copies of its own in their place, and forgets them
+    // [n_nodes] as built, where there is more than one backend: the scheduler puts copies of its
+    // own in their place, and forgets them
     std::vector<std::array<ggml_tensor *, GGML_MAX_SRC>> sources;
 
     // behind each layer, one slice for each; false if it cannot be cut there
     bool find_cuts(int n_slice);
     // one slice, and before it what is computed again; false if that leads to the output of
     // another layer
-    bool slice_nodes(int slice, std::vector<ggml_tensor *> & nodes,
-                     std::vector<ggml_tensor *> & replay) const;
+    bool slice_nodes(
+        int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const;
     // hidden states that go into a slice, and that come out of it; null: the first, the last
     ggml_tensor * into(int slice) const { return slice > 0 ? resid[slice - 1] : nullptr; }
     ggml_tensor * out_of(int slice) const {

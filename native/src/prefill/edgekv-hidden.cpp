@@ -16,7 +16,10 @@ static std::FILE * open_temporary(const std::string & dir) {
     return std::tmpfile();
 #else
     const char * env = std::getenv("TMPDIR");
-    std::string path = (!dir.empty() ? dir : env && *env ? std::string(env) : std::string("/tmp")) + "/edgekv-XXXXXX";
+    std::string path = (!dir.empty()         ? dir
+                               : env && *env ? std::string(env)
+                                             : std::string("/tmp")) +
+        "/edgekv-XXXXXX";
     const int fd = mkstemp(&path[0]);
     if (fd < 0) return nullptr;
     unlink(path.c_str()); // gone with the process, whatever happens
@@ -54,9 +57,13 @@ static ggml_backend_buffer_type_t memory_for(edgekv_hidden_mode mode, ggml_backe
     return pinned ? pinned : ggml_backend_cpu_buffer_type();
 }
 
-edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens, ggml_backend_dev_t device, const std::string & dir) :
-        mode(mode), width(width), buft(memory_for(mode, device)), in_place(mode == EDGEKV_HIDDEN_DEVICE || (mode == EDGEKV_HIDDEN_F32 && !device)) {
-    if (mode != EDGEKV_HIDDEN_DISK) buf = allocate((size_t) n_tokens*width*(mode == EDGEKV_HIDDEN_F16 ? sizeof(ggml_fp16_t) : sizeof(float)));
+edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens,
+    ggml_backend_dev_t device, const std::string & dir)
+    : mode(mode), width(width), buft(memory_for(mode, device)),
+      in_place(mode == EDGEKV_HIDDEN_DEVICE || (mode == EDGEKV_HIDDEN_F32 && !device)) {
+    if (mode != EDGEKV_HIDDEN_DISK)
+        buf = allocate((size_t) n_tokens * width *
+            (mode == EDGEKV_HIDDEN_F16 ? sizeof(ggml_fp16_t) : sizeof(float)));
     if (mode == EDGEKV_HIDDEN_F16) exponents.resize(n_tokens);
     if (mode == EDGEKV_HIDDEN_DISK) file = open_temporary(dir);
     if (mode == EDGEKV_HIDDEN_DISK && !file) {
@@ -64,7 +71,9 @@ edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_t
     }
 }
 
-edgekv_hidden::~edgekv_hidden() { if (file) fclose(file); }
+edgekv_hidden::~edgekv_hidden() {
+    if (file) fclose(file);
+}
 
 ggml_backend_buffer_ptr edgekv_hidden::allocate(size_t n_bytes) const {
     ggml_backend_buffer_ptr p { ggml_backend_buft_alloc_buffer(buft, n_bytes) };
@@ -77,16 +86,21 @@ size_t edgekv_hidden::n_bytes() const {
     return size(buf) + size(staging) + exponents.size();
 }
 
-float *       edgekv_hidden::f32(int64_t first) const { return (float *) ggml_backend_buffer_get_base(buf.get()) + first*width; }
-ggml_fp16_t * edgekv_hidden::f16(int64_t first) const { return (ggml_fp16_t *) ggml_backend_buffer_get_base(buf.get()) + first*width; }
+float * edgekv_hidden::f32(int64_t first) const {
+    return (float *) ggml_backend_buffer_get_base(buf.get()) + first * width;
+}
+ggml_fp16_t * edgekv_hidden::f16(int64_t first) const {
+    return (ggml_fp16_t *) ggml_backend_buffer_get_base(buf.get()) + first * width;
+}
 
 float * edgekv_hidden::place(int64_t first) const { return in_place ? f32(first) : nullptr; }
 
 // the tensor's own memory if the CPU can reach it
 float * edgekv_hidden::staged(const ggml_tensor * t, int64_t n) {
     if (ggml_backend_buffer_is_host(t->buffer)) return (float *) t->data;
-    const size_t n_bytes = n*width*sizeof(float);
-    if (!staging || ggml_backend_buffer_get_size(staging.get()) < n_bytes) staging = allocate(n_bytes);
+    const size_t n_bytes = n * width * sizeof(float);
+    if (!staging || ggml_backend_buffer_get_size(staging.get()) < n_bytes)
+        staging = allocate(n_bytes);
     return (float *) ggml_backend_buffer_get_base(staging.get());
 }
 
@@ -94,25 +108,30 @@ bool edgekv_hidden::load(int64_t first, int64_t n, ggml_tensor * to) {
     if (in_place) return true;
     float * x = mode == EDGEKV_HIDDEN_F32 ? f32(first) : staged(to, n);
     if (mode == EDGEKV_HIDDEN_F16) {
-        ggml_fp16_to_fp32_row(f16(first), x, n*width);
-        for (int64_t i = 0; i < n; ++i) scale(x + i*width, width, exponents[first + i]);
+        ggml_fp16_to_fp32_row(f16(first), x, n * width);
+        for (int64_t i = 0; i < n; ++i) scale(x + i * width, width, exponents[first + i]);
     }
-    if (mode == EDGEKV_HIDDEN_DISK && (!seek(file, first*width*sizeof(float)) || fread(x, sizeof(float), n*width, file) != (size_t) (n*width))) return false;
-    if (x != to->data) ggml_backend_tensor_set(to, x, 0, n*width*sizeof(float));
+    if (mode == EDGEKV_HIDDEN_DISK &&
+        (!seek(file, first * width * sizeof(float)) ||
+            fread(x, sizeof(float), n * width, file) != (size_t) (n * width)))
+        return false;
+    if (x != to->data) ggml_backend_tensor_set(to, x, 0, n * width * sizeof(float));
     return true;
 }
 
 bool edgekv_hidden::save(int64_t first, int64_t n, const ggml_tensor * from) {
     if (in_place) return true;
     float * x = mode == EDGEKV_HIDDEN_F32 ? f32(first) : staged(from, n);
-    if (x != from->data) ggml_backend_tensor_get(from, x, 0, n*width*sizeof(float));
+    if (x != from->data) ggml_backend_tensor_get(from, x, 0, n * width * sizeof(float));
     if (mode == EDGEKV_HIDDEN_F16) {
         for (int64_t i = 0; i < n; ++i) {
-            exponents[first + i] = excess(x + i*width, width);
-            scale(x + i*width, width, -exponents[first + i]);
+            exponents[first + i] = excess(x + i * width, width);
+            scale(x + i * width, width, -exponents[first + i]);
         }
-        ggml_fp32_to_fp16_row(x, f16(first), n*width);
+        ggml_fp32_to_fp16_row(x, f16(first), n * width);
     }
-    if (mode == EDGEKV_HIDDEN_DISK) return seek(file, first*width*sizeof(float)) && fwrite(x, sizeof(float), n*width, file) == (size_t) (n*width);
+    if (mode == EDGEKV_HIDDEN_DISK)
+        return seek(file, first * width * sizeof(float)) &&
+            fwrite(x, sizeof(float), n * width, file) == (size_t) (n * width);
     return true;
 }

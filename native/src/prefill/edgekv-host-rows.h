@@ -7,17 +7,20 @@
 
 #include <vector>
 
-inline edgekv_numbered edgekv_rows_at(const ggml_tensor * t, int64_t first) { return { (char *) t->data + first*t->nb[1], t->nb[1], t->type, (int) t->ne[0] }; }
+inline edgekv_numbered edgekv_rows_at(const ggml_tensor * t, int64_t first) {
+    return { (char *) t->data + first * t->nb[1], t->nb[1], t->type, (int) t->ne[0] };
+}
 
 // the rows of one head in host memory: where they lie, or a copy
 struct edgekv_host_rows {
     std::vector<char> copy;
-    edgekv_numbered   view;
+    edgekv_numbered view;
 
-    edgekv_host_rows(const ggml_tensor * t, int64_t first, int64_t n) : view(edgekv_rows_at(t, first)) {
+    edgekv_host_rows(const ggml_tensor * t, int64_t first, int64_t n)
+        : view(edgekv_rows_at(t, first)) {
         if (ggml_backend_buffer_is_host(t->buffer)) return;
-        copy.resize(n*t->nb[1]);
-        ggml_backend_tensor_get(t, copy.data(), first*t->nb[1], copy.size());
+        copy.resize(n * t->nb[1]);
+        ggml_backend_tensor_get(t, copy.data(), first * t->nb[1], copy.size());
         view.base = copy.data();
     }
 };

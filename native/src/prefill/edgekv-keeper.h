@@ -10,7 +10,10 @@
 
 struct edgekv_map;
 
-struct edgekv_row_list { int32_t n; const int32_t * rows; };
+struct edgekv_row_list {
+    int32_t n;
+    const int32_t * rows;
+};
 
 // Everything here throws edgekv_error when it is asked for what is not there.
 class edgekv_keeper {
@@ -34,7 +37,7 @@ public:
     // ---- of the layer in work, or of one that was kept
     // merge: for each row to be evicted the kept one with the most similar key
     void nearest(int il, int head, const edgekv_row_list & gone, const edgekv_row_list & kept,
-                 float * cosine, int32_t * nearest) const;
+        float * cosine, int32_t * nearest) const;
     // evicted rows are folded into kept ones where they lie
     void merge(int il, int head, const edgekv_merge & m) const;
 
@@ -43,11 +46,11 @@ public:
     void rows(int head, float * k, float * v) const;
     void some_rows(int head, const edgekv_row_list & which, float * k, float * v) const;
     // predicted scores: what a linear map of n_weights says of each row
-    void foretell(int head, const edgekv_map & map, int n_weights, float * out,
-                  float * unlike) const;
+    void predict(
+        int head, const edgekv_map & map, int n_weights, float * out, float * unlike) const;
 
 private:
-    edgekv_layer & finished(int il, int head) const; // a layer that was kept, and a head of it
+    edgekv_layer & finished(int il, int head) const;  // a layer that was kept, and a head of it
     edgekv_head_rows rows_of(int il, int head) const; // before they are evicted
 
     const edgekv_prompt & prompt;

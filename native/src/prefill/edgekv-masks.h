@@ -11,19 +11,22 @@ public:
     explicit edgekv_masks(const edgekv_prompt & prompt) : prompt(prompt) {}
 
     void make(); // throws std::bad_alloc
-    void clear() { full = {}; swa = {}; }
+    void clear() {
+        full = {};
+        swa = {};
+    }
     size_t n_bytes() const { return full.n_bytes() + swa.n_bytes(); }
 
     // F16 [pad + n_rows, n_tokens] of the chunk whose rows begin at `row`: row j behind the pad is
     // seen by token i if 0 <= before + i - j (< n_swa). With ALiBi minus the distances, of the old
     // rows of this head too
     ggml_tensor * view(const llm_graph_context & g, const edgekv_layer & l, int64_t row, int head,
-                       int64_t before, int64_t n_rows, int64_t pad) const;
+        int64_t before, int64_t n_rows, int64_t pad) const;
 
 private:
     edgekv_matrix make_one(int64_t n_before, int n_swa) const;
-    ggml_tensor * old_distances(const llm_graph_context & g, const edgekv_layer & l, int64_t row,
-                                int head) const;
+    ggml_tensor * old_distances(
+        const llm_graph_context & g, const edgekv_layer & l, int64_t row, int head) const;
 
     const edgekv_prompt & prompt;
     edgekv_matrix full, swa;

@@ -1,4 +1,5 @@
-// merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they go
+// merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they
+// go
 #include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-device.h"
@@ -20,14 +21,15 @@ const edgekv_device * device_for(const ggml_tensor * t) {
 
 struct search_job {
     const edgekv_numbered & keys;
-    const std::vector<int32_t> & gone, & kept;
+    const std::vector<int32_t> &gone, &kept;
     float * cosine;
     int32_t * nearest;
 };
 
 void search(ggml_tensor *, int ith, int nth, void * data) {
     const auto & j = *(const search_job *) data;
-    edgekv_cpu_merge_nearest(&j.keys, j.gone.data(), (int) j.gone.size(), j.kept.data(), (int) j.kept.size(), j.cosine, j.nearest, ith, nth);
+    edgekv_cpu_merge_nearest(&j.keys, j.gone.data(), (int) j.gone.size(), j.kept.data(),
+        (int) j.kept.size(), j.cosine, j.nearest, ith, nth);
 }
 
 edgekv_error invalid(const char * what) { return { EDGEKV_INVALID, what }; }
@@ -55,22 +57,23 @@ edgekv_head_rows edgekv_keeper::rows_of(int il, int head) const {
 }
 
 void edgekv_keeper::nearest(int il, int head, const edgekv_row_list & gone,
-                            const edgekv_row_list & kept, float * cosine,
-                            int32_t * nearest) const {
+    const edgekv_row_list & kept, float * cosine, int32_t * nearest) const {
     const auto rows = rows_of(il, head);
     const auto from = located(rows, gone.n, gone.rows), to = located(rows, kept.n, kept.rows);
     if (from.empty()) return;
-    if (to.empty() || !cosine || !nearest) throw invalid("there is no kept row, or no place for the answer");
+    if (to.empty() || !cosine || !nearest)
+        throw invalid("there is no kept row, or no place for the answer");
     if (const auto * device = device_for(rows.t->k)) {
         device->find_nearest(ggml_backend_buffer_get_type(rows.t->k->buffer), scratches.device_work,
-                             edgekv_rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
+            edgekv_rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
         return;
     }
     const edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
     search_job job { keys.view, from, to, cosine, nearest };
-    const int64_t n_tasks = (int64_t) from.size()*to.size()*keys.view.d/TASK_SIZE;
+    const int64_t n_tasks = (int64_t) from.size() * to.size() * keys.view.d / TASK_SIZE;
     edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
-        return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, search, (int) std::clamp<int64_t>(n_tasks, 1, 64), &job);
+        return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, search,
+            (int) std::clamp<int64_t>(n_tasks, 1, 64), &job);
     });
 }
 
@@ -81,7 +84,8 @@ void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
     if (!m.own || !m.counts) throw invalid("there are no weights to merge by");
     int64_t n_sources = 0;
     for (int i = 0; i < m.n; ++i) {
-        if (m.counts[i] < 0 || m.counts[i] > rows.n) throw invalid("a row cannot receive that many");
+        if (m.counts[i] < 0 || m.counts[i] > rows.n)
+            throw invalid("a row cannot receive that many");
         n_sources += m.counts[i];
     }
     if (n_sources > rows.n) throw invalid("there are not that many rows to merge");
@@ -92,17 +96,20 @@ void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
         if (receives[m.rows[i]]) throw invalid("a row that receives is named twice");
         receives[m.rows[i]] = true;
     }
-    for (int64_t i = 0; i < n_sources; ++i) if (receives[m.sources[i]]) throw invalid("a row cannot be merged and receive");
+    for (int64_t i = 0; i < n_sources; ++i)
+        if (receives[m.sources[i]]) throw invalid("a row cannot be merged and receive");
     const edgekv_shares shares { m.n, to.data(), m.own, m.counts, from.data(), m.weights };
     for (ggml_tensor * t : { rows.t->k, rows.t->v }) {
         if (const auto * device = device_for(t)) {
             device->fold(ggml_backend_buffer_get_type(t->buffer), scratches.device_work,
-                         edgekv_rows_at(t, rows.first), shares);
+                edgekv_rows_at(t, rows.first), shares);
             continue;
         }
         const edgekv_host_rows host(t, rows.first, rows.n);
         edgekv_cpu_merge_fold(&host.view, &shares);
         if (host.copy.empty()) continue;
-        for (int32_t r : to) ggml_backend_tensor_set(t, host.view.base + r*t->nb[1], (rows.first + r)*t->nb[1], t->nb[1]);
+        for (int32_t r : to)
+            ggml_backend_tensor_set(
+                t, host.view.base + r * t->nb[1], (rows.first + r) * t->nb[1], t->nb[1]);
     }
 }

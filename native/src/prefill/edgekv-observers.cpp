@@ -12,8 +12,8 @@ void edgekv_observers::add(const edgekv_observer & o) {
         throw edgekv_error { EDGEKV_INVALID, "an observer lies outside the prompt" };
     }
     if (o.every < 0) {
-        throw edgekv_error { EDGEKV_INVALID, "an observer cannot look at one of " +
-                                                 std::to_string(o.every) + " tokens" };
+        throw edgekv_error { EDGEKV_INVALID,
+            "an observer cannot look at one of " + std::to_string(o.every) + " tokens" };
     }
     observers.push_back(o);
     const int64_t step = observers.back().every = std::max(o.every, 1);
@@ -29,7 +29,8 @@ void edgekv_observers::make() {
     score_params.resize(layers.size());
     query_paths.resize(layers.size());
     int n_at_once = 0;
-    for (int i = 0; i < prompt.n_slice(); ++i) n_at_once = std::max(n_at_once, prompt.ends[i] - prompt.begin(i));
+    for (int i = 0; i < prompt.n_slice(); ++i)
+        n_at_once = std::max(n_at_once, prompt.ends[i] - prompt.begin(i));
     tallies.clear();
     tallies.resize(n_at_once);
     for (auto & t : tallies) t.resize(observers.size());
@@ -55,15 +56,16 @@ void edgekv_observers::make() {
     }
 }
 
-void edgekv_observers::make_capture(const edgekv_layer & l, int64_t n_seen, edgekv_capture & c) const {
+void edgekv_observers::make_capture(
+    const edgekv_layer & l, int64_t n_seen, edgekv_capture & c) const {
     const auto queries = [&](ggml_backend_buffer_type_t buft) {
-        const int64_t width = (int64_t) l.d_k*l.n_head;
+        const int64_t width = (int64_t) l.d_k * l.n_head;
         return edgekv_matrix::make(buft, GGML_TYPE_F32, width, n_seen, "queries");
     };
     const auto here = ggml_backend_cpu_buffer_type();
     if (wants_columns) c.queries = queries(scorer(l) ? l.buft : here);
     if (wants_columns && prompt.by_kernel(l)) {
-        c.norm.resize(2*l.n_head*std::min(prompt.n_ubatch, prompt.n_all));
+        c.norm.resize(2 * l.n_head * std::min(prompt.n_ubatch, prompt.n_all));
     }
     if (wants_queries) c.raw_queries = queries(here);
 }
@@ -75,13 +77,15 @@ void edgekv_observers::clear() {
 
 void edgekv_observers::drop_work() {
     for (auto & c : captured) c = {};
-    for (auto & layer : tallies) for (auto & t : layer) t.there = {};
+    for (auto & layer : tallies)
+        for (auto & t : layer) t.there = {};
 }
 
 size_t edgekv_observers::n_bytes() const {
     size_t n = 0;
     for (const auto & c : captured) n += c.queries.n_bytes() + c.raw_queries.n_bytes();
-    for (const auto & layer : tallies) for (const auto & t : layer) n += t.there.n_bytes();
+    for (const auto & layer : tallies)
+        for (const auto & t : layer) n += t.there.n_bytes();
     return n;
 }
 
@@ -90,20 +94,24 @@ edgekv_observers::range edgekv_observers::seen(const edgekv_span & span) const {
     for (const auto & o : observers) {
         const int64_t x = std::max<int64_t>(o.begin - span.first, 0);
         const int64_t y = std::min<int64_t>(o.end - span.first, span.n_tokens);
-        if (x < y) { a = std::min(a, x); b = std::max(b, y); }
+        if (x < y) {
+            a = std::min(a, x);
+            b = std::max(b, y);
+        }
     }
     return a < b ? range(a, b) : range(0, 0);
 }
 
 ggml_tensor * edgekv_observers::capture_queries(const llm_graph_context & g, const edgekv_layer & l,
-                                                int il, const range & seen, ggml_tensor * q,
-                                                const edgekv_score_params & params) {
+    int il, const range & seen, ggml_tensor * q, const edgekv_score_params & params) {
     score_params[il] = params;
     const auto [a, b] = seen;
     if (!wants_columns || a == b || !l.selects()) return nullptr;
     ggml_tensor * to = captured[capture_of[il]].queries.t;
-    ggml_tensor * src = ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a*q->nb[2]);
-    ggml_tensor * dst = ggml_view_3d(g.ctx0, to, q->ne[0], q->ne[1], b - a, q->ne[0]*sizeof(float), to->nb[1], 0);
+    ggml_tensor * src =
+        ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a * q->nb[2]);
+    ggml_tensor * dst =
+        ggml_view_3d(g.ctx0, to, q->ne[0], q->ne[1], b - a, q->ne[0] * sizeof(float), to->nb[1], 0);
     return ggml_cpy(g.ctx0, src, dst);
 }
 
@@ -120,7 +128,9 @@ void edgekv_observers::note_rotation(const ggml_tensor * t) {
 }
 
 void edgekv_observers::begin_layer(int il) {
-    if (place(il) == 0) for (auto & layer : tallies) for (auto & t : layer) t.clear();
+    if (place(il) == 0)
+        for (auto & layer : tallies)
+            for (auto & t : layer) t.clear();
 }
 
 void edgekv_observers::observe(const edgekv_span & span, int il) {
@@ -133,17 +143,19 @@ void edgekv_observers::observe(const edgekv_span & span, int il) {
         const int64_t b = std::min<int64_t>(o.end, span.first + span.n_tokens);
         if (a >= b) continue;
         auto & tally = tallies_of(l.il)[i];
-        if (o.stats & EDGEKV_STAT_QUERIES && il == l.il) tally_queries(l, span, a, b, o.every, tally);
+        if (o.stats & EDGEKV_STAT_QUERIES && il == l.il)
+            tally_queries(l, span, a, b, o.every, tally);
         if (o.stats & ~EDGEKV_STAT_QUERIES) score(l, il, span, a, b, tally, o.stats);
     }
-    ms += (ggml_time_us() - t0)/1000.0;
+    ms += (ggml_time_us() - t0) / 1000.0;
 }
 
 void edgekv_observers::end_layer(int il) {
     const auto & l = prompt.layer(il);
     if (!l.selects()) return;
-    const int64_t n_rows = scratches.of(l).cap*l.n_head_kv;
-    for (auto & t : tallies_of(il)) if (t.on_device) t.there.fetch(t.columns(n_rows));
+    const int64_t n_rows = scratches.of(l).cap * l.n_head_kv;
+    for (auto & t : tallies_of(il))
+        if (t.on_device) t.there.fetch(t.columns(n_rows));
 }
 
 const edgekv_tally & edgekv_observers::tally_of(int observer) const {

@@ -15,20 +15,23 @@ struct llm_graph_context;
 
 // how a layer turns its queries
 struct edgekv_query_path {
-    ggml_tensor *       raw = nullptr;  // [d_k, n_head, n_tokens]
-    const ggml_tensor * rope = nullptr; // null: in a way that is not known here
+    ggml_tensor * raw = nullptr;            // [d_k, n_head, n_tokens]
+    const ggml_tensor * rope = nullptr;     // null: in a way that is not known here
     const ggml_tensor * rotation = nullptr; // of quantised caches, if it is used
-    float               scale = 1;
+    float scale = 1;
 };
 
 // what the scorer needs to know of a layer, noted while its graph is built
-struct edgekv_score_params { float scale = 1, softcap = 0; const ggml_tensor * sinks = nullptr; };
+struct edgekv_score_params {
+    float scale = 1, softcap = 0;
+    const ggml_tensor * sinks = nullptr;
+};
 
 // the mean over n_future positions of what turns a raw query, without scales
 struct edgekv_turn {
     const ggml_tensor * rope = nullptr;
     int n_future = 0;
-    std::vector<double> mean;              // [d_k, d_k], image of one basis vector after the other
+    std::vector<double> mean; // [d_k, d_k], image of one basis vector after the other
 };
 
 // queries of the chunk in work; the layers of a scratch take turns, but those of one slice do not
@@ -47,7 +50,8 @@ struct edgekv_tally {
     int64_t n_seen = 0;
     std::vector<float> q_mean, q_m2; // of the raw queries: [n_head, d_k], [n_head, d_k, d_k]
     int64_t q_seen = 0;
-    edgekv_device_columns there;     // where the columns are until the layer's last chunk, if a device adds them up
+    // where the columns are until the layer's last chunk, if a device adds them up
+    edgekv_device_columns there;
     bool on_device = false;
 
     edgekv_columns columns(int64_t n_rows) { // those that are wanted have a size
@@ -71,7 +75,7 @@ public:
     void add(const edgekv_observer & o); // throws edgekv_error
     void make();                         // memory beside the scratches; throws std::bad_alloc
     void clear();
-    void drop_work();                    // no layer comes any more: the results stay
+    void drop_work(); // no layer comes any more: the results stay
     size_t n_bytes() const;
 
     // tokens [first, second) of a span, counted from its first, that any observer wants
@@ -81,10 +85,9 @@ public:
     // nodes that copy the queries of those tokens, or null if nobody wants them; il: the layer that
     // asks for the rows of l
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, int il,
-                                  const range & seen, ggml_tensor * q,
-                                  const edgekv_score_params & params);
-    ggml_tensor * capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l,
-                                      const range & seen, ggml_tensor * q);
+        const range & seen, ggml_tensor * q, const edgekv_score_params & params);
+    ggml_tensor * capture_raw_queries(
+        const llm_graph_context & g, const edgekv_layer & l, const range & seen, ggml_tensor * q);
     // where our kernel leaves the sums of its softmaxes; null: nobody wants them
     float * norm_of(int il);
     // how quantised caches turn keys and queries, as the graph has it
@@ -111,9 +114,9 @@ private:
     const edgekv_tally & tally_of(int observer) const; // of the layer in work; throws edgekv_error
     // of tokens [begin, end), all of the span
     void score(const edgekv_layer & l, int il, const edgekv_span & c, int64_t begin, int64_t end,
-               edgekv_tally & tally, uint32_t stats);
+        edgekv_tally & tally, uint32_t stats);
     void tally_queries(const edgekv_layer & l, const edgekv_span & c, int64_t begin, int64_t end,
-                       int64_t every, edgekv_tally & tally);
+        int64_t every, edgekv_tally & tally);
     const std::vector<double> & mean_turn(const edgekv_layer & l, int n_future) const;
 
     const edgekv_prompt & prompt;
@@ -124,10 +127,10 @@ private:
     // want them, or 1
     int64_t query_step = 0;
     std::vector<edgekv_capture> captured;
-    std::vector<int> capture_of;                    // [n_layer] which of them; -1: no queries
-    std::vector<edgekv_score_params> score_params;  // [n_layer]
-    std::vector<edgekv_query_path> query_paths;     // [n_layer]
-    std::vector<float> key_rotation;                // of quantised caches, square
+    std::vector<int> capture_of;                   // [n_layer] which of them; -1: no queries
+    std::vector<edgekv_score_params> score_params; // [n_layer]
+    std::vector<edgekv_query_path> query_paths;    // [n_layer]
+    std::vector<float> key_rotation;               // of quantised caches, square
     mutable edgekv_turn turn; // the last one: most models turn all layers alike
     std::vector<std::vector<edgekv_tally>> tallies; // [most layers of a slice][observer]
 };

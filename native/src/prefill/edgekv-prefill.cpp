@@ -13,7 +13,9 @@
 #include <string>
 
 static edgekv_error no_memory(const char * for_what) {
-    return { EDGEKV_NO_MEMORY, std::string("not enough memory for ") + for_what + ": try a shorter prompt, a smaller --ubatch-size or --kv-hidden disk" };
+    return { EDGEKV_NO_MEMORY,
+        std::string("not enough memory for ") + for_what +
+            ": try a shorter prompt, a smaller --ubatch-size or --kv-hidden disk" };
 }
 
 // ---- begin: check, take memory, build graphs
@@ -32,7 +34,7 @@ static void check_params(const edgekv_prefill_params & p) {
 
 void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_params & params) {
     auto & p = prompt;
-    p.ctx   = ctx;
+    p.ctx = ctx;
     p.store = edgekv_store_of(ctx->get_memory());
     if (!p.store) {
         throw edgekv_error { EDGEKV_UNSUPPORTED, "this context keeps llama.cpp's own cache" };
@@ -45,11 +47,11 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
     const auto n_ctx = (int64_t) memory.n_ctx;
     p.n_tokens = params.n_tokens;
     p.n_ubatch = ctx->get_cparams().n_ubatch;
-    p.pos0     = p.store->n_past;
+    p.pos0 = p.store->n_past;
     if (p.pos0 + p.n_tokens > n_ctx) {
-        throw edgekv_error { EDGEKV_INVALID, "the prompt has " + std::to_string(p.n_tokens) +
-            " tokens, the context has room for " + std::to_string(n_ctx - p.pos0) +
-            ": use a larger --ctx-size or a shorter prompt" };
+        throw edgekv_error { EDGEKV_INVALID,
+            "the prompt has " + std::to_string(p.n_tokens) + " tokens, the context has room for " +
+                std::to_string(n_ctx - p.pos0) + ": use a larger --ctx-size or a shorter prompt" };
     }
     p.n_all = p.n_rows = p.n_tokens;
     for (int i = 0; i < params.n_pieces; ++i) {
@@ -62,19 +64,21 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
         p.n_rows = std::max(p.n_rows, p.n_tokens + n);
     }
     if (p.pos0 + p.n_rows > memory.n_positions) {
-        throw edgekv_error { EDGEKV_INVALID, "this method reads the prompt twice, and the model has learned " +
-            std::to_string(memory.n_positions) + " positions: use a shorter prompt or another --kv-method" };
+        throw edgekv_error { EDGEKV_INVALID,
+            "this method reads the prompt twice, and the model has learned " +
+                std::to_string(memory.n_positions) +
+                " positions: use a shorter prompt or another --kv-method" };
     }
     const int32_t n_vocab = ctx->get_model().vocab.n_tokens();
     for (int64_t i = 0; i < p.n_all; ++i) {
         if (params.tokens[i] < 0 || params.tokens[i] >= n_vocab) {
-            throw edgekv_error { EDGEKV_INVALID, "token " + std::to_string(params.tokens[i]) +
-                                                     " is not in the vocabulary" };
+            throw edgekv_error { EDGEKV_INVALID,
+                "token " + std::to_string(params.tokens[i]) + " is not in the vocabulary" };
         }
     }
     for (int i = 0; i < params.n_observers; ++i) observers.add(params.observers[i]);
     p.tokens.assign(params.tokens, params.tokens + p.n_all);
-    progress      = params.progress;
+    progress = params.progress;
     progress_data = params.data;
 }
 
@@ -99,8 +103,8 @@ void edgekv_prefill::make_memory(const edgekv_prefill_params & params) {
     slices.reserve(params.hidden, params.dir ? params.dir : "");
 }
 
-std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx,
-                                                      const edgekv_prefill_params & params) {
+std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(
+    llama_context * ctx, const edgekv_prefill_params & params) {
     auto p = std::unique_ptr<edgekv_prefill>(new edgekv_prefill());
     p->begin_us = ggml_time_us();
     p->read_params(ctx, params);
@@ -111,9 +115,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(llama_context * ctx,
     store.active = p.get(); // from here on the destructor cleans up
     try {
         p->make_memory(params);
-    } catch (const std::bad_alloc &) {
-        throw no_memory("this prompt");
-    }
+    } catch (const std::bad_alloc &) { throw no_memory("this prompt"); }
     p->keeper.begin();
     p->note_peak();
     return p;
@@ -141,7 +143,7 @@ void edgekv_prefill::forget() {
 }
 
 void edgekv_prefill::lose_context() noexcept {
-    prompt.ctx   = nullptr;
+    prompt.ctx = nullptr;
     prompt.store = nullptr;
     slices.clear();
     chunks.clear();
@@ -160,7 +162,7 @@ void edgekv_prefill::run(int il) {
     const bool in_order = il == p.il_done + 1 && il < n_layer && (il == 0 || keeper.has(il - 1));
     if (p.ended || p.broken || !in_order) {
         throw edgekv_error { EDGEKV_INVALID,
-                             "layers are read in order, and each is kept before the next" };
+            "layers are read in order, and each is kept before the next" };
     }
     observers.begin_layer(il);
     p.broken = true; // until it is read to its end
@@ -182,15 +184,16 @@ void edgekv_prefill::run(int il) {
 void edgekv_prefill::run_chunks(int slice) {
     const auto & p = prompt;
     const int begin = p.begin(slice), end = p.ends[slice];
-    const int n_slices = (int) chunks.all().size()*p.n_slice();
+    const int n_slices = (int) chunks.all().size() * p.n_slice();
     for (int l = begin; l < end; ++l) scratches.lay_out_old(p.layer(l));
     const auto * recurrent = edgekv_recurrent_of(p.ctx->get_memory());
     edgekv_recurrent_rows at_end; // of the prompt: each piece goes on there, and the conversation
     for (const auto & c : chunks.all()) {
         const bool is_piece = c.first >= p.n_tokens;
-        if (recurrent && is_piece && c.row == p.n_tokens) { // a piece begins; the first one finds it so
+        // a piece begins; the first one finds it so
+        if (recurrent && is_piece && c.row == p.n_tokens) {
             if (at_end.rows.empty()) at_end.save(*recurrent, begin, end);
-            else                     at_end.restore();
+            else at_end.restore();
         }
         slices.run(c, slice);
         for (int l = begin; l < end; ++l) observers.observe(c, l);
@@ -224,6 +227,6 @@ void edgekv_prefill::end() {
 }
 
 void edgekv_prefill::note_peak() const {
-    prompt.store->note_peak(before.n_bytes() + chunks.n_bytes() + slices.n_bytes() + masks.n_bytes() +
-                            scratches.n_bytes() + observers.n_bytes() + keeper.n_bytes());
+    prompt.store->note_peak(before.n_bytes() + chunks.n_bytes() + slices.n_bytes() +
+        masks.n_bytes() + scratches.n_bytes() + observers.n_bytes() + keeper.n_bytes());
 }

@@ -17,25 +17,25 @@
 
 // The order of things: begin, run and keep for each layer, end. Everything throws edgekv_error.
 struct edgekv_prefill final : edgekv_reader {
-    static std::unique_ptr<edgekv_prefill> begin(llama_context * ctx,
-                                                 const edgekv_prefill_params & params);
+    static std::unique_ptr<edgekv_prefill> begin(
+        llama_context * ctx, const edgekv_prefill_params & params);
     ~edgekv_prefill(); // without end, the conversation stays as before
     void run(int il);
     void keep(const int32_t * counts, const int32_t * rows); // of the layer in work
     void end();
 
     ggml_tensor * attend(const llm_graph_context & g, const edgekv_layer & l,
-                         const edgekv_attention & a) override; // edgekv-attend-prompt.cpp
+        const edgekv_attention & a) override; // edgekv-attend-prompt.cpp
     void lose_context() noexcept override;
 
     // those above look at those below, never the other way
-    edgekv_prompt    prompt;
+    edgekv_prompt prompt;
     edgekv_scratches scratches { prompt };
-    edgekv_masks     masks     { prompt };
-    edgekv_keeper    keeper    { prompt, scratches };
+    edgekv_masks masks { prompt };
+    edgekv_keeper keeper { prompt, scratches };
     edgekv_observers observers { prompt, scratches };
-    edgekv_chunks    chunks    { prompt, scratches, observers };
-    edgekv_slices    slices    { prompt, chunks };
+    edgekv_chunks chunks { prompt, scratches, observers };
+    edgekv_slices slices { prompt, chunks };
 
 private:
     void read_params(llama_context * ctx, const edgekv_prefill_params & params);

@@ -9,7 +9,8 @@
 void edgekv_prompt::cut() {
     const int n_layer = (int) store->layers.size();
     int n_alone = by_layer ? n_layer : 0;
-    for (const auto & l : store->layers) if (l->reads != l->il) n_alone = std::min(n_alone, l->reads);
+    for (const auto & l : store->layers)
+        if (l->reads != l->il) n_alone = std::min(n_alone, l->reads);
     ends.clear();
     for (int il = 0; il < n_alone; ++il) ends.push_back(il + 1);
     if (n_alone < n_layer) ends.push_back(n_layer);
@@ -26,5 +27,5 @@ bool edgekv_prompt::on_one_device() const {
     const auto & all = store->layers;
     const auto is_there = [&](const auto & l) { return l->buft == all[0]->buft; };
     return device() && all.size() == ctx->get_model().hparams.n_layer() &&
-           std::all_of(all.begin(), all.end(), is_there);
+        std::all_of(all.begin(), all.end(), is_there);
 }

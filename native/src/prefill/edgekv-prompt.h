@@ -17,27 +17,29 @@ struct edgekv_span {
 };
 
 struct edgekv_prompt {
-    llama_context * ctx = nullptr;   // null: it was freed
-    edgekv_store *  store = nullptr;
+    llama_context * ctx = nullptr; // null: it was freed
+    edgekv_store * store = nullptr;
     std::vector<llama_token> tokens; // of the prompt, then of the pieces
     std::vector<int64_t> pieces;     // how many tokens each has
     int64_t n_tokens = 0;            // of the prompt
     int64_t n_all = 0, n_rows = 0;   // with all pieces; with the longest piece
     int64_t n_ubatch = 0;
-    llama_pos pos0 = 0;              // of the first token
-    bool by_layer = true;            // false: its graphs cannot be cut, all layers are read at once
-    std::vector<int> ends;           // [n_slice] the layer behind each slice, see cut
+    llama_pos pos0 = 0;    // of the first token
+    bool by_layer = true;  // false: its graphs cannot be cut, all layers are read at once
+    std::vector<int> ends; // [n_slice] the layer behind each slice, see cut
 
-    int  il_done = -1;               // the layer in work
+    int il_done = -1; // the layer in work
     bool ended = false;
-    bool broken = false;             // a layer was left half read: hidden states are overwritten
+    bool broken = false; // a layer was left half read: hidden states are overwritten
 
     const edgekv_layer & layer(int il) const { return *store->layers[il]; }
     // Layers that are read together: each by itself, but those that share K and V, with the layers
     // that they have them from, are the last slice
     void cut();
     int n_slice() const { return (int) ends.size(); }
-    int slice_of(int il) const { return (int) (std::upper_bound(ends.begin(), ends.end(), il) - ends.begin()); }
+    int slice_of(int il) const {
+        return (int) (std::upper_bound(ends.begin(), ends.end(), il) - ends.begin());
+    }
     int begin(int slice) const { return slice > 0 ? ends[slice - 1] : 0; }
     bool alone(int il) const { return ends[slice_of(il)] - begin(slice_of(il)) == 1; }
     // the first that layers lie on; null: all are in main memory

@@ -1,5 +1,6 @@
-// Queries as they were before positions turned them: from their mean and covariance follows what later tokens will ask, wherever they
-// stand. llama.cpp's own graph says how a layer turns its queries; that part of it is walked backwards and, for later positions, repeated.
+// Queries as they were before positions turned them: from their mean and covariance follows what
+// later tokens will ask, wherever they stand. llama.cpp's own graph says how a layer turns its
+// queries; that part of it is walked backwards and, for later positions, repeated.
 #include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-error.h"
@@ -17,15 +18,17 @@ static bool turns_alike(const ggml_tensor & rope) {
     return !(rope.op_params[2] & GGML_ROPE_TYPE_MROPE) || rope.op_params[11 + 3] == 0;
 }
 
-// from the query that attention gets back to the one that entered RoPE; unknown if there is anything else on the way
+// from the query that attention gets back to the one that entered RoPE; unknown if there is
+// anything else on the way
 static edgekv_query_path trace(ggml_tensor * q) {
     edgekv_query_path path;
-    for (ggml_tensor * t = q; t; ) {
-        if (t->src[0] && ggml_nelements(t) != ggml_nelements(t->src[0]) && t->op != GGML_OP_MUL_MAT) return path;
+    for (ggml_tensor * t = q; t;) {
+        if (t->src[0] && ggml_nelements(t) != ggml_nelements(t->src[0]) && t->op != GGML_OP_MUL_MAT)
+            return path;
         switch (t->op) {
-            case GGML_OP_RESHAPE: case GGML_OP_VIEW: case GGML_OP_CONT:
-                t = t->src[0];
-                break;
+            case GGML_OP_RESHAPE:
+            case GGML_OP_VIEW:
+            case GGML_OP_CONT: t = t->src[0]; break;
             case GGML_OP_SCALE: {
                 float sb[2];
                 memcpy(sb, t->op_params, sizeof(sb));
@@ -42,132 +45,163 @@ static edgekv_query_path trace(ggml_tensor * q) {
             case GGML_OP_ROPE:
                 if (!turns_alike(*t)) return path;
                 path.rope = t;
-                path.raw  = t->src[0];
+                path.raw = t->src[0];
                 return path;
-            default:
-                return path;
+            default: return path;
         }
     }
     return path;
 }
 
-static int64_t next_multiple(int64_t x, int64_t of) { return (x + of - 1)/of*of; }
+static int64_t next_multiple(int64_t x, int64_t of) { return (x + of - 1) / of * of; }
 
-ggml_tensor * edgekv_observers::capture_raw_queries(const llm_graph_context & g,
-                                                    const edgekv_layer & l, const range & seen,
-                                                    ggml_tensor * q) {
+ggml_tensor * edgekv_observers::capture_raw_queries(
+    const llm_graph_context & g, const edgekv_layer & l, const range & seen, ggml_tensor * q) {
     const auto [a, b] = seen;
     if (!wants_queries || a == b || !l.selects()) return nullptr;
     auto & path = query_paths[l.il] = trace(q);
     if (!path.rope) return nullptr;
-    const int64_t first = next_multiple(a, query_step), n = next_multiple(b, query_step)/query_step - first/query_step;
+    const int64_t first = next_multiple(a, query_step),
+                  n = next_multiple(b, query_step) / query_step - first / query_step;
     if (n == 0) return nullptr;
-    ggml_tensor * x = path.raw, * to = captured[capture_of[l.il]].raw_queries.t;
-    ggml_tensor * src = ggml_view_3d(g.ctx0, x, x->ne[0], x->ne[1], n, x->nb[1], query_step*x->nb[2], first*x->nb[2]);
-    ggml_tensor * dst = ggml_view_3d(g.ctx0, to, x->ne[0], x->ne[1], n, x->ne[0]*sizeof(float), to->nb[1], 0);
+    ggml_tensor *x = path.raw, *to = captured[capture_of[l.il]].raw_queries.t;
+    ggml_tensor * src = ggml_view_3d(
+        g.ctx0, x, x->ne[0], x->ne[1], n, x->nb[1], query_step * x->nb[2], first * x->nb[2]);
+    ggml_tensor * dst =
+        ggml_view_3d(g.ctx0, to, x->ne[0], x->ne[1], n, x->ne[0] * sizeof(float), to->nb[1], 0);
     return ggml_cpy(g.ctx0, src, dst);
 }
 
 // queries of tokens [begin, end) of span c join the running mean and the running sum of products
 // (Chan's formula, so that large means lose nothing)
 void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span & c, int64_t begin,
-                                     int64_t end, int64_t every, edgekv_tally & tally) {
+    int64_t end, int64_t every, edgekv_tally & tally) {
     if (!query_paths[l.il].rope) return;
-    const int64_t first = next_multiple(begin - c.first, every), n = next_multiple(end - c.first, every)/every - first/every;
+    const int64_t first = next_multiple(begin - c.first, every),
+                  n = next_multiple(end - c.first, every) / every - first / every;
     if (n == 0) return;
     const int64_t first_captured = next_multiple(seen(c).first, query_step); // token
-    const int64_t d = l.d_k, H = l.n_head, w = d*H, step = every/query_step*w;
+    const int64_t d = l.d_k, H = l.n_head, w = d * H, step = every / query_step * w;
     const auto * raw = (const float *) captured[capture_of[l.il]].raw_queries.t->data;
-    const float * x = raw + (first - first_captured)/query_step*w;
+    const float * x = raw + (first - first_captured) / query_step * w;
     std::vector<float> mean(w, 0.0f);
-    for (int64_t t = 0; t < n; ++t) for (int64_t i = 0; i < w; ++i) mean[i] += x[t*step + i];
+    for (int64_t t = 0; t < n; ++t)
+        for (int64_t i = 0; i < w; ++i) mean[i] += x[t * step + i];
     for (float & m : mean) m /= (float) n;
     if (tally.q_mean.empty()) {
         tally.q_mean.assign(w, 0.0f);
-        tally.q_m2.assign(w*d, 0.0f);
+        tally.q_m2.assign(w * d, 0.0f);
     }
-    const float na = (float) tally.q_seen, nb = (float) n, both = na*nb/(na + nb);
+    const float na = (float) tally.q_seen, nb = (float) n, both = na * nb / (na + nb);
     std::vector<float> delta(w);
     for (int64_t i = 0; i < w; ++i) {
         delta[i] = mean[i] - tally.q_mean[i];
-        tally.q_mean[i] += delta[i]*nb/(na + nb);
+        tally.q_mean[i] += delta[i] * nb / (na + nb);
     }
     ggml_tensor * centred = nullptr;
-    edgekv_compute(edgekv_context::cpu(*prompt.ctx),
-        [&](ggml_context * c0) { centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H); return ggml_mul_mat(c0, centred, centred); },
+    edgekv_compute(
+        edgekv_context::cpu(*prompt.ctx),
+        [&](ggml_context * c0) {
+            centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H);
+            return ggml_mul_mat(c0, centred, centred);
+        },
         [&] {
             auto * y = (float *) centred->data;
             const int64_t near = 16; // values of a query that lie in one cache line
-            for (int64_t i0 = 0; i0 < w; i0 += near) for (int64_t t = 0; t < n; ++t) {
-                for (int64_t i = i0; i < std::min(i0 + near, w); ++i) y[i*n + t] = x[t*step + i] - mean[i];
-            }
+            for (int64_t i0 = 0; i0 < w; i0 += near)
+                for (int64_t t = 0; t < n; ++t) {
+                    for (int64_t i = i0; i < std::min(i0 + near, w); ++i)
+                        y[i * n + t] = x[t * step + i] - mean[i];
+                }
         },
         [&](const ggml_tensor * out) {
             const auto * products = (const float *) out->data;
-            for (int64_t h = 0; h < H; ++h) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j, ++products) {
-                tally.q_m2[(h*d + i)*d + j] += *products + delta[h*d + i]*delta[h*d + j]*both;
-            }
+            for (int64_t h = 0; h < H; ++h)
+                for (int64_t i = 0; i < d; ++i)
+                    for (int64_t j = 0; j < d; ++j, ++products) {
+                        tally.q_m2[(h * d + i) * d + j] +=
+                            *products + delta[h * d + i] * delta[h * d + j] * both;
+                    }
         });
     tally.q_seen += n;
 }
 
 void edgekv_observers::queries(int observer, float * mean, float * cov) const {
     const auto & t = tally_of(observer);
-    if (t.q_mean.empty()) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions, or they were not asked for" };
+    if (t.q_mean.empty())
+        throw edgekv_error {
+            EDGEKV_UNSUPPORTED,
+            "this model's queries are not turned by plain rotary positions, or they were not asked for"
+        };
     std::copy(t.q_mean.begin(), t.q_mean.end(), mean);
-    for (size_t i = 0; i < t.q_m2.size(); ++i) cov[i] = t.q_m2[i]/(float) t.q_seen;
+    for (size_t i = 0; i < t.q_m2.size(); ++i) cov[i] = t.q_m2[i] / (float) t.q_seen;
 }
 
 void edgekv_observers::rotation(int n_future, float * out) const {
     const auto & l = scratches.in_work();
-    if (n_future < 1 || n_future > 1 << 20) throw edgekv_error { EDGEKV_INVALID, "give a number of later positions" };
-    if (!query_paths[l.il].rope) throw edgekv_error { EDGEKV_UNSUPPORTED, "this model's queries are not turned by plain rotary positions" };
+    if (n_future < 1 || n_future > 1 << 20)
+        throw edgekv_error { EDGEKV_INVALID, "give a number of later positions" };
+    if (!query_paths[l.il].rope)
+        throw edgekv_error { EDGEKV_UNSUPPORTED,
+            "this model's queries are not turned by plain rotary positions" };
     const auto & mean = mean_turn(l, n_future);
-    const double scale = (double) query_paths[l.il].scale*score_params[l.il].scale;
+    const double scale = (double) query_paths[l.il].scale * score_params[l.il].scale;
     const int64_t d = l.d_k;
-    for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) out[j*d + i] = (float) (mean[i*d + j]*scale);
+    for (int64_t i = 0; i < d; ++i)
+        for (int64_t j = 0; j < d; ++j) out[j * d + i] = (float) (mean[i * d + j] * scale);
 }
 
-const std::vector<double> & edgekv_observers::mean_turn(const edgekv_layer & l,
-                                                        int n_future) const {
+const std::vector<double> & edgekv_observers::mean_turn(
+    const edgekv_layer & l, int n_future) const {
     const auto & path = query_paths[l.il];
     const int64_t d = l.d_k;
     const ggml_tensor * factors = path.rope->src[2];
-    if (turn.rope && turn.n_future == n_future && (int64_t) turn.mean.size() == d*d && turn.rope->src[2] == factors &&
-            memcmp(turn.rope->op_params, path.rope->op_params, sizeof(path.rope->op_params)) == 0) return turn.mean;
-    std::vector<double> sum(d*d, 0.0);
+    if (turn.rope && turn.n_future == n_future && (int64_t) turn.mean.size() == d * d &&
+        turn.rope->src[2] == factors &&
+        memcmp(turn.rope->op_params, path.rope->op_params, sizeof(path.rope->op_params)) == 0)
+        return turn.mean;
+    std::vector<double> sum(d * d, 0.0);
     const bool several = path.rope->op_params[2] & GGML_ROPE_TYPE_MROPE; // positions of a token
-    const int step = 64; // positions at once
+    const int step = 64;                                                 // positions at once
     for (int first = 0; first < n_future; first += step) {
         const int64_t n = std::min(step, n_future - first);
-        ggml_tensor * basis = nullptr, * pos = nullptr, * ff = nullptr, * rot = nullptr;
-        edgekv_compute(edgekv_context::cpu(*prompt.ctx),
+        ggml_tensor *basis = nullptr, *pos = nullptr, *ff = nullptr, *rot = nullptr;
+        edgekv_compute(
+            edgekv_context::cpu(*prompt.ctx),
             [&](ggml_context * c0) {
                 basis = ggml_new_tensor_3d(c0, GGML_TYPE_F32, d, d, n);
-                pos   = ggml_new_tensor_1d(c0, GGML_TYPE_I32, several ? GGML_MROPE_SECTIONS*n : n);
+                pos = ggml_new_tensor_1d(c0, GGML_TYPE_I32, several ? GGML_MROPE_SECTIONS * n : n);
                 if (factors) ff = ggml_new_tensor_1d(c0, GGML_TYPE_F32, ggml_nelements(factors));
                 const auto * op = path.rope->op_params;
                 int sections[GGML_MROPE_SECTIONS];
                 memcpy(sections, op + 11, sizeof(sections));
-                ggml_tensor * y = several ? ggml_rope_multi(c0, basis, pos, ff, op[1], sections, op[2], 0, 1, 1, 0, 1, 0, 0)
-                                          : ggml_rope_ext(c0, basis, pos, ff, op[1], op[2], 0, 1, 1, 0, 1, 0, 0);
+                ggml_tensor * y = several
+                    ? ggml_rope_multi(
+                          c0, basis, pos, ff, op[1], sections, op[2], 0, 1, 1, 0, 1, 0, 0)
+                    : ggml_rope_ext(c0, basis, pos, ff, op[1], op[2], 0, 1, 1, 0, 1, 0, 0);
                 memcpy(y->op_params, path.rope->op_params, sizeof(y->op_params));
                 if (!path.rotation) return y;
                 const int64_t m = std::lround(std::sqrt((double) key_rotation.size()));
                 rot = ggml_new_tensor_2d(c0, GGML_TYPE_F32, m, m);
-                return ggml_mul_mat(c0, rot, ggml_reshape_2d(c0, y, m, d*d*n/m));
+                return ggml_mul_mat(c0, rot, ggml_reshape_2d(c0, y, m, d * d * n / m));
             },
             [&] {
                 auto * x = (float *) basis->data;
-                for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d; ++i) for (int64_t j = 0; j < d; ++j) *x++ = i == j ? 1.0f : 0.0f;
+                for (int64_t p = 0; p < n; ++p)
+                    for (int64_t i = 0; i < d; ++i)
+                        for (int64_t j = 0; j < d; ++j) *x++ = i == j ? 1.0f : 0.0f;
                 for (int64_t p = 0; p < ggml_nelements(pos); ++p) {
                     const int64_t at = prompt.pos0 + prompt.n_tokens + first + p % n;
-                    ((int32_t *) pos->data)[p] = p < 3*n ? (int32_t) at : 0;
+                    ((int32_t *) pos->data)[p] = p < 3 * n ? (int32_t) at : 0;
                 }
-                if (ff)  ggml_backend_tensor_get(factors, ff->data, 0, ggml_nbytes(ff));
+                if (ff) ggml_backend_tensor_get(factors, ff->data, 0, ggml_nbytes(ff));
                 if (rot) memcpy(rot->data, key_rotation.data(), ggml_nbytes(rot));
             },
-            [&](const ggml_tensor * out) { const auto * y = (const float *) out->data; for (int64_t p = 0; p < n; ++p) for (int64_t i = 0; i < d*d; ++i) sum[i] += *y++; });
+            [&](const ggml_tensor * out) {
+                const auto * y = (const float *) out->data;
+                for (int64_t p = 0; p < n; ++p)
+                    for (int64_t i = 0; i < d * d; ++i) sum[i] += *y++;
+            });
     }
     for (double & x : sum) x /= n_future;
     turn = { path.rope, n_future, std::move(sum) };

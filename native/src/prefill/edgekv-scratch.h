@@ -19,8 +19,10 @@ struct edgekv_scratch {
     std::vector<float> pos; // with ALiBi: token of each row
     int64_t cap = 0, n_old = 0;
 
-    int64_t first(const edgekv_layer & l, int head) const { return head*cap + n_old - l.len[head]; }
-    size_t  n_bytes() const { return t.n_bytes() + pos.size()*sizeof(float); }
+    int64_t first(const edgekv_layer & l, int head) const {
+        return head * cap + n_old - l.len[head];
+    }
+    size_t n_bytes() const { return t.n_bytes() + pos.size() * sizeof(float); }
 };
 
 // rows of one head, some of which are about to be evicted: row i lies at
@@ -38,8 +40,8 @@ public:
 
     void make(); // throws std::bad_alloc
     void clear();
-    int  count() const { return (int) all.size(); }
-    int  index(const edgekv_layer & l) const { return of_layer[l.il]; }
+    int count() const { return (int) all.size(); }
+    int index(const edgekv_layer & l) const { return of_layer[l.il]; }
     const edgekv_scratch & of(const edgekv_layer & l) const { return *all[index(l)]; }
 
     // the kept rows of earlier turns go where the new ones of this layer will follow

@@ -15,7 +15,8 @@ struct edgekv_planned {
     edgekv_graph * graph = nullptr;
     int slice = -1;
     ggml_cgraph gf;
-    std::vector<ggml_tensor *> nodes, leafs, moved; // moved: views of what has another address for each chunk
+    // moved: views of what has another address for each chunk
+    std::vector<ggml_tensor *> nodes, leafs, moved;
 };
 
 class edgekv_slices {

@@ -9,9 +9,10 @@
 #include <new>
 #include <string>
 
-edgekv_tensors edgekv_tensors::make(ggml_backend_buffer_type_t buft, ggml_type type_k, ggml_type type_v, int d_k, int d_v, int64_t n_rows, const char * name) {
+edgekv_tensors edgekv_tensors::make(ggml_backend_buffer_type_t buft, ggml_type type_k,
+    ggml_type type_v, int d_k, int d_v, int64_t n_rows, const char * name) {
     edgekv_tensors r;
-    r.ctx.reset(ggml_init({ 2*ggml_tensor_overhead(), nullptr, true }));
+    r.ctx.reset(ggml_init({ 2 * ggml_tensor_overhead(), nullptr, true }));
     if (!r.ctx) throw std::bad_alloc();
     r.k = ggml_new_tensor_2d(r.ctx.get(), type_k, d_k, n_rows);
     r.v = ggml_new_tensor_2d(r.ctx.get(), type_v, d_v, n_rows);
@@ -24,20 +25,22 @@ edgekv_tensors edgekv_tensors::make(ggml_backend_buffer_type_t buft, ggml_type t
 
 size_t edgekv_tensors::n_bytes() const { return buf ? ggml_backend_buffer_get_size(buf.get()) : 0; }
 
-static void copy_tensor_rows(const ggml_tensor * from, ggml_tensor * to, int64_t src, int64_t dst, int64_t n) {
+static void copy_tensor_rows(
+    const ggml_tensor * from, ggml_tensor * to, int64_t src, int64_t dst, int64_t n) {
     const size_t nb = from->nb[1];
     if (ggml_backend_buffer_is_host(from->buffer) && ggml_backend_buffer_is_host(to->buffer)) {
-        memcpy((char *) to->data + dst*nb, (const char *) from->data + src*nb, n*nb);
+        memcpy((char *) to->data + dst * nb, (const char *) from->data + src * nb, n * nb);
         return;
     }
     const auto buft = ggml_backend_buffer_get_type(from->buffer);
-    if (const auto * device = buft == ggml_backend_buffer_get_type(to->buffer) ? edgekv_device::of(buft) : nullptr) {
+    if (const auto * device =
+            buft == ggml_backend_buffer_get_type(to->buffer) ? edgekv_device::of(buft) : nullptr) {
         device->move_rows(from, nullptr, src, to, dst, (int) n);
         return;
     }
-    std::vector<char> host(n*nb);
-    ggml_backend_tensor_get(from, host.data(), src*nb, host.size());
-    ggml_backend_tensor_set(to,   host.data(), dst*nb, host.size());
+    std::vector<char> host(n * nb);
+    ggml_backend_tensor_get(from, host.data(), src * nb, host.size());
+    ggml_backend_tensor_set(to, host.data(), dst * nb, host.size());
 }
 
 void edgekv_tensors::copy_rows(const edgekv_tensors & from, int64_t src, int64_t dst, int64_t n) {
@@ -47,10 +50,12 @@ void edgekv_tensors::copy_rows(const edgekv_tensors & from, int64_t src, int64_t
 }
 
 // a device is waited for twice, not before and behind each head
-void edgekv_tensors::copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src, const std::vector<int32_t> & dst, const std::vector<int32_t> & n) {
+void edgekv_tensors::copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src,
+    const std::vector<int32_t> & dst, const std::vector<int32_t> & n) {
     if (std::all_of(n.begin(), n.end(), [](int32_t x) { return x == 0; })) return;
     const auto buft = ggml_backend_buffer_get_type(from.buf.get());
-    const auto * device = buft == ggml_backend_buffer_get_type(buf.get()) ? edgekv_device::of(buft) : nullptr;
+    const auto * device =
+        buft == ggml_backend_buffer_get_type(buf.get()) ? edgekv_device::of(buft) : nullptr;
     if (!device) {
         for (size_t h = 0; h < n.size(); ++h) copy_rows(from, src[h], dst[h], n[h]);
         return;
@@ -64,7 +69,9 @@ void edgekv_tensors::copy_heads(const edgekv_tensors & from, const std::vector<i
     device->settle(k); // the old rows' memory is about to go
 }
 
-int32_t edgekv_layer::len_max() const { return len.empty() ? 0 : *std::max_element(len.begin(), len.end()); }
+int32_t edgekv_layer::len_max() const {
+    return len.empty() ? 0 : *std::max_element(len.begin(), len.end());
+}
 
 int64_t edgekv_layer::n_rows() const {
     int64_t n = 0;
@@ -74,17 +81,28 @@ int64_t edgekv_layer::n_rows() const {
 
 std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     auto l = std::make_unique<edgekv_layer>();
-    l->il = il; l->reads = reads; l->n_head = n_head; l->n_head_kv = n_head_kv; l->d_k = d_k; l->d_v = d_v;
-    l->type_k = type_k; l->type_v = type_v; l->n_swa = n_swa; l->buft = buft; l->max_bias = max_bias; l->row_step = row_step;
+    l->il = il;
+    l->reads = reads;
+    l->n_head = n_head;
+    l->n_head_kv = n_head_kv;
+    l->d_k = d_k;
+    l->d_v = d_v;
+    l->type_k = type_k;
+    l->type_v = type_v;
+    l->n_swa = n_swa;
+    l->buft = buft;
+    l->max_bias = max_bias;
+    l->row_step = row_step;
     l->pos.resize(n_head_kv);
     return l;
 }
 
-static int64_t assign_first(const std::vector<int32_t> & cap, std::vector<int32_t> & first, int row_step) {
+static int64_t assign_first(
+    const std::vector<int32_t> & cap, std::vector<int32_t> & first, int row_step) {
     int64_t n = 0;
     first.resize(cap.size());
     for (size_t k = 0; k < cap.size(); ++k) {
-        n = (n + row_step - 1)/row_step*row_step;
+        n = (n + row_step - 1) / row_step * row_step;
         first[k] = (int32_t) n;
         n += cap[k];
     }
@@ -95,7 +113,8 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     if (n_head_kv == 0) return;
     std::vector<int32_t> first_new;
     const int64_t n = assign_first(cap_new, first_new, row_step);
-    auto fresh = edgekv_tensors::make(buft, type_k, type_v, d_k, d_v, n, std::to_string(il).c_str());
+    auto fresh =
+        edgekv_tensors::make(buft, type_k, type_v, d_k, d_v, n, std::to_string(il).c_str());
     for (int k = 0; k < n_head_kv; ++k) {
         len[k] = std::min(len[k], cap_new[k]);
         pos[k].resize(len[k]);
@@ -110,19 +129,22 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
 void edgekv_layer::place_pos(llama_pos n_past) {
     if (max_bias == 0.0f || row_pos.t || n_head_kv == 0) return;
     std::vector<float> here(t.k->ne[1], 0.0f);
-    for (int k = 0; k < n_head_kv; ++k) for (int32_t r = 0; r < cap[k]; ++r) here[first[k] + r] = (float) (r < len[k] ? pos[k][r] : n_past + r - len[k]);
+    for (int k = 0; k < n_head_kv; ++k)
+        for (int32_t r = 0; r < cap[k]; ++r)
+            here[first[k] + r] = (float) (r < len[k] ? pos[k][r] : n_past + r - len[k]);
     row_pos = edgekv_matrix::make(buft, GGML_TYPE_F32, 1, (int64_t) here.size(), "pos");
-    ggml_backend_tensor_set(row_pos.t, here.data(), 0, here.size()*sizeof(float));
+    ggml_backend_tensor_set(row_pos.t, here.data(), 0, here.size() * sizeof(float));
 }
 
 // the rows of each head at once
-static void gather_on_device(const edgekv_device & device, const edgekv_tensors & from, const std::vector<int64_t> & base,
-        const std::vector<std::vector<int32_t>> & keep, edgekv_tensors & to, const std::vector<int32_t> & first, ggml_backend_buffer_type_t buft) {
+static void gather_on_device(const edgekv_device & device, const edgekv_tensors & from,
+    const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep,
+    edgekv_tensors & to, const std::vector<int32_t> & first, ggml_backend_buffer_type_t buft) {
     std::vector<int32_t> rows;
     for (const auto & x : keep) rows.insert(rows.end(), x.begin(), x.end());
     if (rows.empty()) return;
     const auto index = edgekv_matrix::make(buft, GGML_TYPE_I32, (int64_t) rows.size(), 1, "kept");
-    ggml_backend_tensor_set(index.t, rows.data(), 0, rows.size()*sizeof(int32_t));
+    ggml_backend_tensor_set(index.t, rows.data(), 0, rows.size() * sizeof(int32_t));
     const int32_t * at = (const int32_t *) index.t->data;
     device.settle(to.k);
     for (size_t k = 0; k < keep.size(); at += keep[k].size(), ++k) {
@@ -132,23 +154,30 @@ static void gather_on_device(const edgekv_device & device, const edgekv_tensors 
     device.settle(to.k);
 }
 
-void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to) {
+void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base,
+    const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to) {
     if (to.n_head_kv == 0) return;
     std::vector<int32_t> cap(to.n_head_kv);
     for (int k = 0; k < to.n_head_kv; ++k) cap[k] = (int32_t) keep[k].size();
     std::vector<int32_t> first;
     const int64_t n = assign_first(cap, first, to.row_step);
-    auto fresh = edgekv_tensors::make(to.buft, to.type_k, to.type_v, to.d_k, to.d_v, n, std::to_string(to.il).c_str());
-    const auto * device = from.k && from.buf && ggml_backend_buffer_get_type(from.buf.get()) == to.buft ? edgekv_device::of(to.buft) : nullptr;
+    auto fresh = edgekv_tensors::make(
+        to.buft, to.type_k, to.type_v, to.d_k, to.d_v, n, std::to_string(to.il).c_str());
+    const auto * device =
+        from.k && from.buf && ggml_backend_buffer_get_type(from.buf.get()) == to.buft
+        ? edgekv_device::of(to.buft)
+        : nullptr;
     if (device) gather_on_device(*device, from, base, keep, fresh, first, to.buft);
-    else for (int k = 0; k < to.n_head_kv; ++k) {
-        for (size_t i = 0; i < keep[k].size();) { // runs of neighbours go in one copy
-            size_t j = i + 1;
-            while (j < keep[k].size() && keep[k][j] == keep[k][j - 1] + 1) ++j;
-            fresh.copy_rows(from, base[k] + keep[k][i], first[k] + (int64_t) i, (int64_t) (j - i));
-            i = j;
+    else
+        for (int k = 0; k < to.n_head_kv; ++k) {
+            for (size_t i = 0; i < keep[k].size();) { // runs of neighbours go in one copy
+                size_t j = i + 1;
+                while (j < keep[k].size() && keep[k][j] == keep[k][j - 1] + 1) ++j;
+                fresh.copy_rows(
+                    from, base[k] + keep[k][i], first[k] + (int64_t) i, (int64_t) (j - i));
+                i = j;
+            }
         }
-    }
     to.t = std::move(fresh);
     to.row_pos = {};
     to.first = std::move(first);
@@ -160,7 +189,8 @@ bool edgekv_bytes_finite(ggml_type type, const char * rows, size_t nb, int64_t n
     std::vector<float> x(d);
     for (int64_t i = 0; i < n; ++i) {
         edgekv_cpu_rows_to_f32(type, rows, nb, i, 1, d, x.data());
-        if (!std::all_of(x.begin(), x.end(), [](float y) { return std::isfinite(y); })) return false;
+        if (!std::all_of(x.begin(), x.end(), [](float y) { return std::isfinite(y); }))
+            return false;
     }
     return true;
 }
@@ -170,8 +200,8 @@ bool edgekv_rows_finite(const ggml_tensor * t, int64_t first, int64_t n) {
     std::vector<char> here;
     for (const int64_t end = first + n; first < end; first += 256) {
         const int64_t n_here = std::min<int64_t>(end - first, 256);
-        here.resize(n_here*nb);
-        ggml_backend_tensor_get(t, here.data(), first*nb, here.size());
+        here.resize(n_here * nb);
+        ggml_backend_tensor_get(t, here.data(), first * nb, here.size());
         if (!edgekv_bytes_finite(t->type, here.data(), nb, n_here, (int) t->ne[0])) return false;
     }
     return true;

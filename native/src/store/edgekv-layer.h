@@ -13,45 +13,54 @@
 
 // flat rows of K and V in one buffer
 struct edgekv_tensors {
-    ggml_context_ptr        ctx;
+    ggml_context_ptr ctx;
     ggml_backend_buffer_ptr buf;
-    ggml_tensor *           k = nullptr;
-    ggml_tensor *           v = nullptr;
+    ggml_tensor * k = nullptr;
+    ggml_tensor * v = nullptr;
 
     // throws std::bad_alloc when the backend has no memory
-    static edgekv_tensors make(ggml_backend_buffer_type_t buft, ggml_type type_k, ggml_type type_v, int d_k, int d_v, int64_t n_rows, const char * name);
+    static edgekv_tensors make(ggml_backend_buffer_type_t buft, ggml_type type_k, ggml_type type_v,
+        int d_k, int d_v, int64_t n_rows, const char * name);
     size_t n_bytes() const;
-    // rows [src, src + n) of another set of tensors of the same shape to rows [dst, dst + n), K and V
+    // rows [src, src + n) of another set of tensors of the same shape to rows [dst, dst + n), K and
+    // V
     void copy_rows(const edgekv_tensors & from, int64_t src, int64_t dst, int64_t n);
     // the same of each head: n[h] rows from src[h] on to dst[h]
-    void copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src, const std::vector<int32_t> & dst, const std::vector<int32_t> & n);
+    void copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src,
+        const std::vector<int32_t> & dst, const std::vector<int32_t> & n);
 };
 
 // rows behind the window that a layer with one keeps, so that short rewinds are exact
 constexpr int32_t EDGEKV_SWA_SLACK = 64;
 
 struct edgekv_layer {
-    int       il = 0, n_head = 0, n_head_kv = 0, d_k = 0, d_v = 0; // a layer without attention has no heads
+    // a layer without attention has no heads
+    int il = 0, n_head = 0, n_head_kv = 0, d_k = 0, d_v = 0;
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
-    int       reads = 0;                     // the layer whose K and V it attends to: itself, if it has heads
-    int       n_swa = 0;                     // sliding window in tokens, 0 = attends to everything
+    // the layer whose K and V it attends to: itself, if it has heads
+    int reads = 0;
+    int n_swa = 0; // sliding window in tokens, 0 = attends to everything
     ggml_backend_buffer_type_t buft = nullptr;
-    float     max_bias = 0;                  // ALiBi's; 0 = none
-    int       row_step = 1;                  // heads begin at multiples of it: some devices bind a head's rows at aligned offsets only
+    float max_bias = 0; // ALiBi's; 0 = none
+    // heads begin at multiples of it: some devices bind a head's rows at aligned offsets only
+    int row_step = 1;
 
-    edgekv_tensors        t;
-    std::vector<int32_t>  first, len, cap;   // [n_head_kv], in rows
+    edgekv_tensors t;
+    std::vector<int32_t> first, len, cap;    // [n_head_kv], in rows
     std::vector<std::vector<llama_pos>> pos; // [n_head_kv][len]: token index of each row
-    edgekv_matrix         row_pos;           // with ALiBi: the same for kernels, F32 [1, rows]; gone whenever rows move, see place_pos
+    // with ALiBi: the same for kernels, F32 [1, rows]; gone whenever rows move, see place_pos
+    edgekv_matrix row_pos;
 
     // entries are chosen: it attends to everything
-    bool    selects() const { return n_head_kv > 0 && n_swa == 0; }
+    bool selects() const { return n_head_kv > 0 && n_swa == 0; }
     int32_t len_max() const;
-    int64_t n_rows()  const;                 // used rows of all heads
-    std::unique_ptr<edgekv_layer> alike() const; // of the same shape, in the same place, without rows
+    int64_t n_rows() const; // used rows of all heads
+    // of the same shape, in the same place, without rows
+    std::unique_ptr<edgekv_layer> alike() const;
     // new tensors with the given capacities; the first len[k] rows of each head come along
     void layout(const std::vector<int32_t> & cap_new);
-    // with ALiBi: the rows' tokens go to where the rows lie, those of rows to come as well: the tail is without gaps. n_past: tokens that went in
+    // with ALiBi: the rows' tokens go to where the rows lie, those of rows to come as well: the
+    // tail is without gaps. n_past: tokens that went in
     void place_pos(llama_pos n_past);
 };
 
@@ -62,4 +71,5 @@ bool edgekv_rows_finite(const ggml_tensor * t, int64_t first, int64_t n);
 bool edgekv_bytes_finite(ggml_type type, const char * rows, size_t nb, int64_t n, int d);
 
 // a list of row numbers per head -> fresh tensors that hold exactly those rows, in that order
-void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to);
+void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & base,
+    const std::vector<std::vector<int32_t>> & keep, edgekv_layer & to);

@@ -12,7 +12,9 @@ static constexpr int32_t TAIL_STEP = 64; // rows per head that a full tail grows
 
 edgekv_store::edgekv_store()
     : graph_attend(edgekv_switches::graph_attend()), node_attend(edgekv_switches::node_attend()) {}
-edgekv_store::~edgekv_store() { if (active) active->lose_context(); }
+edgekv_store::~edgekv_store() {
+    if (active) active->lose_context();
+}
 
 size_t edgekv_store::n_bytes() const {
     size_t n = 0;
@@ -20,9 +22,12 @@ size_t edgekv_store::n_bytes() const {
     return n;
 }
 
-void edgekv_store::note_peak(size_t n_bytes_extra) { n_bytes_peak = std::max(n_bytes_peak, n_bytes() + n_bytes_extra); }
+void edgekv_store::note_peak(size_t n_bytes_extra) {
+    n_bytes_peak = std::max(n_bytes_peak, n_bytes() + n_bytes_extra);
+}
 
-// drop the oldest rows of a sliding-window layer that no token from n_past on (less the slack) can see
+// drop the oldest rows of a sliding-window layer that no token from n_past on (less the slack) can
+// see
 static void drop_window(edgekv_layer & l, llama_pos n_past) {
     const int32_t n_keep = l.n_swa + EDGEKV_SWA_SLACK;
     if (l.n_swa == 0 || l.len_max() <= n_keep) return;
@@ -35,7 +40,8 @@ static void drop_window(edgekv_layer & l, llama_pos n_past) {
         for (int32_t r = drop; r < l.len[k]; ++r) keep[k].push_back(r);
     }
     edgekv_gather(l.t, base, keep, l);
-    for (int k = 0; k < l.n_head_kv; ++k) l.pos[k].erase(l.pos[k].begin(), l.pos[k].end() - l.len[k]);
+    for (int k = 0; k < l.n_head_kv; ++k)
+        l.pos[k].erase(l.pos[k].begin(), l.pos[k].end() - l.len[k]);
 }
 
 void edgekv_store::reserve_tail(int32_t n) {
@@ -64,11 +70,16 @@ void edgekv_store::append(const llama_pos * pos, int32_t n) {
     n_past = pos[n - 1] + 1;
 }
 
-void edgekv_store::place_pos() { for (auto & l : layers) l->place_pos(n_past); }
+void edgekv_store::place_pos() {
+    for (auto & l : layers) l->place_pos(n_past);
+}
 
 bool edgekv_store::trim(llama_pos p0) {
     if (p0 >= n_past) return true;
-    if (p0 <= 0) { clear(); return true; }
+    if (p0 <= 0) {
+        clear();
+        return true;
+    }
     if (p0 < boundary) return false;
     for (const auto & l : layers) { // a window that has moved on cannot come back
         if (l->n_swa == 0 || l->len_max() == 0) continue;
@@ -81,7 +92,8 @@ bool edgekv_store::trim(llama_pos p0) {
 
 void edgekv_store::take_back(llama_pos p0) noexcept {
     for (auto & l : layers) {
-        for (int k = 0; k < l->n_head_kv; ++k) { // tokens since the boundary lie at the end, in order
+        // tokens since the boundary lie at the end, in order
+        for (int k = 0; k < l->n_head_kv; ++k) {
             auto & pos = l->pos[k];
             while (!pos.empty() && pos.back() >= p0) pos.pop_back();
             l->len[k] = (int32_t) pos.size();
@@ -107,7 +119,11 @@ void edgekv_store::clear() noexcept {
 }
 
 void edgekv_store::shrink_to_fit() {
-    for (auto & l : layers) if (l->len != l->cap) { l->layout(l->len); ++version; }
+    for (auto & l : layers)
+        if (l->len != l->cap) {
+            l->layout(l->len);
+            ++version;
+        }
     place_pos();
 }
 
@@ -115,16 +131,30 @@ void edgekv_store::shrink_to_fit() {
 
 static constexpr uint32_t STATE_MAGIC = 0x31766b65; // "ekv1"
 
-template <typename T> static void put(llama_io_write_i & io, const T & x) { io.write(&x, sizeof(x)); }
-template <typename T> static T    get(llama_io_read_i & io) { T x; io.read(&x, sizeof(x)); return x; }
+template <typename T>
+static void put(llama_io_write_i & io, const T & x) {
+    io.write(&x, sizeof(x));
+}
+template <typename T>
+static T get(llama_io_read_i & io) {
+    T x;
+    io.read(&x, sizeof(x));
+    return x;
+}
 
 // a head without rows has no memory either, and memcpy takes no null pointer, not even for 0 bytes
-template <typename T> static void put_all(llama_io_write_i & io, const std::vector<T> & x) { if (!x.empty()) io.write(x.data(), x.size()*sizeof(T)); }
-template <typename T> static void get_all(llama_io_read_i & io, std::vector<T> & x) { if (!x.empty()) io.read(x.data(), x.size()*sizeof(T)); }
+template <typename T>
+static void put_all(llama_io_write_i & io, const std::vector<T> & x) {
+    if (!x.empty()) io.write(x.data(), x.size() * sizeof(T));
+}
+template <typename T>
+static void get_all(llama_io_read_i & io, std::vector<T> & x) {
+    if (!x.empty()) io.read(x.data(), x.size() * sizeof(T));
+}
 
 static void write_rows(llama_io_write_i & io, const ggml_tensor * t, int64_t first, int64_t n) {
-    std::vector<char> host(n*t->nb[1]);
-    if (n) ggml_backend_tensor_get(t, host.data(), first*t->nb[1], host.size());
+    std::vector<char> host(n * t->nb[1]);
+    if (n) ggml_backend_tensor_get(t, host.data(), first * t->nb[1], host.size());
     put_all(io, host);
 }
 
@@ -135,8 +165,10 @@ void edgekv_store::write(llama_io_write_i & io) const {
     put(io, boundary);
     for (const auto & l : layers) {
         put(io, (int32_t) l->n_head_kv);
-        put(io, (int32_t) l->type_k); put(io, (int32_t) l->type_v);
-        put(io, (int32_t) l->d_k);    put(io, (int32_t) l->d_v);
+        put(io, (int32_t) l->type_k);
+        put(io, (int32_t) l->type_v);
+        put(io, (int32_t) l->d_k);
+        put(io, (int32_t) l->d_v);
         for (int k = 0; k < l->n_head_kv; ++k) {
             put(io, l->len[k]);
             put_all(io, l->pos[k]);
@@ -146,7 +178,8 @@ void edgekv_store::write(llama_io_write_i & io) const {
     }
 }
 
-// positions as the rest of the code relies on: each token once, those behind the boundary last and in order; windows in order, alike in all heads
+// positions as the rest of the code relies on: each token once, those behind the boundary last and
+// in order; windows in order, alike in all heads
 static bool plausible(const edgekv_layer & l, llama_pos n_past, llama_pos boundary) {
     std::vector<bool> seen(n_past);
     for (const auto & pos : l.pos) {
@@ -162,12 +195,14 @@ static bool plausible(const edgekv_layer & l, llama_pos n_past, llama_pos bounda
     return true;
 }
 
-static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edgekv_layer & like, llama_pos n_past) {
-    if (get<int32_t>(io) != like.type_k || get<int32_t>(io) != like.type_v || get<int32_t>(io) != like.d_k || get<int32_t>(io) != like.d_v) {
+static std::unique_ptr<edgekv_layer> read_layer(
+    llama_io_read_i & io, const edgekv_layer & like, llama_pos n_past) {
+    if (get<int32_t>(io) != like.type_k || get<int32_t>(io) != like.type_v ||
+        get<int32_t>(io) != like.d_k || get<int32_t>(io) != like.d_v) {
         throw std::runtime_error("the state was saved with another model or cache type");
     }
     auto l = like.alike();
-    std::vector<std::vector<char>> kv(2*l->n_head_kv);
+    std::vector<std::vector<char>> kv(2 * l->n_head_kv);
     l->len.assign(l->n_head_kv, 0);
     std::vector<int32_t> cap(l->n_head_kv);
     const size_t nb[2] = { ggml_row_size(l->type_k, l->d_k), ggml_row_size(l->type_v, l->d_v) };
@@ -177,10 +212,10 @@ static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edge
         l->pos[k].resize(cap[k]);
         get_all(io, l->pos[k]);
         for (int i = 0; i < 2; ++i) {
-            kv[2*k + i].resize(cap[k]*nb[i]);
-            get_all(io, kv[2*k + i]);
-            if (!edgekv_bytes_finite(i ? l->type_v : l->type_k, kv[2*k + i].data(), nb[i],
-                                     cap[k], i ? l->d_v : l->d_k)) {
+            kv[2 * k + i].resize(cap[k] * nb[i]);
+            get_all(io, kv[2 * k + i]);
+            if (!edgekv_bytes_finite(i ? l->type_v : l->type_k, kv[2 * k + i].data(), nb[i], cap[k],
+                    i ? l->d_v : l->d_k)) {
                 throw std::runtime_error("the state holds values that are no numbers");
             }
         }
@@ -191,29 +226,35 @@ static std::unique_ptr<edgekv_layer> read_layer(llama_io_read_i & io, const edge
     l->pos = pos;
     for (int k = 0; k < l->n_head_kv; ++k) {
         if (cap[k] == 0) continue;
-        ggml_backend_tensor_set(l->t.k, kv[2*k].data(),     l->first[k]*nb[0], kv[2*k].size());
-        ggml_backend_tensor_set(l->t.v, kv[2*k + 1].data(), l->first[k]*nb[1], kv[2*k + 1].size());
+        ggml_backend_tensor_set(l->t.k, kv[2 * k].data(), l->first[k] * nb[0], kv[2 * k].size());
+        ggml_backend_tensor_set(
+            l->t.v, kv[2 * k + 1].data(), l->first[k] * nb[1], kv[2 * k + 1].size());
     }
     return l;
 }
 
 void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens) {
-    if (get<uint32_t>(io) != STATE_MAGIC || get<uint32_t>(io) != layers.size()) throw std::runtime_error("the state is not of this model");
-    const auto n_past_new   = get<llama_pos>(io);
+    if (get<uint32_t>(io) != STATE_MAGIC || get<uint32_t>(io) != layers.size())
+        throw std::runtime_error("the state is not of this model");
+    const auto n_past_new = get<llama_pos>(io);
     const auto boundary_new = get<llama_pos>(io);
-    if (n_past_new < 0 || boundary_new < 0 || boundary_new > n_past_new) throw std::runtime_error("the state is damaged");
+    if (n_past_new < 0 || boundary_new < 0 || boundary_new > n_past_new)
+        throw std::runtime_error("the state is damaged");
     if (n_tokens >= 0 && n_past_new != n_tokens) throw std::runtime_error("the state is damaged");
-    if (n_past_new > n_ctx) throw std::runtime_error("the state holds more tokens than this context");
+    if (n_past_new > n_ctx)
+        throw std::runtime_error("the state holds more tokens than this context");
     std::vector<std::unique_ptr<edgekv_layer>> fresh(layers.size());
     for (size_t i = 0; i < layers.size(); ++i) {
-        if (get<int32_t>(io) != layers[i]->n_head_kv) throw std::runtime_error("the state is not of this model");
+        if (get<int32_t>(io) != layers[i]->n_head_kv)
+            throw std::runtime_error("the state is not of this model");
         fresh[i] = read_layer(io, *layers[i], n_past_new);
-        if (!plausible(*fresh[i], n_past_new, boundary_new)) throw std::runtime_error("the state is damaged");
+        if (!plausible(*fresh[i], n_past_new, boundary_new))
+            throw std::runtime_error("the state is damaged");
     }
     for (auto & l : fresh) l->place_pos(n_past_new);
     settle();
-    layers   = std::move(fresh);
-    n_past   = n_past_new;
+    layers = std::move(fresh);
+    n_past = n_past_new;
     boundary = boundary_new;
     ++version;
     note_peak();

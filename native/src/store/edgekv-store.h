@@ -16,16 +16,17 @@ class llama_io_read_i;
 // Queries, keys and values of a layer as llama.cpp's graph has them, [d, n_head or n_head_kv,
 // n_tokens], and what attention needs besides
 struct edgekv_attention {
-    int il;                             // the layer that asks; k and v: null where it reads another's
-    ggml_tensor * q, * k, * v, * sinks; // sinks: may be null
+    // the layer that asks; k and v: null where it reads another's
+    int il;
+    ggml_tensor *q, *k, *v, *sinks; // sinks: may be null
     float scale;
 };
 
 // Who reads a prompt into a store. While it does, graphs attend as it says
 struct edgekv_reader {
     // nodes of one layer: store its rows, attend to those of l; returns [d_v, n_head, n_tokens]
-    virtual ggml_tensor * attend(const llm_graph_context & g, const edgekv_layer & l,
-                                 const edgekv_attention & a) = 0;
+    virtual ggml_tensor * attend(
+        const llm_graph_context & g, const edgekv_layer & l, const edgekv_attention & a) = 0;
     // the context is being freed: all memory goes back, and nothing can be read any more
     virtual void lose_context() noexcept = 0;
 
@@ -35,39 +36,46 @@ protected:
 
 struct edgekv_store {
     std::vector<std::unique_ptr<edgekv_layer>> layers; // by model layer
-    uint64_t  version  = 0;       // changes whenever tensors move: graphs that point to them are stale
-    llama_pos n_past   = 0;       // tokens that went in
-    llama_pos boundary = 0;       // tokens before this one were selected from: they cannot be taken back one by one
-    bool      graph_attend = false; // one flash-attention call per head instead of the CPU kernel
-    bool      node_attend  = false; // the node that devices have a kernel for, on the CPU too
-    std::map<ggml_backend_buffer_type_t, std::unique_ptr<edgekv_table>> tables; // made when a graph wants them
-    ggml_backend_sched_t sched = nullptr; // whose graphs read and write the rows; set with each of them, null before the first
+    // changes whenever tensors move: graphs that point to them are stale
+    uint64_t version = 0;
+    llama_pos n_past = 0; // tokens that went in
+    // tokens before this one were selected from: they cannot be taken back one by one
+    llama_pos boundary = 0;
+    bool graph_attend = false; // one flash-attention call per head instead of the CPU kernel
+    bool node_attend = false;  // the node that devices have a kernel for, on the CPU too
+    // made when a graph wants them
+    std::map<ggml_backend_buffer_type_t, std::unique_ptr<edgekv_table>> tables;
+    // whose graphs read and write the rows; set with each of them, null before the first
+    ggml_backend_sched_t sched = nullptr;
 
     edgekv_store();
-    ~edgekv_store(); // a prompt that is being read learns that its context is gone
-    size_t    n_bytes_peak = 0;   // highest sum of store, scratch and hidden states so far
+    ~edgekv_store();                  // a prompt that is being read learns that its context is gone
+    size_t n_bytes_peak = 0;          // highest sum of store, scratch and hidden states so far
     edgekv_reader * active = nullptr; // null: no prompt is being read
 
     size_t n_bytes() const;
-    void   note_peak(size_t n_bytes_extra = 0);
+    void note_peak(size_t n_bytes_extra = 0);
     // waits for graphs that are still at work on the rows: a device goes on behind our back
-    void   settle() const { if (sched) ggml_backend_sched_synchronize(sched); }
-    void   place_pos(); // of all layers; after anything that moved rows
+    void settle() const {
+        if (sched) ggml_backend_sched_synchronize(sched);
+    }
+    void place_pos(); // of all layers; after anything that moved rows
     // room for n more rows in every head; sliding-window layers drop what no future token sees
-    void   reserve_tail(int32_t n);
+    void reserve_tail(int32_t n);
     // n more rows in every head, for tokens at pos, which the graph of a step is about to write;
     // reserve_tail has made room for them, and take_back undoes it
-    void   append(const llama_pos * pos, int32_t n);
+    void append(const llama_pos * pos, int32_t n);
     // forget tokens >= p0; false if that cannot be done exactly
-    bool   trim(llama_pos p0);
-    // the same for tokens of a step that failed, wherever it did: their rows may be there in some layers only
-    void   take_back(llama_pos p0) noexcept;
-    void   clear() noexcept;
+    bool trim(llama_pos p0);
+    // the same for tokens of a step that failed, wherever it did: their rows may be there in some
+    // layers only
+    void take_back(llama_pos p0) noexcept;
+    void clear() noexcept;
     // room that no row uses goes back to the allocator
-    void   shrink_to_fit();
+    void shrink_to_fit();
 
-    void   write(llama_io_write_i & io) const;
+    void write(llama_io_write_i & io) const;
     // n_ctx: most tokens that it may hold; n_tokens: as many as it must hold, if not -1. throws
     // std::runtime_error or std::bad_alloc and leaves the store as it was
-    void   read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens = -1);
+    void read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens = -1);
 };

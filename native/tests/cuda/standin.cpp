@@ -9,9 +9,13 @@ namespace standin {
 
 namespace {
 
-struct late_copy { void * to; const void * from; };
+struct late_copy {
+    void * to;
+    const void * from;
+};
 
-std::vector<std::deque<std::vector<late_copy>>> copies; // of each thread, in groups: the last one is still open
+// of each thread, in groups: the last one is still open
+std::vector<std::deque<std::vector<late_copy>>> copies;
 
 auto & mine() { return copies[now->index.x]; }
 
@@ -26,24 +30,30 @@ void end() {
 
 } // namespace
 
-void launch(size3 grid, size3 block, const std::function<void()> & kernel) { run(grid, block, kernel, begin, end); }
+void launch(size3 grid, size3 block, const std::function<void()> & kernel) {
+    run(grid, block, kernel, begin, end);
+}
 
 void mma(float (&c)[4], const uint4 & a, uint32_t b0, uint32_t b1) {
     const uint32_t given[6] = { a.x, a.y, a.z, a.w, b0, b1 };
     const auto * all = (const uint32_t (*)[6]) exchange(given, sizeof(given));
-    const int lane = (int) (now->index.x % 32), g = lane/4, t = lane % 4;
-    auto value = [&](int l, int i, int high) { return half_to_float((uint16_t) (all[l][i] >> 16*high)); };
+    const int lane = (int) (now->index.x % 32), g = lane / 4, t = lane % 4;
+    auto value = [&](int l, int i, int high) {
+        return half_to_float((uint16_t) (all[l][i] >> 16 * high));
+    };
     float rows[2][16], columns[2][16];
     for (int k = 0; k < 16; ++k) {
-        const int from = k % 8/2, high = k % 2, upper = k/8;
-        for (int i = 0; i < 2; ++i) rows[i][k]    = value(4*g + from, 2*upper + i, high);
-        for (int i = 0; i < 2; ++i) columns[i][k] = value(4*(2*t + i) + from, 4 + upper, high);
+        const int from = k % 8 / 2, high = k % 2, upper = k / 8;
+        for (int i = 0; i < 2; ++i) rows[i][k] = value(4 * g + from, 2 * upper + i, high);
+        for (int i = 0; i < 2; ++i) columns[i][k] = value(4 * (2 * t + i) + from, 4 + upper, high);
     }
-    for (int x = 0; x < 4; ++x) for (int k = 0; k < 16; ++k) c[x] += rows[x/2][k]*columns[x % 2][k];
+    for (int x = 0; x < 4; ++x)
+        for (int k = 0; k < 16; ++k) c[x] += rows[x / 2][k] * columns[x % 2][k];
 }
 
 void copy16(void * to, const void * from) {
-    if ((uintptr_t) to % 16 || (uintptr_t) from % 16) fail("copies from or to an address that is not aligned");
+    if ((uintptr_t) to % 16 || (uintptr_t) from % 16)
+        fail("copies from or to an address that is not aligned");
     memset(to, 0xff, 16);
     mine().back().push_back({ to, from });
 }
