@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +82,12 @@ def probe(
 ) -> None:
     """Make a profile by letting the model repeat a few texts.
 
-    It serves every score. Stopped with Ctrl-C, the same command goes on where it was.
+    It serves every score. In the end methods and cache types compete on the model: 'auto' follows
+    what comes nearest to the full cache. Stopped with Ctrl-C, the same command goes on where it
+    was.
     """
     from edgekv.commands.load import count_threads, model_path
-    from edgekv.profiles import identify, probe_profile, write
+    from edgekv.profiles import contest, identify, probe_profile, write
 
     path = model_path(model)
     identify(path)
@@ -103,17 +106,20 @@ def probe(
     )
     partial = Path(output + ".partial")
     with progress_bar("profile", partial, not verbose) as progress:
+        first, second = probe_profile.two_stages(progress, contest.cost())
         profile = probe_profile.make(
             llm,
             texts,
             grid or probe_profile.RATIOS,
             n_tokens=n_tokens,
             partial=partial,
-            progress=progress,
+            progress=first,
             command=recorded,
         )
+        write(profile, output)
+        profile = contest.judged(llm, profile, Path(output), second)
     write(profile, output)
-    click.echo(summary(profile))
+    click.echo("\n".join([summary(profile), *contest_lines(profile)]))
 
 
 @command.command("lukv")
@@ -266,6 +272,7 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
                 describe(profile)
                 | {
                     "ratio": share,
+                    "contest": asdict(profile.contest) if profile.contest else None,
                     "shares": profile.shares_at(share).round(6).tolist(),
                 },
                 indent=2,
@@ -278,9 +285,14 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
         click.echo(
             table([(key, words(value)) for key, value in describe(profile).items() if value != ""])
             + "\n\n"
-            + summary(profile, share)
+            + "\n".join([*contest_lines(profile), summary(profile, share)])
         )
         draw.heat_map(profile, share)
+
+
+def contest_lines(profile: Profile) -> Sequence[str]:
+    """What the model's contest found, if one was held."""
+    return profile.contest.lines() if profile.contest else []
 
 
 def words(value: Any) -> str:

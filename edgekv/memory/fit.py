@@ -11,7 +11,7 @@ ever moved to another device: what does not fit where it was wanted does not fit
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,12 @@ class Planner:
         wish: Wish,
         n_ubatch: int = 512,
         on_gpu: bool = False,
+        auto: Callable[[float], Preset] | None = None,
     ) -> None:
+        """auto: what `auto` runs at a ratio where it picks the cache types too; without it
+        `preset`.
+        """
+        self.auto = auto or (lambda ratio: preset)
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
         self.blueprint, self.preset, self.wish, self._n_ubatch, self._on_gpu = (
             blueprint,
@@ -147,7 +152,8 @@ class Planner:
             types == PICKED and self.dense and ratio < 1,
             ("f16", "f16") if types == PICKED else types,
         )
-        types = (dense.DENSE, dense.DENSE) if picked else plain
+        preset = self.auto(ratio) if picked else self.preset
+        types = dense.best(b.shape, preset.types, self._on_gpu) if picked else plain
         kinds = self._check_types(types)
         compressed = ratio < 1
         context = b.context(
@@ -189,12 +195,12 @@ class Planner:
         read = planned(
             hidden,
             context.layers,
-            extent(self.preset, n_ctx, w.window, self._n_ubatch),
+            extent(preset, n_ctx, w.window, self._n_ubatch),
             n_rows,
             n_seen=n_ctx,
             n_embd=b.n_embd,
             n_ubatch=self._n_ubatch,
-            even=self.preset.budget.name == "uniform",
+            even=preset.budget.name == "uniform",
             on_gpu=self._on_gpu,
         )
         tail = reserve(context.layers, w.tail, w.window)
