@@ -89,7 +89,7 @@ REGISTRY: dict[str, Preset] = {
         _under(KVzap(), "profile", "edgekv", merge="summary"),
         _same(Streaming()),
         _same(Late()),
-        _same(Joint()),
+        _same(Joint(), "profile"),
         _same(H2O()),
         _same(TOVA()),
         _same(Knorm()),
