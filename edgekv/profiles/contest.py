@@ -83,9 +83,16 @@ def n_ctx() -> int:
     return N_READ + ROOM
 
 
-def cost() -> int:
+def n_tokens() -> int:
     """Tokens that go through the model, about."""
     return (len(TYPES) + 1) * N_READ + N_TRIES * N_FED
+
+
+def cost() -> int:
+    """The time that it takes, in the unit of a probe profile: a token that is read twice and
+    scored. Measured on three models, one of these took 0.6 to 0.9 of that.
+    """
+    return n_tokens() * 3 // 4
 
 
 def judged(llm: Llama, profile: Profile, path: Path, progress: Progress | None = None) -> Profile:
@@ -175,9 +182,9 @@ class _Contest:
         n = self._text.n_next
         return Distance(float(far[:n].mean()), float(far[n:].mean()))
 
-    def _tell(self, n_tokens: int) -> None:
-        self._done = min(self._done + n_tokens, cost())
-        self._report(self._done, cost())
+    def _tell(self, n: int) -> None:
+        self._done += n
+        self._report(min(self._done, n_tokens()), n_tokens())
 
     def _best(self, ratio: float) -> Entrant:
         """The nearest one so far; by text alone it is no further away than PLAIN."""
