@@ -17,7 +17,7 @@ tokens, whatever the model.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,8 +130,8 @@ class _Contest:
         self._presets = {FULL: get(FULL)} | {
             name: choose(name, llm.model_path, profile) for name in METHODS
         }
-        self._whole: NDArray[np.float32] = np.zeros((0, 0), np.float32)
-        """[n, n_vocab] log-probabilities of the judged tokens with the full f16 cache."""
+        self._whole: list[NDArray[np.float32]] = []
+        """Log-probabilities of the judged tokens with the full f16 cache, see `_predict`."""
         self.found: dict[Entrant, Distance] = {}
 
     def winners(self) -> Winners:
@@ -156,7 +156,7 @@ class _Contest:
         """Let (method, ratio) compete in one cache type; in f16 the full cache comes first."""
         reading = self._read(kind, [self._presets[name] for name, _ in entrants])
         if kind == F16:
-            self._whole = self._predict(reading, FULL, 1.0)
+            self._whole = list(self._predict(reading, FULL, 1.0))
         for name, ratio in entrants:
             self.found[Entrant(name, ratio, kind)] = self._distance(reading, name, ratio)
 
@@ -167,18 +167,20 @@ class _Contest:
         self._tell(len(self._text.read))
         return reading
 
-    def _predict(self, reading: Reading, name: str, ratio: float) -> NDArray[np.float32]:
-        """[n, n_vocab]: log-probabilities behind what a method leaves of the text."""
+    def _predict(self, reading: Reading, name: str, ratio: float) -> Iterator[NDArray[np.float32]]:
+        """Log-probabilities behind what a method leaves of the text, some tokens [n, n_vocab] at a
+        time: those of a large vocabulary take a MiB for each token.
+        """
         preset, fed = self._presets[name], self._text.fed
         settings = replace(self._llm._kv_settings, preset=preset, ratio=ratio)
         reading.compress(preset, settings)
-        parts = [fed[i : i + STEP] for i in range(0, len(fed), STEP)]
-        logits = np.concatenate([feed(self._llm, part, every=True) for part in parts])
+        for i in range(0, len(fed), STEP):
+            yield log_softmax(feed(self._llm, fed[i : i + STEP], every=True))
         self._tell(len(fed))
-        return log_softmax(logits)
 
     def _distance(self, reading: Reading, name: str, ratio: float) -> Distance:
-        far = divergence(self._whole, self._predict(reading, name, ratio))
+        blocks = zip(self._whole, self._predict(reading, name, ratio), strict=True)
+        far = np.concatenate([divergence(*both) for both in blocks])
         n = self._text.n_next
         return Distance(float(far[:n].mean()), float(far[n:].mean()))
 
