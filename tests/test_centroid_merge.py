@@ -11,14 +11,14 @@ from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import (
-    JITTER,
     ROUNDS,
     CentroidMerge,
     CentroidParams,
     alike,
     draw,
-    look,
+    looking,
 )
+from edgekv.methods.query_moments import JITTER, PackedMoments
 from edgekv.native import Prefill
 from edgekv.reading import Reading
 from tests.engine import feed, load, positions, share
@@ -74,9 +74,9 @@ def summed(
 ) -> Head:
     n, merge = len(keys), CentroidMerge(CentroidParams(**params))
     losses = merge.losses([keep], np.arange(n, dtype=np.int32)[None], n, 4, 32)
-    found = merge.centroids(
-        losses, look(lambda _, some: (keys[some], values[some]), losses), moments or asked()
-    )[0]
+    look = looking(lambda _, some: (keys[some], values[some]), losses, 2 * keys.shape[1], False)
+    queries = draw(*(moments or asked()), merge.params.draws)
+    found = merge.centroids(losses, look, queries)[0]
     return Head(losses[0].keep, found.first, found.keys, found.values)
 
 
@@ -212,6 +212,22 @@ def test_draws_have_the_distribution_and_are_always_the_same():
     np.testing.assert_allclose(np.cov(found[0].T), cov[0], atol=0.05 * np.abs(cov[0]).max())
     np.testing.assert_allclose(found[1], np.broadcast_to(mean[1], (20000, 8)), atol=1e-4)
     assert np.array_equal(found.reshape(-1, 8), draw(mean, cov, 20000))
+
+
+def test_a_conversation_keeps_the_queries_in_a_quarter_of_the_bytes():
+    root = np.random.default_rng(3).standard_normal((3, 64, 64)).astype(np.float32)
+    root[1] *= 1e6  # beyond f16
+    root[2, :, 40:] = 0  # fewer tokens than dimensions
+    mean, cov = root[:, 0], root @ root.transpose(0, 2, 1)
+    packed = PackedMoments.of((mean, cov))
+    assert packed.n_bytes < cov.nbytes / 3.7
+    found_mean, found = packed.moments()
+    assert np.array_equal(found_mean, mean)
+    for a, b in zip(found, cov, strict=True):
+        np.testing.assert_allclose(
+            a, b + JITTER * np.trace(b) / 64 * np.eye(64), atol=1e-3 * np.abs(b).max()
+        )
+        np.linalg.cholesky(a.astype(np.float64) + 1e-6 * np.trace(b) * np.eye(64))
 
 
 @pytest.mark.parametrize(

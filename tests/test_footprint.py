@@ -110,7 +110,7 @@ def test_all_layers_at_once_with_other_query_sources_take_what_is_predicted(tiny
             QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
         )
         llm.eval(tokens)
-        peak, counted = llm.kv_stats().n_bytes_peak, predicted.peak - predicted.statistics
+        peak, counted = llm.kv_stats().n_bytes_peak, predicted.peak - predicted.unreported
         assert peak <= counted <= PEAK_ABOVE * peak + predicted.kept + PEAK_SPARE
 
 
@@ -177,7 +177,7 @@ def check(path, kind, tokens, method, ratio, hidden) -> None:
     assert full_bytes(kv.store.layers, len(tokens)) == len(tokens) * sum(
         (x.bytes_row - index_bytes(x)) * x.n_head_kv for x in kv.store.layers
     )
-    counted = predicted.peak - predicted.statistics
+    counted = predicted.peak - predicted.unreported
     assert stats.n_bytes_peak <= counted <= PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE
 
 

@@ -1,6 +1,6 @@
 """Conversations on disk.
 
-One file holds all of a conversation: a line `edgekv session 2`, a line of JSON (of which model and
+One file holds all of a conversation: a line `edgekv session 3`, a line of JSON (of which model and
 cache it is, and sizes), the note of whoever saved it (JSON), its tokens (int32), what the engine
 remembers (`edgekv.session.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of all of
 that. What it says is checked before anything changes.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edgekv.session.holder import Holder
 
 KIND = b"edgekv session "
-MAGIC = KIND + b"2\n"
+MAGIC = KIND + b"3\n"
 N_PIECES, PIECE = 256, 1 << 16
 """Pieces of a model file, and bytes of each, that go into its fingerprint."""
 _HEADER = 1 << 16  # most bytes of the line of JSON

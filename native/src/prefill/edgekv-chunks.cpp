@@ -13,6 +13,24 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+// llama.cpp takes memory for the largest graph that a model could have, and fills it with zeros; of
+// a hybrid's that is 9 MB, most of which no tensor is ever in
+static void give_back_unused(ggml_context & ctx) {
+#ifdef __linux__
+    const uintptr_t page = sysconf(_SC_PAGESIZE), base = (uintptr_t) ggml_get_mem_buffer(&ctx);
+    const uintptr_t begin = (base + ggml_used_mem(&ctx) + page - 1) / page * page;
+    const uintptr_t end = (base + ggml_get_mem_size(&ctx)) / page * page;
+    if (begin < end) madvise((void *) begin, end - begin, MADV_DONTNEED);
+#else
+    (void) ctx;
+#endif
+}
+
 void edgekv_chunks::build() {
     clear();
     auto build = [&](int64_t first, int64_t n, int64_t row) {
@@ -76,6 +94,7 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
     g.gf = edgekv_context::build(*prompt.ctx, *g.res, *c.mctx, c.has_output ? 1 : 0);
     building = nullptr;
     building_for = nullptr;
+    give_back_unused(*g.res->get_ctx());
     if (g.has_output && !g.res->get_logits())
         throw edgekv_error { EDGEKV_UNSUPPORTED,
             "this model gives no logits: it is made for embeddings" };
