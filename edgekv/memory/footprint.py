@@ -118,8 +118,24 @@ def in_full(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
     """
     alone = _n_alone(layers, whole)
     together = [x for x in layers[alone:] if x.n_head_kv]
-    shapes = {_shape(x): x for x in layers[:alone] if x.n_head_kv}
+    by_one = sorted((x for x in layers[:alone] if x.n_head_kv), key=lambda x: x.selects)
+    shapes = {_shape(x): x for x in by_one}  # of equal ones the one that needs all rows
     return [x for shape, x in shapes.items() if shape not in map(_shape, together)] + together
+
+
+def rows_in_full(
+    layer: LayerInfo, what: Extent, n_old: int, n_ubatch: int, on_gpu: bool = False
+) -> int:
+    """Rows of each head of a layer that stands in full; n_old: of the longest head before. A window
+    that is shorter than the prompt slides.
+    """
+    in_front = on_gpu * (FLASH_ROWS - 1)
+    n_rows = n_old + what.n_rows + in_front
+    has_pieces = what.n_all > what.n_tokens
+    if not layer.n_swa or index_bytes(layer) or has_pieces:
+        return n_rows
+    window = layer.n_swa + SWA_SLACK
+    return min(in_front + min(n_old, window) + what.n_rows, in_front + 2 * window + n_ubatch)
 
 
 def asking(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
@@ -337,7 +353,10 @@ def prompt_bytes(
     scratch = in_full(layers, whole)
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
-    full = [tensor_bytes(x, x.n_head_kv * (n_longest + in_front)) for x in scratch]
+    full = [
+        tensor_bytes(x, x.n_head_kv * rows_in_full(x, what, n_old, n_ubatch, on_gpu))
+        for x in scratch
+    ]
     if whole:
         stays = [kept_bytes([x], n_seen, n_rows) for x in scratch] if even else full
         beside = min(_most_beside(full, stays), kept)
