@@ -36,8 +36,7 @@ WORDS = {"model", "backend", "sm", "ts", "ot", "load", "type_k", "type_v", "kv_m
 """Columns that hold no numbers."""
 FILLED = (
     f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again "
-    "and again (--fill repeat): they were not read, so "
-    "no peak was measured.\n\n"
+    "and again (--fill repeat): they were not read, so no peak was measured.\n\n"
 )
 
 

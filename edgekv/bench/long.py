@@ -141,8 +141,7 @@ def _about(records: Sequence[Record]) -> list[str]:
 def _read_rows(table: Measurements, records: Sequence[Record]) -> list[str]:
     return [
         "| context | cache | KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB "
-        "| read, tokens/s "
-        "| write, tokens/s |",
+        "| read, tokens/s | write, tokens/s |",
         "| ---: | --- |" + " ---: |" * 7,
         *(
             f"| {case.n_depth:,} | {case.setting} | "

@@ -153,8 +153,7 @@ def check(lists: Lists, is_long: bool = False) -> None:
         if longest > trained:
             click.echo(
                 f"edgekv: {longest:,} tokens are more than the {trained:,} that {model} was "
-                "trained with: speed "
-                "and memory are measured all the same, answers would be bad",
+                "trained with: speed and memory are measured all the same, answers would be bad",
                 err=True,
             )
 

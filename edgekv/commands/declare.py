@@ -10,10 +10,12 @@ import click
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def option(*names: str, env: str | None, help: str, **attributes: Any) -> Decorator:
-    """An option whose default and environment name stand in its help."""
+def option(*names: str, env: str | None = None, help: str, **attributes: Any) -> Decorator:
+    """An option whose default and environment name stand in its help. names: "-c", "--ctx-size",
+    or "-c --ctx-size" in one."""
+    words = " ".join(names).split()
     return click.option(
-        *names, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
+        *words, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.declare import option
 from edgekv.commands.options import MODEL
 from edgekv.commands.profile_evolkv import evolkv
 from edgekv.commands.profile_options import (
@@ -48,18 +49,16 @@ def command() -> None:
 @command.command("probe")
 @MODEL
 @OUTPUT
-@click.option(
+@option(
     "--contexts",
     multiple=True,
     metavar="FILE",
     help="A text to learn from, may be repeated; without it: those that come with edgekv.",
 )
-@click.option(
-    "--tokens",
-    "n_tokens",
+@option(
+    "--tokens n_tokens",
     type=click.IntRange(min=64),
     default=1536,
-    show_default=True,
     metavar="N",
     help="Tokens of each text that are read, at most.",
 )
@@ -119,31 +118,27 @@ def probe(
 @command.command("lukv")
 @MODEL
 @OUTPUT
-@click.option(
+@option(
     "--score",
     default="snapkv",
-    show_default=True,
     metavar="NAME",
     help="The score to make it for; 'edgekv methods' lists them.",
 )
-@click.option(
-    "--text",
-    "text_file",
+@option(
+    "--text text_file",
     metavar="FILE",
     help="A text to learn from; without it: four that come with edgekv.",
 )
-@click.option(
-    "--questions",
-    "question_file",
+@option(
+    "--questions question_file",
     metavar="FILE",
     help="Questions about --text, one on each line; behind a tab the right answer, if it is known.",
 )
 @RATIOS
-@click.option(
+@option(
     "--objective",
     type=click.Choice(["energy", "paper"]),
     default="energy",
-    show_default=True,
     help=(
         "energy: squared importance, all layers and questions together; paper: plain importance, by"
         " layer and question."
@@ -153,13 +148,10 @@ def probe(
 @GPU_LAYERS
 @PLACEMENT
 @VERBOSE
-@click.option(
-    "-c",
-    "--ctx-size",
-    "n_ctx",
+@option(
+    "-c --ctx-size n_ctx",
     type=click.IntRange(min=256),
     default=4096,
-    show_default=True,
     metavar="N",
     help="Size of the context in tokens: text, question and answer have to fit.",
 )
@@ -231,22 +223,15 @@ command.add_command(evolkv)
 
 @command.command("show")
 @FILE
-@click.option(
-    "--kv-ratio",
-    "share",
-    default="0.2",
-    show_default=True,
-    metavar="R",
-    callback=ratio,
-    help="The global ratio to show.",
+@option(
+    "--kv-ratio share", default="0.2", metavar="R", callback=ratio, help="The global ratio to show."
 )
-@click.option(
-    "-o",
-    "--output",
+@option(
+    "-o --output",
     metavar="PNG",
     help="Draw it into this file instead of the terminal; needs matplotlib.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@option("--json as_json", is_flag=True, help="Print one JSON object.")
 def show(file: str, share: float, output: str | None, as_json: bool) -> None:
     """Show what a profile says: for which model, how it was made, and a heat map of the shares at
     one ratio.
@@ -264,10 +249,7 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
         click.echo(
             json.dumps(
                 describe(profile)
-                | {
-                    "ratio": share,
-                    "shares": profile.shares_at(share).round(6).tolist(),
-                },
+                | {"ratio": share, "shares": profile.shares_at(share).round(6).tolist()},
                 indent=2,
             )
         )
@@ -317,7 +299,7 @@ def describe(profile: Profile) -> dict[str, Any]:
 @click.argument("curve", metavar="CURVE.npy")
 @MODEL
 @OUTPUT
-@click.option(
+@option(
     "--score",
     default="",
     metavar="NAME",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgekv.commands.declare import option
 from edgekv.commands.options import MODEL
 from edgekv.commands.profile_options import (
     GPU_LAYERS,
@@ -35,107 +36,92 @@ TASK, CASES, LENGTHS = "needle", 16, "1000"
 
 @click.command("evolkv")
 @MODEL
-@click.option(
-    "-o",
-    "--output",
+@option(
+    "-o --output",
     metavar="FILE",
     help="Where to write it; without it: in the user's cache, where --kv-method evolkv finds it.",
 )
-@click.option(
+@option(
     "--task",
     default=TASK,
-    show_default=True,
     metavar="needle|FILE.jsonl",
     help=(
         'What to learn from: needles, or a file whose lines have "prompt", or "context" and'
         ' "question", and "answers".'
     ),
 )
-@click.option(
-    "--kv-budget",
-    "target",
+@option(
+    "--kv-budget target",
     type=click.IntRange(min=1),
     default=128,
-    show_default=True,
     metavar="N",
     help="Rows per KV head, the mean over layers, at which it is learned; it serves every other.",
 )
-@click.option(
+@option(
     "--setting",
     type=click.Choice(["aware", "agnostic"]),
     default="aware",
-    show_default=True,
     help=(
         "aware: the question is in the prompt that is compressed; agnostic: it is asked after the"
         " text was compressed."
     ),
 )
-@click.option(
+@option(
     "--fitness",
     type=click.Choice(["likelihood", "contained"]),
     default="likelihood",
-    show_default=True,
     help=(
         "contained: share of answers found in what the model says; likelihood: the probability it"
         " gives to them, which still tells candidates apart where no answer is found."
     ),
 )
-@click.option(
+@option(
     "--total",
     type=click.Choice(["fixed", "free"]),
     default="fixed",
-    show_default=True,
     help=(
         "fixed: candidates are tried with --kv-budget rows; free: with as many as they have, which"
         " the cache score punishes, as in the paper."
     ),
 )
-@click.option(
+@option(
     "--group",
     type=click.IntRange(min=2),
     default=8,
-    show_default=True,
     metavar="N",
     help="Layers that are optimised together.",
 )
-@click.option(
+@option(
     "--generations",
     type=click.IntRange(min=1),
     default=10,
-    show_default=True,
     metavar="N",
     help="Generations for each group.",
 )
-@click.option(
+@option(
     "--population",
     type=click.IntRange(min=3),
     metavar="N",
     help="Candidates of a generation; without it: 4 + 3 ln(group), as in the paper.",
 )
-@click.option(
-    "--cases",
-    "n_cases",
+@option(
+    "--cases n_cases",
     type=click.IntRange(min=1),
     default=CASES,
-    show_default=True,
     metavar="N",
     help="Needles, or lines of the file that count, from the front.",
 )
-@click.option(
-    "--lengths",
-    "n_tokens",
+@option(
+    "--lengths n_tokens",
     default=LENGTHS,
-    show_default=True,
     metavar="NS",
     callback=lengths,
     help="Lengths of the needles' texts, in tokens of this model.",
 )
-@click.option(
-    "-s",
-    "--seed",
+@option(
+    "-s --seed",
     type=click.IntRange(min=0),
     default=0,
-    show_default=True,
     metavar="N",
     help="Of the needles and of the search.",
 )
@@ -143,13 +129,10 @@ TASK, CASES, LENGTHS = "needle", 16, "1000"
 @GPU_LAYERS
 @PLACEMENT
 @VERBOSE
-@click.option(
-    "-c",
-    "--ctx-size",
-    "n_ctx",
+@option(
+    "-c --ctx-size n_ctx",
     type=click.IntRange(min=256),
     default=4096,
-    show_default=True,
     metavar="N",
     help="Size of the context in tokens: text, question and answer have to fit.",
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.declare import option
 from edgekv.commands.loading_options import PLACES, loading_options
 from edgekv.commands.values import ratio
 from edgekv.model.loading import Loading
@@ -31,39 +32,31 @@ def ratios(
     )
 
 
-OUTPUT = click.option("-o", "--output", required=True, metavar="FILE", help="Where to write it.")
-RATIOS = click.option(
-    "--ratios",
-    "grid",
+OUTPUT = option("-o --output", required=True, metavar="FILE", help="Where to write it.")
+RATIOS = option(
+    "--ratios grid",
     metavar="RS",
     callback=ratios,
     help="Shares of the cache to learn, with commas; without it: a fine grid.",
 )
-THREADS = click.option(
-    "-t",
-    "--threads",
-    envvar="LLAMA_ARG_THREADS",
-    show_envvar=True,
+THREADS = option(
+    "-t --threads",
+    env="LLAMA_ARG_THREADS",
     type=int,
     metavar="N",
     help="CPU threads; 0: all there are; without it: the physical cores.",
 )
-GPU_LAYERS = click.option(
-    "-ngl",
-    "--gpu-layers",
-    envvar="LLAMA_ARG_N_GPU_LAYERS",
-    show_envvar=True,
+GPU_LAYERS = option(
+    "-ngl --gpu-layers",
+    env="LLAMA_ARG_N_GPU_LAYERS",
     type=int,
     default=-1,
-    show_default=True,
     metavar="N",
     help="Layers to put on a GPU; -1: all.",
 )
-VERBOSE = click.option(
-    "-v",
-    "--verbose",
-    envvar="LLAMA_ARG_VERBOSE",
-    show_envvar=True,
+VERBOSE = option(
+    "-v --verbose",
+    env="LLAMA_ARG_VERBOSE",
     is_flag=True,
     help="Print what llama.cpp logs, and no bar.",
 )
