@@ -22,3 +22,13 @@ def option(*names: str, env: str | None = None, help: str, **attributes: Any) ->
 def llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
     """An option of llama.cpp."""
     return option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
+
+
+SETTING = option(
+    "--setting",
+    type=click.Choice(["aware", "agnostic"]),
+    default="aware",
+    help="aware: the question is in the prompt that is compressed; agnostic: it is asked after "
+    "the text was compressed.",
+)
+"""Of the commands that ask questions."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.declare import Decorator, option
+from edgekv.commands.declare import SETTING, Decorator, option
 from edgekv.commands.options import EngineOptions, engine_options
 from edgekv.commands.values import cache_types, lengths, method, ratios, split_names
 from edgekv.errors import BadInput
@@ -110,13 +110,6 @@ ASKED = {
     ),
 }
 """By the names in `Task.asks`."""
-SETTING = option(
-    "--setting",
-    type=click.Choice(["aware", "agnostic"]),
-    default="aware",
-    help="aware: the question is in the prompt that is compressed; agnostic: it is asked after "
-    "the text was compressed.",
-)
 OUTPUT = (
     option(
         "-o --output form",
