@@ -222,14 +222,8 @@ class Report:
     ) -> None:
         self.words = (loading or Loading()).words()
         """What of the command line says where tensors go."""
-        self.planner, self.model, self.path, self.place, self.memory, self.margin = (
-            planner,
-            model,
-            path,
-            place,
-            memory,
-            margin,
-        )
+        self.planner, self.model, self.path, self.place = planner, model, path, place
+        self.memory, self.margin = memory, margin
         self.wished = planner.best(planner.wish.n_ctx)
         self.best = self.wished or planner.largest()
 
@@ -255,21 +249,12 @@ class Report:
         from edgekv.eval.results import known
         from edgekv.methods.choose import AUTO
 
+        method = AUTO if point.picked else self.planner.preset.name
+        command = point.command(self.model, self.place.is_gpu, self.place.has_gpu)
         return {
             **asdict(point),
-            "quality": known(
-                self.path,
-                AUTO if point.picked else self.planner.preset.name,
-                point.ratio,
-                point.type_k,
-                point.type_v,
-            ),
-            "command": " ".join(
-                [
-                    point.command(self.model, self.place.is_gpu, self.place.has_gpu),
-                    *map(shlex.quote, self.words),
-                ]
-            ),
+            "quality": known(self.path, method, point.ratio, point.type_k, point.type_v),
+            "command": " ".join([command, *map(shlex.quote, self.words)]),
         }
 
     def note(self) -> str:
@@ -337,9 +322,8 @@ class Report:
             ("at the peak", mib(point.peak)),
         ]
         if point.hidden == "disk":
-            rows.append(
-                ("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx))
-            )
+            n_bytes = 4 * self.planner.blueprint.n_embd * point.n_ctx
+            rows.append(("and in a temporary file", mib(n_bytes)))
         kept = (
             f"{percent(point.ratio, 1)} of a full f16 cache's bytes,"
             f" {percent(point.n_kept, point.n_ctx)} of the tokens ({point.n_kept:,})"
