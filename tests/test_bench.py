@@ -22,11 +22,9 @@ import gguf
 import numpy as np
 import psutil
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import commands
 from edgekv.bench import (
     bandwidth,
     compare,
@@ -42,6 +40,7 @@ from edgekv.bench import (
 from edgekv.bench.expected import ExpectedBytes
 from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
 from edgekv.errors import BadInput, EdgeKVError
+from tests.cli import typed
 from tests.engine import load, logits, n_kept
 from tests.lib import nmse
 from tests.recurrent import write as write_recurrent
@@ -566,12 +565,9 @@ def test_rows_say_that_they_were_filled_and_show_no_peak(little):
     ).cases()
     table = runner.run(cases, 1, warm_up=False)
     records = table.records()
-    assert [r["kv_fill"] for r in records] == [
-        "read",
-        "read",
-        "repeat",
-        "repeat",
-    ], "what is as short as the first tokens is read"
+    assert [r["kv_fill"] for r in records] == ["read", "read", "repeat", "repeat"], (
+        "what is as short as the first tokens is read"
+    )
     for r in records[2:]:
         assert r["note"] == fields.FILLED and not (
             r["kv_bytes_peak"] or r["mem_peak_host"] or r["mem_computed_host"] or r["compress_ms"]
@@ -694,8 +690,8 @@ def test_a_disk_without_room_is_said_before_writing(tmp_path, monkeypatch):
 # ---- the command
 
 
-def call(*args: str):
-    return CliRunner().invoke(commands.main, ["bench", *args], prog_name="edgekv")
+def call(line: str = "", *words: str):
+    return typed(f"bench {line}", *words)
 
 
 @pytest.fixture
@@ -736,42 +732,9 @@ def test_the_command_writes_every_form(little, quick):
 
 def test_flags_reach_the_rows(little, quick):
     done = call(
-        "-m",
-        little,
-        "-p",
-        "8,16",
-        "-p",
-        "32",
-        "-n",
-        "0",
-        "-pg",
-        "4,2",
-        "-d",
-        "64",
-        "-b",
-        "128",
-        "-ub",
-        "64",
-        "-ctk",
-        "q8_0",
-        "-ctv",
-        "q4_0",
-        "-t",
-        "3",
-        "-ngl",
-        "0",
-        "-fa",
-        "off",
-        "--kv-ratio",
-        "0.5,0.1",
-        "--kv-method",
-        "snapkv,tova",
-        "--kv-hidden",
-        "disk",
-        "--full",
-        "none",
-        "-r",
-        "2",
+        f"-m {little} -p 8,16 -p 32 -n 0 -pg 4,2 -d 64 -b 128 -ub 64 -ctk q8_0 -ctv q4_0 -t 3 "
+        "-ngl 0 -fa off --kv-ratio 0.5,0.1 --kv-method snapkv,tova --kv-hidden disk "
+        "--full none -r 2"
     )
     assert done.exit_code == 0, done.output
     assert len(quick.seen) == 4 * 4 * 2
@@ -791,12 +754,7 @@ def test_flags_reach_the_rows(little, quick):
     ],
 )
 def test_cache_types_combine_as_in_llama_bench_or_go_in_pairs(little, quick, flags, expected):
-    assert (
-        call(
-            "-m", little, "-r", "1", "-n", "0", "--full", "none", "--kv-method", "snapkv", *flags
-        ).exit_code
-        == 0
-    )
+    assert call(f"-m {little} -r 1 -n 0 --full none --kv-method snapkv", *flags).exit_code == 0
     assert [c.setting.split(" x ")[0] for c in quick.seen] == expected
 
 
@@ -814,20 +772,7 @@ def test_the_default_row_is_the_products_beside_full_caches(little, quick):
 def test_methods_that_are_named_store_what_a_chat_would(little, quick):
     assert (
         call(
-            "-m",
-            little,
-            "-r",
-            "1",
-            "-p",
-            "16",
-            "-n",
-            "0",
-            "--full",
-            "none",
-            "--kv-method",
-            "auto,snapkv",
-            "--kv-ratio",
-            "1,0.2",
+            f"-m {little} -r 1 -p 16 -n 0 --full none --kv-method auto,snapkv --kv-ratio 1,0.2"
         ).exit_code
         == 0
     )
@@ -848,31 +793,12 @@ def test_more_tokens_than_the_model_was_trained_with_are_one_line(little, quick)
     assert done.exit_code == 0 and re.findall(
         "edgekv: 9,008 tokens are more than the 8,192 that .* was trained with", done.stderr
     )
-    assert (
-        "trained with"
-        not in call(
-            "-m", little, "-r", "1", "-p", "0", "-n", "8", "-d", "8000", "--full", "none"
-        ).stderr
-    )
+    assert "trained with" not in call(f"-m {little} -r 1 -p 0 -n 8 -d 8000 --full none").stderr
 
 
 def test_compare_and_equal_bytes_print_ratios(little, quick):
     assert "95 % interval" in call("-m", little, "-r", "1", "--compare").stdout
-    done = call(
-        "-m",
-        little,
-        "-r",
-        "1",
-        "-p",
-        "16",
-        "-n",
-        "0",
-        "--equal-bytes",
-        "--kv-method",
-        "snapkv",
-        "-o",
-        "csv",
-    )
+    done = call(f"-m {little} -r 1 -p 16 -n 0 --equal-bytes --kv-method snapkv -o csv")
     assert [c.setting for c in quick.seen[-5:]] == [
         "q8_0 full",
         "f16 x 0.5312 snapkv",
@@ -907,22 +833,7 @@ def test_the_first_rounds_rows_are_shown_after_an_error(little, monkeypatch, qui
         return real(case, warm_up)
 
     monkeypatch.setattr(runner, "sample", fails)
-    done = call(
-        "-m",
-        little,
-        "-p",
-        "16",
-        "-n",
-        "0",
-        "--full",
-        "f16",
-        "--kv-ratio",
-        "0.2,0.1",
-        "--kv-method",
-        "snapkv",
-        "-o",
-        "json",
-    )
+    done = call(f"-m {little} -p 16 -n 0 --full f16 --kv-ratio 0.2,0.1 --kv-method snapkv -o json")
     assert "in the first round, with 2 of 3 rows: too large" in done.stderr
     assert [r["kv_ratio"] for r in json.loads(done.stdout)] == [1, 0.2]
     assert (
@@ -932,9 +843,7 @@ def test_the_first_rounds_rows_are_shown_after_an_error(little, monkeypatch, qui
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_sample(little, quick):
-    done = call(
-        "-m", little, "-p", "16", "-n", "0", "--full", "q8_0", "--kv-method", "snapkv", "-r", "2"
-    )
+    done = call(f"-m {little} -p 16 -n 0 --full q8_0 --kv-method snapkv -r 2")
     assert done.stderr.splitlines() == [
         f"edgekv: {i} of 4: pp16, {x}"
         for i, x in enumerate(["q8_0 full", "f16 x 0.2 snapkv", "f16 x 0.2 snapkv", "q8_0 full"], 1)
@@ -990,19 +899,7 @@ def sample_of(pid: int) -> psutil.Process:
 def test_long_writes_a_page_and_plots(little, quick, tmp_path):
     pytest.importorskip("matplotlib")
     done = call(
-        "-m",
-        little,
-        "-d",
-        "128,256",
-        "-r",
-        "2",
-        "--long",
-        "--out",
-        str(tmp_path / "out"),
-        "--kv-method",
-        "snapkv",
-        "--full",
-        "f16",
+        f"-m {little} -d 128,256 -r 2 --long --out {tmp_path / 'out'} --kv-method snapkv --full f16"
     )
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
@@ -1026,21 +923,8 @@ def test_long_writes_a_page_and_plots(little, quick, tmp_path):
 def test_a_long_page_of_filled_contexts_is_about_writing_alone(little, tmp_path):
     pytest.importorskip("matplotlib")
     done = call(
-        "-m",
-        little,
-        "-d",
-        "1024",
-        "-r",
-        "1",
-        "--long",
-        "--out",
-        str(tmp_path / "out"),
-        "--kv-method",
-        "snapkv",
-        "--full",
-        "f16",
-        "--fill",
-        "repeat",
+        f"-m {little} -d 1024 -r 1 --long --out {tmp_path / 'out'} --kv-method snapkv "
+        "--full f16 --fill repeat"
     )
     assert done.exit_code == 0, done.output
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
@@ -1079,26 +963,8 @@ def test_needles_stand_beside_the_rows(little, quick, monkeypatch):
         lambda case, n_tokens, n_cases: asked.append((case.setting, n_tokens, n_cases)) or "3/4",
     )
     done = call(
-        "-m",
-        little,
-        "-r",
-        "1",
-        "-p",
-        "16",
-        "-n",
-        "8",
-        "-d",
-        "900",
-        "--full",
-        "q4_0",
-        "--kv-method",
-        "snapkv",
-        "--eval",
-        "needle",
-        "--eval-cases",
-        "4",
-        "-o",
-        "json",
+        f"-m {little} -r 1 -p 16 -n 8 -d 900 --full q4_0 --kv-method snapkv --eval needle "
+        "--eval-cases 4 -o json"
     )
     assert {r["eval_needle"] for r in json.loads(done.stdout)} == {"3/4"}
     assert asked == [("q4_0 full", 900, 4), ("f16 x 0.2 snapkv", 900, 4)], "once for each setting"

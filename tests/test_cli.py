@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from edgekv import commands, folders, methods
+from edgekv import folders, methods
 from edgekv.budget import BUDGETS
 from edgekv.commands import load, options, report, slash, terminal, text
 from edgekv.commands.docs import page
@@ -23,6 +22,7 @@ from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
 from edgekv.config import KVConfig
 from edgekv.errors import BadInput, Unsupported
+from tests.cli import typed
 from tests.fakes import FakeLlama
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,8 +51,7 @@ def fake(monkeypatch):
     return llm
 
 
-def call(*args: str, stdin: str | bytes = ""):
-    return CliRunner().invoke(commands.main, args, input=stdin, prog_name="edgekv")
+call = typed
 
 
 def refused(result) -> str:
@@ -451,7 +450,7 @@ def test_a_model_without_a_template_continues_text(fake, tmp_path):
     del fake.metadata["tokenizer.chat_template"]
     (tmp_path / "doc").write_text("some notes")
     result = call(
-        "chat", "-m", "m", "-sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n"
+        "chat -m m -sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n"
     )
     assert (
         result.stderr.count("a base model") == 1

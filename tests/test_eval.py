@@ -23,6 +23,7 @@ from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample,
 from edgekv.eval.tasks import TASKS
 from edgekv.profiles import identify
 from tests import models
+from tests.cli import typed
 from tests.engine import feed, load
 
 GRID = [Row("full", 1.0), Row("snapkv", 0.5), Row("snapkv", 0.2)]
@@ -529,9 +530,13 @@ def run(monkeypatch):
         lambda path: {"mode": "layers", "d_head_k": 64, "d_head_v": 64},
     )
     monkeypatch.setattr("edgekv.eval.reader.Reader", FakeReader)
-    return lambda *words: CliRunner().invoke(
-        command.command, [words[0], "-m", "x.gguf", *words[1:]], catch_exceptions=False
-    )
+
+    def run(line: str, *words: str):
+        task, *given = [*line.split(), *words]
+        words = [task, "-m", "x.gguf", *given]
+        return CliRunner().invoke(command.command, words, catch_exceptions=False)
+
+    return run
 
 
 def test_the_table_of_a_task(run):
@@ -595,23 +600,8 @@ def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(ru
 def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
     name = tmp_path / "all.jsonl"
     found = run(
-        "ruler",
-        "-n",
-        "2",
-        "--lengths",
-        "700",
-        "--families",
-        "single,variables",
-        "--methods",
-        "streaming,snapkv",
-        "--full",
-        "f16",
-        "--ratios",
-        "0.5",
-        "-o",
-        "jsonl",
-        "--predictions",
-        str(name),
+        "ruler -n 2 --lengths 700 --families single,variables --methods streaming,snapkv "
+        f"--full f16 --ratios 0.5 -o jsonl --predictions {name}"
     )
     assert found.stdout == name.read_text() and not name.with_name("all.jsonl.partial").exists()
     records = [json.loads(line) for line in found.stdout.splitlines()]
@@ -623,23 +613,10 @@ def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
 
 
 def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch):
-    words = [
-        "needle",
-        "-m",
-        "x",
-        "-n",
-        "4",
-        "--lengths",
-        "200",
-        "--ratios",
-        "0.5,0.2,0.1",
-        "--methods",
-        "streaming,snapkv",
-        "--full",
-        "f16",
-        "--predictions",
-        str(tmp_path / "p"),
-    ]
+    line = (
+        "eval needle -m x -n 4 --lengths 200 --ratios 0.5,0.2,0.1 --methods streaming,snapkv "
+        f"--full f16 --predictions {tmp_path / 'p'}"
+    )
     partial, asked = tmp_path / "p.partial", []
 
     def answer(self, rest, n_tokens, stop=""):
@@ -649,14 +626,12 @@ def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch)
         return f"{len(asked)} \u2028"
 
     monkeypatch.setattr(FakeReader, "answer", answer)
-    found = CliRunner().invoke(command.command, words)
-    assert found.exit_code == 1 and "goes on" in found.stderr and not (tmp_path / "p").exists()
+    found = typed(line)
+    assert found.exit_code == 130 and "goes on" in found.stderr and not (tmp_path / "p").exists()
     assert len(partial.read_text().split("\n")[:-1]) == 1 + 5
     partial.write_text(partial.read_text()[:-10])  # killed while it wrote
     asked[:] = range(-100, 0)
-    other = CliRunner().invoke(
-        command.command, [*words, "-o", "json"]
-    )  # asked the same, shown another way
+    other = typed(line, "-o", "json")  # asked the same, shown another way
     assert other.exit_code == 0 and len(asked) == 100 + 4 * 10 - 4 and not partial.exists()
     lines = [json.loads(text) for text in (tmp_path / "p").read_text().split("\n")[:-1]]
     assert [line["prediction"] for line in lines[:5]] == [
@@ -771,41 +746,14 @@ def measured(run, tiny, tmp_path, monkeypatch) -> tuple[str, Path]:
     """A tiny model and the file of its results, behind a small evaluation."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = str(tiny("llama-gqa"))
-    run(
-        "needle",
-        "-m",
-        model,
-        "-n",
-        "2",
-        "--lengths",
-        "200",
-        "--methods",
-        "snapkv",
-        "--ratios",
-        "0.5",
-        "--setting",
-        "agnostic",
-    )
+    run(f"needle -m {model} -n 2 --lengths 200 --methods snapkv --ratios 0.5 --setting agnostic")
     return model, results.file_of(model)
 
 
 def test_fit_says_what_eval_measured_of_the_model(measured, tiny):
     def quality(name: str, ratio: str) -> str:
-        words = [
-            "fit",
-            "-m",
-            str(tiny(name)),
-            "--memory",
-            "2GiB",
-            "-c",
-            "512",
-            "--json",
-            "--kv-method",
-            "snapkv",
-            "--ratios",
-            ratio,
-        ]
-        return json.loads(CliRunner().invoke(commands.main, words).stdout)["best"]["quality"]
+        line = f"fit -m {tiny(name)} --memory 2GiB -c 512 --json --kv-method snapkv"
+        return json.loads(typed(line, "--ratios", ratio).stdout)["best"]["quality"]
 
     assert (
         quality("llama-gqa", "0.5")

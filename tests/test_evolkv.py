@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import budget, commands, methods, profiles
+from edgekv import budget, methods, profiles
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.profiles import evolkv, training
 from edgekv.profiles.evolkv import Scores, SearchPlan
+from tests.cli import typed
 
 pytest.importorskip("cma")
 
@@ -416,8 +416,8 @@ def test_texts_that_do_not_fit_and_models_without_a_store_are_refused(llm, tiny)
 # ---- the command
 
 
-def call(*args: str):
-    return CliRunner().invoke(commands.main, ["profile", "evolkv", *args], prog_name="edgekv")
+def call(line: str = "", *words: str):
+    return typed(f"profile evolkv {line}", *words)
 
 
 SMALL = (
@@ -512,12 +512,7 @@ def test_ctrl_c_keeps_what_is_done(tiny, tmp_path, monkeypatch):
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     done = call(
-        "-m",
-        str(tiny("llama-gqa")),
-        "-o",
-        "p.gguf",
-        "--lengths",
-        "100",
+        f"-m {tiny('llama-gqa')} -o p.gguf --lengths 100",
         *SMALL[:2],
         "--cases",
         "1",

@@ -11,11 +11,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekv import commands, methods, native
+from edgekv import methods, native
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
 from edgekv.errors import BadInput
@@ -25,6 +24,7 @@ from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.header import tensor_sizes
 from edgekv.native import LayerInfo
 from tests import models
+from tests.cli import typed
 from tests.engine import TYPES, load, n_kept
 from tests.recurrent import write as write_recurrent
 
@@ -102,22 +102,8 @@ def test_the_processs_peak_is_within_5_percent_of_the_plan(demo_model, tmp_path,
     from edgekv.bench.runner import sample
     from edgekv.bench.spec import Case
 
-    words = [
-        "fit",
-        "-m",
-        str(demo_model),
-        "-c",
-        "1024",
-        "-ctk",
-        kind,
-        "--ratios",
-        f"{ratio:g}",
-        "--kv-method",
-        "snapkv",
-        "--memory",
-        "64GiB",
-        "--json",
-    ]
+    line = f"fit -m {demo_model} -c 1024 -ctk {kind} --ratios {ratio:g} --kv-method snapkv "
+    words = [*line.split(), "--memory", "64GiB", "--json"]
     done = subprocess.run(
         [sys.executable, "-m", "edgekv", *words],
         cwd=tmp_path,
@@ -348,14 +334,12 @@ def test_no_layers_on_a_gpu_are_named_where_the_build_knows_none(tiny):
 # ---- the command
 
 
-def call(*args: str):
-    return CliRunner().invoke(commands.main, ["fit", *args], prog_name="edgekv")
+def call(line: str = "", *words: str):
+    return typed(f"fit {line}", *words)
 
 
 def test_the_command_prints_a_plan_and_the_command_line(tiny):
-    done = call(
-        "-m", str(tiny("llama-gqa")), "--memory", "2GiB", "-c", "4000", "--kv-method", "snapkv"
-    )
+    done = call(f"-m {tiny('llama-gqa')} --memory 2GiB -c 4000 --kv-method snapkv")
     assert done.exit_code == 0, done.output
     assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output
 
@@ -363,17 +347,7 @@ def test_the_command_prints_a_plan_and_the_command_line(tiny):
 def test_json_has_every_point_with_its_parts(tiny):
     record = json.loads(
         call(
-            "-m",
-            str(tiny("llama-32k")),
-            "--memory",
-            "auto",
-            "--margin",
-            "0",
-            "-c",
-            "8192",
-            "--json",
-            "--kv-method",
-            "snapkv",
+            f"-m {tiny('llama-32k')} --memory auto --margin 0 -c 8192 --json --kv-method snapkv"
         ).stdout
     )
     assert (
@@ -412,16 +386,7 @@ def test_a_margin_is_named_where_memory_is_short(tiny):
 
 def test_a_plan_with_a_file_says_how_large_it_gets(tiny):
     text = call(
-        "-m",
-        str(tiny("llama-gqa")),
-        "--memory",
-        "2GiB",
-        "-c",
-        "4096",
-        "--kv-method",
-        "snapkv",
-        "--ratios",
-        "0.5",
+        f"-m {tiny('llama-gqa')} --memory 2GiB -c 4096 --kv-method snapkv --ratios 0.5"
     ).stdout
     assert "temporary file" not in text
     with Blueprint(str(tiny("llama-gqa"))) as blueprint:
