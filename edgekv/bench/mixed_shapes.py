@@ -102,9 +102,8 @@ class Gemma4(Mixed):
     def layer_vectors(self, il: int) -> Vectors:
         norms = self.norms("attn", "post_attention", "ffn", "post_ffw")
         d = self.kv_heads(il)[1]
-        return (
-            norms | self._query_norms(d) | {"attn_q_norm.weight": ((d,), d**-0.5)}
-        )  # scores' scale
+        # scores' scale
+        return norms | self._query_norms(d) | {"attn_q_norm.weight": ((d,), d**-0.5)}
 
     def vectors(self) -> Vectors:
         return super().vectors() | {"rope_freqs.weight": ((self.d_head,), 1.0)}
