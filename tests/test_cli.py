@@ -22,7 +22,8 @@ from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
 from edgekv.config import KVConfig
 from edgekv.errors import BadInput, Unsupported
-from tests.cli import typed
+from tests.cli import refused
+from tests.cli import typed as call
 from tests.fakes import FakeLlama
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,17 +50,6 @@ def fake(monkeypatch):
     for name in [n for n in os.environ if n.startswith(("LLAMA_ARG_", "EDGEKV_"))]:
         monkeypatch.delenv(name)
     return llm
-
-
-call = typed
-
-
-def refused(result) -> str:
-    """The one line that a user mistake gives."""
-    assert result.exit_code == 2, result.output
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("edgekv: "), result.stderr
-    return lines[0]
 
 
 # ---- help and errors
@@ -181,10 +171,8 @@ def test_short_flags_of_several_letters(fake):
         == KVConfig(0.2, 64, 1.5, None, "streaming", None, 2, 8, 16, "disk", 99).arguments()
     )
     assert fake.calls[0]["logit_bias"] == {7: float("-inf"), 9: float("-inf")}
-    assert fake.calls[0]["max_tokens"] == 3 and fake.calls[0]["messages"][0] == {
-        "role": "system",
-        "content": "Hello",
-    }
+    assert fake.calls[0]["max_tokens"] == 3
+    assert fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
 
 
 def test_flag_before_environment_before_default(fake, monkeypatch):
@@ -221,8 +209,8 @@ def test_run_prints_only_the_answer(fake):
     assert (
         "25 tokens seen; KV 48 % of the memory: 0.0 of 0.0 MiB; 48 % of the tokens, as f16; read"
         in result.stderr
-        and "\x1b" not in result.stderr
     )
+    assert "\x1b" not in result.stderr
 
 
 def test_run_json_has_exactly_the_fields(fake):
@@ -452,10 +440,8 @@ def test_a_model_without_a_template_continues_text(fake, tmp_path):
     result = call(
         "chat -m m -sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n"
     )
-    assert (
-        result.stderr.count("a base model") == 1
-        and "it continues text" in result.stderr.splitlines()[0]
-    )
+    assert result.stderr.count("a base model") == 1
+    assert "it continues text" in result.stderr.splitlines()[0]
     first = "be brief\nhello there"
     assert [c["prompt"] for c in fake.calls] == [
         first,
@@ -749,9 +735,8 @@ def test_commands_as_llama_cpp_and_ollama_call_them(fake, tmp_path, leave, forge
     result = call(
         "chat", "-m", "m", stdin=f"one\n{forget}\n/read {tmp_path / 'doc'}\ntwo\n{leave}\nthree\n"
     )
-    assert result.exit_code == 0 and [m["content"] for m in fake.calls[-1]["messages"]] == [
-        with_document("a text", "two")
-    ]
+    assert result.exit_code == 0
+    assert [m["content"] for m in fake.calls[-1]["messages"]] == [with_document("a text", "two")]
     assert all(name in call("chat", "-m", "m", stdin="/?\n").stderr for name in slash.ALIASES)
 
 
@@ -1061,11 +1046,9 @@ def test_info(monkeypatch):
         load, "cache_types", lambda: {"f16": (1, 1, 2), "q8_0": (8, 32, 34), "odd": (0, 48, 5)}
     )
     plain = call("info", "-m", "m.gguf")
-    assert (
-        plain.exit_code == 0
-        and "512.0 of 1,024.0 MiB free" in plain.stdout
-        and "1,536 bytes per token" in plain.stdout
-    )
+    assert plain.exit_code == 0
+    assert "512.0 of 1,024.0 MiB free" in plain.stdout
+    assert "1,536 bytes per token" in plain.stdout
     record = json.loads(call("info", "-m", "m.gguf", "--json").stdout)
     assert record["model"]["kv_bytes_per_token"] == {"f16": 1536, "q8_0": 816, "odd": None}
     assert json.loads(call("info", "--json").stdout)["model"] is None

@@ -49,10 +49,8 @@ def types(llm: Llama) -> tuple[int, int]:
 def test_more_rows_stay_in_the_bytes_that_were_asked_for(tiny, text, model, ratio):
     llm = auto(tiny(model), kv_ratio=ratio)
     llm.eval(list(text(N_PROMPT)))
-    stats, in_f16 = (
-        llm.kv_stats(),
-        auto(tiny(model), type_k=TYPES["f16"], type_v=TYPES["f16"], kv_ratio=ratio),
-    )
+    stats = llm.kv_stats()
+    in_f16 = auto(tiny(model), type_k=TYPES["f16"], type_v=TYPES["f16"], kv_ratio=ratio)
     in_f16.eval(list(text(N_PROMPT)))
     assert (stats.type_k, stats.type_v, stats.ratio, stats.per_f16) == (
         "q8_0",
@@ -71,17 +69,13 @@ def test_more_rows_stay_in_the_bytes_that_were_asked_for(tiny, text, model, rati
 
 
 def test_it_is_the_q8_0_cache_with_as_many_rows(tiny, text, nmse):
-    one, other = (
-        auto(tiny("llama-gqa")),
-        auto(tiny("llama-gqa"), type_k=TYPES["q8_0"], type_v=TYPES["q8_0"], kv_ratio=RATIO),
-    )
+    one = auto(tiny("llama-gqa"))
+    other = auto(tiny("llama-gqa"), type_k=TYPES["q8_0"], type_v=TYPES["q8_0"], kv_ratio=RATIO)
     for llm in (one, other):
         llm.eval(list(text(N_PROMPT)))
     assert np.array_equal(one.kv_stats().kept, other.kv_stats().kept)
-    assert (
-        np.array_equal(logits(one), logits(other))
-        and nmse(feed(one, text(4, seed=1)), feed(other, text(4, seed=1))) == 0
-    )
+    assert np.array_equal(logits(one), logits(other))
+    assert nmse(feed(one, text(4, seed=1)), feed(other, text(4, seed=1))) == 0
 
 
 def test_layers_with_a_window_are_counted_by_their_own_rows(tiny, text):
@@ -89,9 +83,8 @@ def test_layers_with_a_window_are_counted_by_their_own_rows(tiny, text):
     llm.eval(list(text(N_PROMPT)))
     stats = llm.kv_stats()
     assert stats.n_kept == int(RATIO * MORE * N_PROMPT)
-    assert stats.n_bytes_full == 2 * 2 * 64 * (
-        2 * N_PROMPT + 2 * 64
-    )  # K and V of one head in f16; half of the layers see 64 tokens
+    # K and V of one head in f16; half of the layers see 64 tokens
+    assert stats.n_bytes_full == 2 * 2 * 64 * (2 * N_PROMPT + 2 * 64)
 
 
 @pytest.mark.parametrize(
@@ -121,19 +114,16 @@ def test_a_share_above_what_q8_0_takes_keeps_every_row(tiny, text):
     llm = auto(tiny("llama-gqa"), kv_ratio=0.7)
     llm.eval(list(text(N_PROMPT)))
     stats = llm.kv_stats()
-    assert stats.n_kept == N_PROMPT and stats.n_bytes == pytest.approx(
-        stats.n_bytes_full / MORE, rel=1e-3
-    )
+    assert stats.n_kept == N_PROMPT
+    assert stats.n_bytes == pytest.approx(stats.n_bytes_full / MORE, rel=1e-3)
 
 
 def test_heads_that_do_not_fill_a_block_stay_in_f16():
     shape = {"mode": "layers", "d_head_k": 64, "d_head_v": 128}
-    assert (
-        fits(shape)
-        and not fits(shape | {"d_head_k": 80})
-        and not fits(shape | {"d_head_v": 8})
-        and not fits(shape | {"mode": "uncompressed"})
-    )
+    assert fits(shape)
+    assert not fits(shape | {"d_head_k": 80})
+    assert not fits(shape | {"d_head_v": 8})
+    assert not fits(shape | {"mode": "uncompressed"})
 
 
 def test_a_model_without_such_a_cache_is_loaded_as_ever(tmp_path):
@@ -201,9 +191,8 @@ def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, te
         stats = reader.compress(name, 1.0 if name == "full" else RATIO, kind)
         assert int(stats.n_kept) == rows and stats.type_k == kind
         if name == "auto":
-            assert np.array_equal(stats.kept, one.kv_stats().kept) and np.allclose(
-                next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4
-            )
+            assert np.array_equal(stats.kept, one.kv_stats().kept)
+            assert np.allclose(next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4)
 
 
 def test_what_is_printed_says_type_and_rows(tiny, text):

@@ -156,10 +156,8 @@ def test_full_comes_once_and_random_is_always_there():
 
     assert rows(["full", "snapkv"], [1, 0.2]) == [("full", 1.0), ("random", 0.2), ("snapkv", 0.2)]
     assert rows(["snapkv", "random"], [0.5]) == [("full", 1.0), ("random", 0.5), ("snapkv", 0.5)]
-    assert rows(["full"], [0.5]) == [("full", 1.0)] and rows(["random"], [0.5]) == [
-        ("full", 1.0),
-        ("random", 0.5),
-    ]
+    assert rows(["full"], [0.5]) == [("full", 1.0)]
+    assert rows(["random"], [0.5]) == [("full", 1.0), ("random", 0.5)]
 
 
 def test_rows_of_a_cache_type_follow_each_other_each_with_random_ones():
@@ -464,12 +462,10 @@ def test_cells_are_means_by_length_and_depth():
         for score, length, depth in ((1, 300, 0.1), (0, 300, 0.2), (1, 600, 1))
     ]
     cells = plot.cells(outcomes, [300, 600], 4, SCORE[0])
-    assert (
-        cells.shape == (4, 2)
-        and cells[0, 0] == 0.5
-        and cells[3, 1] == 1
-        and np.isnan(cells).sum() == 6
-    )
+    assert cells.shape == (4, 2)
+    assert cells[0, 0] == 0.5
+    assert cells[3, 1] == 1
+    assert np.isnan(cells).sum() == 6
 
 
 @pytest.mark.parametrize(
@@ -495,13 +491,11 @@ def test_pictures_are_png_files(tmp_path, heat):
         table.Table(task, "aware", outcomes, ["a model", "a machine", "a day"]),
         str(tmp_path / "p.png"),
     )
-    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and [
-        p.name for p in tmp_path.iterdir()
-    ] == ["p.png"]
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert [p.name for p in tmp_path.iterdir()] == ["p.png"]
     figure = (plot.heat_map if heat else plot.curves)(table.Table(task, "aware", outcomes))
-    assert len([axes for axes in figure.axes if axes.get_visible()]) == (
-        4 if heat else 1
-    )  # a map for each row and the colour bar
+    # a map for each row and the colour bar
+    assert len([axes for axes in figure.axes if axes.get_visible()]) == (4 if heat else 1)
 
 
 def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
@@ -509,14 +503,11 @@ def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
     made = table.Table(TASK, "aware", two_rows().outcomes, ["a model", "a machine", "2026-01-02"])
     figure = plot.curves(made)
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["20 %"] and len(
-        axes.get_xticks(minor=True)
-    ) == 0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20 %"]
+    assert len(axes.get_xticks(minor=True)) == 0
     assert any("a model · a machine · 2026-01-02" in text.get_text() for text in figure.texts)
-    assert axes.get_legend() is None and [x.get_text() for x in figure.legends[0].get_texts()] == [
-        "full f16",
-        "snapkv f16",
-    ]
+    assert axes.get_legend() is None
+    assert [x.get_text() for x in figure.legends[0].get_texts()] == ["full f16", "snapkv f16"]
 
 
 # ---- the commands
@@ -578,11 +569,8 @@ def test_cache_types_are_those_that_were_named_or_a_chats(run, words, kept):
     found = rows_of(
         run("needle", "-n", "1", "--lengths", "200", "-o", "json", "--full", "q8_0", *words)
     )
-    assert [kind for method, kind, _ in found if method != "full"] == [kept, kept] and (
-        "full",
-        "q8_0",
-        1,
-    ) in found
+    assert [kind for method, kind, _ in found if method != "full"] == [kept, kept]
+    assert ("full", "q8_0", 1) in found
 
 
 def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(run, monkeypatch):
@@ -605,11 +593,9 @@ def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
     )
     assert found.stdout == name.read_text() and not name.with_name("all.jsonl.partial").exists()
     records = [json.loads(line) for line in found.stdout.splitlines()]
-    assert (
-        len(records) == 2 * 2 * 4
-        and {r["family"] for r in records} == {"single", "variables"}
-        and {r["setting"] for r in records} == {"aware"}
-    )
+    assert len(records) == 2 * 2 * 4
+    assert {r["family"] for r in records} == {"single", "variables"}
+    assert {r["setting"] for r in records} == {"aware"}
 
 
 def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch):

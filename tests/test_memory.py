@@ -64,10 +64,8 @@ def test_a_ratio_is_never_exceeded(tiny, text, name, ratio, method):
 def test_reported_bytes_hold_the_rows_and_little_more(tiny, text, name, kind):
     llm = load(tiny(name), kind, kv_ratio=0.2)
     llm.eval(list(text(N_PROMPT)))
-    used, spare = (
-        used_bytes(llm),
-        sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm._kv.store.layers),
-    )
+    used = used_bytes(llm)
+    spare = sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm._kv.store.layers)
     assert used <= llm.kv_stats().n_bytes <= used + spare
 
 
@@ -79,9 +77,8 @@ def test_the_peak_is_the_kept_rows_one_layer_and_the_hidden_states(
     llm.eval(list(text(N_PROMPT)))
     stats, shape, store = llm.kv_stats(), models.SHAPES["llama-gqa"], llm._kv.store
     one_layer = stats.n_bytes_full // shape.n_layer
-    inputs = (
-        8 * N_PROMPT + 8 * 512 * 3 * shape.n_head_kv
-    )  # tokens and positions; row numbers of a chunk, for each of three graphs
+    # tokens and positions; row numbers of a chunk, for each of three graphs
+    inputs = 8 * N_PROMPT + 8 * 512 * 3 * shape.n_head_kv
     queries = 4 * 32 * shape.n_head * store.layers[0].d_k
     assert stats.n_bytes < stats.n_bytes_peak
     bound = 0.2 * stats.n_bytes_full + one_layer + hidden_bytes * shape.n_embd * N_PROMPT
@@ -188,11 +185,9 @@ def check_bounds(llm, n_kept: float, tail: int) -> None:
     assert stats.kept.max() <= n_kept + tail + APPEND_MAX
     for heads in positions(llm):
         for rows in heads:
-            assert (
-                len(np.unique(rows)) == len(rows)
-                and rows.max() == stats.n_seen - 1
-                and rows.min() >= 0
-            )
+            assert len(np.unique(rows)) == len(rows)
+            assert rows.max() == stats.n_seen - 1
+            assert rows.min() >= 0
     spare = sum(
         (2 * SMALLEST_STEP + tail) * info.bytes_row * info.n_head_kv for info in store.layers
     )

@@ -12,29 +12,12 @@ from tests.engine import feed as decode
 from tests.engine import load, logits, positions
 
 N_PROMPT = 500
-NAMES = [
-    "random",
-    "streaming",
-    "snapkv",
-    "pyramidkv",
-    "adakv",
-    "cake",
-    "dynamickv",
-    "d2o",
-    "score=h2o,budget=d2o",
-    "kvzip",
-    "h2o",
-    "tova",
-    "knorm",
-    "keydiff",
-    "expected",
-    "score=keydiff,merge=summary",
-    "score=kvzip,budget=pooled,merge=summary",
-    "score=cake,budget=cake,merge=summary",
-    "snapkv:queries=probe",
-    "snapkv:queries=all",
-    "score=kvzip,budget=cake",
-]
+NAMES = """
+    random streaming snapkv pyramidkv adakv cake dynamickv d2o score=h2o,budget=d2o kvzip h2o tova
+    knorm keydiff expected score=keydiff,merge=summary score=kvzip,budget=pooled,merge=summary
+    score=cake,budget=cake,merge=summary snapkv:queries=probe snapkv:queries=all
+    score=kvzip,budget=cake
+""".split()
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])

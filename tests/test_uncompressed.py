@@ -9,13 +9,18 @@ import pytest
 
 from edgekv import native
 from tests import gemma4, recurrent
+from tests.cli import typed as call
 from tests.engine import load, logits
-from tests.test_cli import call
 
 
 @pytest.fixture(scope="module")
 def mamba(tmp_path_factory):
     return recurrent.write(tmp_path_factory.mktemp("mamba") / "mamba.gguf")
+
+
+def run(mamba, *words: str):
+    line = f"run -m {mamba} --raw -n 2 -c 1024 -t 1 --kv-ratio 0.2"
+    return call(line, "-p", "a " * 300, *words)
 
 
 def test_it_answers_as_without_compression(mamba, text):
@@ -28,48 +33,15 @@ def test_it_answers_as_without_compression(mamba, text):
 
 def test_auto_makes_no_profile_for_it(mamba, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = call(
-        "run",
-        "-m",
-        str(mamba),
-        "-p",
-        "a " * 300,
-        "--raw",
-        "-n",
-        "2",
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        "--kv-ratio",
-        "0.2",
-        "--json",
-    )
-    assert (
-        done.exit_code == 0
-        and "first use" not in done.stderr
-        and not list(tmp_path.rglob("*.gguf"))
-    )
+    done = run(mamba, "--json")
+    assert done.exit_code == 0
+    assert "first use" not in done.stderr
+    assert not list(tmp_path.rglob("*.gguf"))
     assert json.loads(done.stdout)["prompt_n"] > 300
 
 
 def test_people_are_told_once(mamba):
-    done = call(
-        "run",
-        "-m",
-        str(mamba),
-        "-p",
-        "a " * 300,
-        "--raw",
-        "-n",
-        "2",
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        "--kv-ratio",
-        "0.2",
-    )
+    done = run(mamba)
     assert done.exit_code == 0 and done.stderr.count("recurrent layers hold no KV cache") == 1
 
 
