@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,9 +36,7 @@ class FakeLlama:
     """
 
     ctx: int = 2000
-
-    def __post_init__(self) -> None:
-        self.metadata: dict[str, str] = {}
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def n_ctx(self) -> int:
         return self.ctx
@@ -686,8 +684,9 @@ def test_tokens_to_predict_count_as_well(run):
 
 def test_lengths_beyond_the_trained_context_name_it(run, monkeypatch):
     trained = {"general.architecture": "llama", "llama.context_length": "2000"}
-    monkeypatch.setattr(FakeLlama, "metadata", trained, raising=False)
-    monkeypatch.setattr(FakeLlama, "__post_init__", lambda self: None, raising=False)
+    monkeypatch.setattr(
+        "edgekv.commands.load.load_llama", lambda options: FakeLlama(metadata=trained)
+    )
     with pytest.raises(BadInput, match="2,000 tokens, as many as this model was trained with"):
         run("needle", "--lengths", "3000")
 

@@ -210,10 +210,10 @@ def test_a_model_runs_however_it_is_loaded(tiny, flags):
     assert result.exit_code == 0 and not result.exception, result.stderr
 
 
-def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkeypatch):
+def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkeypatch, tmp_path):
     seen = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
-    monkeypatch.setattr("edgekv.profiles.find", lambda *a, **kw: None)
     typed(f"run -p x -n 1 -m {tiny('llama-moe')} -c 512 --kv-ratio 0.5 -ncmoe 2")
     assert seen and seen[0]["n_cpu_moe"] == 2
 
