@@ -349,8 +349,7 @@ def test_a_model_without_plain_positions_drops_rows(tiny, text, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_rows_are_written_as_the_cache_holds_them(tiny, text, kind):
-    llm = load(tiny("llama-gqa"), kind, kv_ratio=0.5)
-    llm.eval(list(text(200)))
+    llm = load(tiny("llama-gqa"), kind, kv_ratio=0.5, after=text(200))
     store, info = llm._kv.store, llm._kv.store.layers[1]
     rng = np.random.default_rng(0)
     keys, values = (rng.standard_normal((2, d)).astype(np.float32) for d in (info.d_k, info.d_v))

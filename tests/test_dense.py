@@ -5,6 +5,7 @@ that f16 would take.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ MORE = 64 / 34
 """Bytes of 32 values in f16 and in q8_0."""
 
 
-def auto(path: Any, **options: Any) -> Llama:
-    """The default method, with no cache type named unless `options` do."""
-    return Llama(
+def auto(path: Any, after: Sequence[int] = (), **options: Any) -> Llama:
+    """The default method, with no cache type named unless `options` do. after: tokens that it has
+    read."""
+    llm = Llama(
         str(path),
         **{
             **SHARED,
@@ -38,6 +40,9 @@ def auto(path: Any, **options: Any) -> Llama:
             **options,
         },
     )
+    if after:
+        llm.eval(list(after))
+    return llm
 
 
 def types(llm: Llama) -> tuple[int, int]:
@@ -47,8 +52,7 @@ def types(llm: Llama) -> tuple[int, int]:
 @pytest.mark.parametrize("ratio", [0.2, 0.5])
 @pytest.mark.parametrize("model", ["llama-gqa", "llama-mha", "llama-d128", "qwen3"])
 def test_more_rows_stay_in_the_bytes_that_were_asked_for(tiny, text, model, ratio):
-    llm = auto(tiny(model), kv_ratio=ratio)
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny(model), kv_ratio=ratio, after=text(N_PROMPT))
     stats = llm.kv_stats()
     in_f16 = auto(tiny(model), type_k=TYPES["f16"], type_v=TYPES["f16"], kv_ratio=ratio)
     in_f16.eval(list(text(N_PROMPT)))
@@ -79,8 +83,7 @@ def test_it_is_the_q8_0_cache_with_as_many_rows(tiny, text, nmse):
 
 
 def test_layers_with_a_window_are_counted_by_their_own_rows(tiny, text):
-    llm = auto(tiny("gemma3"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("gemma3"), after=text(N_PROMPT))
     stats = llm.kv_stats()
     assert stats.n_kept == int(RATIO * MORE * N_PROMPT)
     # K and V of one head in f16; half of the layers see 64 tokens
@@ -100,8 +103,7 @@ def test_layers_with_a_window_are_counted_by_their_own_rows(tiny, text):
     ],
 )
 def test_what_the_user_names_is_taken_at_its_word(tiny, text, options):
-    llm = auto(tiny("llama-gqa"), **options)
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT), **options)
     stats = llm.kv_stats()
     assert types(llm) == (options.get("type_k", 1), options.get("type_v", 1))
     bytes_ratio = n_kept(RATIO, N_PROMPT, f"{stats.type_k},{stats.type_v}")
@@ -111,8 +113,7 @@ def test_what_the_user_names_is_taken_at_its_word(tiny, text, options):
 
 
 def test_a_share_above_what_q8_0_takes_keeps_every_row(tiny, text):
-    llm = auto(tiny("llama-gqa"), kv_ratio=0.7)
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), kv_ratio=0.7, after=text(N_PROMPT))
     stats = llm.kv_stats()
     assert stats.n_kept == N_PROMPT
     assert stats.n_bytes == pytest.approx(stats.n_bytes_full / MORE, rel=1e-3)
@@ -134,8 +135,7 @@ def test_a_model_without_such_a_cache_is_loaded_as_ever(tmp_path):
 
 def test_a_limit_in_bytes_holds_more_rows_and_the_ratio_is_of_bytes(tiny, text):
     limit = 300 * 1024
-    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32)
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32, after=text(N_PROMPT))
     in_f16 = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32, type_k=1, type_v=1)
     in_f16.eval(list(text(N_PROMPT)))
     stats = llm.kv_stats()
@@ -144,8 +144,7 @@ def test_a_limit_in_bytes_holds_more_rows_and_the_ratio_is_of_bytes(tiny, text):
 
 
 def test_a_ratio_that_is_set_later_picks_too_and_stays_with_the_cache(tiny, text):
-    llm = auto(tiny("llama-gqa"), kv_ratio=1.0)
-    llm.eval(list(text(50)))
+    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, after=text(50))
     llm.kv_set(ratio=0.3)
     assert types(llm) == (8, 8)
     for ratio, rows in (
@@ -167,8 +166,7 @@ def test_a_copy_picks_for_itself(tiny, text):
 
 
 def test_a_saved_conversation_comes_back(tiny, text, tmp_path):
-    llm = auto(tiny("llama-gqa"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT))
     llm.kv_save(str(tmp_path / "talk"))
     again = auto(tiny("llama-gqa"))
     again.kv_load(str(tmp_path / "talk"))
@@ -196,8 +194,7 @@ def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, te
 
 
 def test_what_is_printed_says_type_and_rows(tiny, text):
-    llm = auto(tiny("llama-gqa"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT))
     stats, plain = llm.kv_stats(), auto(tiny("llama-gqa"), type_k=8, type_v=8)
     line = "600 tokens seen; KV 20 % of the memory: 0.2 of 0.9 MiB; 38 % of the tokens, as q8_0"
     assert report.cache_line(stats) == line
@@ -207,8 +204,7 @@ def test_what_is_printed_says_type_and_rows(tiny, text):
 
 
 def test_the_chat_says_how_many_rows_a_ratio_would_leave(tiny, text, capsys):
-    llm = auto(tiny("llama-gqa"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT))
     slash.ratio(Conversation(llm, {}), "0.1")
     assert (
         "10 % of the memory from the next prompt on: 0.1 of 0.9 MiB, 112 of the 600 tokens seen"
@@ -226,8 +222,7 @@ def test_a_plan_has_the_bytes_of_what_is_picked(tiny, text):
         )
         whole, point = (planner.point(1280, ratio, PICKED, "auto") for ratio in (1.0, RATIO))
         assert [p.type_k for p in planner.row(1280)] == ["f16", "q4_0"]
-    llm = auto(tiny("llama-gqa"), n_ctx=1280)
-    llm.eval(list(text(1280)))
+    llm = auto(tiny("llama-gqa"), n_ctx=1280, after=text(1280))
     stats = llm.kv_stats()
     assert (point.type_k, point.n_kept, point.kv, point.kv_full) == (
         "q8_0",

@@ -179,8 +179,7 @@ def test_the_number_of_threads_changes_nothing(tiny, text, kind):
 
 
 def test_what_compressing_took_is_told_by_stage(tiny, text):
-    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method="d2o")
-    llm.eval(list(text(300)))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method="d2o", after=text(300))
     stats = llm.kv_stats()
     assert tuple(stats.stage_ms) == STAGES and all(ms > 0 for ms in stats.stage_ms.values())
     assert stats.compress_ms == pytest.approx(sum(stats.stage_ms.values()))
@@ -191,8 +190,7 @@ def test_what_compressing_took_is_that_of_the_last_prompt(tiny, text):
     """Not of an earlier one when a short turn is appended as it is, nor of the tail while the model
     writes.
     """
-    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_tail=64)
-    llm.eval(list(text(300)))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_tail=64, after=text(300))
     first = dict(llm.kv_stats().stage_ms)
     feed(llm, text(100, seed=1))
     assert llm._kv.store.memory().boundary > 300, "the tail was compressed"
@@ -239,8 +237,7 @@ def test_statistics_equal_the_references(tiny, text, nmse, name, kind):
 
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_snapkv_keeps_what_the_reference_keeps_except_at_ties(tiny, text, name):
-    llm = load(tiny(name), kv_ratio=0.2)
-    llm.eval(list(text(N_PROMPT)))
+    llm = load(tiny(name), kv_ratio=0.2, after=text(N_PROMPT))
     prompt = Reference(tiny(name)).prefill(text(N_PROMPT), observe=32, all_logits=False)
     for il, heads in enumerate(positions(llm)):
         if llm._kv.store.layers[il].n_swa:
@@ -353,8 +350,7 @@ def test_a_batch_that_wants_too_many_logits_is_refused(tiny, text):
 def test_llama_cpps_own_clock_sees_a_prompt_that_was_read_layer_by_layer(tiny, text):
     from edgekv.native import llama_cpp
 
-    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
-    llm.eval(list(text(400)))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5, after=text(400))
     spent = llama_cpp.llama_perf_context(llm.ctx)
     assert spent.n_p_eval == 400
     assert spent.t_p_eval_ms > 0.5 * (llm.kv_stats().prefill_ms - llm.kv_stats().compress_ms)

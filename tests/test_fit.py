@@ -283,8 +283,7 @@ def test_the_plan_chooses_as_the_engine_does(tiny, text):
             )
             point = plan.best(N_CTX)
             report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0).text()
-        llm = load(tiny(name), kv_ratio=0.3, kv_hidden="auto", n_ctx=N_CTX)
-        llm.eval(list(text(N_CTX)))
+        llm = load(tiny(name), kv_ratio=0.3, kv_hidden="auto", n_ctx=N_CTX, after=text(N_CTX))
         stats = llm.kv_stats()
         assert point.hidden == stats.hidden == way
         assert point.n_ctx == N_CTX and "--kv-hidden" not in point.command("m", False)

@@ -66,12 +66,10 @@ def test_what_a_finished_layer_loses_later_is_merged_too(tiny, text, nmse, monke
         cuts[il].append([int(n) for n in counts])
         shrink(self, il, counts)
 
-    full = load(tiny("llama-gqa"), kv_budget=10 * N_PROMPT)
-    full.eval(list(text(N_PROMPT)))
+    full = load(tiny("llama-gqa"), kv_budget=10 * N_PROMPT, after=text(N_PROMPT))
     monkeypatch.setattr(Prefill, "keep", seen_keep)
     monkeypatch.setattr(Prefill, "shrink", seen_shrink)
-    merging = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method="d2o")
-    merging.eval(list(text(N_PROMPT)))
+    merging = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method="d2o", after=text(N_PROMPT))
     assert any(len(history) > 2 for history in cuts.values())
     for il, (first, *later) in cuts.items():
         for head, rows in enumerate(first):

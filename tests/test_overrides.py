@@ -58,8 +58,7 @@ def test_a_context_that_is_overridden_is_the_one_that_has_to_fit(tiny, monkeypat
 
 def test_a_saved_conversation_names_them(tiny, text, tmp_path):
     options = {"kv_overrides": {"llama.rope.freq_base": 5e5}, "kv_ratio": 0.5}
-    llm = load(tiny("llama-gqa"), **options)
-    llm.eval(list(text(100)))
+    llm = load(tiny("llama-gqa"), after=text(100), **options)
     llm.kv_save(str(tmp_path / "chat"))
     load(tiny("llama-gqa"), **options).kv_load(str(tmp_path / "chat"))
     with pytest.raises(BadInput, match="another model"):

@@ -29,8 +29,7 @@ def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
     tokens = list(text(N_PROMPT))
     reading = Reading(llm, tokens, [methods.get(name) for name in NAMES])
     for name in NAMES:
-        one = load(tiny(model), kind, kv_ratio=0.3, kv_method=name)
-        one.eval(tokens)
+        one = load(tiny(model), kind, kv_ratio=0.3, kv_method=name, after=tokens)
         assert nmse(reading.logits, logits(one)) < 1e-12
         reading.compress(methods.get(name), replace(llm._kv_settings, preset=methods.get(name)))
         same = [
