@@ -113,11 +113,13 @@ class Completer:
     def __init__(
         self, llm: Llama, text: str, system: str, raw: bool, arguments: dict[str, Any]
     ) -> None:
-        self._llm = llm
-        self._text = text
-        self._system = system
-        self._raw = raw
-        self._arguments = arguments
+        self._llm, self._text, self._system, self._raw, self._arguments = (
+            llm,
+            text,
+            system,
+            raw,
+            arguments,
+        )
 
         self.opens_thought = not raw and Template(llm).opens_thought
 
