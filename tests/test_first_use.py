@@ -12,7 +12,7 @@ import pytest
 from edgekv.commands.progress import WorkBar, about
 from edgekv.methods.choose import WITH_PROFILE, WITHOUT_PROFILE
 from edgekv.profiles import find, probe_profile
-from tests.cli import typed as call
+from tests.test_cli import call
 
 
 @pytest.fixture
@@ -33,7 +33,9 @@ def cached(monkeypatch):
 
 
 def run(model, *more):
-    return call(f"run -m {model} -n 1 --raw -c 1024 -t 1", "-p", "x " * 200, *more)
+    return call(
+        "run", "-m", model, "-p", "x " * 200, "-n", "1", "--raw", "-c", "1024", "-t", "1", *more
+    )
 
 
 def test_a_profile_is_made_and_found_the_next_time(model):
@@ -96,7 +98,14 @@ def said(capsys, course: list[tuple[float, int]], total: int) -> str:
 
 @pytest.mark.parametrize(
     ("before", "cold", "done"),
-    [(0, 0, 0), (5, 0, 0), (0, 20, 0), (3, 10, 0), (0, 0, 70_000), (3, 10, 95_000)],
+    [
+        (0, 0, 0),
+        (5, 0, 0),
+        (0, 20, 0),
+        (3, 10, 0),
+        (0, 0, 70_000),
+        (3, 10, 95_000),
+    ],
 )
 def test_how_long_it_takes_is_said_once_without_a_terminal(capsys, before, cold, done):
     """240 steps of 0.5 s are two minutes: loading, a cold beginning, and what an earlier
@@ -191,8 +200,10 @@ def test_a_program_asks_for_a_profile_and_makes_it(model, monkeypatch):
     path = edgekv.make_profile(model, lambda *step: steps.append(step), n_threads=1)
     assert edgekv.has_profile(model) and steps[0][0] == 0 and steps[-1][0] == steps[-1][1] > 0
     found = stats()
-    assert (without.method, without.profile) == (WITHOUT_PROFILE, "")
-    assert "no profile" in without.why
+    assert (without.method, without.profile) == (
+        WITHOUT_PROFILE,
+        "",
+    ) and "no profile" in without.why
     assert (found.method, found.profile) == (WITH_PROFILE, path) and "has a profile" in found.why
 
 

@@ -249,12 +249,21 @@ class Report:
         from edgekv.eval.results import known
         from edgekv.methods.choose import AUTO
 
-        method = AUTO if point.picked else self.planner.preset.name
-        command = point.command(self.model, self.place.is_gpu, self.place.has_gpu)
         return {
             **asdict(point),
-            "quality": known(self.path, method, point.ratio, point.type_k, point.type_v),
-            "command": " ".join([command, *map(shlex.quote, self.words)]),
+            "quality": known(
+                self.path,
+                AUTO if point.picked else self.planner.preset.name,
+                point.ratio,
+                point.type_k,
+                point.type_v,
+            ),
+            "command": " ".join(
+                [
+                    point.command(self.model, self.place.is_gpu, self.place.has_gpu),
+                    *map(shlex.quote, self.words),
+                ]
+            ),
         }
 
     def note(self) -> str:
