@@ -706,12 +706,9 @@ def quick(monkeypatch):
 
 
 def test_the_command_writes_every_form(little, quick):
-    assert (
-        json.loads(call("-m", little, "-r", "1", "-o", "json").stdout)[0]["model_filename"]
-        == little
-    )
+    assert json.loads(call(f"-m {little} -r 1 -o json").stdout)[0]["model_filename"] == little
     for form in ("csv", "jsonl", "sql", "md"):
-        assert call("-m", little, "-r", "1", "-o", form).exit_code == 0
+        assert call(f"-m {little} -r 1 -o {form}").exit_code == 0
 
 
 def test_flags_reach_the_rows(little, quick):
@@ -743,7 +740,7 @@ def test_cache_types_combine_as_in_llama_bench_or_go_in_pairs(little, quick, fla
 
 
 def test_the_default_row_is_the_products_beside_full_caches(little, quick):
-    assert call("-m", little, "-r", "1", "-p", "16", "-n", "0").exit_code == 0
+    assert call(f"-m {little} -r 1 -p 16 -n 0").exit_code == 0
     assert [c.setting for c in quick.seen] == [
         "f16 full",
         "q8_0 full",
@@ -768,12 +765,12 @@ def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(qu
     synthetic.write(
         path, replace(synthetic.SHAPES["tiny"], d_head=80, n_embd=320, n_layer=1), "f16"
     )
-    assert call("-m", str(path), "-r", "1", "-p", "16", "-n", "0").exit_code == 0
+    assert call(f"-m {path} -r 1 -p 16 -n 0").exit_code == 0
     assert [c.setting for c in quick.seen] == ["f16 full", "f16 x 0.2 auto"]
 
 
 def test_more_tokens_than_the_model_was_trained_with_are_one_line(little, quick):
-    done = call("-m", little, "-r", "1", "-p", "0", "-n", "8", "-d", "9000", "--full", "none")
+    done = call(f"-m {little} -r 1 -p 0 -n 8 -d 9000 --full none")
     assert done.exit_code == 0
     assert re.findall(
         "edgekv: 9,008 tokens are more than the 8,192 that .* was trained with", done.stderr
@@ -782,7 +779,7 @@ def test_more_tokens_than_the_model_was_trained_with_are_one_line(little, quick)
 
 
 def test_compare_and_equal_bytes_print_ratios(little, quick):
-    assert "95 % interval" in call("-m", little, "-r", "1", "--compare").stdout
+    assert "95 % interval" in call(f"-m {little} -r 1 --compare").stdout
     done = call(f"-m {little} -r 1 -p 16 -n 0 --equal-bytes --kv-method snapkv -o csv")
     assert [c.setting for c in quick.seen[-5:]] == [
         "q8_0 full",
@@ -804,7 +801,7 @@ def test_what_is_complete_is_shown_after_an_error(little, monkeypatch, quick):
         return real(case, warm_up)
 
     monkeypatch.setattr(runner, "sample", fails)
-    done = call("-m", little, "-p", "16", "-n", "0", "-r", "3", "-o", "json")
+    done = call(f"-m {little} -p 16 -n 0 -r 3 -o json")
     assert done.exit_code == 0 and "stopped after 1 of 3 rounds: no more" in done.stderr
     assert all(len(r["samples_ns"]) == 1 for r in json.loads(done.stdout))
 
@@ -821,10 +818,7 @@ def test_the_first_rounds_rows_are_shown_after_an_error(little, monkeypatch, qui
     done = call(f"-m {little} -p 16 -n 0 --full f16 --kv-ratio 0.2,0.1 --kv-method snapkv -o json")
     assert "in the first round, with 2 of 3 rows: too large" in done.stderr
     assert [r["kv_ratio"] for r in json.loads(done.stdout)] == [1, 0.2]
-    assert (
-        call("-m", little, "--kv-ratio", "0.1", "--full", "none", "--kv-method", "snapkv").exit_code
-        == 2
-    )
+    assert call(f"-m {little} --kv-ratio 0.1 --full none --kv-method snapkv").exit_code == 2
 
 
 def test_progress_without_a_terminal_is_a_line_for_each_sample(little, quick):
@@ -989,7 +983,7 @@ def test_mistakes_are_one_line(little, quick, args, says):
 
 
 def test_a_synthetic_model_is_measured_and_goes_away(quick):
-    done = call("--synthetic", "tiny:q8_0", "-p", "8", "-n", "0", "-r", "1", "-o", "json")
+    done = call("--synthetic tiny:q8_0 -p 8 -n 0 -r 1 -o json")
     assert done.exit_code == 0, done.output
     assert {c.kv_method for c in quick.seen if not c.is_full} == {"snapkv"}
     assert not Path(quick.seen[0].model).exists()

@@ -46,12 +46,12 @@ def test_people_are_told_once(mamba):
 
 
 def test_info_says_why(mamba):
-    shape = json.loads(call("info", "-m", str(mamba), "--json").stdout)["model"]
+    shape = json.loads(call(f"info -m {mamba} --json").stdout)["model"]
     assert shape["mode"] == "uncompressed" and "recurrent" in shape["note"]
 
 
 def test_a_chat_says_what_it_holds(mamba):
-    done = call("chat", "-m", str(mamba), "-c", "512", "-n", "2", "-t", "1", stdin="aa\n/stats\n")
+    done = call(f"chat -m {mamba} -c 512 -n 2 -t 1", stdin="aa\n/stats\n")
     assert done.exit_code == 0 and "tokens kept" in done.stderr
 
 
