@@ -140,9 +140,9 @@ def read_text(name: str) -> str:
     return read_document(name)
 
 
-def make_and_write(make: Callable[..., Profile], output: str, has_bar: bool) -> None:
-    """Write what make(partial=, progress=) returns, behind a bar on standard error, or a line that
-    says how long it takes; after Ctrl-C a line says what is kept."""
+def make_and_write(make: Callable[..., Profile], output: str, has_bar: bool) -> Profile:
+    """Write and return what make(partial=, progress=) makes, behind a bar on standard error or a
+    line that says how long it takes; after Ctrl-C a line says what is kept."""
     from edgekv.commands.progress import WorkBar
     from edgekv.profiles import write
 
@@ -152,6 +152,7 @@ def make_and_write(make: Callable[..., Profile], output: str, has_bar: bool) -> 
         profile = make(partial=partial, progress=progress)
     write(profile, output)
     click.echo(summary(profile))
+    return profile
 
 
 @contextmanager
