@@ -158,7 +158,7 @@ def lists(**more) -> Lists:
         kv_method=["snapkv"],
         kv_ratio=[0.2],
     )
-    return Lists(**{**base, **more})  # type: ignore[arg-type]
+    return Lists(**{**base, **more})
 
 
 @pytest.mark.parametrize(

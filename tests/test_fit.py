@@ -142,7 +142,7 @@ class FakeBlueprint:
 
 
 def planner(n_bytes: int, n_ctx: int = 32768, **more) -> Planner:
-    return Planner(FakeBlueprint(), methods.get("snapkv"), Wish(n_bytes, n_ctx, **more))  # type: ignore[arg-type]
+    return Planner(FakeBlueprint(), methods.get("snapkv"), Wish(n_bytes, n_ctx, **more))
 
 
 def test_the_sum_is_the_one_in_the_design():
@@ -171,7 +171,7 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     here, there = (
         Planner(FakeBlueprint(), preset, wish, on_gpu=x).point(32768, 0.2, ("f16", "f16"), "f32")
         for x in (False, True)
-    )  # type: ignore[arg-type]
+    )
     assert (here.masks, here.host_weights, there.masks, there.host_weights) == (
         0,
         0,
@@ -199,19 +199,19 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     )
     dense = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
         32768, 0.2, ("q8_0", "q8_0"), "f32"
-    )  # type: ignore[arg-type]
+    )
     assert dense.masks == there.masks + 2 * (32768 + 255) * 8 * (128 + 128), (
         "CUDA's flash attention makes f16 of the layer"
     )
     waiting = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
         32768, 0.2, ("f16", "f16"), "device"
-    )  # type: ignore[arg-type]
+    )
     assert waiting.peak == there.peak + there.hidden_bytes - there.kv // 32
     full = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
         32768, 1.0, ("f16", "f16"), "f32"
-    )  # type: ignore[arg-type]
+    )
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
-    plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)  # type: ignore[arg-type]
+    plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)
     assert plan.best(32768) == replace(there, chosen=True)  # states in a file would not help it
 
 

@@ -260,7 +260,8 @@ def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Dec
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**values: Any) -> Any:
-            group = {one.name: _value(one, values) for one in fields(kind)}  # type: ignore[arg-type]
+            known = fields(kind)  # type: ignore[arg-type]
+            group = {one.name: _value(one, values) for one in known}
             return command(**{name: kind(**group)}, **values)
 
         decorated: Callable[..., Any] = call
