@@ -114,10 +114,8 @@ class Reading:
             )
             for p in presets
         ]
-        observers, every = (
-            [o for x in query_observers for o in x.ranges],
-            [n for x in query_observers for n in x.every],
-        )
+        observers = [o for x in query_observers for o in x.ranges]
+        every = [n for x in query_observers for n in x.every]
         pieces = next((x.pieces for x in query_observers if x.pieces), [])
         first = np.cumsum([0] + [len(x.ranges) for x in query_observers])
         everything = np.arange(len(self._tokens), dtype=np.int32)

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import edgekv
+from edgekv import markdown
 
 HEAD = """# Python API
 
@@ -110,8 +111,7 @@ def fields_table(kind: type) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([c.replace("|", "\\|") for c in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return markdown.table(head, ([cell.replace("|", "\\|") for cell in row] for row in rows), head)
 
 
 def error_section(errors: list[type]) -> str:
