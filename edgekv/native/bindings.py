@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 10
+ABI = 11
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -65,6 +65,7 @@ class CLayerInfo(Structure):
             "n_swa",
             "bytes_row",
             "reads",
+            "v_in_k",
         )
     ]
 

@@ -13,7 +13,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 10 // changes with any signature or struct below
+#define EDGEKV_ABI 11 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -96,6 +96,8 @@ struct edgekv_layer_info {
     int32_t bytes_row;
     // the layer whose K and V it attends to; another one in models that share them
     int32_t reads;
+    // 1: V is the first d_v values of K (latent attention), and has no bytes of its own
+    int32_t v_in_k;
 };
 LLAMA_API int32_t edgekv_n_layer(const struct llama_context * ctx);
 LLAMA_API int edgekv_layer_get(
@@ -107,7 +109,7 @@ LLAMA_API int edgekv_pos(const struct llama_context * ctx, int32_t il, int32_t h
 // rows of one head as f32: k [len, d_k], v [len, d_v]; either may be null
 LLAMA_API int edgekv_rows_f32(
     const struct llama_context * ctx, int32_t il, int32_t head, float * k, float * v);
-// rows of one head as stored bytes
+// rows of one head as stored bytes; nothing is written to v where V is part of K
 LLAMA_API int edgekv_rows_bytes(
     const struct llama_context * ctx, int32_t il, int32_t head, void * k, void * v);
 
@@ -134,7 +136,7 @@ LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
 LLAMA_API int edgekv_evict(
     struct llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows);
 // n rows of one head are written anew, in the type of the cache: k [n, d_k], v [n, d_v], all finite
-// as f16; other rows keep their bytes
+// as f16; other rows keep their bytes. Where V is part of K, v must say the same
 LLAMA_API int edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n,
     const int32_t * rows, const float * k, const float * v);
 // room that no row uses goes back to the allocator

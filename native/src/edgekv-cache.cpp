@@ -240,7 +240,8 @@ const char * edgekv_unsupported(const llama_model & model) {
         default: break;
     }
     if (llm_arch_is_recurrent(model.arch)) return "recurrent layers hold no KV cache";
-    if (hp.is_mla()) return "latent attention (MLA) keeps no K and V per head";
+    if (hp.is_mla() && model.arch != LLM_ARCH_DEEPSEEK2 && model.arch != LLM_ARCH_MISTRAL4)
+        return "its latent attention (MLA) is of a kind that edgekv has not been tried with";
     if (!hp.causal_attn) return "attention is not causal";
     if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE)
         return "ALiBi and sliding windows are mixed";
@@ -274,8 +275,7 @@ static size_t unit_of(ggml_backend_buffer_type_t buft) {
 static int row_step(const edgekv_layer & l) {
     const size_t unit = unit_of(l.buft);
     int n = 1;
-    while (n * ggml_row_size(l.type_k, l.d_k) % unit || n * ggml_row_size(l.type_v, l.d_v) % unit)
-        n *= 2;
+    while (n * l.row_bytes_k() % unit || n * l.row_bytes_v() % unit) n *= 2;
     return n;
 }
 
@@ -294,9 +294,10 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
         l->n_head = attends[il] ? hp.n_head(il) : 0;
         l->n_head_kv = attends[il] ? hp.n_head_kv(il) : 0;
         l->d_k = hp.n_embd_head_k(like);
-        l->d_v = hp.n_embd_head_v(like);
+        l->d_v = hp.is_mla() ? (int) hp.n_lora_kv : (int) hp.n_embd_head_v(like);
         l->type_k = p.type_k;
         l->type_v = p.type_v;
+        l->v_in_k = hp.is_mla();
         l->n_swa = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
         l->max_bias = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
         l->buft = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il))

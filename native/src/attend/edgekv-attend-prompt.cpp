@@ -65,7 +65,7 @@ static ggml_tensor * attend_prefill_node(const llm_graph_context & g, edgekv_pre
     ggml_tensor * q = a.q;
     const edgekv_scratch & s = p.scratches.of(l);
     const int64_t n_rows = l.len_max() + p.prompt.n_rows; // in a head at most, when all was read
-    const auto * device = edgekv_device::of(l.buft);
+    const auto * device = l.kernels();
     if (!device || p.prompt.store->graph_attend || l.max_bias != 0.0f) return nullptr;
     if (flash_takes(g, l, q) || !device->attends(l.type_k, l.type_v, l.d_k, l.d_v)) return nullptr;
     const double n_multiplications = (double) g.n_tokens * l.n_head * (l.d_k + l.d_v) * n_rows;

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 static bool alike(const edgekv_layer & l, const edgekv_layer & m) {
-    return m.n_head_kv == l.n_head_kv && m.n_head == l.n_head && m.d_k == l.d_k && m.d_v == l.d_v &&
-        m.buft == l.buft;
+    const edgekv_shape & shape = l;
+    return m.n_head_kv == l.n_head_kv && m.n_head == l.n_head && shape == m && m.buft == l.buft;
 }
 
 // whether a layer of this slice has the scratch already
@@ -41,8 +41,7 @@ void edgekv_scratches::make() {
         auto & s = *all[index(l)];
         if (s.t.k) continue;
         s.cap = (s.n_old + prompt.n_rows + l.row_step - 1) / l.row_step * l.row_step;
-        s.t = edgekv_tensors::make(
-            l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap * l.n_head_kv, "scratch");
+        s.t = edgekv_tensors::make(l.buft, l, s.cap * l.n_head_kv, "scratch");
         if (l.max_bias != 0.0f) s.pos.resize(s.cap * l.n_head_kv);
         if (l.row_step > 1 || !ggml_backend_buft_is_host(l.buft)) {
             // masked rows are multiplied too: they must be numbers
