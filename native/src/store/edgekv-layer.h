@@ -85,8 +85,8 @@ struct edgekv_layer : edgekv_shape {
     void place_pos(llama_pos n_past);
 };
 
-// bytes of n rows from row `first` on, with the gaps between them; of a V that is part of K those of
-// K
+// bytes of n rows from row `first` on, with what lies between them; where V is part of K, V's are
+// K's
 void edgekv_get_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out);
 
 // whether n rows from row `first` on are numbers; throws std::bad_alloc

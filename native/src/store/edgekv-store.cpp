@@ -205,7 +205,8 @@ static std::unique_ptr<edgekv_layer> read_layer(
         ggml_type type;
         int d;
         size_t nb;
-    } parts[] = { { l->type_k, l->d_k, l->row_bytes_k() }, { l->type_v, l->d_v, l->row_bytes_v() } };
+    } parts[] = { { l->type_k, l->d_k, l->row_bytes_k() },
+        { l->type_v, l->d_v, l->row_bytes_v() } };
     const int n_parts = l->v_in_k ? 1 : 2;
     std::vector<std::vector<char>> kv(n_parts * l->n_head_kv);
     l->len.assign(l->n_head_kv, 0);
