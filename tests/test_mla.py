@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.build import run
 from tests.engine import MAX_NMSE, TYPES, feed, load, logits, random_profile, read
 from tests.lib import nmse
 from tests.test_archs import ALL, METHODS, SMALL, cancelled, plain, tokens
+from tests.test_device import compare
 from tests.test_native import check_passed, program
 
 SHAPES = {
@@ -98,6 +100,17 @@ def test_two_thousand_tokens_behind_a_tail_of_bounded_length(latent):
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_the_c_api(latent, kind):
     check_passed(run(program("test-engine"), latent("temperature"), TYPES[kind], 1e-3))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the test device needs Linux")
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_on_a_device_only_bytes_are_moved_by_our_kernels(latent, kind):
+    result = compare(latent("small"), kind, program("fake-device.so"))
+    moved = result["calls"].pop("gather")
+    assert moved > 50 and set(result["calls"].values()) == {0}, result
+    assert max(result["nmse"].values()) < 1e-6 and min(result["same"].values()) == 1, result
+    assert max(result["harm"].values()) == 0, result
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])

@@ -217,6 +217,13 @@ static bool shares_plainly(const llama_model & model) {
     return true;
 }
 
+// latent attention that was tried: V is the beginning of K, and each head makes its own values of
+// it
+static bool is_tried_latent(llm_arch arch) {
+    return arch == LLM_ARCH_DEEPSEEK2 || arch == LLM_ARCH_MISTRAL4 ||
+        arch == LLM_ARCH_KIMI_LINEAR || arch == LLM_ARCH_KIMI_K3 || arch == LLM_ARCH_BAILINGMOE3;
+}
+
 const char * edgekv_unsupported(const llama_model & model) {
     const auto & hp = model.hparams;
     switch (model.arch) {
@@ -234,13 +241,10 @@ const char * edgekv_unsupported(const llama_model & model) {
             if (hp.indexer_top_k) return "an indexer with a cache of its own picks the tokens";
             break;
         case LLM_ARCH_DEEPSEEK4: return "its cache holds summaries of several tokens already";
-        case LLM_ARCH_KIMI_LINEAR:
-        case LLM_ARCH_KIMI_K3:
-        case LLM_ARCH_BAILINGMOE3: return "recurrent layers and latent attention (MLA) are mixed";
         default: break;
     }
     if (llm_arch_is_recurrent(model.arch)) return "recurrent layers hold no KV cache";
-    if (hp.is_mla() && model.arch != LLM_ARCH_DEEPSEEK2 && model.arch != LLM_ARCH_MISTRAL4)
+    if (hp.is_mla() && !is_tried_latent(model.arch))
         return "its latent attention (MLA) is of a kind that edgekv has not been tried with";
     if (!hp.causal_attn) return "attention is not causal";
     if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE)
