@@ -217,8 +217,8 @@ class Planner:
         )
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
-        """Numbers of the cache types. Raises BadInput if a head does not fill their blocks, or K and
-        V are one.
+        """Numbers of the cache types. Raises BadInput if a head does not fill their blocks, or if
+        they differ where V is part of K.
         """
         from edgekv.model.facts import cache_types
 
