@@ -15,7 +15,7 @@ import pytest
 from edgekv import budget, methods
 from edgekv.errors import BadInput, Cancelled, Unsupported
 from edgekv.methods.observer import QueryObserver
-from tests import archs, gemma4
+from tests import archs, gemma3n, gemma4
 from tests.build import run
 from tests.engine import MAX_NMSE as MAX_NMSE_OF
 from tests.engine import feed, load, logits, read
@@ -152,7 +152,22 @@ def test_gemma_4(gemma, n_shared, per_layer):
     """Heads of two sizes, each with a rotation of its own in a quantised cache; layers that read
     the K and V of others, and are the last slice with them.
     """
-    path = gemma(n_shared, per_layer)
+    check_conversation(gemma(n_shared, per_layer))
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory) -> Path:
+    """A Gemma 3n, see `gemma3n.write`."""
+    return gemma3n.write(tmp_path_factory.mktemp("gemma3n") / "gemma3n.gguf")
+
+
+def test_gemma_3n(streams):
+    """Hidden states of four streams, and layers that read the K and V of others."""
+    check_conversation(streams)
+
+
+def check_conversation(path: Path) -> None:
+    """Where everything is kept a conversation is llama.cpp's, and every method runs at 0.2."""
     for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
         options = dict(kv_budget=ALL, kv_tail=40, kv_window=8)
         llm, reference = load(path, kind, **options, **SMALL), plain(path, kind)
@@ -179,13 +194,22 @@ def test_gemma_4(gemma, n_shared, per_layer):
 
 @pytest.mark.parametrize("n_shared", [0, 3])
 def test_the_peak_of_gemma_4_is_the_one_that_shapes_tell(gemma, n_shared):
-    llm = load(gemma(n_shared, False), kv_ratio=0.3, kv_method="snapkv", **SMALL)
+    check_peak(gemma(n_shared, False), n_shared > 0)
+
+
+def test_the_peak_of_gemma_3n_is_the_one_that_shapes_tell(streams):
+    """Each of its four streams waits."""
+    check_peak(streams, True)
+
+
+def check_peak(path: Path, shares: bool) -> None:
+    llm = load(path, kv_ratio=0.3, kv_method="snapkv", **SMALL)
     kv, prompt = llm._kv, tokens(llm, 200, 1)
     expected = kv.prompt_bytes(QueryObserver(kv.settings, prompt, None), kv.plan(len(prompt)))
     llm.eval(prompt)
     peak = kv.store.memory().bytes_peak
     # layers that are read together are kept when the hidden states are gone: the plan has a margin
-    assert 0.95 * peak < expected.peak < (1.1 if n_shared else 1.05) * peak
+    assert 0.95 * peak < expected.peak < (1.1 if shares else 1.05) * peak
 
 
 @pytest.mark.slow

@@ -131,6 +131,7 @@ def _declare() -> None:
         ("next_context", None, c_bool),
         ("why_unsupported", c_char_p, p),
         ("model_n_head_kv", c_int32, p, c_int32),
+        ("model_hidden_width", c_int32, p),
         ("has_store", c_bool, p),
         ("check_finite", c_int, p),
         ("context_bytes_get", c_int, p, POINTER(CContextBytes)),

@@ -73,6 +73,8 @@ LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
 // KV heads of a layer whose entries are cached; 0 where a layer has no attention, or there is no
 // such layer
 LLAMA_API int32_t edgekv_model_n_head_kv(const struct llama_model * model, int32_t il);
+// values of a token's hidden state between two layers: n_embd, or several streams of them
+LLAMA_API int32_t edgekv_model_hidden_width(const struct llama_model * model);
 LLAMA_API bool edgekv_has_store(const struct llama_context * ctx);
 // EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state
 // may have brought. Without flash attention they reach every later token, of other conversations

@@ -95,6 +95,10 @@ int32_t edgekv_model_n_head_kv(const llama_model * model, int32_t il) {
     return model ? edgekv_n_head_kv(*model, il) : 0;
 }
 
+int32_t edgekv_model_hidden_width(const llama_model * model) {
+    return model ? edgekv_hidden_width(*model) : 0;
+}
+
 int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * out) {
     return guard([&] {
         edgekv_context_bytes sum = {};

@@ -212,7 +212,8 @@ static bool shares_plainly(const llama_model & model) {
         const bool alike = from >= 0 && hp.is_swa(from) == hp.is_swa(il) &&
             hp.n_head(from) == hp.n_head(il) && hp.n_embd_head_k(from) == hp.n_embd_head_k(il) &&
             hp.n_embd_head_v(from) == hp.n_embd_head_v(il);
-        if (model.arch != LLM_ARCH_GEMMA4 || !alike) return false;
+        const bool tried = model.arch == LLM_ARCH_GEMMA4 || model.arch == LLM_ARCH_GEMMA3N;
+        if (!tried || !alike) return false;
     }
     return true;
 }
@@ -264,6 +265,11 @@ int32_t edgekv_n_head_kv(const llama_model & model, int32_t il) {
     const bool parts = model.arch == LLM_ARCH_NEMOTRON_H || model.arch == LLM_ARCH_NEMOTRON_H_MOE;
     if (parts && hp.n_ff(il) > 0) return 0;
     return (hp.is_recr(il) && !both) || read_by(hp, il) != il ? 0 : (int32_t) hp.n_head_kv(il);
+}
+
+int32_t edgekv_hidden_width(const llama_model & model) {
+    const auto & hp = model.hparams;
+    return (int32_t) (model.arch == LLM_ARCH_GEMMA3N ? hp.n_altup * hp.n_embd : hp.n_embd);
 }
 
 // Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which
