@@ -231,6 +231,27 @@ def test_two_thousand_tokens_behind_a_tail_of_bounded_length(folder, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "how", "turns"),
+    [
+        ("f16", "", ((8050, 4), (70, 80))),  # tokens one by one cross the border
+        ("f16", "", ((8050, 4), (200, 4))),  # a turn does
+        ("q8_0", "graph", ((8050, 4), (200, 4))),
+    ],
+)
+def test_windows_that_begin_anew_after_every_8192_tokens(folder, monkeypatch, kind, how, turns):
+    """Llama 4's, as our kernel sees them, and as masks of a device tell."""
+    monkeypatch.setenv("EDGEKV_ATTEND", how)
+    sizes = dict(n_ctx=8704, n_ubatch=256, n_batch=512)
+    llm = load(folder / "llama4-moe.gguf", kind, kv_budget=ALL, **sizes)
+    reference = plain(folder / "llama4-moe.gguf", kind, **sizes)
+    for n, n_more in turns:
+        prompt, more = tokens(llm, n, n), tokens(llm, n_more, n + 1)
+        assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE
+    assert llm.n_tokens > 8192
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(N_PARTS))
 def test_every_method_runs_on_every_architecture(folder, part):
     n_run, refused = 0, set()

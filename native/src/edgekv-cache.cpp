@@ -252,7 +252,8 @@ const char * edgekv_unsupported(const llama_model & model) {
         return "ALiBi and sliding windows are mixed";
     if (!shares_plainly(model))
         return "layers share K and V in a way that edgekv has not been tried with";
-    if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD)
+    const bool chunked = hp.swa_type == LLAMA_SWA_TYPE_CHUNKED && model.arch == LLM_ARCH_LLAMA4;
+    if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD && !chunked)
         return "its sliding window has no fixed width";
     return nullptr;
 }
@@ -309,6 +310,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
         l->type_v = p.type_v;
         l->v_in_k = hp.is_mla();
         l->n_swa = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
+        l->chunked = l->n_swa && hp.swa_type == LLAMA_SWA_TYPE_CHUNKED;
         l->max_bias = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
         l->buft = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il))
                                 : ggml_backend_cpu_buffer_type();

@@ -145,6 +145,7 @@ struct walk {
                 l->type_v = l->type_k;
             }
             l->n_swa = rnd.below(3) == 0 ? rnd.range(1, 100) : 0;
+            l->chunked = l->n_swa && rnd.below(3) == 0; // keeps as much as a window that slides
             l->buft = &buffers.type;
             l->row_step = 1 << rnd.below(4);
             l->len.assign(l->n_head_kv, 0);

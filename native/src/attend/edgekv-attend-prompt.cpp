@@ -25,9 +25,8 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
     std::vector<ggml_tensor *> masks(l.n_head_kv);
     bool equal = true;
     for (int h = 0; h < l.n_head_kv; ++h) {
-        const int64_t before = l.len[h] + row; // rows in front of this chunk
-        // rows that no token of it sees
-        const int64_t skip = l.n_swa ? std::max<int64_t>(0, before - l.n_swa + 1) : 0;
+        const int64_t before = l.len[h] + row;            // rows in front of this chunk
+        const int64_t skip = p.prompt.first_seen(l, row); // no token of it sees those before
         const int64_t begin = s.n_old - l.len[h] + skip, n_seen = before + g.n_tokens - skip,
                       pad = hidden_rows(begin, n_seen, l.row_step);
         first[h] = h * s.cap + begin - pad;

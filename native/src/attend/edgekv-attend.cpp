@@ -72,9 +72,9 @@ private:
             pl.start.resize(n);
             const auto & pos = l.pos[0]; // in order, the same for all heads
             for (int t = 0; t < n; ++t) {
+                const llama_pos oldest = l.oldest_seen(ubatch->pos[t]);
                 pl.start[t] =
-                    (int32_t) (std::upper_bound(pos.begin(), pos.end(), ubatch->pos[t] - l.n_swa) -
-                        pos.begin());
+                    (int32_t) (std::lower_bound(pos.begin(), pos.end(), oldest) - pos.begin());
             }
         }
         if (pl.table) pl.table->set(l, idx, pl.start);

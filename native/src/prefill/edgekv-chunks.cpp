@@ -13,11 +13,22 @@
 #include <unordered_map>
 #include <unordered_set>
 
+// Tokens whose windows begin together, where masks are made for whole chunks and windows do not
+// slide; 0: chunks may end anywhere
+int64_t edgekv_chunks::window_step() const {
+    for (const auto & l : prompt.store->layers)
+        if (l->chunked && !prompt.by_kernel(*l)) return l->n_swa;
+    return 0;
+}
+
 void edgekv_chunks::build() {
     clear();
+    const int64_t step = window_step();
     auto build = [&](int64_t first, int64_t n, int64_t row) {
-        for (int64_t i = 0; i < n; i += prompt.n_ubatch) {
-            build_chunk(first + i, std::min(prompt.n_ubatch, n - i), row + i);
+        for (int64_t i = 0, n_here; i < n; i += n_here) {
+            n_here = std::min(prompt.n_ubatch, n - i);
+            if (step > 0) n_here = std::min(n_here, step - (prompt.pos0 + row + i) % step);
+            build_chunk(first + i, n_here, row + i);
         }
     };
     build(0, prompt.n_tokens, 0);
@@ -217,15 +228,14 @@ void edgekv_chunks::bind(const edgekv_chunk & c) const {
         for (int64_t k = 0; k < l->n_head_kv; ++k)
             *x++ = (int32_t) (l->len[k] + c.row + c.n_tokens);
         for (int64_t i = 0; i < c.n_tokens && l->n_swa; ++i)
-            *x++ = (int32_t) std::max<int64_t>(0, l->len[0] + c.row + i + 1 - l->n_swa);
+            *x++ = (int32_t) prompt.first_seen(*l, c.row + i);
     }
     for (auto & r : g.prompt_rows) {
         const auto & l = *r->layer;
         r->next = 0;
         for (int k = 0; k < l.n_head_kv; ++k) r->len[k] = (int32_t) (l.len[k] + c.row + c.n_tokens);
         for (size_t t = 0; t < r->start.size(); ++t)
-            r->start[t] =
-                (int32_t) std::max<int64_t>(0, l.len[0] + c.row + (int64_t) t + 1 - l.n_swa);
+            r->start[t] = (int32_t) prompt.first_seen(l, c.row + (int64_t) t);
     }
 }
 

@@ -102,6 +102,7 @@ std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     l->n_head_kv = n_head_kv;
     static_cast<edgekv_shape &>(*l) = *this;
     l->n_swa = n_swa;
+    l->chunked = chunked;
     l->buft = buft;
     l->max_bias = max_bias;
     l->row_step = row_step;

@@ -7,6 +7,7 @@
 
 #include "llama.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -58,6 +59,8 @@ struct edgekv_layer : edgekv_shape {
     // the layer whose K and V it attends to: itself, if it has heads
     int reads = 0;
     int n_swa = 0; // sliding window in tokens, 0 = attends to everything
+    // the window does not slide: it begins at the last multiple of n_swa (Llama 4)
+    bool chunked = false;
     ggml_backend_buffer_type_t buft = nullptr;
     float max_bias = 0; // ALiBi's; 0 = none
     // heads begin at multiples of it: some devices bind a head's rows at aligned offsets only
@@ -74,6 +77,11 @@ struct edgekv_layer : edgekv_shape {
     // kernels of ours for its rows where they lie; null: none, as in main memory. None was tried
     // with a V that is part of K
     const edgekv_device * kernels() const;
+    // the first token that the one at p sees
+    llama_pos oldest_seen(llama_pos p) const {
+        if (chunked) return p - p % n_swa;
+        return n_swa ? std::max(0, p - n_swa + 1) : 0;
+    }
     int32_t len_max() const;
     int64_t n_rows() const; // used rows of all heads
     // of the same shape, in the same place, without rows
