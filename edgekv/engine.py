@@ -382,7 +382,7 @@ class Engine:
             observer.extent(lib.llama_n_ubatch(self.ctx)),
             plan.n_rows,
             n_seen=plan.n_tokens,
-            n_embd=lib.llama_model_n_embd(lib.llama_get_model(self.ctx)),
+            n_embd=native.hidden_width(lib.llama_get_model(self.ctx)),
             n_ubatch=lib.llama_n_ubatch(self.ctx),
             n_old=int(self.kept().max(initial=0)),
             old_bytes=memory.bytes_now,

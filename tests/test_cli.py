@@ -1015,6 +1015,7 @@ SHAPE = {
     "n_head_kv": [3, 3],
     "d_head_k": 64,
     "d_head_v": 64,
+    "v_in_k": False,
     "n_ctx_train": 8192,
     "n_params": 134515008,
     "size_bytes": 91739136,

@@ -126,7 +126,7 @@ class FakeBlueprint:
 
     weights, n_embd, n_ctx_train, why, on_host = 4 * 2**30, 4096, 131072, "", 281 * 2**20
     experts = 0
-    shape = {"d_head_k": 128, "d_head_v": 128}
+    shape = {"d_head_k": 128, "d_head_v": 128, "v_in_k": False}
 
     def context(
         self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
@@ -298,7 +298,9 @@ def test_types_that_were_asked_for_are_not_replaced():
 
 
 def test_types_that_the_heads_cannot_have_are_left_out(monkeypatch):
-    monkeypatch.setattr(FakeBlueprint, "shape", {"d_head_k": 80, "d_head_v": 80})
+    monkeypatch.setattr(
+        FakeBlueprint, "shape", FakeBlueprint.shape | {"d_head_k": 80, "d_head_v": 80}
+    )
     assert {p.type_k for p in planner(2**40).ways(4096)} == {"f16"}
     with pytest.raises(BadInput, match="80 values"):
         list(planner(2**40, types=[("q8_0", "q8_0")]).ways(4096))

@@ -57,8 +57,8 @@ def stored_as(shape: dict[str, Any], method: str) -> str:
 
 
 def f16_bytes(layer: LayerInfo) -> int:
-    """Of one K row and one V row of a KV head."""
-    return 2 * (layer.d_k + layer.d_v)
+    """Of what is stored of one entry of a KV head: K, and V if it is no part of K."""
+    return 2 * sum(d for _, d in layer.stored)
 
 
 def entries_per_f16(layers: Sequence[LayerInfo]) -> Fraction:

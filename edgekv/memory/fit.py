@@ -210,12 +210,15 @@ class Planner:
         )
 
     def _check_types(self, types: tuple[str, str]) -> tuple[int, int]:
-        """Numbers of the cache types. Raises BadInput if a head does not fill their blocks."""
+        """Numbers of the cache types. Raises BadInput if a head does not fill their blocks, or if
+        they differ where V is part of K.
+        """
         from edgekv.model.facts import cache_types
 
-        for name, d in zip(
-            types, (self.blueprint.shape["d_head_k"], self.blueprint.shape["d_head_v"]), strict=True
-        ):
+        shape = self.blueprint.shape
+        if shape["v_in_k"] and types[0] != types[1]:
+            raise BadInput("this model's V is part of its K; give the same -ctk and -ctv")
+        for name, d in zip(types, (shape["d_head_k"], shape["d_head_v"]), strict=True):
             if d % cache_types[name][1]:
                 raise BadInput(
                     f"this model's heads of {d} values cannot have a {name} cache; give another"

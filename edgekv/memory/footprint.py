@@ -61,17 +61,13 @@ def tensor_bytes(layer: LayerInfo, n_rows: int) -> int:
     if not layer.n_head_kv:
         return 0
     rows = max(n_rows, 1)  # a tensor has at least one row
-    each = (
-        row_bytes(layer.type_k, layer.d_k),
-        row_bytes(layer.type_v, layer.d_v),
-        index_bytes(layer),
-    )
+    each = (*(row_bytes(kind, d) for kind, d in layer.stored), index_bytes(layer))
     return sum(-(-rows * n // ALIGNMENT) * ALIGNMENT for n in each)
 
 
 def index_bytes(layer: LayerInfo) -> int:
     """Of a row's token, which ALiBi needs; 0 for other models."""
-    return layer.bytes_row - row_bytes(layer.type_k, layer.d_k) - row_bytes(layer.type_v, layer.d_v)
+    return layer.bytes_row - sum(row_bytes(kind, d) for kind, d in layer.stored)
 
 
 def kept_bytes(layers: Sequence[LayerInfo], n_tokens: int, n_rows: int) -> int:
@@ -107,8 +103,7 @@ def converted_bytes(layers: Sequence[LayerInfo], n_rows: int) -> int:
     n_rows: the longest head while the prompt is read.
     """
     return max(
-        2 * n_rows * x.n_head_kv * (x.d_k * (x.type_k != F16) + x.d_v * (x.type_v != F16))
-        for x in layers
+        2 * n_rows * x.n_head_kv * sum(d for kind, d in x.stored if kind != F16) for x in layers
     )
 
 
@@ -399,7 +394,9 @@ def _most_beside(full: Sequence[int], stays: Sequence[int]) -> int:
 
 def _rotations(x: LayerInfo) -> int:
     """The matrices by which llama.cpp turns heads of a multiple of 64 values before it quantises
-    them (f32).
+    them (f32); latent ones it leaves as they are.
     """
+    if x.v_in_k:
+        return 0
     widths = ((x.type_k, x.d_k, x.d_k & -x.d_k), (x.type_v, x.d_v, 64))
     return sum(4 * n * n for kind, d, n in widths if kind not in PLAIN and d % 64 == 0)

@@ -39,7 +39,8 @@ class Context:
 class Blueprint:
     """A model without weights. Use as a context manager. Raises BadInput if the file is no model.
 
-    placed: where its tensors would go. weights: bytes in the file; n_embd, n_vocab, n_ctx_train;
+    placed: where its tensors would go. weights: bytes in the file; n_embd: values of a
+    hidden state between two layers; n_vocab, n_ctx_train;
     why: the reason if its cache cannot be compressed, else empty.
     """
 
@@ -50,7 +51,7 @@ class Blueprint:
         self._model = facts.load_without_weights(path, -1 if on_gpu else 0, placed)
         self.shape = facts.model_shape(self._model)
         self.weights: int = self.shape["size_bytes"]
-        self.n_embd: int = llama_cpp.llama_model_n_embd(self._model)
+        self.n_embd: int = native.hidden_width(self._model)
         self.n_ctx_train: int = self.shape["n_ctx_train"]
         self.why: str = self.shape["note"]
         self.context = lru_cache(maxsize=None)(self._context)

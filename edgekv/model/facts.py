@@ -65,7 +65,7 @@ def build_info() -> dict[str, Any]:
 
 def model_info(path: str) -> dict[str, Any]:
     """Shape of a GGUF file and how edgekv reads it: mode 'layers' or 'uncompressed', with the
-    reason in `note`.
+    reason in `note`. v_in_k: V is the beginning of K and takes no memory (latent attention).
 
     Raises BadInput if the file cannot be loaded. Weights are not read.
     """
@@ -111,6 +111,7 @@ def model_shape(model: Any) -> dict[str, Any]:
         "n_head_kv": native.model_heads(model),
         "d_head_k": int(meta.get(f"{arch}.attention.key_length", d_default)),
         "d_head_v": int(meta.get(f"{arch}.attention.value_length", d_default)),
+        "v_in_k": int(meta.get(f"{arch}.attention.key_length_mla", 0)) > 0,
         "n_ctx_train": llama_cpp.llama_model_n_ctx_train(model),
         "n_params": llama_cpp.llama_model_n_params(model),
         "size_bytes": llama_cpp.llama_model_size(model),

@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 10
+ABI = 11
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -65,6 +65,7 @@ class CLayerInfo(Structure):
             "n_swa",
             "bytes_row",
             "reads",
+            "v_in_k",
         )
     ]
 
@@ -130,6 +131,7 @@ def _declare() -> None:
         ("next_context", None, c_bool),
         ("why_unsupported", c_char_p, p),
         ("model_n_head_kv", c_int32, p, c_int32),
+        ("model_hidden_width", c_int32, p),
         ("has_store", c_bool, p),
         ("check_finite", c_int, p),
         ("context_bytes_get", c_int, p, POINTER(CContextBytes)),

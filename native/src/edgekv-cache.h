@@ -86,5 +86,8 @@ void edgekv_want_store(bool on);
 // heads of a layer that keep K and V
 int32_t edgekv_n_head_kv(const llama_model & model, int32_t il);
 
+// values of a token's hidden state between two layers
+int32_t edgekv_hidden_width(const llama_model & model);
+
 // how a model is read: why not layer by layer, or null
 const char * edgekv_unsupported(const llama_model & model);

@@ -31,11 +31,22 @@ static void give_back_unused(ggml_context & ctx) {
 #endif
 }
 
+// Tokens whose windows begin together, where masks are made for whole chunks and windows do not
+// slide; 0: chunks may end anywhere
+int64_t edgekv_chunks::window_step() const {
+    for (const auto & l : prompt.store->layers)
+        if (l->chunked && !prompt.by_kernel(*l)) return l->n_swa;
+    return 0;
+}
+
 void edgekv_chunks::build() {
     clear();
+    const int64_t step = window_step();
     auto build = [&](int64_t first, int64_t n, int64_t row) {
-        for (int64_t i = 0; i < n; i += prompt.n_ubatch) {
-            build_chunk(first + i, std::min(prompt.n_ubatch, n - i), row + i);
+        for (int64_t i = 0, n_here; i < n; i += n_here) {
+            n_here = std::min(prompt.n_ubatch, n - i);
+            if (step > 0) n_here = std::min(n_here, step - (prompt.pos0 + row + i) % step);
+            build_chunk(first + i, n_here, row + i);
         }
     };
     build(0, prompt.n_tokens, 0);
@@ -255,8 +266,7 @@ edgekv_chunks::seen_rows edgekv_chunks::rows_seen(
         seen.len.push_back((int32_t) (l.len[k] + c.row + c.n_tokens - gone));
     }
     for (int64_t i = 0; i < c.n_tokens && l.n_swa; ++i) {
-        const int64_t start = std::max<int64_t>(0, l.len[0] + c.row + i + 1 - l.n_swa);
-        seen.start.push_back((int32_t) (start - gone));
+        seen.start.push_back((int32_t) (prompt.first_seen(l, c.row + i) - gone));
     }
     return seen;
 }

@@ -40,6 +40,7 @@ public:
     edgekv_prompt_rows * prompt_rows(const edgekv_layer & l, int il);
 
 private:
+    int64_t window_step() const;
     void build_chunk(int64_t first, int64_t n, int64_t row);
     edgekv_graph & graph_for(const edgekv_chunk & c);
 

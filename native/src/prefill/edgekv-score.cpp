@@ -118,7 +118,7 @@ void edgekv_observers::score(const edgekv_layer & l, int il, const edgekv_span &
 }
 
 const edgekv_device * edgekv_observers::scorer(const edgekv_layer & l) {
-    const auto * device = edgekv_device::of(l.buft);
+    const auto * device = l.kernels();
     return device && device->takes(l.type_k, l.d_k) ? device : nullptr;
 }
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 static bool alike(const edgekv_layer & l, const edgekv_layer & m) {
-    return m.n_head_kv == l.n_head_kv && m.n_head == l.n_head && m.d_k == l.d_k && m.d_v == l.d_v &&
-        m.buft == l.buft;
+    const edgekv_shape & shape = l;
+    return m.n_head_kv == l.n_head_kv && m.n_head == l.n_head && shape == m && m.buft == l.buft;
 }
 
 // whether a layer of this slice has the scratch already
@@ -26,6 +26,7 @@ static int64_t rows_that_stay(const edgekv_layer & l) { return l.n_swa + EDGEKV_
 // overwrites what it reads. The pieces of a probe all go on from the prompt's end, which stays.
 int64_t edgekv_scratches::sliding_rows(const edgekv_layer & l) const {
     if (!l.n_swa || l.max_bias != 0.0f || !prompt.pieces.empty()) return 0;
+    if (l.chunked && !prompt.by_kernel(l)) return 0; // chunks of several lengths
     const auto & layers = prompt.store->layers;
     const bool takes_turns = prompt.alone(l.il) &&
         std::any_of(layers.begin(), layers.end(),
@@ -83,8 +84,7 @@ void edgekv_scratches::make() {
             n_rows = n;
         }
         s.cap = (n_rows + l.row_step - 1) / l.row_step * l.row_step;
-        s.t = edgekv_tensors::make(
-            l.buft, l.type_k, l.type_v, l.d_k, l.d_v, s.cap * l.n_head_kv, "scratch");
+        s.t = edgekv_tensors::make(l.buft, l, s.cap * l.n_head_kv, "scratch");
         if (l.max_bias != 0.0f) s.pos.resize(s.cap * l.n_head_kv);
         if (l.row_step > 1 || !ggml_backend_buft_is_host(l.buft)) {
             // masked rows are multiplied too: they must be numbers
