@@ -9,7 +9,7 @@ then reads only what is new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,12 @@ class Checkpoints:
         self.are_on = are_on
         self._saved: list[_Saved] = []
         self._prompt_end = 0
+        self.sink: Callable[[Holder], object] | None = None
+        """Who takes the states instead: called when one is due, whatever `are_on` says."""
+        self.at: list[int] = []
+        """Numbers of tokens behind which prompts are cut, so that states can be had there."""
+        self.is_eager = False
+        """The sink is called there too, not only before something is compressed."""
 
     @property
     def n_bytes(self) -> int:
@@ -59,13 +65,23 @@ class Checkpoints:
         """
         assert llm._kv is not None
         info = llm._kv.store.memory()
-        if not self.are_on or info.n_past == 0 or info.fixed > self._prompt_end > 0:
+        if info.n_past == 0 or info.fixed > self._prompt_end > 0:
+            return
+        if self.sink is not None:
+            self.sink(llm)
+        if self.sink is not None or not self.are_on:
             return
         others = [x for x in self._saved if x.fixed != info.fixed]
         self._saved = [*others, _Saved(state.take(llm), info.fixed)][-N_STATES:]
         limit = llm._kv.settings.memory
         while limit is not None and self._saved and info.bytes_now + self.n_bytes > limit:
             self._saved.pop(0)
+
+    def reached(self, llm: Holder) -> None:
+        """A part of a prompt was read."""
+        if self.sink is not None and self.is_eager and llm.n_tokens in self.at:
+            self.sink(llm)
+        self.at = [n for n in self.at if n > llm.n_tokens]
 
     def restore(self, llm: Holder, tokens: Sequence[int]) -> None:
         """Make the conversation the saved state that shares most with `tokens`, if there is one."""

@@ -98,16 +98,17 @@ def is_finite(llm: Holder) -> bool:
     return True
 
 
-def put(llm: Holder, state: State) -> bool:
+def put(llm: Holder, state: State, is_ours: bool = False) -> bool:
     """Make `state` the conversation of `llm`.
 
-    False if it does not fit. A compressed conversation is then as before; llama.cpp's own cache is
+    is_ours: it was taken in this process, so that its numbers need no look. False if it does not
+    fit. A compressed conversation is then as before; llama.cpp's own cache is
     empty, and so is the conversation.
     """
     if llm._kv is None:
         llm._ctx.kv_cache_seq_rm(-1, -1, -1)  # llama.cpp keeps what it has if the state is empty
     n_read = llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0)
-    if llm._kv is None and not (n_read and is_finite(llm)):
+    if llm._kv is None and not (n_read and (is_ours or is_finite(llm))):
         llm._ctx.kv_cache_clear()
         llm.reset()
         return False
