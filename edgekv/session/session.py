@@ -226,6 +226,17 @@ def beginning(path: str | Path, llm: Holder | None = None) -> Beginning:
     return Beginning(header, note, tokens.astype(np.int32))
 
 
+def verify(path: str | Path) -> None:
+    """Raises Damaged if a file is not as it was written, BadInput if it cannot be read."""
+    with files.opened(path) as f:
+        digest, left = hashlib.sha256(), os.fstat(f.fileno()).st_size - _DIGEST
+        while left > 0 and (piece := f.read(min(left, 1 << 20))):
+            digest.update(piece)
+            left -= len(piece)
+        if left != 0 or f.read() != digest.digest():
+            raise _damaged(path, ValueError("its checksum does not match"))
+
+
 def _some(reader: _Reader, n_tokens: int) -> int:
     """n_tokens, which have to be in what is left."""
     if 4 * n_tokens > reader.left:
