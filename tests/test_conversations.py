@@ -11,7 +11,7 @@ import pytest
 
 from edgekv import BadInput, Conversations, EdgeKVError
 from edgekv.memory.machine import rss_now
-from tests import models, recurrent
+from tests import archs, models, recurrent
 from tests.engine import load
 
 N_DOCUMENT, N_QUESTION, N_ANSWER = 300, 20, 12
@@ -157,6 +157,29 @@ def test_a_recurrent_model_takes_turns_too(text, tmp_path):
         alone = Alone(load(path))
         alone.ask(text(100), text(N_QUESTION, 1))
         assert a.ask(text(9, 7)) == alone.ask([first[-1], *text(9, 7)]) and a.n_read == 10
+
+
+def test_a_hybrid_takes_turns_too(tmp_path):
+    path = archs.write(tmp_path, "^qwen35$") / "qwen35-dense.gguf"
+
+    def some(n: int, seed: int) -> list[int]:
+        return np.random.default_rng(seed).integers(6, 128, n).tolist()
+
+    for options in (dict(kv_ratio=0.5), dict()):
+        llm, first, second = (load(path, n_ctx=1024, n_ubatch=64, **options) for _ in range(3))
+        with Conversations(llm) as pool:
+            a, b = Pooled(pool, llm), Pooled(pool, llm)
+            ends: dict[Any, list[int]] = {a: [], b: []}
+            for turn in range(3):
+                for mine, alone, seed in ((a, Alone(first), 1), (b, Alone(second), 2)):
+                    new = some(130 if turn == 0 else 20, seed + 5 * turn)
+                    expected = alone.ask([*ends[mine], *new])
+                    assert mine.ask(new) == expected
+                    assert turn == 0 or mine.n_read == 21
+                    ends[mine] = expected[-1:]
+            again = Pooled(pool, llm, begin=a.tokens[: 130 + N_ANSWER])
+            again.ask(some(20, 9))
+            assert again.n_read <= 21, "a branch behind the first answer"
 
 
 def test_generate_goes_on_from_the_conversation_in_use(make, text):

@@ -140,9 +140,8 @@ class Conversations:
                 self._park_current()
                 return 0
             if entry is not self._current:
-                if not self._open(entry):
+                if not self._open(entry, self._keeps(entry, n_have, name)):
                     continue  # its file is damaged
-                self._make_current(entry, n_have, name)
             elif self._keeps(entry, n_have, name):
                 self._copy_current()
             return n if self._take_back(n_have) else 0
@@ -204,8 +203,8 @@ class Conversations:
             now.path = None  # the file, if there is one, is of an earlier state
         if now.settings != key:
             now.settings = "" if len(tokens) else key  # of several settings: fits none
-        found = parked.reach(llm)
-        now.tokens, now.least, now.mark = tokens, found.least, found.mark
+        now.tokens = tokens
+        now.set_reach(parked.reach(llm))
 
     def _is_in_step(self) -> bool:
         """Whether the cache holds the tokens that the model says, or can be made to."""
@@ -227,17 +226,6 @@ class Conversations:
         if now.settings:
             self._store(now, lambda: parked.copied(self._llm))
 
-    def _make_current(self, entry: Entry, n_have: int, name: str | None) -> None:
-        """A conversation that was opened is the current one; or it waits on, and its first n_have
-        tokens begin another one.
-        """
-        if not self._keeps(entry, n_have, name):
-            entry.parked, self._current = None, entry
-            return
-        self._current.tokens = entry.tokens
-        self._waiting.append(entry)
-        self._make_room(0)
-
     def _name_current(self, name: str | None) -> None:
         if name is None:
             return
@@ -248,21 +236,30 @@ class Conversations:
 
     # ---- those that wait
 
-    def _open(self, entry: Entry) -> bool:
+    def _open(self, entry: Entry, stays: bool) -> bool:
         """Put a conversation that waits into the model, in the place of the current one, which
         waits then. False if it cannot be had; it is forgotten.
+
+        stays: it waits on, and the current one is a branch of it.
         """
         self._waiting.remove(entry)  # it makes no room, it goes
         entry.last_used = self._now()
         if self._shelf:
             self._shelf.stamp(entry)
         self._park_current()
-        if entry.parked is not None:
-            opened = entry.parked.put(self._llm)
+        waits = entry.parked
+        if waits is not None:
+            opened = waits.put_copy(self._llm) if stays else waits.put(self._llm)
         else:
             opened = self._shelf is not None and self._shelf.read(self._llm, entry)
         if not opened:
             self._llm.reset()
+        elif stays:
+            self._current.tokens = entry.tokens
+            self._waiting.append(entry)
+            self._make_room(0)
+        else:
+            entry.parked, self._current = None, entry
         return opened
 
     def _store(self, entry: Entry, taken: Callable[[], Parked]) -> None:
@@ -271,12 +268,12 @@ class Conversations:
         taken: takes it out of the model, or copies it.
         """
         n_bytes = parked.size(self._llm) + entry.tokens.nbytes
-        reach = parked.reach_of_copy(self._llm)
-        entry.least, entry.mark = reach.least, reach.mark
+        entry.set_reach(parked.reach_of_copy(self._llm))
         if n_bytes <= self._cache_ram:
             self._make_room(n_bytes)
             with suppress(EdgeKVError, MemoryError):  # it is read again then, if it goes on
                 entry.parked = taken()
+                entry.set_reach(entry.parked.reach)
         elif self._shelf and entry.path is None:
             self._shelf.write(self._llm, entry, n_bytes, lambda: state.take(self._llm))
         if entry.parked or entry.path:
@@ -288,14 +285,14 @@ class Conversations:
         while self.n_bytes + n_bytes > self._cache_ram:
             oldest = min((x for x in self._waiting if x.parked), key=lambda x: x.last_used)
             self._write(oldest)
-            oldest.parked = None
+            oldest.parked, oldest.mark = None, -1  # a file knows of no mark
             self._forget_gone()
 
     def _write(self, entry: Entry) -> bool:
         """Have a file of a conversation that waits, if there is a folder and room in it."""
         if entry.path is None and entry.parked is not None and self._shelf:
             waiting = entry.parked
-            self._shelf.write(self._llm, entry, entry.n_bytes, lambda: waiting.state)
+            self._shelf.write(self._llm, entry, entry.n_bytes, lambda: waiting.state(self._llm))
         return entry.path is not None
 
     def _forget_gone(self) -> None:
@@ -308,8 +305,8 @@ class Conversations:
     def _keep_boundary(self, llm: Holder) -> None:
         """Keep the current conversation's beginning, which it cannot be taken back to later."""
         now = Entry(llm.input_ids[: llm.n_tokens].astype(np.int32), self._key(), is_boundary=True)
-        reach = parked.reach_of_copy(llm)
-        now.least, now.last_used = reach.least, self._now()
+        now.set_reach(parked.reach_of_copy(llm))
+        now.last_used = self._now()
         mine = [x for x in self._waiting if x.settings == now.settings]
         known = [x for x in mine if x.covers(now)]
         for x in known:
@@ -375,8 +372,7 @@ class Conversations:
         else:
             assert self._shelf is not None
             if entry.path is None and entry.settings:
-                reach = parked.reach_of_copy(self._llm)
-                entry.least = reach.least
+                entry.set_reach(parked.reach_of_copy(self._llm))
                 n_bytes = parked.size(self._llm)
                 self._shelf.write(self._llm, entry, n_bytes, lambda: state.take(self._llm))
             saved = entry.path is not None

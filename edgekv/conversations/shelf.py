@@ -14,7 +14,7 @@ import numpy as np
 
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.talk import Entry
-from edgekv.errors import BadInput
+from edgekv.errors import BadInput, EdgeKVError
 from edgekv.files import expanded
 from edgekv.session import session
 from edgekv.session.state import State
@@ -65,7 +65,7 @@ class Shelf:
         self._make_room(n_all)
         try:
             session.write(llm, path, taken, _note(entry))
-        except BadInput:  # a full disk must not end an answer
+        except (EdgeKVError, MemoryError):  # a full disk must not end an answer
             return False
         self._stamp(path, entry.last_used)
         entry.path = path

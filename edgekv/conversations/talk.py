@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.session.parked import Parked
+from edgekv.session.parked import Parked, Reach
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Entry:
     def n_bytes(self) -> int:
         """Of memory."""
         return self.parked.n_bytes + self.tokens.nbytes if self.parked else 0
+
+    def set_reach(self, reach: Reach) -> None:
+        self.least, self.mark = reach.least, reach.mark
 
     def reachable(self, tokens: NDArray[np.int32]) -> int:
         """How many tokens of a prompt need not be read behind this conversation. The last one

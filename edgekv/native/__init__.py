@@ -17,6 +17,7 @@ from edgekv.native.context import (
     trim_heap,
     why_unsupported,
 )
+from edgekv.native.parked import Place
 from edgekv.native.prefill import HIDDEN, Observer, Prefill
 from edgekv.native.store import LayerInfo, MemoryInfo, Store
 
@@ -26,6 +27,7 @@ __all__ = [
     "LayerInfo",
     "MemoryInfo",
     "Observer",
+    "Place",
     "Prefill",
     "Store",
     "check_finite",

@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 10
+ABI = 11
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -144,6 +144,10 @@ def _declare() -> None:
         ("evict", c_int, p, c_int32, I32P, I32P),
         ("write_rows", c_int, p, c_int32, c_int32, c_int32, I32P, F32P, F32P),
         ("trim_capacity", c_int, p),
+        ("parked_new", c_void_p, p),
+        ("parked_swap", c_int, p, p),
+        ("parked_bytes", c_int64, p),
+        ("parked_free", None, p),
         ("prefill_begin", c_void_p, p, POINTER(CPrefillParams)),
         ("prefill_by_layer", c_bool, p),
         ("prefill_score_ms", c_double, p),

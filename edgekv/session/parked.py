@@ -5,10 +5,15 @@ into the context.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from edgekv.native import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.errors import EdgeKVError
+from edgekv.native import Place, llama_cpp
 from edgekv.session import state
+from edgekv.session.memory import Memory
 from edgekv.session.state import State
 
 if TYPE_CHECKING:
@@ -25,20 +30,81 @@ class Reach:
     mark: int = -1
 
 
-@dataclass(frozen=True, eq=False)
-class Parked:
-    """A copy of a conversation."""
+class Parked(Protocol):
+    """A conversation that waits in memory."""
 
-    state: State
+    @property
+    def n_bytes(self) -> int: ...
+
+    @property
+    def reach(self) -> Reach: ...
+
+    def put(self, llm: Holder) -> bool:
+        """Make it the conversation of `llm`, which has none. False if it does not fit.
+
+        It waits no longer then.
+        """
+        ...
+
+    def put_copy(self, llm: Holder) -> bool:
+        """The same, and it waits on."""
+        ...
+
+    def state(self, llm: Holder) -> State:
+        """A copy, whatever conversation `llm` holds."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """Its bytes: of llama.cpp's own cache, of one on a device, and of beginnings."""
+
+    taken: State
+    reach: Reach
 
     @property
     def n_bytes(self) -> int:
-        memory = self.state.memory
-        return self.state.n_bytes + (memory.n_bytes if memory else 0)
+        return self.taken.n_bytes + _memory_bytes(self.taken.memory)
 
     def put(self, llm: Holder) -> bool:
-        """Make it the conversation of `llm`, and stay as it is. False if it does not fit."""
-        return state.put(llm, self.state, is_ours=True)
+        return state.put(llm, self.taken, is_ours=True)
+
+    put_copy = put
+
+    def state(self, llm: Holder) -> State:
+        return self.taken
+
+
+@dataclass(frozen=True, eq=False)
+class Aside:
+    """The conversation itself: the store's rows, as they were, beside their context."""
+
+    place: Place
+    tokens: NDArray[np.int32]
+    memory: Memory
+    reach: Reach
+
+    @property
+    def n_bytes(self) -> int:
+        return self.place.n_bytes + _memory_bytes(self.memory)
+
+    def put(self, llm: Holder) -> bool:
+        try:
+            self.place.swap(llm._ctx.ctx)
+        except EdgeKVError:
+            return False
+        state.adopt(llm, self.tokens, self.memory)
+        return True
+
+    def put_copy(self, llm: Holder) -> bool:
+        return state.put(llm, self.state(llm), is_ours=True)
+
+    def state(self, llm: Holder) -> State:
+        self.place.swap(llm._ctx.ctx)
+        try:
+            return State(self.tokens, state.data_of(llm), self.memory.copy())
+        finally:
+            self.place.swap(llm._ctx.ctx)
 
 
 def park(llm: Holder) -> Parked:
@@ -46,21 +112,33 @@ def park(llm: Holder) -> Parked:
 
     Raises EdgeKVError if its cache does not hold its tokens.
     """
-    parked = copied(llm)
+    if llm._kv is None or llm._kv.offloaded:  # a device's memory is for the one that goes on
+        found: Parked = copied(llm)
+    else:
+        place, now = Place(llm._ctx.ctx), reach(llm)
+        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+        place.swap(llm._ctx.ctx)
+        found = Aside(place, tokens, llm._kv.memory, now)
     llm.reset()
-    return parked
+    return found
 
 
 def copied(llm: Holder) -> Parked:
     """A copy of the conversation of `llm`. Raises as `park`."""
-    return Parked(state.take(llm))
+    return Copy(state.take(llm), reach_of_copy(llm))
 
 
 def size(llm: Holder) -> int:
-    """Bytes that the conversation of `llm` is going to take when it waits, its tokens apart."""
-    memory = None if llm._kv is None else llm._kv.memory
-    n_state = int(llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, 0))
-    return n_state + (memory.n_bytes if memory else 0)
+    """Bytes that the conversation of `llm` takes at most when it waits, its tokens apart."""
+    if llm._kv is None:
+        return int(llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, 0))
+    info, n_rows = llm._kv.store.memory(), int(llm._kv.kept().sum())
+    n_bytes = info.bytes_now + info.bytes_recurrent + info.bytes_mark + n_rows * np.int32().nbytes
+    return n_bytes + _memory_bytes(llm._kv.memory)
+
+
+def _memory_bytes(memory: Memory | None) -> int:
+    return memory.n_bytes if memory else 0
 
 
 def reach_of_copy(llm: Holder) -> Reach:
