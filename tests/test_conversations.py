@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgekv import BadInput, Conversations, EdgeKVError
+from edgekv import BadInput, Cancelled, Conversations, EdgeKVError
 from edgekv.memory.machine import rss_now
 from tests import archs, models, recurrent
 from tests.engine import load
@@ -447,6 +448,64 @@ def test_what_the_model_was_told_meanwhile_is_no_part_of_a_conversation(make, te
         assert b.n_read == 5
 
 
+def test_settings_that_change_leave_what_waits_alone(tiny, text, tmp_path):
+    for before, after in ((0.3, 0.2), (1.0, 0.3)):
+        folder = tmp_path / str(before)
+        llm = load(tiny("llama-gqa"), kv_ratio=before)
+        with Conversations(llm, cache_disk=str(folder)) as pool:
+            a, b = Pooled(pool, llm), Pooled(pool, llm)
+            a.ask(text(N_DOCUMENT))
+            b.ask(text(N_DOCUMENT, 1))
+            llm.kv_set(ratio=after)
+            assert pool.use([*a.tokens, 9]) == 0
+            got = Pooled(pool, llm).ask(text(N_DOCUMENT, 2))
+            assert got == Alone(load(tiny("llama-gqa"), kv_ratio=after)).ask(text(N_DOCUMENT, 2))
+        again = load(tiny("llama-gqa"), kv_ratio=after)
+        with Conversations(again, cache_disk=str(folder)) as pool:
+            assert [x.n_tokens for x in pool.list()] == [N_DOCUMENT + N_ANSWER - 1]
+
+
+def test_short_conversations_are_told_apart(tiny, text):
+    llm = load(tiny("llama-gqa"))
+    with Conversations(llm) as pool:
+        for seed in range(3):
+            Pooled(pool, llm).ask([models.BOS, *text(5, seed)], n=3)
+        assert len({x.id for x in pool.list()}) == len(pool.list()) == 3
+
+
+def test_another_thread_cannot_take_the_model_from_an_answer(tiny, text):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3)
+    with Conversations(llm) as pool, ThreadPoolExecutor(1) as other:
+        answer = llm.generate(list(text(50)), temp=0.0)
+        next(answer)
+        with pytest.raises(EdgeKVError, match="another thread"):
+            other.submit(pool.use, text(50, 1)).result()
+        assert next(answer) >= 0
+        answer.close()
+        assert other.submit(pool.use, text(50, 1)).result() == 0
+
+
+def test_a_prompt_that_was_stopped_goes_on_from_its_last_cut(make, text):
+    llm, prompt = make(), [*text(N_DOCUMENT), *text(150, 1)]
+    with Conversations(llm) as pool:
+        pool.use(prompt, cuts=[N_DOCUMENT])
+
+        def progress(done: int, total: int) -> None:
+            if done > 0.9 * total:
+                llm.kv_cancel()
+
+        llm.kv_progress = progress
+        with pytest.raises(Cancelled):
+            llm.eval(prompt)
+        llm.kv_progress = None
+        assert llm.n_tokens == 0
+        talk = Pooled(pool, llm)
+        got = talk.ask(text(N_DOCUMENT), text(150, 1))
+        assert got == Alone(make()).ask(text(N_DOCUMENT), text(150, 1))
+        if llm._kv is not None:
+            assert talk.n_read == 150
+
+
 # ---- messages
 
 
@@ -477,3 +536,20 @@ def test_documents_are_open_at_once(make):
             if question == questions[1]:
                 assert llm.n_evaluated - before < 60, "the document is not read again"
             assert got == ask(make(n_ctx=4096), message(document, question))
+
+
+def test_a_reply_that_is_cut_into_other_tokens_is_not_read_again(tiny):
+    llm = load(tiny("llama-gqa"), n_ctx=4096, kv_ratio=0.3, kv_tail=80)
+    bias = {models.EOS: -100.0}
+    talks: list[list[dict[str, Any]]] = [[message(x, "who?")] for x in DOCUMENTS]
+    for turn in range(3):
+        for talk in talks:
+            before = llm.n_evaluated
+            with llm.conversation():
+                done = llm.create_chat_completion(
+                    talk, max_tokens=150, temperature=0, logit_bias=bias
+                )
+            reply = done["choices"][0]["message"]
+            n_reply = done["usage"]["completion_tokens"]
+            assert turn == 0 or llm.n_evaluated - before - n_reply < 100
+            talk += [{"role": "assistant", "content": reply["content"]}, message("and there?")]

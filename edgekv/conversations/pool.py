@@ -170,8 +170,9 @@ class Conversations:
 
     def _keeps(self, entry: Entry, n_have: int, name: str | None) -> bool:
         """Whether a conversation is kept beside one that goes on from its first n_have tokens."""
+        n_lost = len(entry.tokens) - n_have
         is_another = name is not None and entry.name is not None and name != entry.name
-        return entry.is_boundary or is_another or len(entry.tokens) - n_have > FEW
+        return entry.is_boundary or is_another or n_lost > min(FEW, n_have)
 
     def _take_back(self, n: int) -> bool:
         """Take the current conversation back to its first n tokens. If that cannot be, it is
@@ -290,7 +291,8 @@ class Conversations:
 
     def _write(self, entry: Entry) -> bool:
         """Have a file of a conversation that waits, if there is a folder and room in it."""
-        if entry.path is None and entry.parked is not None and self._shelf:
+        is_of_now = entry.settings == self._key()  # a file says what the model is like now
+        if entry.path is None and entry.parked is not None and self._shelf and is_of_now:
             waiting = entry.parked
             self._shelf.write(self._llm, entry, entry.n_bytes, lambda: waiting.state(self._llm))
         return entry.path is not None
