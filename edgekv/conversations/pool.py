@@ -29,6 +29,8 @@ FEW = 16
 """Tokens that are read again rather than kept: so few differ where a reply is cut into other tokens
 than the model wrote.
 """
+N_NEAR = 3
+"""Conversations that are compared with a prompt as text."""
 N_BOUNDARIES = 8
 """States that are kept of one conversation's beginnings."""
 
@@ -161,12 +163,25 @@ class Conversations:
 
         best = max(known, key=order)
         n = best.reachable(prompt)
-        near = max(known, key=lambda x: n_shared(prompt, x.tokens))
-        if self._llm._kv is not None and n_shared(prompt, near.tokens) > n:
-            met = same_text(self._llm, prompt.tolist(), near.tokens.tolist(), near.least)
-            if met and met[0] > n:
-                return near, *met
+        if self._llm._kv is not None:
+            best, n, n_have = self._best_by_text(prompt, known, (best, n, n))
+            return (best, n, n_have) if n else (None, 0, 0)
         return (best, n, n) if n else (None, 0, 0)
+
+    def _best_by_text(
+        self, prompt: NDArray[np.int32], known: Sequence[Entry], best: tuple[Entry, int, int]
+    ) -> tuple[Entry, int, int]:
+        """`best`, or a conversation that shares more with a prompt in text than that in tokens."""
+        shared = {x: n_shared(prompt, x.tokens) for x in known}
+        most = max(shared.values())
+        if most <= best[1]:
+            return best
+        near = sorted((x for x in known if shared[x] == most), key=lambda x: -len(x.tokens))
+        for x in near[:N_NEAR]:
+            met = same_text(self._llm, prompt.tolist(), x.tokens.tolist(), x.least)
+            if met and met[0] > best[1]:
+                best = x, *met
+        return best
 
     def _keeps(self, entry: Entry, n_have: int, name: str | None) -> bool:
         """Whether a conversation is kept beside one that goes on from its first n_have tokens."""
