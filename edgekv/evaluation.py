@@ -43,6 +43,7 @@ class Evaluation(LoadedModel):
             else:
                 self._kv_eval(self._kv, tokens)
             self.n_evaluated += len(tokens)
+            self._checkpoints.has_read(self)
             if len(tokens) > 1:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
                 self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)

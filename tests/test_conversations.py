@@ -12,6 +12,7 @@ import pytest
 
 from edgekv import BadInput, Cancelled, Conversations, EdgeKVError
 from edgekv.memory.machine import rss_now
+from edgekv.session import parked
 from tests import archs, models, recurrent
 from tests.engine import load
 
@@ -144,6 +145,37 @@ def test_a_long_answer_that_was_compressed_can_be_asked_for_again(make, text):
         again = Pooled(pool, llm)
         assert again.ask(text(N_DOCUMENT), text(N_QUESTION, 1), n=200) == first
         assert again.n_read <= N_QUESTION + 1
+
+
+def test_the_same_prompt_is_not_read_again(make, text):
+    """An answer is wanted once more, and meanwhile another conversation used the model."""
+    llm = make()
+    with Conversations(llm) as pool:
+        first = Pooled(pool, llm).ask(text(N_DOCUMENT), n=150)
+        pool.use(text(N_DOCUMENT, 5))
+        llm.eval(list(text(N_DOCUMENT, 5)))
+        for _ in range(2):
+            again = Pooled(pool, llm)
+            assert again.ask(text(N_DOCUMENT), n=150) == first
+            # of llama.cpp's own cache with windows a copy has the last ones only
+            assert again.n_read <= 1 or (llm._kv is None and parked.forgets(llm))
+
+
+def test_answers_are_written_in_turns_token_by_token(make, text):
+    llm, prompts = make(), [list(text(N_DOCUMENT, seed)) for seed in range(3)]
+    expected = [Alone(make()).ask(prompt, n=100) for prompt in prompts]
+    with Conversations(llm) as pool:
+        talks = [list(prompt) for prompt in prompts]
+        for tokens in talks:
+            llm.eval(tokens[pool.use(tokens) :])
+        n_before = llm.n_evaluated
+        for _ in range(100):
+            for tokens in talks:
+                llm.eval(tokens[pool.use(tokens) :])
+                tokens.append(int(np.argmax(last_logits(llm))))
+        got = [tokens[N_DOCUMENT:] for tokens in talks]
+    assert got == expected
+    assert llm.n_evaluated - n_before == 3 * 99, "no prompt is read again for its first token"
 
 
 def test_a_recurrent_model_takes_turns_too(text, tmp_path):

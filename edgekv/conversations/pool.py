@@ -14,7 +14,7 @@ from edgekv.budget.memory import APPEND_MAX
 from edgekv.conversations.by_text import same_text
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.shelf import Shelf
-from edgekv.conversations.talk import Entry, Talk, n_shared
+from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.machine import memory_free
 from edgekv.session import parked, state
@@ -75,7 +75,7 @@ class Conversations:
             self._last = max((x.last_used for x in self._waiting), default=0.0)
             llm._kv_pool = self
             llm._checkpoints.clear()
-            llm._checkpoints.sink = self._keep_boundary
+            llm._checkpoints.sink = self
 
     def __enter__(self) -> Conversations:
         return self
@@ -129,7 +129,7 @@ class Conversations:
             return  # it can be taken back anywhere
         far = {x for x in cuts if x > n + APPEND_MAX}  # fewer tokens are read again in no time
         if checkpoints.is_eager and n and far != cuts:
-            self._keep_boundary(llm)
+            self.keep_beginning(llm)
         checkpoints.at = sorted(far)
 
     def _open_best(self, prompt: NDArray[np.int32], name: str | None) -> int:
@@ -146,7 +146,20 @@ class Conversations:
                     continue  # its file is damaged
             elif self._keeps(entry, n_have, name):
                 self._copy_current()
-            return n if self._take_back(n_have) else 0
+            if not self._take_back(n_have):
+                return 0
+            if n == len(prompt) and not self._has_logits(prompt):
+                continue
+            return n
+
+    def _has_logits(self, prompt: NDArray[np.int32]) -> bool:
+        """Whether the model has the logits behind a prompt, or gets them back."""
+        now = self._current
+        now.tokens, end = prompt, now.end_of(prompt)
+        if not self._llm._requires_eval or (end and parked.put_logits(self._llm, end.logits)):
+            return True
+        now.prompt = now.last = None
+        return False
 
     def _best(self, prompt: NDArray[np.int32], name: str | None) -> tuple[Entry | None, int, int]:
         """The conversation that shares most with a prompt, how many of the prompt's tokens it has,
@@ -219,7 +232,7 @@ class Conversations:
             now.path = None  # the file, if there is one, is of an earlier state
         if now.settings != key:
             now.settings = "" if len(tokens) else key  # of several settings: fits none
-        now.tokens = tokens
+        now.tokens, now.last = tokens, None
         now.set_reach(parked.reach(llm))
 
     def _is_in_step(self) -> bool:
@@ -238,7 +251,7 @@ class Conversations:
     def _copy_current(self) -> None:
         """Let a copy of the current conversation wait; what is current is a branch of it."""
         now, self._current = self._current, self._fresh()
-        self._current.tokens = now.tokens
+        self._branch_off(now)
         if now.settings:
             self._store(now, lambda: parked.copied(self._llm))
 
@@ -271,19 +284,27 @@ class Conversations:
         if not opened:
             self._llm.reset()
         elif stays:
-            self._current.tokens = entry.tokens
+            self._branch_off(entry)
             self._waiting.append(entry)
             self._make_room(0)
         else:
             entry.parked, self._current = None, entry
         return opened
 
+    def _branch_off(self, entry: Entry) -> None:
+        """The current conversation is as `entry`, and apart from it."""
+        now = self._current
+        now.tokens, now.least, now.mark = entry.tokens, entry.least, entry.mark
+        now.prompt, now.last = entry.prompt, entry.last
+
     def _store(self, entry: Entry, taken: Callable[[], Parked]) -> None:
         """Let a conversation, which the model holds, wait in memory, or on disk if it is too large.
 
         taken: takes it out of the model, or copies it.
         """
-        n_bytes = parked.size(self._llm) + entry.tokens.nbytes
+        if not entry.is_boundary and (values := parked.logits(self._llm)) is not None:
+            entry.last = End(entry.tokens, values)
+        n_bytes = parked.size(self._llm) + entry.tokens.nbytes + 8 * self._llm.n_vocab()
         entry.set_reach(parked.reach_of_copy(self._llm))
         if n_bytes <= self._cache_ram:
             self._make_room(n_bytes)
@@ -292,6 +313,8 @@ class Conversations:
                 entry.set_reach(entry.parked.reach)
         elif self._shelf and entry.path is None:
             self._shelf.write(self._llm, entry, n_bytes, lambda: state.take(self._llm))
+        if entry.parked is None:
+            entry.leave_memory()
         if entry.parked or entry.path:
             self._waiting.append(entry)
         self._forget_gone()
@@ -301,7 +324,7 @@ class Conversations:
         while self.n_bytes + n_bytes > self._cache_ram:
             oldest = min((x for x in self._waiting if x.parked), key=lambda x: x.last_used)
             self._write(oldest)
-            oldest.parked, oldest.mark = None, -1  # a file knows of no mark
+            oldest.leave_memory()
             self._forget_gone()
 
     def _write(self, entry: Entry) -> bool:
@@ -319,9 +342,18 @@ class Conversations:
                 entry.path = None
         self._waiting = [x for x in self._waiting if x.parked or x.path]
 
-    def _keep_boundary(self, llm: Holder) -> None:
+    def keep_end(self, llm: Holder) -> None:
+        """Keep what is needed to answer the prompt that was read once more, if it cannot be taken
+        back by a token.
+        """
+        values = parked.logits(llm) if parked.reach(llm).least >= llm.n_tokens else None
+        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+        self._current.prompt = None if values is None else End(tokens, values)
+
+    def keep_beginning(self, llm: Holder) -> None:
         """Keep the current conversation's beginning, which it cannot be taken back to later."""
         now = Entry(llm.input_ids[: llm.n_tokens].astype(np.int32), self._key(), is_boundary=True)
+        now.prompt = self._current.prompt
         now.set_reach(parked.reach_of_copy(llm))
         now.last_used = self._now()
         mine = [x for x in self._waiting if x.settings == now.settings]

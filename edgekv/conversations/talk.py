@@ -29,6 +29,14 @@ class Talk:
     on_disk: bool
 
 
+@dataclass(frozen=True, eq=False)
+class End:
+    """Logits float32 [n_vocab] behind these tokens: their answer begins at once."""
+
+    tokens: NDArray[np.int32]
+    logits: NDArray[np.float32]
+
+
 @dataclass(eq=False)
 class Entry:
     """A conversation, or the beginning of some (`is_boundary`), that a prompt may go on from.
@@ -50,19 +58,40 @@ class Entry:
     parked: Parked | None = None
     path: Path | None = None
     """A file with exactly these tokens."""
+    prompt: End | None = None
+    """Of its last prompt, if that cannot be taken back by a token."""
+    last: End | None = None
+    """Of all its tokens, while it waits."""
 
     @property
     def n_bytes(self) -> int:
         """Of memory."""
-        return self.parked.n_bytes + self.tokens.nbytes if self.parked else 0
+        ends = sum(x.logits.nbytes for x in (self.prompt, self.last) if x)
+        return self.parked.n_bytes + self.tokens.nbytes + ends if self.parked else 0
+
+    def leave_memory(self) -> None:
+        """A file is all that is left; it knows of no mark and no logits."""
+        self.parked = self.prompt = self.last = None
+        self.mark = -1
 
     def set_reach(self, reach: Reach) -> None:
         self.least, self.mark = reach.least, reach.mark
 
+    def end_of(self, tokens: NDArray[np.int32]) -> End | None:
+        """The logits behind a prompt, if they are there, and it can be taken back to the prompt."""
+        n = len(tokens)
+        if self.least <= n <= len(self.tokens) and n_shared(self.tokens, tokens) == n:
+            for end in (self.last, self.prompt):
+                if end and np.array_equal(end.tokens, tokens):
+                    return end
+        return None
+
     def reachable(self, tokens: NDArray[np.int32]) -> int:
-        """How many tokens of a prompt need not be read behind this conversation. The last one
-        always is: the answer begins with its logits.
+        """How many tokens of a prompt need not be read behind this conversation. The last one is,
+        unless its logits are there: the answer begins with them.
         """
+        if self.end_of(tokens):
+            return len(tokens)
         shared = min(n_shared(tokens, self.tokens), len(tokens) - 1)
         if shared >= max(self.least, 1):
             return shared

@@ -28,6 +28,8 @@ class Holder(Protocol):
     _ctx: Any
     _requires_eval: bool
     """Whether the last token's logits are missing."""
+    _logits_all: bool
+    """Whether those of all tokens are wanted."""
     kv_overrides: dict[str, Any] | None
     _kv_adapters: Adapters
     _kv: Engine | None

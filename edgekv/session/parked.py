@@ -141,6 +141,27 @@ def _memory_bytes(memory: Memory | None) -> int:
     return memory.n_bytes if memory else 0
 
 
+def logits(llm: Holder) -> NDArray[np.float32] | None:
+    """float32 [n_vocab]: a copy of the last token's logits, if they are there."""
+    here = None if llm._requires_eval or llm._logits_all else _logits_at(llm)
+    return None if here is None else here.copy()
+
+
+def put_logits(llm: Holder, values: NDArray[np.float32]) -> bool:
+    """Make these the last token's logits. False if the context has written none yet."""
+    here = _logits_at(llm)
+    if here is None:
+        return False
+    here[:] = values
+    llm._requires_eval = False
+    return True
+
+
+def _logits_at(llm: Holder) -> NDArray[np.float32] | None:
+    pointer = llm._ctx.get_logits_ith(-1)
+    return np.ctypeslib.as_array(pointer, (llm.n_vocab(),)) if pointer else None
+
+
 def reach_of_copy(llm: Holder) -> Reach:
     """How far a copy of the conversation of `llm` can be taken back. Of llama.cpp's own cache it
     has the last windows only, and of a mark it knows nothing.
