@@ -55,14 +55,14 @@ class Shelf:
     def write(self, llm: Holder, entry: Entry, n_bytes: int, taken: Callable[[], State]) -> bool:
         """Write a conversation of n_bytes, whose state `taken` returns. Older files make room.
 
-        False if there is no room for it, or it cannot be written; nothing is there then.
+        False if there is no room for it, or it cannot be written; an earlier state of it may be
+        there then.
         """
         n_all = n_bytes + entry.tokens.nbytes + _OVERHEAD
         path = self.folder / f"{entry.id}{SUFFIX}"
-        self._remove(path)
         if n_all > self._limit:
             return False
-        self._make_room(n_all)
+        self._make_room(n_all, path)
         try:
             session.write(llm, path, taken, _note(entry))
         except (EdgeKVError, MemoryError):  # a full disk must not end an answer
@@ -103,12 +103,13 @@ class Shelf:
                 found.append((path, path.stat().st_mtime))
         return sorted(found, key=lambda x: x[1])
 
-    def _make_room(self, n_bytes: int) -> None:
+    def _make_room(self, n_bytes: int, first: Path) -> None:
+        """n_bytes more fit. first: the file that goes before all others."""
         sizes = {}
         for path, _ in self._files():
             with suppress(OSError):
                 sizes[path] = path.stat().st_size
-        for path in list(sizes):
+        for path in sorted(sizes, key=lambda x: x != first):
             if sum(sizes.values()) + n_bytes <= self._limit:
                 return
             self._remove(path)
