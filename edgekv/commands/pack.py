@@ -53,7 +53,7 @@ def create(
     """Read documents into a pack. The word 'create' may be left out.
 
     Documents are text, Markdown, HTML, or PDF (with the extra 'pdf'). A pack belongs to its model;
-    its options for the cache are those of whoever opens it.
+    whoever opens it takes over its options for the cache.
     """
     from edgekv.session.session import KIND
 
