@@ -584,3 +584,43 @@ def test_a_reply_that_is_cut_into_other_tokens_is_not_read_again(tiny):
             reply, n_reply = done["choices"][0]["message"], done["usage"]["completion_tokens"]
             assert turn == 0 or llm.n_evaluated - before - n_reply < 20
             talk += [{"role": "assistant", "content": reply["content"]}, message("and there?")]
+
+
+# ---- anything
+
+
+@pytest.mark.parametrize("options", [dict(kv_budget=100_000, kv_tail=64), dict()])
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen35"])
+def test_whatever_is_asked_the_model_has_read_just_that(tiny, tmp_path, nmse, name, options):
+    """Prompts of a tree's branches, in any order; a store that keeps all is as exact as a cache."""
+    if name == "qwen35":
+        path = archs.write(tmp_path, "^qwen35$") / "qwen35-dense.gguf"
+    else:
+        path = tiny(name)
+    rng = np.random.default_rng(7)
+    segments = [rng.integers(6, 128, n).tolist() for n in (40, 90, 150, 20, 7, 70)]
+    llm, alone = (load(path, n_ctx=1024, n_ubatch=64, **options) for _ in range(2))
+    with Conversations(llm) as pool:
+        pool.use(segments[2])
+        llm.eval(segments[2])
+        pool.use(segments[1])
+        size = pool.n_bytes
+    with Conversations(llm, 5 * size, str(tmp_path / "talks"), 8 * size + (1 << 20)) as pool:
+        n_known = n_all = 0
+        for step in range(25):
+            some = rng.choice(len(segments), rng.integers(1, 5), replace=False)
+            prompt = [token for i in some for token in segments[i]]
+            ends = np.cumsum([len(segments[i]) for i in some])[:-1].tolist()
+            n = pool.use(prompt, rng.choice(["a", "b", "c", None]), ends)
+            n_known, n_all = n_known + n, n_all + len(prompt)
+            assert llm.n_tokens == n and llm.input_ids[:n].tolist() == prompt[:n]
+            llm.eval(prompt[n:])
+            alone.reset()
+            alone.eval(prompt)
+            assert nmse(last_logits(llm), last_logits(alone)) < 1e-4, f"step {step}"
+            for _ in range(rng.integers(0, 30)):
+                llm.eval([int(rng.integers(6, 128))])
+            assert pool.n_bytes <= 5 * size
+            names = [x.name for x in pool.list() if x.name]
+            assert len(names) == len(set(names))
+        assert n_known > n_all / 10, "some were read before"
