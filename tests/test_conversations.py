@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from edgekv.memory.machine import rss_now
 from edgekv.session import parked
 from tests import archs, models, recurrent
 from tests.engine import load
+from tests.lib import ROOT
 
 N_DOCUMENT, N_QUESTION, N_ANSWER = 300, 20, 12
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -443,6 +446,26 @@ def test_a_model_has_one_pool_and_closes_it(tiny, text, tmp_path):
     llm.close()
     assert len(list(tmp_path.glob("*.kvtalk"))) == 1
     pool.close()
+
+
+def test_a_model_that_nobody_closed_leaves_its_conversations(tiny, tmp_path):
+    code = """if True:
+        import sys
+        from edgekv import Conversations, Llama
+        llm = Llama(sys.argv[1], n_ctx=1024, kv_ratio=0.3, kv_method="knorm", verbose=False)
+        pool = Conversations(llm, cache_disk=sys.argv[2])
+        for token in (10, 50):
+            pool.use([token] * 300)
+            llm.eval([token] * 300)
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tiny("llama-gqa")), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(list(tmp_path.glob("*.kvtalk"))) == 2
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tiny, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -76,6 +78,8 @@ class Conversations:
             llm._kv_pool = self
             llm._checkpoints.clear()
             llm._checkpoints.sink = self
+            self._at_exit = _closing(weakref.ref(self))
+            atexit.register(self._at_exit)
 
     def __enter__(self) -> Conversations:
         return self
@@ -468,6 +472,7 @@ class Conversations:
         """`flush`, and give the memory back. The model stays as it is."""
         if self._is_closed:
             return
+        atexit.unregister(self._at_exit)
         if self._llm._guard.is_closed:
             self._is_closed, self._waiting = True, []
             return
@@ -507,3 +512,15 @@ class Conversations:
         """The time, later than that of anything before."""
         self._last = max(time.time(), self._last + 1e-6)
         return self._last
+
+
+def _closing(pool: weakref.ref[Conversations]) -> Callable[[], None]:
+    """Closes a pool, if there still is one: when Python is about to end, and can still write."""
+
+    def close() -> None:
+        found = pool()
+        if found is not None:
+            with suppress(EdgeKVError):
+                found.close()
+
+    return close

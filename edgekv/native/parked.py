@@ -18,7 +18,8 @@ class Place:
         self._place = lib.edgekv_parked_new(ctx)
         if not self._place:
             raise error_of(lib.edgekv_last_status())
-        weakref.finalize(self, lib.edgekv_parked_free, self._place)
+        # not at the end of Python, where a model that was not closed may still want it
+        weakref.finalize(self, lib.edgekv_parked_free, self._place).atexit = False
 
     def swap(self, ctx: Any) -> None:
         """The conversation in the context and the one here change places; no row is copied.
