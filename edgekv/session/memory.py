@@ -28,5 +28,11 @@ class Memory:
     ratio: float = 1.0
     """Share of the full f16 cache's bytes that the last prompt was to keep."""
 
+    @property
+    def n_bytes(self) -> int:
+        """Of the arrays, some of which other copies may hold too."""
+        spread = 0 if self.spread is None else self.spread.nbytes
+        return spread + sum(x.nbytes for pair in self.queries.values() for x in pair)
+
     def copy(self) -> Memory:
         return replace(self, folding=deepcopy(self.folding), queries=dict(self.queries))
