@@ -21,6 +21,7 @@ from edgekv.version import __version__
 COMMANDS = (
     "chat",
     "run",
+    "serve",
     "fit",
     "bench",
     "info",
