@@ -142,3 +142,32 @@ class ApplyTemplateBody(Body):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ToolBody] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessageBody(Body):
+    role: Literal["user", "assistant"]
+    content: str | list[dict[str, Any]]
+
+
+class AnthropicToolBody(Body):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class CountBody(SamplingBody):
+    """Anthropic's messages, as far as they make a prompt."""
+
+    model: str | None = None
+    messages: list[MessageBody] = Field(min_length=1)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[AnthropicToolBody] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody):
+    max_tokens: int | None = Field(None, ge=0, le=TOKENS_MOST)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None

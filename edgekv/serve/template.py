@@ -91,7 +91,8 @@ class ChatTemplate:
     ) -> Prompt:
         """The prompt as tokens. Raises BadInput for messages that cannot be used."""
         plain, texts = parts.joined(messages)
-        whole = self.text_of(plain, tools, variables)
+        plain, begun = _without_begun(plain)
+        whole = self.text_of(plain, tools, variables) + begun
         tokens = self.tokens_of(whole)
         cuts = set()
         for n in _boundaries(plain):
@@ -117,6 +118,14 @@ class ChatTemplate:
 def encoded(text: str) -> bytes:
     """UTF-8; half of a pair of surrogates, which JSON can hold, becomes a replacement mark."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").encode()
+
+
+def _without_begun(messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages, and the beginning of the answer: an assistant's message that comes last."""
+    last = messages[-1]
+    if len(messages) < 2 or last["role"] != "assistant" or last.get("tool_calls"):
+        return messages, ""
+    return messages[:-1], last.get("content") or ""
 
 
 def _boundaries(messages: Sequence[Message]) -> set[int]:
