@@ -171,3 +171,21 @@ class MessagesBody(CountBody):
     max_tokens: int | None = Field(None, ge=0, le=TOKENS_MOST)
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+
+
+class ResponsesBody(SamplingBody):
+    """OpenAI's newest protocol, as far as this server has it."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=0, le=TOKENS_MOST)
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
