@@ -48,6 +48,11 @@ ADD = '<tool_call>{"name": "add", "arguments": {"a": [1, 2], "b": "</x>"}}</tool
         (HERMES, HERMES_CALL.removesuffix("</tool_call>"), ("", [PARIS])),
         (HERMES, "<tool_call>nothing</tool_call>", ("<tool_call>nothing</tool_call>", [])),
         (HERMES, '<tool_call>{"name": 3}', ('<tool_call>{"name": 3}', [])),
+        (HERMES, '{"name": "get_weather", "arguments": {"city": "Paris"}}', ("", [PARIS])),
+        (HERMES, '{ "name": "Ada", "age": 3}', ('{ "name": "Ada", "age": 3}', [])),
+        (HERMES, '{"age": 3}', ('{"age": 3}', [])),
+        (HERMES, '{"name"', ('{"name"', [])),
+        (MISTRAL, '{"name": "add", "arguments": {}}', ('{"name": "add", "arguments": {}}', [])),
         (MISTRAL, '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]',
          ("", [PARIS])),
         (MISTRAL, 'Yes. [TOOL_CALLS] [{"name": "add", "arguments": {}}, {"name": "add", '
@@ -60,7 +65,9 @@ ADD = '<tool_call>{"name": "add", "arguments": {"a": [1, 2], "b": "</x>"}}</tool
         (LLAMA3, ' <|python_tag|>{"name": "add", "parameters": {}}', ("", [("add", {})])),
         (LLAMA3, '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {"a": 1}}',
          ("", [("add", {}), ("add", {"a": 1})])),
+        (LLAMA3, '{"type": "function", "name": "add", "parameters": {}}', ("", [("add", {})])),
         (LLAMA3, '{"name": "Ada", "born": 1815}', ('{"name": "Ada", "born": 1815}', [])),
+        (LLAMA3, "a <|python_tag|> b", ("a <|python_tag|> b", [])),
         (LLAMA3, "The answer is {4}.", ("The answer is {4}.", [])),
     ],
 )  # fmt: skip

@@ -14,6 +14,8 @@ from typing import Any
 
 from edgekv.serve.text import held
 
+BARE = ('{"name":', '{"type":"function","name":')
+"""How a call without tags begins, without blanks."""
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -40,7 +42,9 @@ class Format:
 
     open, close, key = "<tool_call>", "</tool_call>", "arguments"
     begins_answer = False
-    """Calls are nowhere but at the beginning of an answer."""
+    """`open` is nowhere but at the beginning of an answer, and may be left out."""
+    may_be_bare = True
+    """Small models leave the tags out: an answer that is an object with a tool's name is a call."""
     is_named_outside = False
     """A call's name stands in front of its object."""
 
@@ -63,6 +67,7 @@ class Format:
 
 class Mistral(Format):
     open, close = "[TOOL_CALLS]", ""
+    may_be_bare = False
 
     def body(self, call: str) -> str:
         return f'"[" {call} "]"'
@@ -110,18 +115,6 @@ class Llama3(Format):
     def calls(self, call: str, parallel: bool) -> str:
         return f'{call} ( "; " {call} )*' if parallel else call
 
-    def read(self, text: str) -> list[Call]:
-        values, rest = [], text.strip()
-        while rest:
-            try:
-                value, end = json.JSONDecoder().raw_decode(rest)
-            except (ValueError, RecursionError):
-                return []
-            values.append(value)
-            rest = rest[end:].lstrip("; \n")
-        calls = [call for value in values for call in _calls_of(value, self.key)]
-        return calls if len(calls) == len(values) else []
-
 
 HERMES, MISTRAL, NAMED, LLAMA3 = Format(), Mistral(), Named(), Llama3()
 
@@ -162,8 +155,10 @@ class CallSplitter:
         self._form, self._names = form, names
         self._held = ""
         self._inside = self._is_behind_call = False
-        self._has_begun = False
-        """Something was written that is neither blank nor a call."""
+        self._is_bare = False
+        """The whole answer may be calls without tags."""
+        self._has_begun = not form.may_be_bare
+        """It is known that it is not."""
 
     def feed(self, text: str) -> list[str | Call]:
         """What is certain by now."""
@@ -176,26 +171,32 @@ class CallSplitter:
     def end(self) -> list[str | Call]:
         """What was held back, when the answer is over."""
         text, self._held = self._held, ""
-        if not self._inside:
-            return [text] if text else []
-        calls = self._read(text.removeprefix(self._form.open))
-        return [*calls] if calls else [text]
+        if self._is_bare:
+            calls = _bare_calls(text.strip().removeprefix(self._form.open), self._form.key)
+            calls = calls if all(call.name in self._names for call in calls) else []
+        else:
+            calls = self._read(text) if self._inside else []
+        return [*calls] if calls else [text] if text else []
 
     def _move(self, found: list[str | Call]) -> bool:
         """Whether there is more to look at."""
         form = self._form
+        if not self._has_begun and not self._begins():
+            return False
         if self._inside:
             body, mark, rest = self._held.partition(form.close) if form.close else ("", "", "")
             if not mark:
                 return False
-            calls = self._read(body.removeprefix(form.open))
+            calls = self._read(body)
             found += calls if calls else [body + mark]
             self._inside, self._held, self._is_behind_call = False, rest, bool(calls)
             return True
         if self._is_behind_call:
             self._held = self._held.lstrip()
         if form.begins_answer:
-            return self._move_at_beginning(found)
+            found += [self._held] if self._held else []
+            self._held = ""
+            return False
         text, mark, rest = self._held.partition(form.open)
         if mark:
             if text.strip():
@@ -209,25 +210,30 @@ class CallSplitter:
             self._held, self._is_behind_call = text[len(certain) :], False
         return False
 
-    def _move_at_beginning(self, found: list[str | Call]) -> bool:
-        begin = self._held.lstrip()
-        if not self._has_begun and (begin.startswith(("{", self._form.open)) or not begin):
-            self._inside = bool(begin)
-            return False
-        if not self._has_begun and self._form.open.startswith(begin):
-            return False
-        self._has_begun = True
-        if self._held:
-            found.append(self._held)
-            self._held = ""
-        return False
+    def _begins(self) -> bool:
+        """Whether it is known by now that the answer is no call without tags."""
+        begin = "".join(self._held.split())
+        calls = [*BARE, self._form.open] if self._form.begins_answer else BARE
+        self._is_bare = begin.startswith(tuple(calls))
+        self._has_begun = not self._is_bare and not any(call.startswith(begin) for call in calls)
+        return self._has_begun
 
     def _read(self, text: str) -> list[Call]:
-        text = text.strip().removeprefix(self._form.open)
-        calls = self._form.read(text)
-        if self._form.begins_answer and any(call.name not in self._names for call in calls):
+        return self._form.read(text.strip().removeprefix(self._form.open))
+
+
+def _bare_calls(text: str, key: str) -> list[Call]:
+    """Calls that follow each other without tags."""
+    values, rest = [], text.strip()
+    while rest:
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
             return []
-        return calls
+        values.append(value)
+        rest = rest[end:].lstrip("; \n")
+    calls = [call for value in values for call in _calls_of(value, key)]
+    return calls if len(calls) == len(values) else []
 
 
 def literal(text: str) -> str:
