@@ -25,6 +25,7 @@ def serving(
     listening = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
+    until(lambda: server.started)
     try:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
     finally:

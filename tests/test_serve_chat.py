@@ -9,6 +9,7 @@ import numpy as np
 import openai
 import pytest
 
+from edgekv.serve import sse
 from edgekv.serve.options import ServeOptions
 from tests.serving import serving, until
 
@@ -262,6 +263,20 @@ def test_half_a_pair_of_surrogates_is_read_as_a_mark(server):
     body = '{"messages": [{"role": "user", "content": "a\\ud800b"}], "max_tokens": 2}'
     reply = httpx.post(f"{server[0]}/v1/chat/completions", content=body)
     assert reply.status_code == 200, reply.text
+
+
+def test_half_a_pair_of_surrogates_comes_back_as_a_mark(server):
+    body = '{"input": "a", "instructions": "b\\ud800", "max_output_tokens": 2}'
+    reply = httpx.post(f"{server[0]}/v1/responses", content=body)
+    assert reply.status_code == 200 and reply.json()["instructions"] == "b?"
+    body = '{"messages": [{"role": "user", "content": [{"type": "\\ud800"}]}]}'
+    assert httpx.post(f"{server[0]}/v1/messages", content=body).status_code == 400
+
+
+def test_an_event_is_one_line():
+    line = sse.event({"text": "a\u2028b\x85c\nd\ud800"})
+    assert len(line.strip().splitlines()) == 1
+    assert json.loads(line.removeprefix("data: "))["text"] == "a\u2028b\x85c\nd?"
 
 
 def test_a_prompt_longer_than_the_context_is_refused_before_anything_is_read(client):

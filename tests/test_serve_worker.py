@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +12,9 @@ import threading
 import httpx
 import openai
 import pytest
+from click.testing import CliRunner
 
+from edgekv import commands
 from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import OneConversation
 from edgekv.serve.errors import ApiError
@@ -214,6 +217,41 @@ def test_who_reads_when_the_server_ends_is_told(tiny):
             for _ in stream:
                 pass
         client.close()
+
+
+def test_without_its_packages_the_command_says_which_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "edgekv.serve.run", None)
+    done = CliRunner().invoke(commands.main, ["serve", "-m", "demo"], prog_name="edgekv")
+    assert done.exit_code == 2 and "edgekv[server]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args, word",
+    [
+        (["--api-key", ""], "API key"),
+        (["--api-key", "a,,b"], "API key"),
+        (["--api-key-file", "/nothing"], "API key"),
+        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--chat-template-file", "/nothing"], "nothing"),
+        (["--max-request", "much"], "max-request"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_before_the_model_is_loaded(args, word):
+    done = CliRunner().invoke(
+        commands.main, ["serve", "-m", "/no/model", "--port", "0", *args], prog_name="edgekv"
+    )
+    assert done.exit_code == 2 and word in done.stderr, done.stderr
+    assert "/no/model" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        args = ["serve", "-m", "/no/model", "--port", port]
+        done = CliRunner().invoke(commands.main, args, prog_name="edgekv")
+    assert done.exit_code == 2 and "--port" in done.stderr
 
 
 def test_the_command_serves_until_ctrl_c(tiny, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from edgekv.commands.values import size
 from edgekv.errors import BadInput
 
 REASONING = ("auto", "none", "deepseek")
-MIB = 2**20
+NO_TEMPLATE = "this model has no chat template: chats are written as ChatML"
 
 OPTIONS: tuple[Decorator, ...] = (
     _llama("--host", env="HOST", default="127.0.0.1", metavar="NAME", help="Address to listen on."),
@@ -151,30 +150,28 @@ def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> N
         max_tokens=sampling.predict if sampling.predict > 0 else None,
         **given,
     )
-    listening = listen(options.host, options.port)
-    llm = load.load_llama(engine)
-    usual = Sampling(
-        sampling.temp,
-        sampling.top_k,
-        sampling.top_p,
-        sampling.min_p,
-        repeat_penalty=sampling.repeat_penalty,
-        seed=engine.seed if engine.seed >= 0 else None,
-        logit_bias=(
-            dict.fromkeys(load.end_tokens(llm), float("-inf")) if sampling.ignore_eos else {}
-        ),
-    )
-    server = Server(llm, replace(options, sampling=usual), engine.verbose)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if server.service.template.is_fallback:
-        click.echo("edgekv: this model has no chat template: chats are written as ChatML", err=True)
-    name, port = listening.getsockname()[:2]
-    place = f"[{name}]" if ":" in name else name
-    click.echo(f"edgekv: {server.service.model} at http://{place}:{port}", err=True)
-    try:
+    with listen(options.host, options.port) as listening, load.load_llama(engine) as llm:
+        usual = Sampling(
+            sampling.temp,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            repeat_penalty=sampling.repeat_penalty,
+            seed=engine.seed if engine.seed >= 0 else None,
+            logit_bias=(
+                dict.fromkeys(load.end_tokens(llm), float("-inf")) if sampling.ignore_eos else {}
+            ),
+        )
+
+        def say() -> None:
+            name, port = listening.getsockname()[:2]
+            place = f"[{name}]" if ":" in name else name
+            click.echo(f"edgekv: {server.service.model} at http://{place}:{port}", err=True)
+
+        server = Server(llm, replace(options, sampling=usual), engine.verbose, say)
+        if server.service.template.is_fallback:
+            click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
         server.run([listening])
-    finally:
-        llm.close()
 
 
 def keys(given: str | None, file: str | None) -> tuple[str, ...]:

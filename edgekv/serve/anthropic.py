@@ -8,11 +8,12 @@ import secrets
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse
 from edgekv.serve.asked import Asked, Asker, Chat, Choice, Limits, choice_of
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.reply import Part, Text, Thought
@@ -44,7 +45,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
     if body.stream:
         return await streamed(request, frames(service, asked, client, _Writer(service.model)))
     answer = await unless_gone(request, whole(service, asked, client))
-    return JSONResponse(_whole(service, answer))
+    return Json(_whole(service, answer))
 
 
 @router.post("/v1/messages/count_tokens")

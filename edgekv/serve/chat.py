@@ -8,11 +8,12 @@ import time
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.reply import Part, Text, Thought
@@ -43,7 +44,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
     if body.stream:
         return await streamed(request, frames(service, asked, client, _Writer(service.model, body)))
     answer = await unless_gone(request, whole(service, asked, client))
-    return JSONResponse(_whole(service, answer))
+    return Json(_whole(service, answer))
 
 
 def ask(asker: Asker, body: ChatBody) -> Asked:

@@ -10,12 +10,13 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.chat import one_answer
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob
 from edgekv.serve.reply import Part, Text
@@ -55,7 +56,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         _choice(i, answer, _echoed(service, body, one))
         for i, (answer, one) in enumerate(zip(answers, asked, strict=True))
     ]
-    return JSONResponse({**head, "choices": choices, **_costs(answers)})
+    return Json({**head, "choices": choices, **_costs(answers)})
 
 
 def ask(asker: Asker, body: CompletionBody) -> list[Asked]:

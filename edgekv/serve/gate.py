@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.options import ServeOptions
 
@@ -104,9 +104,9 @@ def matches(given: str, keys: Sequence[str]) -> bool:
     return found
 
 
-def refusal(error: ApiError, path: str) -> JSONResponse:
+def refusal(error: ApiError, path: str) -> Json:
     """The answer that an error is."""
-    return JSONResponse(error.body(path), error.status, error.headers)
+    return Json(error.body(path), error.status, error.headers)
 
 
 def is_loopback(host: str) -> bool:

@@ -11,12 +11,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse
 from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
 from edgekv.serve.chat import schema_of
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.reply import Part, Text, Thought
@@ -51,7 +52,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     parts: list[Part] = [Thought(answer.thought)] if answer.thought else []
     for part in [*parts, Text(answer.text), *answer.calls]:
         writer.part(part)
-    return JSONResponse(writer.finished(answer.done))
+    return Json(writer.finished(answer.done))
 
 
 def ask(asker: Asker, body: ResponsesBody) -> Asked:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -26,8 +28,15 @@ GRACE_S = 5
 class Server(uvicorn.Server):
     """Serves one model. `run` returns when it has been told to stop."""
 
-    def __init__(self, llm: Llama, options: ServeOptions, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        llm: Llama,
+        options: ServeOptions,
+        verbose: bool = False,
+        when_ready: Callable[[], None] = lambda: None,
+    ) -> None:
         """Raises BadInput for what cannot be used."""
+        self._when_ready = when_ready
         self._conversations = OneConversation(llm)
         self.worker = Worker(llm, self._conversations, options.parallel, options.max_queue)
         self.service = Service(llm, self.worker, options)
@@ -53,6 +62,10 @@ class Server(uvicorn.Server):
             self.worker.join()
             self._conversations.close()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._when_ready()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ctrl-C: answers end, so that connections can."""
         self.worker.stop()
@@ -60,15 +73,19 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. port: 0 takes a free one. Raises BadInput."""
+    """A socket of an address; clients are refused until the server has started.
+
+    port: 0 takes a free one. Raises BadInput.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(128)
+        with ExitStack() as unless_done:
+            listening = unless_done.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            unless_done.pop_all()
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(

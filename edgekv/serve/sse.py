@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from edgekv.serve.encoding import as_json
 
 DONE = "data: [DONE]\n\n"
 """Ends a stream of OpenAI's."""
@@ -11,5 +12,5 @@ DONE = "data: [DONE]\n\n"
 
 def event(data: dict[str, Any], name: str | None = None) -> str:
     """One event with JSON."""
-    text = json.dumps(data, ensure_ascii=False)
+    text = as_json(data)
     return f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"

@@ -262,4 +262,9 @@ def _calls_of(value: Any, key: str) -> list[Call]:
 
 
 def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return json.dumps(value)
+    return text
