@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 
 import httpx
 import numpy as np
@@ -117,7 +120,10 @@ def test_a_compressed_cache_says_what_it_had_too(tiny):
             for question in ("abc", "def")
         ]
         usages = [client.chat.completions.create(messages=[m], **GREEDY).usage for m in messages]
+        last = client.chat.completions.create(messages=[messages[0]], **GREEDY)
         client.close()
+    assert last.kv["method"] == "snapkv"
+    assert 0.4 < last.kv["bytes"] / last.kv["bytes_full"] < 0.7
     assert usages[0].prompt_tokens_details.cached_tokens == 0
     assert usages[1].prompt_tokens_details.cached_tokens > 200
 
@@ -316,6 +322,17 @@ def test_props_slots_and_metrics(server, client):
     assert own.worker.totals.n_written == before + 8
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     assert f"llamacpp:tokens_predicted_total {float(before + 8)}" in lines
+
+
+def test_the_page_uses_nothing_from_elsewhere(server):
+    reply = httpx.get(server[0])
+    assert reply.status_code == 200 and "<title>edgekv" in reply.text
+    assert not re.search(r"(src|href)=.?(https?:)?//", reply.text)
+    policy = reply.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    (script,) = re.findall("<script>(.*?)</script>", reply.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in policy
 
 
 def test_the_progress_of_a_prompt_comes_as_comments(server):

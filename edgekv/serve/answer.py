@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.serve.conversations import OneConversation
-from edgekv.serve.events import Done, Event, Progress, TokenLogprob, Written
+from edgekv.serve.events import Cache, Done, Event, Progress, TokenLogprob, Written
 from edgekv.serve.sampling import Sampler
 from edgekv.serve.text import Stops
 from edgekv.serve.wish import Wish
@@ -142,8 +142,13 @@ class Answer:
                 self.n_written,
                 self.read_ms,
                 self.write_ms,
+                self._cache(),
             )
         )
+
+    def _cache(self) -> Cache:
+        stats = self._llm.kv_stats()
+        return Cache(stats.method, stats.n_bytes_used, stats.n_bytes_full)
 
     def _pull_trigger(self, text: str) -> None:
         """Let the trigger's grammar begin or end to decide, by what was written so far.

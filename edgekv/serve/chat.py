@@ -121,6 +121,7 @@ def _whole(service: Service, answer: Whole) -> dict[str, Any]:
         "choices": [choice],
         "usage": wording.usage(answer.done),
         "timings": wording.timings(answer.done),
+        "kv": wording.cache(answer.done),
     }
 
 
@@ -165,7 +166,8 @@ class _Writer(Writer):
                 return self._chunk({"tool_calls": [call]})
 
     def end(self, done: Done, has_calls: bool) -> str:
-        last = self._chunk({}, finish_of(done, has_calls), timings=wording.timings(done))
+        costs = {"timings": wording.timings(done), "kv": wording.cache(done)}
+        last = self._chunk({}, finish_of(done, has_calls), **costs)
         if self._with_usage:
             last += sse.event({**self._head, "choices": [], "usage": wording.usage(done)})
         return last + sse.DONE

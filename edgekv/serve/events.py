@@ -36,6 +36,15 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """What the conversation's cache holds: bytes, beside those of a full f16 cache."""
+
+    method: str
+    n_bytes: int
+    n_bytes_full: int
+
+
+@dataclass(frozen=True)
 class Done:
     """The answer is complete. finish: 'stop' or 'length'."""
 
@@ -47,6 +56,7 @@ class Done:
     n_written: int
     read_ms: float
     write_ms: float
+    cache: Cache
 
 
 @dataclass(frozen=True)

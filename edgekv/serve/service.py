@@ -82,6 +82,9 @@ async def events(
     try:
         while True:
             event = await queue.get()
+            await asyncio.sleep(
+                0
+            )  # others' turn: one watches whether the client is gone
             yield event
             if isinstance(event, (Done, Failed)):
                 return

@@ -154,3 +154,8 @@ class _Collector:
         }
         for name, (about, value) in gauges.items():
             yield GaugeMetricFamily(f"llamacpp:{name}", about, value)
+        if totals.cache:
+            about = "Bytes of the last conversation's cache"
+            yield GaugeMetricFamily("edgekv:kv_bytes", f"{about}.", totals.cache.n_bytes)
+            in_full = totals.cache.n_bytes_full
+            yield GaugeMetricFamily("edgekv:kv_bytes_full", f"{about}, in full.", in_full)

@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgekv.serve.events import Done
+from edgekv.serve.events import Cache, Done
 
 
 @dataclass
@@ -19,11 +19,13 @@ class Totals:
     n_answers: int = 0
     read_s: float = 0.0
     write_s: float = 0.0
+    cache: Cache | None = None
+    """Of the last answer."""
     _lock: Any = field(default_factory=threading.Lock)
 
     def add(self, done: Done) -> None:
         with self._lock:
-            self.n_answers += 1
+            self.n_answers, self.cache = self.n_answers + 1, done.cache
             self.n_prompt += done.n_prompt - done.n_cached
             self.n_cached += done.n_cached
             self.n_written += done.n_written

@@ -32,6 +32,12 @@ def timings(done: Done) -> dict[str, Any]:
     }
 
 
+def cache(done: Done) -> dict[str, Any]:
+    """edgekv's own field `kv`: what the conversation's cache takes, and would take in full."""
+    kept = done.cache
+    return {"method": kept.method, "bytes": kept.n_bytes, "bytes_full": kept.n_bytes_full}
+
+
 def progress(now: Progress) -> dict[str, Any]:
     """llama-server's `prompt_progress`."""
     return {
