@@ -82,9 +82,7 @@ async def events(
     try:
         while True:
             event = await queue.get()
-            await asyncio.sleep(
-                0
-            )  # others' turn: one watches whether the client is gone
+            await asyncio.sleep(0)  # others' turn: one watches whether the client is gone
             yield event
             if isinstance(event, (Done, Failed)):
                 return
