@@ -26,6 +26,7 @@ from edgekv.serve.wish import Prompt, Wish
 from edgekv.serve.worker import Job, Worker
 from tests.engine import load
 from tests.lib import ROOT
+from tests.models import EOS
 from tests.serving import serving, until
 
 
@@ -86,9 +87,13 @@ def working(tiny):
         llm.close()
 
 
+ENDOFTEXT = 5
+"""The other token at which the tiny models end."""
+
+
 def wish(tokens, n=30, **more) -> Wish:
-    greedy = Sampling(temperature=0)
-    return Wish(Prompt(list(tokens)), greedy, max_tokens=n, ignore_eos=True, **more)
+    endless = Sampling(temperature=0, logit_bias=dict.fromkeys((EOS, ENDOFTEXT), float("-inf")))
+    return Wish(Prompt(list(tokens)), endless, max_tokens=n, **more)
 
 
 @pytest.mark.parametrize("arguments", [{}])
@@ -254,26 +259,37 @@ def test_a_port_that_is_taken_is_said():
     assert done.exit_code == 2 and "--port" in done.stderr
 
 
-def test_the_command_serves_until_ctrl_c(tiny, tmp_path):
+def test_the_end_of_the_process_is_in_order_when_it_is_terminated(tiny, tmp_path):
+    """A service manager sends SIGTERM: conversations are written down before the end."""
+    child = started(tiny, tmp_path)
+    with child:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 143
+        assert child.stderr.read().strip() == ""
+
+
+def started(tiny, tmp_path) -> subprocess.Popen[str]:
+    """The command, which listens by now; its address is the attribute `url`."""
     command = [sys.executable, "-m", "edgekv", "serve", "-m", str(tiny("llama-gqa"))]
     command += ["--port", "0", "-c", "512", "-t", "1"]
     places = {"XDG_CACHE_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     child = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **places}, stderr=subprocess.PIPE, text=True
     )
-    try:
-        url = child.stderr.readline().split(" at ")[1].strip()
+    child.url = child.stderr.readline().split(" at ")[1].strip()
+    return child
+
+
+def test_the_command_serves_until_ctrl_c(tiny, tmp_path):
+    with started(tiny, tmp_path) as child:
         ask = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
-        done = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=30).json()
+        path = f"{child.url}/v1/chat/completions"
+        done = httpx.post(path, json=ask, timeout=30).json()
         assert done["usage"]["completion_tokens"] <= 3
         endless = {**ask, "max_tokens": -1, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=endless, timeout=30) as reply:
+        with httpx.stream("POST", path, json=endless, timeout=30) as reply:
             lines = reply.iter_lines()
             next(lines)
             child.send_signal(signal.SIGINT)
             assert child.wait(20) in (0, 130)
         assert child.stderr.read().strip() == ""
-    finally:
-        child.kill()
-        child.wait()
-        child.stderr.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from edgekv.commands.values import size
 from edgekv.errors import BadInput
 
 REASONING = ("auto", "none", "deepseek")
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code after SIGTERM."""
 NO_TEMPLATE = "this model has no chat template: chats are written as ChatML"
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -171,6 +175,7 @@ def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> N
         server = Server(llm, replace(options, sampling=usual), engine.verbose, say)
         if server.service.template.is_fallback:
             click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # in order, as after Ctrl-C
         server.run([listening])
 
 

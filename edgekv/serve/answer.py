@@ -105,8 +105,7 @@ class Answer:
 
     def _write(self) -> bool:
         token = self._sampler.draw()
-        is_end = self._is_end(token)
-        if is_end and not self._wish.ignore_eos:
+        if self._is_end(token):
             self._finish("stop")
             return False
         self.n_written += 1

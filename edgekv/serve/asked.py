@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from edgekv.commands.load import end_tokens
 from edgekv.errors import BadInput
 from edgekv.serve import grammars
 from edgekv.serve.errors import ApiError
@@ -55,7 +57,7 @@ class Chat:
 
 @dataclass(frozen=True)
 class Limits:
-    """How an answer is written: see `Wish`."""
+    """How an answer is written: see `Wish`. ignore_eos: no token that ends answers is drawn."""
 
     sampling: Sampling
     has_limit: bool = False
@@ -88,6 +90,11 @@ class Asker:
         self.n_ctx, self.n_vocab = llm.n_ctx(), llm.n_vocab()
         pairs = ((text, llm.tokenize(text.encode(), add_bos=False, special=True)) for text in SHOWN)
         self._shown = frozenset(tokens[0] for _, tokens in pairs if len(tokens) == 1)
+
+    @cached_property
+    def _no_end(self) -> dict[int, float]:
+        """A bias that keeps the tokens away at which the model would stop."""
+        return dict.fromkeys(end_tokens(self.llm), float("-inf"))
 
     def chat(self, chat: Chat, limits: Limits) -> Asked:
         """Raises BadInput and ApiError."""
@@ -138,14 +145,15 @@ class Asker:
             )
         if grammar:
             check_grammar(grammar)
-        usual = self.options.max_tokens
+        usual, sampling = self.options.max_tokens, limits.sampling
+        if limits.ignore_eos:
+            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **self._no_end})
         return Wish(
             prompt,
-            limits.sampling,
+            sampling,
             limits.max_tokens if limits.has_limit else usual,
             limits.stops,
             limits.n_probs,
-            limits.ignore_eos,
             shown,
             grammar,
             trigger,

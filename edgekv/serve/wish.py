@@ -41,7 +41,6 @@ class Wish:
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     n_probs: int | None = None
-    ignore_eos: bool = False
     shown: frozenset[int] = frozenset()
     grammar: str = ""
     trigger: Trigger | None = None
