@@ -183,6 +183,25 @@ def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
     assert isinstance(after.wait(), Done)
 
 
+def test_where_the_grammar_ends_so_does_an_answer_without_an_end(working, text):
+    worker, _ = working()
+    log = Log()
+    worker.submit(Job(wish(text(20), grammar='root ::= "abc"'), log))
+    assert log.wait().finish == "stop" and log.text == "abc"
+
+
+@pytest.mark.parametrize("bias", [float("-inf"), float("nan"), float("inf")])
+def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text, bias):
+    worker, llm = working()
+    log, after = Log(), Log()
+    sampling = Sampling(logit_bias=dict.fromkeys(range(llm.n_vocab()), bias))
+    prompt = Prompt(list(text(20)))
+    worker.submit(Job(Wish(prompt, sampling, 9, grammar='root ::= "abc"'), log))
+    worker.submit(Job(wish(text(20)), after))
+    assert isinstance(log.wait(), (Done, Failed))
+    assert isinstance(after.wait(), Done)
+
+
 def test_others_may_use_the_model_between_two_steps(working, text):
     worker, llm = working()
     log = Log()

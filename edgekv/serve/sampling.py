@@ -107,25 +107,33 @@ class Sampler:
         return np.ctypeslib.as_array(self._llm._ctx.get_logits_ith(-1), shape=(self._n_vocab,))
 
     def draw(self) -> int:
-        """The next token. Raises EdgeKVError if the grammar lets none through."""
-        token = self._apply_to_all(with_grammar=False)
-        if self._grammar is not None and not self._is_allowed(token):
-            token = self._apply_to_all(with_grammar=True)
+        """The next token. Raises EdgeKVError if the grammar lets none through.
+
+        It is the model's end where the grammar lets only that through, whatever a bias says.
+        """
+        token = self._choose(None)
+        if self._grammar is None:
+            self._chain.accept(token)
+            return token
+        if not self._is_allowed(token):
+            token = self._choose(self._grammar)
+        if not self._is_allowed(token):  # a bias keeps away all that the grammar lets through
+            token = self._llm.token_eos()
+            if token < 0 or not self._is_allowed(token):
+                raise EdgeKVError("the grammar lets no token through: change it, or logit_bias")
         self._chain.accept(token)
-        if self._grammar is not None:
-            self._native.llama_sampler_accept(self._grammar, token)
+        self._native.llama_sampler_accept(self._grammar, token)
         return token
 
-    def _apply_to_all(self, with_grammar: bool) -> int:
+    def _choose(self, grammar: Any) -> int:
+        """A token of all, or of those that a grammar lets through if there are any."""
         self._all["id"] = np.arange(self._n_vocab)
         self._all["logit"] = self.logits()
         some = self._array(self._all)
-        if with_grammar:
-            self._native.llama_sampler_apply(self._grammar, ctypes.byref(some))
-            if not np.isfinite(self._all["logit"]).any():
-                raise EdgeKVError("the grammar lets no token of this model through: change it")
+        if grammar is not None:
+            self._native.llama_sampler_apply(grammar, ctypes.byref(some))
         self._native.llama_sampler_apply(self._chain.sampler, ctypes.byref(some))
-        return int(some.data[some.selected].id)
+        return int(some.data[some.selected].id) if some.selected >= 0 else self._llm.token_eos()
 
     def _is_allowed(self, token: int) -> bool:
         """Accepting a token that the grammar refuses would end the process."""
