@@ -43,6 +43,8 @@ class Answer:
         self.n_prompt, self.n_cached, self.n_written = len(self._tokens), 0, 0
         self.read_ms = self.write_ms = 0.0
         self.has_read = False
+        self.switch_s = 0.0
+        """Seconds that it took to make this conversation current again."""
         self._most = 0
         n_before = max(N_BEFORE, wish.sampling.repeat_last_n)
         self._sampler = Sampler(llm, wish.sampling, self._tokens[-n_before:])
@@ -78,8 +80,6 @@ class Answer:
         prompt = self._wish.prompt
         self._tokens, n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
         self.n_prompt, self.n_cached = len(self._tokens), n
-        room, wished = self._llm.n_ctx() - self.n_prompt, self._wish.max_tokens
-        self._most = room if wished is None else min(wished, room)
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
@@ -95,13 +95,18 @@ class Answer:
         # llama.cpp's cache may have had to be read again where it cannot go back
         self.n_cached = max(total - (self._llm.n_evaluated - n_before), 0)
         self.read_ms = 1e3 * (time.perf_counter() - begin)
+        room, wished = self._llm.n_ctx() - self._llm.n_tokens, self._wish.max_tokens
+        self._most = room if wished is None else min(wished, room)
         self.has_read = True
 
     def _read_last(self, is_current: bool) -> None:
-        n = len(self._tokens) - 1
-        if not is_current:
-            self._tokens, n = self._conversations.use(self._tokens)
+        if is_current:
+            self._llm.eval(self._tokens[-1:])
+            return
+        begin = time.perf_counter()
+        self._tokens, n = self._conversations.use(self._tokens)
         self._llm.eval(self._tokens[n:])
+        self.switch_s = time.perf_counter() - begin
 
     def _write(self) -> bool:
         token = self._sampler.draw()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
@@ -22,8 +23,10 @@ from edgekv.serve.wish import Wish
 if TYPE_CHECKING:
     from edgekv import Llama
 
-TURN = 8
-"""Tokens that an answer writes before another one's turn comes."""
+TURN, WORTH = 8, 10
+"""Tokens that an answer writes at least before another one's turn comes, and how many times as long
+as it takes to change conversations a turn lasts at least.
+"""
 
 log = logging.getLogger("edgekv.serve")
 
@@ -149,11 +152,12 @@ class Worker:
 
     def _take_turn(self, job: Job) -> None:
         """Some steps of a job; then it comes last, or leaves."""
-        goes_on = True
+        goes_on, begin, n = True, time.perf_counter(), 0
         try:
-            for _ in range(TURN):
-                goes_on = not job.is_cancelled and self._step(job)
-                if not goes_on or self._is_stopping or self._calls:
+            while goes_on and not self._is_stopping and not self._calls:
+                goes_on, n = not job.is_cancelled and self._step(job), n + 1
+                least = WORTH * job.answer.switch_s if job.answer else 0.0
+                if n >= TURN and time.perf_counter() - begin >= least:
                     break
         except Cancelled:
             goes_on = False
