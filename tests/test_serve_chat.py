@@ -99,6 +99,23 @@ def test_a_prompt_of_tokens_is_its_text(client, server):
     assert by_text == by_tokens
 
 
+def test_llama_servers_own_path_says_the_same(client, server):
+    text = client.completions.create(prompt="abc", **GREEDY).choices[0].text
+    body = {"prompt": "abc", "temperature": 0, "n_predict": 8}
+    done = httpx.post(f"{server[0]}/completion", json={**body, "n_probs": 2}).json()
+    assert done["content"] == text and done["stop"] and done["stop_type"] == "limit"
+    assert done["tokens_predicted"] == 8
+    assert all(len(one["top_logprobs"]) == 2 for one in done["completion_probabilities"])
+    reply = httpx.post(
+        f"{server[0]}/completion", json={**body, "stream": True, "stop": [text[4:6]]}
+    )
+    data = [line for line in reply.text.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line.removeprefix("data: ")) for line in data]
+    assert "".join(event["content"] for event in events) == text[: text.index(text[4:6])]
+    assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["stop_type"] == "word" and events[-1]["stopping_word"] == text[4:6]
+
+
 def test_echo_repeats_the_prompt(client):
     done = client.completions.create(prompt="abc", echo=True, **GREEDY)
     assert done.choices[0].text.lstrip().startswith("abc")

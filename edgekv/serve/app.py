@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from edgekv.errors import EdgeKVError
-from edgekv.serve import anthropic, chat, completions, page, responses, status, tokens
+from edgekv.serve import anthropic, chat, completions, native, page, responses, status, tokens
 from edgekv.serve.errors import ApiError
 from edgekv.serve.gate import Gate, refusal
 from edgekv.serve.service import Service
@@ -26,7 +26,7 @@ def create_app(service: Service) -> FastAPI:
     # FastAPI's own pages of documentation load scripts from elsewhere
     app = FastAPI(title="edgekv", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for part in (chat, completions, responses, anthropic, status, tokens, page):
+    for part in (chat, completions, responses, anthropic, native, status, tokens, page):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EdgeKVError, _user_error)

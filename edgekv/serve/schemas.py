@@ -127,6 +127,10 @@ class CompletionBody(GenerationBody):
     suffix: str | None = None
 
 
+class NativeBody(CompletionBody):
+    n_probs: int | None = Field(None, ge=0, le=20)
+
+
 class TokenizeBody(Body):
     content: str
     add_special: bool = False
