@@ -22,6 +22,7 @@ COMMANDS = (
     "chat",
     "run",
     "pack",
+    "serve",
     "fit",
     "bench",
     "info",
