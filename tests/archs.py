@@ -53,6 +53,8 @@ FAMILIES = {
     "glm4": "GLM-4",
     "glm4moe": "GLM-4.5, 4.6",
     "kimi-linear": "Kimi Linear",
+    "kimi-k3": "Kimi K3",
+    "mistral4": "Mistral 4",
     "smollm3": "SmolLM3",
     "command-r": "Command R",
     "cohere2": "Command R7B, Command A",

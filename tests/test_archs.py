@@ -14,8 +14,9 @@ import pytest
 
 from edgekv import budget, methods
 from edgekv.errors import BadInput, Cancelled, Unsupported
+from edgekv.memory.footprint import rows_in_full
 from edgekv.methods.observer import QueryObserver
-from tests import archs, gemma4
+from tests import archs, gemma3n, gemma4
 from tests.build import run
 from tests.engine import MAX_NMSE as MAX_NMSE_OF
 from tests.engine import feed, load, logits, read
@@ -152,7 +153,22 @@ def test_gemma_4(gemma, n_shared, per_layer):
     """Heads of two sizes, each with a rotation of its own in a quantised cache; layers that read
     the K and V of others, and are the last slice with them.
     """
-    path = gemma(n_shared, per_layer)
+    check_conversation(gemma(n_shared, per_layer))
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory) -> Path:
+    """A Gemma 3n, see `gemma3n.write`."""
+    return gemma3n.write(tmp_path_factory.mktemp("gemma3n") / "gemma3n.gguf")
+
+
+def test_gemma_3n(streams):
+    """Hidden states of four streams, and layers that read the K and V of others."""
+    check_conversation(streams)
+
+
+def check_conversation(path: Path) -> None:
+    """Where everything is kept a conversation is llama.cpp's, and every method runs at 0.2."""
     for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
         options = dict(kv_budget=ALL, kv_tail=40, kv_window=8)
         llm, reference = load(path, kind, **options, **SMALL), plain(path, kind)
@@ -179,13 +195,51 @@ def test_gemma_4(gemma, n_shared, per_layer):
 
 @pytest.mark.parametrize("n_shared", [0, 3])
 def test_the_peak_of_gemma_4_is_the_one_that_shapes_tell(gemma, n_shared):
-    llm = load(gemma(n_shared, False), kv_ratio=0.3, kv_method="snapkv", **SMALL)
+    check_peak(gemma(n_shared, False), n_shared > 0)
+
+
+def test_the_peak_of_gemma_3n_is_the_one_that_shapes_tell(streams):
+    """Each of its four streams waits."""
+    check_peak(streams, True)
+
+
+def check_peak(path: Path, shares: bool) -> None:
+    llm = load(path, kv_ratio=0.3, kv_method="snapkv", **SMALL)
     kv, prompt = llm._kv, tokens(llm, 200, 1)
     expected = kv.prompt_bytes(QueryObserver(kv.settings, prompt, None), kv.plan(len(prompt)))
     llm.eval(prompt)
     peak = kv.store.memory().bytes_peak
     # layers that are read together are kept when the hidden states are gone: the plan has a margin
-    assert 0.95 * peak < expected.peak < (1.1 if n_shared else 1.05) * peak
+    assert 0.95 * peak < expected.peak < (1.1 if shares else 1.05) * peak
+
+
+@pytest.mark.parametrize("how", ["", "graph"])
+@pytest.mark.parametrize("n_shared, hidden", [(0, "f32"), (3, "f32"), (0, "whole")])
+def test_windows_slide_under_a_long_prompt(gemma, monkeypatch, n_shared, hidden, how):
+    """Of a window its own rows stand beside a chunk's, however long the prompt is."""
+    monkeypatch.setenv("EDGEKV_ATTEND", how)  # graph: the CPU goes the way of devices
+    path, n, n_ubatch = gemma(n_shared, False), 1000, 64
+    sizes = dict(n_ctx=2048, n_ubatch=n_ubatch, n_batch=128)
+    for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
+        options = dict(kv_budget=ALL, kv_hidden=hidden)
+        llm, reference = load(path, kind, **options, **sizes), plain(path, kind, **sizes)
+        for seed in (1, 2):  # 1,000 tokens, the last chunk being a part of one, and 300 behind them
+            prompt, more = tokens(llm, n if seed == 1 else 300, seed), tokens(llm, 10, seed + 10)
+            assert cancelled(llm, prompt)
+            assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < limit
+        layers = llm._kv.store.layers
+        windows = [x for x in layers if x.n_swa and x.n_head_kv]
+        assert all(llm._kv.store.length(layers.index(x)).max() <= 32 + 64 + 20 for x in windows)
+        few = load(path, kind, kv_ratio=0.2, kv_hidden=hidden, **sizes)
+        kv, prompt = few._kv, [6] * n
+        observer = QueryObserver(kv.settings, prompt, None)
+        expected, what = kv.prompt_bytes(observer, kv.plan(n)), observer.extent(n_ubatch)
+        assert rows_in_full(windows[0], what, 0, n_ubatch) == 2 * (32 + 64) + n_ubatch
+        kv.prefill(prompt)
+        peak = kv.store.memory().bytes_peak
+        assert how or 0.95 * peak < expected.peak < 1.1 * peak
+        for x in (llm, few, reference):
+            x.close()
 
 
 @pytest.mark.slow
@@ -204,6 +258,27 @@ def test_two_thousand_tokens_behind_a_tail_of_bounded_length(folder, name):
     prompt, more = tokens(llm, 200, 1), tokens(llm, 2000, 2)
     assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE
     assert llm._kv.memory.compressed_at > 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "how", "turns"),
+    [
+        ("f16", "", ((8050, 4), (70, 80))),  # tokens one by one cross the border
+        ("f16", "", ((8050, 4), (200, 4))),  # a turn does
+        ("q8_0", "graph", ((8050, 4), (200, 4))),
+    ],
+)
+def test_windows_that_begin_anew_after_every_8192_tokens(folder, monkeypatch, kind, how, turns):
+    """Llama 4's, as our kernel sees them, and as masks of a device tell."""
+    monkeypatch.setenv("EDGEKV_ATTEND", how)
+    sizes = dict(n_ctx=8704, n_ubatch=256, n_batch=512)
+    llm = load(folder / "llama4-moe.gguf", kind, kv_budget=ALL, **sizes)
+    reference = plain(folder / "llama4-moe.gguf", kind, **sizes)
+    for n, n_more in turns:
+        prompt, more = tokens(llm, n, n), tokens(llm, n_more, n + 1)
+        assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE
+    assert llm.n_tokens > 8192
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def _repeat_store(old: Block, llm: Any, depth: int) -> bytearray:
             reader.take(n * _WORD)
             new += np.int32(n_rows).tobytes()
             new += np.arange(n_rows, dtype=np.int32).tobytes()
-            for kind, d in ((layer.type_k, layer.d_k), (layer.type_v, layer.d_v)):
+            for kind, d in layer.stored:
                 n_bytes = row_bytes(kind, d)
                 new += _rows(reader.take(n * n_bytes), n_bytes, int(n_rows))
     return new

@@ -41,7 +41,8 @@ def bytes_per_token(shape: dict[str, Any], n_block: int, block_bytes: int) -> in
     sizes = shape["d_head_k"], shape["d_head_v"]
     if any(d % n_block for d in sizes):
         return None
-    return sum(shape["n_head_kv"]) * sum(d // n_block * block_bytes for d in sizes)
+    stored = sizes[:1] if shape["v_in_k"] else sizes
+    return sum(shape["n_head_kv"]) * sum(d // n_block * block_bytes for d in stored)
 
 
 def build_rows(build: dict[str, Any]) -> list[tuple[str, str]]:
@@ -73,7 +74,10 @@ def model_rows(shape: dict[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{shape['n_params']:,}, {mib(shape['size_bytes'])} MiB"),
         ("layers", str(shape["n_layer"])),
         ("heads", f"{shape['n_head']}, KV heads {' or '.join(map(str, heads))}"),
-        ("head size", f"K {shape['d_head_k']}, V {shape['d_head_v']}"),
+        (
+            "head size",
+            f"K {shape['d_head_k']}, V {shape['d_head_v']}{' of them' * shape['v_in_k']}",
+        ),
         ("trained context", f"{shape['n_ctx_train']:,} tokens"),
         ("read by", shape["mode"] + (f" ({shape['note']})" if shape["note"] else "")),
     ]

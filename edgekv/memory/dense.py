@@ -59,7 +59,7 @@ def best(
     """
     if measured is None or on_device and measured[0] != measured[1]:
         return DENSE, DENSE
-    return measured if all(can_store(shape, kind) for kind in measured) else (DENSE, DENSE)
+    return measured if can_have(shape, measured) else (DENSE, DENSE)
 
 
 def fits(shape: dict[str, Any]) -> bool:
@@ -71,6 +71,12 @@ def can_store(shape: dict[str, Any], kind: str) -> bool:
     """Whether heads of a model of this shape fill whole blocks of a cache type."""
     block = facts.cache_types[kind][1]
     return not (shape["d_head_k"] % block or shape["d_head_v"] % block)
+
+
+def can_have(shape: dict[str, Any], types: tuple[str, str]) -> bool:
+    """Whether a model of this shape can have these types of K and V: one where V is part of K."""
+    same = types[0] == types[1] or not shape["v_in_k"]
+    return same and all(can_store(shape, kind) for kind in types)
 
 
 def stored_as(path: str, shape: dict[str, Any], method: str, ratio: float) -> str:
@@ -86,8 +92,8 @@ def stored_as(path: str, shape: dict[str, Any], method: str, ratio: float) -> st
 
 
 def f16_bytes(layer: LayerInfo) -> int:
-    """Of one K row and one V row of a KV head."""
-    return 2 * (layer.d_k + layer.d_v)
+    """Of what is stored of one entry of a KV head: K, and V if it is no part of K."""
+    return 2 * sum(d for _, d in layer.stored)
 
 
 def entries_per_f16(layers: Sequence[LayerInfo]) -> Fraction:

@@ -15,9 +15,9 @@ from edgekv import native
 from edgekv.memory.footprint import Extent
 from edgekv.methods import probe
 from edgekv.methods.base import LATE
-from edgekv.methods.centroid_merge import QueryMoments
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.prompt_centroids import turned
+from edgekv.methods.query_moments import QueryMoments
 from edgekv.model import rotation
 from edgekv.settings import Settings
 

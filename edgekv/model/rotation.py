@@ -24,7 +24,11 @@ FLOATS = (0, 1, 30)
 
 
 def blocks(layer: LayerInfo) -> tuple[int, int]:
-    """Sizes of the matrices that K and V of a layer are multiplied by; 0: stored as they are."""
+    """Sizes of the matrices that K and V of a layer are multiplied by; 0: stored as they are, as
+    latent attention's are in any case.
+    """
+    if layer.v_in_k:
+        return 0, 0
     k, v = (
         kind not in FLOATS and d > 0 and d % LEAST == 0 and not _disabled()
         for kind, d in ((layer.type_k, layer.d_k), (layer.type_v, layer.d_v))

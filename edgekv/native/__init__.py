@@ -12,11 +12,13 @@ from edgekv.native.context import (
     check_finite,
     context_bytes,
     context_error,
+    hidden_width,
     model_heads,
     next_context,
     trim_heap,
     why_unsupported,
 )
+from edgekv.native.parked import Place
 from edgekv.native.prefill import HIDDEN, Observer, Prefill
 from edgekv.native.store import LayerInfo, MemoryInfo, Store
 
@@ -26,11 +28,13 @@ __all__ = [
     "LayerInfo",
     "MemoryInfo",
     "Observer",
+    "Place",
     "Prefill",
     "Store",
     "check_finite",
     "context_bytes",
     "context_error",
+    "hidden_width",
     "llama_cpp",
     "model_heads",
     "next_context",

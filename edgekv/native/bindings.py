@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 10
+ABI = 11
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -65,6 +65,7 @@ class CLayerInfo(Structure):
             "n_swa",
             "bytes_row",
             "reads",
+            "v_in_k",
         )
     ]
 
@@ -130,6 +131,7 @@ def _declare() -> None:
         ("next_context", None, c_bool),
         ("why_unsupported", c_char_p, p),
         ("model_n_head_kv", c_int32, p, c_int32),
+        ("model_hidden_width", c_int32, p),
         ("has_store", c_bool, p),
         ("check_finite", c_int, p),
         ("context_bytes_get", c_int, p, POINTER(CContextBytes)),
@@ -144,6 +146,10 @@ def _declare() -> None:
         ("evict", c_int, p, c_int32, I32P, I32P),
         ("write_rows", c_int, p, c_int32, c_int32, c_int32, I32P, F32P, F32P),
         ("trim_capacity", c_int, p),
+        ("parked_new", c_void_p, p),
+        ("parked_swap", c_int, p, p),
+        ("parked_bytes", c_int64, p),
+        ("parked_free", None, p),
         ("prefill_begin", c_void_p, p, POINTER(CPrefillParams)),
         ("prefill_by_layer", c_bool, p),
         ("prefill_score_ms", c_double, p),

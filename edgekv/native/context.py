@@ -50,6 +50,13 @@ def model_heads(model: Any) -> list[int]:
     return [lib.edgekv_model_n_head_kv(model, il) for il in range(n_layer)]
 
 
+def hidden_width(model: Any) -> int:
+    """Values of a token's hidden state between two layers of a llama_model: n_embd, or several
+    streams of them (Gemma 3n).
+    """
+    return int(lib.edgekv_model_hidden_width(model))
+
+
 def check_finite(ctx: Any) -> None:
     """Raise BadInput if llama.cpp's own cache in this context holds values that are no numbers."""
     check(lib.edgekv_check_finite(ctx))

@@ -28,11 +28,21 @@ class LayerInfo:
     bytes_row: int
     reads: int = -1
     """The layer whose K and V it attends to, where layers share them; -1: not said, its own."""
+    v_in_k: int = 0
+    """1: V is the first d_v values of K (latent attention), and takes no bytes of its own."""
 
     @property
     def selects(self) -> bool:
         """Whether entries of the layer are chosen: it attends, and to everything."""
         return self.n_head_kv > 0 and self.n_swa == 0
+
+    @property
+    def stored(self) -> list[tuple[int, int]]:
+        """Type and number of values of what is stored of an entry: of K, and of V if it is no part
+        of K.
+        """
+        k, v = (self.type_k, self.d_k), (self.type_v, self.d_v)
+        return [k] if self.v_in_k else [k, v]
 
 
 @dataclass(frozen=True)
@@ -109,16 +119,17 @@ class Store:
         return (k, v) if some is None else (k[some], v[some])
 
     def row_bytes(self, il: int, head: int) -> tuple[bytes, bytes]:
-        """K and V of one head as they are stored."""
+        """K and V of one head as they are stored; no bytes of a V that is part of K."""
         import gguf
 
         n, info = int(self.length(il)[head]), self.layers[il]
         buffers = []
-        for kind, d in ((info.type_k, info.d_k), (info.type_v, info.d_v)):
+        for kind, d in info.stored:
             block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
             buffers.append(ctypes.create_string_buffer(max(n * d // block * size, 1)))
-        check(lib.edgekv_rows_bytes(self.ctx, il, head, *buffers))
-        return tuple(b.raw if n else b"" for b in buffers)  # type: ignore[return-value]
+        k, v = [*buffers, None][:2]
+        check(lib.edgekv_rows_bytes(self.ctx, il, head, k, v))
+        return tuple(b.raw if b and n else b"" for b in (k, v))  # type: ignore[return-value]
 
     def evict(self, il: int, keep: list[NDArray[np.int32]]) -> None:
         """Keep only these rows (row numbers per head), in this order."""

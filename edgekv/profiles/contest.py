@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.eval.perplexity import log_softmax
 from edgekv.eval.reader import store_as
-from edgekv.memory.dense import can_store
+from edgekv.memory.dense import can_have
 from edgekv.methods import Preset, get
 from edgekv.methods.choose import choose
 from edgekv.model.facts import model_info
@@ -136,7 +136,7 @@ class _Contest:
 
     def winners(self) -> Winners:
         shape = model_info(self._llm.model_path)
-        kinds = [kind(*types) for types in TYPES if all(can_store(shape, t) for t in set(types))]
+        kinds = [kind(*types) for types in TYPES if can_have(shape, types)]
         all_of_them = [(name, ratio) for name in METHODS for ratio in DECIDING]
         rest = [(name, r) for r in RATIOS if r not in DECIDING for name in (METHODS[0], PLAIN)]
         first = EIGHT if EIGHT in kinds else F16
@@ -147,7 +147,7 @@ class _Contest:
                 self._try(other, [(self._best(r).method, r) for r in RATIOS])
         return Winners(
             tuple(self._winner(ratio) for ratio in sorted(RATIOS)),
-            self._four() if can_store(shape, FOUR) else None,
+            self._four() if can_have(shape, (FOUR, FOUR)) else None,
             len(self._text.read),
             len(self._text.fed),
         )

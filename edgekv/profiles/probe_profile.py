@@ -126,6 +126,26 @@ def make(
     )
 
 
+def with_contest(
+    llm: Llama,
+    contexts: Sequence[str],
+    ratios: Sequence[float],
+    path: str,
+    *,
+    progress: Progress | None = None,
+    **more: Any,
+) -> Profile:
+    """`make`, and then the model's contest (`edgekv.profiles.contest`): the profile without it is
+    written to `path` before, so that a contest that is stopped leaves it.
+    """
+    from edgekv.profiles import contest
+
+    first, second = two_stages(progress, contest.cost())
+    profile = make(llm, contexts, ratios, progress=first, **more)
+    write(profile, path)
+    return contest.judged(llm, profile, Path(path), second)
+
+
 def cache(
     path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, **options: Any
 ) -> Profile:

@@ -40,10 +40,8 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
         block, size = types[int(kind)]
         return d // block * size
 
-    per_token = sum(
-        n * (row(params.type_k, info["d_head_k"]) + row(params.type_v, info["d_head_v"]))
-        for n in info["n_head_kv"]
-    )
+    d_k, d_v = info["d_head_k"], 0 if info["v_in_k"] else info["d_head_v"]
+    per_token = sum(info["n_head_kv"]) * (row(params.type_k, d_k) + row(params.type_v, d_v))
     cache, computed = native.context_bytes(llm._ctx.ctx)[0], per_token * llm.n_ctx()
     has_state = llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
     recurrent = max(cache - computed, 0) if has_state else 0
@@ -52,7 +50,7 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
         n * llm.n_tokens * allocated // max(computed, 1)
         for n in (
             per_token,
-            2 * sum(info["n_head_kv"]) * (info["d_head_k"] + info["d_head_v"]),
+            2 * sum(info["n_head_kv"]) * (d_k + d_v),
         )
     )
     kept = np.full((info["n_layer"], max(info["n_head_kv"])), llm.n_tokens, np.int32)

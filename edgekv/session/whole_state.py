@@ -7,7 +7,8 @@ for each of one or two caches:
 
     streams (1), cells; per cell: position, sequences (1), [3 numbers,] sequence
     transposed, layers; per layer: type, bytes of a row, the rows of K; the same of V
-    (transposed: type, bytes of a value, values of a row, and the values of all rows)
+    (transposed: type, bytes of a value, values of a row, and the values of all rows);
+    V is left out where it is part of K (latent attention)
 
 Recurrent layers stand behind these caches, or alone:
 
@@ -36,12 +37,13 @@ _PIECE = 1 << 18  # bytes that are looked at together
 def check(model: Any, data: memoryview, n_tokens: int) -> None:
     """Raises ValueError unless `data` is a state of `n_tokens` tokens that holds numbers only.
 
-    model: a llama_model. Caches of other kinds (latent, ...) are not looked into.
+    model: a llama_model. Caches of other kinds (with an indexer, ...) are not looked into.
     """
     is_recurrent = llama_cpp.llama_model_is_recurrent(model)
     is_hybrid = llama_cpp.llama_model_is_hybrid(model)
     if native.why_unsupported(model) and not is_recurrent:
         return
+    has_v = not facts.model_shape(model)["v_in_k"]
     several = llama_cpp.llama_model_rope_type(model) in (
         llama_cpp.LLAMA_ROPE_TYPE_MROPE,
         llama_cpp.LLAMA_ROPE_TYPE_IMROPE,
@@ -51,9 +53,9 @@ def check(model: Any, data: memoryview, n_tokens: int) -> None:
         "2I"
     )  # a magic number, which llama.cpp looks at, and a sequence, which it does not
     if not is_recurrent:
-        _check_cache(state, n_tokens, several, n_tokens)
+        _check_cache(state, n_tokens, several, has_v, n_tokens)
         if llama_cpp.llama_model_n_swa(model) if is_hybrid else state.left:
-            _check_cache(state, n_tokens, several, None)  # the sliding-window layers'
+            _check_cache(state, n_tokens, several, has_v, None)  # the sliding-window layers'
     if is_recurrent or is_hybrid:
         _check_recurrent(state, n_tokens)
     if state.left:
@@ -76,7 +78,9 @@ class _State:
         return struct.unpack("<" + form, self.take(struct.calcsize("<" + form)))
 
 
-def _check_cache(state: _State, n_tokens: int, several: bool, n_expected: int | None) -> None:
+def _check_cache(
+    state: _State, n_tokens: int, several: bool, has_v: bool, n_expected: int | None
+) -> None:
     """several: cells have more positions than one; n_expected: cells there must be, None: any."""
     n_streams, n_cells = state.numbers("2I")
     if n_streams != 1 or n_cells > n_tokens or n_expected not in (None, n_cells):
@@ -97,7 +101,7 @@ def _check_cache(state: _State, n_tokens: int, several: bool, n_expected: int | 
     ):
         raise ValueError("its positions are not those of its tokens")
     transposed, n_layers = state.numbers("2I")
-    for is_transposed in chain(repeat(0, n_layers), repeat(transposed, n_layers)):
+    for is_transposed in chain(repeat(0, n_layers), repeat(transposed, n_layers * has_v)):
         _check_rows(state, is_transposed, n_cells)
 
 

@@ -13,7 +13,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 10 // changes with any signature or struct below
+#define EDGEKV_ABI 11 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -73,6 +73,8 @@ LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
 // KV heads of a layer whose entries are cached; 0 where a layer has no attention, or there is no
 // such layer
 LLAMA_API int32_t edgekv_model_n_head_kv(const struct llama_model * model, int32_t il);
+// values of a token's hidden state between two layers: n_embd, or several streams of them
+LLAMA_API int32_t edgekv_model_hidden_width(const struct llama_model * model);
 LLAMA_API bool edgekv_has_store(const struct llama_context * ctx);
 // EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state
 // may have brought. Without flash attention they reach every later token, of other conversations
@@ -96,6 +98,8 @@ struct edgekv_layer_info {
     int32_t bytes_row;
     // the layer whose K and V it attends to; another one in models that share them
     int32_t reads;
+    // 1: V is the first d_v values of K (latent attention), and has no bytes of its own
+    int32_t v_in_k;
 };
 LLAMA_API int32_t edgekv_n_layer(const struct llama_context * ctx);
 LLAMA_API int edgekv_layer_get(
@@ -107,7 +111,7 @@ LLAMA_API int edgekv_pos(const struct llama_context * ctx, int32_t il, int32_t h
 // rows of one head as f32: k [len, d_k], v [len, d_v]; either may be null
 LLAMA_API int edgekv_rows_f32(
     const struct llama_context * ctx, int32_t il, int32_t head, float * k, float * v);
-// rows of one head as stored bytes
+// rows of one head as stored bytes; nothing is written to v where V is part of K
 LLAMA_API int edgekv_rows_bytes(
     const struct llama_context * ctx, int32_t il, int32_t head, void * k, void * v);
 
@@ -134,11 +138,25 @@ LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
 LLAMA_API int edgekv_evict(
     struct llama_context * ctx, int32_t il, const int32_t * counts, const int32_t * rows);
 // n rows of one head are written anew, in the type of the cache: k [n, d_k], v [n, d_v], all finite
-// as f16; other rows keep their bytes
+// as f16; other rows keep their bytes. Where V is part of K, v must say the same
 LLAMA_API int edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n,
     const int32_t * rows, const float * k, const float * v);
 // room that no row uses goes back to the allocator
 LLAMA_API int edgekv_trim_capacity(struct llama_context * ctx);
+
+// ---- several conversations take turns in a context with a store
+
+struct edgekv_parked;
+
+// a place for a conversation beside the one in the context, empty; null on failure. It may outlive
+// the context, for edgekv_parked_bytes and edgekv_parked_free
+LLAMA_API struct edgekv_parked * edgekv_parked_new(struct llama_context * ctx);
+// The conversation in the context and the one in the place change places. Rows are not copied; the
+// state of recurrent layers is. EDGEKV_INVALID while a prompt is being read, and for a place of
+// another context. After an error the place is as before
+LLAMA_API int edgekv_parked_swap(struct llama_context * ctx, struct edgekv_parked * p);
+LLAMA_API int64_t edgekv_parked_bytes(const struct edgekv_parked * p); // that it takes
+LLAMA_API void edgekv_parked_free(struct edgekv_parked * p);
 
 // ---- prefill: a prompt, layer by layer
 

@@ -2,6 +2,7 @@
 #include "edgekv.h"
 #include "edgekv-cache.h"
 #include "edgekv-error.h"
+#include "edgekv-parked.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -95,6 +96,10 @@ int32_t edgekv_model_n_head_kv(const llama_model * model, int32_t il) {
     return model ? edgekv_n_head_kv(*model, il) : 0;
 }
 
+int32_t edgekv_model_hidden_width(const llama_model * model) {
+    return model ? edgekv_hidden_width(*model) : 0;
+}
+
 int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * out) {
     return guard([&] {
         edgekv_context_bytes sum = {};
@@ -127,9 +132,9 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
     return guard([&] {
         const auto & l = layer_of(ctx, il);
         given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
-            (int32_t) (ggml_row_size(l.type_k, l.d_k) + ggml_row_size(l.type_v, l.d_v) +
+            (int32_t) (l.row_bytes_k() + l.row_bytes_v() +
                 (l.max_bias != 0.0f ? sizeof(float) : 0)),
-            l.reads };
+            l.reads, l.v_in_k };
     });
 }
 
@@ -147,16 +152,15 @@ int edgekv_pos(const llama_context * ctx, int32_t il, int32_t head, int32_t * ou
     });
 }
 
-static void read_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out) {
-    if (out && n) ggml_backend_tensor_get(t, out, first * t->nb[1], n * t->nb[1]);
-}
-
 int edgekv_rows_bytes(const llama_context * ctx, int32_t il, int32_t head, void * k, void * v) {
     return guard([&] {
         const auto & l = layer_of(ctx, il, head);
         settled(ctx);
-        read_rows(l.t.k, l.first[head], l.len[head], k);
-        read_rows(l.t.v, l.first[head], l.len[head], v);
+        auto read = [&](const ggml_tensor * t, void * out) {
+            if (out) edgekv_get_rows(t, l.first[head], l.len[head], out);
+        };
+        read(l.t.k, k);
+        if (!l.v_in_k) read(l.t.v, v);
     });
 }
 
@@ -167,7 +171,7 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
         auto read = [&](const ggml_tensor * t, int d, float * out) {
             if (!out) return;
             std::vector<char> host(l.len[head] * t->nb[1]);
-            read_rows(t, l.first[head], l.len[head], host.data());
+            edgekv_get_rows(t, l.first[head], l.len[head], host.data());
             edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
         };
         read(l.t.k, l.d_k, k);
@@ -242,11 +246,19 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
                 throw edgekv_error { EDGEKV_INVALID, "a row to write does not exist" };
         }
         settled(ctx);
-        const struct {
+        const float *keys = &given(k), *values = &given(v);
+        for (int64_t i = 0; i < n && l.v_in_k; ++i) {
+            const float * value = values + i * l.d_v;
+            if (!std::equal(value, value + l.d_v, keys + i * l.d_k))
+                throw edgekv_error { EDGEKV_INVALID, "V of this model is the beginning of K" };
+        }
+        struct part {
             ggml_tensor * t;
             int d;
             const float * x;
-        } parts[] = { { l.t.k, l.d_k, &given(k) }, { l.t.v, l.d_v, &given(v) } };
+        };
+        std::vector<part> parts = { { l.t.k, l.d_k, keys } };
+        if (!l.v_in_k) parts.push_back({ l.t.v, l.d_v, values });
         // nothing is written unless all can be: an infinite half, of a value or a block's scale,
         // would reach every later token
         for (const auto & [t, d, x] : parts) {
@@ -273,6 +285,30 @@ int edgekv_trim_capacity(llama_context * ctx) {
         s.shrink_to_fit();
     });
 }
+
+// ---- several conversations
+
+static llama_memory_i * idle(llama_context * ctx) {
+    if (store_of(ctx).active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+    ctx->synchronize();
+    return ctx->get_memory();
+}
+
+edgekv_parked * edgekv_parked_new(llama_context * ctx) {
+    edgekv_parked * p = nullptr;
+    guard([&] {
+        idle(ctx);
+        p = new edgekv_parked(edgekv_memory_of(*ctx));
+    });
+    return p;
+}
+
+int edgekv_parked_swap(llama_context * ctx, edgekv_parked * p) {
+    return guard([&] { given(p).swap(idle(ctx)); });
+}
+
+int64_t edgekv_parked_bytes(const edgekv_parked * p) { return p ? (int64_t) p->n_bytes() : 0; }
+void edgekv_parked_free(edgekv_parked * p) { delete p; }
 
 // ---- prefill
 

@@ -14,6 +14,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <typeinfo>
 
@@ -121,6 +122,16 @@ void edgekv_cache<T>::forget_cells(llama_pos n_past) {
             if (cell.has_seq_id(0)) cell.pos = n_past - 1;
 }
 
+uint64_t edgekv_memory::next_id() {
+    static std::atomic<uint64_t> n { 0 };
+    return ++n;
+}
+
+template <typename T>
+void edgekv_cache<T>::set_cells(llama_pos n_past) {
+    for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, (uint32_t) n_past);
+}
+
 template <typename T>
 bool edgekv_cache<T>::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     // a hole in the middle: positions of kept rows are fixed
@@ -180,7 +191,7 @@ void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state
     store->read(io, (llama_pos) this->n_ctx, recr ? next.n_past() : -1);
     next.restore();
     forget_mark();
-    for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, store->n_past);
+    set_cells(store->n_past);
 }
 
 template struct edgekv_cache<llama_kv_cache>;
@@ -212,9 +223,17 @@ static bool shares_plainly(const llama_model & model) {
         const bool alike = from >= 0 && hp.is_swa(from) == hp.is_swa(il) &&
             hp.n_head(from) == hp.n_head(il) && hp.n_embd_head_k(from) == hp.n_embd_head_k(il) &&
             hp.n_embd_head_v(from) == hp.n_embd_head_v(il);
-        if (model.arch != LLM_ARCH_GEMMA4 || !alike) return false;
+        const bool tried = model.arch == LLM_ARCH_GEMMA4 || model.arch == LLM_ARCH_GEMMA3N;
+        if (!tried || !alike) return false;
     }
     return true;
+}
+
+// latent attention that was tried: V is the beginning of K, and each head makes its own values of
+// it
+static bool is_tried_latent(llm_arch arch) {
+    return arch == LLM_ARCH_DEEPSEEK2 || arch == LLM_ARCH_MISTRAL4 ||
+        arch == LLM_ARCH_KIMI_LINEAR || arch == LLM_ARCH_KIMI_K3 || arch == LLM_ARCH_BAILINGMOE3;
 }
 
 const char * edgekv_unsupported(const llama_model & model) {
@@ -234,19 +253,18 @@ const char * edgekv_unsupported(const llama_model & model) {
             if (hp.indexer_top_k) return "an indexer with a cache of its own picks the tokens";
             break;
         case LLM_ARCH_DEEPSEEK4: return "its cache holds summaries of several tokens already";
-        case LLM_ARCH_KIMI_LINEAR:
-        case LLM_ARCH_KIMI_K3:
-        case LLM_ARCH_BAILINGMOE3: return "recurrent layers and latent attention (MLA) are mixed";
         default: break;
     }
     if (llm_arch_is_recurrent(model.arch)) return "recurrent layers hold no KV cache";
-    if (hp.is_mla()) return "latent attention (MLA) keeps no K and V per head";
+    if (hp.is_mla() && !is_tried_latent(model.arch))
+        return "its latent attention (MLA) is of a kind that edgekv has not been tried with";
     if (!hp.causal_attn) return "attention is not causal";
     if (hp.use_alibi && hp.swa_type != LLAMA_SWA_TYPE_NONE)
         return "ALiBi and sliding windows are mixed";
     if (!shares_plainly(model))
         return "layers share K and V in a way that edgekv has not been tried with";
-    if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD)
+    const bool chunked = hp.swa_type == LLAMA_SWA_TYPE_CHUNKED && model.arch == LLM_ARCH_LLAMA4;
+    if (hp.swa_type != LLAMA_SWA_TYPE_NONE && hp.swa_type != LLAMA_SWA_TYPE_STANDARD && !chunked)
         return "its sliding window has no fixed width";
     return nullptr;
 }
@@ -259,6 +277,11 @@ int32_t edgekv_n_head_kv(const llama_model & model, int32_t il) {
     const bool parts = model.arch == LLM_ARCH_NEMOTRON_H || model.arch == LLM_ARCH_NEMOTRON_H_MOE;
     if (parts && hp.n_ff(il) > 0) return 0;
     return (hp.is_recr(il) && !both) || read_by(hp, il) != il ? 0 : (int32_t) hp.n_head_kv(il);
+}
+
+int32_t edgekv_hidden_width(const llama_model & model) {
+    const auto & hp = model.hparams;
+    return (int32_t) (model.arch == LLM_ARCH_GEMMA3N ? hp.n_altup * hp.n_embd : hp.n_embd);
 }
 
 // Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which
@@ -274,8 +297,7 @@ static size_t unit_of(ggml_backend_buffer_type_t buft) {
 static int row_step(const edgekv_layer & l) {
     const size_t unit = unit_of(l.buft);
     int n = 1;
-    while (n * ggml_row_size(l.type_k, l.d_k) % unit || n * ggml_row_size(l.type_v, l.d_v) % unit)
-        n *= 2;
+    while (n * l.row_bytes_k() % unit || n * l.row_bytes_v() % unit) n *= 2;
     return n;
 }
 
@@ -294,10 +316,12 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
         l->n_head = attends[il] ? hp.n_head(il) : 0;
         l->n_head_kv = attends[il] ? hp.n_head_kv(il) : 0;
         l->d_k = hp.n_embd_head_k(like);
-        l->d_v = hp.n_embd_head_v(like);
+        l->d_v = hp.is_mla() ? (int) hp.n_lora_kv : (int) hp.n_embd_head_v(like);
         l->type_k = p.type_k;
         l->type_v = p.type_v;
+        l->v_in_k = hp.is_mla();
         l->n_swa = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
+        l->chunked = l->n_swa && hp.swa_type == LLAMA_SWA_TYPE_CHUNKED;
         l->max_bias = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
         l->buft = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il))
                                 : ggml_backend_cpu_buffer_type();

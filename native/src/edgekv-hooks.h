@@ -24,9 +24,11 @@ llama_memory_i * edgekv_create_memory(
 // build_attn: the store behind a batch, or null
 edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx);
 
-// build_attn: store k and v of the new tokens, attend, return [n_embd_v_head*n_head, n_tokens]
+// build_attn: store k and v of the new tokens, attend, return [n_embd_v_head*n_head, n_tokens];
+// v_mla [d_v, n_embd_v_head, n_head]: what each head makes of a latent value, or null
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store,
-    ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float kq_scale, int il);
+    ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, ggml_tensor * v_mla,
+    float kq_scale, int il);
 
 // llama_decode: the same, also for a context that was closed; throws nothing, and a step that
 // failed leaves no trace in the store. edgekv_last_error then says why

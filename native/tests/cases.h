@@ -6,6 +6,8 @@
 #include "kernel-cases.h"
 #include "merge-cases.h"
 
+#include <array>
+
 namespace {
 
 const ggml_type TYPES[] = { GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_1,
@@ -16,9 +18,10 @@ const int N_TOKENS[] = { 1, 2, 5, 8, 65, 300 };
 const int LENGTHS[] = { 0, 1, 15, 16, 17, 31, 32, 33, 255, 256, 257, 1000, 4096 };
 
 // which cases a program takes: f32, rows of that type; wide, logits so large that halves are too
-// coarse for them; step, that sizes of heads are multiples of; most, multiplications in one
+// coarse for them; latent, a V that is part of K; step, that sizes of heads are multiples of; most,
+// multiplications in one
 struct taken_cases {
-    bool f32, wide;
+    bool f32, wide, latent;
     int step;
     double most;
 
@@ -26,8 +29,9 @@ struct taken_cases {
     bool has(const test_case & c) const {
         double n = 0;
         for (int len : c.len) n += len;
-        return has(c.type_k) && has(c.type_v) && (wide || c.spread == 1) && c.d_k % step == 0 &&
-            c.d_v % step == 0 && n * c.group * c.n_tokens * (c.d_k + c.d_v) <= most;
+        return has(c.type_k) && has(c.type_v) && (wide || c.spread == 1) && (latent || !c.v_in_k) &&
+            c.d_k % step == 0 && c.d_v % step == 0 &&
+            n * c.group * c.n_tokens * (c.d_k + c.d_v) <= most;
     }
     bool has(const merge_case & c) const {
         return has(c.type) && c.d % step == 0 && (double) c.n_gone * c.n_kept * c.d <= most;
@@ -42,9 +46,10 @@ struct taken_cases {
 };
 
 constexpr double FEW = 4e6; // for a stand-in on the CPU, or a sanitizer
-constexpr taken_cases ON_CPU = { true, true, 1, INFINITY }, ON_CUDA = { false, false, 8, INFINITY },
-                      ON_CUDA_STANDIN = { false, false, 8, FEW },
-                      ON_METAL = { false, true, 1, FEW };
+constexpr taken_cases ON_CPU = { true, true, true, 1, INFINITY },
+                      ON_CUDA = { false, false, false, 8, INFINITY },
+                      ON_CUDA_STANDIN = { false, false, false, 8, FEW },
+                      ON_METAL = { false, true, false, 1, FEW };
 
 std::vector<test_case> fixed_cases(const taken_cases & taken) {
     std::vector<test_case> all;
@@ -84,6 +89,22 @@ std::vector<test_case> fixed_cases(const taken_cases & taken) {
                 c.n_tokens = n;
             });
     }
+    // latent attention: GLM-4.7-Flash, DeepSeek-V3, and rows that fill no register
+    for (auto [d_v, d_k, group] :
+        { std::array<int, 3> { 512, 576, 20 }, { 512, 576, 128 }, { 32, 40, 5 } })
+        for (ggml_type type : { GGML_TYPE_F16, GGML_TYPE_Q8_0, GGML_TYPE_IQ4_NL })
+            for (int n : { 1, 2, 65 }) {
+                if (fits(type, d_k))
+                    add([&](test_case & c) {
+                        c.type_k = c.type_v = type;
+                        c.d_k = d_k;
+                        c.d_v = d_v;
+                        c.group = group;
+                        c.v_in_k = true;
+                        c.n_tokens = n;
+                        c.len = { 90 };
+                    });
+            }
     for (int group : GROUPS)
         for (int n : N_TOKENS)
             for (int long_one : { 45, 577 })

@@ -18,7 +18,8 @@ struct test_case {
     int d_k = 64, d_v = 64, group = 4, n_tokens = 1;
     std::vector<int> len = { 33, 0, 257 }; // per KV head, the rows of the new tokens included
     bool window = false, sinks = false, gaps = false, alibi = false; // gaps: bytes between rows
-    float softcap = 0, spread = 1;                                   // spread: of the logits
+    bool v_in_k = false;           // V is the first d_v values of K: latent attention
+    float softcap = 0, spread = 1; // spread: of the logits
 
     std::string name() const {
         std::string s = std::string(ggml_type_name(type_k)) + "/" + ggml_type_name(type_v) + " d " +
@@ -27,7 +28,7 @@ struct test_case {
         for (int n : len) s += " " + std::to_string(n);
         return s + (window ? " window" : "") + (sinks ? " sinks" : "") +
             (softcap > 0 ? " softcap" : "") + (spread > 1 ? " spread" : "") +
-            (gaps ? " gaps" : "") + (alibi ? " alibi" : "");
+            (gaps ? " gaps" : "") + (alibi ? " alibi" : "") + (v_in_k ? " v in k" : "");
     }
 };
 
@@ -76,7 +77,8 @@ struct inputs {
             std::fill(used.begin() + first.back(), used.begin() + first.back() + n, true);
         }
         k.fill(rnd, c.type_k, c.d_k, n_rows, used, c.gaps);
-        v.fill(rnd, c.type_v, c.d_v, n_rows, used, c.gaps);
+        if (c.v_in_k) take_v_of_k();
+        else v.fill(rnd, c.type_v, c.d_v, n_rows, used, c.gaps);
         const int stride_h = c.d_k + 3, stride_t = n_head * stride_h + 5;
         q.assign((size_t) c.n_tokens * stride_t, NAN);
         for (int t = 0; t < c.n_tokens; ++t)
@@ -89,12 +91,20 @@ struct inputs {
         if (c.window)
             for (int t = 0; t < c.n_tokens; ++t) start.push_back(rnd.below(longest + 2));
         if (c.alibi) place(rnd);
-        rows = { k.bytes.data(), v.bytes.data(), k.nb, v.nb, c.type_k, c.type_v, c.d_k, c.d_v,
-            n_head, n_head_kv, first.data(), len.data(), 1.0f / std::sqrt((float) c.d_k), c.softcap,
-            c.sinks ? sinks.data() : nullptr, c.alibi ? pos.data() : nullptr,
-            c.alibi ? MAX_BIAS : 0.0f };
+        rows = { k.bytes.data(), c.v_in_k ? k.bytes.data() : v.bytes.data(), k.nb, v.nb, c.type_k,
+            c.type_v, c.d_k, c.d_v, n_head, n_head_kv, first.data(), len.data(),
+            1.0f / std::sqrt((float) c.d_k), c.softcap, c.sinks ? sinks.data() : nullptr,
+            c.alibi ? pos.data() : nullptr, c.alibi ? MAX_BIAS : 0.0f };
         qs = { q.data(), stride_t, stride_h, c.n_tokens, nullptr,
             c.window ? start.data() : nullptr };
+    }
+
+    void take_v_of_k() {
+        v.nb = k.nb;
+        for (int r = 0; r < n_rows; ++r) {
+            const auto row = k.f32.begin() + (int64_t) r * c.d_k;
+            v.f32.insert(v.f32.end(), row, row + c.d_v);
+        }
     }
 
     // tokens of the rows: kept ones in any order, then the new ones; rows that nobody owns are NaN

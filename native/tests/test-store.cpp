@@ -139,7 +139,13 @@ struct walk {
             l->d_v = 32 * rnd.range(1, 3);
             l->type_k = rnd.one_of(TYPES);
             l->type_v = rnd.one_of(TYPES);
+            l->v_in_k = rnd.below(4) == 0;
+            if (l->v_in_k) {
+                l->d_v = 32 * rnd.range(1, l->d_k / 32);
+                l->type_v = l->type_k;
+            }
             l->n_swa = rnd.below(3) == 0 ? rnd.range(1, 100) : 0;
+            l->chunked = l->n_swa && rnd.below(3) == 0; // keeps as much as a window that slides
             l->buft = &buffers.type;
             l->row_step = 1 << rnd.below(4);
             l->len.assign(l->n_head_kv, 0);
@@ -161,9 +167,12 @@ struct walk {
                 check(l->len[k] + n <= l->cap[k], "step %d: no room for %d rows", step, n);
                 for (int t = 0; t < n; ++t) {
                     plain_row row { store.n_past + t, noise(l->t.k->nb[1]), noise(l->t.v->nb[1]) };
+                    if (l->v_in_k) row.v = row.k; // its rows have K's bytes behind their own
                     const int64_t r = l->first[k] + l->len[k] + t;
-                    ggml_backend_tensor_set(l->t.k, row.k.data(), r * l->t.k->nb[1], row.k.size());
-                    ggml_backend_tensor_set(l->t.v, row.v.data(), r * l->t.v->nb[1], row.v.size());
+                    for (ggml_tensor * x : l->t.own()) {
+                        const auto & bytes = x == l->t.k ? row.k : row.v;
+                        ggml_backend_tensor_set(x, bytes.data(), r * x->nb[1], bytes.size());
+                    }
                     l->pos[k].push_back(row.pos);
                     plain.layers[l->il][k].push_back(std::move(row));
                 }
@@ -402,10 +411,8 @@ struct walk {
         if (!check(whole, "step %d: layer %d head %d has %d of %d rows", step, l.il, k, n, n_plain))
             return;
         std::string bytes_k((size_t) n * l.t.k->nb[1], 0), bytes_v((size_t) n * l.t.v->nb[1], 0);
-        if (n)
-            ggml_backend_tensor_get(l.t.k, &bytes_k[0], l.first[k] * l.t.k->nb[1], bytes_k.size());
-        if (n)
-            ggml_backend_tensor_get(l.t.v, &bytes_v[0], l.first[k] * l.t.v->nb[1], bytes_v.size());
+        edgekv_get_rows(l.t.k, l.first[k], n, &bytes_k[0]);
+        edgekv_get_rows(l.t.v, l.first[k], n, &bytes_v[0]);
         bool same = true;
         for (int r = 0; r < n && same; ++r) {
             const auto & row = rows[n_plain - n + r];
@@ -565,6 +572,7 @@ int main(int argc, char ** argv) {
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_steps = argc > 2 ? atoi(argv[2]) : 1500;
     printf("seed %u, %d steps\n", seed, n_steps);
+    ggml_cpu_init(); // its table of f16 values
     // refused allocations are told
     ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
     test_every_byte();

@@ -25,10 +25,9 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
     std::vector<ggml_tensor *> masks(l.n_head_kv);
     bool equal = true;
     for (int h = 0; h < l.n_head_kv; ++h) {
-        const int64_t before = l.len[h] + row; // rows in front of this chunk
-        // rows that no token of it sees
-        const int64_t skip = l.n_swa ? std::max<int64_t>(0, before - l.n_swa + 1) : 0;
-        const int64_t begin = s.n_old - l.len[h] + skip, n_seen = before + g.n_tokens - skip,
+        const int64_t before = l.len[h] + row;            // rows in front of this chunk
+        const int64_t skip = p.prompt.first_seen(l, row); // no token of it sees those before
+        const int64_t begin = s.at(row) - before + skip, n_seen = before + g.n_tokens - skip,
                       pad = hidden_rows(begin, n_seen, l.row_step);
         first[h] = h * s.cap + begin - pad;
         n[h] = n_seen + pad;
@@ -65,7 +64,7 @@ static ggml_tensor * attend_prefill_node(const llm_graph_context & g, edgekv_pre
     ggml_tensor * q = a.q;
     const edgekv_scratch & s = p.scratches.of(l);
     const int64_t n_rows = l.len_max() + p.prompt.n_rows; // in a head at most, when all was read
-    const auto * device = edgekv_device::of(l.buft);
+    const auto * device = l.kernels();
     if (!device || p.prompt.store->graph_attend || l.max_bias != 0.0f) return nullptr;
     if (flash_takes(g, l, q) || !device->attends(l.type_k, l.type_v, l.d_k, l.d_v)) return nullptr;
     const double n_multiplications = (double) g.n_tokens * l.n_head * (l.d_k + l.d_v) * n_rows;

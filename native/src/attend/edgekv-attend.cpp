@@ -72,9 +72,9 @@ private:
             pl.start.resize(n);
             const auto & pos = l.pos[0]; // in order, the same for all heads
             for (int t = 0; t < n; ++t) {
+                const llama_pos oldest = l.oldest_seen(ubatch->pos[t]);
                 pl.start[t] =
-                    (int32_t) (std::upper_bound(pos.begin(), pos.end(), ubatch->pos[t] - l.n_swa) -
-                        pos.begin());
+                    (int32_t) (std::lower_bound(pos.begin(), pos.end(), oldest) - pos.begin());
             }
         }
         if (pl.table) pl.table->set(l, idx, pl.start);
@@ -149,7 +149,7 @@ static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_l
 static ggml_tensor * attend_device(const llm_graph_context & g, attend_input::per_layer & pl,
     ggml_tensor * q, ggml_tensor * sinks, edgekv_table & table, bool always) {
     const edgekv_layer & l = *pl.l;
-    const auto * device = always ? nullptr : edgekv_device::of(l.buft);
+    const auto * device = always ? nullptr : l.kernels();
     if (!always && !(device && device->attends(l.type_k, l.type_v, l.d_k, l.d_v))) return nullptr;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * a[] = { q, l.t.k, l.t.v, table.heads(g.ctx0, l, g.n_tokens), sinks, l.row_pos.t };
@@ -214,14 +214,23 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
                                           : attend_graph(g, in, pl, q, sinks);
 }
 
+// latent attention gathers latent values [d_v, n_head, n_tokens]: each head makes its own of them
+static ggml_tensor * from_latent(
+    const llm_graph_context & g, ggml_tensor * v_mla, ggml_tensor * gathered) {
+    ggml_tensor * by_head = ggml_permute(g.ctx0, gathered, 0, 2, 1, 3);
+    ggml_tensor * values = ggml_mul_mat(g.ctx0, v_mla, by_head);
+    return ggml_cont(g.ctx0, ggml_permute(g.ctx0, values, 0, 2, 1, 3));
+}
+
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store,
-    ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, float kq_scale,
-    int il) {
+    ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, ggml_tensor * v_mla,
+    float kq_scale, int il) {
     const edgekv_layer & l = *store->layers[store->layers[il]->reads];
     store->sched = g.sched;
     ggml_tensor * cur = store->active
         ? store->active->attend(g, l, { il, q, k, v, sinks, kq_scale })
         : attend_store(g, store, l, q, k, v, sinks, kq_scale);
+    if (v_mla) cur = from_latent(g, v_mla, cur);
     cur = ggml_reshape_2d(g.ctx0, cur, cur->ne[0] * cur->ne[1], cur->ne[2]);
     ggml_build_forward_expand(g.gf, cur);
     return cur;

@@ -20,6 +20,7 @@ static ggml_tensor * as_rows(ggml_context * ctx, ggml_tensor * x) {
 void edgekv_store_rows(const llm_graph_context & g, const edgekv_tensors & t, ggml_tensor * k,
     ggml_tensor * v, ggml_tensor * idx) {
     ggml_build_forward_expand(g.gf, ggml_set_rows(g.ctx0, t.k, as_rows(g.ctx0, k), idx));
+    if (t.v->view_src) return; // part of K
     ggml_build_forward_expand(g.gf, ggml_set_rows(g.ctx0, t.v, as_rows(g.ctx0, v), idx));
 }
 

@@ -13,7 +13,8 @@ int edgekv_n_parts(int64_t n_tokens);
 
 float edgekv_softcap(const llm_graph_context & g); // 0: none
 
-// new rows k and v [d, n_head_kv, n_tokens] go to the rows that idx I64 [n_head_kv*n_tokens] names
+// new rows k and v [d, n_head_kv, n_tokens] go to the rows that idx I64 [n_head_kv*n_tokens] names;
+// of a V that is part of K there is nothing to store
 void edgekv_store_rows(const llm_graph_context & g, const edgekv_tensors & t, ggml_tensor * k,
     ggml_tensor * v, ggml_tensor * idx);
 

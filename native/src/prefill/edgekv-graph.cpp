@@ -8,13 +8,22 @@
 #include <unordered_map>
 #include <unordered_set>
 
+// the layer that a node of this name is the output of, -1: none; views of outputs are named after
+// them
+static int layer_of(const char * name, const char * prefix) {
+    const size_t n = strlen(prefix);
+    if (strncmp(name, prefix, n) != 0) return -1;
+    char * end = nullptr;
+    const long il = strtol(name + n, &end, 10);
+    return end != name + n && *end == 0 ? (int) il : -1;
+}
+
 // the layers' outputs, by layer; false if one comes twice: a stack that is run more than once
 static bool find_outputs(
     const ggml_cgraph & gf, const char * prefix, std::unordered_map<int, int> & nodes) {
-    const size_t n = strlen(prefix);
     for (int i = 0; i < gf.n_nodes; ++i) {
-        const char * name = gf.nodes[i]->name;
-        if (strncmp(name, prefix, n) == 0 && !nodes.emplace(atoi(name + n), i).second) return false;
+        const int il = layer_of(gf.nodes[i]->name, prefix);
+        if (il >= 0 && !nodes.emplace(il, i).second) return false;
     }
     return true;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Rows of one head of a layer, for kernels on the CPU: where they lie, or a copy of them.
 
+#include "edgekv-layer.h"
 #include "cpu/edgekv-cpu.h"
 
 #include "ggml-backend.h"
@@ -20,7 +21,7 @@ struct edgekv_host_rows {
         : view(edgekv_rows_at(t, first)) {
         if (ggml_backend_buffer_is_host(t->buffer)) return;
         copy.resize(n * t->nb[1]);
-        ggml_backend_tensor_get(t, copy.data(), first * t->nb[1], copy.size());
+        edgekv_get_rows(t, first, n, copy.data());
         view.base = copy.data();
     }
 };

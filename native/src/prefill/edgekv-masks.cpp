@@ -38,8 +38,9 @@ void edgekv_masks::make() {
     int n_swa = 0;
     bool any_full = false;
     for (const auto & l : prompt.store->layers) {
-        if (l->n_swa) n_swa = l->n_swa;
-        if (!l->selects()) continue;
+        const bool slides = l->n_swa && !l->chunked;
+        if (slides) n_swa = l->n_swa;
+        if (l->n_head_kv == 0 || slides) continue;
         any_full = true;
         n_old = std::max<int64_t>(n_old, l->len_max());
     }
@@ -68,12 +69,14 @@ ggml_tensor * edgekv_masks::old_distances(
 
 ggml_tensor * edgekv_masks::view(const llm_graph_context & g, const edgekv_layer & l, int64_t row,
     int head, int64_t before, int64_t n, int64_t pad) const {
-    ggml_tensor * m = l.n_swa ? swa.t : full.t;
+    // a window that does not slide begins with a chunk: all that is not skipped is seen
+    const bool slides = l.n_swa && !l.chunked;
+    ggml_tensor * m = slides ? swa.t : full.t;
     // their distances are not those of a window
     const int64_t n_old = l.max_bias != 0.0f ? l.len[head] : 0;
     before -= n_old;
     n -= n_old;
-    const int64_t at = (l.n_swa ? swa_at : full_at) - before;
+    const int64_t at = (slides ? swa_at : full_at) - before;
     GGML_ASSERT(at >= 0 && at + n <= m->ne[0]);
     auto columns = [&](int64_t first, int64_t n) { // some backends want no gaps
         return ggml_cont(

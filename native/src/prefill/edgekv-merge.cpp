@@ -13,9 +13,9 @@ namespace {
 
 constexpr int64_t TASK_SIZE = 1 << 22; // products that are worth a thread
 
-// kernels of ours for the rows of a tensor where they lie, or null
-const edgekv_device * device_for(const ggml_tensor * t) {
-    const auto * device = edgekv_device::of(ggml_backend_buffer_get_type(t->buffer));
+// kernels of ours for the rows of a layer's tensor where they lie, or null
+const edgekv_device * device_for(const edgekv_layer & l, const ggml_tensor * t) {
+    const auto * device = l.kernels();
     return device && device->takes(t->type, (int) t->ne[0]) ? device : nullptr;
 }
 
@@ -63,7 +63,7 @@ void edgekv_keeper::nearest(int il, int head, const edgekv_row_list & gone,
     if (from.empty()) return;
     if (to.empty() || !cosine || !nearest)
         throw invalid("there is no kept row, or no place for the answer");
-    if (const auto * device = device_for(rows.t->k)) {
+    if (const auto * device = device_for(prompt.layer(il), rows.t->k)) {
         device->find_nearest(ggml_backend_buffer_get_type(rows.t->k->buffer), scratches.device_work,
             edgekv_rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
         return;
@@ -99,8 +99,8 @@ void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
     for (int64_t i = 0; i < n_sources; ++i)
         if (receives[m.sources[i]]) throw invalid("a row cannot be merged and receive");
     const edgekv_shares shares { m.n, to.data(), m.own, m.counts, from.data(), m.weights };
-    for (ggml_tensor * t : { rows.t->k, rows.t->v }) {
-        if (const auto * device = device_for(t)) {
+    for (ggml_tensor * t : rows.t->own()) {
+        if (const auto * device = device_for(prompt.layer(il), t)) {
             device->fold(ggml_backend_buffer_get_type(t->buffer), scratches.device_work,
                 edgekv_rows_at(t, rows.first), shares);
             continue;

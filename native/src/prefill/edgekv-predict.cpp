@@ -60,7 +60,7 @@ void edgekv_keeper::predict(
     const auto rows = rows_of(l.il, head);
     if (rows.n == 0) return;
     const auto buft = ggml_backend_buffer_get_type(rows.t->k->buffer);
-    const auto * device = edgekv_device::of(buft);
+    const auto * device = l.kernels();
     if (device && device->predicts(l.type_k, l.type_v, l.d_k, l.d_v)) {
         device->predict_rows(buft, scratches.device_work, edgekv_rows_at(rows.t->k, rows.first),
             edgekv_rows_at(rows.t->v, rows.first), map, rows.n, out, unlike);

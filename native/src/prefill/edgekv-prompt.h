@@ -42,6 +42,12 @@ struct edgekv_prompt {
     }
     int begin(int slice) const { return slice > 0 ? ends[slice - 1] : 0; }
     bool alone(int il) const { return ends[slice_of(il)] - begin(slice_of(il)) == 1; }
+    // row of a head that is the first that the token at `row` behind the old ones sees; rows of a
+    // layer with a window lie in order
+    int64_t first_seen(const edgekv_layer & l, int64_t row) const {
+        if (!l.n_swa) return 0;
+        return std::max<int64_t>(0, l.len[0] + l.oldest_seen((llama_pos) (pos0 + row)) - pos0);
+    }
     // the first that layers lie on; null: all are in main memory
     ggml_backend_dev_t device() const;
     bool on_cpu() const { return !device(); }

@@ -9,18 +9,30 @@
 #include <new>
 #include <string>
 
-edgekv_tensors edgekv_tensors::make(ggml_backend_buffer_type_t buft, ggml_type type_k,
-    ggml_type type_v, int d_k, int d_v, int64_t n_rows, const char * name) {
+edgekv_tensors edgekv_tensors::make(ggml_backend_buffer_type_t buft, const edgekv_shape & shape,
+    int64_t n_rows, const char * name) {
     edgekv_tensors r;
     r.ctx.reset(ggml_init({ 2 * ggml_tensor_overhead(), nullptr, true }));
     if (!r.ctx) throw std::bad_alloc();
-    r.k = ggml_new_tensor_2d(r.ctx.get(), type_k, d_k, n_rows);
-    r.v = ggml_new_tensor_2d(r.ctx.get(), type_v, d_v, n_rows);
+    r.k = ggml_new_tensor_2d(r.ctx.get(), shape.type_k, shape.d_k, n_rows);
+    if (shape.v_in_k) {
+        r.v = ggml_view_2d(r.ctx.get(), r.k, shape.d_v, n_rows, r.k->nb[1], 0);
+        // no node that a graph would have to compute: it lies there like any tensor
+        r.v->op = GGML_OP_NONE;
+        r.v->src[0] = nullptr;
+    } else {
+        r.v = ggml_new_tensor_2d(r.ctx.get(), shape.type_v, shape.d_v, n_rows);
+    }
     ggml_format_name(r.k, "edgekv_k_%s", name);
     ggml_format_name(r.v, "edgekv_v_%s", name);
     r.buf.reset(ggml_backend_alloc_ctx_tensors_from_buft(r.ctx.get(), buft));
     if (!r.buf) throw std::bad_alloc();
     return r;
+}
+
+std::vector<ggml_tensor *> edgekv_tensors::own() const {
+    if (!v || v->view_src) return { k };
+    return { k, v };
 }
 
 size_t edgekv_tensors::n_bytes() const { return buf ? ggml_backend_buffer_get_size(buf.get()) : 0; }
@@ -45,8 +57,8 @@ static void copy_tensor_rows(
 
 void edgekv_tensors::copy_rows(const edgekv_tensors & from, int64_t src, int64_t dst, int64_t n) {
     if (n <= 0) return;
-    copy_tensor_rows(from.k, k, src, dst, n);
-    copy_tensor_rows(from.v, v, src, dst, n);
+    const auto to = own(), of = from.own();
+    for (size_t i = 0; i < to.size(); ++i) copy_tensor_rows(of[i], to[i], src, dst, n);
 }
 
 // a device is waited for twice, not before and behind each head
@@ -61,11 +73,10 @@ void edgekv_tensors::copy_heads(const edgekv_tensors & from, const std::vector<i
         return;
     }
     device->settle(k);
-    for (size_t h = 0; h < n.size(); ++h) {
-        if (n[h] == 0) continue;
-        device->queue_rows(from.k, nullptr, src[h], k, dst[h], n[h]);
-        device->queue_rows(from.v, nullptr, src[h], v, dst[h], n[h]);
-    }
+    const auto to = own(), of = from.own();
+    for (size_t h = 0; h < n.size(); ++h)
+        for (size_t i = 0; i < to.size() && n[h] > 0; ++i)
+            device->queue_rows(of[i], nullptr, src[h], to[i], dst[h], n[h]);
     device->settle(k); // the old rows' memory is about to go
 }
 
@@ -79,17 +90,19 @@ int64_t edgekv_layer::n_rows() const {
     return n;
 }
 
+const edgekv_device * edgekv_layer::kernels() const {
+    return v_in_k ? nullptr : edgekv_device::of(buft);
+}
+
 std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     auto l = std::make_unique<edgekv_layer>();
     l->il = il;
     l->reads = reads;
     l->n_head = n_head;
     l->n_head_kv = n_head_kv;
-    l->d_k = d_k;
-    l->d_v = d_v;
-    l->type_k = type_k;
-    l->type_v = type_v;
+    static_cast<edgekv_shape &>(*l) = *this;
     l->n_swa = n_swa;
+    l->chunked = chunked;
     l->buft = buft;
     l->max_bias = max_bias;
     l->row_step = row_step;
@@ -113,8 +126,7 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     if (n_head_kv == 0) return;
     std::vector<int32_t> first_new;
     const int64_t n = assign_first(cap_new, first_new, row_step);
-    auto fresh =
-        edgekv_tensors::make(buft, type_k, type_v, d_k, d_v, n, std::to_string(il).c_str());
+    auto fresh = edgekv_tensors::make(buft, *this, n, std::to_string(il).c_str());
     for (int k = 0; k < n_head_kv; ++k) {
         len[k] = std::min(len[k], cap_new[k]);
         pos[k].resize(len[k]);
@@ -147,10 +159,10 @@ static void gather_on_device(const edgekv_device & device, const edgekv_tensors 
     ggml_backend_tensor_set(index.t, rows.data(), 0, rows.size() * sizeof(int32_t));
     const int32_t * at = (const int32_t *) index.t->data;
     device.settle(to.k);
-    for (size_t k = 0; k < keep.size(); at += keep[k].size(), ++k) {
-        device.queue_rows(from.k, at, base[k], to.k, first[k], (int) keep[k].size());
-        device.queue_rows(from.v, at, base[k], to.v, first[k], (int) keep[k].size());
-    }
+    const auto there = to.own(), here = from.own();
+    for (size_t k = 0; k < keep.size(); at += keep[k].size(), ++k)
+        for (size_t i = 0; i < there.size(); ++i)
+            device.queue_rows(here[i], at, base[k], there[i], first[k], (int) keep[k].size());
     device.settle(to.k);
 }
 
@@ -161,8 +173,7 @@ void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & bas
     for (int k = 0; k < to.n_head_kv; ++k) cap[k] = (int32_t) keep[k].size();
     std::vector<int32_t> first;
     const int64_t n = assign_first(cap, first, to.row_step);
-    auto fresh = edgekv_tensors::make(
-        to.buft, to.type_k, to.type_v, to.d_k, to.d_v, n, std::to_string(to.il).c_str());
+    auto fresh = edgekv_tensors::make(to.buft, to, n, std::to_string(to.il).c_str());
     const auto * device =
         from.k && from.buf && ggml_backend_buffer_get_type(from.buf.get()) == to.buft
         ? edgekv_device::of(to.buft)
@@ -185,6 +196,12 @@ void edgekv_gather(const edgekv_tensors & from, const std::vector<int64_t> & bas
     to.cap = std::move(cap);
 }
 
+void edgekv_get_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out) {
+    // a view ends with its last row's own bytes
+    const ggml_tensor * whole = t->view_src ? t->view_src : t;
+    if (n > 0) ggml_backend_tensor_get(whole, out, first * t->nb[1], n * t->nb[1]);
+}
+
 bool edgekv_bytes_finite(ggml_type type, const char * rows, size_t nb, int64_t n, int d) {
     std::vector<float> x(d);
     for (int64_t i = 0; i < n; ++i) {
@@ -201,7 +218,7 @@ bool edgekv_rows_finite(const ggml_tensor * t, int64_t first, int64_t n) {
     for (const int64_t end = first + n; first < end; first += 256) {
         const int64_t n_here = std::min<int64_t>(end - first, 256);
         here.resize(n_here * nb);
-        ggml_backend_tensor_get(t, here.data(), first * nb, here.size());
+        edgekv_get_rows(t, first, n_here, here.data());
         if (!edgekv_bytes_finite(t->type, here.data(), nb, n_here, (int) t->ne[0])) return false;
     }
     return true;

@@ -7,9 +7,27 @@
 
 #include "llama.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
+
+struct edgekv_device;
+
+// What a layer keeps of a token in each KV head
+struct edgekv_shape {
+    int d_k = 0, d_v = 0;
+    ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
+    // V is the first d_v values of K (latent attention): it has K's type, and no rows of its own
+    bool v_in_k = false;
+
+    size_t row_bytes_k() const { return ggml_row_size(type_k, d_k); }
+    size_t row_bytes_v() const { return v_in_k ? 0 : ggml_row_size(type_v, d_v); }
+    bool operator==(const edgekv_shape & x) const {
+        return d_k == x.d_k && d_v == x.d_v && type_k == x.type_k && type_v == x.type_v &&
+            v_in_k == x.v_in_k;
+    }
+};
 
 // flat rows of K and V in one buffer
 struct edgekv_tensors {
@@ -19,8 +37,10 @@ struct edgekv_tensors {
     ggml_tensor * v = nullptr;
 
     // throws std::bad_alloc when the backend has no memory
-    static edgekv_tensors make(ggml_backend_buffer_type_t buft, ggml_type type_k, ggml_type type_v,
-        int d_k, int d_v, int64_t n_rows, const char * name);
+    static edgekv_tensors make(ggml_backend_buffer_type_t buft, const edgekv_shape & shape,
+        int64_t n_rows, const char * name);
+    // K, and V unless it is a view of K: those whose rows are copied, saved and written
+    std::vector<ggml_tensor *> own() const;
     size_t n_bytes() const;
     // rows [src, src + n) of another set of tensors of the same shape to rows [dst, dst + n), K and
     // V
@@ -33,13 +53,14 @@ struct edgekv_tensors {
 // rows behind the window that a layer with one keeps, so that short rewinds are exact
 constexpr int32_t EDGEKV_SWA_SLACK = 64;
 
-struct edgekv_layer {
+struct edgekv_layer : edgekv_shape {
     // a layer without attention has no heads
-    int il = 0, n_head = 0, n_head_kv = 0, d_k = 0, d_v = 0;
-    ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
+    int il = 0, n_head = 0, n_head_kv = 0;
     // the layer whose K and V it attends to: itself, if it has heads
     int reads = 0;
     int n_swa = 0; // sliding window in tokens, 0 = attends to everything
+    // the window does not slide: it begins at the last multiple of n_swa (Llama 4)
+    bool chunked = false;
     ggml_backend_buffer_type_t buft = nullptr;
     float max_bias = 0; // ALiBi's; 0 = none
     // heads begin at multiples of it: some devices bind a head's rows at aligned offsets only
@@ -53,6 +74,14 @@ struct edgekv_layer {
 
     // entries are chosen: it attends to everything
     bool selects() const { return n_head_kv > 0 && n_swa == 0; }
+    // kernels of ours for its rows where they lie; null: none, as in main memory. None was tried
+    // with a V that is part of K
+    const edgekv_device * kernels() const;
+    // the first token that the one at p sees
+    llama_pos oldest_seen(llama_pos p) const {
+        if (chunked) return p - p % n_swa;
+        return n_swa ? std::max(0, p - n_swa + 1) : 0;
+    }
     int32_t len_max() const;
     int64_t n_rows() const; // used rows of all heads
     // of the same shape, in the same place, without rows
@@ -63,6 +92,10 @@ struct edgekv_layer {
     // tail is without gaps. n_past: tokens that went in
     void place_pos(llama_pos n_past);
 };
+
+// bytes of n rows from row `first` on, with what lies between them; where V is part of K, V's are
+// K's
+void edgekv_get_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out);
 
 // whether n rows from row `first` on are numbers; throws std::bad_alloc
 bool edgekv_rows_finite(const ggml_tensor * t, int64_t first, int64_t n);

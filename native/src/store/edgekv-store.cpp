@@ -154,7 +154,7 @@ static void get_all(llama_io_read_i & io, std::vector<T> & x) {
 
 static void write_rows(llama_io_write_i & io, const ggml_tensor * t, int64_t first, int64_t n) {
     std::vector<char> host(n * t->nb[1]);
-    if (n) ggml_backend_tensor_get(t, host.data(), first * t->nb[1], host.size());
+    edgekv_get_rows(t, first, n, host.data());
     put_all(io, host);
 }
 
@@ -172,8 +172,7 @@ void edgekv_store::write(llama_io_write_i & io) const {
         for (int k = 0; k < l->n_head_kv; ++k) {
             put(io, l->len[k]);
             put_all(io, l->pos[k]);
-            write_rows(io, l->t.k, l->first[k], l->len[k]);
-            write_rows(io, l->t.v, l->first[k], l->len[k]);
+            for (const ggml_tensor * t : l->t.own()) write_rows(io, t, l->first[k], l->len[k]);
         }
     }
 }
@@ -202,22 +201,28 @@ static std::unique_ptr<edgekv_layer> read_layer(
         throw std::runtime_error("the state was saved with another model or cache type");
     }
     auto l = like.alike();
-    std::vector<std::vector<char>> kv(2 * l->n_head_kv);
+    const struct {
+        ggml_type type;
+        int d;
+        size_t nb;
+    } parts[] = { { l->type_k, l->d_k, l->row_bytes_k() },
+        { l->type_v, l->d_v, l->row_bytes_v() } };
+    const int n_parts = l->v_in_k ? 1 : 2;
+    std::vector<std::vector<char>> kv(n_parts * l->n_head_kv);
     l->len.assign(l->n_head_kv, 0);
     std::vector<int32_t> cap(l->n_head_kv);
-    const size_t nb[2] = { ggml_row_size(l->type_k, l->d_k), ggml_row_size(l->type_v, l->d_v) };
     for (int k = 0; k < l->n_head_kv; ++k) {
         cap[k] = get<int32_t>(io);
         if (cap[k] < 0 || cap[k] > n_past) throw std::runtime_error("the state is damaged");
         l->pos[k].resize(cap[k]);
         get_all(io, l->pos[k]);
-        for (int i = 0; i < 2; ++i) {
-            kv[2 * k + i].resize(cap[k] * nb[i]);
-            get_all(io, kv[2 * k + i]);
-            if (!edgekv_bytes_finite(i ? l->type_v : l->type_k, kv[2 * k + i].data(), nb[i], cap[k],
-                    i ? l->d_v : l->d_k)) {
+        for (int i = 0; i < n_parts; ++i) {
+            const auto & p = parts[i];
+            auto & rows = kv[n_parts * k + i];
+            rows.resize(cap[k] * p.nb);
+            get_all(io, rows);
+            if (!edgekv_bytes_finite(p.type, rows.data(), p.nb, cap[k], p.d))
                 throw std::runtime_error("the state holds values that are no numbers");
-            }
         }
     }
     const auto pos = l->pos;
@@ -226,9 +231,11 @@ static std::unique_ptr<edgekv_layer> read_layer(
     l->pos = pos;
     for (int k = 0; k < l->n_head_kv; ++k) {
         if (cap[k] == 0) continue;
-        ggml_backend_tensor_set(l->t.k, kv[2 * k].data(), l->first[k] * nb[0], kv[2 * k].size());
-        ggml_backend_tensor_set(
-            l->t.v, kv[2 * k + 1].data(), l->first[k] * nb[1], kv[2 * k + 1].size());
+        const auto to = l->t.own();
+        for (int i = 0; i < n_parts; ++i) {
+            const auto & rows = kv[n_parts * k + i];
+            ggml_backend_tensor_set(to[i], rows.data(), l->first[k] * parts[i].nb, rows.size());
+        }
     }
     return l;
 }
