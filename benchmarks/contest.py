@@ -1,14 +1,15 @@
 """How near `auto` comes to the full cache, before and after the contest, on books that no
 calibration knows.
 
-    python benchmarks/contest.py measure -m MODEL.gguf --profile NEW.gguf --before OLD.gguf \
-        -f BOOK.txt -f BOOK.txt -n 6 -o docs/results/data/contest-NAME.json
-    python benchmarks/contest.py page docs/results/data/contest-*.json > docs/results/contest.md
+    python benchmarks/contest.py measure -m MODEL.gguf --profile NEW.gguf --before OLD.gguf \\
+        -f BOOK.txt -f BOOK.txt -n 6 -o NAME.json
+    python benchmarks/contest.py tables --commit HASH *.json > docs/results/data/contest.json
+    python docs/results/make.py
 
 `measure` reads passages of 2,000 tokens once for each cache type, compresses a copy by each method
 and ratio, and feeds the next 128 tokens: the KL divergence to the full f16 cache, the mean over
-them. It prints the table and writes every passage's number. `page` writes the page from these
-files. --prepared says how long the preparation took: seconds, and seconds of processor.
+them. It writes every passage's number. `tables` makes the data of the page from these files.
+--prepared says how long the preparation took: seconds, and seconds of processor.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def measure(o: argparse.Namespace) -> None:
         with replaced(o.output, anything, "record") as f:
             f.write(json.dumps(record, indent=1).encode())
         print(name, *(f"{x['name']} {x['ratio']:g}: {x['kl']:.4f}" for x in got), sep="\n  ")
-    print("\n".join(table(record)))
+    for line in table(record):
+        print(*line)
 
 
 def one(llm: Any, asked: Sequence[Row], text: list[int], fed: list[int]) -> list[dict[str, Any]]:
@@ -127,65 +129,67 @@ def one(llm: Any, asked: Sequence[Row], text: list[int], fed: list[int]) -> list
     return found
 
 
-def table(record: dict[str, Any]) -> list[str]:
-    """Lines of a table in Markdown: means over the passages and their standard errors."""
+COLUMNS = [
+    ["cache", ""],
+    ["types", ""],
+    ["method", ""],
+    ["of the full f16 cache's bytes", "{:.0f} %"],
+    ["tokens kept", "{:.0f} %"],
+    ["KL to full f16", "{:.4f}"],
+    ["standard error", "{:.4f}"],
+    ["same top token", "{:.1f} %"],
+]
+
+
+def table(record: dict[str, Any]) -> list[list[Any]]:
+    """Rows of COLUMNS: means over the passages."""
     by_row: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for passage in record["passages"]:
         for row in passage["rows"]:
             by_row.setdefault((row["name"], row["ratio"]), []).append(row)
-    lines = [
-        "| cache | types | method | bytes | tokens | KL, nats | standard error | same top token |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    found = []
     for (name, ratio), some in sorted(by_row.items(), key=lambda x: (-x[0][1], x[0][0])):
         kl = [row["kl"] for row in some]
-        error = np.std(kl, ddof=1) / np.sqrt(len(kl)) if len(kl) > 1 else 0.0
-        share = f" at {ratio:g}" * (ratio < 1)
-        size, kept, same = (
-            np.mean([r[key] for r in some]) for key in ("bytes", "kept", "same_top")
-        )
-        method = some[0]["method"] if name.startswith("auto") else ""
-        lines.append(
-            f"| {name}{share} | {some[0]['types']} | {method} | {size:.0%} | {kept:.0%} |"
-            f" {np.mean(kl):.4f} | {error:.4f} | {same:.1%} |".replace("%", " %")
-        )
-    return lines
+        error = float(np.std(kl, ddof=1) / np.sqrt(len(kl))) if len(kl) > 1 else None
+        shares = [100 * float(np.mean([r[x] for r in some])) for x in ("bytes", "kept")]
+        same = 100 * float(np.mean([row["same_top"] for row in some]))
+        label = name + f" at {ratio:g}" * (ratio < 1)
+        method = some[0]["method"].replace("_", r"\_") if name.startswith("auto") else None
+        numbers = [*(round(x, 1) for x in shares), round(float(np.mean(kl)), 5)]
+        found.append([label, some[0]["types"], method, *numbers, error, round(same, 2)])
+    return found
 
 
-INTRO = """# How near to the full cache is what the contest chooses?
-
-Passages of novels that no calibration text is taken from: {n_text:,} tokens are compressed, the
-next {n_next} fed. KL divergence to the full f16 cache in nats, the mean over the passages.
-`auto before` is what `auto` was without a contest: `edgekv` with q8_0 entries. Two cores of a busy
-AMD EPYC, a plain build.
-
-    python benchmarks/contest.py measure -m MODEL.gguf --profile NEW.gguf --before OLD.gguf \\
-        -f alice_carroll.txt -f emma_austen.txt -f moby_dick_melville.txt \\
-        -f sense_and_sensibility_austen.txt -n {n} -o docs/results/data/contest-NAME.json
-    python benchmarks/contest.py page docs/results/data/contest-*.json > docs/results/contest.md
-
-In a build without BLAS a full q8_0 cache is itself some thousandths of a nat away, because small
-differences of the cache change how activations are rounded ([types](types.md)). How a contest goes:
-[methods](../methods.md).
-
-Nothing was chosen on these passages. Scores and their parameters were chosen on two other books
-(The Ball and the Cross, The Parent's Assistant)."""
-
-
-def page(o: argparse.Namespace) -> None:
+def tables(o: argparse.Namespace) -> None:
+    """The page's data: a table of each record, and one of what preparing took."""
     records = [json.loads(Path(path).read_text(encoding="utf-8")) for path in o.records]
-    first = records[0]
-    print(INTRO.format(n=len(first["passages"]), **first))
-    print("\n## Preparation\n\n| model | seconds | seconds of processor |\n| --- | ---: | ---: |")
-    for record in records:
-        if record["prepared"]:
-            seconds = "{seconds:,.0f} | {cpu_seconds:,.0f}".format(**record["prepared"])
-            print(f"| {record['model']} | {seconds} |")
-    print("\nOther programs wanted the same cores: two quiet ones need half as many seconds.")
-    for record in records:
-        print(f"\n## {record['model']}\n")
-        print(f"{len(record['passages'])} passages, {record['date']}. What the contest measured:\n")
-        print("\n".join([*(f"- {line}" for line in record["contest"]), "", *table(record)]))
+    prepared = [[r["model"], *r["prepared"].values()] for r in records if r["prepared"]]
+    data = {
+        "date": date.today().isoformat(),
+        "machine": "two cores of a busy AMD EPYC, a plain build",
+        "commit": o.commit,
+        "command": "python benchmarks/contest.py measure -m MODEL --profile NEW --before OLD ...",
+        "tables": {
+            **{
+                record["model"]: {
+                    "columns": COLUMNS,
+                    "rows": table(record),
+                    "contest": record["contest"],
+                    "passages": record["passages"],
+                }
+                for record in records
+            },
+            "prepare": {
+                "columns": [
+                    ["model", ""],
+                    ["seconds", "{:.0f}"],
+                    ["seconds of processor", "{:.0f}"],
+                ],
+                "rows": prepared,
+            },
+        },
+    }
+    print(json.dumps(data, indent=1))
 
 
 def main() -> None:
@@ -200,9 +204,10 @@ def main() -> None:
     m.add_argument("-o", "--output", required=True)
     m.add_argument("--prepared", type=float, nargs=2)
     m.set_defaults(run=measure)
-    p = verbs.add_parser("page")
-    p.add_argument("records", nargs="+")
-    p.set_defaults(run=page)
+    t = verbs.add_parser("tables")
+    t.add_argument("records", nargs="+")
+    t.add_argument("--commit", required=True)
+    t.set_defaults(run=tables)
     o = parser.parse_args()
     o.run(o)
 
