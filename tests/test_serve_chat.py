@@ -19,7 +19,8 @@ from tests.serving import serving, until
 
 @pytest.fixture(scope="module")
 def server(tiny):
-    with serving(tiny("llama-gqa"), ServeOptions(alias="tiny", metrics=True)) as (url, server):
+    options = ServeOptions(alias="tiny", metrics=True, parallel=1)
+    with serving(tiny("llama-gqa"), options) as (url, server):
         yield url, server
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from edgekv import commands
 from edgekv.errors import EdgeKVError
-from edgekv.serve.conversations import OneConversation
+from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Failed, Progress, Written
 from edgekv.serve.options import ServeOptions
@@ -75,7 +75,7 @@ def working(tiny):
 
     def make(n_parallel=1, n_queue=4, **arguments):
         llm = load(tiny("llama-gqa"), n_ctx=1024, **arguments)
-        worker = Worker(llm, OneConversation(llm), n_parallel, n_queue)
+        worker = Worker(llm, Turns(llm), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker, llm
@@ -96,7 +96,7 @@ def wish(tokens, n=30, **more) -> Wish:
     return Wish(Prompt(list(tokens)), endless, max_tokens=n, **more)
 
 
-@pytest.mark.parametrize("arguments", [{}])
+@pytest.mark.parametrize("arguments", [{}, {"kv_ratio": 0.5, "kv_method": "snapkv"}])
 def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
     prompts = [text(90, seed) for seed in range(3)]
     alone, together = [], []
@@ -165,6 +165,57 @@ def test_who_waits_when_the_server_stops_is_told(working, text):
         worker.submit(Job(wish(text(20)), Log()))
 
 
+def test_a_second_conversation_costs_the_first_nothing(working, text):
+    """What was asked before goes on where it was, whatever others asked meanwhile."""
+    worker, _ = working(kv_ratio=0.5, kv_method="snapkv")
+    first, second = text(300), text(300, 1)
+    cached = []
+    for prompt in (first, second, (*first, *text(20, 2)), (*second, *text(20, 3))):
+        log = Log()
+        worker.submit(Job(wish(prompt, 1), log))
+        cached.append(log.wait().n_cached)
+    assert cached[:2] == [0, 0] and min(cached[2:]) >= 300
+
+
+def test_a_document_is_not_read_again_for_another_question(working, text):
+    worker, _ = working(kv_ratio=0.5, kv_method="snapkv")
+    document, cached = text(300), []
+    for i in range(3):
+        log = Log()
+        prompt = Prompt([*document, *text(90, i + 1)], cuts=(300,))
+        worker.submit(Job(Wish(prompt, Sampling(temperature=0), 3), log))
+        cached.append(log.wait().n_cached)
+    assert cached == [0, 300, 300]
+
+
+def test_conversations_are_found_again_after_a_restart(tiny, tmp_path):
+    messages = [{"role": "user", "content": "the " * 300}]
+    options, cached = ServeOptions(cache_disk=str(tmp_path)), list[int]()
+    for _ in range(2):
+        with serving(tiny("llama-gqa"), options, kv_ratio=0.5, kv_method="snapkv") as (url, _):
+            body = {"messages": messages, "max_tokens": 3, "temperature": 0}
+            reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
+        cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": "abc"}]
+    assert cached[0] == 0 and cached[1] > 300
+
+
+def test_conversations_can_be_seen_and_forgotten(tiny):
+    with serving(tiny("llama-gqa"), kv_ratio=0.5, kv_method="snapkv") as (url, server):
+        path = f"{url}/v1/chat/completions"
+        ask = {"messages": [{"role": "user", "content": "the " * 300}], "ignore_eos": True}
+        httpx.post(path, json={**ask, "max_tokens": 3}, timeout=30)
+        (one,) = httpx.get(f"{url}/conversations").json()["data"]
+        assert one["n_tokens"] > 300 and one["is_current"]
+        with httpx.stream("POST", path, json={**ask, "stream": True, "max_tokens": 600}) as reply:
+            lines = reply.iter_lines()
+            until(lambda: '"content": "' in next(lines))
+            for one in httpx.get(f"{url}/conversations").json()["data"]:
+                assert httpx.delete(f"{url}/conversations/{one['id']}").json()["deleted"]
+            assert [line for line in lines if line][-1] == "data: [DONE]"  # it was read again
+        assert httpx.delete(f"{url}/conversations/nothing").status_code == 400
+
+
 def test_an_error_ends_its_own_answer_only(working, text):
     worker, _ = working()
     bad, good = Log(), Log()
@@ -218,7 +269,7 @@ def test_others_may_use_the_model_between_two_steps(working, text):
 
 def test_a_full_queue_is_a_503_with_a_time_to_wait(tiny):
     ask = {"messages": [{"role": "user", "content": "abc"}], "ignore_eos": True, "stream": True}
-    with serving(tiny("llama-gqa"), ServeOptions(max_queue=0)) as (url, server):
+    with serving(tiny("llama-gqa"), ServeOptions(max_queue=0, parallel=1)) as (url, server):
         with httpx.stream("POST", f"{url}/v1/chat/completions", json=ask) as first:
             lines = first.iter_lines()  # a generator that is dropped would close the stream
             next(lines)

@@ -24,6 +24,7 @@ from edgekv.commands.values import size
 from edgekv.errors import BadInput
 
 REASONING = ("auto", "none", "deepseek")
+MIB_MOST = 2**40
 TERMINATED = 128 + signal.SIGTERM
 """Exit code after SIGTERM."""
 NO_TEMPLATE = "this model has no chat template: chats are written as ChatML"
@@ -70,9 +71,31 @@ OPTIONS: tuple[Decorator, ...] = (
         "--parallel",
         env="N_PARALLEL",
         type=click.IntRange(1, 256),
-        default=1,
+        default=4,
         metavar="N",
         help="Answers that are written in turns.",
+    ),
+    _llama(
+        "-cram",
+        "--cache-ram",
+        env="CACHE_RAM",
+        type=click.IntRange(-1, MIB_MOST),
+        metavar="MIB",
+        help="Memory in MiB for conversations that wait; 0: none, -1: no limit; without it 8192,"
+        " or half of what is free.",
+    ),
+    _option(
+        "--cache-disk",
+        env="EDGEKV_CACHE_DISK",
+        metavar="FOLDER",
+        help="Where conversations go that do not fit; a later start finds them.",
+    ),
+    _option(
+        "--cache-disk-size",
+        env="EDGEKV_CACHE_DISK_SIZE",
+        metavar="SIZE",
+        callback=size,
+        help="Size of that folder at most; without it 16GiB.",
     ),
     _option(
         "--max-queue",
@@ -152,6 +175,7 @@ def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> N
         alias=given.pop("alias") or "",
         chat_template=read_document(template) if template else "",
         max_tokens=sampling.predict if sampling.predict > 0 else None,
+        cache_ram=ram_of(given.pop("cache_ram")),
         **given,
     )
     with listen(options.host, options.port) as listening, load.load_llama(engine) as llm:
@@ -177,6 +201,11 @@ def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> N
             click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # in order, as after Ctrl-C
         server.run([listening])
+
+
+def ram_of(mib: int | None) -> int | None:
+    """Bytes of `--cache-ram`."""
+    return None if mib is None else (MIB_MOST if mib < 0 else mib) * 2**20
 
 
 def keys(given: str | None, file: str | None) -> tuple[str, ...]:

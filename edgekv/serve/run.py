@@ -13,7 +13,7 @@ import uvicorn
 
 from edgekv.errors import BadInput
 from edgekv.serve.app import create_app
-from edgekv.serve.conversations import OneConversation
+from edgekv.serve.conversations import Turns
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.service import Service
 from edgekv.serve.worker import Worker
@@ -37,7 +37,9 @@ class Server(uvicorn.Server):
     ) -> None:
         """Raises BadInput for what cannot be used."""
         self._when_ready = when_ready
-        self._conversations = OneConversation(llm)
+        self._conversations = Turns(
+            llm, options.cache_ram, options.cache_disk, options.cache_disk_size
+        )
         self.worker = Worker(llm, self._conversations, options.parallel, options.max_queue)
         self.service = Service(llm, self.worker, options)
         super().__init__(
