@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
+from edgekv.commands.serve import ram_of
 from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
@@ -317,6 +318,11 @@ def test_options_that_cannot_be_used_are_refused_before_the_model_is_loaded(args
     )
     assert done.exit_code == 2 and word in done.stderr, done.stderr
     assert "/no/model" not in done.stderr
+
+
+def test_the_memory_for_conversations_is_given_as_to_llama_server():
+    assert [ram_of(mib) for mib in (None, 0, 2)] == [None, 0, 2 * 2**20]
+    assert ram_of(-1) > 2**50
 
 
 def test_a_port_that_is_taken_is_said():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -85,7 +86,8 @@ def listen(host: str, port: int) -> socket.socket:
         )[0]
         with ExitStack() as unless_done:
             listening = unless_done.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # elsewhere it lets two servers have the same port
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
             unless_done.pop_all()
     except (OSError, OverflowError, UnicodeError) as error:
