@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from edgekv.serve.events import Done, Failed, Progress, Written
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.queue import FairQueue, Full
 from edgekv.serve.sampling import Sampling
-from edgekv.serve.wish import Prompt, Wish
+from edgekv.serve.wish import Prompt, Trigger, Wish
 from edgekv.serve.worker import Job, Worker
 from tests.engine import load
 from tests.lib import ROOT
@@ -252,6 +253,19 @@ def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text,
     worker.submit(Job(wish(text(20)), after))
     assert isinstance(log.wait(), (Done, Failed))
     assert isinstance(after.wait(), Done)
+
+
+def test_a_trigger_lets_its_grammar_decide_until_its_end(working, text):
+    worker, _ = working()
+    free, bound = Log(), Log()
+    worker.submit(Job(wish(text(20)), free))
+    free.wait()
+    begin = free.text[:4]
+    trigger = Trigger(begin, 'root ::= [0-9] [0-9] "END"', "END")
+    worker.submit(Job(wish(text(20), trigger=trigger), bound))
+    assert bound.wait().n_written == 30
+    found = re.match(re.escape(begin) + "[0-9]{2}END(.+)", bound.text, re.DOTALL)
+    assert found and not re.match("[0-9]{2}END", free.text[4:])
 
 
 def test_others_may_use_the_model_between_two_steps(working, text):
