@@ -10,6 +10,7 @@ import re
 import httpx
 import numpy as np
 import openai
+import pydantic
 import pytest
 
 from edgekv.serve import sse
@@ -219,6 +220,19 @@ def test_an_answer_fits_its_schema(client, stream):
         assert done.choices[0].finish_reason == "stop"
     value = json.loads(text)
     assert set(value) == {"ok", "kind"} and value["kind"] in ("red", "blue")
+
+
+class Choice(pydantic.BaseModel):
+    ok: bool
+    maybe: bool | None
+
+
+def test_openais_client_reads_types_of_its_own(client):
+    ask = {"messages": ASK, "model": "tiny", "response_format": Choice}
+    assert client.chat.completions.parse(**ask).choices[0].message.parsed.ok in (True, False)
+    with client.chat.completions.stream(**ask) as stream:
+        done = stream.get_final_completion()
+    assert isinstance(done.choices[0].message.parsed, Choice)
 
 
 def test_a_grammar_decides(client):

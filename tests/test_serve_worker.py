@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
-from edgekv.commands.serve import ram_of
+from edgekv.commands.serve import keys, ram_of
 from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
@@ -320,7 +320,8 @@ def test_without_its_packages_the_command_says_which_to_install(monkeypatch):
     [
         (["--api-key", ""], "API key"),
         (["--api-key", "a,,b"], "API key"),
-        (["--api-key-file", "/nothing"], "API key"),
+        (["--api-key-file", "/nothing"], "/nothing"),
+        (["--api-key-file", os.devnull], os.devnull),
         (["--host", "no.such.host.invalid"], "cannot listen"),
         (["--chat-template-file", "/nothing"], "nothing"),
         (["--max-request", "much"], "max-request"),
@@ -337,6 +338,13 @@ def test_options_that_cannot_be_used_are_refused_before_the_model_is_loaded(args
 def test_the_memory_for_conversations_is_given_as_to_llama_server():
     assert [ram_of(mib) for mib in (None, 0, 2)] == [None, 0, 2 * 2**20]
     assert ram_of(-1) > 2**50
+
+
+def test_keys_come_from_both_places(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n")
+    assert keys("three, four", str(file)) == ("three", "four", "one", "two")
+    assert keys(None, None) == ()
 
 
 def test_a_port_that_is_taken_is_said():

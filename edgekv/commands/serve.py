@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -209,11 +208,15 @@ def ram_of(mib: int | None) -> int | None:
 
 
 def keys(given: str | None, file: str | None) -> tuple[str, ...]:
-    """API keys. Raises BadInput for an empty one, which would let everybody in."""
-    found = given.split(",") if given is not None else []
+    """API keys. Raises BadInput for an empty one, which would let everybody in, and for a file
+    without any.
+    """
+    found = [] if given is None else [key.strip() for key in given.split(",")]
+    if not all(found):
+        raise BadInput("an API key is empty; give another --api-key")
     if file is not None:
-        found += Path(file).read_text().splitlines() if Path(file).is_file() else [""]
-    found = [key.strip() for key in found]
-    if (given is not None or file is not None) and not all(found or [""]):
-        raise BadInput("an API key is empty, or its file cannot be read: give another one")
+        lines = [line.strip() for line in read_document(file).splitlines()]
+        found += filter(None, lines)
+        if not any(lines):
+            raise BadInput(f"'{file}' holds no API key; write one on each line")
     return tuple(found)
