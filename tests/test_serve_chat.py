@@ -307,6 +307,9 @@ def test_half_a_pair_of_surrogates_comes_back_as_a_mark(server):
     body = '{"input": "a", "instructions": "b\\ud800", "max_output_tokens": 2}'
     reply = httpx.post(f"{server[0]}/v1/responses", content=body)
     assert reply.status_code == 200 and reply.json()["instructions"] == "b?"
+    body = '{"messages": [{"role": "user", "content": "a\\ud800"}]}'
+    reply = httpx.post(f"{server[0]}/apply-template", content=body)
+    assert reply.status_code == 200 and "a?" in reply.json()["prompt"]
     body = '{"messages": [{"role": "user", "content": [{"type": "\\ud800"}]}]}'
     assert httpx.post(f"{server[0]}/v1/messages", content=body).status_code == 400
 

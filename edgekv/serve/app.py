@@ -23,6 +23,7 @@ from edgekv.serve import (
     stored,
     tokens,
 )
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.gate import Gate, refusal
 from edgekv.serve.service import Service
@@ -34,7 +35,13 @@ log = logging.getLogger("edgekv.serve")
 def create_app(service: Service) -> FastAPI:
     """The application of one model. Its worker has to be started."""
     # FastAPI's own pages of documentation load scripts from elsewhere
-    app = FastAPI(title="edgekv", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="edgekv",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=Json,
+    )
     app.state.service = service
     for part in (chat, completions, responses, anthropic, native, status, stored, tokens, page):
         app.include_router(part.router)
