@@ -29,7 +29,7 @@ from edgekv.serve.worker import Job, Worker
 from tests.engine import load
 from tests.lib import ROOT
 from tests.models import EOS
-from tests.serving import serving, until
+from tests.serving import PATIENCE, delete, get, post, serving, stream, until
 
 
 def test_clients_take_turns_and_the_requests_of_one_do_not():
@@ -62,7 +62,7 @@ class Log:
             self.over.set()
 
     def wait(self):
-        assert self.over.wait(20)
+        assert self.over.wait(PATIENCE)
         return self.events[-1]
 
     @property
@@ -136,7 +136,7 @@ def test_a_job_is_stopped_while_its_prompt_is_read(working, text):
 
     job = Job(wish(text(1000), 20), emit)
     worker.submit(job)
-    assert reading.wait(20)
+    assert reading.wait(PATIENCE)
     worker.cancel(job)
     until(lambda: not worker.active())
     assert not log.over.is_set()
@@ -196,7 +196,7 @@ def test_conversations_are_found_again_after_a_restart(tiny, tmp_path):
     for _ in range(2):
         with serving(tiny("llama-gqa"), options, kv_ratio=0.5, kv_method="snapkv") as (url, _):
             body = {"messages": messages, "max_tokens": 3, "temperature": 0}
-            reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30).json()
+            reply = post(f"{url}/v1/chat/completions", json=body).json()
         cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
         messages += [reply["choices"][0]["message"], {"role": "user", "content": "abc"}]
     assert cached[0] == 0 and cached[1] > 300
@@ -206,16 +206,18 @@ def test_conversations_can_be_seen_and_forgotten(tiny):
     with serving(tiny("llama-gqa"), kv_ratio=0.5, kv_method="snapkv") as (url, server):
         path = f"{url}/v1/chat/completions"
         ask = {"messages": [{"role": "user", "content": "the " * 300}], "ignore_eos": True}
-        httpx.post(path, json={**ask, "max_tokens": 3}, timeout=30)
-        (one,) = httpx.get(f"{url}/conversations").json()["data"]
+        post(path, json={**ask, "max_tokens": 3})
+        (one,) = get(f"{url}/conversations").json()["data"]
         assert one["n_tokens"] > 300 and one["is_current"]
-        with httpx.stream("POST", path, json={**ask, "stream": True, "max_tokens": 600}) as reply:
+        with httpx.stream(
+            "POST", path, json={**ask, "stream": True, "max_tokens": 600}, timeout=PATIENCE
+        ) as reply:
             lines = reply.iter_lines()
             until(lambda: '"content": "' in next(lines))
-            for one in httpx.get(f"{url}/conversations").json()["data"]:
-                assert httpx.delete(f"{url}/conversations/{one['id']}").json()["deleted"]
+            for one in get(f"{url}/conversations").json()["data"]:
+                assert delete(f"{url}/conversations/{one['id']}").json()["deleted"]
             assert [line for line in lines if line][-1] == "data: [DONE]"  # it was read again
-        assert httpx.delete(f"{url}/conversations/nothing").status_code == 400
+        assert delete(f"{url}/conversations/nothing").status_code == 400
 
 
 def test_an_error_ends_its_own_answer_only(working, text):
@@ -273,9 +275,9 @@ def test_others_may_use_the_model_between_two_steps(working, text):
     log = Log()
     job = Job(wish(text(20), 900), log)
     worker.submit(job)
-    assert worker.call(lambda: llm.kv_stats().n_seen).result(10) >= 0
+    assert worker.call(lambda: llm.kv_stats().n_seen).result(PATIENCE) >= 0
     with pytest.raises(EdgeKVError):
-        worker.call(lambda: llm.kv_load("/nothing")).result(10)
+        worker.call(lambda: llm.kv_load("/nothing")).result(PATIENCE)
     worker.cancel(job)
 
 
@@ -285,10 +287,12 @@ def test_others_may_use_the_model_between_two_steps(working, text):
 def test_a_full_queue_is_a_503_with_a_time_to_wait(tiny):
     ask = {"messages": [{"role": "user", "content": "abc"}], "ignore_eos": True, "stream": True}
     with serving(tiny("llama-gqa"), ServeOptions(max_queue=0, parallel=1)) as (url, server):
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=ask) as first:
+        with httpx.stream(
+            "POST", f"{url}/v1/chat/completions", json=ask, timeout=PATIENCE
+        ) as first:
             lines = first.iter_lines()  # a generator that is dropped would close the stream
             next(lines)
-            refused = httpx.post(f"{url}/v1/chat/completions", json=ask)
+            refused = post(f"{url}/v1/chat/completions", json=ask)
         assert refused.status_code == 503 and refused.headers["retry-after"]
         assert refused.json()["error"]["type"] == "unavailable_error"
         until(lambda: not server.worker.active())
@@ -298,13 +302,13 @@ def test_who_reads_when_the_server_ends_is_told(tiny):
     ask = [{"role": "user", "content": "abc"}]
     with serving(tiny("llama-gqa")) as (url, server):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        stream = client.chat.completions.create(
+        pieces = client.chat.completions.create(
             messages=ask, model="x", stream=True, extra_body={"ignore_eos": True}
         )
-        next(iter(stream))
+        next(iter(pieces))
         server.handle_exit(2, None)
         with pytest.raises(openai.APIError, match="stopping"):
-            for _ in stream:
+            for _ in pieces:
                 pass
         client.close()
 
@@ -362,7 +366,7 @@ def test_the_end_of_the_process_is_in_order_when_it_is_terminated(tiny, tmp_path
     child = started(tiny, tmp_path)
     with child:
         child.send_signal(signal.SIGTERM)
-        assert child.wait(20) == 143
+        assert child.wait(PATIENCE) == 143
         assert child.stderr.read().strip() == ""
 
 
@@ -382,12 +386,12 @@ def test_the_command_serves_until_ctrl_c(tiny, tmp_path):
     with started(tiny, tmp_path) as child:
         ask = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
         path = f"{child.url}/v1/chat/completions"
-        done = httpx.post(path, json=ask, timeout=30).json()
+        done = post(path, json=ask).json()
         assert done["usage"]["completion_tokens"] <= 3
         endless = {**ask, "max_tokens": -1, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", path, json=endless, timeout=30) as reply:
+        with stream(path, json=endless) as reply:
             lines = reply.iter_lines()
             next(lines)
             child.send_signal(signal.SIGINT)
-            assert child.wait(20) in (0, 130)
+            assert child.wait(PATIENCE) in (0, 130)
         assert child.stderr.read().strip() == ""
