@@ -1,8 +1,9 @@
 """Speed and memory of edgekv beside the unpatched library of the same version, from one run.
 
     python benchmarks/engine.py [--model demo] [--tokens 7000] [--ratio 0.2] [--method snapkv]
-    [--threads 2] [--types f16,q8_0,q4_0] [--rounds 3] python benchmarks/engine.py --synthetic     a
-    model of Llama-3.2-1B's shape at 16,384 tokens, one round (long)
+                                [--threads 2] [--types f16,q8_0,q4_0] [--rounds 3]
+    python benchmarks/engine.py --synthetic     a model of Llama-3.2-1B's shape at 16,384 tokens,
+                                                one round (long)
 
 Every measurement is a process of its own (measure.py). A round measures everything once, one after
 the other, so that what the machine does meanwhile touches both sides; the table gives medians over
@@ -13,7 +14,6 @@ to standard error. Nothing here passes or fails: the wanted values stand in the 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -26,9 +26,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 sys.path.append(str(ROOT))
 
 from measure import Measurement  # noqa: E402
-from process import TYPES, demo_path, heading, measured, text_tokens  # noqa: E402
-
-from edgekv.bench import synthetic  # noqa: E402
+from process import TYPES, demo_path, heading, llama_1b, measured, saved, text_tokens  # noqa: E402
 
 HIDDEN_BYTES = {"f32": 4, "f16": 2, "disk": 0}
 MIB = 1024 * 1024
@@ -147,22 +145,15 @@ def plan_of(options: argparse.Namespace, folder: Path) -> Plan:
 
 def synthetic_plan(options: argparse.Namespace, folder: Path) -> Plan:
     """The synthetic model with a prompt of random tokens."""
-    import numpy as np
-
-    path, shape = folder / "synthetic-1b.gguf", synthetic.SHAPES["llama-1b"]
-    print("writing the synthetic model", file=sys.stderr, flush=True)
-    synthetic.write(path, shape)
+    shape, path, tokens = llama_1b(folder, options.tokens)
     name = f"of {shape.name}'s shape (random q4_0 weights, vocabulary cut to {shape.n_vocab:,})"
-    tokens = np.random.default_rng(0).integers(300, shape.n_vocab, options.tokens).tolist()
-    return _plan(options, Model(name, str(path), shape.n_layer, shape.n_embd), folder, tokens)
+    return _plan(options, Model(name, path, shape.n_layer, shape.n_embd), folder, tokens)
 
 
 def _plan(options: argparse.Namespace, model: Model, folder: Path, tokens: list[int]) -> Plan:
-    file = folder / "tokens.json"
-    file.write_text(json.dumps(tokens))
     return Plan(
         model,
-        str(file),
+        saved(folder, tokens),
         options.tokens,
         options.ratio,
         options.threads,

@@ -111,30 +111,16 @@ def model_file(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 def planned(path: str, point: Point, ngl: int) -> dict[str, Any]:
     """The point as `edgekv fit --json` describes it."""
-    device = [] if ngl else ["--device", "CPU"]
-    words = [
-        "fit",
-        "-m",
-        path,
-        "-c",
-        str(point.n_ctx),
-        "-ctk",
-        point.kind,
-        "--ratios",
-        f"{point.ratio:g}",
-        "--kv-method",
-        METHOD,
-        "--memory",
-        "1024GiB",
-        *device,
-        "--json",
-    ]
+    kept = f"-ctk {point.kind} --ratios {point.ratio:g} --kv-method {METHOD}"
+    line = f"fit -c {point.n_ctx} {kept} --memory 1024GiB --json{'' if ngl else ' --device CPU'}"
     done = subprocess.run(
         [
             sys.executable,
             "-c",
             f"import sys; sys.path.append({str(ROOT)!r}); from edgekv.commands import main; main()",
-            *words,
+            *line.split(),
+            "-m",
+            path,
         ],
         stdout=subprocess.PIPE,
         text=True,

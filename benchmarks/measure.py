@@ -2,8 +2,8 @@
 standard input, JSON out.
 
 `side` is "stock" (the unpatched library, through the stock bindings; EDGEKV_LIB is set by the
-parent) or "edgekv". Both
-go through the same public face: `eval` of a prompt, then `eval` of one token after the other.
+parent) or "edgekv". Both go through the same public face: `eval` of a prompt, then `eval` of one
+token after the other.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.append(
-    str(Path(__file__).resolve().parent.parent)
-)  # behind an installed edgekv, which has the libraries
+# behind an installed edgekv, which has the libraries
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 WARM_UP_TOKENS = 8
 
@@ -72,9 +71,8 @@ def main() -> None:
     }
     if what.logits:
         np.save(what.logits, logits)
-    stats = (
-        llm.kv_stats() if what.side == "edgekv" else None
-    )  # before decoding: the tails are still empty
+    # before decoding: the tails are still empty
+    stats = llm.kv_stats() if what.side == "edgekv" else None
     for token in tokens[:WARM_UP_TOKENS]:
         llm.eval([token])
     synchronize(llm)

@@ -2,10 +2,13 @@
 alone.
 
     python benchmarks/prefill.py [--weights q4_0,q8_0] [--tokens 512,2000,6000] [--types f16,q8_0]
-    [--threads 2] [--rounds 3] python benchmarks/prefill.py --synthetic [--tokens 16000]     a model
-    of Llama-3.2-1B's shape, random q4_0 weights (long) python benchmarks/prefill.py --attention
-    attention alone (test-kernels --perf) python benchmarks/prefill.py --precision [--tokens 128]
-    [--types f16,q8_0,q4_0] [--rounds 60]     logits against f32 throughout
+                                 [--threads 2] [--rounds 3]
+    python benchmarks/prefill.py --synthetic [--tokens 16000]
+        a model of Llama-3.2-1B's shape, random q4_0 weights (long)
+    python benchmarks/prefill.py --attention
+        attention alone (test-kernels --perf)
+    python benchmarks/prefill.py --precision [--tokens 128] [--types f16,q8_0,q4_0] [--rounds 60]
+        logits against f32 throughout
 
 The demo model's Q4_1 weights have no fast path in llama.cpp, so copies with other weights are made
 (in a temporary folder). Every prompt is read in a process of its own (measure.py) through `eval`:
@@ -45,12 +48,12 @@ from process import (  # noqa: E402
     TYPES,
     demo_path,
     heading,
+    llama_1b,
     measured,
+    saved,
     stock_environment,
     text_tokens,
-)  # noqa: E402
-
-from edgekv.bench import synthetic  # noqa: E402
+)
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}
 """llama_ftype of the copies."""
@@ -122,13 +125,8 @@ def parse() -> argparse.Namespace:
 def models(options: argparse.Namespace, folder: Path) -> list[Model]:
     n_tokens = max(options.tokens)
     if options.synthetic:
-        shape, path = synthetic.SHAPES["llama-1b"], folder / "synthetic-1b.gguf"
-        print("writing the synthetic model", file=sys.stderr, flush=True)
-        synthetic.write(path, shape)
-        tokens = np.random.default_rng(0).integers(300, shape.n_vocab, n_tokens).tolist()
-        return [
-            Model(f"{shape.name}'s shape, random q4_0 weights", str(path), saved(folder, tokens))
-        ]
+        shape, path, random = llama_1b(folder, n_tokens)
+        return [Model(f"{shape.name}'s shape, random q4_0 weights", path, saved(folder, random))]
     demo = demo_path()
     tokens = saved(folder, text_tokens(str(demo), n_tokens))
     return [
@@ -139,12 +137,6 @@ def models(options: argparse.Namespace, folder: Path) -> list[Model]:
         )
         for kind in options.weights
     ]
-
-
-def saved(folder: Path, tokens: list[int]) -> str:
-    file = folder / "tokens.json"
-    file.write_text(json.dumps(tokens))
-    return str(file)
 
 
 def requantised(source: Path, target: Path, kind: str) -> str:

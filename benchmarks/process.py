@@ -14,7 +14,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
@@ -22,6 +22,9 @@ sys.path.append(str(HERE.parent))
 from measure import Measurement  # noqa: E402
 
 from tests.lib import stock_folder  # noqa: E402
+
+if TYPE_CHECKING:
+    from edgekv.bench.synthetic import Shape
 
 TYPES = {
     "f32": 0,
@@ -76,6 +79,26 @@ def text_tokens(model: str, n_tokens: int) -> list[int]:
         " verbose=False).tokenize(sys.stdin.buffer.read(), add_bos=False))"
     )
     return json.loads(python(["-c", code, model], text, stock_environment()))[:n_tokens]
+
+
+def llama_1b(folder: Path, n_tokens: int) -> tuple[Shape, str, list[int]]:
+    """Llama-3.2-1B's shape, a file of it with random weights, and a prompt of random tokens."""
+    import numpy as np
+
+    from edgekv.bench import synthetic
+
+    shape, path = synthetic.SHAPES["llama-1b"], folder / "synthetic-1b.gguf"
+    print("writing the synthetic model", file=sys.stderr, flush=True)
+    synthetic.write(path, shape)
+    tokens = np.random.default_rng(0).integers(300, shape.n_vocab, n_tokens).tolist()
+    return shape, str(path), tokens
+
+
+def saved(folder: Path, tokens: list[int]) -> str:
+    """The file that measurements read tokens from."""
+    file = folder / "tokens.json"
+    file.write_text(json.dumps(tokens))
+    return str(file)
 
 
 def heading(script: str) -> str:

@@ -2,19 +2,18 @@
 GPU or the CPU.
 
     python benchmarks/share.py -m FILE [--tokens 32768] [-ngl 99] [--methods "full;snapkv"]
-    [--hidden f32,device] [--ratio 0.2] [--type f16]
-        [--threads 2] [--rounds 3]
+                               [--hidden f32,device] [--ratio 0.2] [--type f16] [--threads 2]
+                               [--rounds 3]
 
 Tokens are random numbers, so that a model with random weights does. Each measurement is a process
-of its own that reads two prompts, each into
-an empty cache, and the second one counts: the first also loads kernels and tries ours. The table
-gives medians over the rounds. Markdown goes to standard output, progress to standard error.
+of its own that reads two prompts, each into an empty cache, and the second one counts: the first
+also loads kernels and tries ours. The table gives medians over the rounds. Markdown goes to
+standard output, progress to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +26,7 @@ sys.path.append(str(ROOT))
 
 import numpy as np  # noqa: E402
 from measure import Measurement  # noqa: E402
-from process import TYPES, heading, measured  # noqa: E402
+from process import TYPES, heading, measured, saved  # noqa: E402
 
 from edgekv.stats import STAGES  # noqa: E402
 
@@ -51,10 +50,8 @@ def main() -> None:
     )
     print("| --- | ---: | ---: |" + " ---: |" * (len(STAGES) + 2), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        tokens = Path(folder) / "tokens.json"
-        tokens.write_text(
-            json.dumps(np.random.default_rng(0).integers(3, N_VOCAB, 2 * options.tokens).tolist())
-        )
+        random = np.random.default_rng(0).integers(3, N_VOCAB, 2 * options.tokens)
+        tokens = saved(Path(folder), random.tolist())
         full = 0.0
         for method in options.methods:
             for hidden in options.hidden if method != FULL else ["f32"]:
@@ -93,7 +90,7 @@ def parse() -> argparse.Namespace:
 
 
 def one(
-    options: argparse.Namespace, method: str, hidden: str, tokens: Path, number: int
+    options: argparse.Namespace, method: str, hidden: str, tokens: str, number: int
 ) -> dict[str, Any]:
     print(
         f"{method}, {hidden}, round {number + 1} of {options.rounds}", file=sys.stderr, flush=True
@@ -102,7 +99,7 @@ def one(
         Measurement(
             "edgekv",
             options.model,
-            str(tokens),
+            tokens,
             options.tokens,
             0,
             TYPES[options.type],

@@ -20,6 +20,7 @@ from edgekv.version import __version__
 
 if TYPE_CHECKING:
     from edgekv.config import KVConfig
+    from edgekv.conversations import Conversations, Talk
     from edgekv.llama import Llama
     from edgekv.profiles.prepare import has_profile, make_profile
     from edgekv.stats import KVStats
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BadInput",
     "Cancelled",
+    "Conversations",
     "EdgeKVError",
     "KVConfig",
     "KVStats",
     "Llama",
+    "Talk",
     "Unsupported",
     "__version__",
     "has_profile",
@@ -46,9 +49,11 @@ if os.environ.get("EDGEKV_LIB"):
 
 
 LAZY = {
+    "Conversations": "edgekv.conversations",
     "KVConfig": "edgekv.config",
     "KVStats": "edgekv.stats",
     "Llama": "edgekv.llama",
+    "Talk": "edgekv.conversations",
     "has_profile": "edgekv.profiles.prepare",
     "make_profile": "edgekv.profiles.prepare",
 }

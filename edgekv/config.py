@@ -145,10 +145,7 @@ class KVConfig:
         ),
     )
     budget: Any = _option(
-        None,
-        _budget,
-        metavar="N",
-        help="Tokens to keep, the mean over layers and KV heads.",
+        None, _budget, metavar="N", help="Tokens to keep, the mean over layers and KV heads."
     )
     """In Python also a table of tokens [n_layer, n_head_kv]."""
     budget_mb: float | None = _option(

@@ -76,7 +76,8 @@ class Engine:
         then as before.
         """
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
-        hidden = definite(self.settings.hidden) if recent else self._check_room(observer, plan)
+        need = None if recent else self._check_room(observer, plan)
+        hidden = need.way if need else definite(self.settings.hidden)
         before, peak = self.hidden, self.store.memory().bytes_peak
         with self._start_centroids(plan) as centroids:
             self._read(tokens, observer, plan, progress, recent, centroids, hidden)
@@ -85,16 +86,16 @@ class Engine:
         self.memory.queries = centroids.moments
         self.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
         self.memory.compressed_at = self.store.memory().n_past
-        if recent:
-            self.hidden = before
+        if need:
+            self.excess = self._excess(plan, peak, need.merge)
         else:
-            self.excess = self._excess(plan, peak)
+            self.hidden = before
 
-    def _excess(self, plan: Plan, before: int) -> tuple[int, int] | None:
-        """See `excess`; before: the conversation's peak before the prompt. None for a short prompt,
-        which is kept whole and small anyway.
+    def _excess(self, plan: Plan, before: int, merge: int) -> tuple[int, int] | None:
+        """See `excess`; before: the conversation's peak before the prompt; merge: what the centroid
+        merge worked with. None for a short prompt, which is kept whole and small anyway.
         """
-        peak, full = self.store.memory().bytes_peak, self.bytes_full(plan.n_tokens)
+        peak, full = self.store.memory().bytes_peak + merge, self.bytes_full(plan.n_tokens)
         is_above = peak > max(before, full) and plan.n_tokens > self.settings.min_tokens
         return (peak, full) if is_above else None
 
@@ -389,13 +390,13 @@ class Engine:
             even=even,
         )
 
-    def _check_room(self, observer: QueryObserver, plan: Plan) -> str:
-        """Where this prompt's hidden states are going to wait. Raises BadInput if the machine
-        certainly has not the memory to read it.
+    def _check_room(self, observer: QueryObserver, plan: Plan) -> PromptBytes:
+        """What reading the prompt takes. Raises BadInput if the machine certainly has not the
+        memory.
         """
         need = self.prompt_bytes(observer, plan)
         check_prompt(need, plan.n_tokens, self.offloaded)
-        return need.way
+        return need
 
     def _start_merge(self) -> Folding | None:
         """What the merge remembers of the conversation, a copy: a prompt that is cancelled leaves

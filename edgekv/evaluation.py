@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class Evaluation(LoadedModel):
             else:
                 self._kv_eval(self._kv, tokens)
             self.n_evaluated += len(tokens)
+            self._checkpoints.has_read(self)
             if len(tokens) > 1:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
                 self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
@@ -55,14 +57,17 @@ class Evaluation(LoadedModel):
         """
         begin, recurrent = self.n_tokens, None
         step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
+        cuts = [n - self.n_tokens for n in self._checkpoints.at]
+        starts = {*range(0, len(tokens), step), *(n for n in cuts if 0 < n < len(tokens))}
         if len(tokens) > 1:
             recurrent = state.take_recurrent(self)
         try:
-            for i in range(0, len(tokens), step):
+            for i, end in pairwise([*sorted(starts), len(tokens)]):
                 if len(tokens) > 1:
                     self._kv_report(i, len(tokens))
                 with _told_why():
-                    super().eval(tokens[i : i + step])
+                    super().eval(tokens[i:end])
+                self._checkpoints.reached(self)
             if len(tokens) > 1:
                 self._kv_report(len(tokens), len(tokens))
         except BaseException:
@@ -107,7 +112,8 @@ class Evaluation(LoadedModel):
                 " used",
                 "use a larger n_ctx or reset",
             )
-        several = _cut(tokens, [n - self.n_tokens for n in self._kv_cuts])
+        cuts = sorted({*self._kv_cuts, *self._checkpoints.at})
+        several = _cut(tokens, [n - self.n_tokens for n in cuts])
         self._kv_cuts = []
         before = state.take(self) if len(several) > 1 and self.n_tokens else None
         done = 0
@@ -115,6 +121,7 @@ class Evaluation(LoadedModel):
             for part in several:
                 self._kv_read(kv, part, done, len(tokens))
                 done += len(part)
+                self._checkpoints.reached(self)
         except BaseException:
             if done:
                 if before is None:

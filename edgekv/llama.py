@@ -6,12 +6,14 @@ Everything of the parent works as there; what differs is where tokens go (`edgek
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edgekv import native
+from edgekv.conversations import Conversations
 from edgekv.errors import BadInput, ContextFull, EdgeKVError
 from edgekv.evaluation import Evaluation
 from edgekv.model import parts
@@ -69,16 +71,23 @@ class Llama(Evaluation):
         if self._guard.is_closed:
             return
         with self._guard.use():
-            self._guard.is_closed = True
-            self._kv_free_sampler()
-            super().close()
-            self._kv = None
-            self._checkpoints.clear()
-            self.scores = np.empty((0, 0), np.single)
-            self.input_ids = np.empty(0, np.intc)
-            self.n_tokens = 0
-            self._model = self._ctx = self._batch = self.tokenizer_ = self._candidates = Closed()
-            native.trim_heap()
+            try:
+                if self._kv_pool is not None:
+                    self._kv_pool.close()
+            finally:
+                self._kv_close()
+
+    def _kv_close(self) -> None:
+        self._guard.is_closed = True
+        self._kv_free_sampler()
+        super().close()
+        self._kv = None
+        self._checkpoints.clear()
+        self.scores = np.empty((0, 0), np.single)
+        self.input_ids = np.empty(0, np.intc)
+        self.n_tokens = 0
+        self._model = self._ctx = self._batch = self.tokenizer_ = self._candidates = Closed()
+        native.trim_heap()
 
     def reset(self) -> None:
         """Forget the conversation."""
@@ -110,7 +119,8 @@ class Llama(Evaluation):
                 f"this model's chat template is broken ({self.template_error}): give a chat_format"
             )
         plain, cuts = parts.joined(messages)
-        self._kv_parts = cuts if self._kv is not None else []
+        wanted = self._kv is not None or self._kv_on_prompt is not None
+        self._kv_parts = cuts if wanted else []
         return super().create_chat_completion(plain, *args, **kwargs)
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
@@ -154,6 +164,8 @@ class Llama(Evaluation):
         Returns its tokens.
         """
         cuts, self._kv_parts, self._kv_cuts = self._kv_parts, [], []
+        if self._kv_on_prompt is not None and may_reset:
+            self._kv_on_prompt(tokens, self._kv_positions(cuts, tokens))
         if self._kv is None:
             return tokens
         have = self.input_ids[: self.n_tokens].tolist()
@@ -177,10 +189,20 @@ class Llama(Evaluation):
         self._checkpoints.begin_turn(
             n_same(tokens, self.input_ids[: self.n_tokens].tolist()), len(tokens)
         )
-        self._kv_cuts = parts.positions(
-            cuts, tokens, lambda token: self.detokenize([token], special=True)
-        )
+        self._kv_cuts = self._kv_positions(cuts, tokens)
         return tokens
+
+    def _kv_positions(self, cuts: list[str], tokens: list[int]) -> list[int]:
+        """Numbers of tokens behind which the texts `cuts` end."""
+        return parts.positions(cuts, tokens, lambda token: self.detokenize([token], special=True))
+
+    def _kv_stop_answer(self) -> None:
+        """End an answer that is under way. Raises EdgeKVError if it is another thread's."""
+        self._guard.begin_answer()
+        self._kv_answer = None
+        self._kv_free_sampler()
+        self._kv_cuts = []
+        self._guard.end_answer()
 
     def _kv_back_to_mark(self, kv: Engine, same: int) -> bool:
         """Take a conversation with recurrent layers back to where its last turn began, if it shares
@@ -244,6 +266,28 @@ class Llama(Evaluation):
                 )
             if self._kv is not None:
                 self._kv.forget()
+
+    # ---- several conversations
+
+    @property
+    def conversations(self) -> Conversations:
+        """The conversations that take turns on this model."""
+        return self._kv_pool or Conversations(self)
+
+    @contextmanager
+    def conversation(self, name: str | None = None) -> Iterator[Conversations]:
+        """A `with` block whose prompts go on from the conversation that shares most with them.
+
+        Whatever else was asked meanwhile, a conversation's earlier turns are not read again, nor
+        is a document that it shares with another one. name: as of `Conversations.use`. Yields the
+        model's conversations; for a limit or a folder make `edgekv.Conversations` before.
+        """
+        pool, before = self.conversations, self._kv_on_prompt
+        self._kv_on_prompt = lambda tokens, cuts: pool.go_on(tokens, name, cuts)
+        try:
+            yield pool
+        finally:
+            self._kv_on_prompt = before
 
     # ---- the cache
 

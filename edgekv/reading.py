@@ -20,7 +20,7 @@ from edgekv import native
 from edgekv.budget import Plan
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
-from edgekv.methods.centroid_merge import CentroidMerge, look
+from edgekv.methods.centroid_merge import CentroidMerge, draw, looking
 from edgekv.methods.layer import Future, LayerStats
 from edgekv.methods.merge import D2O
 from edgekv.methods.observer import QueryObserver
@@ -98,9 +98,11 @@ class Reading:
         """
         store, found = self._engine.store, []
         if isinstance(preset.merge, CentroidMerge) and layer.future and layer.n_new >= ENOUGH:
-            moments, rows = layer.future(preset.merge.params.later), partial(store.rows, il)
-            losses = preset.merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
-            found = preset.merge.centroids(losses, look(rows, losses), moments)
+            merge, rows = preset.merge, partial(store.rows, il)
+            drawn = draw(*layer.future(merge.params.later), merge.params.draws)
+            losses = merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
+            look = looking(rows, losses, 2 * drawn.shape[1], at_once=False)
+            found = merge.centroids(losses, look, drawn)
             keep = [head.keep for head in losses]
         store.evict(il, [kept[:n] for kept, n in zip(keep, counts)])
         write(store, il, found)
@@ -112,10 +114,8 @@ class Reading:
             )
             for p in presets
         ]
-        observers, every = (
-            [o for x in query_observers for o in x.ranges],
-            [n for x in query_observers for n in x.every],
-        )
+        observers = [o for x in query_observers for o in x.ranges]
+        every = [n for x in query_observers for n in x.every]
         pieces = next((x.pieces for x in query_observers if x.pieces), [])
         first = np.cumsum([0] + [len(x.ranges) for x in query_observers])
         everything = np.arange(len(self._tokens), dtype=np.int32)

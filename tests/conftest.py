@@ -19,9 +19,8 @@ from tests import lib, models
 # Children that start in the checkout import its package, which has no libraries: they get those of
 # the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
-settings.register_profile(
-    "shared", deadline=None
-)  # of an example: other processes may have the core
+# of an example: other processes may have the core
+settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 # Tests run beside each other: threads that wait must not keep a core busy.
 if "PYTEST_XDIST_WORKER" in os.environ:

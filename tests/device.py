@@ -111,9 +111,10 @@ def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[
     """
     from edgekv.errors import EdgeKVError
 
+    # its kernels are tried
     load(path, kind, kv_ratio=share(0.3, kind), kv_method="snapkv", **options).eval(
         tokens(N_PROMPT, 0)
-    )  # its kernels are tried
+    )
     said: list[str] = []
     while True:
         llm = load(path, kind, kv_ratio=share(0.3, kind), kv_method="snapkv", **options)
@@ -188,10 +189,8 @@ def kernel_calls() -> dict[str, int] | None:
     device = lib["ggml"].ggml_backend_dev_by_type(GPU)
     if not device:
         return None
-    registry, function = (
-        lib["ggml-base"].ggml_backend_dev_backend_reg,
-        lib["ggml-base"].ggml_backend_reg_get_proc_address,
-    )
+    registry = lib["ggml-base"].ggml_backend_dev_backend_reg
+    function = lib["ggml-base"].ggml_backend_reg_get_proc_address
     registry.restype, registry.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
     ready, calls = (
@@ -213,10 +212,8 @@ def main() -> None:
     os.environ["EDGEKV_ATTEND"] = (
         "graph"  # a prompt goes through the same upstream attention as on a device
     )
-    expected, expected_rows = (
-        {method: ragged(path, kind, method) for method in DRAWN},
-        {method: kept(path, kind, method) for method in METHODS},
-    )
+    expected = {method: ragged(path, kind, method) for method in DRAWN}
+    expected_rows = {method: kept(path, kind, method) for method in METHODS}
     del os.environ["EDGEKV_ATTEND"]
     device = load_device(job["device"]) if job["device"] else None
     there = {"n_gpu_layers": 99, "kv_hidden": job.get("hidden", "f32")}

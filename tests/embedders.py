@@ -27,10 +27,7 @@ def write(name: str, folder: Path) -> Path:
         writer.add_relative_attn_buckets_count(N_BUCKETS)
     for tensor, data in models.tensors(shape) if name == "llama-embed" else _t5(name):
         writer.add_tensor(tensor, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    models.finish(writer)
     return path
 
 

@@ -51,9 +51,9 @@ def share(part: float, kind: str) -> float:
     return float(Fraction(repr(part)) / per_f16(kind))
 
 
-def load(path: Path, kind: str = "f16", **options: Any) -> Any:
+def load(path: Path, kind: str = "f16", after: Sequence[int] = (), **options: Any) -> Any:
     """An `edgekv.Llama` on one tiny model with the tests' defaults. kind: cache type of K and V, or
-    "K,V".
+    "K,V"; after: tokens that it has read.
     """
     from edgekv import Llama
 
@@ -68,7 +68,10 @@ def load(path: Path, kind: str = "f16", **options: Any) -> Any:
         **options,
     }
     options.setdefault("n_threads_batch", options["n_threads"])
-    return Llama(str(path), type_k=TYPES[type_k], type_v=TYPES[type_v], **options)
+    llm = Llama(str(path), type_k=TYPES[type_k], type_v=TYPES[type_v], **options)
+    if after:
+        llm.eval(list(after))
+    return llm
 
 
 def random_profile(model: Path, to: Path, pairs: str = "neighbours") -> np.ndarray:

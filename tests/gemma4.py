@@ -91,8 +91,5 @@ def write(path: Path, n_layer: int = 6, n_shared: int = 0, per_layer: bool = Fal
         tensors |= {f"blk.{il}.{name}": data for name, data in parts.items()}
     for name, data in tensors.items():
         writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    models.finish(writer)
     return path

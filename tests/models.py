@@ -84,14 +84,19 @@ compared with.
 """
 
 
+def finish(writer: gguf.GGUFWriter, path: Path | None = None) -> None:
+    """Write what was added, into the writer's own file or the one named here."""
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_in_parts(name: str, folder: Path, n_tensors: int = 12) -> Path:
     """Write the model `name` of SHAPES into `folder` as several files; returns the first."""
     writer = gguf.GGUFWriter(None, SHAPES[name].arch, split_max_tensors=n_tensors)
     _fill(writer, SHAPES[name], name)
-    writer.write_header_to_file(folder / f"{name}.gguf")
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer, folder / f"{name}.gguf")
     return min(folder.glob(f"{name}-*.gguf"))
 
 
@@ -108,10 +113,7 @@ def write(name: str, folder: Path) -> Path:
 def _write(shape: Shape, name: str, path: Path) -> None:
     writer = gguf.GGUFWriter(str(path), shape.arch)
     _fill(writer, shape, name)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _fill(writer: gguf.GGUFWriter, shape: Shape, name: str) -> None:
@@ -148,14 +150,8 @@ def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     pieces.
     """
     letters = "abcdefghijklmnopqrstuvwxyz"
-    pieces = [
-        "<unk>",
-        "<s>",
-        "</s>",
-        "<|user|>",
-        "<|assistant|>",
-        "<|endoftext|>",
-    ]  # llama.cpp asks phi3 for the last one
+    # llama.cpp asks phi3 for the last one
+    pieces = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|endoftext|>"]
     kinds = [gguf.TokenType.UNKNOWN] + [gguf.TokenType.CONTROL] * 5
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]
     kinds += [gguf.TokenType.BYTE] * 256
@@ -215,9 +211,8 @@ def tensors(shape: Shape) -> list[tuple[str, np.ndarray]]:
     def vector(n: int, mean: float, spread: float) -> np.ndarray:
         return (mean + spread * rng.standard_normal(n)).astype(np.float32)
 
-    embd_gain = (
-        1.0 if shape.arch == "gemma3" else np.sqrt(shape.n_embd)
-    )  # gemma multiplies by sqrt(n_embd) itself
+    # gemma multiplies by sqrt(n_embd) itself
+    embd_gain = 1.0 if shape.arch == "gemma3" else np.sqrt(shape.n_embd)
     named = [
         ("token_embd.weight", matrix(N_VOCAB, shape.n_embd, embd_gain)),
         ("output_norm.weight", vector(shape.n_embd, 1.0, 0.1)),
@@ -295,8 +290,5 @@ def write_adapter(path: Path, name: str, rank: int = 4, kind: type = np.float32)
             for letter, rows in (("a", (rank, n_in)), ("b", (n_out, rank))):
                 data = rng.standard_normal(rows) / np.sqrt(rows[1])
                 writer.add_tensor(f"blk.{il}.{part}.weight.lora_{letter}", data.astype(kind))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

@@ -50,8 +50,5 @@ def write(path: Path) -> Path:
         }
         for part, data in parts.items():
             writer.add_tensor(f"blk.{il}.{part}", data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    models.finish(writer)
     return path

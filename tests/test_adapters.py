@@ -8,11 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from edgekv import commands
 from edgekv.errors import BadInput
 from tests import models
+from tests.cli import refused, typed
 from tests.engine import MAX_NMSE, load, logits
 
 ALL_KEPT = {"kv_budget": 4000}
@@ -113,10 +112,7 @@ def damaged(path: Path, what: str) -> Path:
     else:
         writer = gguf.GGUFWriter(str(path), "llama")
         _odd(writer, what)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        models.finish(writer)
     return path
 
 
@@ -181,8 +177,7 @@ def test_scales_that_are_none(tiny, lora, scale):
 
 def run(*words: str, path: Path) -> tuple[int, str, str]:
     """Exit code, answer and messages of a greedy answer."""
-    line = "run -c 512 -n 12 --temp 0 --ignore-eos -p hello"
-    result = CliRunner().invoke(commands.main, [*line.split(), "-m", str(path), *words])
+    result = typed(f"run -m {path} -c 512 -n 12 --temp 0 --ignore-eos -p hello", *words)
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -199,12 +194,12 @@ def test_adapters_on_the_command_line(tiny, tmp_path, lora):
 
 
 def test_bench_measures_with_an_adapter(tiny, lora):
-    line = "bench -p 16 -n 0 -r 1 --no-warmup --kv-method snapkv --full none -o json"
-    words = [*line.split(), "-m", str(tiny("llama-gqa"))]
-    done = CliRunner().invoke(commands.main, [*words, "--lora-scaled", f"{lora}:0.5"])
+    line = (
+        f"bench -m {tiny('llama-gqa')} -p 16 -n 0 -r 1 --no-warmup --kv-method snapkv --full none"
+    )
+    done = typed(line, "--full", "none", "-o", "json", "--lora-scaled", f"{lora}:0.5")
     assert done.exit_code == 0, done.output
-    wrong = CliRunner().invoke(commands.main, [*words, "--lora", str(tiny("llama-gqa"))])
-    assert wrong.exit_code == 2 and "no LoRA adapter" in wrong.stderr
+    assert "no LoRA adapter" in refused(typed(line, "--lora", str(tiny("llama-gqa"))))
 
 
 @pytest.mark.parametrize(

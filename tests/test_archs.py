@@ -14,6 +14,7 @@ import pytest
 
 from edgekv import budget, methods
 from edgekv.errors import BadInput, Cancelled, Unsupported
+from edgekv.memory.footprint import rows_in_full
 from edgekv.methods.observer import QueryObserver
 from tests import archs, gemma3n, gemma4
 from tests.build import run
@@ -210,6 +211,35 @@ def check_peak(path: Path, shares: bool) -> None:
     peak = kv.store.memory().bytes_peak
     # layers that are read together are kept when the hidden states are gone: the plan has a margin
     assert 0.95 * peak < expected.peak < (1.1 if shares else 1.05) * peak
+
+
+@pytest.mark.parametrize("how", ["", "graph"])
+@pytest.mark.parametrize("n_shared, hidden", [(0, "f32"), (3, "f32"), (0, "whole")])
+def test_windows_slide_under_a_long_prompt(gemma, monkeypatch, n_shared, hidden, how):
+    """Of a window its own rows stand beside a chunk's, however long the prompt is."""
+    monkeypatch.setenv("EDGEKV_ATTEND", how)  # graph: the CPU goes the way of devices
+    path, n, n_ubatch = gemma(n_shared, False), 1000, 64
+    sizes = dict(n_ctx=2048, n_ubatch=n_ubatch, n_batch=128)
+    for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
+        options = dict(kv_budget=ALL, kv_hidden=hidden)
+        llm, reference = load(path, kind, **options, **sizes), plain(path, kind, **sizes)
+        for seed in (1, 2):  # 1,000 tokens, the last chunk being a part of one, and 300 behind them
+            prompt, more = tokens(llm, n if seed == 1 else 300, seed), tokens(llm, 10, seed + 10)
+            assert cancelled(llm, prompt)
+            assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < limit
+        layers = llm._kv.store.layers
+        windows = [x for x in layers if x.n_swa and x.n_head_kv]
+        assert all(llm._kv.store.length(layers.index(x)).max() <= 32 + 64 + 20 for x in windows)
+        few = load(path, kind, kv_ratio=0.2, kv_hidden=hidden, **sizes)
+        kv, prompt = few._kv, [6] * n
+        observer = QueryObserver(kv.settings, prompt, None)
+        expected, what = kv.prompt_bytes(observer, kv.plan(n)), observer.extent(n_ubatch)
+        assert rows_in_full(windows[0], what, 0, n_ubatch) == 2 * (32 + 64) + n_ubatch
+        kv.prefill(prompt)
+        peak = kv.store.memory().bytes_peak
+        assert how or 0.95 * peak < expected.peak < 1.1 * peak
+        for x in (llm, few, reference):
+            x.close()
 
 
 @pytest.mark.slow

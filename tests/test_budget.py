@@ -163,11 +163,9 @@ def play(budget, plan: Plan, layers) -> list[np.ndarray]:
 
 @st.composite
 def plans(draw, ragged: bool = True) -> Plan:
-    n_layer, n_head_kv, n_tokens = (
-        draw(st.integers(1, 9)),
-        draw(st.integers(1, 4)),
-        draw(st.integers(1, 120)),
-    )
+    n_layer = draw(st.integers(1, 9))
+    n_head_kv = draw(st.integers(1, 4))
+    n_tokens = draw(st.integers(1, 120))
     have = np.full((n_layer, n_head_kv), n_tokens)
     if ragged and draw(
         st.booleans()
@@ -260,9 +258,8 @@ def test_adakv_counts_the_best_scores_of_a_layer(plan, key, ties):
     np.testing.assert_array_equal(
         counts, [reference.adakv(heads, plan.n_rows) for heads in heads_of(layers)]
     )
-    assert (counts >= np.floor(0.2 * plan.n_rows)).all() and (
-        counts.sum(1) == plan.n_rows * plan.have.shape[1]
-    ).all()
+    assert (counts >= np.floor(0.2 * plan.n_rows)).all()
+    assert (counts.sum(1) == plan.n_rows * plan.have.shape[1]).all()
 
 
 @given(
@@ -284,9 +281,8 @@ def test_dynamickv_is_its_algorithm(plan, key, m, r_max):
     outside = [[head[np.isfinite(head)] for head in heads] for heads in heads_of(layers)]
     least = int(protected(plan)[0, 0])
     expected = reference.dynamickv(outside, free(plan), plan.n_tokens - least, r_max, m)
-    assert (counts == counts[:, :1]).all() and counts[:, 0].tolist() == [
-        least + n for n in expected
-    ]
+    assert (counts == counts[:, :1]).all()
+    assert counts[:, 0].tolist() == [least + n for n in expected]
 
 
 def attention_of(
@@ -305,10 +301,8 @@ def attention_of(
 
 def stats_of(il: int, n_layer: int, attention: torch.Tensor) -> LayerStats:
     n_head_kv, n = attention.shape[0], attention.shape[-1]
-    window, pos = (
-        columns(attention[:, :, -WINDOW:]),
-        np.tile(np.arange(n, dtype=np.int32), (n_head_kv, 1)),
-    )
+    window = columns(attention[:, :, -WINDOW:])
+    pos = np.tile(np.arange(n, dtype=np.int32), (n_head_kv, 1))
     return LayerStats(
         il,
         n_layer,
@@ -328,10 +322,8 @@ def stats_of(il: int, n_layer: int, attention: torch.Tensor) -> LayerStats:
 @pytest.mark.parametrize("n_group", [1, 3])
 def test_layer_budgets_from_attention(name, n_rows, n_group):
     n, n_layer = 80, 6
-    attention, plan = (
-        attention_of(n_layer, 2, n_group, n, key=n_rows),
-        plan_of(n_rows, np.full((n_layer, 2), n)),
-    )
+    attention = attention_of(n_layer, 2, n_group, n, key=n_rows)
+    plan = plan_of(n_rows, np.full((n_layer, 2), n))
     layers = [
         (np.zeros((2, n), np.float32), stats_of(il, n_layer, a)) for il, a in enumerate(attention)
     ]
@@ -385,10 +377,8 @@ def test_keeping_the_best_of_the_best_is_keeping_the_best(plan, key):
 
 def test_cake_prefers_what_is_spread_out_and_moves():
     params, layer = REGISTRY["cake"].params, stats_of(0, 1, attention_of(1, 2, 1, 80, 0)[0])
-    wider, livelier = (
-        replace(layer, col_entropy=2 * layer.col_entropy),
-        replace(layer, var=2 * layer.var),
-    )
+    wider = replace(layer, col_entropy=2 * layer.col_entropy)
+    livelier = replace(layer, var=2 * layer.var)
     base, spread_out, moves = (
         np.exp(log_preference(x, WINDOW, params)) for x in (layer, wider, livelier)
     )
@@ -439,9 +429,8 @@ def test_a_profile_that_fits_is_taken_as_it_is():
 
 def test_a_profile_knows_the_layers_of_the_model():
     shares = np.array([[0.9, 0.9], [0.8, 0.2], [0.1, 0.1], [0.6, 0.4]])
-    plan = replace(
-        plan_of(50, np.full((2, 2), 100)), layers=(1, 3)
-    )  # layers 0 and 2 keep a sliding window
+    # layers 0 and 2 keep a sliding window
+    plan = replace(plan_of(50, np.full((2, 2), 100)), layers=(1, 3))
     assert profile_of(lambda ratio: shares * ratio * 2).start(plan).update(
         1, None, None
     ).tolist() == [[80, 20], [60, 40]]
@@ -517,8 +506,6 @@ def test_a_percentage_is_answered_with_the_share():
 def test_a_pyramid_over_layers_of_different_heads_leaves_the_protected_rows():
     have = np.array([[100, 100], [100, 100], [100, 0]], np.int32)
     counts = REGISTRY["pyramid"].start(Plan(40, have, (0, 1, 2), 100, 4, 32, 0.4)).counts
-    assert (
-        (counts[have > 0] >= 36).all()
-        and counts.sum() <= 200
-        and counts[0, 0] > counts[1, 0] > counts[2, 0]
-    )
+    assert (counts[have > 0] >= 36).all()
+    assert counts.sum() <= 200
+    assert counts[0, 0] > counts[1, 0] > counts[2, 0]

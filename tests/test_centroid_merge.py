@@ -11,14 +11,14 @@ from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import (
-    JITTER,
     ROUNDS,
     CentroidMerge,
     CentroidParams,
     alike,
     draw,
-    look,
+    looking,
 )
+from edgekv.methods.query_moments import JITTER, PackedMoments
 from edgekv.native import Prefill
 from edgekv.reading import Reading
 from tests.engine import feed, load, positions, share
@@ -74,9 +74,9 @@ def summed(
 ) -> Head:
     n, merge = len(keys), CentroidMerge(CentroidParams(**params))
     losses = merge.losses([keep], np.arange(n, dtype=np.int32)[None], n, 4, 32)
-    found = merge.centroids(
-        losses, look(lambda _, some: (keys[some], values[some]), losses), moments or asked()
-    )[0]
+    look = looking(lambda _, some: (keys[some], values[some]), losses, 2 * keys.shape[1], False)
+    queries = draw(*(moments or asked()), merge.params.draws)
+    found = merge.centroids(losses, look, queries)[0]
     return Head(losses[0].keep, found.first, found.keys, found.values)
 
 
@@ -84,10 +84,8 @@ def summed(
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_a_row_is_what_the_reference_says(seed, rows):
     keys, values = head(seed=seed)
-    found, queries = (
-        summed(keys, values, kept(300, 100), asked(seed=seed), rows=rows),
-        draw(*asked(seed=seed), 64),
-    )
+    found = summed(keys, values, kept(300, 100), asked(seed=seed), rows=rows)
+    queries = draw(*asked(seed=seed), 64)
     places = found.keep[found.first : found.first + rows]
     gone = np.setdiff1d(np.arange(300), np.setdiff1d(found.keep, places))
     label = alike(keys[gone], values[gone], queries, rows)
@@ -104,10 +102,8 @@ def test_a_row_is_what_the_reference_says(seed, rows):
 def test_groups_are_k_means_of_logits_and_values(seed, d_v):
     keys, queries = head(seed=seed)[0], draw(*asked(seed=seed), 64)
     values = np.random.default_rng(seed).standard_normal((300, d_v)).astype(np.float32)
-    found, wanted = (
-        alike(keys, values, queries, 8),
-        reference_groups(keys, values, queries, 8, ROUNDS, JITTER),
-    )
+    found = alike(keys, values, queries, 8)
+    wanted = reference_groups(keys, values, queries, 8, ROUNDS, JITTER)
     assert (found == wanted).mean() > 0.99
 
 
@@ -142,9 +138,8 @@ def test_equal_rows_are_summed_up_exactly():
     found, queries = summed(keys, values, keep, moments, rows=2, ridge=1e-9), draw(*moments, 64)
     assert sorted(found.keep[found.first : found.first + 2]) == [266, 267]
     nearest = np.abs(found.values - values[100]).sum(axis=1).argmin()
-    np.testing.assert_allclose(
-        found.values[nearest], values[100], atol=0.01
-    )  # one other row is with them
+    # one other row is with them
+    np.testing.assert_allclose(found.values[nearest], values[100], atol=0.01)
     assert np.abs(queries @ found.keys[nearest] - np.log(100) - queries @ keys[100]).mean() < 0.1
 
 
@@ -163,9 +158,8 @@ def test_summary_rows_take_the_place_of_the_least():
     keep = kept(300, 100)
     found = summed(keys, values, keep, rows=4)
     assert found.first == 36 and list(found.keep[:36]) == list(keep[:36])
-    assert sorted(found.keep[36:40]) == sorted(keep[-4:]) and list(found.keep[40:]) == list(
-        keep[36:-4]
-    )
+    assert sorted(found.keep[36:40]) == sorted(keep[-4:])
+    assert list(found.keep[40:]) == list(keep[36:-4])
     tight = kept(300, 36)
     found = summed(keys, values, tight, rows=4)
     assert sorted(found.keep[found.first :]) == sorted(tight[4:8]), "the window's oldest"
@@ -202,16 +196,30 @@ def test_a_fifth_of_the_rows_may_be_recent(n_rows, window, recent, stay):
 
 def test_draws_have_the_distribution_and_are_always_the_same():
     rng = np.random.default_rng(0)
-    mean, root = (
-        rng.standard_normal((2, 8)).astype(np.float32),
-        rng.standard_normal((8, 8)).astype(np.float32),
-    )
+    mean = rng.standard_normal((2, 8)).astype(np.float32)
+    root = rng.standard_normal((8, 8)).astype(np.float32)
     cov = np.stack([root @ root.T, np.zeros((8, 8), np.float32)])
     found = draw(mean, cov, 20000).reshape(2, 20000, 8)
     np.testing.assert_allclose(found[0].mean(axis=0), mean[0], atol=0.1)
     np.testing.assert_allclose(np.cov(found[0].T), cov[0], atol=0.05 * np.abs(cov[0]).max())
     np.testing.assert_allclose(found[1], np.broadcast_to(mean[1], (20000, 8)), atol=1e-4)
     assert np.array_equal(found.reshape(-1, 8), draw(mean, cov, 20000))
+
+
+def test_a_conversation_keeps_the_queries_in_a_quarter_of_the_bytes():
+    root = np.random.default_rng(3).standard_normal((3, 64, 64)).astype(np.float32)
+    root[1] *= 1e6  # beyond f16
+    root[2, :, 40:] = 0  # fewer tokens than dimensions
+    mean, cov = root[:, 0], root @ root.transpose(0, 2, 1)
+    packed = PackedMoments.of((mean, cov))
+    assert packed.n_bytes < cov.nbytes / 3.7
+    found_mean, found = packed.moments()
+    assert np.array_equal(found_mean, mean)
+    for a, b in zip(found, cov, strict=True):
+        np.testing.assert_allclose(
+            a, b + JITTER * np.trace(b) / 64 * np.eye(64), atol=1e-3 * np.abs(b).max()
+        )
+        np.linalg.cholesky(a.astype(np.float64) + 1e-6 * np.trace(b) * np.eye(64))
 
 
 @pytest.mark.parametrize(
@@ -357,18 +365,15 @@ def test_a_model_without_plain_positions_drops_rows(tiny, text, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_rows_are_written_as_the_cache_holds_them(tiny, text, kind):
-    llm = load(tiny("llama-gqa"), kind, kv_ratio=0.5)
-    llm.eval(list(text(200)))
+    llm = load(tiny("llama-gqa"), kind, kv_ratio=0.5, after=text(200))
     store, info = llm._kv.store, llm._kv.store.layers[1]
     rng = np.random.default_rng(0)
     keys, values = (rng.standard_normal((2, d)).astype(np.float32) for d in (info.d_k, info.d_v))
     before = by_token(store, 1, 0)
     store.write(1, 0, np.array([3, 50]), keys, values)
     token = store.positions(1, 0)
-    assert (
-        sum(before[t] != pair for t, pair in by_token(store, 1, 0).items()) == 2
-        and before[token[3]] != by_token(store, 1, 0)[token[3]]
-    )
+    assert sum(before[t] != pair for t, pair in by_token(store, 1, 0).items()) == 2
+    assert before[token[3]] != by_token(store, 1, 0)[token[3]]
     for got, want in zip(store.rows(1, 0), (keys, values), strict=True):
         np.testing.assert_allclose(
             got[[3, 50]], want, atol={"f16": 2e-3, "q8_0": 0.02, "q4_0": 0.4}[kind]

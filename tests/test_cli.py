@@ -13,9 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from edgekv import commands, folders, methods
+from edgekv import folders, methods
 from edgekv.budget import BUDGETS
 from edgekv.commands import load, options, report, slash, terminal, text
 from edgekv.commands.docs import page
@@ -23,6 +22,8 @@ from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
 from edgekv.config import KVConfig
 from edgekv.errors import BadInput, Unsupported
+from tests.cli import refused
+from tests.cli import typed as call
 from tests.fakes import FakeLlama
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,18 +50,6 @@ def fake(monkeypatch):
     for name in [n for n in os.environ if n.startswith(("LLAMA_ARG_", "EDGEKV_"))]:
         monkeypatch.delenv(name)
     return llm
-
-
-def call(*args: str, stdin: str | bytes = ""):
-    return CliRunner().invoke(commands.main, args, input=stdin, prog_name="edgekv")
-
-
-def refused(result) -> str:
-    """The one line that a user mistake gives."""
-    assert result.exit_code == 2, result.output
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("edgekv: "), result.stderr
-    return lines[0]
 
 
 # ---- help and errors
@@ -137,7 +126,7 @@ def test_the_docs_are_the_help():
 
 
 def test_defaults_are_llama_cpps(fake):
-    assert call("run", "-m", "m", "-p", "x").exit_code == 0
+    assert call("run -m m -p x").exit_code == 0
     assert fake.options == options.EngineOptions(
         model="m",
         ctx_size=0,
@@ -182,10 +171,8 @@ def test_short_flags_of_several_letters(fake):
         == KVConfig(0.2, 64, 1.5, None, "streaming", None, 2, 8, 16, "disk", 99).arguments()
     )
     assert fake.calls[0]["logit_bias"] == {7: float("-inf"), 9: float("-inf")}
-    assert fake.calls[0]["max_tokens"] == 3 and fake.calls[0]["messages"][0] == {
-        "role": "system",
-        "content": "Hello",
-    }
+    assert fake.calls[0]["max_tokens"] == 3
+    assert fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
 
 
 def test_flag_before_environment_before_default(fake, monkeypatch):
@@ -194,7 +181,7 @@ def test_flag_before_environment_before_default(fake, monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_FLASH_ATTN", "1")
     monkeypatch.setenv("EDGEKV_KV_RATIO", "0.5")
     monkeypatch.setenv("EDGEKV_KV_MIN_TOKENS", "5")
-    assert call("run", "-p", "x", "--kv-ratio", "0.25").exit_code == 0
+    assert call("run -p x --kv-ratio 0.25").exit_code == 0
     chosen = fake.options
     assert (
         chosen.model,
@@ -204,7 +191,7 @@ def test_flag_before_environment_before_default(fake, monkeypatch):
         chosen.kv.min_tokens,
     ) == ("from-env", "q8_0", "on", 0.25, 5)
     monkeypatch.setenv("EDGEKV_KV_RATIO", "20")
-    assert "write 0.2 " in refused(call("run", "-p", "x"))
+    assert "write 0.2 " in refused(call("run -p x"))
 
 
 def test_threads():
@@ -217,17 +204,17 @@ def test_threads():
 
 def test_run_prints_only_the_answer(fake):
     words = "word " * 17 + "what is this"
-    result = call("run", "-m", "m", "-p", words, "--kv-ratio", "0.5")
+    result = call("run -m m --kv-ratio 0.5 -p", words)
     assert result.stdout == "WORD WORD WHAT IS THIS\n"
     assert (
         "25 tokens seen; KV 48 % of the memory: 0.0 of 0.0 MiB; 48 % of the tokens, as f16; read"
         in result.stderr
-        and "\x1b" not in result.stderr
     )
+    assert "\x1b" not in result.stderr
 
 
 def test_run_json_has_exactly_the_fields(fake):
-    result = call("run", "-m", "m", "-p", "one two three", "--json", "--kv-ratio", "0.5")
+    result = call("run -m m -p", "one two three", "--json", "--kv-ratio", "0.5")
     answer = json.loads(result.stdout)
     assert list(answer) == FIELDS and result.stderr == ""
     assert answer["text"] == "ONE TWO THREE" and answer["prompt_n"] == 3 and answer["gen_n"] == 3
@@ -236,22 +223,22 @@ def test_run_json_has_exactly_the_fields(fake):
 
 def test_an_uncompressed_cache_is_said_once(fake):
     fake.mode, fake.note = "uncompressed", "runs uncompressed: because"
-    assert "6 tokens seen, all kept" in call("run", "-m", "m", "-p", "what is this").stderr
-    assert "because" in call("run", "-m", "m", "-p", "x").stderr
-    assert call("chat", "-m", "m", stdin="one\ntwo\nthree\n").stderr.count("because") == 1
+    assert "6 tokens seen, all kept" in call("run -m m -p", "what is this").stderr
+    assert "because" in call("run -m m -p x").stderr
+    assert call("chat -m m", stdin="one\ntwo\nthree\n").stderr.count("because") == 1
 
 
 @pytest.mark.parametrize("mode", [[], ["--json"]])
 def test_raw_gives_the_prompt_as_it_is(fake, mode):
-    assert "A B" in call("run", "-m", "m", "-p", "a b", "--raw", *mode).stdout
+    assert "A B" in call("run -m m -p", "a b", "--raw", *mode).stdout
     assert fake.calls[0]["prompt"] == "a b" and "messages" not in fake.calls[0]
 
 
 def test_run_reads_files_and_standard_input(fake, tmp_path):
     (tmp_path / "doc.txt").write_text("a text\n")
-    call("run", "-m", "m", "-f", str(tmp_path / "doc.txt"), "-p", "a question")
-    call("run", "-m", "m", "-", stdin="piped\n")
-    call("run", "-m", "m", "-f", str(tmp_path / "doc.txt"), "as with Ollama")
+    call(f"run -m m -f {tmp_path / 'doc.txt'} -p", "a question")
+    call("run -m m -", stdin="piped\n")
+    call(f"run -m m -f {tmp_path / 'doc.txt'}", "as with Ollama")
     assert [c["messages"][-1]["content"] for c in fake.calls] == [
         "a text\n\na question",
         "piped",
@@ -260,8 +247,8 @@ def test_run_reads_files_and_standard_input(fake, tmp_path):
 
 
 def test_a_prompt_too_long_is_one_line(fake):
-    assert "1001 tokens" in refused(call("run", "-m", "m", "-p", "x " * 1001))
-    assert "1001 tokens" in refused(call("run", "-m", "m", "--json", "-p", "x " * 1001))
+    assert "1001 tokens" in refused(call("run -m m -p", "x " * 1001))
+    assert "1001 tokens" in refused(call("run -m m --json -p", "x " * 1001))
 
 
 @pytest.mark.parametrize(
@@ -288,18 +275,18 @@ def test_more_than_any_context_holds_is_refused(fake, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "DOCUMENT_MAX", 2**20)
     with open(tmp_path / "long", "wb") as file:
         file.truncate(2**21)
-    assert "1 MiB" in refused(call("run", "-m", "m", "-f", str(tmp_path / "long")))
-    assert "1 MiB" in refused(call("run", "-m", "m", "-", stdin="x" * (2**20 + 1)))
-    assert "1 MiB" in call("chat", "-m", "m", stdin="x" * (2**20 + 1) + "\none\n").stderr
+    assert "1 MiB" in refused(call(f"run -m m -f {tmp_path / 'long'}"))
+    assert "1 MiB" in refused(call("run -m m -", stdin="x" * (2**20 + 1)))
+    assert "1 MiB" in call("chat -m m", stdin="x" * (2**20 + 1) + "\none\n").stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
 def test_a_pipe_is_read_where_a_shell_makes_one(fake, tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    assert "pipe" in call("chat", "-m", "m", stdin=f"/file {tmp_path / 'pipe'}\n").stderr
+    assert "pipe" in call("chat -m m", stdin=f"/file {tmp_path / 'pipe'}\n").stderr
     writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=["from a pipe"])
     writer.start()
-    assert call("run", "-m", "m", "-f", str(tmp_path / "pipe")).stdout == "FROM A PIPE\n"
+    assert call(f"run -m m -f {tmp_path / 'pipe'}").stdout == "FROM A PIPE\n"
     writer.join()
 
 
@@ -307,7 +294,7 @@ def test_a_pipe_is_read_where_a_shell_makes_one(fake, tmp_path):
     "line", ["/file ~nouser", "/file " + "a" * 300, "/file \0", "/file /dev/zero"]
 )
 def test_a_file_that_cannot_be_is_one_line(fake, line):
-    result = call("chat", "-m", "m", stdin=f"{line}\none\n")
+    result = call("chat -m m", stdin=f"{line}\none\n")
     assert result.exit_code == 2 and result.stdout == "ONE\n"
     assert "Traceback" not in result.stderr and result.stderr.startswith("edgekv: '")
 
@@ -344,7 +331,7 @@ def test_files_that_are_documents(tmp_path, data):
 
 
 def test_each_piped_line_is_a_turn(fake):
-    result = call("chat", "-m", "m", "-sys", "be brief", stdin="hello there\n\nand again\n")
+    result = call("chat -m m -sys", "be brief", stdin="hello there\n\nand again\n")
     assert result.stdout == "HELLO THERE\nAND AGAIN\n" and result.exit_code == 0
     assert result.stderr.count("tokens seen") == 2 and "\x1b" not in result.stderr
     assert [m["role"] for m in fake.calls[1]["messages"]] == ["system", "user", "assistant", "user"]
@@ -354,7 +341,7 @@ def test_each_piped_line_is_a_turn(fake):
 def test_a_file_goes_in_front_of_the_next_message(fake, tmp_path):
     doc = tmp_path / "my notes.txt"
     doc.write_text("some notes")
-    result = call("chat", "-m", "m", stdin=f"/file {doc}\nwhat\n/file '{doc}' and now\n")
+    result = call("chat -m m", stdin=f"/file {doc}\nwhat\n/file '{doc}' and now\n")
     assert [c["messages"][-1]["content"] for c in fake.calls] == [
         with_document("some notes", "what"),
         with_document("some notes", "and now"),
@@ -365,7 +352,7 @@ def test_a_file_goes_in_front_of_the_next_message(fake, tmp_path):
 def test_documents_that_wait_are_listed_and_dropped(fake, tmp_path):
     doc = tmp_path / "doc"
     doc.write_text("some notes")
-    result = call("chat", "-m", "m", stdin=f"/file\n/file {doc}\n/file\n/file -\n/file\none\n")
+    result = call("chat -m m", stdin=f"/file\n/file {doc}\n/file\n/file -\n/file\none\n")
     lines = [line for line in result.stderr.splitlines() if "tokens seen" not in line]
     assert lines == [
         "no file in front of your next message",
@@ -381,16 +368,16 @@ def test_documents_that_wait_are_listed_and_dropped(fake, tmp_path):
 def test_a_chat_that_ends_says_which_documents_nobody_read(fake, tmp_path, end):
     doc = tmp_path / "doc"
     doc.write_text("some notes")
-    result = call("chat", "-m", "m", stdin=f"one\n/file {doc}\n{end}")
+    result = call("chat -m m", stdin=f"one\n/file {doc}\n{end}")
     last = f"edgekv: no message followed, so this was not read: {doc} (2 tokens)"
     assert result.stderr.splitlines()[-1] == last
-    assert "not read" not in call("chat", "-m", "m", stdin=f"/file {doc} one\n{end}").stderr
+    assert "not read" not in call("chat -m m", stdin=f"/file {doc} one\n{end}").stderr
 
 
 def test_a_refused_turn_says_which_documents_wait(fake, tmp_path):
     doc = tmp_path / "doc"
     doc.write_text("some notes")
-    result = call("chat", "-m", "m", stdin=f"/file {doc}\n{'word ' * 1000}\ntwo\n")
+    result = call("chat -m m", stdin=f"/file {doc}\n{'word ' * 1000}\ntwo\n")
     assert f"your next message begins with {doc} (2 tokens): '/file -' drops that" in result.stderr
     assert fake.calls[-1]["messages"][-1]["content"] == with_document("some notes", "two")
 
@@ -398,10 +385,7 @@ def test_a_refused_turn_says_which_documents_wait(fake, tmp_path):
 def test_a_reply_is_written_anew(fake, tmp_path):
     (tmp_path / "doc").write_text("some notes")
     result = call(
-        "chat",
-        "-m",
-        "m",
-        stdin=f"/regen\none\n/file {tmp_path / 'doc'} what\n/regen\n/regen\nlast\n",
+        "chat -m m", stdin=f"/regen\none\n/file {tmp_path / 'doc'} what\n/regen\n/regen\nlast\n"
     )
     assert "no reply" in result.stderr and result.stdout.count("SOME NOTES WHAT\n") == 3
     assert [m["content"] for m in fake.calls[-1]["messages"]] == [
@@ -420,15 +404,15 @@ def test_a_reply_is_written_anew(fake, tmp_path):
 
 def test_the_speed_of_reading_is_left_out_for_a_few_tokens(fake):
     """Such as the one that is read again for another reply: its time is that of anything else."""
-    result = call("chat", "-m", "m", stdin=f"{'word ' * 15}\n{'word ' * 15}\n/regen\n")
+    result = call("chat -m m", stdin=f"{'word ' * 15}\n{'word ' * 15}\n/regen\n")
     with_speed = ["read " in line for line in result.stderr.splitlines() if "wrote" in line]
     assert with_speed == [False, True, True]  # this model reads everything again
 
 
 def test_a_conversation_with_a_document_is_saved_and_loaded(fake, tmp_path):
     (tmp_path / "doc").write_text("some notes")
-    call("chat", "-m", "m", stdin=f"/file {tmp_path / 'doc'} what\n/save {tmp_path / 'talk'}\n")
-    call("chat", "-m", "m", stdin=f"/load {tmp_path / 'talk'}\nlast\n")
+    call("chat -m m", stdin=f"/file {tmp_path / 'doc'} what\n/save {tmp_path / 'talk'}\n")
+    call("chat -m m", stdin=f"/load {tmp_path / 'talk'}\nlast\n")
     assert [m["content"] for m in fake.calls[-1]["messages"]] == [
         with_document("some notes", "what"),
         "SOME NOTES WHAT",
@@ -438,7 +422,7 @@ def test_a_conversation_with_a_document_is_saved_and_loaded(fake, tmp_path):
 
 def test_several_lines_between_triple_quotes_are_one_message(fake):
     lines = '"""one\n\n  two\nthree"""\n"""four"""\nfive """\n"""\n/six\n'
-    call("chat", "-m", "m", stdin=lines)
+    call("chat -m m", stdin=lines)
     assert [c["messages"][-1]["content"] for c in fake.calls] == [
         "one\n\n  two\nthree",
         "four",
@@ -451,22 +435,20 @@ def test_a_model_without_a_template_continues_text(fake, tmp_path):
     del fake.metadata["tokenizer.chat_template"]
     (tmp_path / "doc").write_text("some notes")
     result = call(
-        "chat", "-m", "m", "-sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n"
+        "chat -m m -sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n"
     )
-    assert (
-        result.stderr.count("a base model") == 1
-        and "it continues text" in result.stderr.splitlines()[0]
-    )
+    assert result.stderr.count("a base model") == 1
+    assert "it continues text" in result.stderr.splitlines()[0]
     first = "be brief\nhello there"
     assert [c["prompt"] for c in fake.calls] == [
         first,
         first + "BE BRIEF HELLO THERE\nsome notes\n\nand",
     ]
     for mode in ([], ["--json"]):
-        result = call("run", "-m", "m", "-sys", "be brief", "-p", "a b", *mode)
+        result = call("run -m m -sys", "be brief", "-p", "a b", *mode)
         assert fake.calls[-1]["prompt"] == "be brief\na b" and "A B" in result.stdout
         assert result.stderr.count("a base model") == 1
-    assert "base model" not in call("run", "-m", "m", "-p", "a b", "--raw").stderr
+    assert "base model" not in call("run -m m -p", "a b", "--raw").stderr
 
 
 def test_a_broken_template_is_said_at_once(fake):
@@ -474,7 +456,7 @@ def test_a_broken_template_is_said_at_once(fake):
     fake.template_error = "unexpected end"
     for args in (["chat"], ["run", "-p", "x"]):
         assert "unexpected end" in refused(call(*args, "-m", "m"))
-    assert call("run", "-m", "m", "--raw", "-p", "x").stdout == "X\n"
+    assert call("run -m m --raw -p x").stdout == "X\n"
 
 
 def test_what_goes_wrong_inside_a_template_is_one_line(fake):
@@ -486,9 +468,9 @@ def test_what_goes_wrong_inside_a_template_is_one_line(fake):
     )
     exec(broken, names := {})
     fake.create_chat_completion = names["render"]
-    assert "can only concatenate" in refused(call("run", "-m", "m", "-p", "x"))
+    assert "can only concatenate" in refused(call("run -m m -p x"))
     fake.create_chat_completion = create_chat_completion
-    assert isinstance(call("run", "-m", "m", "-p", "x").exception, TypeError)
+    assert isinstance(call("run -m m -p x").exception, TypeError)
 
 
 def test_a_context_beyond_the_trained_one_is_said(fake):
@@ -503,9 +485,9 @@ def test_a_context_beyond_the_trained_one_is_said(fake):
 def test_no_advice_of_a_context_beyond_the_trained_one(fake, tmp_path):
     (tmp_path / "doc").write_text("word " * 1000)
     lines = f"{'word ' * 1001}\n/file {tmp_path / 'doc'}\n"
-    assert "larger -c" not in call("chat", "-m", "m", stdin=lines).stderr
+    assert "larger -c" not in call("chat -m m", stdin=lines).stderr
     fake.metadata["fake.context_length"] = "2000"
-    assert call("chat", "-m", "m", stdin=lines).stderr.count("or start with a larger -c") == 2
+    assert call("chat -m m", stdin=lines).stderr.count("or start with a larger -c") == 2
 
 
 THINKS = "{{ messages }} ... split('</think>') ... "
@@ -549,31 +531,31 @@ def test_thoughts_are_given_to_a_template_as_it_wants_them(
         return ({"choices": [{"delta": {"content": c}, "finish_reason": None}]} for c in reply)
 
     monkeypatch.setattr(fake, "create_chat_completion", create_chat_completion)
-    result = call("chat", "-m", "m", stdin="one\ntwo\n")
+    result = call("chat -m m", stdin="one\ntwo\n")
     assert result.stdout == f"{reply}\n{reply}\n"
     assert calls[1][1] == {"role": "assistant", **given}
 
 
 def test_a_ratio_in_the_chat_makes_the_profile_that_it_needs(fake):
-    result = call("chat", "-m", "m", stdin="/ratio 0.2\n/ratio 1\n")
+    result = call("chat -m m", stdin="/ratio 0.2\n/ratio 1\n")
     assert fake.learned == [0.2]
     assert "20 % of the memory from the next prompt on; method snapkv" in result.stderr
 
 
 def test_checkpoints_are_shown_and_can_be_switched_off(fake):
     fake.n_bytes_checkpoints = 3 * 2**20
-    assert "3.0 MiB more" in call("chat", "-m", "m", stdin="/stats\n").stderr
+    assert "3.0 MiB more" in call("chat -m m", stdin="/stats\n").stderr
     assert fake.options.kv.checkpoints
-    call("run", "-m", "m", "-p", "x", "--no-kv-checkpoints")
+    call("run -m m -p x --no-kv-checkpoints")
     assert not fake.options.kv.checkpoints
 
 
 def test_a_limit_says_what_is_reserved_and_for_what(fake):
     fake.n_bytes_limit, fake.n_bytes_reserved = 2**20, 2**18
     said = "limit 1.0 MiB: 0.8 for kept tokens, 0.2 reserved for new tokens and sliding windows"
-    assert said in call("run", "-m", "m", "-p", "x").stderr
-    assert said.removeprefix("limit ") in call("chat", "-m", "m", stdin="/stats\n").stderr
-    record = json.loads(call("run", "-m", "m", "-p", "x", "--json").stdout)
+    assert said in call("run -m m -p x").stderr
+    assert said.removeprefix("limit ") in call("chat -m m", stdin="/stats\n").stderr
+    record = json.loads(call("run -m m -p x --json").stdout)
     assert (record["kv_bytes_limit"], record["kv_bytes_reserved"]) == (2**20, 2**18)
 
 
@@ -599,7 +581,7 @@ def test_the_banner_says_why_a_cache_is_not_compressed(options_of):
 @pytest.fixture
 def options_of(fake):
     """Makes engine options; of the cache's these differ from the defaults."""
-    call("run", "-m", "m", "-p", "x")
+    call("run -m m -p x")
     return lambda **changes: replace(fake.options, kv=KVConfig(**changes))
 
 
@@ -621,7 +603,7 @@ def with_document(text: str, question: str) -> list[dict[str, str]]:
     ],
 )
 def test_a_refused_line_leaves_the_conversation(fake, line):
-    result = call("chat", "-m", "m", stdin=f"one\n{line}\ntwo\n")
+    result = call("chat -m m", stdin=f"one\n{line}\ntwo\n")
     assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n"
     errors = [e for e in result.stderr.splitlines() if e.startswith("edgekv: ")]
     assert len(errors) == 1
@@ -634,9 +616,7 @@ def test_a_refused_line_leaves_the_conversation(fake, line):
 def test_a_document_that_does_not_fit_is_gone_with_its_question(fake, tmp_path, n_words, says):
     (tmp_path / "doc").write_text("word " * n_words)
     result = call(
-        "chat",
-        "-m",
-        "m",
+        "chat -m m",
         stdin=(
             f"one\n/file {tmp_path / 'doc'} with eleven words behind it so that it is too"
             " much\ntwo\n"
@@ -648,9 +628,9 @@ def test_a_document_that_does_not_fit_is_gone_with_its_question(fake, tmp_path, 
 
 def test_save_and_load(fake, tmp_path):
     path = tmp_path / "talk"
-    call("chat", "-m", "m", stdin=f"one\n/save {path}\n")
+    call("chat -m m", stdin=f"one\n/save {path}\n")
     fake.seen = []
-    result = call("chat", "-m", "m", stdin=f"/load {path}\ntwo\n")
+    result = call("chat -m m", stdin=f"/load {path}\ntwo\n")
     assert "2 messages, 2 tokens; the last ones:\n> one\nONE\n" in result.stderr
     assert [m["content"] for m in fake.calls[-1]["messages"]] == ["one", "ONE", "two"]
     assert [p.name for p in tmp_path.iterdir()] == ["talk"]
@@ -687,7 +667,7 @@ MESSAGES = [
 def test_damaged_messages_are_one_line_and_the_chat_goes_on(fake, tmp_path, note):
     other = FakeLlama()
     other.kv_save(str(tmp_path / "talk"), note)
-    result = call("chat", "-m", "m", stdin=f"one\n/load {tmp_path / 'talk'}\ntwo\n")
+    result = call("chat -m m", stdin=f"one\n/load {tmp_path / 'talk'}\ntwo\n")
     assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n"
     assert result.stderr.count("edgekv: ") == 1
     assert [m["content"] for m in fake.calls[-1]["messages"]] == ["one", "ONE", "two"]
@@ -710,7 +690,7 @@ def test_a_loaded_chat_shows_its_last_turn_in_short(fake, tmp_path):
             ]
         },
     )
-    shown = call("chat", "-m", "m", stdin=f"/load {path}\n").stderr
+    shown = call("chat -m m", stdin=f"/load {path}\n").stderr
     assert "> and what[2J?\nword word" in shown and "early" not in shown
     assert "a document" not in shown and "\x1b" not in shown and len(shown) < 800
 
@@ -724,7 +704,7 @@ def test_names_that_cannot_be_are_one_line(fake, tmp_path, monkeypatch, what, na
     monkeypatch.chdir(tmp_path)
     Path("report.txt").write_text("the only copy")
     os.mkfifo("pipe")
-    result = call("chat", "-m", "m", stdin=f"one\n/{what} {name}\ntwo\n")
+    result = call("chat -m m", stdin=f"one\n/{what} {name}\ntwo\n")
     assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n"
     assert result.stderr.count("edgekv: ") == 1
     assert {p.name for p in tmp_path.iterdir()} == {"report.txt", "pipe"}
@@ -733,7 +713,7 @@ def test_names_that_cannot_be_are_one_line(fake, tmp_path, monkeypatch, what, na
 
 def test_commands_of_a_chat(fake):
     lines = "/help\none two\n/stats\n/ratio 0.5\n/system be kind\n/reset\nthree\n/quit\nfour\n"
-    result = call("chat", "-m", "m", stdin=lines)
+    result = call("chat -m m", stdin=lines)
     assert result.exit_code == 0 and result.stdout == "ONE TWO\nTHREE\n"
     assert (
         "50 % of the memory from the next prompt on: 0.0 of 0.0 MiB, 2 of the 4 tokens seen would"
@@ -748,12 +728,11 @@ def test_commands_of_a_chat(fake):
 def test_commands_as_llama_cpp_and_ollama_call_them(fake, tmp_path, leave, forget):
     (tmp_path / "doc").write_text("a text")
     result = call(
-        "chat", "-m", "m", stdin=f"one\n{forget}\n/read {tmp_path / 'doc'}\ntwo\n{leave}\nthree\n"
+        "chat -m m", stdin=f"one\n{forget}\n/read {tmp_path / 'doc'}\ntwo\n{leave}\nthree\n"
     )
-    assert result.exit_code == 0 and [m["content"] for m in fake.calls[-1]["messages"]] == [
-        with_document("a text", "two")
-    ]
-    assert all(name in call("chat", "-m", "m", stdin="/?\n").stderr for name in slash.ALIASES)
+    assert result.exit_code == 0
+    assert [m["content"] for m in fake.calls[-1]["messages"]] == [with_document("a text", "two")]
+    assert all(name in call("chat -m m", stdin="/?\n").stderr for name in slash.ALIASES)
 
 
 def test_a_full_context_is_said(fake, monkeypatch):
@@ -765,15 +744,15 @@ def test_a_full_context_is_said(fake, monkeypatch):
             {"choices": [{"delta": delta, "finish_reason": reason}]} for delta, reason in chunks
         ),
     )
-    assert "/reset" in call("chat", "-m", "m", stdin="one\n").stderr
-    assert "/reset" not in call("chat", "-m", "m", "-n", "1", stdin="one\n").stderr
+    assert "/reset" in call("chat -m m", stdin="one\n").stderr
+    assert "/reset" not in call("chat -m m -n 1", stdin="one\n").stderr
 
 
 def test_a_template_that_refuses_is_one_line(fake):
     fake.create_chat_completion = lambda **_: (_ for _ in ()).throw(
         ValueError("System role\nnot supported")
     )
-    assert "System role not supported" in refused(call("chat", "-m", "m", stdin="one\n"))
+    assert "System role not supported" in refused(call("chat -m m", stdin="one\n"))
 
 
 def wrapped(pieces: list[str], columns: int) -> str:
@@ -1062,13 +1041,11 @@ def test_info(monkeypatch):
     monkeypatch.setattr(
         load, "cache_types", lambda: {"f16": (1, 1, 2), "q8_0": (8, 32, 34), "odd": (0, 48, 5)}
     )
-    plain = call("info", "-m", "m.gguf")
-    assert (
-        plain.exit_code == 0
-        and "512.0 of 1,024.0 MiB free" in plain.stdout
-        and "1,536 bytes per token" in plain.stdout
-    )
-    record = json.loads(call("info", "-m", "m.gguf", "--json").stdout)
+    plain = call("info -m m.gguf")
+    assert plain.exit_code == 0
+    assert "512.0 of 1,024.0 MiB free" in plain.stdout
+    assert "1,536 bytes per token" in plain.stdout
+    record = json.loads(call("info -m m.gguf --json").stdout)
     assert record["model"]["kv_bytes_per_token"] == {"f16": 1536, "q8_0": 816, "odd": None}
     assert json.loads(call("info", "--json").stdout)["model"] is None
 

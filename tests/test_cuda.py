@@ -19,25 +19,14 @@ from tests import cublas
 from tests.lib import ROOT
 
 KERNELS = ROOT / "native" / "src" / "cuda"
-SOURCES = (
-    "edgekv-attend.cu",
-    "edgekv-score.cu",
-    "edgekv-predict.cu",
-    "edgekv-evict.cu",
-    "edgekv-merge.cu",
-)
+SOURCES = """
+    edgekv-attend.cu edgekv-score.cu edgekv-predict.cu edgekv-evict.cu edgekv-merge.cu
+""".split()
 ARCHITECTURES = (75, 80, 86, 89, 90, 120)
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-use_fast_math",
-    "-Werror",
-    "all-warnings",
-    "-Xcompiler",
-    "-Wall,-Wextra,-Wmissing-declarations,-Werror",
-    "-Xptxas",
-    "-v",
-)
+FLAGS = """
+    -std=c++17 -O3 -use_fast_math -Werror all-warnings -Xcompiler
+    -Wall,-Wextra,-Wmissing-declarations,-Werror -Xptxas -v
+""".split()
 
 
 def upstream() -> Path:

@@ -5,6 +5,7 @@ that f16 would take.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ MORE = 64 / 34
 """Bytes of 32 values in f16 and in q8_0."""
 
 
-def auto(path: Any, **options: Any) -> Llama:
-    """The default method, with no cache type named unless `options` do."""
-    return Llama(
+def auto(path: Any, after: Sequence[int] = (), **options: Any) -> Llama:
+    """The default method, with no cache type named unless `options` do. after: tokens that it has
+    read."""
+    llm = Llama(
         str(path),
         **{
             **SHARED,
@@ -38,6 +40,9 @@ def auto(path: Any, **options: Any) -> Llama:
             **options,
         },
     )
+    if after:
+        llm.eval(list(after))
+    return llm
 
 
 def types(llm: Llama) -> tuple[int, int]:
@@ -47,12 +52,9 @@ def types(llm: Llama) -> tuple[int, int]:
 @pytest.mark.parametrize("ratio", [0.2, 0.5])
 @pytest.mark.parametrize("model", ["llama-gqa", "llama-mha", "llama-d128", "qwen3"])
 def test_more_rows_stay_in_the_bytes_that_were_asked_for(tiny, text, model, ratio):
-    llm = auto(tiny(model), kv_ratio=ratio)
-    llm.eval(list(text(N_PROMPT)))
-    stats, in_f16 = (
-        llm.kv_stats(),
-        auto(tiny(model), type_k=TYPES["f16"], type_v=TYPES["f16"], kv_ratio=ratio),
-    )
+    llm = auto(tiny(model), kv_ratio=ratio, after=text(N_PROMPT))
+    stats = llm.kv_stats()
+    in_f16 = auto(tiny(model), type_k=TYPES["f16"], type_v=TYPES["f16"], kv_ratio=ratio)
     in_f16.eval(list(text(N_PROMPT)))
     assert (stats.type_k, stats.type_v, stats.ratio, stats.per_f16) == (
         "q8_0",
@@ -71,27 +73,21 @@ def test_more_rows_stay_in_the_bytes_that_were_asked_for(tiny, text, model, rati
 
 
 def test_it_is_the_q8_0_cache_with_as_many_rows(tiny, text, nmse):
-    one, other = (
-        auto(tiny("llama-gqa")),
-        auto(tiny("llama-gqa"), type_k=TYPES["q8_0"], type_v=TYPES["q8_0"], kv_ratio=RATIO),
-    )
+    one = auto(tiny("llama-gqa"))
+    other = auto(tiny("llama-gqa"), type_k=TYPES["q8_0"], type_v=TYPES["q8_0"], kv_ratio=RATIO)
     for llm in (one, other):
         llm.eval(list(text(N_PROMPT)))
     assert np.array_equal(one.kv_stats().kept, other.kv_stats().kept)
-    assert (
-        np.array_equal(logits(one), logits(other))
-        and nmse(feed(one, text(4, seed=1)), feed(other, text(4, seed=1))) == 0
-    )
+    assert np.array_equal(logits(one), logits(other))
+    assert nmse(feed(one, text(4, seed=1)), feed(other, text(4, seed=1))) == 0
 
 
 def test_layers_with_a_window_are_counted_by_their_own_rows(tiny, text):
-    llm = auto(tiny("gemma3"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("gemma3"), after=text(N_PROMPT))
     stats = llm.kv_stats()
     assert stats.n_kept == int(RATIO * MORE * N_PROMPT)
-    assert stats.n_bytes_full == 2 * 2 * 64 * (
-        2 * N_PROMPT + 2 * 64
-    )  # K and V of one head in f16; half of the layers see 64 tokens
+    # K and V of one head in f16; half of the layers see 64 tokens
+    assert stats.n_bytes_full == 2 * 2 * 64 * (2 * N_PROMPT + 2 * 64)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +103,7 @@ def test_layers_with_a_window_are_counted_by_their_own_rows(tiny, text):
     ],
 )
 def test_what_the_user_names_is_taken_at_its_word(tiny, text, options):
-    llm = auto(tiny("llama-gqa"), **options)
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT), **options)
     stats = llm.kv_stats()
     assert types(llm) == (options.get("type_k", 1), options.get("type_v", 1))
     bytes_ratio = n_kept(RATIO, N_PROMPT, f"{stats.type_k},{stats.type_v}")
@@ -118,22 +113,18 @@ def test_what_the_user_names_is_taken_at_its_word(tiny, text, options):
 
 
 def test_a_share_above_what_q8_0_takes_keeps_every_row(tiny, text):
-    llm = auto(tiny("llama-gqa"), kv_ratio=0.7)
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), kv_ratio=0.7, after=text(N_PROMPT))
     stats = llm.kv_stats()
-    assert stats.n_kept == N_PROMPT and stats.n_bytes == pytest.approx(
-        stats.n_bytes_full / MORE, rel=1e-3
-    )
+    assert stats.n_kept == N_PROMPT
+    assert stats.n_bytes == pytest.approx(stats.n_bytes_full / MORE, rel=1e-3)
 
 
 def test_heads_that_do_not_fill_a_block_stay_in_f16():
     shape = {"mode": "layers", "d_head_k": 64, "d_head_v": 128}
-    assert (
-        fits(shape)
-        and not fits(shape | {"d_head_k": 80})
-        and not fits(shape | {"d_head_v": 8})
-        and not fits(shape | {"mode": "uncompressed"})
-    )
+    assert fits(shape)
+    assert not fits(shape | {"d_head_k": 80})
+    assert not fits(shape | {"d_head_v": 8})
+    assert not fits(shape | {"mode": "uncompressed"})
 
 
 def test_a_model_without_such_a_cache_is_loaded_as_ever(tmp_path):
@@ -144,8 +135,7 @@ def test_a_model_without_such_a_cache_is_loaded_as_ever(tmp_path):
 
 def test_a_limit_in_bytes_holds_more_rows_and_the_ratio_is_of_bytes(tiny, text):
     limit = 300 * 1024
-    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32)
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32, after=text(N_PROMPT))
     in_f16 = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32, type_k=1, type_v=1)
     in_f16.eval(list(text(N_PROMPT)))
     stats = llm.kv_stats()
@@ -154,8 +144,7 @@ def test_a_limit_in_bytes_holds_more_rows_and_the_ratio_is_of_bytes(tiny, text):
 
 
 def test_a_ratio_that_is_set_later_picks_too_and_stays_with_the_cache(tiny, text):
-    llm = auto(tiny("llama-gqa"), kv_ratio=1.0)
-    llm.eval(list(text(50)))
+    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, after=text(50))
     llm.kv_set(ratio=0.3)
     assert types(llm) == (8, 8)
     for ratio, rows in (
@@ -177,8 +166,7 @@ def test_a_copy_picks_for_itself(tiny, text):
 
 
 def test_a_saved_conversation_comes_back(tiny, text, tmp_path):
-    llm = auto(tiny("llama-gqa"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT))
     llm.kv_save(str(tmp_path / "talk"))
     again = auto(tiny("llama-gqa"))
     again.kv_load(str(tmp_path / "talk"))
@@ -201,14 +189,12 @@ def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, te
         stats = reader.compress(name, 1.0 if name == "full" else RATIO, kind)
         assert int(stats.n_kept) == rows and stats.type_k == kind
         if name == "auto":
-            assert np.array_equal(stats.kept, one.kv_stats().kept) and np.allclose(
-                next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4
-            )
+            assert np.array_equal(stats.kept, one.kv_stats().kept)
+            assert np.allclose(next(reader.predict([5]))[-1], feed(one, [5])[-1], atol=1e-4)
 
 
 def test_what_is_printed_says_type_and_rows(tiny, text):
-    llm = auto(tiny("llama-gqa"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT))
     stats, plain = llm.kv_stats(), auto(tiny("llama-gqa"), type_k=8, type_v=8)
     line = "600 tokens seen; KV 20 % of the memory: 0.2 of 0.9 MiB; 38 % of the tokens, as q8_0"
     assert report.cache_line(stats) == line
@@ -218,8 +204,7 @@ def test_what_is_printed_says_type_and_rows(tiny, text):
 
 
 def test_the_chat_says_how_many_rows_a_ratio_would_leave(tiny, text, capsys):
-    llm = auto(tiny("llama-gqa"))
-    llm.eval(list(text(N_PROMPT)))
+    llm = auto(tiny("llama-gqa"), after=text(N_PROMPT))
     slash.ratio(Conversation(llm, {}), "0.1")
     assert (
         "10 % of the memory from the next prompt on: 0.1 of 0.9 MiB, 112 of the 600 tokens seen"
@@ -237,8 +222,7 @@ def test_a_plan_has_the_bytes_of_what_is_picked(tiny, text):
         )
         whole, point = (planner.point(1280, ratio, PICKED, "auto") for ratio in (1.0, RATIO))
         assert [p.type_k for p in planner.row(1280)] == ["f16", "q4_0"]
-    llm = auto(tiny("llama-gqa"), n_ctx=1280)
-    llm.eval(list(text(1280)))
+    llm = auto(tiny("llama-gqa"), n_ctx=1280, after=text(1280))
     stats = llm.kv_stats()
     assert (point.type_k, point.n_kept, point.kv, point.kv_full) == (
         "q8_0",

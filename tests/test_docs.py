@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -80,16 +80,26 @@ def test_pages_for_newcomers_stay_short(page, most):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
 
 
-def test_the_pictures_data_are_those_of_its_page():
-    results = ROOT / "docs" / "results"
-    data = json.loads((results / "data" / "context.json").read_text(encoding="utf-8"))
-    page = (results / "long.md").read_text(encoding="utf-8")
-    assert data["command"] in page and len(data["rows"]) == 12
-    for row in data["rows"]:
-        speeds = f"{row['read_tokens_per_s']:.1f} | {row['write_tokens_per_s']:.2f} "
-        start = f"| {row['n_ctx']:,} | {row['cache']} | {speeds}"
-        lines = [line for line in page.splitlines() if line.startswith(start)]
-        assert lines and f"| {row['process_peak_mib']} " in lines[0], row
+RESULTS = ROOT / "docs" / "results"
+
+
+@pytest.mark.parametrize("page", sorted(path.stem for path in RESULTS.glob("data/*.json")))
+def test_tables_of_results_are_what_the_data_give(page):
+    make = runpy.run_path(str(RESULTS / "make.py"))
+    text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
+    assert text == make["updated"](page), "run: python docs/results/make.py"
+    data = make["data_of"](page)
+    marks = re.findall(r"<!-- table: (\S+) -->", text)
+    assert marks == list(data["tables"]) and text.count("\n| ---") == len(marks)
+    for table in data["tables"].values():
+        assert {"date", "commit", "machine", "command"} <= {**data, **table}.keys()
+    for picture in data.get("pictures", {}):
+        assert f"({picture}.png)" in text and (RESULTS / f"{picture}.png").exists()
+
+
+def test_no_page_of_results_has_a_table_without_data():
+    pages = {path.stem for path in RESULTS.glob("*.md")}
+    assert pages - {path.stem for path in RESULTS.glob("data/*.json")} == {"index"}
 
 
 def test_the_patches_are_described():

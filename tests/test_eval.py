@@ -7,7 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +23,7 @@ from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample,
 from edgekv.eval.tasks import TASKS
 from edgekv.profiles import identify
 from tests import models
+from tests.cli import typed
 from tests.engine import feed, load
 
 GRID = [Row("full", 1.0), Row("snapkv", 0.5), Row("snapkv", 0.2)]
@@ -35,9 +36,7 @@ class FakeLlama:
     """
 
     ctx: int = 2000
-
-    def __post_init__(self) -> None:
-        self.metadata: dict[str, str] = {}
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def n_ctx(self) -> int:
         return self.ctx
@@ -155,10 +154,8 @@ def test_full_comes_once_and_random_is_always_there():
 
     assert rows(["full", "snapkv"], [1, 0.2]) == [("full", 1.0), ("random", 0.2), ("snapkv", 0.2)]
     assert rows(["snapkv", "random"], [0.5]) == [("full", 1.0), ("random", 0.5), ("snapkv", 0.5)]
-    assert rows(["full"], [0.5]) == [("full", 1.0)] and rows(["random"], [0.5]) == [
-        ("full", 1.0),
-        ("random", 0.5),
-    ]
+    assert rows(["full"], [0.5]) == [("full", 1.0)]
+    assert rows(["random"], [0.5]) == [("full", 1.0), ("random", 0.5)]
 
 
 def test_rows_of_a_cache_type_follow_each_other_each_with_random_ones():
@@ -463,12 +460,10 @@ def test_cells_are_means_by_length_and_depth():
         for score, length, depth in ((1, 300, 0.1), (0, 300, 0.2), (1, 600, 1))
     ]
     cells = plot.cells(outcomes, [300, 600], 4, SCORE[0])
-    assert (
-        cells.shape == (4, 2)
-        and cells[0, 0] == 0.5
-        and cells[3, 1] == 1
-        and np.isnan(cells).sum() == 6
-    )
+    assert cells.shape == (4, 2)
+    assert cells[0, 0] == 0.5
+    assert cells[3, 1] == 1
+    assert np.isnan(cells).sum() == 6
 
 
 @pytest.mark.parametrize(
@@ -494,13 +489,11 @@ def test_pictures_are_png_files(tmp_path, heat):
         table.Table(task, "aware", outcomes, ["a model", "a machine", "a day"]),
         str(tmp_path / "p.png"),
     )
-    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG" and [
-        p.name for p in tmp_path.iterdir()
-    ] == ["p.png"]
+    assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
+    assert [p.name for p in tmp_path.iterdir()] == ["p.png"]
     figure = (plot.heat_map if heat else plot.curves)(table.Table(task, "aware", outcomes))
-    assert len([axes for axes in figure.axes if axes.get_visible()]) == (
-        4 if heat else 1
-    )  # a map for each row and the colour bar
+    # a map for each row and the colour bar
+    assert len([axes for axes in figure.axes if axes.get_visible()]) == (4 if heat else 1)
 
 
 def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
@@ -508,14 +501,11 @@ def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
     made = table.Table(TASK, "aware", two_rows().outcomes, ["a model", "a machine", "2026-01-02"])
     figure = plot.curves(made)
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["20 %"] and len(
-        axes.get_xticks(minor=True)
-    ) == 0
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["20 %"]
+    assert len(axes.get_xticks(minor=True)) == 0
     assert any("a model · a machine · 2026-01-02" in text.get_text() for text in figure.texts)
-    assert axes.get_legend() is None and [x.get_text() for x in figure.legends[0].get_texts()] == [
-        "full f16",
-        "snapkv f16",
-    ]
+    assert axes.get_legend() is None
+    assert [x.get_text() for x in figure.legends[0].get_texts()] == ["full f16", "snapkv f16"]
 
 
 # ---- the commands
@@ -529,9 +519,13 @@ def run(monkeypatch):
         lambda path: {"mode": "layers", "d_head_k": 64, "d_head_v": 64},
     )
     monkeypatch.setattr("edgekv.eval.reader.Reader", FakeReader)
-    return lambda *words: CliRunner().invoke(
-        command.command, [words[0], "-m", "x.gguf", *words[1:]], catch_exceptions=False
-    )
+
+    def run(line: str, *words: str):
+        task, *given = [*line.split(), *words]
+        words = [task, "-m", "x.gguf", *given]
+        return CliRunner().invoke(command.command, words, catch_exceptions=False)
+
+    return run
 
 
 def test_the_table_of_a_task(run):
@@ -573,11 +567,8 @@ def test_cache_types_are_those_that_were_named_or_a_chats(run, words, kept):
     found = rows_of(
         run("needle", "-n", "1", "--lengths", "200", "-o", "json", "--full", "q8_0", *words)
     )
-    assert [kind for method, kind, _ in found if method != "full"] == [kept, kept] and (
-        "full",
-        "q8_0",
-        1,
-    ) in found
+    assert [kind for method, kind, _ in found if method != "full"] == [kept, kept]
+    assert ("full", "q8_0", 1) in found
 
 
 def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(run, monkeypatch):
@@ -595,51 +586,21 @@ def test_types_that_a_models_heads_cannot_have_are_not_among_the_default_rows(ru
 def test_every_prediction_is_a_line_and_may_go_to_a_file(run, tmp_path):
     name = tmp_path / "all.jsonl"
     found = run(
-        "ruler",
-        "-n",
-        "2",
-        "--lengths",
-        "700",
-        "--families",
-        "single,variables",
-        "--methods",
-        "streaming,snapkv",
-        "--full",
-        "f16",
-        "--ratios",
-        "0.5",
-        "-o",
-        "jsonl",
-        "--predictions",
-        str(name),
+        "ruler -n 2 --lengths 700 --families single,variables --methods streaming,snapkv "
+        f"--full f16 --ratios 0.5 -o jsonl --predictions {name}"
     )
     assert found.stdout == name.read_text() and not name.with_name("all.jsonl.partial").exists()
     records = [json.loads(line) for line in found.stdout.splitlines()]
-    assert (
-        len(records) == 2 * 2 * 4
-        and {r["family"] for r in records} == {"single", "variables"}
-        and {r["setting"] for r in records} == {"aware"}
-    )
+    assert len(records) == 2 * 2 * 4
+    assert {r["family"] for r in records} == {"single", "variables"}
+    assert {r["setting"] for r in records} == {"aware"}
 
 
 def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch):
-    words = [
-        "needle",
-        "-m",
-        "x",
-        "-n",
-        "4",
-        "--lengths",
-        "200",
-        "--ratios",
-        "0.5,0.2,0.1",
-        "--methods",
-        "streaming,snapkv",
-        "--full",
-        "f16",
-        "--predictions",
-        str(tmp_path / "p"),
-    ]
+    line = (
+        "eval needle -m x -n 4 --lengths 200 --ratios 0.5,0.2,0.1 --methods streaming,snapkv "
+        f"--full f16 --predictions {tmp_path / 'p'}"
+    )
     partial, asked = tmp_path / "p.partial", []
 
     def answer(self, rest, n_tokens, stop=""):
@@ -649,14 +610,12 @@ def test_a_stopped_call_goes_on_from_its_predictions(run, tmp_path, monkeypatch)
         return f"{len(asked)} \u2028"
 
     monkeypatch.setattr(FakeReader, "answer", answer)
-    found = CliRunner().invoke(command.command, words)
-    assert found.exit_code == 1 and "goes on" in found.stderr and not (tmp_path / "p").exists()
+    found = typed(line)
+    assert found.exit_code == 130 and "goes on" in found.stderr and not (tmp_path / "p").exists()
     assert len(partial.read_text().split("\n")[:-1]) == 1 + 5
     partial.write_text(partial.read_text()[:-10])  # killed while it wrote
     asked[:] = range(-100, 0)
-    other = CliRunner().invoke(
-        command.command, [*words, "-o", "json"]
-    )  # asked the same, shown another way
+    other = typed(line, "-o", "json")  # asked the same, shown another way
     assert other.exit_code == 0 and len(asked) == 100 + 4 * 10 - 4 and not partial.exists()
     lines = [json.loads(text) for text in (tmp_path / "p").read_text().split("\n")[:-1]]
     assert [line["prediction"] for line in lines[:5]] == [
@@ -725,8 +684,9 @@ def test_tokens_to_predict_count_as_well(run):
 
 def test_lengths_beyond_the_trained_context_name_it(run, monkeypatch):
     trained = {"general.architecture": "llama", "llama.context_length": "2000"}
-    monkeypatch.setattr(FakeLlama, "metadata", trained, raising=False)
-    monkeypatch.setattr(FakeLlama, "__post_init__", lambda self: None, raising=False)
+    monkeypatch.setattr(
+        "edgekv.commands.load.load_llama", lambda options: FakeLlama(metadata=trained)
+    )
     with pytest.raises(BadInput, match="2,000 tokens, as many as this model was trained with"):
         run("needle", "--lengths", "3000")
 
@@ -771,41 +731,14 @@ def measured(run, tiny, tmp_path, monkeypatch) -> tuple[str, Path]:
     """A tiny model and the file of its results, behind a small evaluation."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = str(tiny("llama-gqa"))
-    run(
-        "needle",
-        "-m",
-        model,
-        "-n",
-        "2",
-        "--lengths",
-        "200",
-        "--methods",
-        "snapkv",
-        "--ratios",
-        "0.5",
-        "--setting",
-        "agnostic",
-    )
+    run(f"needle -m {model} -n 2 --lengths 200 --methods snapkv --ratios 0.5 --setting agnostic")
     return model, results.file_of(model)
 
 
 def test_fit_says_what_eval_measured_of_the_model(measured, tiny):
     def quality(name: str, ratio: str) -> str:
-        words = [
-            "fit",
-            "-m",
-            str(tiny(name)),
-            "--memory",
-            "2GiB",
-            "-c",
-            "512",
-            "--json",
-            "--kv-method",
-            "snapkv",
-            "--ratios",
-            ratio,
-        ]
-        return json.loads(CliRunner().invoke(commands.main, words).stdout)["best"]["quality"]
+        line = f"fit -m {tiny(name)} --memory 2GiB -c 512 --json --kv-method snapkv"
+        return json.loads(typed(line, "--ratios", ratio).stdout)["best"]["quality"]
 
     assert (
         quality("llama-gqa", "0.5")

@@ -65,11 +65,9 @@ def test_lengths_of_common_subsequences(a, b):
 @given(WORDS, WORDS)
 def test_the_words_found_are_a_common_subsequence(a, b):
     words = lcs.common(a, b)
-    assert (
-        words <= set(a) & set(b)
-        and bool(words) == bool(set(a) & set(b))
-        and len(words) <= plain_lcs(a, b)
-    )
+    assert words <= set(a) & set(b)
+    assert bool(words) == bool(set(a) & set(b))
+    assert len(words) <= plain_lcs(a, b)
 
 
 @given(
@@ -110,19 +108,15 @@ def test_contains_all_is_the_share_of_references():
 
 
 def test_f1_and_exact_normalise_as_squad_does():
-    assert (
-        score("exact", "The Eiffel Tower!", "eiffel tower") == 1
-        and score("exact", "Eiffel", "eiffel tower") == 0
-    )
+    assert score("exact", "The Eiffel Tower!", "eiffel tower") == 1
+    assert score("exact", "Eiffel", "eiffel tower") == 0
     assert score("f1", "in the Eiffel Tower", "Eiffel Tower") == pytest.approx(
         2 * (2 / 3) * 1 / (2 / 3 + 1)
     )
-    assert score("f1", "no idea", "Paris", "an idea") == pytest.approx(
-        2 * 0.5 * 1 / 1.5
-    )  # the best reference counts
-    assert score("f1", "yes yes yes", "yes") == pytest.approx(
-        2 * (1 / 3) / (1 / 3 + 1)
-    )  # words count as often as they stand there
+    # the best reference counts
+    assert score("f1", "no idea", "Paris", "an idea") == pytest.approx(2 * 0.5 * 1 / 1.5)
+    # words count as often as they stand there
+    assert score("f1", "yes yes yes", "yes") == pytest.approx(2 * (1 / 3) / (1 / 3 + 1))
     assert score("f1", "", "x") == 0
 
 
@@ -130,28 +124,23 @@ def test_classification_shares_the_point_between_the_labels_named():
     classes = ("Person", "Place", "Place and time", "Food")
     assert score("classification", "Type: Food", "Food", classes=classes) == 1
     assert score("classification", "Food or Person", "Food", classes=classes) == 0.5
-    assert (
-        score("classification", "Place and time", "Place and time", classes=classes) == 1
-    )  # 'Place' is a part of it
+    # 'Place' is a part of it
+    assert score("classification", "Place and time", "Place and time", classes=classes) == 1
     assert score("classification", "Place and time", "Place", classes=classes) == 0.5
     assert score("classification", "none", "Food", classes=classes) == 0
 
 
 def test_retrieval_and_count_are_shares_of_the_numbers():
-    assert (
-        score("retrieval", "Paragraph 12", "Paragraph 12") == 1
-        and score("retrieval", "12, 3, 4 or 12", "Paragraph 12") == 0.5
-    )
+    assert score("retrieval", "Paragraph 12", "Paragraph 12") == 1
+    assert score("retrieval", "12, 3, 4 or 12", "Paragraph 12") == 0.5
     assert (
         score("retrieval", "Paragraph 1", "Paragraph 12")
         == score("retrieval", "none", "Paragraph 12")
         == 0
     )
-    assert (
-        score("count", "There are 7", "7") == 1
-        and score("count", "7 of 8", "7") == 0.5
-        and score("count", "", "7") == 0
-    )
+    assert score("count", "There are 7", "7") == 1
+    assert score("count", "7 of 8", "7") == 0.5
+    assert score("count", "", "7") == 0
 
 
 def test_code_takes_the_first_line_that_is_code():
@@ -176,10 +165,8 @@ def test_the_final_number(prediction, right):
 
 
 def test_thousands_separators_and_signs():
-    assert (
-        score("final_number", "#### -1,072", "-1072") == 1
-        and score("final_number", "1072", "1,072") == 1
-    )
+    assert score("final_number", "#### -1,072", "-1072") == 1
+    assert score("final_number", "1072", "1,072") == 1
 
 
 # ---- intervals

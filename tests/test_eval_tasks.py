@@ -92,12 +92,10 @@ def test_odd_numbers_of_samples_are_all_there():
 def test_every_task_is_whole():
     for name in TASKS:
         task = task_of(name)
-        assert (
-            task.name == name
-            and task.title
-            and task.help
-            and set(task.asks) <= {"lengths", "files", "families", "n_next"}
-        )
+        assert task.name == name
+        assert task.title
+        assert task.help
+        assert set(task.asks) <= {"lengths", "files", "families", "n_next"}
 
 
 # ---- the text itself
@@ -106,6 +104,7 @@ def test_every_task_is_whole():
 def test_text_is_varied():
     text = list(islice(sentences(Random(1)), 400))
     assert len(set(text)) == len(text)
+    assert text == [" ".join(sentence.split()) for sentence in text]
     assert not [
         sentence
         for sentence in text
@@ -114,9 +113,8 @@ def test_text_is_varied():
 
 
 def test_names_are_distinct_and_more_than_there_are_nouns():
-    assert len(set(words.NOUNS)) == len(words.NOUNS) and len(set(words.ADJECTIVES)) == len(
-        words.ADJECTIVES
-    )
+    assert len(set(words.NOUNS)) == len(words.NOUNS)
+    assert len(set(words.ADJECTIVES)) == len(words.ADJECTIVES)
     drawn = words.words(Random(0), 2000)
     assert len(set(drawn)) == 2000
 
@@ -240,9 +238,8 @@ def test_common_words_are_the_most_common(n_tokens, often, seldom):
     sample = family("common-words", n_tokens)
     listed = re.findall(r"\d+\. ([\w-]+)", sample.context.rsplit("\n\n", 1)[1])
     counts = {word: listed.count(word) for word in listed}
-    assert {word for word, n in counts.items() if n == often} == set(sample.references) and len(
-        sample.references
-    ) == 10
+    assert {word for word, n in counts.items() if n == often} == set(sample.references)
+    assert len(sample.references) == 10
     assert {n for word, n in counts.items() if word not in sample.references} <= {seldom}
 
 
@@ -252,9 +249,8 @@ def test_frequent_words_are_the_next_behind_the_dots():
     ranked = sorted(set(coded), key=coded.count, reverse=True)
     assert ranked[0] == counting.DOTS and ranked[1:4] == list(sample.references)
     assert coded.count(ranked[3]) > coded.count(ranked[4])
-    assert coded.count(ranked[1]) / coded.count(ranked[0]) == pytest.approx(
-        1 / 4, abs=0.01
-    )  # rank^-2
+    # rank^-2
+    assert coded.count(ranked[1]) / coded.count(ranked[0]) == pytest.approx(1 / 4, abs=0.01)
 
 
 def test_a_family_that_is_not_there_is_named():
@@ -307,7 +303,8 @@ def test_squad_asks_about_one_paragraph_among_others(tmp_path):
     asked = list(
         squad.samples(request(files=[squad_file(tmp_path / "s.json")], n=10, lengths=(150, 300)))
     )
-    assert len(asked) == 10 and asked == list(
+    assert len(asked) == 10
+    assert asked == list(
         squad.samples(request(files=[tmp_path / "s.json"], n=10, lengths=(150, 300)))
     )
     for sample in asked:
@@ -376,11 +373,9 @@ def longbench_file(path, dataset: str, **change):
 def test_longbench_sets_are_asked_in_their_way(tmp_path, dataset):
     (sample,) = longbench.samples(request(files=[longbench_file(tmp_path / "l.jsonl", dataset)]))
     kind = longbench.KINDS[dataset]
-    assert (
-        sample.references == ("me", "I")
-        and sample.metrics == (kind.metric,)
-        and kind.metric in METRICS
-    )
+    assert sample.references == ("me", "I")
+    assert sample.metrics == (kind.metric,)
+    assert kind.metric in METRICS
     assert sample.context.endswith("A long text.") and sample.question.strip()
     assert ("who?" in sample.question) == ("{input}" in kind.question)
 
@@ -394,12 +389,10 @@ def test_longbench_lists_may_be_text(tmp_path):
         length="3",
     )
     (sample,) = longbench.samples(request(files=[path]))
-    assert (
-        sample.references == ("Food",)
-        and sample.classes == ("Food", "Place")
-        and sample.stop == "\n"
-        and not sample.chat
-    )
+    assert sample.references == ("Food",)
+    assert sample.classes == ("Food", "Place")
+    assert sample.stop == "\n"
+    assert not sample.chat
 
 
 def test_n_samples_are_drawn_by_the_seed(tmp_path):
@@ -408,11 +401,9 @@ def test_n_samples_are_drawn_by_the_seed(tmp_path):
         [int(s.references[0]) for s in gsm8k.samples(request(seed, n=10, files=[path]))]
         for seed in (0, 0, 1)
     ]
-    assert (
-        drawn[0] == drawn[1] == sorted(drawn[0])
-        and len(set(drawn[0])) == 10
-        and drawn[0] != drawn[2]
-    )
+    assert drawn[0] == drawn[1] == sorted(drawn[0])
+    assert len(set(drawn[0])) == 10
+    assert drawn[0] != drawn[2]
 
 
 SQUAD = (
@@ -511,9 +502,8 @@ def test_passages_lie_side_by_side(tmp_path):
         tokenize=lambda text: list(range(len(text.split()))),
     )
     found = list(ppl.samples(asked))
-    assert [p.tokens for p in found] == [
-        tuple(range(i, i + 30)) for i in (0, 30, 60)
-    ]  # 30 = 20 + 9 + 1, and 10 are left over
+    # 30 = 20 + 9 + 1, and 10 are left over
+    assert [p.tokens for p in found] == [tuple(range(i, i + 30)) for i in (0, 30, 60)]
     assert {p.n_text for p in found} == {20} and found[0].id == "t.txt-20-0"
 
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import budget, commands, methods, profiles
+from edgekv import budget, methods, profiles
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.profiles import evolkv, training
 from edgekv.profiles.evolkv import Scores, SearchPlan
+from tests.cli import refused, typed
 
 pytest.importorskip("cma")
 
@@ -125,11 +125,9 @@ def test_a_scheme_serves_other_totals_and_lengths_by_its_proportions(rows, n_row
 
 def test_shares_have_the_mean_of_the_ratio_and_none_is_above_one():
     got = evolkv.shares(np.array([1000, 36, 36, 36]))
-    assert (
-        got.shape == (99, 4)
-        and got.max() <= 1
-        and got.mean(axis=1) == pytest.approx(np.array(evolkv.RATIOS))
-    )
+    assert got.shape == (99, 4)
+    assert got.max() <= 1
+    assert got.mean(axis=1) == pytest.approx(np.array(evolkv.RATIOS))
     assert got[0] == pytest.approx(0.04 * np.array([1000, 36, 36, 36]) / 1108)
 
 
@@ -149,11 +147,9 @@ def test_the_search_finds_a_known_optimum(total):
     assert fitness >= evolkv.fitness(score(uniform), uniform, 100)
     assert [p.best for p in points] == sorted(p.best for p in points) and len(points) == 80
     assert [(p.group, p.number) for p in points] == [(g, i) for g in (1, 2) for i in range(1, 41)]
-    assert (
-        points[-1].best == fitness
-        and all(p.mean <= p.best for p in points)
-        and points[-1].n_rows == best.sum()
-    )
+    assert points[-1].best == fitness
+    assert all(p.mean <= p.best for p in points)
+    assert points[-1].n_rows == best.sum()
     if total == "fixed":
         assert best.sum() == 800
 
@@ -196,24 +192,6 @@ def test_a_stopped_search_goes_on_and_ends_the_same(tmp_path):
     got = evolkv.search(Scores(counted, partial, "key"), 6, PLAN, again.append)
     assert got[0].tolist() == expected[0].tolist() and got[1] == expected[1] and again == whole
     assert len(asked) == len(set(asked)) + 1, "only the scheme that was stopped is asked for twice"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"key": "key"}',
-        '{"key": "key", "scores": {"1": "x"}}',
-        '{"key": "other", "scores": {"1,2": 0.5}}',
-    ],
-)
-def test_scores_of_others_and_damage_count_for_nothing(tmp_path, content):
-    partial = tmp_path / "p.partial"
-    partial.write_text(content)
-    assert Scores(lambda rows: 0.25, partial, "key")(np.array([1, 2])) == 0.25
 
 
 def test_an_uninterrupted_search_without_a_file_writes_none(tmp_path, monkeypatch):
@@ -266,11 +244,9 @@ def test_examples_of_a_file(tmp_path):
         {"context": "A cat sat.", "question": "Who?", "answers": ["cat"]},
     )
     first, second = training.from_file(path)
-    assert (
-        first.messages == [{"role": "user", "content": "Two and two?"}]
-        and first.answers == ("four", "4")
-        and first.question == ""
-    )
+    assert first.messages == [{"role": "user", "content": "Two and two?"}]
+    assert first.answers == ("four", "4")
+    assert first.question == ""
     assert second.messages[0]["content"] == "A cat sat.\n\nWho?" and second.question == "Who?"
     assert (
         training.hash_of([first], True, "contained")
@@ -371,21 +347,16 @@ def test_a_profile_of_the_engine_is_found_again_and_used(llm, tmp_path):
         report=points.append,
         command="c",
     )
-    assert (
-        profile.kind == "evolkv"
-        and profile.score == "snapkv"
-        and profile.seed == 5
-        and profile.calibration == task.task
-    )
+    assert profile.kind == "evolkv"
+    assert profile.score == "snapkv"
+    assert profile.seed == 5
+    assert profile.calibration == task.task
     assert len(points) == 2 and not list(tmp_path.iterdir())
     assert np.ptp(profile.shares, axis=2).max() == 0, "all KV heads of a layer have the same"
     profiles.write(profile, tmp_path / "p.gguf")
     got = profiles.read(tmp_path / "p.gguf")
-    assert np.array_equal(got.shares, profile.shares) and (got.seed, got.kind, got.command) == (
-        5,
-        "evolkv",
-        "c",
-    )
+    assert np.array_equal(got.shares, profile.shares)
+    assert (got.seed, got.kind, got.command) == (5, "evolkv", "c")
     ratio = 60 / task.n_tokens
     assert profile.shares_at(ratio).mean() == pytest.approx(ratio)
 
@@ -416,26 +387,11 @@ def test_texts_that_do_not_fit_and_models_without_a_store_are_refused(llm, tiny)
 # ---- the command
 
 
-def call(*args: str):
-    return CliRunner().invoke(commands.main, ["profile", "evolkv", *args], prog_name="edgekv")
+def call(line: str = "", *words: str):
+    return typed(f"profile evolkv {line}", *words)
 
 
-SMALL = (
-    "--kv-budget",
-    "60",
-    "--group",
-    "2",
-    "--generations",
-    "1",
-    "--population",
-    "3",
-    "--cases",
-    "1",
-    "-c",
-    "1024",
-    "-t",
-    "1",
-)
+SMALL = "--kv-budget 60 --group 2 --generations 1 --population 3 --cases 1 -c 1024 -t 1"
 
 
 def test_the_command_records_itself_and_prints_the_curve(tiny, tmp_path, monkeypatch):
@@ -451,17 +407,15 @@ def test_the_command_records_itself_and_prints_the_curve(tiny, tmp_path, monkeyp
             "answers": ["wall"],
         },
     )
-    done = call("-m", model, "--task", task, *SMALL, "--fitness", "likelihood", "--seed", "4")
+    done = call(f"-m {model} --task {task} {SMALL} --fitness likelihood --seed 4")
     assert done.exit_code == 0 and done.stdout.startswith("at 0."), done.output
-    assert (
-        "1 of 1 texts read" in done.stderr
-        and "group 1/1, generation 1/1: best" in done.stderr
-        and "total 180 rows" in done.stderr
-    )
+    assert "1 of 1 texts read" in done.stderr
+    assert "group 1/1, generation 1/1: best" in done.stderr
+    assert "total 180 rows" in done.stderr
     profile = profiles.find(model, kind="evolkv")
+    assert profile.seed == 4
     assert (
-        profile.seed == 4
-        and profile.command
+        profile.command
         == "edgekv profile evolkv -m m.gguf --task task.jsonl --kv-budget 60 --setting aware"
         " --fitness likelihood --total fixed --group 2 --generations 1 --population 3 --cases 1"
         " --seed 4"
@@ -469,12 +423,10 @@ def test_the_command_records_itself_and_prints_the_curve(tiny, tmp_path, monkeyp
 
 
 def test_ctrl_c_keeps_what_is_done(tiny, tmp_path, monkeypatch):
-    model, out, real, asked = (
-        str(tiny("llama-gqa")),
-        tmp_path / "p.gguf",
-        training.Training.score,
-        [],
-    )
+    model = str(tiny("llama-gqa"))
+    out = tmp_path / "p.gguf"
+    real = training.Training.score
+    asked = []
 
     def score(self, rows):
         if len(asked) == 2:
@@ -483,16 +435,14 @@ def test_ctrl_c_keeps_what_is_done(tiny, tmp_path, monkeypatch):
         return real(self, rows)
 
     monkeypatch.setattr(training.Training, "score", score)
-    args = ("-m", model, *SMALL, "--lengths", "100", "-o", str(out))
-    done = call(*args)
-    assert (
-        done.exit_code == 130
-        and "the same command goes on from there" in done.stderr
-        and not out.exists()
-    )
+    line = f"-m {model} {SMALL} --lengths 100 -o {out}"
+    done = call(line)
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in done.stderr
+    assert not out.exists()
     assert len(json.loads((tmp_path / "p.gguf.partial").read_text())["scores"]) == 2
     monkeypatch.setattr(training.Training, "score", real)
-    assert call(*args).exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["p.gguf"]
+    assert call(line).exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["p.gguf"]
 
 
 @pytest.mark.parametrize(
@@ -511,26 +461,5 @@ def test_ctrl_c_keeps_what_is_done(tiny, tmp_path, monkeypatch):
 )
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
-    done = call(
-        "-m",
-        str(tiny("llama-gqa")),
-        "-o",
-        "p.gguf",
-        "--lengths",
-        "100",
-        *SMALL[:2],
-        "--cases",
-        "1",
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        *args,
-    )
-    lines = [line for line in done.stderr.splitlines() if line]
-    assert (
-        done.exit_code == 2
-        and len(lines) == 1
-        and lines[0].startswith("edgekv: ")
-        and says in lines[0]
-    ), done.output
+    line = f"-m {tiny('llama-gqa')} -o p.gguf --lengths 100 --kv-budget 60 --cases 1 -c 1024 -t 1"
+    assert says in refused(call(line, *args))

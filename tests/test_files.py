@@ -78,9 +78,8 @@ def stranger(folder: Path, kind: str) -> object:
     elif "device" in kind:
         device = folder / "null"
         try:
-            os.mknod(
-                device, 0o666 | stat.S_IFCHR, os.makedev(1, 3)
-            )  # no test may endanger /dev/null
+            # no test may endanger /dev/null
+            os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         except PermissionError:
             pytest.skip("only root makes devices")
         if kind == "device":
@@ -169,10 +168,8 @@ def test_an_error_leaves_what_was_there(tmp_path, way, error):
 @pytest.mark.parametrize("n_bytes", [3000, 100_000])
 def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path, way, n_bytes):
     """A limit for the size of files stands for the full disk."""
-    old, then = (
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-    )
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    then = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, old[1]))
     try:
         with pytest.raises(BadInput) as error:

@@ -11,11 +11,10 @@ import sys
 from dataclasses import replace
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekv import commands, methods, native
+from edgekv import methods, native
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
 from edgekv.errors import BadInput
@@ -25,6 +24,7 @@ from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.header import tensor_sizes
 from edgekv.native import LayerInfo
 from tests import models
+from tests.cli import typed
 from tests.engine import TYPES, load, n_kept
 from tests.recurrent import write as write_recurrent
 
@@ -102,29 +102,16 @@ def test_the_processs_peak_is_within_5_percent_of_the_plan(demo_model, tmp_path,
     from edgekv.bench.runner import sample
     from edgekv.bench.spec import Case
 
-    words = [
-        "fit",
-        "-m",
-        str(demo_model),
-        "-c",
-        "1024",
-        "-ctk",
-        kind,
-        "--ratios",
-        f"{ratio:g}",
-        "--kv-method",
-        "snapkv",
-        "--memory",
-        "64GiB",
-        "--json",
-    ]
+    line = f"fit -m {demo_model} -c 1024 -ctk {kind} --ratios {ratio:g} --kv-method snapkv "
+    words = [*line.split(), "--memory", "64GiB", "--json"]
+    # its size is part of the plan
     done = subprocess.run(
         [sys.executable, "-m", "edgekv", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=True,
-    )  # its size is part of the plan
+    )
     measured = sample(Case(str(demo_model), 1000, 0, 0, kind, kind, "snapkv", ratio))[
         "mem_peak_host"
     ]
@@ -155,7 +142,7 @@ class FakeBlueprint:
 
 
 def planner(n_bytes: int, n_ctx: int = 32768, **more) -> Planner:
-    return Planner(FakeBlueprint(), methods.get("snapkv"), Wish(n_bytes, n_ctx, **more))  # type: ignore[arg-type]
+    return Planner(FakeBlueprint(), methods.get("snapkv"), Wish(n_bytes, n_ctx, **more))
 
 
 def test_the_sum_is_the_one_in_the_design():
@@ -184,7 +171,7 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     here, there = (
         Planner(FakeBlueprint(), preset, wish, on_gpu=x).point(32768, 0.2, ("f16", "f16"), "f32")
         for x in (False, True)
-    )  # type: ignore[arg-type]
+    )
     assert (here.masks, here.host_weights, there.masks, there.host_weights) == (
         0,
         0,
@@ -212,19 +199,19 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     )
     dense = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
         32768, 0.2, ("q8_0", "q8_0"), "f32"
-    )  # type: ignore[arg-type]
+    )
     assert dense.masks == there.masks + 2 * (32768 + 255) * 8 * (128 + 128), (
         "CUDA's flash attention makes f16 of the layer"
     )
     waiting = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
         32768, 0.2, ("f16", "f16"), "device"
-    )  # type: ignore[arg-type]
+    )
     assert waiting.peak == there.peak + there.hidden_bytes - there.kv // 32
     full = Planner(FakeBlueprint(), preset, wish, on_gpu=True).point(
         32768, 1.0, ("f16", "f16"), "f32"
-    )  # type: ignore[arg-type]
+    )
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
-    plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)  # type: ignore[arg-type]
+    plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)
     assert plan.best(32768) == replace(there, chosen=True)  # states in a file would not help it
 
 
@@ -261,10 +248,7 @@ def test_sizes_are_found_behind_any_kind_of_value(tmp_path):
     writer.add_tensor(
         "output.weight", np.zeros((2, 18), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_0
     )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    models.finish(writer)
     assert tensor_sizes(tmp_path / "x.gguf") == {"token_embd.weight": 30, "output.weight": 36}
 
 
@@ -274,10 +258,8 @@ def test_the_context_stays_then_the_ratio_falls(n_bytes, n_ctx):
     plan = planner(n_bytes, n_ctx)
     best = plan.best(n_ctx)
     order = [("f16", r, h) for r in RATIOS for h in (HIDDEN if r < 1 else ("auto",))]
-    order += [
-        ("q8_0", 1.0, "auto"),
-        ("q4_0", 1.0, "auto"),
-    ]  # only as full caches: a ratio is of bytes
+    # only as full caches: a ratio is of bytes
+    order += [("q8_0", 1.0, "auto"), ("q4_0", 1.0, "auto")]
     fitting = [x for x in order if plan.point(n_ctx, x[1], (x[0], x[0]), x[2]).peak <= n_bytes]
     if best:
         way = "auto" if best.chosen else best.hidden
@@ -301,8 +283,7 @@ def test_the_plan_chooses_as_the_engine_does(tiny, text):
             )
             point = plan.best(N_CTX)
             report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0).text()
-        llm = load(tiny(name), kv_ratio=0.3, kv_hidden="auto", n_ctx=N_CTX)
-        llm.eval(list(text(N_CTX)))
+        llm = load(tiny(name), kv_ratio=0.3, kv_hidden="auto", n_ctx=N_CTX, after=text(N_CTX))
         stats = llm.kv_stats()
         assert point.hidden == stats.hidden == way
         assert point.n_ctx == N_CTX and "--kv-hidden" not in point.command("m", False)
@@ -350,14 +331,12 @@ def test_no_layers_on_a_gpu_are_named_where_the_build_knows_none(tiny):
 # ---- the command
 
 
-def call(*args: str):
-    return CliRunner().invoke(commands.main, ["fit", *args], prog_name="edgekv")
+def call(line: str = "", *words: str):
+    return typed(f"fit {line}", *words)
 
 
 def test_the_command_prints_a_plan_and_the_command_line(tiny):
-    done = call(
-        "-m", str(tiny("llama-gqa")), "--memory", "2GiB", "-c", "4000", "--kv-method", "snapkv"
-    )
+    done = call(f"-m {tiny('llama-gqa')} --memory 2GiB -c 4000 --kv-method snapkv")
     assert done.exit_code == 0, done.output
     assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output
 
@@ -365,23 +344,11 @@ def test_the_command_prints_a_plan_and_the_command_line(tiny):
 def test_json_has_every_point_with_its_parts(tiny):
     record = json.loads(
         call(
-            "-m",
-            str(tiny("llama-32k")),
-            "--memory",
-            "auto",
-            "--margin",
-            "0",
-            "-c",
-            "8192",
-            "--json",
-            "--kv-method",
-            "snapkv",
+            f"-m {tiny('llama-32k')} --memory auto --margin 0 -c 8192 --json --kv-method snapkv"
         ).stdout
     )
-    assert (
-        record["best"]["n_ctx"] == 8192
-        and record["memory"] == record["memory_free"] <= record["memory_total"]
-    )
+    assert record["best"]["n_ctx"] == 8192
+    assert record["memory"] == record["memory_free"] <= record["memory_total"]
     for point in record["points"]:
         moving = point["peak"] - point["weights"] - point["compute"] - point["process"]
         assert (
@@ -394,11 +361,9 @@ def test_json_has_every_point_with_its_parts(tiny):
             + point["inputs"]
             + point["kv"]
         )
-        assert (
-            point["peak"] <= record["memory"]
-            and point["quality"]
-            and point["command"].startswith("edgekv chat")
-        )
+        assert point["peak"] <= record["memory"]
+        assert point["quality"]
+        assert point["command"].startswith("edgekv chat")
 
 
 def test_a_margin_is_named_where_memory_is_short(tiny):
@@ -414,33 +379,21 @@ def test_a_margin_is_named_where_memory_is_short(tiny):
 
 def test_a_plan_with_a_file_says_how_large_it_gets(tiny):
     text = call(
-        "-m",
-        str(tiny("llama-gqa")),
-        "--memory",
-        "2GiB",
-        "-c",
-        "4096",
-        "--kv-method",
-        "snapkv",
-        "--ratios",
-        "0.5",
+        f"-m {tiny('llama-gqa')} --memory 2GiB -c 4096 --kv-method snapkv --ratios 0.5"
     ).stdout
     assert "temporary file" not in text
     with Blueprint(str(tiny("llama-gqa"))) as blueprint:
         plan = Planner(blueprint, methods.get("snapkv"), Wish(2**40, 4096, [0.5], hidden=["disk"]))
         report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0)
-        assert re.search(
-            r"temporary file +2\.0\n", report.text()
-        )  # 4096 tokens x 128 values x 4 bytes
+        # 4096 tokens x 128 values x 4 bytes
+        assert re.search(r"temporary file +2\.0\n", report.text())
 
 
 def test_what_does_not_fit_is_said_with_code_2(tiny):
     done = call("-m", str(tiny("llama-gqa")), "--memory", "2MiB", "--margin", "1MiB")
-    assert (
-        done.exit_code == 2
-        and "nothing fits into 1.0 MiB" in done.stdout
-        and "--memory" in done.stdout
-    )
+    assert done.exit_code == 2
+    assert "nothing fits into 1.0 MiB" in done.stdout
+    assert "--memory" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -471,12 +424,10 @@ def test_a_model_too_big_for_the_gpu_is_never_sent_to_the_cpu(tiny, monkeypatch)
     monkeypatch.setattr(seam, "build_info", lambda: {**info, "devices": [*info["devices"], gpu]})
     model = str(tiny("llama-32k"))
     done = call("-m", model, "-c", "32768", "--kv-method", "snapkv")
-    assert (
-        done.exit_code == 2
-        and "on GPU0" in done.stdout
-        and "never done by itself" in done.stdout
-        and "use:" not in done.stdout
-    )
+    assert done.exit_code == 2
+    assert "on GPU0" in done.stdout
+    assert "never done by itself" in done.stdout
+    assert "use:" not in done.stdout
     assert (
         "-ngl 0"
         in call("-m", model, "-c", "1024", "--device", "CPU", "--kv-method", "snapkv").stdout

@@ -110,7 +110,7 @@ def test_all_layers_at_once_with_other_query_sources_take_what_is_predicted(tiny
             QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
         )
         llm.eval(tokens)
-        peak, counted = llm.kv_stats().n_bytes_peak, predicted.peak - predicted.statistics
+        peak, counted = llm.kv_stats().n_bytes_peak, predicted.peak - predicted.unreported
         assert peak <= counted <= PEAK_ABOVE * peak + predicted.kept + PEAK_SPARE
 
 
@@ -128,9 +128,8 @@ def test_masks_of_a_device_are_predicted(tiny, text, name, monkeypatch):
         llm.eval(list(text(N_PROMPT)))
         peaks.append(llm.kv_stats().n_bytes_peak)
     masks = mask_bytes(llm._kv.store.layers, N_PROMPT, 256)
-    assert masks > 0 and peaks[1] - peaks[0] == pytest.approx(
-        masks, rel=0.15
-    )  # inputs are other ones too
+    # inputs are other ones too
+    assert masks > 0 and peaks[1] - peaks[0] == pytest.approx(masks, rel=0.15)
 
 
 @pytest.mark.parametrize("method", ["adakv", "pyramidkv", "cake", "kvzip"])
@@ -142,10 +141,8 @@ def test_rows_that_move_between_heads_stay_within_the_predicted_bytes(tiny, text
     )
     llm.eval(tokens)
     stats = llm.kv_stats()
-    assert (
-        stats.n_bytes <= predicted.kept + 64 * len(kv.store.layers)
-        and stats.n_bytes_peak <= predicted.peak
-    )
+    assert stats.n_bytes <= predicted.kept + 64 * len(kv.store.layers)
+    assert stats.n_bytes_peak <= predicted.peak
     assert predicted.peak <= stats.n_bytes_peak + predicted.kept + PEAK_SPARE
 
 
@@ -157,9 +154,8 @@ def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method)
         real = QueryObserver(settings, list(text(n)), llm._kv.tokenize).extent(256)
         planned = extent(settings.preset, n, settings.window, 256)
         assert (planned.n_tokens, planned.n_queries) == (n, real.n_queries)
-        assert real.n_all == pytest.approx(planned.n_all, abs=40) and real.n_rows == pytest.approx(
-            planned.n_rows, abs=40
-        )
+        assert real.n_all == pytest.approx(planned.n_all, abs=40)
+        assert real.n_rows == pytest.approx(planned.n_rows, abs=40)
         assert real.n_observed <= planned.n_observed <= 256
 
 
@@ -177,7 +173,7 @@ def check(path, kind, tokens, method, ratio, hidden) -> None:
     assert full_bytes(kv.store.layers, len(tokens)) == len(tokens) * sum(
         (x.bytes_row - index_bytes(x)) * x.n_head_kv for x in kv.store.layers
     )
-    counted = predicted.peak - predicted.statistics
+    counted = predicted.peak - predicted.unreported
     assert stats.n_bytes_peak <= counted <= PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE
 
 
@@ -212,11 +208,9 @@ def test_the_picked_ratio_is_reported_and_a_short_prompt_stays_whole(tiny, text)
     llm.eval(list(text(1600)))
     stats, layers = llm.kv_stats(), llm._kv.store.layers
     rows = rows_within(layers, 2**20, 64, 32, 4)
-    assert (
-        (stats.kept == rows).all()
-        and stats.ratio == pytest.approx(rows / 1600)
-        and stats.n_kept == rows
-    )
+    assert (stats.kept == rows).all()
+    assert stats.ratio == pytest.approx(rows / 1600)
+    assert stats.n_kept == rows
     llm.kv_set(memory="900KiB")
     llm.reset()
     llm.eval(list(text(1600)))
@@ -308,10 +302,8 @@ def test_a_whole_cache_that_is_larger_than_memory_is_refused_before_loading(
 
 
 def test_free_memory_is_some_of_the_machines():
-    assert (
-        0 < machine.memory_free() <= machine.memory_free(swap=True)
-        and machine.memory_free() < machine.memory_total()
-    )
+    assert 0 < machine.memory_free() <= machine.memory_free(swap=True)
+    assert machine.memory_free() < machine.memory_total()
     assert 2**20 < machine.rss_now() <= machine.rss_peak() < machine.memory_total()
 
 

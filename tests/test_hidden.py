@@ -134,8 +134,7 @@ def test_a_model_of_many_layers_has_its_states_in_f32(tmp_path, text, monkeypatc
     monkeypatch.setitem(
         models.SHAPES, "deep", models.replace(models.SHAPES["llama-gqa"], n_layer=16)
     )
-    llm = load(models.write("deep", tmp_path), kv_ratio=0.2, kv_hidden="auto")
-    llm.eval(list(text(1300)))
+    llm = load(models.write("deep", tmp_path), kv_ratio=0.2, kv_hidden="auto", after=text(1300))
     stats = llm.kv_stats()
     assert (stats.hidden, stats.mode, stats.note) == ("f32", "layers", "")
 
@@ -154,14 +153,12 @@ def test_stats_for_people_say_how_the_prompt_was_read(tiny, text):
         ("f16", "(layer by layer, hidden states: f16)"),
         ("whole", "(in full, then compressed)"),
     ):
-        llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden=hidden)
-        llm.eval(list(text(1300)))
+        llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden=hidden, after=text(1300))
         assert says in stats_table(llm.kv_stats())
 
 
 def test_a_device_that_is_not_there_is_not_reported(tiny, text):
-    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="device")
-    llm.eval(list(text(300)))
+    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="device", after=text(300))
     assert llm.kv_stats().hidden == "f32"
 
 
@@ -178,29 +175,25 @@ def test_the_prediction_is_that_of_the_way_that_is_taken(tiny, text):
 
 
 def test_a_peak_above_the_full_cache_is_told_in_one_line(tiny, text):
-    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="f32")
-    llm.eval(list(text(1300)))
+    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="f32", after=text(1300))
     stats = llm.kv_stats()
     assert stats.n_bytes_peak > stats.n_bytes_full
     assert "full f16 cache" in stats.note and "--kv-hidden disk" in stats.note
     assert "\n" not in stats.note and stats.mode == "layers"
     llm.reset()
     assert llm.kv_stats().note == ""
-    small = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="auto")
-    small.eval(list(text(1300)))
+    small = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="auto", after=text(1300))
     assert small.kv_stats().n_bytes_peak < small.kv_stats().n_bytes_full
     assert small.kv_stats().note == ""
 
 
 def test_a_short_prompt_is_no_matter(tiny, text):
-    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="f32", kv_min_tokens=128)
-    llm.eval(list(text(100)))
+    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="f32", kv_min_tokens=128, after=text(100))
     assert llm.kv_stats().note == ""
 
 
 def test_a_tail_that_is_compressed_says_nothing_of_the_prompt(tiny, text):
-    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="auto", kv_tail=48)
-    llm.eval(list(text(1300)))
+    llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="auto", kv_tail=48, after=text(1300))
     for token in text(64, seed=1):
         llm.eval([token])
     assert llm._kv.store.memory().boundary > 1300, "the tail was compressed"
@@ -210,8 +203,7 @@ def test_a_tail_that_is_compressed_says_nothing_of_the_prompt(tiny, text):
 def test_a_graph_that_cannot_be_cut_is_planned_as_it_is_read(tiny, text, monkeypatch):
     """EDGEKV_WHOLE=1: as a graph without cuts."""
     monkeypatch.setenv("EDGEKV_WHOLE", "1")
-    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="f32")
-    llm.eval(list(text(300)))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="f32", after=text(300))
     stats = llm.kv_stats()
     assert stats.hidden == "whole" and "cannot be cut" in stats.note
     tokens = list(text(1300))

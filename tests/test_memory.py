@@ -49,8 +49,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("ratio", [0.5, 0.2, 0.1])
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_a_ratio_is_never_exceeded(tiny, text, name, ratio, method):
-    llm = load(tiny(name), kv_method=method, kv_ratio=ratio)
-    llm.eval(list(text(N_PROMPT)))
+    llm = load(tiny(name), kv_method=method, kv_ratio=ratio, after=text(N_PROMPT))
     full = llm._kv.full_layers
     kept = llm.kv_stats().kept[full]
     assert kept.sum() == n_kept(ratio, N_PROMPT, alibi=name == "refact") * kept.size
@@ -62,12 +61,9 @@ def test_a_ratio_is_never_exceeded(tiny, text, name, ratio, method):
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_reported_bytes_hold_the_rows_and_little_more(tiny, text, name, kind):
-    llm = load(tiny(name), kind, kv_ratio=0.2)
-    llm.eval(list(text(N_PROMPT)))
-    used, spare = (
-        used_bytes(llm),
-        sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm._kv.store.layers),
-    )
+    llm = load(tiny(name), kind, kv_ratio=0.2, after=text(N_PROMPT))
+    used = used_bytes(llm)
+    spare = sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm._kv.store.layers)
     assert used <= llm.kv_stats().n_bytes <= used + spare
 
 
@@ -75,13 +71,11 @@ def test_reported_bytes_hold_the_rows_and_little_more(tiny, text, name, kind):
 def test_the_peak_is_the_kept_rows_one_layer_and_the_hidden_states(
     tiny, text, hidden, hidden_bytes
 ):
-    llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_hidden=hidden)
-    llm.eval(list(text(N_PROMPT)))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_hidden=hidden, after=text(N_PROMPT))
     stats, shape, store = llm.kv_stats(), models.SHAPES["llama-gqa"], llm._kv.store
     one_layer = stats.n_bytes_full // shape.n_layer
-    inputs = (
-        8 * N_PROMPT + 8 * 512 * 3 * shape.n_head_kv
-    )  # tokens and positions; row numbers of a chunk, for each of three graphs
+    # tokens and positions; row numbers of a chunk, for each of three graphs
+    inputs = 8 * N_PROMPT + 8 * 512 * 3 * shape.n_head_kv
     queries = 4 * 32 * shape.n_head * store.layers[0].d_k
     assert stats.n_bytes < stats.n_bytes_peak
     bound = 0.2 * stats.n_bytes_full + one_layer + hidden_bytes * shape.n_embd * N_PROMPT
@@ -90,13 +84,11 @@ def test_the_peak_is_the_kept_rows_one_layer_and_the_hidden_states(
 
 def test_budgets_in_tokens_in_bytes_and_as_a_table(tiny, text):
     shape = models.SHAPES["llama-gqa"]
-    llm = load(tiny("llama-gqa"), kv_budget=150)
-    llm.eval(list(text(N_PROMPT)))
+    llm = load(tiny("llama-gqa"), kv_budget=150, after=text(N_PROMPT))
     assert (llm.kv_stats().kept == 150).all()
 
     megabytes = 0.5
-    llm = load(tiny("llama-gqa"), kv_budget_mb=megabytes)
-    llm.eval(list(text(N_PROMPT)))
+    llm = load(tiny("llama-gqa"), kv_budget_mb=megabytes, after=text(N_PROMPT))
     assert 0.9 * megabytes * 2**20 < used_bytes(llm) <= megabytes * 2**20
 
     table = (
@@ -106,14 +98,12 @@ def test_budgets_in_tokens_in_bytes_and_as_a_table(tiny, text):
         * 40
         + 50
     )
-    llm = load(tiny("llama-gqa"), kv_budget=table)
-    llm.eval(list(text(N_PROMPT)))
+    llm = load(tiny("llama-gqa"), kv_budget=table, after=text(N_PROMPT))
     assert (llm.kv_stats().kept == table).all()
 
 
 def test_a_short_prompt_stays_whole(tiny, text):
-    llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_min_tokens=128)
-    llm.eval(list(text(100)))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_min_tokens=128, after=text(100))
     assert (llm.kv_stats().kept == 100).all()
 
 
@@ -140,8 +130,7 @@ def test_20000_generated_tokens_stay_within_their_bounds(tiny, text):
 
 def generate(model: Path, prompt: list[int], tokens: list[int]) -> None:
     budget, tail = 200, 256
-    llm = load(model, kv_budget=budget, kv_tail=tail, n_ctx=32768)
-    llm.eval(prompt)
+    llm = load(model, kv_budget=budget, kv_tail=tail, n_ctx=32768, after=prompt)
     n_bytes, resident = [], []
     for index, token in enumerate(tokens):
         llm.eval([token])
@@ -188,11 +177,9 @@ def check_bounds(llm, n_kept: float, tail: int) -> None:
     assert stats.kept.max() <= n_kept + tail + APPEND_MAX
     for heads in positions(llm):
         for rows in heads:
-            assert (
-                len(np.unique(rows)) == len(rows)
-                and rows.max() == stats.n_seen - 1
-                and rows.min() >= 0
-            )
+            assert len(np.unique(rows)) == len(rows)
+            assert rows.max() == stats.n_seen - 1
+            assert rows.min() >= 0
     spare = sum(
         (2 * SMALLEST_STEP + tail) * info.bytes_row * info.n_head_kv for info in store.layers
     )

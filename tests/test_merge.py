@@ -17,10 +17,8 @@ class Head:
     """Rows of one head as arrays, searched and merged by plain numpy."""
 
     def __init__(self, n: int, d: int, rng: np.random.Generator) -> None:
-        self.keys, self.values = (
-            rng.standard_normal((n, d)).astype(np.float32),
-            rng.standard_normal((n, d + 2)).astype(np.float32),
-        )
+        self.keys = rng.standard_normal((n, d)).astype(np.float32)
+        self.values = rng.standard_normal((n, d + 2)).astype(np.float32)
         self.plan: merge.FoldPlan | None = None
 
     def nearest(self, il, head, gone, kept):
@@ -67,11 +65,9 @@ def test_a_call_is_the_plain_loop(n, n_kept, d):
 
 
 def test_each_head_of_a_conversation_has_its_own_threshold_that_moves_over_the_calls():
-    rng, folding, thresholds = (
-        np.random.default_rng(0),
-        merge.D2O().start(),
-        {(0, 0): None, (0, 1): None, (1, 0): None},
-    )
+    rng = np.random.default_rng(0)
+    folding = merge.D2O().start()
+    thresholds = {(0, 0): None, (0, 1): None, (1, 0): None}
     for n in (70, 23, 20, 27, 21):
         for place, before in thresholds.items():
             thresholds[place] = fold_as_reference(
@@ -100,17 +96,14 @@ def test_weights_add_up_to_one_and_every_source_has_one_target(shape):
     if not n_gone or not n_kept:
         assert p is None
         return
-    assert len(p.sources) == len(p.weights) == p.counts.sum() and len(p.rows) == len(p.own) == len(
-        p.counts
-    )
+    assert len(p.sources) == len(p.weights) == p.counts.sum()
+    assert len(p.rows) == len(p.own) == len(p.counts)
     np.testing.assert_allclose(
         p.own + np.add.reduceat(p.weights, np.cumsum(p.counts) - p.counts), 1, rtol=1e-5
     )
-    assert (
-        (np.diff(p.rows) > 0).all()
-        and (p.counts > 0).all()
-        and len(np.unique(p.sources)) == len(p.sources)
-    )
+    assert (np.diff(p.rows) > 0).all()
+    assert (p.counts > 0).all()
+    assert len(np.unique(p.sources)) == len(p.sources)
     assert set(p.rows) <= set(kept) and not set(p.sources) & set(kept)
     assert len(p.sources), "someone is at or above the mean"
 

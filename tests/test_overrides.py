@@ -7,11 +7,10 @@ import re
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from edgekv import commands
 from edgekv.errors import BadInput
 from edgekv.model import metadata
+from tests.cli import refused, typed
 from tests.engine import load, logits
 
 OVERRIDES = {
@@ -59,8 +58,7 @@ def test_a_context_that_is_overridden_is_the_one_that_has_to_fit(tiny, monkeypat
 
 def test_a_saved_conversation_names_them(tiny, text, tmp_path):
     options = {"kv_overrides": {"llama.rope.freq_base": 5e5}, "kv_ratio": 0.5}
-    llm = load(tiny("llama-gqa"), **options)
-    llm.eval(list(text(100)))
+    llm = load(tiny("llama-gqa"), after=text(100), **options)
     llm.kv_save(str(tmp_path / "chat"))
     load(tiny("llama-gqa"), **options).kv_load(str(tmp_path / "chat"))
     with pytest.raises(BadInput, match="another model"):
@@ -84,10 +82,8 @@ def test_a_saved_conversation_names_them(tiny, text, tmp_path):
     ],
 )
 def test_what_is_no_override_is_one_line(tiny, text):
-    words = ["run", "-p", "x", "-m", str(tiny("llama-gqa")), "--override-kv", text]
-    result = CliRunner().invoke(commands.main, words)
-    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
-    assert "--override-kv" in result.stderr and "bool:false" in result.stderr
+    said = refused(typed(f"run -p x -m {tiny('llama-gqa')} --override-kv", text))
+    assert "--override-kv" in said and "bool:false" in said
 
 
 @pytest.mark.parametrize(
@@ -134,20 +130,18 @@ def test_what_no_model_has_is_refused(tiny, key, value):
 def test_it_is_refused_before_the_preparation_of_the_model(tiny, monkeypatch):
     seen = []
     monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
-    words = ["run", "-p", "x", "-m", str(tiny("llama-moe")), "--kv-ratio", "0.5"]
-    overrides = ["--override-kv", "llama.expert_used_count=int:9"]
-    result = CliRunner().invoke(commands.main, [*words, *overrides])
-    assert result.exit_code == 2 and "0 to" not in result.stderr and "1 to 4" in result.stderr
+    line = f"run -p x -m {tiny('llama-moe')} --kv-ratio 0.5"
+    said = refused(typed(f"{line} --override-kv llama.expert_used_count=int:9"))
+    assert "0 to" not in said and "1 to 4" in said
     assert not seen
 
 
 def test_the_command_line_takes_several_and_the_first_counts(tiny):
-    line = "run -c 512 -n 8 --temp 0 --ignore-eos -p hello"
-    words = [*line.split(), "-m", str(tiny("llama-moe"))]
+    line = f"run -m {tiny('llama-moe')} -c 512 -n 8 --temp 0 --ignore-eos -p hello"
     answers = []
     for n_used in ("", "1", "1 2", "2 1", "4"):
         flags = [f"--override-kv=llama.expert_used_count=int:{n}" for n in n_used.split()]
-        done = CliRunner().invoke(commands.main, [*words, *flags])
+        done = typed(line, *flags)
         assert done.exit_code == 0, done.stderr
         answers.append(done.stdout)
     two, one, one_again, two_again, four = answers

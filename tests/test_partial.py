@@ -88,7 +88,9 @@ def test_numbers_that_make_no_sense_count_for_nothing(tmp_path):
         b"{",
         b"[" * 100_000,
         b"\xff\xfe",
+        b'{"key": "k"}',
         b'{"key": "k", "scores": {"1": "x"}}',
+        b'{"key": "other", "scores": {"1": 0.5}}',
     ],
 )
 def test_other_json_counts_for_nothing(tmp_path, content):
@@ -123,23 +125,8 @@ def test_two_at_once_do_not_disturb_each_other(tmp_path):
 
 
 def test_two_first_uses_at_once(tiny, tmp_path):
-    words = [
-        "run",
-        "-m",
-        str(tiny("llama-gqa")),
-        "-p",
-        "x " * 200,
-        "-n",
-        "1",
-        "--raw",
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        "--kv-ratio",
-        "0.3",
-        "--json",
-    ]
+    line = f"run -m {tiny('llama-gqa')} -n 1 --raw -c 1024 -t 1 --kv-ratio 0.3 --json"
+    words = [*line.split(), "-p", "x " * 200]
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     both = [
         subprocess.Popen(

@@ -11,14 +11,13 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
 import edgekv
-from edgekv import commands
 from edgekv.commands import load as seam
 from edgekv.errors import BadInput
 from edgekv.model.header import tensor_sizes
 from tests import models
+from tests.cli import refused, typed
 from tests.engine import load
 from tests.lib import ROOT
 from tests.test_native import program
@@ -125,13 +124,6 @@ def test_a_compressed_cache_on_a_gpu_with_experts_in_main_memory_is_the_one_on_t
 # ---- the commands
 
 
-def refused(*words: str) -> str:
-    result = CliRunner().invoke(commands.main, list(words))
-    lines = result.stderr.splitlines()
-    assert result.exit_code == 2 and len(lines) == 1, result.output
-    return lines[0]
-
-
 @pytest.mark.parametrize("command", ["run -p x", "bench -p 8 -n 0 -r 1", "fit"])
 @pytest.mark.parametrize(
     ("flags", "says"),
@@ -144,8 +136,7 @@ def refused(*words: str) -> str:
     ],
 )
 def test_commands_refuse_nonsense_in_one_line(tiny, command, flags, says):
-    words = [*command.split(), "-m", str(tiny("llama-moe")), *flags.split()]
-    assert says in refused(*words)
+    assert says in refused(typed(f"{command} -m {tiny('llama-moe')} {flags}"))
 
 
 @pytest.mark.parametrize("command", ["run -p x", "bench -p 8 -n 0 -r 1", "profile probe -o x.gguf"])
@@ -163,7 +154,7 @@ def test_commands_refuse_nonsense_in_one_line(tiny, command, flags, says):
     ],
 )
 def test_commands_refuse_a_split_that_cannot_be(tiny, command, flags, says):
-    assert says in refused(*command.split(), "-m", str(tiny("llama-moe")), *flags.split())
+    assert says in refused(typed(f"{command} -m {tiny('llama-moe')} {flags}"))
 
 
 @pytest.fixture
@@ -177,8 +168,8 @@ def arguments(monkeypatch):
 
     monkeypatch.setattr(edgekv, "Llama", model, raising=False)
 
-    def call(*words: str) -> dict[str, object]:
-        assert "seen" in refused("run", "-p", "x", *words)
+    def call(line: str) -> dict[str, object]:
+        assert "seen" in refused(typed(f"run -p x {line}"))
         return seen.pop()
 
     return call
@@ -190,7 +181,7 @@ def test_all_spellings_reach_the_model(tiny, arguments, monkeypatch):
         "-ot a=CPU,b=CPU -ot c=CPU -cmoe -ncmoe 2": (("a=CPU,b=CPU", "c=CPU"), True, 2),
         "--override-tensor a=CPU --cpu-moe": (("a=CPU",), True, 3),
     }.items():
-        given = arguments("-m", str(tiny("llama-moe")), *flags.split())
+        given = arguments(f"-m {tiny('llama-moe')} {flags}")
         assert (given["override_tensor"], given["cpu_moe"], given["n_cpu_moe"]) == expected
 
 
@@ -207,25 +198,23 @@ def test_all_spellings_reach_the_model(tiny, arguments, monkeypatch):
     ],
 )
 def test_splits_and_memory_reach_the_model(tiny, arguments, flags, expected):
-    given = arguments("-m", str(tiny("llama-moe")), *flags.split())
+    given = arguments(f"-m {tiny('llama-moe')} {flags}")
     names = ("split_mode", "tensor_split", "main_gpu", "use_mmap", "use_mlock")
     assert tuple(given[name] for name in names) == expected
 
 
 @pytest.mark.parametrize("flags", ["--no-mmap", "--mlock", "--no-mmap --mlock", "-sm row -ts 1"])
 def test_a_model_runs_however_it_is_loaded(tiny, flags):
-    words = ["run", "-m", str(tiny("llama-moe")), "-c", "512", "-n", "2", "-p", "x"]
-    words += ["--kv-ratio", "0.5", "--kv-method", "snapkv", "--ignore-eos"]
-    result = CliRunner().invoke(commands.main, [*words, *flags.split()])
+    line = f"run -m {tiny('llama-moe')} -c 512 -n 2 -p x --kv-ratio 0.5 --kv-method snapkv"
+    result = typed(f"{line} --ignore-eos {flags}")
     assert result.exit_code == 0 and not result.exception, result.stderr
 
 
-def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkeypatch):
+def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkeypatch, tmp_path):
     seen = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
-    monkeypatch.setattr("edgekv.profiles.find", lambda *a, **kw: None)
-    words = ["-m", str(tiny("llama-moe")), "-c", "512", "--kv-ratio", "0.5", "-ncmoe", "2"]
-    CliRunner().invoke(commands.main, ["run", "-p", "x", "-n", "1", *words])
+    typed(f"run -p x -n 1 -m {tiny('llama-moe')} -c 512 --kv-ratio 0.5 -ncmoe 2")
     assert seen and seen[0]["n_cpu_moe"] == 2
 
 
@@ -234,9 +223,7 @@ def test_bench_measures_with_experts_there_and_says_so(tiny):
         "-p 16 -n 0 -r 1 --no-warmup --kv-method snapkv --full none -o json"
         " -ncmoe 2 -ot attn_q=CPU --no-mmap -ts 3,1"
     )
-    result = CliRunner().invoke(
-        commands.main, ["bench", "-m", str(tiny("llama-moe")), *words.split()]
-    )
+    result = typed(f"bench -m {tiny('llama-moe')} {words}")
     assert result.exit_code == 0, result.output
     row = json.loads(result.stdout)[0]
     names = ("n_cpu_moe", "tensor_buft_overrides", "split_mode", "tensor_split", "load_mode")
@@ -250,8 +237,7 @@ def fit(tiny, monkeypatch, *words: str) -> dict:
     """What is planned for a GPU of 8 GiB."""
     gpu = {"name": "CUDA0", "memory_free": 2**33, "memory_total": 2**33}
     monkeypatch.setattr(seam, "build_info", lambda: {"devices": [gpu]})
-    line = ["fit", "-m", str(tiny("llama-moe")), "-c", "1024", "--json", *words]
-    return json.loads(CliRunner().invoke(commands.main, line).stdout)
+    return json.loads(typed(f"fit -m {tiny('llama-moe')} -c 1024 --json", *words).stdout)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import commands, native, profiles
+from edgekv import native, profiles
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import Surrogate, features, n_features
@@ -37,6 +36,7 @@ from edgekv.profiles import (
 )
 from edgekv.profiles import places as lookup
 from tests import models
+from tests.cli import refused, typed
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = Identity("llama", 4, (2, 2, 1, 2), 64, 64, "ab" * 32)
@@ -672,11 +672,7 @@ def test_known_answers_are_read_and_the_others_decoded(tiny, monkeypatch):
     answers = [answer for _, answer in measured]
     assert (
         answers
-        == [
-            llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER],
-            [7, 8, 9],
-            [7, 8, 9],
-        ]
+        == [llm.tokenize(b"in the shed", add_bos=False)[: oracle.MAX_ANSWER], [7, 8, 9], [7, 8, 9]]
         and len(decoded) == 2
     )
 
@@ -807,8 +803,8 @@ def test_help_loads_no_library(name):
     assert done.returncode == 0 and "--" in done.stdout, done.stderr
 
 
-def call(*args: str):
-    return CliRunner().invoke(commands.main, ["profile", *args], prog_name="edgekv")
+def call(line: str = "", *words: str):
+    return typed(f"profile {line}", *words)
 
 
 def test_the_commands_together(tiny, tmp_path, monkeypatch):
@@ -818,7 +814,7 @@ def test_the_commands_together(tiny, tmp_path, monkeypatch):
         (tmp_path / f"{i}.txt").write_text(text)
     texts = [word for i in range(2) for word in ("--contexts", str(tmp_path / f"{i}.txt"))]
     done = call(
-        "probe", "-m", model, "-o", out, *texts, "--ratios", "0.5,0.2", "--tokens", "200", "-t", "1"
+        f"probe -m {model} -o {out}", *texts, "--ratios", "0.5,0.2", "--tokens", "200", "-t", "1"
     )
     assert done.exit_code == 0 and done.stdout.startswith("at 0.2 kept"), done.output
     shown = json.loads(call("show", out, "--json").stdout)
@@ -859,13 +855,7 @@ def test_the_commands_together(tiny, tmp_path, monkeypatch):
 def test_mistakes_are_one_line(tiny, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     done = call(*[str(tiny("llama-gqa")) if arg == "MODEL" else arg for arg in args])
-    lines = done.stderr.splitlines()
-    assert (
-        done.exit_code == 2
-        and len(lines) == 1
-        and lines[0].startswith("edgekv: ")
-        and says in lines[0]
-    ), done.output
+    assert says in refused(done)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no pipes in folders")

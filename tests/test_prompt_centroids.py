@@ -45,12 +45,10 @@ def test_one_of_so_many_queries_is_looked_at(tiny, text, begin, end):
     """Against the queries of single tokens; alone, beside an observer of all queries, and beside
     one of columns.
     """
-    llm, tokens, every, n_ubatch = (
-        load(tiny("llama-gqa"), kv_ratio=0.5, n_ubatch=128),
-        text(300),
-        3,
-        128,
-    )
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5, n_ubatch=128)
+    tokens = text(300)
+    every = 3
+    n_ubatch = 128
 
     def queries(observers, steps):
         with Prefill(llm._ctx.ctx, tokens, observers, every=steps) as p:
@@ -123,11 +121,9 @@ def test_a_summary_made_aside_is_the_same(tiny, text, monkeypatch, budget):
         )
     assert stored[0] == stored[1]
     half = len(threads) // 2
-    assert (
-        half
-        and set(threads[:half]) == {"MainThread"}
-        and all(name.startswith("edgekv-summary") for name in threads[half:])
-    )
+    assert half
+    assert set(threads[:half]) == {"MainThread"}
+    assert all(name.startswith("edgekv-summary") for name in threads[half:])
     assert not any(thread.name.startswith("edgekv-summary") for thread in threading.enumerate())
 
 

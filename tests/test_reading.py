@@ -12,29 +12,12 @@ from tests.engine import feed as decode
 from tests.engine import load, logits, positions
 
 N_PROMPT = 500
-NAMES = [
-    "random",
-    "streaming",
-    "snapkv",
-    "pyramidkv",
-    "adakv",
-    "cake",
-    "dynamickv",
-    "d2o",
-    "score=h2o,budget=d2o",
-    "kvzip",
-    "h2o",
-    "tova",
-    "knorm",
-    "keydiff",
-    "expected",
-    "score=keydiff,merge=summary",
-    "score=kvzip,budget=pooled,merge=summary",
-    "score=cake,budget=cake,merge=summary",
-    "snapkv:queries=probe",
-    "snapkv:queries=all",
-    "score=kvzip,budget=cake",
-]
+NAMES = """
+    random streaming snapkv pyramidkv adakv cake dynamickv d2o score=h2o,budget=d2o kvzip h2o tova
+    knorm keydiff expected score=keydiff,merge=summary score=kvzip,budget=pooled,merge=summary
+    score=cake,budget=cake,merge=summary snapkv:queries=probe snapkv:queries=all
+    score=kvzip,budget=cake
+""".split()
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
@@ -46,8 +29,7 @@ def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
     tokens = list(text(N_PROMPT))
     reading = Reading(llm, tokens, [methods.get(name) for name in NAMES])
     for name in NAMES:
-        one = load(tiny(model), kind, kv_ratio=0.3, kv_method=name)
-        one.eval(tokens)
+        one = load(tiny(model), kind, kv_ratio=0.3, kv_method=name, after=tokens)
         assert nmse(reading.logits, logits(one)) < 1e-12
         reading.compress(methods.get(name), replace(llm._kv_settings, preset=methods.get(name)))
         same = [

@@ -17,11 +17,9 @@ def heads(draw):
     """(scores, pos, n_seen): heads of different lengths, the tokens of each in order or in any,
     with gaps.
     """
-    n_head, n_seen, in_order = (
-        draw(st.integers(1, 4)),
-        draw(st.integers(1, 120)),
-        draw(st.booleans()),
-    )
+    n_head = draw(st.integers(1, 4))
+    n_seen = draw(st.integers(1, 120))
+    in_order = draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     pos = np.full((n_head, n_seen), -1, np.int32)
     for k in range(n_head):
@@ -57,9 +55,8 @@ def test_protected_rows_stay_and_the_rest_scored_highest(case, count, sink, wind
         if count < len(protected):
             assert set(rows.tolist()) <= protected
             gone = protected - set(rows.tolist())
-            assert not gone or max(pos[k, list(gone)]) < min(
-                pos[k, rows], default=n_seen
-            )  # the most recent stay
+            # the most recent stay
+            assert not gone or max(pos[k, list(gone)]) < min(pos[k, rows], default=n_seen)
             continue
         assert set(rows[: len(protected)].tolist()) == protected
         assert (np.diff(pos[k, rows[: len(protected)]]) > 0).all()

@@ -59,8 +59,7 @@ def test_processes_beside_each_other_do_not_burn_the_time_they_wait(demo_model):
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 def test_a_model_with_nothing_to_do_takes_no_processor_time(tiny, text, ratio):
-    llm = load(tiny("llama-gqa"), kv_ratio=ratio, n_threads=2)
-    llm.eval(list(text(300)))
+    llm = load(tiny("llama-gqa"), kv_ratio=ratio, n_threads=2, after=text(300))
     llm.eval([5])
     time.sleep(0.2)
     begin = time.process_time()
@@ -69,8 +68,7 @@ def test_a_model_with_nothing_to_do_takes_no_processor_time(tiny, text, ratio):
 
 
 def test_the_threads_that_write_can_be_changed(tiny, text):
-    llm = load(tiny("llama-gqa"), kv_ratio=0.5)
-    llm.eval(list(text(200)))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.5, after=text(200))
     llm.set_n_threads(2)
     from edgekv.native import llama_cpp as native
 

@@ -9,13 +9,18 @@ import pytest
 
 from edgekv import native
 from tests import gemma4, recurrent
+from tests.cli import typed as call
 from tests.engine import load, logits
-from tests.test_cli import call
 
 
 @pytest.fixture(scope="module")
 def mamba(tmp_path_factory):
     return recurrent.write(tmp_path_factory.mktemp("mamba") / "mamba.gguf")
+
+
+def run(mamba, *words: str):
+    line = f"run -m {mamba} --raw -n 2 -c 1024 -t 1 --kv-ratio 0.2"
+    return call(line, "-p", "a " * 300, *words)
 
 
 def test_it_answers_as_without_compression(mamba, text):
@@ -28,58 +33,25 @@ def test_it_answers_as_without_compression(mamba, text):
 
 def test_auto_makes_no_profile_for_it(mamba, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = call(
-        "run",
-        "-m",
-        str(mamba),
-        "-p",
-        "a " * 300,
-        "--raw",
-        "-n",
-        "2",
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        "--kv-ratio",
-        "0.2",
-        "--json",
-    )
-    assert (
-        done.exit_code == 0
-        and "first use" not in done.stderr
-        and not list(tmp_path.rglob("*.gguf"))
-    )
+    done = run(mamba, "--json")
+    assert done.exit_code == 0
+    assert "first use" not in done.stderr
+    assert not list(tmp_path.rglob("*.gguf"))
     assert json.loads(done.stdout)["prompt_n"] > 300
 
 
 def test_people_are_told_once(mamba):
-    done = call(
-        "run",
-        "-m",
-        str(mamba),
-        "-p",
-        "a " * 300,
-        "--raw",
-        "-n",
-        "2",
-        "-c",
-        "1024",
-        "-t",
-        "1",
-        "--kv-ratio",
-        "0.2",
-    )
+    done = run(mamba)
     assert done.exit_code == 0 and done.stderr.count("recurrent layers hold no KV cache") == 1
 
 
 def test_info_says_why(mamba):
-    shape = json.loads(call("info", "-m", str(mamba), "--json").stdout)["model"]
+    shape = json.loads(call(f"info -m {mamba} --json").stdout)["model"]
     assert shape["mode"] == "uncompressed" and "recurrent" in shape["note"]
 
 
 def test_a_chat_says_what_it_holds(mamba):
-    done = call("chat", "-m", str(mamba), "-c", "512", "-n", "2", "-t", "1", stdin="aa\n/stats\n")
+    done = call(f"chat -m {mamba} -c 512 -n 2 -t 1", stdin="aa\n/stats\n")
     assert done.exit_code == 0 and "tokens kept" in done.stderr
 
 

@@ -8,40 +8,19 @@ from math import exp, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
+from edgekv import markdown
 from edgekv.bench.runner import Measurements
 from edgekv.bench.spec import Case
 
-T95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-    2.080,
-    2.074,
-    2.069,
-    2.064,
-    2.060,
-    2.056,
-    2.052,
-    2.048,
-    2.045,
-    2.042,
+T95 = tuple(
+    map(
+        float,
+        """
+            12.706 4.303 3.182 2.776 2.571 2.447 2.365 2.306 2.262 2.228 2.201 2.179
+            2.160 2.145 2.131 2.120 2.110 2.101 2.093 2.086 2.080 2.074 2.069 2.064
+            2.060 2.056 2.052 2.048 2.045 2.042
+        """.split(),
+    )
 )
 """Student's t for 95 %, two-sided, with 1 to 30 degrees of freedom; more are near the normal's
 1.96."""
@@ -103,17 +82,20 @@ def _memory(samples: Sequence[dict[str, Any]]) -> int:
 
 def as_md(found: Sequence[Ratio]) -> str:
     """The ratios as a table; where the rounds show no difference in speed, it says so."""
-    lines = [
-        "| test | this | beside | KV used | process memory | speed | 95 % interval |",
-        "| --- | --- | --- | ---: | ---: | ---: | --- |",
-    ]
-    for x in found:
-        memory = f"{x.memory:.2f} x" if x.memory is not None else ""
-        lines.append(
-            f"| {x.case.test} | {x.case.setting} | {x.full.setting} | {x.kv:.2f} x | {memory} "
-            f"| {x.speed:.2f} x | {_interval(x)} |"
+    head = ("test", "this", "beside", "KV used", "process memory", "speed", "95 % interval")
+    rows = [
+        (
+            x.case.test,
+            x.case.setting,
+            x.full.setting,
+            f"{x.kv:.2f} x",
+            "" if x.memory is None else f"{x.memory:.2f} x",
+            f"{x.speed:.2f} x",
+            _interval(x),
         )
-    return "\n".join(lines) + "\n"
+        for x in found
+    ]
+    return markdown.table(head, rows, ("test", "this", "beside", "95 % interval"))
 
 
 def _interval(x: Ratio) -> str:

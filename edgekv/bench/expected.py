@@ -42,9 +42,8 @@ class ExpectedBytes:
         n_ctx = -(-max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS) // 256) * 256
         compressed = not case.is_full and sample["mode"] != "uncompressed"
         context = self._blueprint.context(compressed, n_ctx, *kinds)
-        cache = (
-            self._cache(case, context) if compressed else 0
-        )  # llama.cpp's own is there when the model is loaded
+        # llama.cpp's own is there when the model is loaded
+        cache = self._cache(case, context) if compressed else 0
         return max(sample["peak_loaded"], sample["rss_loaded"] + context.compute + cache)
 
     def _cache(self, case: Case, context: Context) -> int:

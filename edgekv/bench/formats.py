@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from edgekv import markdown
 from edgekv.bench.fields import DEFAULTS, LLAMA_BENCH, OURS, SAMPLES
 from edgekv.bench.spec import FILL_FIRST, test_name
 from edgekv.memory.sizes import MIB, mib, percent, share
@@ -36,8 +37,7 @@ WORDS = {"model", "backend", "sm", "ts", "ot", "load", "type_k", "type_v", "kv_m
 """Columns that hold no numbers."""
 FILLED = (
     f"Depths above {FILL_FIRST} are filled with the rows of their first {FILL_FIRST} tokens, again "
-    "and again (--fill repeat): they were not read, so "
-    "no peak was measured.\n\n"
+    "and again (--fill repeat): they were not read, so no peak was measured.\n\n"
 )
 
 
@@ -82,12 +82,8 @@ def as_md(records: Sequence[Record]) -> str:
         ]
         for r in records
     ]
-    rule = ["---" if name in WORDS else "---:" for name in head]
     lines = [
-        _line(head),
-        _line(rule),
-        *map(_line, rows),
-        "",
+        markdown.table(head, rows, WORDS),
         "KV used: of the bytes that all tokens take in a full f16 cache. KV allocated: with room "
         "for new tokens.",
         f"build: {records[0]['build_commit']} ({records[0]['build_number']})",
@@ -127,10 +123,6 @@ def _size(n_bytes: int) -> str:
 
 def _params(n: int) -> str:
     return f"{n / 1e6:.2f} M" if n < 1e9 else f"{n / 1e9:.2f} B"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 def as_json(records: Sequence[Record]) -> str:

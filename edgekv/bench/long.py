@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgekv import files
+from edgekv import files, markdown
 from edgekv.bench import compare, formats, plot, reads
 from edgekv.bench.runner import Measurements
 from edgekv.bench.spec import Case, Lists
@@ -110,14 +110,13 @@ def _page(
         ]
     )
     shown = "".join(f"![{path.stem}]({path.name})\n" for path in images)
-    rows = _filled_rows(table, records) if is_filled else _read_rows(table, records)
     return (
         f"{TITLE}\n\n{about}.\n\n"
         + formats.FILLED * is_filled
         + (shown or "No plots: they need matplotlib (pip install matplotlib).\n")
         + "\n"
-        + "\n".join(rows)
-        + "\n\n"
+        + _rows(table, records)
+        + "\n"
         + reads.as_md(records, [case.setting for case in table.cases])
         + "\n"
         + compare.as_md(compare.ratios(table))
@@ -138,38 +137,26 @@ def _about(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _read_rows(table: Measurements, records: Sequence[Record]) -> list[str]:
-    return [
-        "| context | cache | KV used | tokens kept | KV allocated MiB | KV peak MiB | process MiB "
-        "| read, tokens/s "
-        "| write, tokens/s |",
-        "| ---: | --- |" + " ---: |" * 7,
-        *(
-            f"| {case.n_depth:,} | {case.setting} | "
-            f"{share(r['kv_bytes_used'], r['kv_bytes_full'])} "
-            f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | "
-            f"{mib(r['kv_bytes_allocated'])} "
-            f"| {mib(r['kv_bytes_peak'])} | {r['mem_peak_host'] / MIB:,.0f} | {r['read_ts']:.1f} "
-            f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |"
-            for case, r in zip(table.cases, records, strict=True)
-        ),
-    ]
-
-
-def _filled_rows(table: Measurements, records: Sequence[Record]) -> list[str]:
-    """Only what does not depend on reading."""
-    return [
-        "| context | cache | KV used | tokens kept | KV allocated MiB | write, tokens/s |",
-        "| ---: | --- | ---: | ---: | ---: | ---: |",
-        *(
-            f"| {case.n_depth:,} | {case.setting} | "
-            f"{share(r['kv_bytes_used'], r['kv_bytes_full'])} "
-            f"| {percent(r['kv_tokens_kept'], r['kv_tokens_full'])} | "
-            f"{mib(r['kv_bytes_allocated'])} "
-            f"| {r['avg_ts']:.2f} ± {r['stddev_ts']:.2f} |"
-            for case, r in zip(table.cases, records, strict=True)
-        ),
-    ]
+def _rows(table: Measurements, records: Sequence[Record]) -> str:
+    """Where contexts were filled, only what does not depend on reading."""
+    is_filled = any(map(formats.is_filled, records))
+    rows = []
+    for case, r in zip(table.cases, records, strict=True):
+        cells = {
+            "context": f"{case.n_depth:,}",
+            "cache": case.setting,
+            "KV used": share(r["kv_bytes_used"], r["kv_bytes_full"]),
+            "tokens kept": percent(r["kv_tokens_kept"], r["kv_tokens_full"]),
+            "KV allocated MiB": mib(r["kv_bytes_allocated"]),
+        }
+        if not is_filled:
+            cells |= {
+                "KV peak MiB": mib(r["kv_bytes_peak"]),
+                "process MiB": f"{r['mem_peak_host'] / MIB:,.0f}",
+                "read, tokens/s": f"{r['read_ts']:.1f}",
+            }
+        rows.append(cells | {"write, tokens/s": f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}"})
+    return markdown.table(rows[0], (row.values() for row in rows), ("cache",))
 
 
 def _version() -> str:

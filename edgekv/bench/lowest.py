@@ -16,11 +16,9 @@ class Lowest:
     """
 
     def __init__(self, number: Callable[[], int]) -> None:
-        self._number, self._done, self._thread = (
-            number,
-            Event(),
-            Thread(target=self._watch, daemon=True),
-        )
+        self._number = number
+        self._done = Event()
+        self._thread = Thread(target=self._watch, daemon=True)
         self.value = number()
 
     def __enter__(self) -> Lowest:

@@ -18,14 +18,6 @@ class Mixed(Shape):
     def attends(self, il: int) -> bool:
         return (il + 1) % self.every == 0
 
-    def _attention(self, n_q: int, d: int, n_head_kv: int) -> Matrices:
-        return {
-            "attn_q.weight": (n_q, self.n_embd),
-            "attn_k.weight": (n_head_kv * d, self.n_embd),
-            "attn_v.weight": (n_head_kv * d, self.n_embd),
-            "attn_output.weight": (self.n_embd, self.n_head * d),
-        }
-
     def _query_norms(self, d: int) -> Vectors:
         return {f"attn_{part}_norm.weight": ((d,), 1.0) for part in "qk"}
 
@@ -41,7 +33,7 @@ class Qwen35(Mixed):
     def layer_matrices(self, il: int) -> Matrices:
         n_values = self.n_delta * self.d_delta
         if self.attends(il):  # queries come with a gate
-            mixing = self._attention(2 * self.n_head * self.d_head, self.d_head, self.n_head_kv)
+            mixing = self.attention(2 * self.n_head * self.d_head, self.d_head, self.n_head_kv)
         else:
             mixing = {
                 "attn_qkv.weight": (3 * n_values, self.n_embd),
@@ -94,7 +86,7 @@ class Gemma4(Mixed):
 
     def layer_matrices(self, il: int) -> Matrices:
         n_head_kv, d = self.kv_heads(il)
-        attention = self._attention(self.n_head * d, d, n_head_kv)
+        attention = self.attention(self.n_head * d, d, n_head_kv)
         if self.attends(il):
             del attention["attn_v.weight"]
         return attention | self.feed_forward()
@@ -102,9 +94,8 @@ class Gemma4(Mixed):
     def layer_vectors(self, il: int) -> Vectors:
         norms = self.norms("attn", "post_attention", "ffn", "post_ffw")
         d = self.kv_heads(il)[1]
-        return (
-            norms | self._query_norms(d) | {"attn_q_norm.weight": ((d,), d**-0.5)}
-        )  # scores' scale
+        # scores' scale
+        return norms | self._query_norms(d) | {"attn_q_norm.weight": ((d,), d**-0.5)}
 
     def vectors(self) -> Vectors:
         return super().vectors() | {"rope_freqs.weight": ((self.d_head,), 1.0)}
@@ -137,7 +128,7 @@ class Lfm2Moe(Mixed):
 
     def layer_matrices(self, il: int) -> Matrices:
         if self.attends(il):
-            mixing = self._attention(self.n_head * self.d_head, self.d_head, self.n_head_kv)
+            mixing = self.attention(self.n_head * self.d_head, self.d_head, self.n_head_kv)
         else:
             mixing = {
                 "shortconv.in_proj.weight": (3 * self.n_embd, self.n_embd),

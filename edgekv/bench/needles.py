@@ -33,9 +33,8 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
     from edgekv.eval.sample import Request, Row
     from edgekv.eval.tasks.needle import TASK
 
-    ratio = min(
-        case.kv_ratio, 0.999
-    )  # the cache has to be edgekv's for the evaluation; `full` keeps all of it
+    # the cache has to be edgekv's for the evaluation; `full` keeps all of it
+    ratio = min(case.kv_ratio, 0.999)
     llm = load(
         replace(
             case,

@@ -35,15 +35,11 @@ Panel = tuple[str, Value]
 
 def memory(lines: Sequence[Line], about: Sequence[str]) -> Figure:
     """KV bytes beside the memory of the process."""
-    return _figure(
-        "Memory against the context",
-        lines,
-        about,
-        [
-            ("KV cache in use, MiB", lambda r: r["kv_bytes_used"] / MIB),
-            ("process at its peak, MiB", lambda r: r["mem_peak_host"] / MIB),
-        ],
-    )
+    panels: list[Panel] = [
+        ("KV cache in use, MiB", lambda r: r["kv_bytes_used"] / MIB),
+        ("process at its peak, MiB", lambda r: r["mem_peak_host"] / MIB),
+    ]
+    return _figure("Memory against the context", lines, about, panels)
 
 
 def speed(lines: Sequence[Line], about: Sequence[str], was_read: bool) -> Figure:
@@ -57,42 +53,30 @@ def speed(lines: Sequence[Line], about: Sequence[str], was_read: bool) -> Figure
 def bytes_read(lines: Sequence[Line], about: Sequence[str]) -> Figure:
     """Bytes that writing a token reads, and how near that comes to the speed of the machine's
     memory."""
-    figure = _figure(
-        "What writing a token reads",
-        lines,
-        about,
-        [
-            ("weights + KV in use, MiB per token", lambda r: reads.per_token(r) / MIB),
-            (
-                "of the memory's measured speed, %",
-                lambda r: None if reads.share(r) is None else 100 * (reads.share(r) or 0),
-            ),
-        ],
-    )
+
+    def share(r: Record) -> float | None:
+        reached = reads.share(r)
+        return None if reached is None else 100 * reached
+
+    panels: list[Panel] = [
+        ("weights + KV in use, MiB per token", lambda r: reads.per_token(r) / MIB),
+        ("of the memory's measured speed, %", share),
+    ]
+    figure = _figure("What writing a token reads", lines, about, panels)
     left, right = figure.axes[:2]
-    weights = lines[0].records[0]["read_bytes_weights"] / MIB
-    left.axhline(weights, color="black", linestyle=":", linewidth=1)
-    left.annotate(
-        "the weights alone",
-        (0.02, weights),
-        xycoords=("axes fraction", "data"),
-        va="top",
-        fontsize=8,
-        xytext=(0, -3),
-        textcoords="offset points",
-    )
-    right.axhline(100, color="black", linestyle=":", linewidth=1)
+    _mark(left, lines[0].records[0]["read_bytes_weights"] / MIB, "the weights alone")
+    _mark(right, 100, "as fast as reading alone")
     right.set_ylim(0, max(108, right.get_ylim()[1]))
-    right.annotate(
-        "as fast as reading alone",
-        (0.02, 100),
-        xycoords=("axes fraction", "data"),
-        va="top",
-        fontsize=8,
-        xytext=(0, -3),
-        textcoords="offset points",
-    )
     return figure
+
+
+def _mark(axes: Axes, y: float, text: str) -> None:
+    """A dotted line across, with a word below it."""
+    axes.axhline(y, color="black", linestyle=":", linewidth=1)
+    at: dict[str, Any] = dict(
+        xycoords=("axes fraction", "data"), textcoords="offset points", xytext=(0, -3)
+    )
+    axes.annotate(text, (0.02, y), va="top", fontsize=8, **at)
 
 
 def _figure(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgekv import markdown
 from edgekv.bench.spec import test_name
 from edgekv.memory.sizes import mib
 
@@ -56,19 +57,22 @@ def as_md(records: Sequence[Record], settings: Sequence[str]) -> str:
     writing = [(r, setting) for r, setting in zip(records, settings, strict=True) if speed(r)]
     if not writing:
         return ""
-    lines = [
-        "| test | cache | read per token, MiB | weights + KV | GB/s | of the memory's speed |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+    head = ("test", "cache", "read per token, MiB", "weights + KV", "GB/s", "of the memory's speed")
+    rows = []
     for r, setting in writing:
         reached = share(r)
-        test = test_name(r["n_prompt"], r["n_gen"], r["n_depth"])
-        lines.append(
-            f"| {test} | {setting} | {mib(per_token(r))} "
-            f"| {mib(r['read_bytes_weights'])} + {mib(r['read_bytes_kv'])} | {speed(r) / GB:.1f} "
-            f"| {'not measured' if reached is None else f'{100 * reached:.0f} %'} |"
+        rows.append(
+            (
+                test_name(r["n_prompt"], r["n_gen"], r["n_depth"]),
+                setting,
+                mib(per_token(r)),
+                f"{mib(r['read_bytes_weights'])} + {mib(r['read_bytes_kv'])}",
+                f"{speed(r) / GB:.1f}",
+                "not measured" if reached is None else f"{100 * reached:.0f} %",
+            )
         )
-    return "\n".join([*lines, "", *notes([r for r, _ in writing])]) + "\n"
+    table = markdown.table(head, rows, ("test", "cache"))
+    return "\n".join([table, *notes([r for r, _ in writing])]) + "\n"
 
 
 def notes(records: Sequence[Record]) -> list[str]:
@@ -79,8 +83,7 @@ def notes(records: Sequence[Record]) -> list[str]:
     known = sorted({(r["n_threads"], r["mem_bandwidth"]) for r in records if r["mem_bandwidth"]})
     found += [
         f"Reading alone, this machine's memory gave {n_bytes / GB:.1f} GB/s to {n} "
-        f"thread{'s' * (n != 1)} "
-        "(measured in the same run)."
+        f"thread{'s' * (n != 1)} (measured in the same run)."
         for n, n_bytes in known
     ]
     if any((share(r) or 0) > 1 for r in records):

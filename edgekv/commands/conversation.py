@@ -15,6 +15,7 @@ from edgekv.errors import BadInput, Cancelled, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv import Llama
+    from edgekv.conversations.pack import Pack
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Document:
     name: str
     text: str
     n_tokens: int
+    is_read: bool = False
+    """The cache has it already."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.n_tokens:,} tokens)"
@@ -71,7 +74,7 @@ class Conversation:
         read, without `more`; the conversation is then as it was.
         """
         documents = [*self.documents, *more]
-        question = {"role": "user", "content": _content(documents, text)}
+        question = {"role": "user", "content": content_of([x.text for x in documents], text)}
         try:
             yield from self._take_turn(self.messages, question)
         except Cancelled as stopped:
@@ -129,16 +132,26 @@ class Conversation:
         """Writes cache and messages to the file `path`. Raises BadInput."""
         self.llm.kv_save(path, note_of(self.messages))
 
+    def open(self, pack: Pack, path: str) -> None:
+        """Begins with a pack's documents. Raises BadInput if the model cannot take it."""
+        from edgekv.conversations import pack as packs
+
+        packs.load(self.llm, path)
+        self.set_system(pack.system)
+        self.documents = [
+            Document(x.name, x.text, x.n_tokens, is_read=True) for x in pack.documents
+        ]
+
     def load(self, path: str) -> None:
         """Takes up a saved conversation. Raises BadInput and changes nothing if it is none."""
         self.messages, self.documents = messages_of(self.llm.kv_load(path, messages_of)), []
 
 
-def _content(documents: list[Document], text: str) -> str | list[dict[str, str]]:
+def content_of(documents: list[str], text: str) -> str | list[dict[str, str]]:
     """A message's content: documents are parts of their own, behind which a prompt is cut."""
     if not documents:
         return text
-    parts = [*(f"{document.text}\n" for document in documents), text]
+    parts = [*(f"{document}\n" for document in documents), text]
     return [{"type": "text", "text": part} for part in parts]
 
 

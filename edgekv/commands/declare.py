@@ -10,13 +10,25 @@ import click
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def option(*names: str, env: str | None, help: str, **attributes: Any) -> Decorator:
-    """An option whose default and environment name stand in its help."""
+def option(*names: str, env: str | None = None, help: str, **attributes: Any) -> Decorator:
+    """An option whose default and environment name stand in its help. names: "-c", "--ctx-size",
+    or "-c --ctx-size" in one."""
+    words = " ".join(names).split()
     return click.option(
-        *names, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
+        *words, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
     )
 
 
 def llama(*names: str, env: str, help: str, **attributes: Any) -> Decorator:
     """An option of llama.cpp."""
     return option(*names, env=f"LLAMA_ARG_{env}", help=help, **attributes)
+
+
+SETTING = option(
+    "--setting",
+    type=click.Choice(["aware", "agnostic"]),
+    default="aware",
+    help="aware: the question is in the prompt that is compressed; agnostic: it is asked after "
+    "the text was compressed.",
+)
+"""Of the commands that ask questions."""

@@ -21,7 +21,8 @@ A flag goes before the environment, and the environment before the default. Wron
 line on standard error and exit code 2. Ctrl-C gives 130.
 """
 SHARED = {
-    "Options for the model and its cache": ("chat", "run", "eval needle"),
+    "Options for where weights lie": ("chat", "bench", "eval needle", "profile probe"),
+    "Options for the model and its cache": ("chat", "run", "pack create", "eval needle"),
     "Options for the answer": ("chat", "run"),
     "Options of every evaluation": ("eval needle", "eval longbench", "eval ppl"),
 }

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import edgekv
+from edgekv import markdown
 
 HEAD = """# Python API
 
@@ -24,9 +25,28 @@ with Llama("model.gguf", n_ctx=8192, kv_ratio=0.2, verbose=False) as llm:
     reply = llm.create_chat_completion(messages=[{"role": "user", "content": "Hello"}])
     print(llm.kv_stats().n_bytes_used)
 ```
+
+Several conversations take turns on one model. None is read again when it goes on, and a document
+that two of them share is read once:
+
+```python
+from edgekv import Conversations, Llama
+
+with Llama("model.gguf", n_ctx=8192, kv_ratio=0.2, verbose=False) as llm:
+    Conversations(llm, cache_ram=2 << 30, cache_disk="talks")  # 2 GiB, then files; both optional
+    for name, question in (("report", "Who?"), ("novel", "Who?"), ("report", "When?")):
+        document = {"type": "text", "text": open(f"{name}.txt").read()}
+        with llm.conversation(name):
+            llm.create_chat_completion(
+                [{"role": "user", "content": [document, {"type": "text", "text": question}]}]
+            )
+```
 """
-METHODS = ("close", "reset", "create_chat_completion")
-"""Methods of `Llama` that are on the page besides those that begin with kv_."""
+METHODS = (
+    *("close", "reset", "create_chat_completion", "conversation"),
+    *("use", "list", "save", "erase", "flush"),
+)
+"""Methods of `Llama` and `Conversations` that are on the page besides those that begin with kv_."""
 
 
 def page() -> str:
@@ -110,8 +130,7 @@ def fields_table(kind: type) -> str:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([c.replace("|", "\\|") for c in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    return markdown.table(head, ([cell.replace("|", "\\|") for cell in row] for row in rows), head)
 
 
 def error_section(errors: list[type]) -> str:

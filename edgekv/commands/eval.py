@@ -6,7 +6,7 @@ A command for each row of `edgekv.eval.tasks`; they share everything but what th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.declare import SETTING, Decorator, option
 from edgekv.commands.options import EngineOptions, engine_options
 from edgekv.commands.values import cache_types, lengths, method, ratios, split_names
 from edgekv.errors import BadInput
@@ -61,127 +62,89 @@ def families(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     return tuple(filter(None, (name.strip() for name in (value or "").split(","))))
 
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+GRID = (
+    option(
+        "--methods names",
+        default="auto",
+        metavar="NAMES",
+        callback=methods,
+        help="Methods to compare; 'edgekv methods' lists them. With semicolons between if a name "
+        "has commas. Each stores what a chat would: auto q8_0, others f16, if neither -ctk nor "
+        "-ctv is given. Rows drawn at random stand beside them.",
+    ),
+    option(
+        "--ratios shares",
+        default="0.2",
+        metavar="RS",
+        callback=ratios,
+        help="Shares of the full f16 cache's bytes to keep. At 1 every method is 'full'.",
+    ),
+    option(
+        "--full",
+        default="f16,q8_0,q4_0",
+        metavar="TYPES",
+        callback=cache_types,
+        help="Full caches to stand beside them.",
+    ),
+)
+ASKED = {
+    "lengths": option(
+        "--lengths n_tokens",
+        default="1500,3000",
+        metavar="NS",
+        callback=lengths,
+        help="Lengths of the text, in tokens of this model.",
+    ),
+    "families": option(
+        "--families families",
+        metavar="NAMES",
+        callback=families,
+        help="Only these, with commas between; without it: all.",
+    ),
+    "n_next": option(
+        "--next n_next",
+        default="256",
+        type=click.IntRange(1, MOST),
+        metavar="M",
+        help="Tokens behind the text to feed and score.",
+    ),
+}
+"""By the names in `Task.asks`."""
+OUTPUT = (
+    option(
+        "-o --output form",
+        type=click.Choice(FORMS),
+        default="md",
+        help="Form of the table; jsonl: a line for each prediction instead.",
+    ),
+    option(
+        "--predictions",
+        metavar="FILE",
+        help="Write every prediction into this file too, a line of JSON each. A call that was "
+        "stopped goes on from there.",
+    ),
+    option("--plot", metavar="PNG", help="Draw the table into this file; needs matplotlib."),
+)
 
 
 def options_of(task: Task) -> list[Decorator]:
     """What a task's command offers beside the engine's options, in the order of the help."""
-
-    def option(*flags: str, default: str | None = None, **attributes: Any) -> Decorator:
-        return click.option(
-            *flags,
-            default=task.defaults.get(flags[-1], default),
-            show_default=default is not None,
-            **attributes,
-        )
-
-    grid = [
-        option(
-            "--methods",
-            "names",
-            default="auto",
-            metavar="NAMES",
-            callback=methods,
-            help="Methods to compare; 'edgekv methods' lists them. With semicolons between if a "
-            "name has commas. "
-            "Each stores what a chat would: auto q8_0, others f16, if neither -ctk nor -ctv is "
-            "given. Rows "
-            "drawn at random stand beside them.",
-        ),
-        option(
-            "--ratios",
-            "shares",
-            default="0.2",
-            metavar="RS",
-            callback=ratios,
-            help="Shares of the full f16 cache's bytes to keep. At 1 every method is 'full'.",
-        ),
-        option(
-            "--full",
-            default="f16,q8_0,q4_0",
-            metavar="TYPES",
-            callback=cache_types,
-            help="Full caches to stand beside them.",
-        ),
-        option(
-            "-n",
-            "--cases",
-            "--limit",
-            "n",
-            default="100",
-            type=click.IntRange(1, MOST),
-            metavar="N",
-            help=f"Samples: {_samples(task)}.",
-        ),
-    ]
-    asked: dict[str, Decorator] = {
-        "files": click.option(
-            "-f",
-            "--file",
-            "files",
-            multiple=True,
-            required="n_next" not in task.asks,
-            metavar="FILE",
-            help="A file to ask from, may be repeated.",
-        ),
-        "lengths": option(
-            "--lengths",
-            "n_tokens",
-            default="1500,3000",
-            metavar="NS",
-            callback=lengths,
-            help="Lengths of the text, in tokens of this model.",
-        ),
-        "families": option(
-            "--families",
-            "families",
-            metavar="NAMES",
-            callback=families,
-            help="Only these, with commas between; without it: all.",
-        ),
-        "n_next": option(
-            "--next",
-            "n_next",
-            default="256",
-            type=click.IntRange(1, MOST),
-            metavar="M",
-            help="Tokens behind the text to feed and score.",
-        ),
-    }
-    setting = click.option(
-        "--setting",
-        type=click.Choice(["aware", "agnostic"]),
-        default="aware",
-        show_default=True,
-        help="aware: the question is in the prompt that is compressed; agnostic: it is asked after "
-        "the text was compressed.",
+    n = option(
+        "-n --cases --limit n",
+        default=task.defaults.get("n", "100"),
+        type=click.IntRange(1, MOST),
+        metavar="N",
+        help=f"Samples: {_samples(task)}.",
     )
-    output = [
-        click.option(
-            "-o",
-            "--output",
-            "form",
-            type=click.Choice(FORMS),
-            default="md",
-            show_default=True,
-            help="Form of the table; jsonl: a line for each prediction instead.",
-        ),
-        click.option(
-            "--predictions",
-            metavar="FILE",
-            help="Write every prediction into this file too, a line of JSON each. A call that was "
-            "stopped goes on from there.",
-        ),
-        click.option(
-            "--plot", metavar="PNG", help="Draw the table into this file; needs matplotlib."
-        ),
-    ]
-    return [
-        *grid,
-        *(asked[name] for name in task.asks),
-        *([] if task.predicts else [setting]),
-        *output,
-    ]
+    files = option(
+        "-f --file files",
+        multiple=True,
+        required="n_next" not in task.asks,
+        metavar="FILE",
+        help="A file to ask from, may be repeated.",
+    )
+    asked = [files if name == "files" else ASKED[name] for name in task.asks]
+    return [*GRID, n, *asked, *([] if task.predicts else [SETTING]), *OUTPUT]
 
 
 def _samples(task: Task) -> str:
@@ -230,8 +193,7 @@ def command_of(task: Task) -> click.Command:
 
     call.__doc__ = (
         f"{task.help}\n\n--methods and --ratios stand in for --kv-method and --kv-ratio. The same "
-        "--seed "
-        "(0 if none is given) draws the same samples."
+        "--seed (0 if none is given) draws the same samples."
     )
     for decorate in reversed(options_of(task)):
         call = decorate(call)
@@ -267,17 +229,7 @@ def run(
     )
     samples = list(task.samples(request))
     reader = Reader(llm, names_by_type(grid))
-    call = asdict(engine) | {
-        "task": task.name,
-        "setting": o.setting,
-        "grid": grid,
-        "n": o.n,
-        "lengths": o.n_tokens,
-        "files": o.files,
-        "families": o.families,
-        "next": o.n_next,
-    }
-    with kept(o.predictions, task.name, o.setting, call) as answers:
+    with kept(o.predictions, task.name, o.setting, call_of(task, engine, o, grid)) as answers:
         if o.form == "jsonl":
             for outcome in answers.outcomes:
                 click.echo(line(task.name, o.setting, outcome), nl=False)
@@ -296,6 +248,16 @@ def run(
     show(table, o.form, o.plot)
 
 
+def call_of(
+    task: Task, engine: EngineOptions, options: EvalOptions, grid: Sequence[Row]
+) -> dict[str, Any]:
+    """What a call has to have in common with one that it goes on from."""
+    asked = {"n": options.n, "lengths": options.n_tokens, "next": options.n_next}
+    texts = {"files": options.files, "families": options.families}
+    what = {"task": task.name, "setting": options.setting, "grid": grid}
+    return asdict(engine) | what | asked | texts
+
+
 def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) -> list[Row]:
     """The rows; cache types that nobody named are those that a chat would take and that the model
     can have."""
@@ -306,9 +268,8 @@ def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) ->
     shape = model_info(model_path(engine.model))
     k, v = engine.cache_type_k or "f16", engine.cache_type_v or "f16"
     named = (k if k == v else f"{k}/{v}") if engine.cache_type_k or engine.cache_type_v else ""
-    in_tokens = (
-        engine.kv.budget is not None
-    )  # a budget in tokens has nothing to win from another type
+    # a budget in tokens has nothing to win from another type
+    in_tokens = engine.kv.budget is not None
 
     def stored(name: str) -> str:
         return named or ("f16" if in_tokens else dense.stored_as(shape, name))

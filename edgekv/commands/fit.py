@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.options import MODEL
 from edgekv.commands.report import mib, percent, table
@@ -50,25 +51,21 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     "fit", short_help="Say which contexts fit into memory, at which ratio and cache type."
 )
 @MODEL
-@click.option(
-    "--memory",
-    "memory_bytes",
+@option(
+    "--memory memory_bytes",
     default="auto",
-    show_default=True,
     metavar="SIZE",
     callback=memory,
     help="Memory that may be used, such as 6GiB; auto: what is free now.",
 )
-@click.option(
-    "--margin",
-    "margin_bytes",
+@option(
+    "--margin margin_bytes",
     default="1GiB",
-    show_default=True,
     metavar="SIZE",
     callback=margin,
     help="Memory of it to leave alone.",
 )
-@click.option(
+@option(
     "--device",
     metavar="NAME",
     help=(
@@ -76,56 +73,41 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
         " else the CPU."
     ),
 )
-@click.option(
-    "-c",
-    "--ctx-size",
+@option(
+    "-c --ctx-size",
     type=COUNT,
     metavar="N",
     help=f"Context to fit; without it {CTX_DEFAULT} or what the model was trained with, if less.",
 )
-@click.option(
-    "-ctk",
-    "--cache-type-k",
+@option(
+    "-ctk --cache-type-k",
     type=click.Choice(CACHE_TYPES),
     help=(
         "Type of the K cache; without it f16 (with --kv-method auto what that picks), then q8_0,"
         " then q4_0 are tried."
     ),
 )
-@click.option(
-    "-ctv",
-    "--cache-type-v",
+@option(
+    "-ctv --cache-type-v",
     type=click.Choice(CACHE_TYPES),
     help="Type of the V cache; without it as the K cache.",
 )
-@click.option(
-    "-ub",
-    "--ubatch-size",
-    type=COUNT,
-    default=512,
-    show_default=True,
-    metavar="N",
-    help="Physical batch size.",
-)
-@click.option(
-    "--ratios",
-    "shares",
+@option("-ub --ubatch-size", type=COUNT, default=512, metavar="N", help="Physical batch size.")
+@option(
+    "--ratios shares",
     default="1,0.5,0.3,0.2,0.1",
-    show_default=True,
     metavar="RS",
     callback=ratios,
     help="Shares of the cache to try.",
 )
-@click.option(
-    "--kv-method",
-    "kv_method",
+@option(
+    "--kv-method kv_method",
     default="auto",
-    show_default=True,
     metavar="NAME",
     help="Method that is going to be used: some read more than the prompt.",
 )
 @loading_options(EXPERTS)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@option("--json as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
     memory_bytes: int | None,
@@ -240,14 +222,8 @@ class Report:
     ) -> None:
         self.words = (loading or Loading()).words()
         """What of the command line says where tensors go."""
-        self.planner, self.model, self.path, self.place, self.memory, self.margin = (
-            planner,
-            model,
-            path,
-            place,
-            memory,
-            margin,
-        )
+        self.planner, self.model, self.path, self.place = planner, model, path, place
+        self.memory, self.margin = memory, margin
         self.wished = planner.best(planner.wish.n_ctx)
         self.best = self.wished or planner.largest()
 
@@ -355,9 +331,8 @@ class Report:
             ("at the peak", mib(point.peak)),
         ]
         if point.hidden == "disk":
-            rows.append(
-                ("and in a temporary file", mib(4 * self.planner.blueprint.n_embd * point.n_ctx))
-            )
+            n_bytes = 4 * self.planner.blueprint.n_embd * point.n_ctx
+            rows.append(("and in a temporary file", mib(n_bytes)))
         kept = (
             f"{percent(point.ratio, 1)} of a full f16 cache's bytes,"
             f" {percent(point.n_kept, point.n_ctx)} of the tokens ({point.n_kept:,})"

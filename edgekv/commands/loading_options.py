@@ -86,9 +86,7 @@ def _words(text: str) -> list[str]:
 
 EXPERTS: tuple[Decorator, ...] = (
     llama(
-        "-ot",
-        "--override-tensor",
-        "override_tensor",
+        "-ot --override-tensor override_tensor",
         env="OVERRIDE_TENSOR",
         multiple=True,
         metavar="REGEX=BUFFER,...",
@@ -100,17 +98,13 @@ EXPERTS: tuple[Decorator, ...] = (
         ),
     ),
     llama(
-        "-cmoe",
-        "--cpu-moe",
-        "cpu_moe",
+        "-cmoe --cpu-moe cpu_moe",
         env="CPU_MOE",
         is_flag=True,
         help="Keep the experts' weights of all layers in main memory, the rest on the GPU.",
     ),
     llama(
-        "-ncmoe",
-        "--n-cpu-moe",
-        "n_cpu_moe",
+        "-ncmoe --n-cpu-moe n_cpu_moe",
         env="N_CPU_MOE",
         type=click.IntRange(0, 1024),
         default=0,
@@ -122,9 +116,7 @@ EXPERTS: tuple[Decorator, ...] = (
 PLACES: tuple[Decorator, ...] = (
     *EXPERTS,
     llama(
-        "-sm",
-        "--split-mode",
-        "split_mode",
+        "-sm --split-mode split_mode",
         env="SPLIT_MODE",
         type=click.Choice(SPLIT_MODES),
         default="layer",
@@ -134,9 +126,7 @@ PLACES: tuple[Decorator, ...] = (
         ),
     ),
     llama(
-        "-ts",
-        "--tensor-split",
-        "tensor_split",
+        "-ts --tensor-split tensor_split",
         env="TENSOR_SPLIT",
         default="",
         metavar="N0,N1,...",
@@ -144,9 +134,7 @@ PLACES: tuple[Decorator, ...] = (
         help="Share of the model that each GPU takes, such as 3,1; without it: as much as is free.",
     ),
     llama(
-        "-mg",
-        "--main-gpu",
-        "main_gpu",
+        "-mg --main-gpu main_gpu",
         env="MAIN_GPU",
         type=click.IntRange(0, INT_MAX),
         default=0,
@@ -154,8 +142,7 @@ PLACES: tuple[Decorator, ...] = (
         help="The GPU of -sm none; with -sm row the one for small tensors and results.",
     ),
     llama(
-        "--mmap/--no-mmap",
-        "mmap",
+        "--mmap/--no-mmap mmap",
         env="MMAP",
         default=True,
         help=(
@@ -164,8 +151,7 @@ PLACES: tuple[Decorator, ...] = (
         ),
     ),
     llama(
-        "--mlock",
-        "mlock",
+        "--mlock mlock",
         env="MLOCK",
         is_flag=True,
         help="Keep the weights in main memory: the system must not swap them out.",
@@ -175,8 +161,7 @@ PLACES: tuple[Decorator, ...] = (
 LOADING: tuple[Decorator, ...] = (
     *PLACES,
     option(
-        "--lora",
-        "lora",
+        "--lora lora",
         env=None,
         multiple=True,
         metavar="FILE,...",
@@ -184,8 +169,7 @@ LOADING: tuple[Decorator, ...] = (
         help="A LoRA adapter, a GGUF file. May be given more than once.",
     ),
     option(
-        "--lora-scaled",
-        "lora_scaled",
+        "--lora-scaled lora_scaled",
         env=None,
         multiple=True,
         metavar="FILE:SCALE,...",
@@ -193,8 +177,7 @@ LOADING: tuple[Decorator, ...] = (
         help="A LoRA adapter, and by how much of it the weights change.",
     ),
     option(
-        "--override-kv",
-        "override_kv",
+        "--override-kv override_kv",
         env=None,
         multiple=True,
         metavar="KEY=TYPE:VALUE,...",

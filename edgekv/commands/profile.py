@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands.declare import option
 from edgekv.commands.options import MODEL
 from edgekv.commands.profile_evolkv import evolkv
 from edgekv.commands.profile_options import (
-    GPU_LAYERS,
+    N_CTX,
     OUTPUT,
-    PLACEMENT,
     RATIOS,
-    THREADS,
-    VERBOSE,
+    Source,
     check_output,
     command_line,
     given,
-    loading_arguments,
-    progress_bar,
+    make_and_write,
     read_text,
+    source_options,
     summary,
 )
 from edgekv.commands.values import ratio
 from edgekv.errors import BadInput
-from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile
@@ -46,135 +45,87 @@ def command() -> None:
 
 
 @command.command("probe")
-@MODEL
+@source_options
 @OUTPUT
-@click.option(
+@option(
     "--contexts",
     multiple=True,
     metavar="FILE",
     help="A text to learn from, may be repeated; without it: those that come with edgekv.",
 )
-@click.option(
-    "--tokens",
-    "n_tokens",
+@option(
+    "--tokens n_tokens",
     type=click.IntRange(min=64),
     default=1536,
-    show_default=True,
     metavar="N",
     help="Tokens of each text that are read, at most.",
 )
 @RATIOS
-@THREADS
-@GPU_LAYERS
-@PLACEMENT
-@VERBOSE
 def probe(
-    model: str,
+    source: Source,
     output: str,
     contexts: Sequence[str],
     n_tokens: int,
     grid: tuple[float, ...] | None,
-    threads: int | None,
-    gpu_layers: int,
-    loading: Loading,
-    verbose: bool,
 ) -> None:
     """Make a profile by letting the model repeat a few texts.
 
     It serves every score. Stopped with Ctrl-C, the same command goes on where it was.
     """
-    from edgekv.commands.load import count_threads, model_path
-    from edgekv.profiles import identify, probe_profile, write
+    from edgekv.profiles import probe_profile
 
-    path = model_path(model)
-    identify(path)
+    path = source.path
     check_output(output)
     texts = [read_text(name) for name in contexts] or probe_profile.texts()
-    n = count_threads(threads)
-    options = loading_arguments(path, n, gpu_layers, loading, verbose)
-    llm = probe_profile.load(path, n_tokens, **options)
+    llm = probe_profile.load(path, n_tokens, **source.arguments(path))
     recorded = command_line(
         "probe",
-        "-m",
-        Path(path).name,
+        path,
         *(w for name in contexts for w in ("--contexts", Path(name).name)),
         *given("--tokens", n_tokens if n_tokens != probe_profile.N_TOKENS else None),
         *given("--ratios", grid),
     )
-    partial = Path(output + ".partial")
-    with progress_bar("profile", partial, not verbose) as progress:
-        profile = probe_profile.make(
-            llm,
-            texts,
-            grid or probe_profile.RATIOS,
-            n_tokens=n_tokens,
-            partial=partial,
-            progress=progress,
-            command=recorded,
-        )
-    write(profile, output)
-    click.echo(summary(profile))
+    ratios = grid or probe_profile.RATIOS
+    make = partial(probe_profile.make, llm, texts, ratios, n_tokens=n_tokens, command=recorded)
+    make_and_write(make, output, not source.verbose)
 
 
 @command.command("lukv")
-@MODEL
+@source_options
 @OUTPUT
-@click.option(
+@option(
     "--score",
     default="snapkv",
-    show_default=True,
     metavar="NAME",
     help="The score to make it for; 'edgekv methods' lists them.",
 )
-@click.option(
-    "--text",
-    "text_file",
+@option(
+    "--text text_file",
     metavar="FILE",
     help="A text to learn from; without it: four that come with edgekv.",
 )
-@click.option(
-    "--questions",
-    "question_file",
+@option(
+    "--questions question_file",
     metavar="FILE",
     help="Questions about --text, one on each line; behind a tab the right answer, if it is known.",
 )
 @RATIOS
-@click.option(
+@option(
     "--objective",
     type=click.Choice(["energy", "paper"]),
     default="energy",
-    show_default=True,
-    help=(
-        "energy: squared importance, all layers and questions together; paper: plain importance, by"
-        " layer and question."
-    ),
+    help="energy: squared importance, all layers and questions together; paper: plain importance, "
+    "by layer and question.",
 )
-@THREADS
-@GPU_LAYERS
-@PLACEMENT
-@VERBOSE
-@click.option(
-    "-c",
-    "--ctx-size",
-    "n_ctx",
-    type=click.IntRange(min=256),
-    default=4096,
-    show_default=True,
-    metavar="N",
-    help="Size of the context in tokens: text, question and answer have to fit.",
-)
+@N_CTX
 def lukv(
-    model: str,
+    source: Source,
     output: str,
     score: str,
     text_file: str | None,
     question_file: str | None,
     grid: tuple[float, ...] | None,
     objective: str,
-    threads: int | None,
-    gpu_layers: int,
-    loading: Loading,
-    verbose: bool,
     n_ctx: int,
 ) -> None:
     """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
@@ -182,24 +133,19 @@ def lukv(
     It serves the score that it was made for. Stopped with Ctrl-C, the same command goes on with the
     next text.
     """
-    from edgekv.commands.load import count_threads, model_path
-    from edgekv.profiles import identify, lukv, write
+    from edgekv.profiles import lukv
 
     if (text_file is None) != (question_file is None):
         raise BadInput("--text and --questions belong together; give both or none")
-    path = model_path(model)
-    identify(path)
+    path = source.path
     check_output(output)
     sources = lukv.sources()
     if text_file and question_file:
         sources = [lukv.Source.parse(read_text(text_file), read_text(question_file).splitlines())]
-    n = count_threads(threads)
-    options = loading_arguments(path, n, gpu_layers, loading, verbose)
-    llm = lukv.load(path, score, n_ctx, **options)
+    llm = lukv.load(path, score, n_ctx, **source.arguments(path))
     recorded = command_line(
         "lukv",
-        "-m",
-        Path(path).name,
+        path,
         "--score",
         score,
         *given("--text", text_file and Path(text_file).name),
@@ -208,19 +154,9 @@ def lukv(
         "--objective",
         objective,
     )
-    partial = Path(output + ".partial")
-    with progress_bar("profile", partial, not verbose) as progress:
-        profile = lukv.make(
-            llm,
-            sources,
-            grid or lukv.RATIOS,
-            objective=objective,
-            partial=partial,
-            progress=progress,
-            command=recorded,
-        )
-    write(profile, output)
-    click.echo(summary(profile))
+    ratios = grid or lukv.RATIOS
+    make = partial(lukv.make, llm, sources, ratios, objective=objective, command=recorded)
+    make_and_write(make, output, not source.verbose)
 
 
 command.add_command(evolkv)
@@ -231,22 +167,15 @@ command.add_command(evolkv)
 
 @command.command("show")
 @FILE
-@click.option(
-    "--kv-ratio",
-    "share",
-    default="0.2",
-    show_default=True,
-    metavar="R",
-    callback=ratio,
-    help="The global ratio to show.",
+@option(
+    "--kv-ratio share", default="0.2", metavar="R", callback=ratio, help="The global ratio to show."
 )
-@click.option(
-    "-o",
-    "--output",
+@option(
+    "-o --output",
     metavar="PNG",
     help="Draw it into this file instead of the terminal; needs matplotlib.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@option("--json as_json", is_flag=True, help="Print one JSON object.")
 def show(file: str, share: float, output: str | None, as_json: bool) -> None:
     """Show what a profile says: for which model, how it was made, and a heat map of the shares at
     one ratio.
@@ -264,10 +193,7 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
         click.echo(
             json.dumps(
                 describe(profile)
-                | {
-                    "ratio": share,
-                    "shares": profile.shares_at(share).round(6).tolist(),
-                },
+                | {"ratio": share, "shares": profile.shares_at(share).round(6).tolist()},
                 indent=2,
             )
         )
@@ -317,7 +243,7 @@ def describe(profile: Profile) -> dict[str, Any]:
 @click.argument("curve", metavar="CURVE.npy")
 @MODEL
 @OUTPUT
-@click.option(
+@option(
     "--score",
     default="",
     metavar="NAME",
@@ -331,9 +257,7 @@ def import_curve(curve: str, model: str, output: str, score: str) -> None:
     from edgekv.profiles import curves, identify, write
 
     path = model_path(model)
-    recorded = command_line(
-        "import", Path(curve).name, "-m", Path(path).name, *given("--score", score or None)
-    )
+    recorded = command_line("import", path, Path(curve).name, *given("--score", score or None))
     check_output(output)
     profile = curves.read_curve(curve, identify(path), score, recorded)
     write(profile, output)

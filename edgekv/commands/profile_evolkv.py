@@ -4,255 +4,205 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from edgekv.commands.options import MODEL
+from edgekv.commands.declare import SETTING, option
+from edgekv.commands.options import grouped
 from edgekv.commands.profile_options import (
-    GPU_LAYERS,
-    PLACEMENT,
-    THREADS,
-    VERBOSE,
+    N_CTX,
+    Source,
     check_output,
     command_line,
     given,
-    loading_arguments,
     note_what_is_kept,
+    source_options,
     summary,
 )
 from edgekv.commands.values import lengths
 from edgekv.errors import BadInput
-from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
     from edgekv.profiles.evolkv import Generation
     from edgekv.profiles.training import Example
 
-TASK, CASES, LENGTHS = "needle", 16, "1000"
+TASK = "needle"
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is learned from, and how it is searched. Fields are the options' names."""
+
+    task: str
+    target: int
+    setting: str
+    fitness: str
+    total: str
+    group: int
+    generations: int
+    population: int | None
+    n_cases: int
+    n_tokens: tuple[int, ...]
+    seed: int
+
+
+search_options = grouped(
+    "options",
+    SearchOptions,
+    (
+        option(
+            "--task",
+            default=TASK,
+            metavar="needle|FILE.jsonl",
+            help='What to learn from: needles, or a file whose lines have "prompt", or "context" '
+            'and "question", and "answers".',
+        ),
+        option(
+            "--kv-budget target",
+            type=click.IntRange(min=1),
+            default=128,
+            metavar="N",
+            help="Rows per KV head, the mean over layers, at which it is learned; it serves every "
+            "other.",
+        ),
+        SETTING,
+        option(
+            "--fitness",
+            type=click.Choice(["likelihood", "contained"]),
+            default="likelihood",
+            help="contained: share of answers found in what the model says; likelihood: the "
+            "probability it gives to them, which still tells candidates apart where no answer is "
+            "found.",
+        ),
+        option(
+            "--total",
+            type=click.Choice(["fixed", "free"]),
+            default="fixed",
+            help="fixed: candidates are tried with --kv-budget rows; free: with as many as they "
+            "have, which the cache score punishes, as in the paper.",
+        ),
+        option(
+            "--group",
+            type=click.IntRange(min=2),
+            default=8,
+            metavar="N",
+            help="Layers that are optimised together.",
+        ),
+        option(
+            "--generations",
+            type=click.IntRange(min=1),
+            default=10,
+            metavar="N",
+            help="Generations for each group.",
+        ),
+        option(
+            "--population",
+            type=click.IntRange(min=3),
+            metavar="N",
+            help="Candidates of a generation; without it: 4 + 3 ln(group), as in the paper.",
+        ),
+        option(
+            "--cases n_cases",
+            type=click.IntRange(min=1),
+            default=16,
+            metavar="N",
+            help="Needles, or lines of the file that count, from the front.",
+        ),
+        option(
+            "--lengths n_tokens",
+            default="1000",
+            metavar="NS",
+            callback=lengths,
+            help="Lengths of the needles' texts, in tokens of this model.",
+        ),
+        option(
+            "-s --seed",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="N",
+            help="Of the needles and of the search.",
+        ),
+    ),
+)
 
 
 @click.command("evolkv")
-@MODEL
-@click.option(
-    "-o",
-    "--output",
+@source_options
+@option(
+    "-o --output",
     metavar="FILE",
     help="Where to write it; without it: in the user's cache, where --kv-method evolkv finds it.",
 )
-@click.option(
-    "--task",
-    default=TASK,
-    show_default=True,
-    metavar="needle|FILE.jsonl",
-    help=(
-        'What to learn from: needles, or a file whose lines have "prompt", or "context" and'
-        ' "question", and "answers".'
-    ),
-)
-@click.option(
-    "--kv-budget",
-    "target",
-    type=click.IntRange(min=1),
-    default=128,
-    show_default=True,
-    metavar="N",
-    help="Rows per KV head, the mean over layers, at which it is learned; it serves every other.",
-)
-@click.option(
-    "--setting",
-    type=click.Choice(["aware", "agnostic"]),
-    default="aware",
-    show_default=True,
-    help=(
-        "aware: the question is in the prompt that is compressed; agnostic: it is asked after the"
-        " text was compressed."
-    ),
-)
-@click.option(
-    "--fitness",
-    type=click.Choice(["likelihood", "contained"]),
-    default="likelihood",
-    show_default=True,
-    help=(
-        "contained: share of answers found in what the model says; likelihood: the probability it"
-        " gives to them, which still tells candidates apart where no answer is found."
-    ),
-)
-@click.option(
-    "--total",
-    type=click.Choice(["fixed", "free"]),
-    default="fixed",
-    show_default=True,
-    help=(
-        "fixed: candidates are tried with --kv-budget rows; free: with as many as they have, which"
-        " the cache score punishes, as in the paper."
-    ),
-)
-@click.option(
-    "--group",
-    type=click.IntRange(min=2),
-    default=8,
-    show_default=True,
-    metavar="N",
-    help="Layers that are optimised together.",
-)
-@click.option(
-    "--generations",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Generations for each group.",
-)
-@click.option(
-    "--population",
-    type=click.IntRange(min=3),
-    metavar="N",
-    help="Candidates of a generation; without it: 4 + 3 ln(group), as in the paper.",
-)
-@click.option(
-    "--cases",
-    "n_cases",
-    type=click.IntRange(min=1),
-    default=CASES,
-    show_default=True,
-    metavar="N",
-    help="Needles, or lines of the file that count, from the front.",
-)
-@click.option(
-    "--lengths",
-    "n_tokens",
-    default=LENGTHS,
-    show_default=True,
-    metavar="NS",
-    callback=lengths,
-    help="Lengths of the needles' texts, in tokens of this model.",
-)
-@click.option(
-    "-s",
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    metavar="N",
-    help="Of the needles and of the search.",
-)
-@THREADS
-@GPU_LAYERS
-@PLACEMENT
-@VERBOSE
-@click.option(
-    "-c",
-    "--ctx-size",
-    "n_ctx",
-    type=click.IntRange(min=256),
-    default=4096,
-    show_default=True,
-    metavar="N",
-    help="Size of the context in tokens: text, question and answer have to fit.",
-)
-def evolkv(
-    model: str,
-    output: str | None,
-    task: str,
-    target: int,
-    setting: str,
-    fitness: str,
-    total: str,
-    group: int,
-    generations: int,
-    population: int | None,
-    n_cases: int,
-    n_tokens: tuple[int, ...],
-    seed: int,
-    threads: int | None,
-    gpu_layers: int,
-    loading: Loading,
-    verbose: bool,
-    n_ctx: int,
-) -> None:
+@search_options
+@N_CTX
+def evolkv(source: Source, output: str | None, options: SearchOptions, n_ctx: int) -> None:
     """Make an EvolKV profile: let budgets per layer evolve on a task, and print the curve on
     standard error.
 
     Each text is read once; its full K and V stay in memory. It serves the score snapkv. Stopped
     with Ctrl-C, the same command goes on where it was, and so does one with more generations.
     """
-    from edgekv.commands.load import count_threads, model_path
     from edgekv.profiles import evolkv as search
-    from edgekv.profiles import identify, write
+    from edgekv.profiles import write
     from edgekv.profiles.training import Training
 
-    path = model_path(model)
+    o, path = options, source.path
     out = output or str(_cached(path))
     check_output(out)
-    identify(path)
     search.import_cma()
-    n = count_threads(threads)
-    options = loading_arguments(path, n, gpu_layers, loading, verbose)
-    llm = search.load(path, n_ctx, **options)
-    examples = _examples(
-        task, seed, n_cases, n_tokens, lambda text: llm.tokenize(text.encode(), add_bos=False)
-    )
+    llm = search.load(path, n_ctx, **source.arguments(path))
+    examples = _examples(o, lambda text: llm.tokenize(text.encode(), add_bos=False))
     curve = Curve()
-    training = Training(llm, examples, setting == "aware", fitness, curve.reading)
-    needles = [*given("--lengths", n_tokens)] if task == TASK else []
-    recorded = command_line(
-        "evolkv",
-        "-m",
-        Path(path).name,
-        "--task",
-        Path(task).name,
-        "--kv-budget",
-        str(target),
-        "--setting",
-        setting,
-        "--fitness",
-        fitness,
-        "--total",
-        total,
-        "--group",
-        str(group),
-        "--generations",
-        str(generations),
-        *given("--population", population),
-        "--cases",
-        str(len(examples)),
-        *needles,
-        "--seed",
-        str(seed),
-    )
+    training = Training(llm, examples, o.setting == "aware", o.fitness, curve.reading)
     partial = Path(out + ".partial")
     with note_what_is_kept(partial):
         profile = search.make(
             training,
-            target,
-            group=group,
-            generations=generations,
-            population=population,
-            seed=seed,
-            total=total,
+            o.target,
+            group=o.group,
+            generations=o.generations,
+            population=o.population,
+            seed=o.seed,
+            total=o.total,
             partial=partial,
             report=curve.point,
-            command=recorded,
+            command=command_line("evolkv", path, *_words(o, len(examples))),
         )
     write(profile, out)
-    click.echo(summary(profile, min(1.0, target / training.n_tokens)))
+    click.echo(summary(profile, min(1.0, o.target / training.n_tokens)))
     if output is None:
         click.echo(f"edgekv: written to {out}", err=True)
 
 
-def _examples(
-    task: str, seed: int, n: int, n_tokens: tuple[int, ...], tokenize: Callable[[str], list[int]]
-) -> list[Example]:
+def _words(o: SearchOptions, n_examples: int) -> list[str]:
+    """What of the command line is recorded in the profile."""
+    values = {
+        "--task": Path(o.task).name,
+        "--kv-budget": o.target,
+        "--setting": o.setting,
+        "--fitness": o.fitness,
+        "--total": o.total,
+        "--group": o.group,
+        "--generations": o.generations,
+        "--population": o.population,
+        "--cases": n_examples,
+        "--lengths": o.n_tokens if o.task == TASK else None,
+        "--seed": o.seed,
+    }
+    return [word for flag, value in values.items() for word in given(flag, value)]
+
+
+def _examples(o: SearchOptions, tokenize: Callable[[str], list[int]]) -> list[Example]:
     from edgekv.profiles import training
 
-    if task == TASK:
-        return training.needles(seed, n, n_tokens, tokenize)
-    if not task.endswith(".jsonl"):
-        raise BadInput(f"there is no task '{task}'; write {TASK}, or the name of a .jsonl file")
-    return training.from_file(task)[:n]
+    if o.task == TASK:
+        return training.needles(o.seed, o.n_cases, o.n_tokens, tokenize)
+    if not o.task.endswith(".jsonl"):
+        raise BadInput(f"there is no task '{o.task}'; write {TASK}, or the name of a .jsonl file")
+    return training.from_file(o.task)[: o.n_cases]
 
 
 def _cached(path: str) -> Path:

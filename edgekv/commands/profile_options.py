@@ -7,12 +7,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands.loading_options import PLACES, loading_options
+from edgekv.commands.declare import llama, option
+from edgekv.commands.loading_options import PLACES
+from edgekv.commands.options import MODEL, grouped
 from edgekv.commands.values import ratio
 from edgekv.model.loading import Loading
 
@@ -31,66 +34,88 @@ def ratios(
     )
 
 
-OUTPUT = click.option("-o", "--output", required=True, metavar="FILE", help="Where to write it.")
-RATIOS = click.option(
-    "--ratios",
-    "grid",
+OUTPUT = option("-o --output", required=True, metavar="FILE", help="Where to write it.")
+RATIOS = option(
+    "--ratios grid",
     metavar="RS",
     callback=ratios,
     help="Shares of the cache to learn, with commas; without it: a fine grid.",
 )
-THREADS = click.option(
-    "-t",
-    "--threads",
-    envvar="LLAMA_ARG_THREADS",
-    show_envvar=True,
-    type=int,
+N_CTX = option(
+    "-c --ctx-size n_ctx",
+    type=click.IntRange(min=256),
+    default=4096,
     metavar="N",
-    help="CPU threads; 0: all there are; without it: the physical cores.",
-)
-GPU_LAYERS = click.option(
-    "-ngl",
-    "--gpu-layers",
-    envvar="LLAMA_ARG_N_GPU_LAYERS",
-    show_envvar=True,
-    type=int,
-    default=-1,
-    show_default=True,
-    metavar="N",
-    help="Layers to put on a GPU; -1: all.",
-)
-VERBOSE = click.option(
-    "-v",
-    "--verbose",
-    envvar="LLAMA_ARG_VERBOSE",
-    show_envvar=True,
-    is_flag=True,
-    help="Print what llama.cpp logs, and no bar.",
+    help="Size of the context in tokens: text, question and answer have to fit.",
 )
 
 
-PLACEMENT = loading_options(PLACES)
+@dataclass(frozen=True)
+class Source:
+    """The model that a profile is of, and how it is loaded. Fields are the options' names."""
+
+    model: str
+    threads: int | None
+    gpu_layers: int
+    verbose: bool
+    loading: Loading
+
+    @property
+    def path(self) -> str:
+        """The model's file. Raises BadInput if it is no model that can have a profile."""
+        from edgekv.commands.load import model_path
+        from edgekv.profiles import identify
+
+        path = model_path(self.model)
+        identify(path)
+        return path
+
+    def arguments(self, path: str) -> dict[str, Any]:
+        """Keyword arguments of `Llama` for the file. Raises BadInput for a buffer type that there
+        is not.
+        """
+        from edgekv.commands.load import count_threads
+
+        n = count_threads(self.threads)
+        self.loading.check(path)
+        counts = {"n_threads": n, "n_threads_batch": n, "n_gpu_layers": self.gpu_layers}
+        return {**counts, "verbose": self.verbose, **self.loading.places()}
 
 
-def loading_arguments(
-    path: str, n_threads: int, gpu_layers: int, loading: Loading, verbose: bool
-) -> dict[str, Any]:
-    """Keyword arguments of `Llama` for the model `path`. Raises BadInput for a buffer type that
-    there is not.
-    """
-    loading.check(path)
-    return {
-        "n_threads": n_threads,
-        "n_threads_batch": n_threads,
-        "n_gpu_layers": gpu_layers,
-        "verbose": verbose,
-        **loading.places(),
-    }
+source_options = grouped(
+    "source",
+    Source,
+    (
+        MODEL,
+        llama(
+            "-t --threads",
+            env="THREADS",
+            type=int,
+            metavar="N",
+            help="CPU threads; 0: all there are; without it: the physical cores.",
+        ),
+        llama(
+            "-ngl --gpu-layers",
+            env="N_GPU_LAYERS",
+            type=int,
+            default=-1,
+            metavar="N",
+            help="Layers to put on a GPU; -1: all.",
+        ),
+        *PLACES,
+        llama(
+            "-v --verbose",
+            env="VERBOSE",
+            is_flag=True,
+            help="Print what llama.cpp logs, and no bar.",
+        ),
+    ),
+)
 
 
-def command_line(*words: str) -> str:
-    """What is recorded in a profile."""
-    return "edgekv profile " + shlex.join(words)
+def command_line(what: str, path: str, *words: str) -> str:
+    """What is recorded in a profile of the model `path`."""
+    return "edgekv profile " + shlex.join([what, "-m", Path(path).name, *words])
 
 
 def given(flag: str, value: Any) -> list[str]:
@@ -115,17 +140,19 @@ def read_text(name: str) -> str:
     return read_document(name)
 
 
-@contextmanager
-def progress_bar(
-    label: str, partial: Path, has_bar: bool = True
-) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, or a line that says how long it takes; after Ctrl-C one that says
-    what is kept."""
+def make_and_write(make: Callable[..., Profile], output: str, has_bar: bool) -> Profile:
+    """Write and return what make(partial=, progress=) makes, behind a bar on standard error or a
+    line that says how long it takes; after Ctrl-C a line says what is kept."""
     from edgekv.commands.progress import WorkBar
+    from edgekv.profiles import write
 
-    bar = WorkBar(lambda about: f"edgekv: {label}: {about}", has_bar=has_bar)
+    partial = Path(output + ".partial")
+    bar = WorkBar(lambda about: f"edgekv: profile: {about}", has_bar=has_bar)
     with note_what_is_kept(partial), bar as progress:
-        yield progress
+        profile = make(partial=partial, progress=progress)
+    write(profile, output)
+    click.echo(summary(profile))
+    return profile
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands import terminal
+from edgekv.commands import packed, terminal
+from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import (
     SYSTEM,
     EngineOptions,
@@ -36,6 +37,7 @@ STDIN = "-"
 @engine_options
 @sampling_options
 @SYSTEM
+@packed.PACK
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
 @click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
 @click.option(
@@ -52,6 +54,7 @@ def command(
     engine: EngineOptions,
     sampling: SamplingOptions,
     system_prompt: str | None,
+    pack: str | None,
     prompt: str | None,
     file: str | None,
     raw: bool,
@@ -66,16 +69,26 @@ def command(
     text = prompt_text(prompt, file, words)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")
+    if raw and pack:
+        raise BadInput("--raw has no messages, which a pack begins with; leave one of them out")
     from edgekv.commands.load import load_llama, sampling_arguments
 
+    found = packed.read(pack, system_prompt) if pack else None
+    if pack and found:
+        engine, system_prompt = packed.with_settings(engine, found, pack), found.system
     llm = load_llama(engine)
+    documents = packed.opened(llm, pack) if pack else []
     template, system = Template(llm), encodable(system_prompt or "")
+    content = content_of(documents, text)
     if not raw:
         for line in warnings(llm, template, engine.ctx_size):
             click.echo(f"edgekv: {line}", err=True)
         if not template:
-            text, raw = "\n".join([*([system] if system else []), text]), True
-    complete = Completer(llm, text, system, raw, sampling_arguments(llm, sampling))
+            content, raw = (
+                plain_text([*system_of(system), {"role": "user", "content": content}]),
+                True,
+            )
+    complete = Completer(llm, content, system, raw, sampling_arguments(llm, sampling))
     try:
         print_json(llm, complete, engine) if as_json else print_text(llm, complete)
     except Cancelled:
@@ -107,15 +120,21 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
     return text
 
 
+def system_of(text: str) -> list[dict[str, Any]]:
+    """The system message, if there is one."""
+    return [{"role": "system", "content": text}] if text else []
+
+
 class Completer:
     """The one prompt, completed as a message or (raw) as it is: `complete(stream=...)`."""
 
     def __init__(
-        self, llm: Llama, text: str, system: str, raw: bool, arguments: dict[str, Any]
+        self, llm: Llama, content: Any, system: str, raw: bool, arguments: dict[str, Any]
     ) -> None:
-        self._llm, self._text, self._system, self._raw, self._arguments = (
+        """content: of the message, a text if `raw`."""
+        self._llm, self._content, self._system, self._raw, self._arguments = (
             llm,
-            text,
+            content,
             system,
             raw,
             arguments,
@@ -125,9 +144,8 @@ class Completer:
 
     def __call__(self, stream: bool) -> Any:
         if self._raw:
-            return self._llm.create_completion(self._text, stream=stream, **self._arguments)
-        system = [{"role": "system", "content": self._system}] if self._system else []
-        messages = [*system, {"role": "user", "content": self._text}]
+            return self._llm.create_completion(self._content, stream=stream, **self._arguments)
+        messages = [*system_of(self._system), {"role": "user", "content": self._content}]
         return self._llm.create_chat_completion(messages=messages, stream=stream, **self._arguments)
 
 

@@ -192,7 +192,7 @@ def check_room(conversation: Conversation, path: str, text: str) -> int:
     """
     llm = conversation.llm
     n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
-    n_waiting = sum(document.n_tokens for document in conversation.documents)
+    n_waiting = sum(x.n_tokens for x in conversation.documents if not x.is_read)
     n_left = llm.n_ctx() - llm.kv_stats().n_seen - n_waiting
     if n_tokens >= n_left:
         raise BadInput(

@@ -73,10 +73,8 @@ class Stream:
                 self._pace.keep(self._llm)
             chunk = None if self._stopped else next(chunks, None)
         chunks.close()
-        self.n_decoded, self.decode_s = (
-            self._llm.n_evaluated - n_before,
-            time.perf_counter() - start,
-        )
+        self.n_decoded = self._llm.n_evaluated - n_before
+        self.decode_s = time.perf_counter() - start
         self.finish = "stopped" if self._stopped else self.finish
 
     def _read(self) -> tuple[Chunks, dict[str, Any]]:

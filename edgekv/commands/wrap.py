@@ -56,9 +56,8 @@ class Wrap:
         if self._column and not is_breakable and self._column + n_blanks + n > width:
             blanks, self._column, n_blanks = "\n", 0, 0
         end = self._column + n_blanks + n
-        self._column = (
-            end if end <= width else end % width
-        )  # where the terminal itself broke the line
+        # where the terminal itself broke the line
+        self._column = end if end <= width else end % width
         return blanks + word
 
 

@@ -57,9 +57,8 @@ def curves(table: Table) -> Figure:
             )
             continue
         ends = np.nan_to_num(np.abs(values[:, 1:] - values[:, :1]), posinf=0).T
-        beside = 1.015 ** (
-            lines.index(name) - (len(lines) - 1) / 2
-        )  # so that bars of one ratio do not hide each other
+        # so that bars of one ratio do not hide each other
+        beside = 1.015 ** (lines.index(name) - (len(lines) - 1) / 2)
         line = style[name] | (dict(linestyle=":") if name.startswith(RANDOM) else {})
         axes.errorbar(
             [ratio * beside for ratio in sorted(points)],

@@ -11,6 +11,7 @@ from math import inf, isfinite
 from statistics import fmean
 from typing import Any
 
+from edgekv import markdown
 from edgekv.eval.interval import interval
 from edgekv.eval.sample import Measure, Outcome, Row, Task
 from edgekv.memory.sizes import percent, share
@@ -108,7 +109,7 @@ def as_markdown(table: Table) -> str:
     head = ["method", "cache type", "ratio", "KV used", "tokens", "tokens kept", *table.groups]
     for measure in measures:
         head += [measure.label, "95 % interval"]
-    lines = [[*head, "samples"], ["---", "---"] + ["---:"] * (len(head) - 1)]
+    lines = []
     for row, outcomes in table.rows.items():
         tokens, kept, n_bytes, full = (
             fmean(getattr(o, field) for o in outcomes) for field in MEANS
@@ -134,7 +135,7 @@ def as_markdown(table: Table) -> str:
                 f"{number(measure, low)} to {number(measure, high)}" if isfinite(high) else "-",
             ]
         lines.append([*cells, str(len(outcomes))])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown.table([*head, "samples"], lines, head[:2])
 
 
 def number(measure: Measure, value: float) -> str:

@@ -1,11 +1,10 @@
 """Fit: which contexts fit into how much memory, at which ratio and cache type.
 
 The context is kept first, then the ratio is lowered. A ratio is a share of the full f16 cache's
-bytes, so another
-cache type saves nothing at the same ratio: other types are offered as full caches, and taken where
-the model cannot be compressed. Hidden states wait where `auto` puts them, or in f16 or in a file
-before the ratio falls, because that costs little. Nothing is
-ever moved to another device: what does not fit where it was wanted does not fit.
+bytes, so another cache type saves nothing at the same ratio: other types are offered as full
+caches, and taken where the model cannot be compressed. Hidden states wait where `auto` puts them,
+or in f16 or in a file before the ratio falls, because that costs little. Nothing is ever moved to
+another device: what does not fit where it was wanted does not fit.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.memory import dense
 from edgekv.memory.footprint import WHOLE, extent
-from edgekv.memory.hidden import AUTO, planned
+from edgekv.memory.hidden import AUTO, EXACT, planned
 from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
-    from edgekv.model.blueprint import Blueprint
+    from edgekv.model.blueprint import Blueprint, Context
 
 RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
 TYPES = ("f16", "q8_0", "q4_0")
@@ -127,65 +126,60 @@ class Planner:
         on_gpu: bool = False,
     ) -> None:
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
-        self.blueprint, self.preset, self.wish, self._n_ubatch, self._on_gpu = (
-            blueprint,
-            preset,
-            wish,
-            n_ubatch,
-            on_gpu,
-        )
+        self.blueprint, self.preset, self.wish = blueprint, preset, wish
+        self._n_ubatch, self._on_gpu = n_ubatch, on_gpu
 
     def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
         """The cost of one way to run. types: names, or PICKED for what `auto` picks; hidden: where
         hidden states wait, AUTO for where `auto` puts them. Raises BadInput if the model cannot
         have these cache types.
         """
-        from edgekv.budget import rows_for
-
-        b, w = self.blueprint, self.wish
-        picked, plain = (
-            types == PICKED and self.dense and ratio < 1,
-            ("f16", "f16") if types == PICKED else types,
-        )
-        types = (dense.DENSE, dense.DENSE) if picked else plain
-        kinds = self._check_types(types)
-        compressed = ratio < 1
-        context = b.context(
-            compressed,
-            n_ctx,
-            *kinds,
-            (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1,
-        )
+        picked = types == PICKED and self.dense and ratio < 1
+        if types == PICKED:
+            types = (dense.DENSE, dense.DENSE) if picked else ("f16", "f16")
+        b, kinds, compressed = self.blueprint, self._check_types(types), ratio < 1
+        n_outputs = (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1
+        context = b.context(compressed, n_ctx, *kinds, n_outputs)
         host = b.on_host if self._on_gpu else 0
-        weights = b.weights - host
-        shared: dict[str, Any] = dict(
+        cost = self._compressed if compressed else self._full
+        return cost(
+            context,
+            hidden,
             n_ctx=n_ctx,
             ratio=ratio,
             type_k=types[0],
             type_v=types[1],
-            weights=weights,
+            weights=b.weights - host,
             compute=context.compute,
-            process=w.process,
+            process=self.wish.process,
             host_weights=host,
+            picked=picked,
         )
-        if not compressed:
-            return Point(
-                n_kept=n_ctx,
-                hidden="f32",
-                chosen=True,
-                kv=context.cache,
-                kv_full=context.cache,
-                tail=0,
-                layer=0,
-                hidden_bytes=0,
-                inputs=0,
-                peak=weights + context.cache + context.compute + w.process,
-                **shared,
-            )
-        full_layers = [x for x in context.layers if x.selects]
-        n_rows = rows_for(
-            n_ctx, ratio, per_f16=dense.entries_per_f16(full_layers), min_tokens=w.min_tokens
+
+    def _full(self, context: Context, hidden: str, **shared: Any) -> Point:
+        """llama.cpp's whole cache."""
+        standing = shared["weights"] + shared["compute"] + shared["process"]
+        return Point(
+            n_kept=shared["n_ctx"],
+            hidden=EXACT,
+            chosen=True,
+            kv=context.cache,
+            kv_full=context.cache,
+            tail=0,
+            layer=0,
+            hidden_bytes=0,
+            inputs=0,
+            peak=standing + context.cache,
+            **shared,
         )
+
+    def _compressed(self, context: Context, hidden: str, **shared: Any) -> Point:
+        """A prompt that fills the context, and what stays of it."""
+        from edgekv.budget import rows_for
+
+        b, w, n_ctx = self.blueprint, self.wish, shared["n_ctx"]
+        per_f16 = dense.entries_per_f16([x for x in context.layers if x.selects])
+        n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
         read = planned(
             hidden,
             context.layers,
@@ -198,21 +192,20 @@ class Planner:
             on_gpu=self._on_gpu,
         )
         tail = reserve(context.layers, w.tail, w.window)
-        full = b.context(False, n_ctx, *self._check_types(("f16", "f16"))).cache
+        standing = shared["weights"] + shared["compute"] + shared["process"]
         moving = context.recurrent + max(read.peak, read.kept + tail)
         return Point(
             n_kept=n_rows,
             hidden=read.way,
             chosen=hidden == AUTO,
             kv=read.kept + context.recurrent,
-            kv_full=full,
+            kv_full=b.context(False, n_ctx, *self._check_types(("f16", "f16"))).cache,
             tail=tail,
             layer=read.layer,
             hidden_bytes=read.hidden,
             inputs=read.inputs,
-            picked=picked,
             masks=read.masks,
-            peak=weights + context.compute + w.process + moving,
+            peak=standing + moving,
             **shared,
         )
 

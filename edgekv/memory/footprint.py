@@ -113,8 +113,24 @@ def in_full(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
     """
     alone = _n_alone(layers, whole)
     together = [x for x in layers[alone:] if x.n_head_kv]
-    shapes = {_shape(x): x for x in layers[:alone] if x.n_head_kv}
+    by_one = sorted((x for x in layers[:alone] if x.n_head_kv), key=lambda x: x.selects)
+    shapes = {_shape(x): x for x in by_one}  # of equal ones the one that needs all rows
     return [x for shape, x in shapes.items() if shape not in map(_shape, together)] + together
+
+
+def rows_in_full(
+    layer: LayerInfo, what: Extent, n_old: int, n_ubatch: int, on_gpu: bool = False
+) -> int:
+    """Rows of each head of a layer that stands in full; n_old: of the longest head before. A window
+    that is shorter than the prompt slides.
+    """
+    in_front = on_gpu * (FLASH_ROWS - 1)
+    n_rows = n_old + what.n_rows + in_front
+    has_pieces = what.n_all > what.n_tokens
+    if not layer.n_swa or index_bytes(layer) or has_pieces:
+        return n_rows
+    window = layer.n_swa + SWA_SLACK
+    return min(in_front + min(n_old, window) + what.n_rows, in_front + 2 * window + n_ubatch)
 
 
 def asking(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
@@ -171,6 +187,25 @@ def statistics_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> 
     )
 
 
+def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int:
+    """What the centroid merge works with in main memory: the entries that it looks at, a head's or
+    (at_once) a layer's, as f32, what it makes of them, the queries' covariance of a layer, and the
+    packed ones of all.
+    """
+    from edgekv.methods.centroid_merge import KEPT, n_looked_at
+
+    if not n_drawn:
+        return 0
+    most = packed = 0
+    for x in (x for x in layers if x.selects):
+        n, width, group = n_looked_at(2 * x.d_k), x.d_k + x.d_v, x.n_head // x.n_head_kv
+        heads = x.n_head_kv if at_once else 1
+        rows = heads * (n + KEPT) * width + n * max(x.d_k, group * n_drawn)
+        most = max(most, 4 * (rows + x.n_head * x.d_k * x.d_k))
+        packed += x.n_head * (x.d_k + 5) * x.d_k
+    return most + packed
+
+
 def f16_full_bytes(layers: Sequence[LayerInfo], n_tokens: int) -> int:
     """Bytes of a full f16 cache for that many tokens; of sliding-window layers for their window."""
     return sum(
@@ -201,10 +236,13 @@ class Extent:
     n_observed: int
     n_queries: int = 1
     stats: tuple[str, ...] = ()
+    n_drawn: int = 0
+    """Queries of each head that the centroid merge draws; 0: there is none."""
 
 
 def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
     """What a method reads of a prompt, a few tokens of the probe's instructions more or less."""
+    from edgekv.methods.centroid_merge import CentroidMerge
     from edgekv.methods.probe import LEAD, PIECE
 
     observe = preset.observe
@@ -232,6 +270,7 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
         n_observed if columns or observe.queries else 0,
         int(columns) + int(observe.queries),
         observe.stats,
+        preset.merge.params.draws if isinstance(preset.merge, CentroidMerge) else 0,
     )
 
 
@@ -262,14 +301,21 @@ class PromptBytes:
     statistics: int = 0
     """Of attention to each row, of all layers, if they are read at once (else one layer's, which
     do not count). No part of what the library reports."""
+    merge: int = 0
+    """What the centroid merge works with in main memory, likewise."""
+
+    @property
+    def unreported(self) -> int:
+        """What `peak` has and the library does not report, because it is no cache."""
+        return self.statistics + self.merge
 
     @property
     def peak(self) -> int:
         """The most that stands at the same time, on the device if the layers are on one."""
         elsewhere = self.on_gpu * (
-            self.hidden * (not self.waits_there) + self.inputs + self.recurrent + self.statistics
+            self.hidden * (not self.waits_there) + self.inputs + self.recurrent + self.unreported
         )
-        reading = self.beside_hidden + self.hidden + self.inputs + self.statistics - elsewhere
+        reading = self.beside_hidden + self.hidden + self.inputs + self.unreported - elsewhere
         end = 0 if self.way == WHOLE else self.kept  # the layers in full have gone then
         return self.old + self.layer + self.masks + self.recurrent + max(reading, end)
 
@@ -302,7 +348,10 @@ def prompt_bytes(
     scratch = in_full(layers, whole)
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
-    full = [tensor_bytes(x, x.n_head_kv * (n_longest + in_front)) for x in scratch]
+    full = [
+        tensor_bytes(x, x.n_head_kv * rows_in_full(x, what, n_old, n_ubatch, on_gpu))
+        for x in scratch
+    ]
     if whole:
         stays = [kept_bytes([x], n_seen, n_rows) for x in scratch] if even else full
         beside = min(_most_beside(full, stays), kept)
@@ -327,6 +376,7 @@ def prompt_bytes(
         recurrent=recurrent,
         way=hidden,
         statistics=statistics_bytes(layers, what, n_longest) if whole else 0,
+        merge=merge_bytes(layers, what.n_drawn, on_gpu) if n_rows < n_seen else 0,
     )
 
 

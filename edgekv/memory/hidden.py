@@ -56,5 +56,5 @@ def planned(
     if wish != AUTO or not evicts:
         return prompt_bytes(layers, what, n_rows, hidden=definite(wish), **more)
     ways = {way: prompt_bytes(layers, what, n_rows, hidden=way, **more) for way in WAYS}
-    peaks = {way: found.peak for way, found in ways.items()}
+    peaks = {way: found.peak - found.merge for way, found in ways.items()}  # the same for all
     return ways[choose(peaks, f16_full_bytes(layers, n_seen))]

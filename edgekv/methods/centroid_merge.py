@@ -24,6 +24,7 @@ kept, counted in the budget, and judged and summed up again in a later turn.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -34,6 +35,7 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput
 from edgekv.methods.layer import RowReader
 from edgekv.methods.parallel import each_head, one_thread_for_products
+from edgekv.methods.query_moments import root_of
 
 RECENT_SHARE = 5
 """The tokens that always stay are one in this many of the rows, at most (or the window)."""
@@ -41,16 +43,12 @@ MAX_SHARE = 4
 """A head's summary takes one of this many of its rows, at most."""
 LONGEST = 4
 """A key may be this much longer than the longest of the rows that it stands for."""
-LOST, KEPT = 4096, 512
+LOST, KEPT, MOST_VALUES = 4096, 512, 1 << 21
 """Rows of what a head loses, and of what it keeps, that are looked at where there are more, evenly
-spaced.
+spaced; of wide heads no more than take 8 MiB as f32.
 """
 ROUNDS = 3
 """Of k-means."""
-JITTER = 1e-3
-"""Added to the variances (relative to their mean) of queries: fewer tokens than dimensions leave
-some without any.
-"""
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,6 @@ class CentroidParams:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
 
 
-QueryMoments = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits
-are its products with them.
-"""
 Row = tuple[NDArray[np.float32], NDArray[np.float32]]
 """A key [d_k] and a value [d_v]."""
 
@@ -177,26 +171,17 @@ class CentroidMerge:
         )
 
     def centroids(
-        self, losses: list[Loss], seen: list[Look | None], moments: QueryMoments
+        self, losses: list[Loss], look: Callable[[int], Look], queries: NDArray[np.float32]
     ) -> list[HeadCentroids]:
-        """The summaries of a layer's heads. seen: see `look`; moments: the queries, turned to later
-        positions.
+        """The summaries of a layer's heads. look: see `looking`; queries: see `draw`, turned to
+        later positions.
         """
-        mean, cov = moments
-        group = len(mean) // len(losses)
+        asked = np.split(queries, len(losses))
 
         def summed(k: int) -> HeadCentroids:
-            loss, rows, heads = losses[k], seen[k], slice(k * group, (k + 1) * group)
-            found = (
-                []
-                if rows is None
-                else stand_for(
-                    rows,
-                    draw(mean[heads], cov[heads], self.params.draws),
-                    loss.n_places,
-                    self.params,
-                )
-            )
+            loss, found = losses[k], []
+            if loss.n_places:
+                found = stand_for(look(k), asked[k], loss.n_places, self.params)
             keys, values = (
                 (np.array(x, np.float32) for x in zip(*found, strict=True))
                 if found
@@ -221,18 +206,29 @@ class Look:
     each_kept: float
 
 
-def look(rows: RowReader, losses: list[Loss]) -> list[Look | None]:
-    """For each head; None where no summary is to be made. Rows of a long prompt that are not looked
-    at are not fetched either.
+def looking(
+    rows: RowReader, losses: list[Loss], width: int, at_once: bool
+) -> Callable[[int], Look]:
+    """What a head's summary is made from, by its number. Rows of a long prompt that are not looked
+    at are not fetched either. width: see `n_looked_at`; at_once: all are fetched now, because the
+    rows will be gone later.
     """
-    return [_look(rows, k, loss) if loss.n_places else None for k, loss in enumerate(losses)]
+    if not at_once:
+        return lambda k: _look(rows, k, losses[k], width)
+    seen = {k: _look(rows, k, loss, width) for k, loss in enumerate(losses) if loss.n_places}
+    return seen.pop
 
 
-def _look(rows: RowReader, head: int, loss: Loss) -> Look:
+def n_looked_at(width: int) -> int:
+    """Rows of what a head loses, at most. width: values of a key and of a value together."""
+    return min(LOST, MOST_VALUES // width)
+
+
+def _look(rows: RowReader, head: int, loss: Loss, width: int) -> Look:
     kept = np.sort(
         np.concatenate([loss.keep[: loss.first], loss.keep[loss.first + loss.n_places :]])
     )
-    some, some_kept = _spaced(loss.lost, LOST), _spaced(kept, KEPT)
+    some, some_kept = _spaced(loss.lost, n_looked_at(width)), _spaced(kept, KEPT)
     keys, values = rows(head, np.concatenate([some, some_kept]))
     n = len(some)
     return Look(
@@ -247,27 +243,22 @@ def _spaced(rows: NDArray[np.int32], most: int) -> NDArray[np.int32]:
 def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: CentroidParams) -> list[Row]:
     """A row for each of up to n groups of the lost rows. queries [m, d_k]: see `draw`."""
     label = alike(seen.keys, seen.values, queries, n)
-    order = np.argsort(label, kind="stable")
-    keys, values = seen.keys[order], seen.values[order]
-    first = np.flatnonzero(np.diff(label[order], prepend=-1))
-    groups = [slice(start, end) for start, end in zip(first, [*first[1:], len(keys)])]
-    logits = queries @ keys.T
-    own = np.stack([_attend(logits[:, group]) for group in groups], axis=1) + np.float32(
-        np.log(seen.each)
-    )
-    total = np.logaddexp.reduce(own, axis=1)
+    groups = [np.flatnonzero(label == g) for g in np.unique(label)]
+    attention, own = zip(*(_attend(queries @ seen.keys[group].T) for group in groups), strict=True)
+    wanted = np.stack(own, axis=1) + np.float32(np.log(seen.each))
+    total = np.logaddexp.reduce(wanted, axis=1)
     if len(seen.kept):
         total = np.logaddexp(
-            total, _attend(queries @ seen.kept.T) + np.float32(np.log(seen.each_kept))
+            total, _attend(queries @ seen.kept.T)[1] + np.float32(np.log(seen.each_kept))
         )
-    weight = np.exp(own - total[:, None]) + np.float32(1e-6)
+    weight = np.exp(wanted - total[:, None]) + np.float32(1e-6)
     weight /= weight.sum(axis=0)
-    means = [weight[:, g] @ logits[:, group] for g, group in enumerate(groups)]
-    start = np.stack([mean @ keys[group] for mean, group in zip(means, groups, strict=True)])
-    found, errors = regress(queries, weight, own, start, p.ridge)
-    longest = LONGEST * np.maximum.reduceat(np.linalg.norm(keys, axis=1), first)
+    means = [w @ a for w, a in zip(weight.T, attention, strict=True)]
+    start = np.stack([mean @ seen.keys[g] for mean, g in zip(means, groups, strict=True)])
+    found, errors = regress(queries, weight, wanted, start, p.ridge)
+    longest = [LONGEST * np.linalg.norm(seen.keys[group], axis=1).max() for group in groups]
     good = (errors <= p.worst) & (np.linalg.norm(found, axis=1) <= longest)
-    return [(found[g], means[g] @ values[groups[g]]) for g in np.flatnonzero(good)]
+    return [(found[g], means[g] @ seen.values[groups[g]]) for g in np.flatnonzero(good)]
 
 
 def alike(
@@ -275,25 +266,24 @@ def alike(
 ) -> NDArray[np.int64]:
     """Which of up to n groups each row is in, int [rows]."""
     spread = queries - queries.mean(axis=0)
-    metric = np.linalg.cholesky(_spread_out(spread.T @ spread / len(spread))).astype(np.float32)
-    points = np.empty((len(keys), keys.shape[1] + values.shape[1]), np.float32)
-    as_logits, as_values = np.split(points, [keys.shape[1]], axis=1)
-    np.matmul(keys, metric, out=as_logits)
-    np.multiply(
-        values,
-        np.sqrt(_variance(as_logits) / (_variance(values) + np.float32(1e-12))),
-        out=as_values,
-    )
-    centres = points[np.linspace(0, len(points) - 1, n).astype(int)]
+    logits = keys @ root_of(spread.T @ spread / len(spread)).astype(np.float32)
+    share = _variance(logits) / (_variance(values) + np.float32(1e-12))
+    parts = ((logits, np.float32(1)), (values, share))  # a sum over both, without a copy of both
+    first = np.linspace(0, len(keys) - 1, n).astype(int)
+    centres = [x[first] for x, _ in parts]
     for _ in range(ROUNDS):
-        label = (np.square(centres).sum(axis=1, keepdims=True) / 2 - centres @ points.T).argmin(
-            axis=0
-        )
-        member = label == np.arange(n)[:, None]
+        distance = np.zeros((n, len(keys)), np.float32)
+        for (x, weight), centre in zip(parts, centres, strict=True):
+            products = centre @ x.T
+            products -= np.square(centre).sum(axis=1, keepdims=True) / 2
+            distance -= weight * products
+        label = distance.argmin(axis=0)
+        member = (label == np.arange(n)[:, None]).astype(np.float32)
         size = member.sum(axis=1, keepdims=True)
-        centres = np.where(
-            size > 0, (member.astype(np.float32) @ points) / np.maximum(size, 1), centres
-        ).astype(np.float32)
+        centres = [
+            np.where(size > 0, (member @ x) / np.maximum(size, 1), centre)
+            for (x, _), centre in zip(parts, centres, strict=True)
+        ]
     return label
 
 
@@ -313,14 +303,22 @@ def regress(
     `queries` [m, d] are `wanted` [m, g]; and its error [g], the root mean square under `weight` [m,
     g].
     """
-    moments = ((queries.T * weight.T[:, None]) @ queries).astype(np.float64)
-    power = np.trace(moments, axis1=1, axis2=2) / queries.shape[1]
     rest = (weight * (wanted - queries @ start.T)).T @ queries
-    step = np.linalg.solve(
-        moments + (ridge * power)[:, None, None] * np.eye(queries.shape[1]), rest[..., None]
-    )[..., 0]
+    step = np.stack([_step(queries, w, r, ridge) for w, r in zip(weight.T, rest, strict=True)])
     keys = (start + step).astype(np.float32)
     return keys, np.sqrt((weight * np.square(queries @ keys.T - wanted)).sum(axis=0))
+
+
+def _step(
+    queries: NDArray[np.float32],
+    weight: NDArray[np.float32],
+    rest: NDArray[np.float32],
+    ridge: float,
+) -> NDArray[np.float64]:
+    """Of one group. A wide head's matrix [d, d] is megabytes, so they do not stand together."""
+    moments = ((queries.T * weight) @ queries).astype(np.float64)
+    moments.flat[:: len(moments) + 1] += ridge * np.trace(moments) / len(moments)
+    return np.linalg.solve(moments, rest).astype(np.float64, copy=False)
 
 
 def draw(mean: NDArray[np.float32], cov: NDArray[np.float32], n: int) -> NDArray[np.float32]:
@@ -329,13 +327,8 @@ def draw(mean: NDArray[np.float32], cov: NDArray[np.float32], n: int) -> NDArray
     """
     normal = _normal(n, mean.shape[1])
     return np.concatenate(
-        [m + normal @ np.linalg.cholesky(_spread_out(c)).T for m, c in zip(mean, cov, strict=True)]
+        [m + normal @ root_of(c).T for m, c in zip(mean, cov, strict=True)]
     ).astype(np.float32)
-
-
-def _spread_out(cov: NDArray[np.float32]) -> NDArray[np.float64]:
-    """With a little variance in all directions."""
-    return cov + (JITTER * np.trace(cov, dtype=np.float64) / len(cov) + 1e-12) * np.eye(len(cov))
 
 
 @lru_cache(maxsize=4)
@@ -343,13 +336,13 @@ def _normal(n: int, d: int) -> NDArray[np.float64]:
     return np.random.default_rng(0).standard_normal((n, d))
 
 
-def _attend(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Overwrites logits [m, n] with the attention of queries to rows among themselves; the
-    logarithm [m] of the sum of the exponentials.
+def _attend(logits: NDArray[np.float32]) -> Row:
+    """Overwrites logits [m, n] with the attention of queries to rows among themselves; that, and
+    the logarithm [m] of the sum of the exponentials.
     """
     most = logits.max(axis=1, keepdims=True)
     logits -= most
     np.exp(logits, out=logits)
     total = logits.sum(axis=1, keepdims=True)
     logits /= total
-    return (np.log(total) + most)[:, 0]
+    return logits, (np.log(total) + most)[:, 0]

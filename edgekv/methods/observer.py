@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.memory.footprint import Extent
 from edgekv.methods import probe
-from edgekv.methods.centroid_merge import QueryMoments
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.prompt_centroids import turned
+from edgekv.methods.query_moments import QueryMoments
 from edgekv.model import rotation
 from edgekv.settings import Settings
 

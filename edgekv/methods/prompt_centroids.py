@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.errors import Unsupported
-from edgekv.methods.centroid_merge import CentroidMerge, HeadCentroids, QueryMoments, look
+from edgekv.methods.centroid_merge import CentroidMerge, HeadCentroids, draw, looking
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.parallel import one_thread_for_products
+from edgekv.methods.query_moments import PackedMoments, QueryMoments
 
 ENOUGH = 256
 """Tokens whose queries tell what later tokens will ask; with fewer, those of an earlier prompt do.
@@ -33,7 +34,7 @@ class PromptCentroids:
     def __init__(
         self,
         merge: CentroidMerge | None,
-        moments: Mapping[int, QueryMoments],
+        moments: Mapping[int, PackedMoments],
         sink: int,
         window: int,
         aside: bool,
@@ -69,10 +70,15 @@ class PromptCentroids:
             return keep
         try:
             if layer.n_new >= ENOUGH:
-                self.moments[layer.il] = queries()
-            if layer.il not in self.moments:
+                self.moments[layer.il] = PackedMoments.of(asked := queries())
+            elif layer.il in self.moments:
+                asked = self.moments[layer.il].moments()
+            else:
                 return keep
-            moments = turned(self.moments[layer.il], p.rotation(self._merge.params.later))
+            drawn = later_queries(
+                asked, p.rotation(self._merge.params.later), self._merge.params.draws
+            )
+            del asked  # of a wide layer 8 MB
         except (
             Unsupported
         ):  # positions that are no plain RoPE: rows are dropped, as without a summary
@@ -81,7 +87,8 @@ class PromptCentroids:
         assert layer.rows is not None
         losses = self._merge.losses(keep, layer.pos, layer.n_seen, self._sink, self._window)
         self._wait()  # so that rows of one layer at most wait for the thread
-        make = partial(self._merge.centroids, losses, look(layer.rows, losses), moments)
+        look = looking(layer.rows, losses, 2 * drawn.shape[1], at_once=self._aside is not None)
+        make = partial(self._merge.centroids, losses, look, drawn)
         self._found[layer.il] = self._aside.submit(make) if self._aside else make()
         return [head.keep for head in losses]
 
@@ -113,6 +120,13 @@ def write(store: native.Store, il: int, found: list[HeadCentroids]) -> None:
                 head.keys[:m],
                 head.values[:m],
             )
+
+
+def later_queries(moments: QueryMoments, turn: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+    """See `draw`: n of each head, turned to later positions, head by head."""
+    heads = zip(*(np.split(x, len(x)) for x in moments), strict=True)
+    with one_thread_for_products():
+        return np.concatenate([draw(*turned(head, turn), n) for head in heads])
 
 
 def turned(moments: QueryMoments, turn: NDArray[np.float32]) -> QueryMoments:

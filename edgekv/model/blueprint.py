@@ -45,11 +45,7 @@ class Blueprint:
     """
 
     def __init__(
-        self,
-        path: str,
-        n_ubatch: int = 512,
-        on_gpu: bool = True,
-        placed: Sequence[Placement] = (),
+        self, path: str, n_ubatch: int = 512, on_gpu: bool = True, placed: Sequence[Placement] = ()
     ) -> None:
         self.path, self._n_ubatch, self._placed = path, n_ubatch, placed
         self._model = facts.load_without_weights(path, -1 if on_gpu else 0, placed)
@@ -102,11 +98,9 @@ class Blueprint:
         n_batch what the bindings ask for.
         """
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_ubatch, params.n_batch = (
-            n_ctx,
-            self._n_ubatch,
-            max(self._n_ubatch, 2048),
-        )
+        params.n_ctx = n_ctx
+        params.n_ubatch = self._n_ubatch
+        params.n_batch = max(self._n_ubatch, 2048)
         params.type_k, params.type_v, params.n_outputs_max = type_k, type_v, n_outputs
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         native.next_context(compressed)

@@ -8,13 +8,12 @@ import ctypes
 import json
 import os
 from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_void_p
 from typing import Any
 
 from edgekv import native
 from edgekv.errors import BadInput
-from edgekv.library import lib_dir, library_path, logged_error, muted
-from edgekv.model import placement
+from edgekv.library import lib_dir, logged_error, muted
+from edgekv.model import backends, placement
 from edgekv.model.placement import Placement
 from edgekv.native import llama_cpp
 from edgekv.version import __version__
@@ -34,35 +33,8 @@ cache_types = _cache_types()
 
 def devices() -> list[dict[str, Any]]:
     """The backends' devices: name, description, memory_total and memory_free in bytes."""
-    ggml, base = (ctypes.CDLL(str(library_path(name))) for name in ("ggml", "ggml-base"))
-    llama_cpp.llama_backend_init()
-    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    ggml.ggml_backend_dev_get.restype, ggml.ggml_backend_dev_get.argtypes = (
-        c_void_p,
-        [ctypes.c_size_t],
-    )
-    for name in ("name", "description"):
-        fn = getattr(base, "ggml_backend_dev_" + name)
-        fn.restype, fn.argtypes = c_char_p, [c_void_p]
-    base.ggml_backend_dev_memory.argtypes = [
-        c_void_p,
-        POINTER(ctypes.c_size_t),
-        POINTER(ctypes.c_size_t),
-    ]
-    found = []
-    for i in range(ggml.ggml_backend_dev_count()):
-        dev = ggml.ggml_backend_dev_get(i)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        base.ggml_backend_dev_memory(dev, free, total)
-        found.append(
-            {
-                "name": base.ggml_backend_dev_name(dev).decode(),
-                "description": base.ggml_backend_dev_description(dev).decode(),
-                "memory_total": total.value,
-                "memory_free": free.value,
-            }
-        )
-    return found
+    keys = ("name", "description", "memory_total", "memory_free")
+    return [{key: getattr(one, key) for key in keys} for one in backends.devices()]
 
 
 def is_offloaded(n_gpu_layers: int) -> bool:

@@ -74,6 +74,9 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_answer: object = None  # of the answer under way, to tell it from an older one
         self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
         self._kv_cuts: list[int] = []  # the same as numbers of tokens
+        # called with a prompt's tokens and its cuts, before it is decided where to go on
+        self._kv_on_prompt: Callable[[list[int], list[int]], object] | None = None
+        self._kv_pool: Any = None  # its `edgekv.conversations.Conversations`, if it has some
         self._checkpoints = Checkpoints(False)
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""

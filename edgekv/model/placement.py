@@ -10,12 +10,12 @@ import ctypes
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from edgekv.errors import BadInput
-from edgekv.library import library_path
+from edgekv.model import backends
 
 CPU = "CPU"
 """ggml's name of the buffers in main memory."""
@@ -103,21 +103,7 @@ def on_host(tensors: Sequence[str], placed: Sequence[Placement], unplaced: str) 
 
 def buffer_types() -> dict[str, int]:
     """name -> address of the buffer type of each device, the CPU's among them."""
-    from edgekv.native import llama_cpp
-
-    llama_cpp.llama_backend_init()  # loads the backends
-    ggml, base = (ctypes.CDLL(str(library_path(name))) for name in ("ggml", "ggml-base"))
-    count = _function(ggml, "ggml_backend_dev_count", ctypes.c_size_t)
-    device = _function(ggml, "ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    of = _function(base, "ggml_backend_dev_buffer_type", ctypes.c_void_p, ctypes.c_void_p)
-    name = _function(base, "ggml_backend_buft_name", ctypes.c_char_p, ctypes.c_void_p)
-    kinds = [of(device(i)) for i in range(count())]
-    return {name(kind).decode(): kind for kind in kinds if kind}
-
-
-def _function(lib: ctypes.CDLL, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A C function with a prototype of its own: nobody else's is changed."""
-    return ctypes.CFUNCTYPE(result, *arguments)((name, lib))
+    return {one.buffer: one.buffer_type for one in backends.devices() if one.buffer_type}
 
 
 def check_buffers(placed: Sequence[Placement]) -> dict[str, int]:

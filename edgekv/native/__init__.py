@@ -18,6 +18,7 @@ from edgekv.native.context import (
     trim_heap,
     why_unsupported,
 )
+from edgekv.native.parked import Place
 from edgekv.native.prefill import HIDDEN, Observer, Prefill
 from edgekv.native.store import LayerInfo, MemoryInfo, Store
 
@@ -27,6 +28,7 @@ __all__ = [
     "LayerInfo",
     "MemoryInfo",
     "Observer",
+    "Place",
     "Prefill",
     "Store",
     "check_finite",

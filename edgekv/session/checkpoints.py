@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edgekv.session import state
 from edgekv.session.continued import n_same
@@ -30,6 +30,18 @@ class _Saved:
     """Tokens that cannot be taken back one by one in it."""
 
 
+class Sink(Protocol):
+    """Who keeps many conversations."""
+
+    def keep_beginning(self, llm: Holder) -> None:
+        """What the conversation is now, it cannot be taken back to later."""
+        ...
+
+    def keep_end(self, llm: Holder) -> None:
+        """A prompt was read to its end."""
+        ...
+
+
 class Checkpoints:
     """The last two of the last turn, as far as `kv_memory` allows. are_on: whether any are kept."""
 
@@ -37,6 +49,12 @@ class Checkpoints:
         self.are_on = are_on
         self._saved: list[_Saved] = []
         self._prompt_end = 0
+        self.sink: Sink | None = None
+        """Who takes the states instead, whatever `are_on` says."""
+        self.at: list[int] = []
+        """Numbers of tokens behind which prompts are cut, so that states can be had there."""
+        self.is_eager = False
+        """The sink is called there too, not only before something is compressed."""
 
     @property
     def n_bytes(self) -> int:
@@ -59,13 +77,28 @@ class Checkpoints:
         """
         assert llm._kv is not None
         info = llm._kv.store.memory()
-        if not self.are_on or info.n_past == 0 or info.fixed > self._prompt_end > 0:
+        if info.n_past == 0 or info.fixed > self._prompt_end > 0:
+            return
+        if self.sink is not None:
+            self.sink.keep_beginning(llm)
+        if self.sink is not None or not self.are_on:
             return
         others = [x for x in self._saved if x.fixed != info.fixed]
         self._saved = [*others, _Saved(state.take(llm), info.fixed)][-N_STATES:]
         limit = llm._kv.settings.memory
         while limit is not None and self._saved and info.bytes_now + self.n_bytes > limit:
             self._saved.pop(0)
+
+    def reached(self, llm: Holder) -> None:
+        """A part of a prompt was read."""
+        if self.sink is not None and self.is_eager and llm.n_tokens in self.at:
+            self.sink.keep_beginning(llm)
+        self.at = [n for n in self.at if n > llm.n_tokens]
+
+    def has_read(self, llm: Holder) -> None:
+        """Tokens were read. The sink learns if they end the prompt."""
+        if self.sink is not None and llm.n_tokens == self._prompt_end:
+            self.sink.keep_end(llm)
 
     def restore(self, llm: Holder, tokens: Sequence[int]) -> None:
         """Make the conversation the saved state that shares most with `tokens`, if there is one."""

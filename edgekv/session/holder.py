@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from edgekv.engine import Engine
     from edgekv.model.adapters import Adapters
+    from edgekv.session.guard import Guard
 
 
 class Holder(Protocol):
@@ -27,13 +28,25 @@ class Holder(Protocol):
     _ctx: Any
     _requires_eval: bool
     """Whether the last token's logits are missing."""
+    _logits_all: bool
+    """Whether those of all tokens are wanted."""
     kv_overrides: dict[str, Any] | None
     _kv_adapters: Adapters
     _kv: Engine | None
     """None: llama.cpp's own cache holds the conversation."""
+    _guard: Guard
+    _checkpoints: Any
+    _kv_pool: Any
+    """Its `edgekv.conversations.Conversations`, or None."""
 
     def n_ctx(self) -> int: ...
 
     def n_vocab(self) -> int: ...
 
     def reset(self) -> None: ...
+
+    def detokenize(self, tokens: list[int], *, special: bool = False) -> bytes: ...
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
+
+    def _kv_stop_answer(self) -> None: ...

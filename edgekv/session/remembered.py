@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.centroid_merge import JITTER
 from edgekv.methods.merge import Folding
+from edgekv.methods.query_moments import PackedMoments
 from edgekv.native import LayerInfo
 from edgekv.session.memory import Memory
 
 Layout = dict[Any, tuple[str, tuple[int, ...]]]
 _MOST = 1e15
 """A number that makes no sense for a query: its products leave float32."""
+_PARTS = ("mean", "root", "scale")
+"""Of edgekv.methods.query_moments.PackedMoments."""
 
 
 def described(memory: Memory) -> dict[str, Any]:
@@ -44,8 +46,9 @@ def arrays(memory: Memory, layers: Sequence[LayerInfo]) -> list[NDArray[Any]]:
         found["thresholds"] = np.full(_heads(layers), np.nan)
         for at, threshold in memory.folding.thresholds.items():
             found["thresholds"][at] = threshold
-    for il, (mean, cov) in memory.queries.items():
-        found[il, "mean"], found[il, "cov"] = mean, cov
+    for il, asked in memory.queries.items():
+        for name in _PARTS:
+            found[il, name] = getattr(asked, name)
     return [
         np.ascontiguousarray(found[name], kind).reshape(shape)
         for name, (kind, shape) in layout(described(memory), layers).items()
@@ -89,7 +92,8 @@ def layout(description: Any, layers: Sequence[LayerInfo]) -> Layout:
         found["thresholds"] = "<f8", _heads(layers)
     for il in ils:
         n, d = layers[il].n_head, layers[il].d_k
-        found[il, "mean"], found[il, "cov"] = ("<f4", (n, d)), ("<f4", (n, d, d))
+        found[il, "mean"], found[il, "scale"] = ("<f4", (n, d)), ("<f4", (n,))
+        found[il, "root"] = "<f2", (n, d * (d + 1) // 2)
     return found
 
 
@@ -116,8 +120,9 @@ def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> M
         raise ValueError("not all shares are between 0 and 1")
     if thresholds is not None and (np.abs(thresholds) > 1.001).any():
         raise ValueError("not all thresholds are cosines")
-    for il in queries:
-        _check_queries(found[il, "mean"], found[il, "cov"])
+    asked = {il: PackedMoments(*(found[il, name] for name in _PARTS)) for il in queries}
+    if not all(_are_queries(x) for x in asked.values()):
+        raise ValueError("not all queries are numbers")
     folding = None
     if thresholds is not None:
         folding = Folding(float(description["beta"]))
@@ -128,23 +133,18 @@ def remembered(description: dict[str, Any], form: Layout, data: memoryview) -> M
     return Memory(
         description["compressed_at"],
         folding,
-        {il: (found[il, "mean"], found[il, "cov"]) for il in queries},
+        asked,
         spread,
         float(description["ratio"]),
     )
 
 
-def _check_queries(mean: NDArray[np.float32], cov: NDArray[np.float32]) -> None:
-    """Raises ValueError unless these are means and covariances of something."""
-    if not all((np.abs(x) < _MOST).all() for x in (mean, cov)):
-        raise ValueError("not all queries are numbers")
-    d = cov.shape[-1]
-    wide = cov.astype(np.float64)
-    wide += (JITTER * np.trace(wide, axis1=1, axis2=2) / d + 1e-12)[:, None, None] * np.eye(d)
-    try:
-        np.linalg.cholesky(wide)
-    except np.linalg.LinAlgError:
-        raise ValueError("not all covariances are some") from None
+def _are_queries(x: PackedMoments) -> bool:
+    return bool(
+        (np.abs(x.mean) < _MOST).all()
+        and (np.abs(x.root) <= 1).all()
+        and (np.abs(x.scale) < _MOST).all()
+    )
 
 
 def _heads(layers: Sequence[LayerInfo]) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Conversations on disk.
 
-One file holds all of a conversation: a line `edgekv session 2`, a line of JSON (of which model and
+One file holds all of a conversation: a line `edgekv session 3`, a line of JSON (of which model and
 cache it is, and sizes), the note of whoever saved it (JSON), its tokens (int32), what the engine
 remembers (`edgekv.session.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of all of
 that. What it says is checked before anything changes.
@@ -15,9 +15,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedReader
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgekv import files
 from edgekv.errors import BadInput
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from edgekv.session.holder import Holder
 
 KIND = b"edgekv session "
-MAGIC = KIND + b"2\n"
+MAGIC = KIND + b"3\n"
 N_PIECES, PIECE = 256, 1 << 16
 """Pieces of a model file, and bytes of each, that go into its fingerprint."""
 _HEADER = 1 << 16  # most bytes of the line of JSON
@@ -100,12 +102,22 @@ def save(llm: Holder, path: str, note: Any = None) -> None:
 
     Raises BadInput if the note is none or the file cannot be written, which is then as before.
     """
+    write(llm, path, lambda: state.take(llm), note)
+
+
+def write(
+    llm: Holder, path: str | Path, taken: Callable[[], state.State], note: Any = None
+) -> None:
+    """Write a conversation of `llm`, be it another one than it holds. See `save`.
+
+    taken: called when the file may be written; returns the conversation's state.
+    """
     try:
         said = json.dumps(note, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"the note cannot be saved ({error}): give a JSON value") from None
     with files.replaced(path, files.begins_with(KIND), "saved conversation") as f:
-        now = _savable(llm)
+        now = _savable(llm, taken())
         header = _identity(llm) | {
             "n_tokens": len(now.tokens),
             "n_note": len(said),
@@ -118,9 +130,8 @@ def save(llm: Holder, path: str, note: Any = None) -> None:
         _write(f, [MAGIC, line, said, now.tokens.astype("<i4"), *arrays, now.data])
 
 
-def _savable(llm: Holder) -> state.State:
-    """The state of the conversation. Raises BadInput if it is one that `load` would refuse."""
-    now = state.take(llm)
+def _savable(llm: Holder, now: state.State) -> state.State:
+    """`now`. Raises BadInput if it is a state that `load` would refuse."""
     if llm._kv is None:
         try:
             whole_state.check(llm._model.model, memoryview(now.data).cast("B"), len(now.tokens))
@@ -150,14 +161,14 @@ class _File:
     state: state.State
 
 
-def load(llm: Holder, path: str, check: Check | None = None) -> Any:
+def load(llm: Holder, path: str | Path, check: Check | None = None) -> Any:
     """Make the conversation in `path` that of `llm`. Returns the note that it was saved with.
 
     Raises BadInput for any file that is not of this model and cache, is damaged, or is refused by
     `check`; `llm` is then as it was.
     """
     with files.opened(path) as f:
-        saved = _read(llm, f, path)
+        saved = _read(llm, f, str(path))
     if check is not None:
         check(saved.note)
     if not state.try_put(llm, saved.state):
@@ -179,9 +190,62 @@ def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
             )
         return _body(llm, reader, header)
     except (ValueError, EOFError) as error:
-        raise BadInput(f"'{path}' is damaged ({error}); save the conversation again") from None
+        raise _damaged(path, error) from None
     except MemoryError:
         raise BadInput(f"'{path}' is larger than the memory that is free") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """What a file says of itself, its checksum not yet looked at. tokens: int32 [n_tokens]."""
+
+    header: dict[str, Any]
+    note: Any
+    tokens: NDArray[np.int32]
+
+
+class Damaged(BadInput):
+    """A file that is not as it was written."""
+
+
+def beginning(path: str | Path, llm: Holder | None = None) -> Beginning:
+    """Read the note and the tokens of a file, and not its cache.
+
+    Raises BadInput if that cannot be, or with `llm` if the file is not of this model and cache.
+    """
+    with files.opened(path) as f:
+        try:
+            reader = _Reader(f)
+            header = _header(reader, str(path))
+            if llm is not None:
+                _check_identity(header, _identity(llm), str(path))
+            note = _parsed(reader.into(bytearray(header["n_note"])), "note")
+            tokens = reader.into(np.empty(_some(reader, header["n_tokens"]), "<i4"))
+        except (ValueError, EOFError) as error:
+            raise _damaged(path, error) from None
+    return Beginning(header, note, tokens.astype(np.int32))
+
+
+def verify(path: str | Path) -> None:
+    """Raises Damaged if a file is not as it was written, BadInput if it cannot be read."""
+    with files.opened(path) as f:
+        digest, left = hashlib.sha256(), os.fstat(f.fileno()).st_size - _DIGEST
+        while left > 0 and (piece := f.read(min(left, 1 << 20))):
+            digest.update(piece)
+            left -= len(piece)
+        if left != 0 or f.read() != digest.digest():
+            raise _damaged(path, ValueError("its checksum does not match"))
+
+
+def _some(reader: _Reader, n_tokens: int) -> int:
+    """n_tokens, which have to be in what is left."""
+    if 4 * n_tokens > reader.left:
+        raise EOFError("it ends too early")
+    return n_tokens
+
+
+def _damaged(path: str | Path, error: Exception) -> Damaged:
+    return Damaged(f"'{path}' is damaged ({error}); save the conversation again")
 
 
 class _Reader:

@@ -37,16 +37,24 @@ def take(llm: Holder) -> State:
     Raises EdgeKVError if it was taken back to where the cache cannot follow, such as the middle of
     a compressed prompt.
     """
-    ctx = llm._ctx.ctx
     if n_cached(llm) > llm.n_tokens and not llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1):
         raise EdgeKVError(
             "this conversation was taken back to where its cache cannot go back to: reset it"
         )
+    data = data_of(llm)
+    memory = None if llm._kv is None else llm._kv.memory.copy()
+    return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
+
+
+def data_of(llm: Holder) -> Any:
+    """llama.cpp's state of sequence 0, a ctypes array of bytes. Raises EdgeKVError if there is
+    none.
+    """
+    ctx = llm._ctx.ctx
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(ctx, 0))()
     if llama_cpp.llama_state_seq_get_data(ctx, data, len(data), 0) != len(data):
         raise EdgeKVError("llama.cpp could not save its state")
-    memory = None if llm._kv is None else llm._kv.memory.copy()
-    return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
+    return data
 
 
 def take_recurrent(llm: Holder) -> Any:
@@ -98,29 +106,33 @@ def is_finite(llm: Holder) -> bool:
     return True
 
 
-def put(llm: Holder, state: State) -> bool:
+def put(llm: Holder, state: State, is_ours: bool = False) -> bool:
     """Make `state` the conversation of `llm`.
 
-    False if it does not fit. A compressed conversation is then as before; llama.cpp's own cache is
+    is_ours: it was taken in this process, so that its numbers need no look. False if it does not
+    fit. A compressed conversation is then as before; llama.cpp's own cache is
     empty, and so is the conversation.
     """
     if llm._kv is None:
         llm._ctx.kv_cache_seq_rm(-1, -1, -1)  # llama.cpp keeps what it has if the state is empty
     n_read = llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0)
-    if llm._kv is None and not (n_read and is_finite(llm)):
+    if llm._kv is None and not (n_read and (is_ours or is_finite(llm))):
         llm._ctx.kv_cache_clear()
         llm.reset()
         return False
     if n_read == 0:
         return False
-    llm.input_ids[: len(state.tokens)] = state.tokens
-    llm.n_tokens = len(state.tokens)
+    adopt(llm, state.tokens, state.memory.copy() if state.memory else None)
+    return bool(n_read == len(state.data))
+
+
+def adopt(llm: Holder, tokens: NDArray[np.int32], memory: Memory | None) -> None:
+    """The cache of `llm` holds these tokens now. memory: what the engine is to know of them."""
+    llm.input_ids[: len(tokens)] = tokens
+    llm.n_tokens = len(tokens)
     llm._requires_eval = True
     if llm._kv is not None:
-        llm._kv.memory = (
-            state.memory.copy() if state.memory else Memory(ratio=llm._kv.settings.ratio)
-        )
-    return bool(n_read == len(state.data))
+        llm._kv.memory = memory or Memory(ratio=llm._kv.settings.ratio)
 
 
 def try_put(llm: Holder, state: State) -> bool:

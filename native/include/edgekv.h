@@ -144,6 +144,20 @@ LLAMA_API int edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t 
 // room that no row uses goes back to the allocator
 LLAMA_API int edgekv_trim_capacity(struct llama_context * ctx);
 
+// ---- several conversations take turns in a context with a store
+
+struct edgekv_parked;
+
+// a place for a conversation beside the one in the context, empty; null on failure. It may outlive
+// the context, for edgekv_parked_bytes and edgekv_parked_free
+LLAMA_API struct edgekv_parked * edgekv_parked_new(struct llama_context * ctx);
+// The conversation in the context and the one in the place change places. Rows are not copied; the
+// state of recurrent layers is. EDGEKV_INVALID while a prompt is being read, and for a place of
+// another context. After an error the place is as before
+LLAMA_API int edgekv_parked_swap(struct llama_context * ctx, struct edgekv_parked * p);
+LLAMA_API int64_t edgekv_parked_bytes(const struct edgekv_parked * p); // that it takes
+LLAMA_API void edgekv_parked_free(struct edgekv_parked * p);
+
 // ---- prefill: a prompt, layer by layer
 
 struct edgekv_observer {

@@ -2,6 +2,7 @@
 #include "edgekv.h"
 #include "edgekv-cache.h"
 #include "edgekv-error.h"
+#include "edgekv-parked.h"
 #include "edgekv-prefill.h"
 
 #include "llama-context.h"
@@ -284,6 +285,30 @@ int edgekv_trim_capacity(llama_context * ctx) {
         s.shrink_to_fit();
     });
 }
+
+// ---- several conversations
+
+static llama_memory_i * idle(llama_context * ctx) {
+    if (store_of(ctx).active) throw edgekv_error { EDGEKV_INVALID, "a prompt is being read" };
+    ctx->synchronize();
+    return ctx->get_memory();
+}
+
+edgekv_parked * edgekv_parked_new(llama_context * ctx) {
+    edgekv_parked * p = nullptr;
+    guard([&] {
+        idle(ctx);
+        p = new edgekv_parked(edgekv_memory_of(*ctx));
+    });
+    return p;
+}
+
+int edgekv_parked_swap(llama_context * ctx, edgekv_parked * p) {
+    return guard([&] { given(p).swap(idle(ctx)); });
+}
+
+int64_t edgekv_parked_bytes(const edgekv_parked * p) { return p ? (int64_t) p->n_bytes() : 0; }
+void edgekv_parked_free(edgekv_parked * p) { delete p; }
 
 // ---- prefill
 

@@ -14,6 +14,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <typeinfo>
 
@@ -121,6 +122,16 @@ void edgekv_cache<T>::forget_cells(llama_pos n_past) {
             if (cell.has_seq_id(0)) cell.pos = n_past - 1;
 }
 
+uint64_t edgekv_memory::next_id() {
+    static std::atomic<uint64_t> n { 0 };
+    return ++n;
+}
+
+template <typename T>
+void edgekv_cache<T>::set_cells(llama_pos n_past) {
+    for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, (uint32_t) n_past);
+}
+
 template <typename T>
 bool edgekv_cache<T>::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
     // a hole in the middle: positions of kept rows are fixed
@@ -180,7 +191,7 @@ void edgekv_cache<T>::state_read(llama_io_read_i & io, llama_seq_id, llama_state
     store->read(io, (llama_pos) this->n_ctx, recr ? next.n_past() : -1);
     next.restore();
     forget_mark();
-    for (auto * kv : caches(*this)) edgekv_access::fill_cells(*kv, store->n_past);
+    set_cells(store->n_past);
 }
 
 template struct edgekv_cache<llama_kv_cache>;

@@ -23,6 +23,7 @@ struct edgekv_access {
 };
 
 struct edgekv_memory {
+    const uint64_t id = next_id(); // no other memory of this process has it, not even a later one
     std::unique_ptr<edgekv_store> store;
     uint32_t n_ctx = 0;
     int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
@@ -38,6 +39,11 @@ struct edgekv_memory {
     // the cells hold the first n_past tokens again, whatever lies behind them; K/V and recurrent
     // states stay as they are
     virtual void forget_cells(llama_pos n_past) = 0;
+    // the cells hold n_past tokens, whatever they held; throws std::bad_alloc
+    virtual void set_cells(llama_pos n_past) = 0;
+
+private:
+    static uint64_t next_id();
 };
 
 // T: llama_kv_cache or llama_kv_cache_iswa, or llama_memory_hybrid or llama_memory_hybrid_iswa
@@ -51,6 +57,7 @@ struct edgekv_cache : T, edgekv_memory {
     bool get_can_shift() const override { return false; }
     void clear(bool data) override;
     void forget_cells(llama_pos n_past) override;
+    void set_cells(llama_pos n_past) override;
     bool seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) override;
     std::map<ggml_backend_buffer_type_t, size_t> memory_breakdown() const override;
     void state_write(llama_io_write_i & io, llama_seq_id seq_id = -1,

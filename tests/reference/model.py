@@ -129,9 +129,8 @@ class Reference:
     def fork(self) -> Reference:
         """Another conversation that goes on from here: same weights, same rows."""
         other = Reference(self.weights, self.type_k, self.type_v, self.rounded_queries)
-        other.layers = [
-            replace(layer) for layer in self.layers
-        ]  # tensors are never changed in place
+        # tensors are never changed in place
+        other.layers = [replace(layer) for layer in self.layers]
         return other
 
     def _forward(
@@ -210,9 +209,8 @@ class Reference:
         [n_head_kv, G, n_q, d_head] at pos.
         """
         w, layer = self.weights, self.layers[il]
-        n_rows = int(
-            torch.searchsorted(layer.pos, pos[-1], right=True)
-        )  # later rows are masked for every query of this chunk
+        # later rows are masked for every query of this chunk
+        n_rows = int(torch.searchsorted(layer.pos, pos[-1], right=True))
         distance = pos[:, None] - layer.pos[None, :n_rows]
         allowed = (distance >= 0) & (
             (distance < w.n_swa) if w.swa[il] else torch.ones_like(distance, dtype=torch.bool)

@@ -43,11 +43,9 @@ def load(path: Path | str) -> Weights:
         field = reader.fields.get(f"{arch}.{key}")
         return default if field is None else field.contents()
 
-    n_layer, n_embd, n_head = (
-        value("block_count"),
-        value("embedding_length"),
-        value("attention.head_count"),
-    )
+    n_layer = value("block_count")
+    n_embd = value("embedding_length")
+    n_head = value("attention.head_count")
     n_swa = value("attention.sliding_window", 0)
     return Weights(
         arch=arch,

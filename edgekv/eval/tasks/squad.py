@@ -104,8 +104,7 @@ TASK = Task(
     "squad",
     "Questions about paragraphs, from a file in SQuAD's format.",
     "Ask the questions of a SQuAD file (1.1 or 2.0); the paragraph of each stands among others up "
-    "to --lengths. The score is SQuAD's F1, beside "
-    "it the share of exact matches.",
+    "to --lengths. The score is SQuAD's F1, beside it the share of exact matches.",
     samples,
     asks=("files", "lengths"),
     measures=(Measure("score", "F1"), Measure("exact", "exact match")),

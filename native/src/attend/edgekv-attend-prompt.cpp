@@ -27,7 +27,7 @@ static ggml_tensor * attend_prefill_graph(const llm_graph_context & g, edgekv_pr
     for (int h = 0; h < l.n_head_kv; ++h) {
         const int64_t before = l.len[h] + row;            // rows in front of this chunk
         const int64_t skip = p.prompt.first_seen(l, row); // no token of it sees those before
-        const int64_t begin = s.n_old - l.len[h] + skip, n_seen = before + g.n_tokens - skip,
+        const int64_t begin = s.at(row) - before + skip, n_seen = before + g.n_tokens - skip,
                       pad = hidden_rows(begin, n_seen, l.row_step);
         first[h] = h * s.cap + begin - pad;
         n[h] = n_seen + pad;

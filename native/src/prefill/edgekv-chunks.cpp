@@ -13,6 +13,24 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+// llama.cpp takes memory for the largest graph that a model could have, and fills it with zeros; of
+// a hybrid's that is 9 MB, most of which no tensor is ever in
+static void give_back_unused(ggml_context & ctx) {
+#ifdef __linux__
+    const uintptr_t page = sysconf(_SC_PAGESIZE), base = (uintptr_t) ggml_get_mem_buffer(&ctx);
+    const uintptr_t begin = (base + ggml_used_mem(&ctx) + page - 1) / page * page;
+    const uintptr_t end = (base + ggml_get_mem_size(&ctx)) / page * page;
+    if (begin < end) madvise((void *) begin, end - begin, MADV_DONTNEED);
+#else
+    (void) ctx;
+#endif
+}
+
 // Tokens whose windows begin together, where masks are made for whole chunks and windows do not
 // slide; 0: chunks may end anywhere
 int64_t edgekv_chunks::window_step() const {
@@ -87,6 +105,7 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
     g.gf = edgekv_context::build(*prompt.ctx, *g.res, *c.mctx, c.has_output ? 1 : 0);
     building = nullptr;
     building_for = nullptr;
+    give_back_unused(*g.res->get_ctx());
     if (g.has_output && !g.res->get_logits())
         throw edgekv_error { EDGEKV_UNSUPPORTED,
             "this model gives no logits: it is made for embeddings" };
@@ -123,7 +142,7 @@ edgekv_prompt_rows * edgekv_chunks::prompt_rows(const edgekv_layer & l, int il) 
     building->prompt_rows.push_back(std::make_unique<edgekv_prompt_rows>());
     auto & r = *building->prompt_rows.back();
     r.layer = &l;
-    for (int k = 0; k < l.n_head_kv; ++k) r.first.push_back((int32_t) s.first(l, k));
+    for (int k = 0; k < l.n_head_kv; ++k) r.first.push_back((int32_t) s.origin(l, k, 0));
     r.len.resize(l.n_head_kv);
     r.start.resize(l.n_swa ? building->n_tokens : 0);
     r.norm = observers.norm_of(il);
@@ -217,26 +236,39 @@ void edgekv_chunks::bind(const edgekv_chunk & c) const {
         auto * x = (int64_t *) t->data;
         const int64_t n_head_kv = s->t.k->ne[1] / s->cap;
         for (int64_t i = 0; i < c.n_tokens; ++i)
-            for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k * s->cap + s->n_old + c.row + i;
+            for (int64_t k = 0; k < n_head_kv; ++k) *x++ = k * s->cap + s->at(c.row) + i;
     }
     for (auto & [l, t] : g.heads) {
         if (!t->data) continue;
         auto * x = (int32_t *) t->data;
-        for (int64_t k = 0; k < l->n_head_kv; ++k) {
-            *x++ = (int32_t) scratches.of(*l).first(*l, (int) k);
-        }
-        for (int64_t k = 0; k < l->n_head_kv; ++k)
-            *x++ = (int32_t) (l->len[k] + c.row + c.n_tokens);
-        for (int64_t i = 0; i < c.n_tokens && l->n_swa; ++i)
-            *x++ = (int32_t) prompt.first_seen(*l, c.row + i);
+        const auto seen = rows_seen(*l, c);
+        x = std::copy(seen.first.begin(), seen.first.end(), x);
+        x = std::copy(seen.len.begin(), seen.len.end(), x);
+        std::copy(seen.start.begin(), seen.start.end(), x);
     }
     for (auto & r : g.prompt_rows) {
-        const auto & l = *r->layer;
+        const auto seen = rows_seen(*r->layer, c);
         r->next = 0;
-        for (int k = 0; k < l.n_head_kv; ++k) r->len[k] = (int32_t) (l.len[k] + c.row + c.n_tokens);
-        for (size_t t = 0; t < r->start.size(); ++t)
-            r->start[t] = (int32_t) prompt.first_seen(l, c.row + (int64_t) t);
+        // in place: the node has their addresses
+        std::copy(seen.first.begin(), seen.first.end(), r->first.begin());
+        std::copy(seen.len.begin(), seen.len.end(), r->len.begin());
+        std::copy(seen.start.begin(), seen.start.end(), r->start.begin());
     }
+}
+
+edgekv_chunks::seen_rows edgekv_chunks::rows_seen(
+    const edgekv_layer & l, const edgekv_chunk & c) const {
+    const auto & s = scratches.of(l);
+    const int64_t gone = s.n_gone(l, c.row);
+    seen_rows seen;
+    for (int k = 0; k < l.n_head_kv; ++k) {
+        seen.first.push_back((int32_t) (s.origin(l, k, c.row) + gone));
+        seen.len.push_back((int32_t) (l.len[k] + c.row + c.n_tokens - gone));
+    }
+    for (int64_t i = 0; i < c.n_tokens && l.n_swa; ++i) {
+        seen.start.push_back((int32_t) (prompt.first_seen(l, c.row + i) - gone));
+    }
+    return seen;
 }
 
 void edgekv_chunks::clear() {

@@ -44,6 +44,13 @@ private:
     void build_chunk(int64_t first, int64_t n, int64_t row);
     edgekv_graph & graph_for(const edgekv_chunk & c);
 
+    // rows of each head that tokens of a chunk see: where they begin, how many there are, and of a
+    // window the first that each token sees
+    struct seen_rows {
+        std::vector<int32_t> first, len, start;
+    };
+    seen_rows rows_seen(const edgekv_layer & l, const edgekv_chunk & c) const;
+
     const edgekv_prompt & prompt;
     const edgekv_scratches & scratches;
     edgekv_observers & observers;

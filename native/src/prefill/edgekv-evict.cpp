@@ -34,7 +34,7 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
     whole.assign(l.n_head_kv, {});
     for (int k = 0; k < l.n_head_kv; ++k) {
         const int32_t n = (int32_t) (l.len[k] + prompt.n_tokens);
-        base[k] = s.first(l, k);
+        base[k] = s.origin(l, k, (prompt.n_tokens - 1) / s.n_step * s.n_step);
         if (l.n_swa) { // what the next token may see, and a little for short rewinds
             for (int32_t r = std::max(0, n - l.n_swa - EDGEKV_SWA_SLACK); r < n; ++r)
                 lists[k].push_back(r);
@@ -66,6 +66,11 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
         for (int32_t r : lists[k]) {
             f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : prompt.pos0 + r - l.len[k]);
         }
+    for (int k = 0; k < l.n_head_kv && s.window; ++k) { // rows in front of these are gone
+        const int32_t first_row = lists[k].front();
+        base[k] += first_row;
+        for (int32_t & r : lists[k]) r -= first_row;
+    }
     edgekv_gather(s.t, base, lists, *f);
     fresh[l.il] = std::move(f);
     evicted = evicted || !all;

@@ -195,6 +195,7 @@ void edgekv_prefill::run_chunks(int slice) {
             if (at_end.rows.empty()) at_end.save(*recurrent, begin, end);
             else at_end.restore();
         }
+        for (int l = begin; l < end; ++l) scratches.make_room(p.layer(l), c.row);
         slices.run(c, slice);
         for (int l = begin; l < end; ++l) observers.observe(c, l);
         ++n_done;

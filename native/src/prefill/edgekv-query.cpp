@@ -161,8 +161,10 @@ const std::vector<double> & edgekv_observers::mean_turn(
         memcmp(turn.rope->op_params, path.rope->op_params, sizeof(path.rope->op_params)) == 0)
         return turn.mean;
     std::vector<double> sum(d * d, 0.0);
-    const bool several = path.rope->op_params[2] & GGML_ROPE_TYPE_MROPE; // positions of a token
-    const int step = 64;                                                 // positions at once
+    // a token has several positions
+    const bool several = path.rope->op_params[2] & GGML_ROPE_TYPE_MROPE;
+    // positions at once, as many as take 4 MiB
+    const int step = (int) std::max<int64_t>(1, (1 << 20) / (d * d));
     for (int first = 0; first < n_future; first += step) {
         const int64_t n = std::min(step, n_future - first);
         ggml_tensor *basis = nullptr, *pos = nullptr, *ff = nullptr, *rot = nullptr;

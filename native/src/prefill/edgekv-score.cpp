@@ -68,7 +68,7 @@ void edgekv_observers::score(const edgekv_layer & l, int il, const edgekv_span &
     std::vector<int32_t> first(l.n_head_kv), len(l.n_head_kv), columns_len(l.n_head_kv),
         n_after(n_q), columns_after(n_q);
     for (int k = 0; k < l.n_head_kv; ++k) {
-        first[k] = (int32_t) s.first(l, k);
+        first[k] = (int32_t) s.origin(l, k, 0);
         len[k] = (int32_t) (l.len[k] + row0 + n_q);
         columns_len[k] = len[k] - n_piece;
     }
@@ -135,7 +135,7 @@ void edgekv_observers::stat(int observer, edgekv_stat which, float * out) const 
                                                              : nullptr;
     if (!x || x->empty()) throw edgekv_error { EDGEKV_INVALID, "this statistic was not asked for" };
     for (int k = 0; k < l.n_head_kv; ++k) {
-        const int64_t from = s.first(l, k), n = l.len[k] + prompt.n_tokens;
+        const int64_t from = s.origin(l, k, 0), n = l.len[k] + prompt.n_tokens;
         float * o = out + k * n_out;
         std::fill(o + n, o + n_out, 0.0f);
         for (int64_t j = 0; j < n; ++j) {

@@ -16,6 +16,42 @@ bool edgekv_scratches::taken(int scratch, int slice) const {
     return std::find(first, last, scratch) != last;
 }
 
+static int64_t nobodys(const edgekv_layer & l) {
+    return ggml_backend_buft_is_host(l.buft) ? 0 : EDGEKV_FLASH_ROWS - 1;
+}
+
+static int64_t rows_that_stay(const edgekv_layer & l) { return l.n_swa + EDGEKV_SWA_SLACK; }
+
+// Rows of a head that are enough for a window, if the prompt is longer; else 0. A slide never
+// overwrites what it reads. The pieces of a probe all go on from the prompt's end, which stays.
+int64_t edgekv_scratches::sliding_rows(const edgekv_layer & l) const {
+    if (!l.n_swa || l.max_bias != 0.0f || !prompt.pieces.empty()) return 0;
+    if (l.chunked && !prompt.by_kernel(l)) return 0; // chunks of several lengths
+    const auto & layers = prompt.store->layers;
+    const bool takes_turns = prompt.alone(l.il) &&
+        std::any_of(layers.begin(), layers.end(),
+            [&](const auto & m) { return m->selects() && alike(l, *m) && prompt.alone(m->il); });
+    if (takes_turns) return 0; // with layers that need all rows
+    const int64_t n = nobodys(l) + 2 * rows_that_stay(l) + prompt.n_ubatch;
+    return n < nobodys(l) + l.len_max() + prompt.n_rows ? n : 0;
+}
+
+void edgekv_scratch::slide(int64_t row, int n_head_kv) {
+    const int64_t end = at(row - n_step) + n_step;
+    std::vector<int32_t> from, to;
+    for (int k = 0; k < n_head_kv; ++k) {
+        from.push_back((int32_t) (k * cap + end - window));
+        to.push_back((int32_t) (k * cap + front));
+    }
+    t.copy_heads(t, from, to, std::vector<int32_t>(n_head_kv, (int32_t) window));
+}
+
+void edgekv_scratches::make_room(const edgekv_layer & l, int64_t row) {
+    if (l.n_head_kv == 0) return;
+    auto & s = *all[index(l)];
+    if (s.slides_before(row)) s.slide(row, l.n_head_kv);
+}
+
 void edgekv_scratches::make() {
     const auto & layers = prompt.store->layers;
     all.clear();
@@ -25,22 +61,29 @@ void edgekv_scratches::make() {
         if (l.n_head_kv == 0) continue; // nothing is stored
         const int slice = prompt.slice_of((int) il);
         for (int j = 0; j < prompt.begin(slice) && of_layer[il] < 0; ++j) {
-            if (alike(l, *layers[j]) && !taken(of_layer[j], slice)) of_layer[il] = of_layer[j];
+            const bool same = alike(l, *layers[j]) && sliding_rows(l) == sliding_rows(*layers[j]);
+            if (same && !taken(of_layer[j], slice)) of_layer[il] = of_layer[j];
         }
         if (of_layer[il] < 0) {
             of_layer[il] = count();
             all.push_back(std::make_unique<edgekv_scratch>());
         }
         auto & s = *all[of_layer[il]];
-        const int n_nobodys = ggml_backend_buft_is_host(l.buft) ? 0 : EDGEKV_FLASH_ROWS - 1;
-        s.n_old = std::max<int64_t>(s.n_old, l.len_max() + n_nobodys);
+        s.n_old = std::max(s.n_old, l.len_max() + nobodys(l));
     }
     for (const auto & p : layers) {
         const auto & l = *p;
         if (l.n_head_kv == 0) continue;
         auto & s = *all[index(l)];
         if (s.t.k) continue;
-        s.cap = (s.n_old + prompt.n_rows + l.row_step - 1) / l.row_step * l.row_step;
+        int64_t n_rows = s.n_old + prompt.n_rows;
+        if (const int64_t n = sliding_rows(l)) {
+            s.window = rows_that_stay(l);
+            s.front = nobodys(l);
+            s.n_step = prompt.n_ubatch;
+            n_rows = n;
+        }
+        s.cap = (n_rows + l.row_step - 1) / l.row_step * l.row_step;
         s.t = edgekv_tensors::make(l.buft, l, s.cap * l.n_head_kv, "scratch");
         if (l.max_bias != 0.0f) s.pos.resize(s.cap * l.n_head_kv);
         if (l.row_step > 1 || !ggml_backend_buft_is_host(l.buft)) {
@@ -59,7 +102,7 @@ void edgekv_scratches::lay_out_old(const edgekv_layer & l) {
     if (l.n_head_kv == 0) return;
     auto & s = *all[index(l)];
     std::vector<int32_t> to(l.n_head_kv);
-    for (int k = 0; k < l.n_head_kv; ++k) to[k] = (int32_t) s.first(l, k);
+    for (int k = 0; k < l.n_head_kv; ++k) to[k] = (int32_t) s.origin(l, k, 0);
     s.t.copy_heads(l.t, l.first, to, l.len);
     for (int k = 0; k < l.n_head_kv && !s.pos.empty(); ++k) {
         float * p = s.pos.data() + to[k];
@@ -81,7 +124,8 @@ edgekv_head_rows edgekv_scratches::rows_read(int head) const {
     const auto & l = in_work();
     if (head < 0 || head >= l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "no such head" };
     const auto & s = of(l);
-    return { &s.t, s.first(l, head), (int32_t) (l.len[head] + prompt.n_tokens), nullptr };
+    if (s.window) throw edgekv_error { EDGEKV_INVALID, "this layer has its last rows only" };
+    return { &s.t, s.origin(l, head, 0), (int32_t) (l.len[head] + prompt.n_tokens), nullptr };
 }
 
 size_t edgekv_scratches::n_bytes() const {

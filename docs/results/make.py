@@ -1,0 +1,81 @@
+"""The tables and pictures of docs/results, made from the JSON in docs/results/data.
+
+python docs/results/make.py      writes them anew; pictures need matplotlib
+
+Where PAGE.md says `<!-- table: NAME -->`, the table NAME of data/PAGE.json follows. A column is its
+head and the format of its values ("" for text, which stands left); a value is text, a number,
+several numbers for one format, or null for an empty cell. Each table has date, commit, machine and
+command, or its page has. A picture draws columns of a table against the table's first column, with
+a line for each value of the second.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n\n)(?:\|.*\n)*")
+
+
+def data_of(page: str) -> dict[str, Any]:
+    return json.loads((HERE / "data" / f"{page}.json").read_text(encoding="utf-8"))
+
+
+def updated(page: str) -> str:
+    """The text of PAGE.md with the tables that its data give."""
+    tables = data_of(page)["tables"]
+    text = (HERE / f"{page}.md").read_text(encoding="utf-8")
+    return MARKED.sub(lambda found: found[1] + table(tables[found[2]]), text)
+
+
+def table(data: dict[str, Any]) -> str:
+    heads, formats = zip(*data["columns"], strict=True)
+    rows = [heads, ["---:" if form else "---" for form in formats]]
+    for row in data["rows"]:
+        rows.append([cell(form, value) for form, value in zip(formats, row, strict=True)])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def cell(form: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return form.format(*value) if isinstance(value, list) else form.format(value)
+
+
+def draw(page: str, name: str) -> None:
+    """Write the picture NAME.png of a page."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    picture = data_of(page)["pictures"][name]
+    data = data_of(page)["tables"][picture["table"]]
+    heads = [head for head, _ in data["columns"]]
+    names = picture.get("lines") or {row[1]: row[1] for row in data["rows"]}
+    figure, axes = plt.subplots(1, len(picture["panels"]), figsize=(9, 3.6), squeeze=False)
+    for axis, (column, label) in zip(axes[0], picture["panels"].items(), strict=True):
+        at = heads.index(column)
+        for line, legend in names.items():
+            rows = [row for row in data["rows"] if row[1] == line]
+            values = [row[at][0] if isinstance(row[at], list) else row[at] for row in rows]
+            width = 3 if " x " in line else 1.5
+            axis.plot([row[0] for row in rows], values, marker="o", linewidth=width, label=legend)
+        axis.set(xlabel=f"{heads[0]}, tokens", ylabel=label, ylim=(0, None))
+        axis.set_xticks([row[0] for row in rows], [f"{row[0]:,}" for row in rows])
+        axis.grid(axis="y", alpha=0.3)
+    figure.suptitle(picture["title"], fontsize=10)
+    handles = axes[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="lower center", ncols=3, frameon=False)
+    figure.tight_layout(rect=(0, 0.08 * -(-len(names) // 3), 1, 1))
+    figure.savefig(HERE / f"{name}.png", dpi=110, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    for stem in sorted(path.stem for path in (HERE / "data").glob("*.json")):
+        (HERE / f"{stem}.md").write_text(updated(stem), encoding="utf-8")
+        for name in data_of(stem).get("pictures", {}):
+            draw(stem, name)

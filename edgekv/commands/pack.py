@@ -1,0 +1,139 @@
+"""edgekv pack: read documents once, and ask about them whenever."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgekv import files
+from edgekv.commands import terminal
+from edgekv.commands.conversation import content_of, plain_text
+from edgekv.commands.extract import document_text
+from edgekv.commands.options import SYSTEM, EngineOptions, engine_options
+from edgekv.commands.report import mib, percent, table
+from edgekv.commands.stream import refused_prompts
+from edgekv.commands.template import Template
+from edgekv.commands.text import encodable, expanded, printable
+from edgekv.errors import Cancelled
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+    from edgekv.conversations.pack import Pack
+
+
+class WithUsual(click.Group):
+    """A group with a command that need not be named."""
+
+    usual = "create"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        asks_for_help = args and args[0] in ctx.help_option_names
+        if args and not asks_for_help and args[0] not in self.commands:
+            args = [self.usual, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("pack", cls=WithUsual, short_help="Read documents once, and ask about them whenever.")
+def command() -> None:
+    """Read documents once into a file, and ask about them whenever: 'edgekv chat --pack FILE'."""
+
+
+@command.command("create", short_help="Read documents into a pack; the usual command.")
+@engine_options
+@SYSTEM
+@click.option("-o", "--output", required=True, metavar="PACK", help="The file to write.")
+@click.argument("documents", nargs=-1, required=True, metavar="FILE...")
+def create(
+    engine: EngineOptions, system_prompt: str | None, output: str, documents: tuple[str, ...]
+) -> None:
+    """Read documents into a pack. The word 'create' may be left out.
+
+    Documents are text, Markdown, HTML, or PDF (with the extra 'pdf'). A pack belongs to its model;
+    whoever opens it takes over its options for the cache.
+    """
+    from edgekv.session.session import KIND
+
+    files.check(output, files.begins_with(KIND), "pack")
+    texts = {path: document_text(path) for path in documents}
+    from edgekv.commands.load import load_llama
+    from edgekv.conversations import pack as packs
+
+    llm = load_llama(engine)
+    template = Template(llm)
+    template.check()
+    found = [_document(llm, path, text) for path, text in texts.items()]
+    system = [{"role": "system", "content": encodable(system_prompt)}] if system_prompt else []
+    question = {"role": "user", "content": content_of([x.text for x in found], "?")}
+
+    def complete(messages: list[dict[str, Any]]) -> Any:
+        if not template:
+            return llm.create_completion(plain_text(messages), stream=True, max_tokens=1)
+        return llm.create_chat_completion(messages=messages, stream=True, max_tokens=1)
+
+    stops = terminal.interruptible(llm.kv_cancel)
+    try:
+        with stops, terminal.reading_bar(llm), refused_prompts(llm):
+            pack = packs.write(llm, [*system, question], found, complete, output)
+    except Cancelled:
+        raise click.Abort from None
+    click.echo(f"{output}: {_summary(pack)}")
+
+
+def _document(llm: Llama, path: str, text: str) -> Any:
+    from edgekv.conversations.pack import PackedDocument
+
+    n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
+    return PackedDocument(
+        encodable(os.path.basename(path)), text, expanded(path).stat().st_size, n_tokens
+    )
+
+
+@command.command("show", short_help="What a pack holds.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("pack", metavar="PACK")
+def show(pack: str, as_json: bool) -> None:
+    """Print a pack's documents, and what its cache was made with."""
+    from edgekv.conversations import pack as packs
+    from edgekv.session import session
+
+    found = packs.read(pack)
+    session.verify(pack)
+    if as_json:
+        said = asdict(found)
+        for document in said["documents"]:
+            del document["text"]
+        print(json.dumps(said, ensure_ascii=False))
+        return
+    click.echo(table(_rows(found)))
+
+
+def _rows(pack: Pack) -> list[tuple[str, str]]:
+    rows = [
+        (f"document {i}", f"{printable(x.name)}: {x.n_tokens:,} tokens, {x.n_bytes:,} bytes")
+        for i, x in enumerate(pack.documents, 1)
+    ]
+    if pack.system:
+        rows.append(("system message", " ".join(printable(pack.system).split())))
+    kinds = "/".join(dict.fromkeys(pack.cache_types))
+    return [
+        *rows,
+        ("tokens", f"{pack.n_tokens:,}"),
+        ("KV cache", _cache(pack)),
+        ("cache type", kinds),
+        ("method", pack.method),
+        ("share asked for", percent(pack.settings.ratio, 1)),
+    ]
+
+
+def _cache(pack: Pack) -> str:
+    share = percent(pack.n_bytes, max(pack.n_bytes_full, 1))
+    return f"{mib(pack.n_bytes)} of {mib(pack.n_bytes_full)} MiB, {share}"
+
+
+def _summary(pack: Pack) -> str:
+    n = len(pack.documents)
+    return f"{n} document{'s' * (n > 1)}, {pack.n_tokens:,} tokens, KV {_cache(pack)}"

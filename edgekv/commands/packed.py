@@ -1,0 +1,74 @@
+"""The option --pack: a model with a pack's settings, and the pack's documents in a conversation."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from edgekv.commands.options import EngineOptions
+from edgekv.commands.values import CACHE_TYPES
+from edgekv.config import KVConfig
+from edgekv.errors import BadInput
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+    from edgekv.conversations.pack import Pack
+
+PACK = click.option(
+    "--pack",
+    metavar="FILE",
+    help=(
+        "Begin with the documents of a pack, which are not read again. Its options for the cache"
+        " are taken over ('edgekv pack')."
+    ),
+)
+
+
+def read(path: str, system: str | None) -> Pack:
+    """The pack that --pack names. Raises BadInput if it is none, or has another system message."""
+    from edgekv.conversations import pack as packs
+
+    found = packs.read(path)
+    if system and system != found.system:
+        raise BadInput(
+            f"'{path}' was made with another system message: leave -sys out, or pack the documents"
+            " again with it"
+        )
+    return found
+
+
+def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions:
+    """`engine` with the cache of a pack.
+
+    Raises BadInput if an option was given that says otherwise.
+    """
+    from edgekv.conversations.pack import SAID
+
+    mine, its, usual = engine.kv, pack.settings, KVConfig()
+    for name in SAID:
+        given, wanted = getattr(mine, name), getattr(its, name)
+        if given != getattr(usual, name) and given != wanted:
+            option = f"--kv-{name.replace('_', '-')}"
+            raise BadInput(
+                f"'{path}' was made with {option} {wanted}: leave {option} {given} out, or pack the"
+                " documents again with it"
+            )
+    others = {one.name: getattr(mine, one.name) for one in fields(KVConfig)}
+    kv = KVConfig(**{**others, **{name: getattr(its, name) for name in SAID}})
+    type_k, type_v = (x if x in CACHE_TYPES else None for x in pack.cache_types)
+    return replace(
+        engine,
+        kv=kv,
+        cache_type_k=engine.cache_type_k or type_k,
+        cache_type_v=engine.cache_type_v or type_v,
+    )
+
+
+def opened(llm: Llama, path: str) -> list[str]:
+    """Put a pack into `llm`. Returns the texts of its documents."""
+    from edgekv.conversations import pack as packs
+
+    packs.load(llm, path)
+    return [x.text for x in packs.read(path).documents]

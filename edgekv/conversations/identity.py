@@ -1,0 +1,45 @@
+"""Which settings a conversation's cache was made with. One of other settings would give other
+answers, so no prompt goes on from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from edgekv.library import lib_dir
+from edgekv.native.bindings import ABI
+from edgekv.session.session import fingerprint
+from edgekv.version import __version__
+
+if TYPE_CHECKING:
+    from edgekv.session.holder import Holder
+
+
+def settings_of(llm: Holder) -> str:
+    """A digest of versions, method and limits. Model, adapters and cache types are the file's
+    business, see `edgekv.session.session`.
+    """
+    said = {"version": __version__, "abi": ABI, "llama.cpp": _commit()} | _method(llm)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _commit() -> str:
+    path = lib_dir() / "build-info.json"
+    return str(json.loads(path.read_text()).get("commit", "")) if path.exists() else ""
+
+
+def _method(llm: Holder) -> dict[str, Any]:
+    """How the cache is compressed; nothing where it is not."""
+    if llm._kv is None:
+        return {}
+    s = llm._kv.settings
+    score, budget = s.preset.score, s.preset.budget
+    names = "ratio", "tokens", "n_bytes", "memory", "sink", "window", "min_tokens", "tail", "seed"
+    return {name: getattr(s, name) for name in names} | {
+        "method": [s.preset.name, score.name, budget.name, s.preset.query_source],
+        "parameters": repr((s.preset.params, getattr(budget, "params", None), s.preset.merge)),
+        "table": None if s.table is None else s.table.tolist(),
+        "profile": fingerprint(s.preset.profile) if s.preset.profile else None,
+    }

@@ -1,0 +1,180 @@
+"""Packs: documents that a model has read once, in a file. Whoever opens it asks at once.
+
+A pack is a saved conversation (`edgekv.session.session`) whose prompt ends behind its documents.
+Its note has their texts, because each prompt is made from text, and what the cache was made with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from edgekv.config import KVConfig
+from edgekv.errors import BadInput
+from edgekv.session import session
+
+if TYPE_CHECKING:
+    from edgekv.llama import Llama
+
+_FREE = {"profile", "checkpoints", "hidden", "seed", "budget"}
+"""Fields of `KVConfig` that a pack does not say, or says with others."""
+SAID = tuple(one.name for one in fields(KVConfig) if one.name not in _FREE) + ("budget",)
+"""Fields of `KVConfig` that a pack says."""
+
+
+Complete = Callable[[list[dict[str, Any]]], Iterator[Any]]
+"""From messages to the pieces of a completion, which is not run to its end."""
+
+
+@dataclass(frozen=True)
+class PackedDocument:
+    """n_bytes: of the file that the text came from."""
+
+    name: str
+    text: str
+    n_bytes: int
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What a pack says of itself. method: the one that ran; config: the cache's options by the
+    names of `KVConfig`; cache_types: of K and V.
+    """
+
+    documents: tuple[PackedDocument, ...]
+    system: str
+    method: str
+    config: dict[str, Any]
+    cache_types: tuple[str, str]
+    n_tokens: int
+    n_bytes: int
+    """Of the cache."""
+    n_bytes_full: int
+    """Of the full f16 cache."""
+
+    @property
+    def settings(self) -> KVConfig:
+        return KVConfig(**self.config)
+
+
+def write(
+    llm: Llama,
+    messages: list[dict[str, Any]],
+    documents: list[PackedDocument],
+    complete: Complete,
+    path: str,
+) -> Pack:
+    """Read the documents and save the conversation.
+
+    messages: perhaps a system message, then one whose content is a list of text parts: each
+    document in a part of its own, then any text. complete(messages): starts the completion that a
+    chat would start. Raises ContextFull, BadInput if the chat template changes the documents, and
+    Cancelled.
+    """
+    texts = [part["text"] for part in messages[-1]["content"]][:-1]
+    tokens = prompt_of(llm, lambda: complete(messages))
+    cuts = llm._kv_positions(texts, tokens)
+    if len(cuts) != len(texts):
+        raise BadInput(
+            "this model's chat template or tokenizer changes the documents: they cannot be packed"
+        )
+    llm.reset()
+    llm._kv_cuts = cuts[:-1]
+    llm.eval(tokens[: cuts[-1]])
+    stats = llm.kv_stats()
+    system = messages[0]["content"] if messages[0]["role"] == "system" else ""
+    config = asdict(llm._kv_config)
+    pack = Pack(
+        tuple(documents),
+        system,
+        stats.method,
+        {name: config[name] for name in SAID},
+        (stats.type_k, stats.type_v),
+        stats.n_seen,
+        stats.n_bytes_used,
+        stats.n_bytes_full,
+    )
+    llm.kv_save(path, {"pack": asdict(pack)})
+    return pack
+
+
+class _Captured(Exception):
+    """The prompt is known; nothing is to be read yet."""
+
+
+def prompt_of(llm: Llama, complete: Callable[[], Iterator[Any]]) -> list[int]:
+    """The tokens of the prompt that a completion begins with."""
+    found: list[int] = []
+
+    def capture(tokens: list[int], cuts: list[int]) -> None:
+        found.extend(tokens)
+        raise _Captured
+
+    with _on_prompt(llm, capture):
+        with suppress(_Captured):
+            next(complete())
+    return found
+
+
+@contextmanager
+def _on_prompt(llm: Llama, call: Callable[[list[int], list[int]], None]) -> Iterator[None]:
+    before, llm._kv_on_prompt = llm._kv_on_prompt, call
+    try:
+        yield
+    finally:
+        llm._kv_on_prompt = before
+
+
+def read(path: str) -> Pack:
+    """What a pack says of itself. Raises BadInput if it is none."""
+    return pack_of(session.beginning(path).note, path)
+
+
+def load(llm: Llama, path: str) -> None:
+    """Make the documents of a pack the beginning of the conversation of `llm`.
+
+    Raises BadInput if it is of another model or cache, or damaged; `llm` is then as it was.
+    """
+    llm.kv_load(path, lambda note: pack_of(note, path))
+
+
+def pack_of(note: Any, path: str) -> Pack:
+    """The pack in a note. Raises BadInput unless it has what a pack has, of the right types."""
+    said: Any = note.get("pack") if isinstance(note, dict) else None
+    try:
+        documents = tuple(PackedDocument(**x) for x in said["documents"])
+        kinds = tuple(said["cache_types"])
+        pack = Pack(**{**said, "documents": documents, "cache_types": kinds})
+        if not _is_sound(pack):
+            raise ValueError
+        _ = pack.settings
+    except (AttributeError, TypeError, KeyError, ValueError, BadInput):
+        raise BadInput(f"'{path}' is no pack; make one with 'edgekv pack'") from None
+    return pack
+
+
+def _is_sound(pack: Pack) -> bool:
+    """Whether what was read has the types that it must have. Raises ValueError for text that is
+    none.
+    """
+    texts: list[Any] = [pack.system, pack.method, *pack.cache_types]
+    numbers: list[Any] = [pack.n_tokens, pack.n_bytes, pack.n_bytes_full]
+    for x in pack.documents:
+        texts += [x.name, x.text]
+        numbers += [x.n_bytes, x.n_tokens]
+    if not all(isinstance(x, str) for x in texts) or not all(type(x) is int for x in numbers):
+        return False
+    for text in texts:
+        text.encode()
+    names = [pack.method, *pack.cache_types]
+    return (
+        len(pack.cache_types) == 2
+        and bool(pack.documents)
+        and all(name.isprintable() for name in names)
+        and min(numbers) >= 0
+        and isinstance(pack.config, dict)
+        and set(pack.config) == set(SAID)
+    )

@@ -1,0 +1,526 @@
+"""`Conversations`: one model, and the conversations that take turns on it."""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.budget.memory import APPEND_MAX
+from edgekv.conversations.by_text import same_text
+from edgekv.conversations.identity import settings_of
+from edgekv.conversations.shelf import Shelf
+from edgekv.conversations.talk import End, Entry, Talk, n_shared
+from edgekv.errors import BadInput, EdgeKVError
+from edgekv.memory.machine import memory_free
+from edgekv.session import parked, state
+from edgekv.session.parked import Parked
+
+if TYPE_CHECKING:
+    from edgekv.session.holder import Holder
+
+CACHE_RAM, CACHE_DISK = 8 << 30, 16 << 30
+"""Bytes, where nothing is said."""
+FEW = 16
+"""Tokens that are read again rather than kept: so few differ where a reply is cut into other tokens
+than the model wrote.
+"""
+N_NEAR = 3
+"""Conversations that are compared with a prompt as text."""
+N_BOUNDARIES = 8
+"""States that are kept of one conversation's beginnings."""
+
+
+class Conversations:
+    """Conversations that take turns on one model, so that none is read again when it goes on.
+
+    Before a prompt is read, `use` makes the conversation current that shares most with it. The
+    others wait in memory or, least recently used first, in files of a folder.
+
+    cache_ram: bytes that waiting conversations may take; None: 8 GiB, or half of what the machine
+    has free if that is less. cache_disk: a folder for what does not fit, and for `flush`; None:
+    what does not fit is forgotten. cache_disk_size: bytes of its files together; None: 16 GiB.
+
+    Files of another model, method, ratio or version are left alone; damaged ones are removed.
+    Raises BadInput if the model has conversations already, or the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        llm: Holder,
+        cache_ram: int | None = None,
+        cache_disk: str | None = None,
+        cache_disk_size: int | None = None,
+    ) -> None:
+        if cache_ram is None:
+            cache_ram = min(CACHE_RAM, memory_free() // 2)
+        if cache_disk_size is None:
+            cache_disk_size = CACHE_DISK
+        for name, size in (("cache_ram", cache_ram), ("cache_disk_size", cache_disk_size)):
+            if size < 0:
+                raise BadInput(f"{name} {size} is no size; give bytes, 0 or more")
+        with llm._guard.use():
+            if llm._kv_pool is not None:
+                raise BadInput("this model has conversations already: close them first")
+            self._llm, self._cache_ram = llm, cache_ram
+            self._settings: tuple[object, str] = (None, "")
+            self._shelf = None if cache_disk is None else Shelf(cache_disk, cache_disk_size)
+            self._waiting: list[Entry] = list(self._shelf.entries(llm)) if self._shelf else []
+            self._current = self._fresh()
+            self._is_closed = False
+            self._last = max((x.last_used for x in self._waiting), default=0.0)
+            llm._kv_pool = self
+            llm._checkpoints.clear()
+            llm._checkpoints.sink = self
+            self._at_exit = _closing(weakref.ref(self))
+            atexit.register(self._at_exit)
+
+    def __enter__(self) -> Conversations:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def n_bytes(self) -> int:
+        """Of memory that waiting conversations and beginnings take; at most cache_ram."""
+        return sum(entry.n_bytes for entry in self._waiting)
+
+    # ---- taking turns
+
+    def use(self, tokens: Sequence[int], name: str | None = None, cuts: Iterable[int] = ()) -> int:
+        """Make the conversation current that shares most with a prompt.
+
+        Returns the number n of its tokens that need not be read: the model's `eval(tokens[n:])`
+        reads the rest, and `generate(tokens)` does so by itself. A conversation that goes on
+        differently than before is kept as it was, and the prompt gets a branch of it. An answer of
+        this thread that is under way ends.
+
+        name: a name for the conversation; another one of this name loses it. cuts: numbers of
+        tokens behind which another prompt may go on differently: behind the system prompt, before
+        the last question. The prompt is read in parts that end there.
+        Raises EdgeKVError while another thread uses the model or writes an answer.
+        """
+        with self._llm._guard.use():
+            self._check_open()
+            self._llm._kv_stop_answer()
+            return self.go_on(tokens, name, cuts)
+
+    def go_on(self, tokens: Sequence[int], name: str | None, cuts: Iterable[int]) -> int:
+        """What `use` does, for the prompt of an answer that begins now."""
+        prompt = np.asarray(tokens, np.int32)
+        self._look()
+        if not len(prompt):
+            return 0
+        n = self._open_best(prompt, name)
+        self._name_current(name)
+        self._current.last_used = self._now()
+        self._llm._checkpoints.begin_turn(n, len(prompt))
+        self._cut(n, {x for x in cuts if n < x < len(prompt)})
+        return n
+
+    def _cut(self, n: int, cuts: set[int]) -> None:
+        """Behind the n tokens that are there, the prompt is read in parts that end at `cuts`."""
+        llm, checkpoints = self._llm, self._llm._checkpoints
+        checkpoints.is_eager, checkpoints.at = parked.forgets(llm), []
+        if llm._kv is None and not checkpoints.is_eager:
+            return  # it can be taken back anywhere
+        far = {x for x in cuts if x > n + APPEND_MAX}  # fewer tokens are read again in no time
+        if checkpoints.is_eager and n and far != cuts:
+            self.keep_beginning(llm)
+        checkpoints.at = sorted(far)
+
+    def _open_best(self, prompt: NDArray[np.int32], name: str | None) -> int:
+        """Make the best conversation current, and take it back to what it shares with `prompt`.
+        Returns how many tokens of the prompt it then holds.
+        """
+        while True:
+            entry, n, n_have = self._best(prompt, name)
+            if entry is None:
+                self._park_current()
+                return 0
+            if entry is not self._current:
+                if not self._open(entry, self._keeps(entry, n_have, name)):
+                    continue  # its file is damaged
+            elif self._keeps(entry, n_have, name):
+                self._copy_current()
+            if not self._take_back(n_have):
+                return 0
+            if n == len(prompt) and not self._has_logits(prompt):
+                continue
+            return n
+
+    def _has_logits(self, prompt: NDArray[np.int32]) -> bool:
+        """Whether the model has the logits behind a prompt, or gets them back."""
+        now = self._current
+        now.tokens, end = prompt, now.end_of(prompt)
+        if not self._llm._requires_eval or (end and parked.put_logits(self._llm, end.logits)):
+            return True
+        now.prompt = now.last = None
+        return False
+
+    def _best(self, prompt: NDArray[np.int32], name: str | None) -> tuple[Entry | None, int, int]:
+        """The conversation that shares most with a prompt, how many of the prompt's tokens it has,
+        and how many of its own those are. None if there is none.
+        """
+        key, now = self._key(), self._current
+        if np.array_equal(prompt, now.tokens) and not self._llm._requires_eval:
+            return now, len(prompt), len(prompt)  # it is answered at once
+        known = [now, *(x for x in self._waiting if x.settings == key)]
+
+        def order(x: Entry) -> tuple[object, ...]:
+            named = name is not None and x.name == name
+            return x.reachable(prompt), named, x is now, x.parked is not None, x.last_used
+
+        best = max(known, key=order)
+        n = best.reachable(prompt)
+        if self._llm._kv is not None:
+            best, n, n_have = self._best_by_text(prompt, known, (best, n, n))
+            return (best, n, n_have) if n else (None, 0, 0)
+        return (best, n, n) if n else (None, 0, 0)
+
+    def _best_by_text(
+        self, prompt: NDArray[np.int32], known: Sequence[Entry], best: tuple[Entry, int, int]
+    ) -> tuple[Entry, int, int]:
+        """`best`, or a conversation that shares more with a prompt in text than that in tokens."""
+        shared = {x: n_shared(prompt, x.tokens) for x in known}
+        most = max(shared.values())
+        if most <= best[1]:
+            return best
+        near = sorted((x for x in known if shared[x] == most), key=lambda x: -len(x.tokens))
+        for x in near[:N_NEAR]:
+            met = same_text(self._llm, prompt.tolist(), x.tokens.tolist(), x.least)
+            if met and met[0] > best[1]:
+                best = x, *met
+        return best
+
+    def _keeps(self, entry: Entry, n_have: int, name: str | None) -> bool:
+        """Whether a conversation is kept beside one that goes on from its first n_have tokens."""
+        n_lost = len(entry.tokens) - n_have
+        is_another = name is not None and entry.name is not None and name != entry.name
+        return entry.is_boundary or is_another or n_lost > min(FEW, n_have)
+
+    def _take_back(self, n: int) -> bool:
+        """Take the current conversation back to its first n tokens. If that cannot be, it is
+        empty.
+        """
+        llm = self._llm
+        if n == llm.n_tokens:
+            return True
+        if not llm._ctx.kv_cache_seq_rm(-1, n, -1):
+            llm.reset()
+            return False
+        llm.n_tokens, llm._requires_eval = n, True
+        return True
+
+    # ---- the current conversation
+
+    def _fresh(self) -> Entry:
+        return Entry(np.zeros(0, np.int32), self._key())
+
+    def _look(self) -> None:
+        """See what the model holds: others than `use` may have changed it."""
+        llm, now, key = self._llm, self._current, self._key()
+        if llm.n_tokens and not self._is_in_step():
+            llm.reset()
+        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+        if len(now.tokens) and not n_shared(now.tokens, tokens):
+            now = self._current = self._fresh()
+        if not np.array_equal(now.tokens, tokens):
+            now.path = None  # the file, if there is one, is of an earlier state
+        if now.settings != key:
+            now.settings = "" if len(tokens) else key  # of several settings: fits none
+        now.tokens, now.last = tokens, None
+        now.set_reach(parked.reach(llm))
+
+    def _is_in_step(self) -> bool:
+        """Whether the cache holds the tokens that the model says, or can be made to."""
+        llm = self._llm
+        n_more = state.n_cached(llm) - llm.n_tokens
+        return n_more == 0 or (n_more > 0 and llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1))
+
+    def _park_current(self) -> None:
+        """Let the current conversation wait; a fresh one is current."""
+        now, self._current = self._current, self._fresh()
+        if len(now.tokens) and now.settings:
+            self._store(now, lambda: parked.park(self._llm))
+        self._llm.reset()
+
+    def _copy_current(self) -> None:
+        """Let a copy of the current conversation wait; what is current is a branch of it."""
+        now, self._current = self._current, self._fresh()
+        self._branch_off(now)
+        if now.settings:
+            self._store(now, lambda: parked.copied(self._llm))
+
+    def _name_current(self, name: str | None) -> None:
+        if name is None:
+            return
+        for entry in self._waiting:
+            if entry.name == name:
+                entry.name = None
+        self._current.name = name
+
+    # ---- those that wait
+
+    def _open(self, entry: Entry, stays: bool) -> bool:
+        """Put a conversation that waits into the model, in the place of the current one, which
+        waits then. False if it cannot be had; it is forgotten.
+
+        stays: it waits on, and the current one is a branch of it.
+        """
+        self._waiting.remove(entry)  # it makes no room, it goes
+        entry.last_used = self._now()
+        if self._shelf:
+            self._shelf.stamp(entry)
+        self._park_current()
+        waits = entry.parked
+        if waits is not None:
+            opened = waits.put_copy(self._llm) if stays else waits.put(self._llm)
+        else:
+            opened = self._shelf is not None and self._shelf.read(self._llm, entry)
+        if not opened:
+            self._llm.reset()
+        elif stays:
+            self._branch_off(entry)
+            self._waiting.append(entry)
+            self._make_room(0)
+        else:
+            entry.parked, self._current = None, entry
+        return opened
+
+    def _branch_off(self, entry: Entry) -> None:
+        """The current conversation is as `entry`, and apart from it."""
+        now = self._current
+        now.tokens, now.least, now.mark = entry.tokens, entry.least, entry.mark
+        now.prompt, now.last = entry.prompt, entry.last
+
+    def _store(self, entry: Entry, taken: Callable[[], Parked]) -> None:
+        """Let a conversation, which the model holds, wait in memory, or on disk if it is too large.
+
+        taken: takes it out of the model, or copies it.
+        """
+        if not entry.is_boundary and (values := parked.logits(self._llm)) is not None:
+            entry.last = End(entry.tokens, values)
+        n_bytes = parked.size(self._llm) + entry.tokens.nbytes + 8 * self._llm.n_vocab()
+        entry.set_reach(parked.reach_of_copy(self._llm))
+        if n_bytes <= self._cache_ram:
+            self._make_room(n_bytes)
+            with suppress(EdgeKVError, MemoryError):  # it is read again then, if it goes on
+                entry.parked = taken()
+                entry.set_reach(entry.parked.reach)
+        elif self._shelf and entry.path is None:
+            self._shelf.write(self._llm, entry, n_bytes, lambda: state.take(self._llm))
+        if entry.parked is None:
+            entry.leave_memory()
+        if entry.parked or entry.path:
+            self._waiting.append(entry)
+        self._forget_gone()
+
+    def _make_room(self, n_bytes: int) -> None:
+        """n_bytes more fit into memory."""
+        while self.n_bytes + n_bytes > self._cache_ram:
+            oldest = min((x for x in self._waiting if x.parked), key=lambda x: x.last_used)
+            self._write(oldest)
+            oldest.leave_memory()
+            self._forget_gone()
+
+    def _write(self, entry: Entry) -> bool:
+        """Have a file of a conversation that waits, if there is a folder and room in it."""
+        is_of_now = entry.settings == self._key()  # a file says what the model is like now
+        if entry.path is None and entry.parked is not None and self._shelf and is_of_now:
+            waiting = entry.parked
+            self._shelf.write(self._llm, entry, entry.n_bytes, lambda: waiting.state(self._llm))
+        return entry.path is not None
+
+    def _forget_gone(self) -> None:
+        """Of those whose file had to go, only what is in memory is left."""
+        for entry in self._waiting:
+            if entry.path is not None and not entry.path.exists():
+                entry.path = None
+        self._waiting = [x for x in self._waiting if x.parked or x.path]
+
+    def keep_end(self, llm: Holder) -> None:
+        """Keep what is needed to answer the prompt that was read once more, if it cannot be taken
+        back by a token.
+        """
+        values = parked.logits(llm) if parked.reach(llm).least >= llm.n_tokens else None
+        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+        self._current.prompt = None if values is None else End(tokens, values)
+
+    def keep_beginning(self, llm: Holder) -> None:
+        """Keep the current conversation's beginning, which it cannot be taken back to later."""
+        now = Entry(llm.input_ids[: llm.n_tokens].astype(np.int32), self._key(), is_boundary=True)
+        now.prompt = self._current.prompt
+        now.set_reach(parked.reach_of_copy(llm))
+        now.last_used = self._now()
+        mine = [x for x in self._waiting if x.settings == now.settings]
+        known = [x for x in mine if x.covers(now)]
+        for x in known:
+            x.last_used = now.last_used
+        if known:
+            return
+        for x in mine:
+            if x.is_boundary and now.covers(x):
+                self._erase(x)
+        before = [x for x in mine if x.is_boundary and x in self._waiting and now.begins_with(x)]
+        if len(before) >= N_BOUNDARIES:
+            self._erase(min(before, key=lambda x: x.last_used))
+        self._store(now, lambda: parked.copied(llm))
+
+    def _erase(self, entry: Entry) -> None:
+        if entry in self._waiting:
+            self._waiting.remove(entry)
+        entry.parked = None
+        if self._shelf:
+            self._shelf.erase(entry)
+
+    # ---- looking after them
+
+    def list(self) -> Sequence[Talk]:
+        """All conversations, the one used last first."""
+        with self._llm._guard.use():
+            self._check_open()
+            self._look()
+            found = [self._talk(x) for x in self._waiting if not x.is_boundary]
+            if len(self._current.tokens):
+                found.append(self._talk(self._current))
+        return sorted(found, key=lambda x: -x.last_used)
+
+    def _talk(self, entry: Entry) -> Talk:
+        return Talk(
+            id=entry.id,
+            name=entry.name,
+            n_tokens=len(entry.tokens),
+            n_bytes=parked.size(self._llm) if entry is self._current else entry.n_bytes,
+            last_used=entry.last_used,
+            is_current=entry is self._current,
+            on_disk=entry.path is not None,
+        )
+
+    def save(self, id: str) -> None:
+        """Write a conversation to the folder, where a later process finds it.
+
+        Raises BadInput if there is no such conversation, no folder, or no room in it.
+        """
+        with self._llm._guard.use():
+            entry = self._find(id)
+            if self._shelf is None:
+                raise BadInput("there is no folder for conversations: give cache_disk")
+            if not self._save(entry):
+                raise BadInput(
+                    f"conversation {id} cannot be written to '{self._shelf.folder}': give a larger"
+                    " cache_disk_size, or free space there"
+                )
+
+    def _save(self, entry: Entry) -> bool:
+        if entry is not self._current:
+            saved = self._write(entry)
+        else:
+            assert self._shelf is not None
+            if entry.path is None and entry.settings:
+                entry.set_reach(parked.reach_of_copy(self._llm))
+                n_bytes = parked.size(self._llm)
+                self._shelf.write(self._llm, entry, n_bytes, lambda: state.take(self._llm))
+            saved = entry.path is not None
+        self._forget_gone()
+        return saved
+
+    def erase(self, id: str) -> None:
+        """Forget a conversation, in memory and on disk, and the beginnings of it that no other
+        conversation has.
+
+        Raises BadInput if there is none of this id.
+        """
+        with self._llm._guard.use():
+            entry = self._find(id)
+            self._llm._kv_stop_answer()
+            others = [x for x in [self._current, *self._waiting] if not x.is_boundary]
+            others.remove(entry)
+            for x in list(self._waiting):
+                mine = x.is_boundary and entry.begins_with(x)
+                if mine and not any(other.begins_with(x) for other in others):
+                    self._erase(x)
+            self._erase(entry)
+            if entry is self._current:
+                self._llm.reset()
+                self._current = self._fresh()
+
+    def flush(self) -> None:
+        """Write everything that waits, and the current conversation, to the folder.
+
+        Nothing happens without a folder. What the folder has no room for stays in memory alone.
+        """
+        with self._llm._guard.use():
+            self._check_open()
+            self._look()
+            if self._shelf is None:
+                return
+            for entry in sorted(self._waiting, key=lambda x: x.last_used):
+                if entry in self._waiting:
+                    self._save(entry)
+            if len(self._current.tokens):
+                self._save(self._current)
+
+    def close(self) -> None:
+        """`flush`, and give the memory back. The model stays as it is."""
+        if self._is_closed:
+            return
+        atexit.unregister(self._at_exit)
+        if self._llm._guard.is_closed:
+            self._is_closed, self._waiting = True, []
+            return
+        with self._llm._guard.use():
+            try:
+                self.flush()
+            finally:
+                self._is_closed, self._waiting = True, []
+                self._llm._kv_pool = None
+                self._llm._checkpoints.sink = None
+                self._llm._checkpoints.at = []
+
+    # ---- small things
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EdgeKVError("these conversations are closed: make new ones")
+
+    def _find(self, id: str) -> Entry:
+        """A conversation by its id."""
+        self._check_open()
+        self._look()
+        for entry in [self._current, *self._waiting]:
+            if entry.id == id and not entry.is_boundary and len(entry.tokens):
+                return entry
+        raise BadInput(f"there is no conversation '{id}'; list() has their ids")
+
+    def _key(self) -> str:
+        """Of the settings now."""
+        kv = self._llm._kv
+        of = None if kv is None else kv.settings
+        if self._settings[0] is not of or not self._settings[1]:
+            self._settings = of, settings_of(self._llm)
+        return self._settings[1]
+
+    def _now(self) -> float:
+        """The time, later than that of anything before."""
+        self._last = max(time.time(), self._last + 1e-6)
+        return self._last
+
+
+def _closing(pool: weakref.ref[Conversations]) -> Callable[[], None]:
+    """Closes a pool, if there still is one: when Python is about to end, and can still write."""
+
+    def close() -> None:
+        found = pool()
+        if found is not None:
+            with suppress(EdgeKVError):
+                found.close()
+
+    return close

@@ -1,0 +1,156 @@
+"""Conversations in a folder: one file each, in the form of `edgekv.session.session`, bounded
+together in size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgekv.conversations.identity import settings_of
+from edgekv.conversations.talk import Entry
+from edgekv.errors import BadInput, EdgeKVError
+from edgekv.files import expanded
+from edgekv.session import session
+from edgekv.session.state import State
+
+if TYPE_CHECKING:
+    from edgekv.session.holder import Holder
+
+SUFFIX = ".kvtalk"
+_OVERHEAD = 1 << 17
+"""At least as many bytes as a file has besides tokens, state and what the engine remembers."""
+
+
+class Shelf:
+    """A folder of conversations, which may be those of several models.
+
+    Raises BadInput if the folder can neither be found nor made.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self.folder = expanded(folder)
+        self._limit = limit
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            why = error.strerror or error
+            raise BadInput(f"'{folder}' cannot be made a folder ({why}); name another") from None
+
+    def entries(self, llm: Holder) -> Iterator[Entry]:
+        """What an earlier process left for this model and these settings."""
+        settings = settings_of(llm)
+        for path, used in self._files():
+            with suppress(BadInput):  # of another model, of another version, or damaged
+                found = session.beginning(path, llm)
+                entry = _entry(found, path, used)
+                if entry and entry.settings == settings and len(entry.tokens) <= llm.n_ctx():
+                    yield entry
+
+    def write(self, llm: Holder, entry: Entry, n_bytes: int, taken: Callable[[], State]) -> bool:
+        """Write a conversation of n_bytes, whose state `taken` returns. Older files make room.
+
+        False if there is no room for it, or it cannot be written; an earlier state of it may be
+        there then.
+        """
+        n_all = n_bytes + entry.tokens.nbytes + _OVERHEAD
+        path = self.folder / f"{entry.id}{SUFFIX}"
+        if n_all > self._limit:
+            return False
+        self._make_room(n_all, path)
+        try:
+            session.write(llm, path, taken, _note(entry))
+        except (EdgeKVError, MemoryError):  # a full disk must not end an answer
+            return False
+        self._stamp(path, entry.last_used)
+        entry.path = path
+        return True
+
+    def read(self, llm: Holder, entry: Entry) -> bool:
+        """Make a conversation on disk that of `llm`. False if it cannot be had; a file that is
+        damaged is removed.
+        """
+        assert entry.path is not None
+        try:
+            session.load(llm, entry.path)
+        except session.Damaged:
+            self.erase(entry)
+            return False
+        except BadInput:  # it is gone, or there is no memory for it
+            return False
+        return np.array_equal(llm.input_ids[: llm.n_tokens], entry.tokens)
+
+    def stamp(self, entry: Entry) -> None:
+        """Its file was used when `entry` was."""
+        if entry.path:
+            self._stamp(entry.path, entry.last_used)
+
+    def erase(self, entry: Entry) -> None:
+        """No file holds it any more, an earlier state of it included."""
+        self._remove(self.folder / f"{entry.id}{SUFFIX}")
+        entry.path = None
+
+    def _files(self) -> list[tuple[Path, float]]:
+        """Files and when they were used last, oldest first."""
+        found = []
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            with suppress(OSError):  # another process may have removed it
+                found.append((path, path.stat().st_mtime))
+        return sorted(found, key=lambda x: x[1])
+
+    def _make_room(self, n_bytes: int, first: Path) -> None:
+        """n_bytes more fit. first: the file that goes before all others."""
+        sizes = {}
+        for path, _ in self._files():
+            with suppress(OSError):
+                sizes[path] = path.stat().st_size
+        for path in sorted(sizes, key=lambda x: x != first):
+            if sum(sizes.values()) + n_bytes <= self._limit:
+                return
+            self._remove(path)
+            del sizes[path]
+
+    @staticmethod
+    def _remove(path: Path) -> None:
+        with suppress(OSError):
+            path.unlink()
+
+    @staticmethod
+    def _stamp(path: Path, when: float) -> None:
+        with suppress(OSError):
+            os.utime(path, (when, when))
+
+
+def _note(entry: Entry) -> dict[str, Any]:
+    """What `_entry` reads."""
+    return {
+        "settings": entry.settings,
+        "least": entry.least,
+        "name": entry.name,
+        "is_boundary": entry.is_boundary,
+    }
+
+
+def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
+    """The conversation in a file. None if its note is not one of ours."""
+    note, n = found.note, len(found.tokens)
+    if not isinstance(note, dict) or set(note) != {"settings", "least", "name", "is_boundary"}:
+        return None
+    least, name = note["least"], note["name"]
+    if type(least) is not int or not 0 <= least <= n or not isinstance(name, (str, type(None))):
+        return None
+    return Entry(
+        tokens=found.tokens.astype(np.int32),
+        settings=str(note["settings"]),
+        least=least,
+        name=name,
+        is_boundary=note["is_boundary"] is True,
+        id=path.name.removesuffix(SUFFIX),
+        last_used=used,
+        path=path,
+    )

@@ -1,0 +1,112 @@
+"""A conversation that waits: in memory, in a file, or both; and how far it can be taken back."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.session.parked import Parked, Reach
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation of a pool, as `Conversations.list` shows it.
+
+    n_bytes: of memory, 0 for one that is on disk alone; last_used: seconds since 1970; is_current:
+    it is the one that the model goes on with; on_disk: a file holds all of it.
+    """
+
+    id: str
+    name: str | None
+    n_tokens: int
+    n_bytes: int
+    last_used: float
+    is_current: bool
+    on_disk: bool
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """Logits float32 [n_vocab] behind these tokens: their answer begins at once."""
+
+    tokens: NDArray[np.int32]
+    logits: NDArray[np.float32]
+
+
+@dataclass(eq=False)
+class Entry:
+    """A conversation, or the beginning of some (`is_boundary`), that a prompt may go on from.
+
+    parked and path are both None for the conversation that the model holds at the moment.
+    """
+
+    tokens: NDArray[np.int32]
+    settings: str
+    """Of the cache, see `edgekv.conversations.identity`."""
+    least: int = 0
+    """Fewest tokens that it can be taken back to."""
+    mark: int = -1
+    """One number of tokens below `least` that it can be taken back to as well; -1: there is none"""
+    name: str | None = None
+    is_boundary: bool = False
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    last_used: float = 0.0
+    parked: Parked | None = None
+    path: Path | None = None
+    """A file with exactly these tokens."""
+    prompt: End | None = None
+    """Of its last prompt, if that cannot be taken back by a token."""
+    last: End | None = None
+    """Of all its tokens, while it waits."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Of memory."""
+        ends = sum(x.logits.nbytes for x in (self.prompt, self.last) if x)
+        return self.parked.n_bytes + self.tokens.nbytes + ends if self.parked else 0
+
+    def leave_memory(self) -> None:
+        """A file is all that is left; it knows of no mark and no logits."""
+        self.parked = self.prompt = self.last = None
+        self.mark = -1
+
+    def set_reach(self, reach: Reach) -> None:
+        self.least, self.mark = reach.least, reach.mark
+
+    def end_of(self, tokens: NDArray[np.int32]) -> End | None:
+        """The logits behind a prompt, if they are there, and it can be taken back to the prompt."""
+        n = len(tokens)
+        if self.least <= n <= len(self.tokens) and n_shared(self.tokens, tokens) == n:
+            for end in (self.last, self.prompt):
+                if end and np.array_equal(end.tokens, tokens):
+                    return end
+        return None
+
+    def reachable(self, tokens: NDArray[np.int32]) -> int:
+        """How many tokens of a prompt need not be read behind this conversation. The last one is,
+        unless its logits are there: the answer begins with them.
+        """
+        if self.end_of(tokens):
+            return len(tokens)
+        shared = min(n_shared(tokens, self.tokens), len(tokens) - 1)
+        if shared >= max(self.least, 1):
+            return shared
+        return self.mark if 0 < self.mark <= shared else 0
+
+    def covers(self, other: Entry) -> bool:
+        """Whether it can be taken back to whatever `other` can be taken back to."""
+        return self.least <= other.least and self.begins_with(other)
+
+    def begins_with(self, other: Entry) -> bool:
+        return n_shared(self.tokens, other.tokens) == len(other.tokens)
+
+
+def n_shared(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    """Length of what two sequences of tokens have in common at the beginning."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n

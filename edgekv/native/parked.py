@@ -1,0 +1,34 @@
+"""A conversation beside the one in a context."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from edgekv.native.bindings import check, error_of, lib
+
+
+class Place:
+    """A place beside a context's store for one conversation, empty at first.
+
+    Raises EdgeKVError if there is no memory for it.
+    """
+
+    def __init__(self, ctx: Any) -> None:
+        self._place = lib.edgekv_parked_new(ctx)
+        if not self._place:
+            raise error_of(lib.edgekv_last_status())
+        # not at the end of Python, where a model that was not closed may still want it
+        weakref.finalize(self, lib.edgekv_parked_free, self._place).atexit = False
+
+    def swap(self, ctx: Any) -> None:
+        """The conversation in the context and the one here change places; no row is copied.
+
+        Raises EdgeKVError while a prompt is being read, in another context, or without memory.
+        """
+        check(lib.edgekv_parked_swap(ctx, self._place))
+
+    @property
+    def n_bytes(self) -> int:
+        """That the conversation here takes."""
+        return int(lib.edgekv_parked_bytes(self._place))

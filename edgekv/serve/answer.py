@@ -1,0 +1,194 @@
+"""One answer under way, in the worker's thread: its prompt is read, then each step writes a
+token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.serve.conversations import OneConversation
+from edgekv.serve.events import Cache, Done, Event, Progress, TokenLogprob, Written
+from edgekv.serve.sampling import Sampler
+from edgekv.serve.text import Stops
+from edgekv.serve.wish import Wish
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+N_BEFORE = 64
+"""Tokens of the prompt that penalties may count."""
+
+
+class Answer:
+    """emit: takes the events. Call `step` until it returns False, then `close`."""
+
+    def __init__(
+        self,
+        llm: Llama,
+        conversations: OneConversation,
+        wish: Wish,
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._llm, self._conversations, self._wish, self._emit = llm, conversations, wish, emit
+        self._tokens = list(wish.prompt.tokens)
+        self._stops = Stops(wish.stops)
+        self._written = ""
+        self._logprobs: list[TokenLogprob] = []
+        self._in_trigger = False
+        self.n_prompt, self.n_cached, self.n_written = len(self._tokens), 0, 0
+        self.read_ms = self.write_ms = 0.0
+        self.has_read = False
+        self.switch_s = 0.0
+        """Seconds that it took to make this conversation current again."""
+        self._most = 0
+        n_before = max(N_BEFORE, wish.sampling.repeat_last_n)
+        self._sampler = Sampler(llm, wish.sampling, self._tokens[-n_before:])
+        try:
+            self._sampler.constrain(wish.grammar)
+        except BaseException:
+            self._sampler.close()
+            raise
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    def step(self, is_current: bool) -> bool:
+        """Read the prompt, or write a token. False: the answer is complete.
+
+        is_current: no other answer has used the model since the last step.
+        """
+        if not self.has_read:
+            self._read()
+            return True
+        begin = time.perf_counter()
+        if self.n_written >= self._most:
+            self._finish("length")
+            return False
+        if self.n_written or not is_current:  # the last token has not been read, or its logits left
+            self._read_last(is_current)
+        goes_on = self._write()
+        self.write_ms += 1e3 * (time.perf_counter() - begin)
+        return goes_on
+
+    def _read(self) -> None:
+        begin, n_before = time.perf_counter(), self._llm.n_evaluated
+        prompt = self._wish.prompt
+        self._tokens, n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
+        self.n_prompt, self.n_cached = len(self._tokens), n
+        total, n_new = self.n_prompt, self.n_prompt - n
+
+        def report(done: int, of: int) -> None:
+            ms = 1e3 * (time.perf_counter() - begin)
+            self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
+
+        self._emit(Progress(n, total, n, 0.0))
+        self._llm.kv_progress = report
+        try:
+            self._llm.eval(self._tokens[n:])
+        finally:
+            self._llm.kv_progress = None
+        # llama.cpp's cache may have had to be read again where it cannot go back
+        self.n_cached = max(total - (self._llm.n_evaluated - n_before), 0)
+        self.read_ms = 1e3 * (time.perf_counter() - begin)
+        room, wished = self._llm.n_ctx() - self._llm.n_tokens, self._wish.max_tokens
+        self._most = room if wished is None else min(wished, room)
+        self.has_read = True
+
+    def _read_last(self, is_current: bool) -> None:
+        if is_current:
+            self._llm.eval(self._tokens[-1:])
+            return
+        begin = time.perf_counter()
+        self._tokens, n = self._conversations.use(self._tokens)
+        self._llm.eval(self._tokens[n:])
+        self.switch_s = time.perf_counter() - begin
+
+    def _write(self) -> bool:
+        token = self._sampler.draw()
+        if self._is_end(token):
+            self._finish("stop")
+            return False
+        self.n_written += 1
+        self._tokens.append(token)
+        data = self._piece(token)
+        if self._wish.n_probs is not None:
+            self._logprobs.append(self._logprob(token, data))
+        text = self._stops.feed(data)
+        if text:
+            self._say(text)
+        if self._stops.found is not None:
+            self._finish("stop")
+            return False
+        self._pull_trigger(data.decode("utf-8", "replace"))
+        return True
+
+    def _say(self, text: str) -> None:
+        self._emit(Written(text, self._logprobs))
+        self._logprobs = []
+
+    def _finish(self, finish: str) -> None:
+        rest = "" if self._stops.found is not None else self._stops.feed(b"", final=True)
+        if self._stops.found is not None:
+            finish = "stop"
+        if rest or self._logprobs:
+            self._say(rest)
+        self._emit(
+            Done(
+                finish,
+                self._stops.found,
+                self.n_prompt,
+                self.n_cached,
+                self.n_written,
+                self.read_ms,
+                self.write_ms,
+                self._cache(),
+            )
+        )
+
+    def _cache(self) -> Cache:
+        stats = self._llm.kv_stats()
+        return Cache(stats.method, stats.n_bytes_used, stats.n_bytes_full)
+
+    def _pull_trigger(self, text: str) -> None:
+        """Let the trigger's grammar begin or end to decide, by what was written so far.
+
+        It begins only exactly behind its text: what a token has besides was not checked.
+        """
+        trigger = self._wish.trigger
+        if trigger is None:
+            return
+        n_most = max(len(trigger.open), len(trigger.close)) + len(text)
+        self._written = (self._written + text)[-n_most:]
+        if self._in_trigger:
+            if self._written.rstrip().endswith(trigger.close):
+                self._in_trigger = False
+                self._sampler.constrain("")
+        elif self._written.endswith(trigger.open):
+            self._in_trigger = True
+            self._sampler.constrain(trigger.grammar)
+
+    # ---- tokens
+
+    def _is_end(self, token: int) -> bool:
+        from edgekv.native import llama_cpp
+
+        return bool(llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token))
+
+    def _piece(self, token: int) -> bytes:
+        return self._llm.detokenize([token], special=token in self._wish.shown)
+
+    def _logprob(self, token: int, data: bytes) -> TokenLogprob:
+        """Of the model's own logits, as llama-server's without `post_sampling_probs`."""
+        logits: NDArray[np.float64] = self._sampler.logits().astype(np.float64)
+        peak = logits.max()
+        logs = logits - peak - np.log(np.exp(logits - peak).sum())
+        n = min(self._wish.n_probs or 0, len(logs))
+        best = np.argpartition(-logs, n - 1)[:n] if n else np.empty(0, np.int64)
+        best = best[np.argsort(-logs[best], kind="stable")]
+        rivals = tuple((int(i), self._piece(int(i)), float(logs[i])) for i in best)
+        return TokenLogprob(token, data, float(logs[token]), rivals)

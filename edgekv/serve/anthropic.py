@@ -1,0 +1,270 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from edgekv.errors import BadInput
+from edgekv.serve import sse
+from edgekv.serve.asked import Asked, Asker, Chat, Choice, Limits, choice_of
+from edgekv.serve.encoding import Json
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Done, Progress
+from edgekv.serve.reply import Part, Text, Thought
+from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
+from edgekv.serve.service import (
+    Service,
+    Whole,
+    Writer,
+    client_of,
+    finish_of,
+    frames,
+    service_of,
+    streamed,
+    unless_gone,
+    whole,
+)
+from edgekv.serve.tools import Call, Tool
+
+router = APIRouter()
+
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+@router.post("/v1/messages")
+async def messages(body: MessagesBody, request: Request) -> Response:
+    """An answer to messages, as a list of content blocks."""
+    service, client = service_of(request), client_of(request)
+    asked = await asyncio.to_thread(ask, service.asker, body)
+    if body.stream:
+        return await streamed(request, frames(service, asked, client, _Writer(service.model)))
+    answer = await unless_gone(request, whole(service, asked, client))
+    return Json(_whole(service, answer))
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
+    """Tokens of the prompt that a request makes."""
+    asker = service_of(request).asker
+    return {"input_tokens": await asyncio.to_thread(lambda: asker.count(_chat(body)))}
+
+
+def ask(asker: Asker, body: MessagesBody) -> Asked:
+    """Raises BadInput and ApiError for what this server cannot do."""
+    limits = Limits(
+        body.sampling(asker.options.sampling, asker.n_vocab),
+        body.max_tokens is not None,
+        body.max_tokens,
+        tuple(body.stop_sequences or ()),
+        ignore_eos=bool(body.ignore_eos),
+    )
+    return asker.chat(_chat(body), limits)
+
+
+def _chat(body: CountBody) -> Chat:
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    thinks = (body.thinking or {}).get("type")
+    variables = {} if thinks is None else {"enable_thinking": thinks != "disabled"}
+    return Chat(
+        [*system, *(one for message in body.messages for one in _as_openai(message))],
+        _choice(body),
+        variables={**variables, **(body.chat_template_kwargs or {})},
+    )
+
+
+def _choice(body: CountBody) -> Choice:
+    tools = [
+        Tool(tool.name, tool.description or "", tool.input_schema) for tool in body.tools or ()
+    ]
+    wish = body.tool_choice or {"type": "auto"}
+    kinds = {"auto": "auto", "any": "required", "none": "none", "tool": wish}
+    if wish.get("type") not in kinds:
+        raise BadInput("tool_choice has the type 'auto', 'any', 'tool' or 'none'")
+    parallel = wish.get("disable_parallel_tool_use") is False
+    return choice_of(tools, kinds[wish["type"]], parallel)
+
+
+# ---- messages
+
+
+def _as_openai(message: MessageBody) -> list[dict[str, Any]]:
+    """A message as chat templates expect it; results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results, texts, calls, thoughts = [], [], [], []
+    for block in message.content:
+        match block.get("type"):
+            case "text" | "document":
+                texts.append({"type": "text", "text": _text(block)})
+            case "tool_use":
+                calls.append(_call(block))
+            case "tool_result":
+                results.append(
+                    {
+                        "role": "tool",
+                        "tool_call_id": block.get("tool_use_id"),
+                        "content": _result(block.get("content")),
+                    }
+                )
+            case "thinking":
+                thoughts.append(str(block.get("thinking", "")))
+            case "redacted_thinking":
+                pass
+            case kind:
+                raise BadInput(f"a content block of the type {kind!r} cannot be read: give text")
+    own: dict[str, Any] = {"role": message.role, "content": texts or ""}
+    if calls:
+        own["tool_calls"] = calls
+    if thoughts:
+        own["reasoning_content"] = "\n".join(thoughts)
+    return [*results, *([own] if texts or calls or not results else [])]
+
+
+def _text(block: dict[str, Any]) -> str:
+    """Of a text, or of a document that is one."""
+    source = block.get("source")
+    text = source.get("data") if isinstance(source, dict) else block.get("text")
+    is_text = not isinstance(source, dict) or source.get("type") == "text"
+    if not is_text or not isinstance(text, str):
+        raise BadInput("a document is no text: give its text, of the source type 'text'")
+    return text
+
+
+def _call(block: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": json.dumps(block.get("input", {}))}
+    return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def _result(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(one, dict) for one in content):
+        return "\n".join(_text(one) for one in content)
+    raise BadInput("the result of a tool is no text: give text, or blocks of the type 'text'")
+
+
+# ---- answers
+
+
+def _usage(n_prompt: int, n_cached: int, n_written: int) -> dict[str, int]:
+    return {
+        "input_tokens": n_prompt - n_cached,
+        "cache_read_input_tokens": n_cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": n_written,
+    }
+
+
+def _stop_reason(done: Done, has_calls: bool) -> str:
+    return (
+        "stop_sequence" if done.stop_text is not None else STOP_REASONS[finish_of(done, has_calls)]
+    )
+
+
+def _whole(service: Service, answer: Whole) -> dict[str, Any]:
+    done, content = answer.done, list[dict[str, Any]]()
+    if answer.thought:
+        content.append({"type": "thinking", "thinking": answer.thought, "signature": ""})
+    if answer.text:
+        content.append({"type": "text", "text": answer.text})
+    content += [{**_block(call), "input": _input(call)} for call in answer.calls]
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": service.model,
+        "content": content,
+        "stop_reason": _stop_reason(done, bool(answer.calls)),
+        "stop_sequence": done.stop_text,
+        "usage": _usage(done.n_prompt, done.n_cached, done.n_written),
+    }
+
+
+def _block(call: Call) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": {}}
+
+
+def _input(call: Call) -> Any:
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return {}
+
+
+class _Writer(Writer):
+    """Events of a message. Blocks follow each other; at most one is open."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._index = -1
+        self._kind: type[Part] | None = None
+        """The open block's."""
+
+    def begin(self, progress: Progress) -> str:
+        message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(progress.n_total, progress.n_cached, 0),
+        }
+        return sse.event({"type": "message_start", "message": message}, "message_start")
+
+    def part(self, part: Part) -> str:
+        match part:
+            case Thought():
+                start = {"type": "thinking", "thinking": "", "signature": ""}
+                return self._delta(part, start, {"type": "thinking_delta", "thinking": part.text})
+            case Text():
+                if not part.text:
+                    return ""
+                start = {"type": "text", "text": ""}
+                return self._delta(part, start, {"type": "text_delta", "text": part.text})
+            case Call():
+                delta = {"type": "input_json_delta", "partial_json": part.arguments}
+                return self._delta(part, _block(part), delta)
+
+    def _delta(self, part: Part, start: dict[str, Any], delta: dict[str, Any]) -> str:
+        frame = ""
+        if self._kind is not type(part) or isinstance(part, Call):
+            frame = self._close()
+            self._index, self._kind = self._index + 1, type(part)
+            frame += self._event("content_block_start", content_block=start)
+        return frame + self._event("content_block_delta", delta=delta)
+
+    def _close(self) -> str:
+        if self._kind is None:
+            return ""
+        frame = ""
+        if self._kind is Thought:
+            delta = {"type": "signature_delta", "signature": ""}
+            frame = self._event("content_block_delta", delta=delta)
+        self._kind = None
+        return frame + self._event("content_block_stop")
+
+    def _event(self, kind: str, **more: Any) -> str:
+        return sse.event({"type": kind, "index": self._index, **more}, kind)
+
+    def end(self, done: Done, has_calls: bool) -> str:
+        frame = self._close()
+        delta = {
+            "stop_reason": _stop_reason(done, has_calls),
+            "stop_sequence": done.stop_text,
+        }
+        usage = _usage(done.n_prompt, done.n_cached, done.n_written)
+        frame += sse.event(
+            {"type": "message_delta", "delta": delta, "usage": usage}, "message_delta"
+        )
+        return frame + sse.event({"type": "message_stop"}, "message_stop")
+
+    def failed(self, error: ApiError) -> str:
+        return sse.event(error.body("/v1/messages"), "error")

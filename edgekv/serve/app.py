@@ -1,0 +1,79 @@
+"""The HTTP application: its paths, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from edgekv.errors import EdgeKVError
+from edgekv.serve import anthropic, chat, completions, native, page, responses, status, tokens
+from edgekv.serve.errors import ApiError
+from edgekv.serve.gate import Gate, refusal
+from edgekv.serve.service import Service
+from edgekv.version import __version__
+
+log = logging.getLogger("edgekv.serve")
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application of one model. Its worker has to be started."""
+    # FastAPI's own pages of documentation load scripts from elsewhere
+    app = FastAPI(title="edgekv", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for part in (chat, completions, responses, anthropic, native, status, tokens, page):
+        app.include_router(part.router)
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(EdgeKVError, _user_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _fault)
+    app.add_middleware(Gate, options=service.options)
+    if service.options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.options.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return refusal(error, request.url.path)
+
+
+async def _user_error(request: Request, error: Exception) -> Response:
+    return refusal(ApiError(400, str(error)), request.url.path)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return refusal(ApiError(400, _one_line(error)), request.url.path)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {404: f"there is no {request.url.path} here", 405: "this path wants another method"}
+    message = messages.get(error.status_code, str(error.detail))
+    return refusal(ApiError(error.status_code, message), request.url.path)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error)
+    return refusal(ApiError(500, "the server has a fault: see its log"), request.url.path)
+
+
+def _one_line(error: RequestValidationError) -> str:
+    """The first thing that is wrong with a request."""
+    first: dict[str, Any] = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return f"the request is no JSON: {first.get('ctx', {}).get('error', first['msg'])}"
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    return f"{place or 'the request'}: {first['msg']}"

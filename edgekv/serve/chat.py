@@ -1,0 +1,176 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from edgekv.errors import BadInput
+from edgekv.serve import sse, wording
+from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
+from edgekv.serve.encoding import Json
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Done, Progress
+from edgekv.serve.reply import Part, Text, Thought
+from edgekv.serve.schemas import ChatBody, FormatBody, ToolBody
+from edgekv.serve.service import (
+    Service,
+    Whole,
+    Writer,
+    client_of,
+    finish_of,
+    frames,
+    service_of,
+    streamed,
+    unless_gone,
+    whole,
+)
+from edgekv.serve.tools import Call, Tool
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+@router.post("/chat/completions", include_in_schema=False)
+async def chat(body: ChatBody, request: Request) -> Response:
+    """An answer to messages, by the model's chat template."""
+    service, client = service_of(request), client_of(request)
+    asked = await asyncio.to_thread(ask, service.asker, body)
+    if body.stream:
+        return await streamed(request, frames(service, asked, client, _Writer(service.model, body)))
+    answer = await unless_gone(request, whole(service, asked, client))
+    return Json(_whole(service, answer))
+
+
+def ask(asker: Asker, body: ChatBody) -> Asked:
+    """Raises BadInput and ApiError for what this server cannot do."""
+    one_answer(body.n)
+    has_limit, limit = body.limit("max_completion_tokens")
+    n_probs = (body.top_logprobs or 0) if body.logprobs else None
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadInput("top_logprobs needs logprobs: true")
+    limits = Limits(
+        body.sampling(asker.options.sampling, asker.n_vocab),
+        has_limit,
+        limit,
+        body.stops(),
+        n_probs,
+        bool(body.ignore_eos),
+    )
+    tools = [tool_of(tool) for tool in body.tools or ()]
+    return asker.chat(
+        Chat(
+            [message.model_dump(exclude_unset=True) for message in body.messages],
+            choice_of(tools, body.tool_choice, bool(body.parallel_tool_calls)),
+            schema_of(body.response_format, body.json_schema),
+            body.grammar or "",
+            body.chat_template_kwargs or {},
+            body.reasoning_format,
+        ),
+        limits,
+    )
+
+
+def one_answer(n: int | None) -> None:
+    """Raises BadInput for another number of answers."""
+    if n not in (None, 1):
+        raise BadInput("this server writes one answer to a request: leave n out")
+
+
+def tool_of(body: ToolBody) -> Tool:
+    function = body.function
+    more = {} if function.parameters is None else {"parameters": function.parameters}
+    return Tool(function.name, function.description or "", **more)
+
+
+def schema_of(form: FormatBody | None, usual: dict[str, Any] | None) -> Any:
+    """The JSON schema that a request asks for, None: any text."""
+    if form is None or form.type == "text":
+        return usual
+    if form.type == "json_object":
+        return form.schema_ or {"type": "object"}
+    schema = (form.json_schema or {}).get("schema", form.schema_)
+    if not isinstance(schema, dict):
+        raise BadInput("response_format has no schema: give json_schema.schema")
+    return schema
+
+
+def _whole(service: Service, answer: Whole) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.thought:
+        message["reasoning_content"] = answer.thought
+    if answer.calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [wording.tool_call(call) for call in answer.calls]
+    choice = {
+        "index": 0,
+        "message": message,
+        "logprobs": wording.chat_logprobs(answer.logprobs),
+        "finish_reason": answer.finish,
+    }
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": service.model,
+        "choices": [choice],
+        "usage": wording.usage(answer.done),
+        "timings": wording.timings(answer.done),
+        "kv": wording.cache(answer.done),
+    }
+
+
+class _Writer(Writer):
+    """Chunks of a chat."""
+
+    def __init__(self, model: str, body: ChatBody) -> None:
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._with_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._with_progress = bool(body.return_progress)
+        self._n_calls = 0
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        choice["logprobs"] = more.pop("logprobs", None)
+        return sse.event({**self._head, "choices": [choice], **more})
+
+    def begin(self, progress: Progress) -> str:
+        return self._chunk({"role": "assistant", "content": None})
+
+    def progress(self, progress: Progress) -> str:
+        comment = super().progress(progress)
+        if not self._with_progress:
+            return comment
+        return comment + self._chunk({}, prompt_progress=wording.progress(progress))
+
+    def part(self, part: Part) -> str:
+        match part:
+            case Thought():
+                return self._chunk({"reasoning_content": part.text})
+            case Text():
+                logprobs = wording.chat_logprobs(part.logprobs)
+                return self._chunk({"content": part.text}, logprobs=logprobs)
+            case Call():
+                call = {"index": self._n_calls, **wording.tool_call(part)}
+                self._n_calls += 1
+                return self._chunk({"tool_calls": [call]})
+
+    def end(self, done: Done, has_calls: bool) -> str:
+        costs = {"timings": wording.timings(done), "kv": wording.cache(done)}
+        last = self._chunk({}, finish_of(done, has_calls), **costs)
+        if self._with_usage:
+            last += sse.event({**self._head, "choices": [], "usage": wording.usage(done)})
+        return last + sse.DONE
+
+    def failed(self, error: ApiError) -> str:
+        return sse.event(error.body("/v1/chat/completions"))

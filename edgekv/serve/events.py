@@ -1,0 +1,69 @@
+"""What the worker says of an answer while it makes it, in this order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgekv.serve.errors import ApiError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The prompt is read: n_cached of its n_total tokens were there, n_done are by now."""
+
+    n_done: int
+    n_total: int
+    n_cached: int
+    ms: float
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One written token with its likeliest rivals: (token, its bytes, natural log)."""
+
+    token: int
+    data: bytes
+    logprob: float
+    top: tuple[tuple[int, bytes, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Written:
+    """Text that is certain by now, and the tokens that it took."""
+
+    text: str
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """What the conversation's cache holds: bytes, beside those of a full f16 cache."""
+
+    method: str
+    n_bytes: int
+    n_bytes_full: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer is complete. finish: 'stop' or 'length'."""
+
+    finish: str
+    stop_text: str | None
+    """The text of the request's that ended it."""
+    n_prompt: int
+    n_cached: int
+    n_written: int
+    read_ms: float
+    write_ms: float
+    cache: Cache
+
+
+@dataclass(frozen=True)
+class Failed:
+    """There is no more."""
+
+    error: ApiError
+
+
+Event = Progress | Written | Done | Failed

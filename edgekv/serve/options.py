@@ -1,0 +1,39 @@
+"""What `edgekv serve` was told besides how to load a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgekv.serve.sampling import Sampling
+
+REASONING = ("auto", "none", "deepseek")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Fields are the options' names; see the command's help."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_keys: tuple[str, ...] = ()
+    alias: str = ""
+    cors_origins: tuple[str, ...] = ()
+    parallel: int = 1
+    """Conversations that are answered in turns."""
+    max_queue: int = 64
+    """Requests that may wait besides those that are answered."""
+    max_request: int = 64 * 2**20
+    """Bytes of a request's body."""
+    cache_ram: int | None = None
+    """Bytes of main memory for conversations that wait; None: what `Conversations` takes."""
+    cache_disk: str | None = None
+    cache_disk_size: int | None = None
+    metrics: bool = False
+    slots: bool = True
+    chat_template: str = ""
+    """A template's text in the place of the model's."""
+    reasoning_format: str = "auto"
+    max_tokens: int | None = None
+    """Tokens to write where a request names no number; None: until the context is full."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How tokens are drawn where a request says nothing."""

@@ -1,0 +1,39 @@
+"""GET /: a page to chat with the model. One file, which loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse
+
+router = APIRouter()
+
+
+@cache
+def _page() -> tuple[str, str]:
+    """The page, and which scripts and addresses it may use: its own."""
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    script, style = (
+        b64encode(sha256(found.encode()).digest()).decode()
+        for tag in ("script", "style")
+        for found in re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    )
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}';"
+        " img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    )
+    return text, policy
+
+
+@router.get("/", include_in_schema=False)
+async def page() -> HTMLResponse:
+    """The page."""
+    text, policy = _page()
+    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+    return HTMLResponse(text, headers=headers)

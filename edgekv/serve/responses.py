@@ -1,0 +1,305 @@
+"""POST /v1/responses: OpenAI's newest protocol, with texts, thoughts and functions. Nothing is
+stored, so a request holds its whole conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from edgekv.errors import BadInput
+from edgekv.serve import sse
+from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
+from edgekv.serve.chat import schema_of
+from edgekv.serve.encoding import Json
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Done, Progress
+from edgekv.serve.reply import Part, Text, Thought
+from edgekv.serve.schemas import FormatBody, ResponsesBody
+from edgekv.serve.service import (
+    Service,
+    Writer,
+    client_of,
+    frames,
+    service_of,
+    streamed,
+    unless_gone,
+    whole,
+)
+from edgekv.serve.tools import NO_PARAMETERS, Call, Tool
+
+router = APIRouter()
+
+Item = dict[str, Any]
+
+
+@router.post("/v1/responses")
+@router.post("/responses", include_in_schema=False)
+async def responses(body: ResponsesBody, request: Request) -> Response:
+    """An answer to a conversation, as a list of items."""
+    service, client = service_of(request), client_of(request)
+    asked = await asyncio.to_thread(ask, service.asker, body)
+    writer = _Writer(service, body)
+    if body.stream:
+        return await streamed(request, frames(service, asked, client, writer))
+    answer = await unless_gone(request, whole(service, asked, client))
+    parts: list[Part] = [Thought(answer.thought)] if answer.thought else []
+    for part in [*parts, Text(answer.text), *answer.calls]:
+        writer.part(part)
+    return Json(writer.finished(answer.done))
+
+
+def ask(asker: Asker, body: ResponsesBody) -> Asked:
+    """Raises BadInput and ApiError for what this server cannot do."""
+    if body.previous_response_id or body.conversation or body.background:
+        raise BadInput("this server stores no responses: send the whole conversation as input")
+    limits = Limits(
+        body.sampling(asker.options.sampling, asker.n_vocab),
+        body.max_output_tokens is not None,
+        body.max_output_tokens,
+        ignore_eos=bool(body.ignore_eos),
+    )
+    system = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    chat = Chat(
+        [*system, *_messages(body.input)],
+        choice_of(
+            [_tool(tool) for tool in body.tools or ()],
+            body.tool_choice,
+            bool(body.parallel_tool_calls),
+        ),
+        _schema(body.text),
+        variables=body.chat_template_kwargs or {},
+    )
+    return asker.chat(chat, limits)
+
+
+def _tool(tool: Item) -> Tool:
+    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        raise BadInput("a tool is no function with a name: this server has no tools of its own")
+    parameters = tool.get("parameters") or NO_PARAMETERS
+    return Tool(tool["name"], tool.get("description") or "", parameters)
+
+
+def _schema(text: dict[str, Any] | None) -> Any:
+    form = (text or {}).get("format")
+    if form is None:
+        return None
+    try:
+        return schema_of(FormatBody.model_validate(form), None)
+    except ValidationError:
+        raise BadInput("text.format has the type 'text', 'json_object' or 'json_schema'") from None
+
+
+# ---- input
+
+
+def _messages(given: str | list[Item]) -> list[Item]:
+    """A conversation as chat templates expect it; calls that follow each other are one message."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[Item] = []
+    for item in given:
+        match item.get("type", "message"):
+            case "message":
+                messages.append({"role": _role(item), "content": _content(item.get("content"))})
+            case "function_call":
+                if not messages or "tool_calls" not in messages[-1]:
+                    messages.append({"role": "assistant", "content": "", "tool_calls": []})
+                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+                messages[-1]["tool_calls"].append(call)
+            case "function_call_output":
+                content = _content(item.get("output"))
+                messages.append(
+                    {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+                )
+            case "reasoning":
+                pass  # thoughts of earlier turns, which templates leave out too
+            case kind:
+                raise BadInput(f"an item of the type {kind!r} cannot be read: give messages")
+    if not messages:
+        raise BadInput("the input is empty: give a text or messages")
+    return messages
+
+
+def _role(item: Item) -> str:
+    role = item.get("role")
+    if not isinstance(role, str):
+        raise BadInput("a message has no role: give 'user', 'assistant' or 'system'")
+    return role
+
+
+def _content(content: Any) -> Any:
+    if not isinstance(content, list):
+        return content if isinstance(content, str) else ""
+    parts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("input_text", "output_text", "text"):
+            raise BadInput(f"a part of the type {kind!r} cannot be read: give input_text")
+        parts.append({"type": "text", "text": part.get("text")})
+    return parts
+
+
+# ---- answers
+
+
+class _Writer(Writer):
+    """Collects items, and writes events. Items follow each other; at most one is open."""
+
+    def __init__(self, service: Service, body: ResponsesBody) -> None:
+        self._n = 0
+        self._items: list[Item] = []
+        self._text = ""
+        """Of the open item."""
+        self._kind: type[Part] | None = None
+        """The open item's."""
+        self._response = {
+            "id": f"resp_{secrets.token_hex(12)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": service.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "tools": body.tools or [],
+            "tool_choice": body.tool_choice or "auto",
+            "parallel_tool_calls": bool(body.parallel_tool_calls),
+            "text": body.text or {"format": {"type": "text"}},
+            "metadata": {},
+            "error": None,
+            "incomplete_details": None,
+            "previous_response_id": None,
+            "store": False,
+        }
+
+    def _event(self, kind: str, **more: Any) -> str:
+        data = {"type": kind, "sequence_number": self._n, **more}
+        self._n += 1
+        return sse.event(data, kind)
+
+    def _at(self, kind: str, **more: Any) -> str:
+        """An event about the last item."""
+        return self._event(
+            kind,
+            item_id=self._items[-1]["id"],
+            output_index=len(self._items) - 1,
+            **more,
+        )
+
+    def begin(self, progress: Progress) -> str:
+        now = {**self._response, "status": "in_progress", "output": [], "usage": None}
+        return self._event("response.created", response=now) + self._event(
+            "response.in_progress", response=now
+        )
+
+    def part(self, part: Part) -> str:
+        if isinstance(part, Call):
+            return self._close() + self._call(part)
+        if not part.text:
+            return ""
+        frame = self._open(type(part)) if self._kind is not type(part) else ""
+        self._text += part.text
+        if isinstance(part, Thought):
+            return frame + self._at(
+                "response.reasoning_text.delta", content_index=0, delta=part.text
+            )
+        return frame + self._at(
+            "response.output_text.delta", content_index=0, delta=part.text, logprobs=[]
+        )
+
+    def _open(self, kind: type[Part]) -> str:
+        frame = self._close()
+        self._kind = kind
+        item: Item = {"status": "in_progress"}
+        if kind is Thought:
+            item |= {"id": f"rs_{secrets.token_hex(12)}", "type": "reasoning"}
+            item |= {"summary": [], "content": []}
+        else:
+            item |= {"id": f"msg_{secrets.token_hex(12)}", "type": "message"}
+            item |= {"role": "assistant", "content": []}
+        self._items.append(item)
+        frame += self._event(
+            "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
+        )
+        return frame + self._at("response.content_part.added", content_index=0, part=self._part(""))
+
+    def _part(self, text: str) -> Item:
+        if self._kind is Thought:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _close(self) -> str:
+        """End the open item."""
+        if self._kind is None:
+            return ""
+        text, part = self._text, self._part(self._text)
+        item = self._items[-1]
+        item |= {"status": "completed", "content": [part]}
+        if self._kind is Thought:
+            frame = self._at("response.reasoning_text.done", content_index=0, text=text)
+        else:
+            frame = self._at("response.output_text.done", content_index=0, text=text, logprobs=[])
+        frame += self._at("response.content_part.done", content_index=0, part=part)
+        frame += self._done(item)
+        self._kind, self._text = None, ""
+        return frame
+
+    def _call(self, call: Call) -> str:
+        item = {
+            "id": f"fc_{call.id}",
+            "type": "function_call",
+            "call_id": f"call_{call.id}",
+            "name": call.name,
+            "arguments": "",
+            "status": "in_progress",
+        }
+        self._items.append(item)
+        frame = self._event(
+            "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
+        )
+        frame += self._at("response.function_call_arguments.delta", delta=call.arguments)
+        frame += self._at(
+            "response.function_call_arguments.done", arguments=call.arguments, name=call.name
+        )
+        item |= {"arguments": call.arguments, "status": "completed"}
+        return frame + self._done(item)
+
+    def _done(self, item: Item) -> str:
+        return self._event(
+            "response.output_item.done", output_index=len(self._items) - 1, item=item
+        )
+
+    def finished(self, done: Done) -> dict[str, Any]:
+        """The whole response."""
+        self._close()
+        is_cut = done.finish == "length"
+        usage = {
+            "input_tokens": done.n_prompt,
+            "input_tokens_details": {"cached_tokens": done.n_cached, "cache_write_tokens": 0},
+            "output_tokens": done.n_written,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": done.n_prompt + done.n_written,
+        }
+        return {
+            **self._response,
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": self._items,
+            "usage": usage,
+        }
+
+    def end(self, done: Done, has_calls: bool) -> str:
+        frame = self._close()
+        response = self.finished(done)
+        return frame + self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, error: ApiError) -> str:
+        return self._event("error", code=error.kind, message=error.message, param=None)

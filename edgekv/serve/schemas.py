@@ -1,0 +1,195 @@
+"""What requests may say. Fields that are not named here are ignored, as in llama-server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgekv.serve.sampling import Sampling
+
+TOKENS_MOST = 2**31 - 1
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+
+class SamplingBody(Body):
+    """What a request says of how tokens are drawn; null is as not said."""
+
+    temperature: float | None = None
+    top_k: int | None = Field(None, ge=-TOKENS_MOST, le=TOKENS_MOST)
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = Field(None, gt=0)
+    repeat_last_n: int | None = Field(None, ge=-1, le=TOKENS_MOST)
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | list[tuple[int, float | Literal[False]]] | None = None
+    ignore_eos: bool | None = None
+
+    def sampling(self, usual: Sampling, n_vocab: int) -> Sampling:
+        """The server's own way of drawing, with what is said here."""
+        names = set(SamplingBody.model_fields) - {"seed", "logit_bias", "ignore_eos"}
+        said = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.seed is not None and self.seed >= 0:  # -1: another one each time
+            said["seed"] = self.seed
+        elif self.seed is not None:
+            said["seed"] = None
+        if self.logit_bias is not None:
+            pairs = (
+                self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
+            )
+            said["logit_bias"] = {
+                int(token): float("-inf") if bias is False else float(bias)
+                for token, bias in pairs
+                if str(token).isdecimal() and int(token) < n_vocab
+            }
+        return replace(usual, **said)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class GenerationBody(SamplingBody):
+    """What both of OpenAI's older protocols have."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(None, ge=-1, le=TOKENS_MOST)
+    n_predict: int | None = Field(None, ge=-1, le=TOKENS_MOST)
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
+    return_progress: bool | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def limit(self, *names: str) -> tuple[bool, int | None]:
+        """(whether a number of tokens is named, the number; None: no limit)."""
+        for name in (*names, "max_tokens", "n_predict"):
+            value = getattr(self, name)
+            if value is not None:
+                return True, None if value < 0 else value
+        return False, None
+
+
+class ChatMessage(Body):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class FunctionBody(Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ToolBody(Body):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class FormatBody(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class ChatBody(GenerationBody):
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=-1, le=TOKENS_MOST)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: list[ToolBody] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: FormatBody | None = None
+    reasoning_format: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class NativeBody(CompletionBody):
+    n_probs: int | None = Field(None, ge=0, le=20)
+
+
+class TokenizeBody(Body):
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeBody(Body):
+    tokens: list[int]
+
+
+class ApplyTemplateBody(Body):
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[ToolBody] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessageBody(Body):
+    role: Literal["user", "assistant"]
+    content: str | list[dict[str, Any]]
+
+
+class AnthropicToolBody(Body):
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class CountBody(SamplingBody):
+    """Anthropic's messages, as far as they make a prompt."""
+
+    model: str | None = None
+    messages: list[MessageBody] = Field(min_length=1)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[AnthropicToolBody] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class MessagesBody(CountBody):
+    max_tokens: int | None = Field(None, ge=0, le=TOKENS_MOST)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+
+
+class ResponsesBody(SamplingBody):
+    """OpenAI's newest protocol, as far as this server has it."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=0, le=TOKENS_MOST)
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

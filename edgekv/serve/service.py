@@ -1,0 +1,225 @@
+"""What all handlers share, and the way of an answer from the worker's thread to a handler."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine, Hashable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from edgekv.serve.asked import Asked, Asker
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Done, Event, Failed, Progress, TokenLogprob, Written
+from edgekv.serve.options import ServeOptions
+from edgekv.serve.reply import Part, Text, Thought
+from edgekv.serve.template import ChatTemplate
+from edgekv.serve.tools import Call
+from edgekv.serve.worker import Job, Worker
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+Answer = TypeVar("Answer")
+
+BEAT_S = 10.0
+"""Seconds between two comments in a stream, lest proxies close one that waits."""
+
+
+class Service:
+    """One model, its worker, and what the server was told."""
+
+    def __init__(self, llm: Llama, worker: Worker, options: ServeOptions) -> None:
+        self.llm, self.worker, self.options = llm, worker, options
+        self.template = ChatTemplate(llm, options.chat_template)
+        self.asker = Asker(llm, self.template, options)
+        self.model = options.alias or Path(llm.model_path).name
+        """The model's name in answers."""
+        self.created = int(time.time())
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def client_of(request: Request) -> Hashable:
+    """Whose request it is, for the order in which those that wait are answered."""
+    address = request.client.host if request.client else ""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key")
+    return address, key
+
+
+async def events(
+    service: Service, asked: Asked, client: Hashable
+) -> AsyncGenerator[Event | None, None]:
+    """What becomes of a wish; None every BEAT_S. Raises ApiError 503 if too many wait.
+
+    The answer is stopped where nobody reads on.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    def emit(event: Event) -> None:
+        try:
+            loop.call_soon_threadsafe(queue.put_nowait, event)
+        except RuntimeError:  # the loop has ended, and with it whoever waited
+            pass
+
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            queue.put_nowait(None)
+
+    job = Job(asked.wish, emit, client)
+    service.worker.submit(job)
+    beating = asyncio.ensure_future(beat())
+    try:
+        while True:
+            event = await queue.get()
+            await asyncio.sleep(0)  # others' turn: one watches whether the client is gone
+            yield event
+            if isinstance(event, (Done, Failed)):
+                return
+    finally:
+        beating.cancel()
+        service.worker.cancel(job)
+
+
+@dataclass
+class Whole:
+    """An answer to its end."""
+
+    done: Done
+    thought: str = ""
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def finish(self) -> str:
+        return finish_of(self.done, bool(self.calls))
+
+
+def finish_of(done: Done, has_calls: bool) -> str:
+    """OpenAI's finish_reason."""
+    return "tool_calls" if has_calls and done.finish == "stop" else done.finish
+
+
+async def whole(service: Service, asked: Asked, client: Hashable) -> Whole:
+    """Raises ApiError if the answer fails."""
+    reply, parts = asked.reply(), list[Part]()
+    async with aclosing(events(service, asked, client)) as coming:
+        async for event in coming:
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Written):
+                parts += reply.feed(event)
+            if isinstance(event, Done):
+                done = event
+    parts += reply.end()
+    return Whole(
+        done,
+        "".join(x.text for x in parts if isinstance(x, Thought)).rstrip(),
+        "".join(x.text for x in parts if isinstance(x, Text)),
+        [x for x in parts if isinstance(x, Call)],
+        [one for x in parts if isinstance(x, Text) for one in x.logprobs],
+    )
+
+
+async def unless_gone(request: Request, answer: Coroutine[Any, Any, Answer]) -> Answer:
+    """Await the answer, or stop it where its client goes away.
+
+    Raises ApiError then, which nobody reads.
+    """
+    working = asyncio.ensure_future(answer)
+    watching = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError(400, "the client has gone")
+        return working.result()
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class Writer:
+    """Writes one answer in a protocol's events. Every method returns what to send, maybe nothing.
+
+    A protocol overrides those that it needs.
+    """
+
+    def begin(self, progress: Progress) -> str:
+        """The prompt is going to be read."""
+        return ""
+
+    def progress(self, progress: Progress) -> str:
+        """A comment, which clients leave out."""
+        return f": prompt {progress.n_done}/{progress.n_total}\n\n"
+
+    def part(self, part: Part) -> str:
+        return ""
+
+    def end(self, done: Done, has_calls: bool) -> str:
+        return ""
+
+    def failed(self, error: ApiError) -> str:
+        return ""
+
+
+async def frames(
+    service: Service, asked: Asked, client: Hashable, writer: Writer
+) -> AsyncGenerator[str, None]:
+    """A streamed answer, as server-sent events. Raises ApiError before the first one."""
+    reply, has_begun, has_said = asked.reply(), False, False
+    async with aclosing(events(service, asked, client)) as coming:
+        async for event in coming:
+            match event:
+                case None:
+                    frame = ": waiting\n\n"
+                case Progress():
+                    frame = "" if has_begun else writer.begin(event)
+                    frame += writer.progress(event)
+                    has_begun = True
+                case Written():
+                    frame = "".join(map(writer.part, reply.feed(event)))
+                case Done():
+                    frame = "".join(map(writer.part, reply.end()))
+                    frame += writer.end(event, reply.has_calls)
+                case Failed():
+                    if not has_said:
+                        raise event.error
+                    frame = writer.failed(event.error)
+            if frame:
+                has_said = True
+                yield frame
+
+
+async def streamed(request: Request, pieces: AsyncGenerator[str, None]) -> Response:
+    """The response of a stream that has begun: what refuses a request is an error status still."""
+    first = await unless_gone(request, _first(pieces))
+
+    async def all_of_it() -> AsyncGenerator[str, None]:
+        async with aclosing(pieces):
+            yield first
+            async for piece in pieces:
+                yield piece
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(all_of_it(), media_type="text/event-stream", headers=headers)
+
+
+async def _first(pieces: AsyncGenerator[str, None]) -> str:
+    return await anext(pieces)

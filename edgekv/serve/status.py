@@ -1,0 +1,161 @@
+"""What the server says of itself: /health, /v1/models, /props, /slots, /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import Response
+
+from edgekv.serve.errors import ApiError
+from edgekv.serve.service import Service, service_of
+from edgekv.serve.worker import Job
+from edgekv.version import __version__
+
+router = APIRouter()
+
+
+@router.get("/health")
+@router.get("/v1/health", include_in_schema=False)
+async def health() -> dict[str, str]:
+    """Whether requests are answered."""
+    return {"status": "ok"}
+
+
+@router.get("/v1/models")
+@router.get("/models", include_in_schema=False)
+async def models(request: Request) -> dict[str, Any]:
+    """The one model there is. A request may name any other: this one answers."""
+    return {"object": "list", "data": [_model(service_of(request))]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, request: Request) -> dict[str, Any]:
+    service = service_of(request)
+    if name != service.model:
+        raise ApiError(404, f"there is no model '{name}': this server has '{service.model}'")
+    return _model(service)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    llm = service.llm
+    return {
+        "id": service.model,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "edgekv",
+        "meta": {
+            "n_vocab": service.asker.n_vocab,
+            "n_ctx": service.asker.n_ctx,
+            "n_ctx_train": llm._model.n_ctx_train(),
+            "n_embd": llm._model.n_embd(),
+            "n_params": llm._model.n_params(),
+            "size": llm._model.size(),
+        },
+    }
+
+
+@router.get("/props")
+async def props(request: Request) -> dict[str, Any]:
+    """What the server was started with."""
+    service = service_of(request)
+    usual = service.options.sampling
+    return {
+        "default_generation_settings": {
+            "n_ctx": service.asker.n_ctx,
+            "params": {
+                "temperature": usual.temperature,
+                "top_k": usual.top_k,
+                "top_p": usual.top_p,
+                "min_p": usual.min_p,
+                "repeat_penalty": usual.repeat_penalty,
+                "n_predict": service.options.max_tokens or -1,
+            },
+        },
+        "total_slots": service.options.parallel,
+        "model_alias": service.model,
+        "model_path": service.llm.model_path,
+        "chat_template": service.template.text,
+        "bos_token": service.template.bos,
+        "eos_token": service.template.eos,
+        "modalities": {"vision": False, "audio": False},
+        "build_info": f"edgekv {__version__}",
+    }
+
+
+@router.get("/slots")
+async def slots(request: Request) -> list[dict[str, Any]]:
+    """The places for answers, and what is written in them."""
+    service = service_of(request)
+    if not service.options.slots:
+        raise ApiError(501, "this server does not show its slots: start it without --no-slots")
+    jobs: list[Job | None] = [*service.worker.active()]
+    jobs += [None] * (service.options.parallel - len(jobs))
+    return [_slot(i, job, service.asker.n_ctx) for i, job in enumerate(jobs)]
+
+
+def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
+    slot = {"id": index, "n_ctx": n_ctx, "is_processing": job is not None}
+    answer = job.answer if job is not None else None
+    if job is None or answer is None:
+        return slot
+    return {
+        **slot,
+        "id_task": job.id,
+        "n_prompt_tokens": answer.n_prompt,
+        "n_prompt_tokens_cache": answer.n_cached,
+        "is_reading": not answer.has_read,
+        "next_token": {"n_decoded": answer.n_written},
+    }
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Sums and states for Prometheus, under llama-server's names."""
+    service = service_of(request)
+    if not service.options.metrics:
+        raise ApiError(501, "this server gives no metrics: start it with --metrics")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(service))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+class _Collector:
+    def __init__(self, service: Service) -> None:
+        self._worker = service.worker
+
+    def collect(self) -> Iterator[Metric]:
+        totals, active = self._worker.totals, self._worker.active()
+        counters = {
+            "prompt_tokens": ("Prompt tokens that were read.", totals.n_prompt),
+            "prompt_cached_tokens": ("Prompt tokens that were there already.", totals.n_cached),
+            "prompt_seconds": ("Time in which prompts were read.", totals.read_s),
+            "tokens_predicted": ("Tokens that were written.", totals.n_written),
+            "tokens_predicted_seconds": ("Time in which tokens were written.", totals.write_s),
+            "answers": ("Answers that were written to their end.", totals.n_answers),
+        }
+        for name, (about, value) in counters.items():
+            yield CounterMetricFamily(f"llamacpp:{name}", about, value)
+        gauges = {
+            "prompt_tokens_seconds": (
+                "Prompt tokens read per second.",
+                totals.n_prompt / totals.read_s if totals.read_s else 0.0,
+            ),
+            "predicted_tokens_seconds": (
+                "Tokens written per second.",
+                totals.n_written / totals.write_s if totals.write_s else 0.0,
+            ),
+            "requests_processing": ("Requests that are answered.", len(active)),
+            "requests_deferred": ("Requests that wait.", self._worker.n_waiting),
+        }
+        for name, (about, value) in gauges.items():
+            yield GaugeMetricFamily(f"llamacpp:{name}", about, value)
+        if totals.cache:
+            about = "Bytes of the last conversation's cache"
+            yield GaugeMetricFamily("edgekv:kv_bytes", f"{about}.", totals.cache.n_bytes)
+            in_full = totals.cache.n_bytes_full
+            yield GaugeMetricFamily("edgekv:kv_bytes_full", f"{about}, in full.", in_full)

@@ -1,0 +1,33 @@
+"""What the server has done since it started."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgekv.serve.events import Cache, Done
+
+
+@dataclass
+class Totals:
+    """Sums over all answers that were written to their end."""
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_written: int = 0
+    n_answers: int = 0
+    read_s: float = 0.0
+    write_s: float = 0.0
+    cache: Cache | None = None
+    """Of the last answer."""
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def add(self, done: Done) -> None:
+        with self._lock:
+            self.n_answers, self.cache = self.n_answers + 1, done.cache
+            self.n_prompt += done.n_prompt - done.n_cached
+            self.n_cached += done.n_cached
+            self.n_written += done.n_written
+            self.read_s += done.read_ms / 1e3
+            self.write_s += done.write_ms / 1e3

@@ -1,0 +1,232 @@
+"""The one thread that uses the model. It answers some requests in turns, the others wait."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from edgekv.errors import Cancelled, EdgeKVError
+from edgekv.serve.answer import Answer
+from edgekv.serve.conversations import OneConversation
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Done, Event, Failed
+from edgekv.serve.queue import FairQueue, Full
+from edgekv.serve.totals import Totals
+from edgekv.serve.wish import Wish
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+TURN, WORTH = 8, 10
+"""Tokens that an answer writes at least before another one's turn comes, and how many times as long
+as it takes to change conversations a turn lasts at least.
+"""
+
+log = logging.getLogger("edgekv.serve")
+
+
+class Job:
+    """A wish on its way. emit: takes its events, in the worker's thread."""
+
+    ids = itertools.count()
+
+    def __init__(self, wish: Wish, emit: Callable[[Event], None], client: Hashable = None) -> None:
+        self.id = next(self.ids)
+        self.wish, self.emit, self.client = wish, emit, client
+        self.is_cancelled = False
+        self.answer: Answer | None = None
+
+
+class Worker:
+    """n_parallel: answers under way at once; n_queue: requests that may wait besides."""
+
+    def __init__(
+        self,
+        llm: Llama,
+        conversations: OneConversation,
+        n_parallel: int = 1,
+        n_queue: int = 64,
+    ) -> None:
+        self._llm, self._conversations = llm, conversations
+        self._n_parallel = n_parallel
+        self._queue: FairQueue[Job] = FairQueue(n_queue)
+        self._active: deque[Job] = deque()
+        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._wake = threading.Condition()
+        self._using: Job | None = None
+        """The job whose step is in the model at this moment."""
+        self._last: Job | None = None
+        self._is_stopping = False
+        self.totals = Totals()
+        self._thread = threading.Thread(target=self._run, name="edgekv-worker")
+
+    # ---- from any thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all answers. Returns at once; `join` waits. May be called from a signal handler."""
+        self._is_stopping = True
+        self._llm.kv_cancel()
+        threading.Thread(target=self._notify).start()  # a handler must not wait for the lock
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def submit(self, job: Job) -> None:
+        """Raises ApiError 503 if too many wait, or if the server stops."""
+        with self._wake:
+            if self._is_stopping:
+                raise ApiError(503, "the server is stopping")
+            try:
+                if len(self._active) + len(self._queue) >= self._n_parallel:
+                    self._queue.put(job.client, job)
+                else:  # the worker takes it at once: it needs no place to wait
+                    self._active.append(job)
+            except Full:
+                raise ApiError(
+                    503, f"{len(self._queue)} requests are waiting already: try again later"
+                ) from None
+            self._wake.notify_all()
+
+    def cancel(self, job: Job) -> None:
+        """Stop a job within a chunk of its prompt, or a token. It gets no more events."""
+        with self._wake:
+            job.is_cancelled = True
+            if not self._queue.remove(job) and self._using is job:
+                self._llm.kv_cancel()
+            self._wake.notify_all()
+
+    def call(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run a function that uses the model, between two steps."""
+        done: Future[Any] = Future()
+        with self._wake:
+            if self._is_stopping:
+                done.set_exception(ApiError(503, "the server is stopping"))
+            else:
+                self._calls.append((function, done))
+                self._wake.notify_all()
+        return done
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._queue)
+
+    def active(self) -> list[Job]:
+        """The jobs that are answered."""
+        with self._wake:
+            return list(self._active)
+
+    # ---- the worker's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._is_stopping or self._calls or self._active or len(self._queue)):
+                    self._wake.wait()
+                if self._is_stopping:
+                    break
+                while len(self._active) < self._n_parallel and len(self._queue):
+                    job = self._queue.get()
+                    assert job is not None
+                    self._active.append(job)
+                calls = list(self._calls)
+                self._calls.clear()
+                turn = self._active[0] if self._active else None
+            for function, done in calls:
+                _run_call(function, done)
+            if turn is not None:
+                self._take_turn(turn)
+        self._end_all()
+
+    def _take_turn(self, job: Job) -> None:
+        """Some steps of a job; then it comes last, or leaves."""
+        goes_on, begin, n = True, time.perf_counter(), 0
+        try:
+            while goes_on and not self._is_stopping and not self._calls:
+                goes_on, n = not job.is_cancelled and self._step(job), n + 1
+                least = WORTH * job.answer.switch_s if job.answer else 0.0
+                if n >= TURN and time.perf_counter() - begin >= least:
+                    break
+        except Cancelled:
+            goes_on = False
+            if self._is_stopping and not job.is_cancelled:
+                self._tell(job, Failed(ApiError(503, "the server is stopping")))
+        except EdgeKVError as error:
+            goes_on = False
+            self._tell(job, Failed(ApiError(400, str(error))))
+        except Exception:
+            goes_on = False
+            log.exception("an answer failed")
+            self._tell(job, Failed(ApiError(500, "the server has a fault: see its log")))
+        with self._wake:
+            if not goes_on or job.is_cancelled:
+                self._leave(job)
+            else:
+                self._active.rotate(-1)
+
+    def _step(self, job: Job) -> bool:
+        with self._wake:
+            if job.is_cancelled:
+                return False
+            self._llm.kv_cancel(False)  # a wish that came too late for another step
+            if self._is_stopping:
+                raise Cancelled("stopping")
+            self._using = job
+        try:
+            if job.answer is None:
+                job.answer = Answer(
+                    self._llm,
+                    self._conversations,
+                    job.wish,
+                    lambda event: self._tell(job, event),
+                )
+            is_current, self._last = self._last is job, job
+            return job.answer.step(is_current)
+        finally:
+            with self._wake:
+                self._using = None
+
+    def _leave(self, job: Job) -> None:
+        self._active.remove(job)
+        if job.answer is not None:
+            job.answer.close()
+
+    def _tell(self, job: Job, event: Event) -> None:
+        if isinstance(event, Done):
+            self.totals.add(event)
+        if not job.is_cancelled:
+            job.emit(event)
+
+    def _end_all(self) -> None:
+        stopping = Failed(ApiError(503, "the server is stopping"))
+        with self._wake:
+            while (waiting := self._queue.get()) is not None:
+                self._active.append(waiting)
+            for job in list(self._active):
+                self._leave(job)
+                self._tell(job, stopping)
+            for _, done in self._calls:
+                done.set_exception(ApiError(503, "the server is stopping"))
+            self._calls.clear()
+        self._llm.kv_cancel(False)
+
+
+def _run_call(function: Callable[[], Any], done: Future[Any]) -> None:
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        done.set_result(function())
+    except BaseException as error:
+        done.set_exception(error)

@@ -1,0 +1,204 @@
+"""A conversation out of its context: how far it can be taken back, where it waits, and the way back
+into the context.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.errors import EdgeKVError
+from edgekv.native import Place, llama_cpp
+from edgekv.session import state
+from edgekv.session.memory import Memory
+from edgekv.session.state import State
+
+if TYPE_CHECKING:
+    from edgekv.session.holder import Holder
+
+
+@dataclass(frozen=True)
+class Reach:
+    """least: fewest tokens that a conversation can be taken back to; mark: one smaller number that
+    it can be taken back to as well, -1 if there is none.
+    """
+
+    least: int
+    mark: int = -1
+
+
+class Parked(Protocol):
+    """A conversation that waits in memory."""
+
+    @property
+    def n_bytes(self) -> int: ...
+
+    @property
+    def reach(self) -> Reach: ...
+
+    def put(self, llm: Holder) -> bool:
+        """Make it the conversation of `llm`, which has none. False if it does not fit.
+
+        It waits no longer then.
+        """
+        ...
+
+    def put_copy(self, llm: Holder) -> bool:
+        """The same, and it waits on."""
+        ...
+
+    def state(self, llm: Holder) -> State:
+        """A copy, whatever conversation `llm` holds."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """Its bytes: of llama.cpp's own cache, of one on a device, and of beginnings."""
+
+    taken: State
+    reach: Reach
+
+    @property
+    def n_bytes(self) -> int:
+        return self.taken.n_bytes + _memory_bytes(self.taken.memory)
+
+    def put(self, llm: Holder) -> bool:
+        return state.put(llm, self.taken, is_ours=True)
+
+    put_copy = put
+
+    def state(self, llm: Holder) -> State:
+        return self.taken
+
+
+@dataclass(frozen=True, eq=False)
+class Aside:
+    """The conversation itself: the store's rows, as they were, beside their context."""
+
+    place: Place
+    tokens: NDArray[np.int32]
+    memory: Memory
+    reach: Reach
+
+    @property
+    def n_bytes(self) -> int:
+        return self.place.n_bytes + _memory_bytes(self.memory)
+
+    def put(self, llm: Holder) -> bool:
+        try:
+            self.place.swap(llm._ctx.ctx)
+        except EdgeKVError:
+            return False
+        state.adopt(llm, self.tokens, self.memory)
+        return True
+
+    def put_copy(self, llm: Holder) -> bool:
+        return state.put(llm, self.state(llm), is_ours=True)
+
+    def state(self, llm: Holder) -> State:
+        self.place.swap(llm._ctx.ctx)
+        try:
+            return State(self.tokens, state.data_of(llm), self.memory.copy())
+        finally:
+            self.place.swap(llm._ctx.ctx)
+
+
+def park(llm: Holder) -> Parked:
+    """Take the conversation out of `llm`, which has none afterwards.
+
+    Raises EdgeKVError if its cache does not hold its tokens.
+    """
+    if llm._kv is None or llm._kv.offloaded:  # a device's memory is for the one that goes on
+        found: Parked = copied(llm)
+    else:
+        place, now = Place(llm._ctx.ctx), reach(llm)
+        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+        place.swap(llm._ctx.ctx)
+        found = Aside(place, tokens, llm._kv.memory, now)
+    llm.reset()
+    return found
+
+
+def copied(llm: Holder) -> Parked:
+    """A copy of the conversation of `llm`. Raises as `park`."""
+    return Copy(state.take(llm), reach_of_copy(llm))
+
+
+def size(llm: Holder) -> int:
+    """Bytes that the conversation of `llm` takes at most when it waits, its tokens apart."""
+    if llm._kv is None:
+        return int(llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, 0))
+    info, n_rows = llm._kv.store.memory(), int(llm._kv.kept().sum())
+    n_bytes = info.bytes_now + info.bytes_recurrent + info.bytes_mark + n_rows * np.int32().nbytes
+    return n_bytes + _memory_bytes(llm._kv.memory)
+
+
+def _memory_bytes(memory: Memory | None) -> int:
+    return memory.n_bytes if memory else 0
+
+
+def logits(llm: Holder) -> NDArray[np.float32] | None:
+    """float32 [n_vocab]: a copy of the last token's logits, if they are there."""
+    here = None if llm._requires_eval or llm._logits_all else _logits_at(llm)
+    return None if here is None else here.copy()
+
+
+def put_logits(llm: Holder, values: NDArray[np.float32]) -> bool:
+    """Make these the last token's logits. False if the context has written none yet."""
+    here = _logits_at(llm)
+    if here is None:
+        return False
+    here[:] = values
+    llm._requires_eval = False
+    return True
+
+
+def _logits_at(llm: Holder) -> NDArray[np.float32] | None:
+    pointer = llm._ctx.get_logits_ith(-1)
+    return np.ctypeslib.as_array(pointer, (llm.n_vocab(),)) if pointer else None
+
+
+def reach_of_copy(llm: Holder) -> Reach:
+    """How far a copy of the conversation of `llm` can be taken back. Of llama.cpp's own cache it
+    has the last windows only, and of a mark it knows nothing.
+    """
+    has_windows = llm._kv is None and llama_cpp.llama_model_n_swa(llm._model.model) > 0
+    return Reach(llm.n_tokens if has_windows else reach(llm).least)
+
+
+def reach(llm: Holder) -> Reach:
+    """How far the conversation of `llm` can be taken back."""
+    if llm._kv is None:
+        return Reach(_reach_whole(llm))
+    store, info = llm._kv.store, llm._kv.store.memory()
+    least = info.fixed
+    for il, layer in enumerate(store.layers):
+        if layer.n_swa and layer.n_head_kv and store.length(il)[0]:
+            oldest = int(store.positions(il, 0)[0])
+            least = max(least, oldest + layer.n_swa - 1 if oldest > 0 else 0)
+    return Reach(min(least, llm.n_tokens), info.n_mark if info.n_mark >= info.boundary else -1)
+
+
+def _reach_whole(llm: Holder) -> int:
+    """The same for llama.cpp's own cache."""
+    model = llm._model.model
+    if has_recurrent_layers(llm):
+        return llm.n_tokens
+    n_swa = llama_cpp.llama_model_n_swa(model)
+    memory = llama_cpp.llama_get_memory(llm._ctx.ctx)
+    first = int(llama_cpp.llama_memory_seq_pos_min(memory, 0))
+    return min(first + n_swa - 1, llm.n_tokens) if n_swa and first > 0 else 0
+
+
+def has_recurrent_layers(llm: Holder) -> bool:
+    model = llm._model.model
+    return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
+
+
+def forgets(llm: Holder) -> bool:
+    """Whether tokens that are read take the way back away, even if nothing is compressed."""
+    return has_recurrent_layers(llm) or llama_cpp.llama_model_n_swa(llm._model.model) > 0

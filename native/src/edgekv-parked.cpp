@@ -1,0 +1,49 @@
+// Conversations change places
+#include "edgekv-parked.h"
+#include "edgekv-error.h"
+#include "edgekv.h"
+
+edgekv_parked::edgekv_parked(const edgekv_memory & m) : owner(m.id) {
+    for (const auto & l : m.store->layers) {
+        auto fresh = l->alike();
+        fresh->len.assign(l->n_head_kv, 0);
+        fresh->layout(std::vector<int32_t>(l->n_head_kv, 0));
+        fresh->place_pos(0);
+        layers.push_back(std::move(fresh));
+    }
+}
+
+void edgekv_parked::swap(llama_memory_i * mem) {
+    auto & m = *dynamic_cast<edgekv_memory *>(mem);
+    auto & s = *m.store;
+    if (m.id != owner)
+        throw edgekv_error { EDGEKV_INVALID, "this conversation is of another context" };
+    auto * recr = edgekv_recurrent_of(mem);
+    edgekv_recurrent_state now;
+    now.save(recr);
+    try {
+        m.set_cells(n_past);
+    } catch (...) {
+        mem->clear(false); // its cells are those of neither conversation
+        throw;
+    }
+    // of all that follows nothing can fail
+    std::swap(s.layers, layers);
+    std::swap(s.n_past, n_past);
+    std::swap(s.boundary, boundary);
+    std::swap(s.n_bytes_peak, n_bytes_peak);
+    std::swap(m.mark, mark);
+    std::swap(m.n_mark, n_mark);
+    ++s.version;
+    if (!recr) return;
+    if (s.n_past == 0) recr->clear(false);
+    else recurrent.restore();
+    recurrent = std::move(now);
+}
+
+size_t edgekv_parked::n_bytes() const {
+    size_t n = recurrent.n_bytes() + mark.n_bytes();
+    for (const auto & l : layers)
+        n += l->t.n_bytes() + l->row_pos.n_bytes() + l->n_rows() * sizeof(llama_pos);
+    return n;
+}

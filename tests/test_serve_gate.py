@@ -1,0 +1,150 @@
+"""Who may ask the server, and how much."""
+
+from __future__ import annotations
+
+import httpx
+import openai
+import pytest
+
+from edgekv.serve.gate import is_loopback
+from edgekv.serve.options import ServeOptions
+from tests.serving import serving
+
+ORIGIN = "https://example.org"
+
+
+@pytest.fixture(scope="module")
+def url(tiny):
+    options = ServeOptions(
+        api_keys=("first", "second"), cors_origins=(ORIGIN,), max_request=5000, slots=False
+    )
+    with serving(tiny("llama-gqa"), options) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def open_url(tiny):
+    with serving(tiny("llama-gqa")) as (url, _):
+        yield url
+
+
+BODY = {"content": "abc"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": "Bearer first"},
+        {"authorization": "bearer second"},
+        {"X-Api-Key": "second"},
+    ],
+)
+def test_a_right_key_lets_in(url, headers):
+    assert httpx.post(f"{url}/tokenize", json=BODY, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer fir"},
+        {"Authorization": "first"},
+        {"X-Api-Key": "first,second"},
+        {"X-Api-Key": "é".encode()},
+    ],
+)
+def test_a_wrong_key_does_not(url, headers):
+    reply = httpx.post(f"{url}/tokenize", json=BODY, headers=headers)
+    assert reply.status_code == 401
+    assert reply.json()["error"]["type"] == "authentication_error"
+
+
+def test_openais_client_sees_a_wrong_key(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="wrong") as client:
+        with pytest.raises(openai.AuthenticationError):
+            client.chat.completions.create(
+                messages=[{"role": "user", "content": "abc"}], model="tiny"
+            )
+
+
+def test_health_and_models_need_no_key(url):
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/v1/models").status_code == 200
+    assert httpx.get(f"{url}/props").status_code == 401
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example"])
+def test_on_loopback_another_host_is_refused(open_url, host):
+    reply = httpx.get(f"{open_url}/v1/models", headers={"Host": host})
+    assert reply.status_code == 403 and reply.json()["error"]["type"] == "permission_error"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "LOCALHOST:80", "[::1]:8080"])
+def test_on_loopback_its_own_names_are_answered(open_url, host):
+    assert httpx.get(f"{open_url}/v1/models", headers={"Host": host}).status_code == 200
+
+
+def test_which_addresses_are_loopback():
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.3.4.5", "::1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "192.168.1.2", "example.org", "::")))
+
+
+def test_a_page_of_a_named_origin_may_ask(url):
+    headers = {"Origin": ORIGIN, "Authorization": "Bearer first"}
+    reply = httpx.post(f"{url}/tokenize", json=BODY, headers=headers)
+    assert reply.status_code == 200
+    assert reply.headers["access-control-allow-origin"] == ORIGIN
+    preflight = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    preflight["Access-Control-Request-Headers"] = "authorization,content-type"
+    reply = httpx.options(f"{url}/v1/chat/completions", headers=preflight)
+    assert reply.status_code == 200
+    assert "authorization" in reply.headers["access-control-allow-headers"].lower()
+
+
+def test_a_page_of_another_origin_may_not(url, open_url):
+    for address in (url, open_url):
+        headers = {"Origin": "https://evil.example", "Authorization": "Bearer first"}
+        reply = httpx.post(f"{address}/tokenize", json=BODY, headers=headers)
+        assert reply.status_code == 403
+        assert "access-control-allow-origin" not in reply.headers
+
+
+def test_the_servers_own_page_may_ask(open_url):
+    headers = {"Origin": open_url}
+    assert httpx.post(f"{open_url}/tokenize", json=BODY, headers=headers).status_code == 200
+
+
+def test_a_request_that_is_too_large_is_refused(url):
+    headers = {"Authorization": "Bearer first"}
+    reply = httpx.post(f"{url}/tokenize", json={"content": "a" * 6000}, headers=headers)
+    assert reply.status_code == 413 and "5,000 bytes" in reply.json()["error"]["message"]
+
+
+def test_a_body_without_a_length_is_counted(url):
+    def parts():
+        yield b'{"content": "'
+        for _ in range(100):
+            yield b"a" * 100
+        yield b'"}'
+
+    headers = {"Authorization": "Bearer first"}
+    reply = httpx.post(f"{url}/tokenize", content=parts(), headers=headers)
+    assert reply.status_code == 413
+
+
+def test_what_is_not_there_is_said_in_one_line(open_url):
+    reply = httpx.get(f"{open_url}/v1/nothing")
+    assert reply.status_code == 404 and reply.json()["error"]["type"] == "not_found_error"
+    assert httpx.get(f"{open_url}/v1/chat/completions").status_code == 405
+
+
+def test_what_is_turned_off_says_how_to_turn_it_on(url, open_url):
+    reply = httpx.get(f"{open_url}/metrics")
+    assert reply.status_code == 501 and "--metrics" in reply.json()["error"]["message"]
+    reply = httpx.get(f"{url}/slots", headers={"Authorization": "Bearer first"})
+    assert reply.status_code == 501
+
+
+def test_there_are_no_pages_with_scripts_from_elsewhere(open_url):
+    assert httpx.get(f"{open_url}/docs").status_code == 404
+    assert httpx.get(f"{open_url}/redoc").status_code == 404

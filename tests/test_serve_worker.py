@@ -1,0 +1,314 @@
+"""Who is answered when: turns, places to wait, stops, and the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import openai
+import pytest
+from click.testing import CliRunner
+
+from edgekv import commands
+from edgekv.errors import EdgeKVError
+from edgekv.serve.conversations import OneConversation
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Done, Failed, Progress, Written
+from edgekv.serve.options import ServeOptions
+from edgekv.serve.queue import FairQueue, Full
+from edgekv.serve.sampling import Sampling
+from edgekv.serve.wish import Prompt, Wish
+from edgekv.serve.worker import Job, Worker
+from tests.engine import load
+from tests.lib import ROOT
+from tests.models import EOS
+from tests.serving import serving, until
+
+
+def test_clients_take_turns_and_the_requests_of_one_do_not():
+    queue = FairQueue(10)
+    for client, item in [("a", 1), ("a", 2), ("a", 3), ("b", 4), ("c", 5), ("b", 6)]:
+        queue.put(client, item)
+    assert [queue.get() for _ in range(7)] == [1, 4, 5, 2, 6, 3, None]
+
+
+def test_a_queue_is_bounded_and_gives_places_back():
+    queue = FairQueue(2)
+    queue.put("a", 1)
+    queue.put("b", 2)
+    with pytest.raises(Full):
+        queue.put("c", 3)
+    assert queue.remove(1) and not queue.remove(1)
+    queue.put("c", 3)
+    assert len(queue) == 2 and [queue.get(), queue.get()] == [2, 3]
+
+
+class Log:
+    """Takes a job's events."""
+
+    def __init__(self) -> None:
+        self.events, self.over = [], threading.Event()
+
+    def __call__(self, event) -> None:
+        self.events.append(event)
+        if isinstance(event, (Done, Failed)):
+            self.over.set()
+
+    def wait(self):
+        assert self.over.wait(20)
+        return self.events[-1]
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Written))
+
+
+@pytest.fixture
+def working(tiny):
+    """working(n_parallel, n_queue, **arguments of Llama) -> (worker, llm), which are ended."""
+    made = []
+
+    def make(n_parallel=1, n_queue=4, **arguments):
+        llm = load(tiny("llama-gqa"), n_ctx=1024, **arguments)
+        worker = Worker(llm, OneConversation(llm), n_parallel, n_queue)
+        worker.start()
+        made.append((worker, llm))
+        return worker, llm
+
+    yield make
+    for worker, llm in made:
+        worker.stop()
+        worker.join()
+        llm.close()
+
+
+ENDOFTEXT = 5
+"""The other token at which the tiny models end."""
+
+
+def wish(tokens, n=30, **more) -> Wish:
+    endless = Sampling(temperature=0, logit_bias=dict.fromkeys((EOS, ENDOFTEXT), float("-inf")))
+    return Wish(Prompt(list(tokens)), endless, max_tokens=n, **more)
+
+
+@pytest.mark.parametrize("arguments", [{}])
+def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
+    prompts = [text(90, seed) for seed in range(3)]
+    alone, together = [], []
+    for n_parallel, texts in ((1, alone), (3, together)):
+        worker, _ = working(n_parallel, **arguments)
+        logs = [Log() for _ in prompts]
+        for prompt, log in zip(prompts, logs):
+            worker.submit(Job(wish(prompt), log))
+        for log in logs:
+            assert log.wait().n_written == 30
+            texts.append(log.text)
+    assert together == alone
+
+
+def test_a_request_beyond_the_queue_is_refused(working, text):
+    worker, _ = working(1, 1)
+    jobs = [Job(wish(text(20), 900), Log()) for _ in range(2)]
+    for job in jobs:
+        worker.submit(job)
+    with pytest.raises(ApiError) as caught:
+        worker.submit(Job(wish(text(20)), Log()))
+    assert caught.value.status == 503 and caught.value.headers["Retry-After"]
+    for job in jobs:
+        worker.cancel(job)
+
+
+def test_a_job_is_stopped_while_its_prompt_is_read(working, text):
+    worker, llm = working(kv_ratio=0.5, kv_method="snapkv")
+    reading, log = threading.Event(), Log()
+
+    def emit(event):
+        log(event)
+        if isinstance(event, Progress) and event.n_done:
+            reading.set()
+
+    job = Job(wish(text(1000), 20), emit)
+    worker.submit(job)
+    assert reading.wait(20)
+    worker.cancel(job)
+    until(lambda: not worker.active())
+    assert not log.over.is_set()
+    after = Log()
+    worker.submit(Job(wish(text(30)), after))
+    assert after.wait().n_written == 30
+
+
+def test_a_job_that_waits_leaves_when_it_is_stopped(working, text):
+    worker, _ = working()
+    first, second = Job(wish(text(20), 900), Log()), Job(wish(text(20)), Log())
+    worker.submit(first)
+    worker.submit(second)
+    worker.cancel(second)
+    assert worker.n_waiting == 0
+    worker.cancel(first)
+
+
+def test_who_waits_when_the_server_stops_is_told(working, text):
+    worker, _ = working(1, 4)
+    logs = [Log(), Log()]
+    for log in logs:
+        worker.submit(Job(wish(text(20), 900), log))
+    until(lambda: logs[0].text)
+    worker.stop()
+    assert [log.wait().error.status for log in logs] == [503, 503]
+    with pytest.raises(ApiError):
+        worker.submit(Job(wish(text(20)), Log()))
+
+
+def test_an_error_ends_its_own_answer_only(working, text):
+    worker, _ = working()
+    bad, good = Log(), Log()
+    worker.submit(Job(wish(text(20), grammar="root ::= ("), bad))
+    worker.submit(Job(wish(text(20)), good))
+    assert bad.wait().error.status == 400
+    assert good.wait().n_written == 30
+
+
+def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
+    worker, _ = working()
+    log, after = Log(), Log()
+    worker.submit(Job(wish(text(20), grammar='root ::= "a" [\\U00FFFFFF]'), log))
+    worker.submit(Job(wish(text(20)), after))
+    assert isinstance(log.wait(), Failed)
+    assert isinstance(after.wait(), Done)
+
+
+def test_where_the_grammar_ends_so_does_an_answer_without_an_end(working, text):
+    worker, _ = working()
+    log = Log()
+    worker.submit(Job(wish(text(20), grammar='root ::= "abc"'), log))
+    assert log.wait().finish == "stop" and log.text == "abc"
+
+
+@pytest.mark.parametrize("bias", [float("-inf"), float("nan"), float("inf")])
+def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text, bias):
+    worker, llm = working()
+    log, after = Log(), Log()
+    sampling = Sampling(logit_bias=dict.fromkeys(range(llm.n_vocab()), bias))
+    prompt = Prompt(list(text(20)))
+    worker.submit(Job(Wish(prompt, sampling, 9, grammar='root ::= "abc"'), log))
+    worker.submit(Job(wish(text(20)), after))
+    assert isinstance(log.wait(), (Done, Failed))
+    assert isinstance(after.wait(), Done)
+
+
+def test_others_may_use_the_model_between_two_steps(working, text):
+    worker, llm = working()
+    log = Log()
+    job = Job(wish(text(20), 900), log)
+    worker.submit(job)
+    assert worker.call(lambda: llm.kv_stats().n_seen).result(10) >= 0
+    with pytest.raises(EdgeKVError):
+        worker.call(lambda: llm.kv_load("/nothing")).result(10)
+    worker.cancel(job)
+
+
+# ---- over HTTP
+
+
+def test_a_full_queue_is_a_503_with_a_time_to_wait(tiny):
+    ask = {"messages": [{"role": "user", "content": "abc"}], "ignore_eos": True, "stream": True}
+    with serving(tiny("llama-gqa"), ServeOptions(max_queue=0)) as (url, server):
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=ask) as first:
+            lines = first.iter_lines()  # a generator that is dropped would close the stream
+            next(lines)
+            refused = httpx.post(f"{url}/v1/chat/completions", json=ask)
+        assert refused.status_code == 503 and refused.headers["retry-after"]
+        assert refused.json()["error"]["type"] == "unavailable_error"
+        until(lambda: not server.worker.active())
+
+
+def test_who_reads_when_the_server_ends_is_told(tiny):
+    ask = [{"role": "user", "content": "abc"}]
+    with serving(tiny("llama-gqa")) as (url, server):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        stream = client.chat.completions.create(
+            messages=ask, model="x", stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        server.handle_exit(2, None)
+        with pytest.raises(openai.APIError, match="stopping"):
+            for _ in stream:
+                pass
+        client.close()
+
+
+def test_without_its_packages_the_command_says_which_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "edgekv.serve.run", None)
+    done = CliRunner().invoke(commands.main, ["serve", "-m", "demo"], prog_name="edgekv")
+    assert done.exit_code == 2 and "edgekv[server]" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args, word",
+    [
+        (["--api-key", ""], "API key"),
+        (["--api-key", "a,,b"], "API key"),
+        (["--api-key-file", "/nothing"], "API key"),
+        (["--host", "no.such.host.invalid"], "cannot listen"),
+        (["--chat-template-file", "/nothing"], "nothing"),
+        (["--max-request", "much"], "max-request"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused_before_the_model_is_loaded(args, word):
+    done = CliRunner().invoke(
+        commands.main, ["serve", "-m", "/no/model", "--port", "0", *args], prog_name="edgekv"
+    )
+    assert done.exit_code == 2 and word in done.stderr, done.stderr
+    assert "/no/model" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        args = ["serve", "-m", "/no/model", "--port", port]
+        done = CliRunner().invoke(commands.main, args, prog_name="edgekv")
+    assert done.exit_code == 2 and "--port" in done.stderr
+
+
+def test_the_end_of_the_process_is_in_order_when_it_is_terminated(tiny, tmp_path):
+    """A service manager sends SIGTERM: conversations are written down before the end."""
+    child = started(tiny, tmp_path)
+    with child:
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 143
+        assert child.stderr.read().strip() == ""
+
+
+def started(tiny, tmp_path) -> subprocess.Popen[str]:
+    """The command, which listens by now; its address is the attribute `url`."""
+    command = [sys.executable, "-m", "edgekv", "serve", "-m", str(tiny("llama-gqa"))]
+    command += ["--port", "0", "-c", "512", "-t", "1"]
+    places = {"XDG_CACHE_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    child = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **places}, stderr=subprocess.PIPE, text=True
+    )
+    child.url = child.stderr.readline().split(" at ")[1].strip()
+    return child
+
+
+def test_the_command_serves_until_ctrl_c(tiny, tmp_path):
+    with started(tiny, tmp_path) as child:
+        ask = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
+        path = f"{child.url}/v1/chat/completions"
+        done = httpx.post(path, json=ask, timeout=30).json()
+        assert done["usage"]["completion_tokens"] <= 3
+        endless = {**ask, "max_tokens": -1, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", path, json=endless, timeout=30) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) in (0, 130)
+        assert child.stderr.read().strip() == ""
