@@ -49,7 +49,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["memory", "turns"])
-    parser.add_argument("--shapes", default="qwen3.5-0.8b,gemma4-1b,lfm2-moe-1b")
+    parser.add_argument("--shapes", default="qwen3.5-0.8b,gemma4-1b,lfm2-moe-1b,deepseek2-1b")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)

@@ -6,12 +6,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from edgekv import Llama
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.run import Server, listen
+
+PATIENCE = 60
+"""Seconds after which something does not happen any more; other processes may have the cores."""
+get, post, delete = (partial(f, timeout=PATIENCE) for f in (httpx.get, httpx.post, httpx.delete))
+stream = partial(httpx.stream, "POST", timeout=PATIENCE)
 
 
 @contextmanager
@@ -30,12 +38,12 @@ def serving(
         yield f"http://127.0.0.1:{listening.getsockname()[1]}", server
     finally:
         server.handle_exit(2, None)
-        thread.join(30)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         llm.close()
 
 
-def until(condition: Any, seconds: float = 10) -> None:
+def until(condition: Any, seconds: float = PATIENCE) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -243,7 +243,10 @@ def test_windows_slide_under_a_long_prompt(gemma, monkeypatch, n_shared, hidden,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma4", "qwen35-dense", "falcon-h1-dense"])
+@pytest.mark.parametrize(
+    "name",
+    ["gemma4", "qwen35-dense", "falcon-h1-dense", "kimi-linear-moe", "llama4-moe"],
+)
 def test_the_c_api_on_shared_and_recurrent_layers(folder, gemma, name):
     path = gemma(3, True) if name == "gemma4" else folder / f"{name}.gguf"
     check_passed(run(program("test-engine"), path, 1, 1e-3 if name == "gemma4" else MAX_NMSE * 10))

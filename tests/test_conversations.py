@@ -23,6 +23,10 @@ N_DOCUMENT, N_QUESTION, N_ANSWER = 300, 20, 12
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "compressed": ("llama-gqa", dict(kv_ratio=0.3, kv_tail=80)),
     "merging": ("llama-gqa", dict(kv_ratio=0.3, kv_tail=80, kv_method="score=h2o,merge=d2o")),
+    "summing": (
+        "llama-gqa",
+        dict(kv_ratio=0.3, kv_tail=80, kv_method="score=snapkv,merge=summary,worst=5"),
+    ),
     "windows": ("gemma3", dict(kv_ratio=0.3, kv_tail=80)),
     "whole": ("llama-gqa", dict()),
     "whole, windows": ("gemma3", dict()),

@@ -10,16 +10,20 @@ import pytest
 
 from edgekv import BadInput, native
 from edgekv.session import parked
-from tests import archs
+from tests import archs, mla
 from tests.engine import feed, load, logits, positions
 
 N_PROMPT = 300
 MODELS = ("llama-gqa", "gemma3", "refact")
 
 
-@pytest.fixture(params=MODELS)
-def make(request, tiny):
-    return lambda: load(tiny(request.param), kv_ratio=0.3, kv_tail=64)
+@pytest.fixture(params=[*MODELS, "latent"])
+def make(request, tiny, tmp_path):
+    if request.param == "latent":
+        path = mla.write(tmp_path / "latent.gguf", "deepseek2", 4, 64, 32)
+    else:
+        path = tiny(request.param)
+    return lambda: load(path, kv_ratio=0.3, kv_tail=64)
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +64,8 @@ def alternate(make: Any, tokens: Any, n_turns: int = 4) -> None:
             assert llm.n_tokens == 0 and llm.kv_stats().n_seen == 0
 
 
-def test_conversations_that_change_places_go_on_bit_for_bit(make, text):
-    alternate(make, lambda n, seed: list(text(n, seed)))
+def test_conversations_that_change_places_go_on_bit_for_bit(make):
+    alternate(make, some)
 
 
 def test_so_do_those_of_a_hybrid(hybrid):
@@ -85,9 +89,9 @@ def test_a_hybrid_can_still_go_back_to_where_its_turn_began(hybrid):
     assert np.array_equal(feed(llm, some(9, 4)), feed(other, some(9, 4)))
 
 
-def test_what_waits_takes_what_its_rows_take(make, text):
+def test_what_waits_takes_what_its_rows_take(make):
     llm = make()
-    llm.eval(list(text(N_PROMPT)))
+    llm.eval(some(N_PROMPT, 0))
     stats = llm.kv_stats()
     waits = parked.park(llm)
     extra = 4 * int(stats.kept.sum()) + waits.memory.n_bytes
@@ -95,24 +99,24 @@ def test_what_waits_takes_what_its_rows_take(make, text):
     assert llm.kv_stats().n_bytes < stats.n_bytes / 2
 
 
-def test_a_copy_for_a_file_leaves_both_conversations_as_they_are(make, text):
+def test_a_copy_for_a_file_leaves_both_conversations_as_they_are(make):
     llm, other = make(), make()
     for model in (llm, other):
-        model.eval(list(text(N_PROMPT)))
+        model.eval(some(N_PROMPT, 0))
     waits = parked.park(llm)
-    llm.eval(list(text(100, 5)))
+    llm.eval(some(100, 5))
     before = rows(llm)
     state = waits.state(llm)
     assert rows(llm) == before and llm.n_tokens == 100
-    llm.eval(list(text(5, 6)))
+    llm.eval(some(5, 6))
     assert parked.state.put(other, state)
     llm.reset()
     assert waits.put(llm) and rows(llm)[:2] == rows(other)[:2]
 
 
-def test_a_place_of_another_context_is_refused(make, text):
+def test_a_place_of_another_context_is_refused(make):
     llm, other = make(), make()
-    llm.eval(list(text(N_PROMPT)))
+    llm.eval(some(N_PROMPT, 0))
     before = rows(llm)
     place = native.Place(other._ctx.ctx)
     with pytest.raises(BadInput, match="another context"):
@@ -124,11 +128,11 @@ def test_a_place_of_another_context_is_refused(make, text):
     gc.collect()
 
 
-def test_nothing_changes_places_while_a_prompt_is_read(make, text):
+def test_nothing_changes_places_while_a_prompt_is_read(make):
     llm = make()
-    llm.eval(list(text(N_PROMPT)))
+    llm.eval(some(N_PROMPT, 0))
     before, place = rows(llm), native.Place(llm._ctx.ctx)
-    with llm._kv.layers(list(text(100, 1)), [], stays=False) as layers:
+    with llm._kv.layers(some(100, 1), [], stays=False) as layers:
         with pytest.raises(BadInput, match="being read"):
             place.swap(llm._ctx.ctx)
         with pytest.raises(BadInput, match="being read"):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import anthropic
-import httpx
 import pytest
 
 from edgekv.serve.options import ServeOptions
-from tests.serving import serving
+from tests.serving import post, serving
 from tests.test_serve_tools import TEMPLATE
 
 ASK = [{"role": "user", "content": "abc def"}]
@@ -111,7 +110,7 @@ def test_blocks_become_messages_of_the_template(client, url):
         "<system>be<user>abc\nthe<assistant>an<tool_call>add:"
         '{"ok": true}</tool_call><tool>4<assistant>'
     )
-    reply = httpx.post(
+    reply = post(
         f"{url}/tokenize",
         json={"content": prompt, "add_special": True},
         headers={"X-Api-Key": "key"},

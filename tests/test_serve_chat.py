@@ -7,19 +7,20 @@ import hashlib
 import json
 import re
 
-import httpx
 import numpy as np
 import openai
+import pydantic
 import pytest
 
 from edgekv.serve import sse
 from edgekv.serve.options import ServeOptions
-from tests.serving import serving, until
+from tests.serving import get, post, serving, until
 
 
 @pytest.fixture(scope="module")
 def server(tiny):
-    with serving(tiny("llama-gqa"), ServeOptions(alias="tiny", metrics=True)) as (url, server):
+    options = ServeOptions(alias="tiny", metrics=True, parallel=1)
+    with serving(tiny("llama-gqa"), options) as (url, server):
         yield url, server
 
 
@@ -41,7 +42,7 @@ def test_the_model_is_listed(client):
 
 
 def test_health(server):
-    assert httpx.get(f"{server[0]}/health").json() == {"status": "ok"}
+    assert get(f"{server[0]}/health").json() == {"status": "ok"}
 
 
 def test_a_chat_is_answered(client):
@@ -89,9 +90,9 @@ def test_several_prompts_have_an_answer_each(client):
 
 
 def test_a_prompt_of_tokens_is_its_text(client, server):
-    tokens = httpx.post(
-        f"{server[0]}/tokenize", json={"content": "abc", "add_special": True}
-    ).json()["tokens"]
+    tokens = post(f"{server[0]}/tokenize", json={"content": "abc", "add_special": True}).json()[
+        "tokens"
+    ]
     by_text, by_tokens = (
         client.completions.create(prompt=prompt, **GREEDY).choices[0].text
         for prompt in ("abc", tokens)
@@ -102,13 +103,11 @@ def test_a_prompt_of_tokens_is_its_text(client, server):
 def test_llama_servers_own_path_says_the_same(client, server):
     text = client.completions.create(prompt="abc", **GREEDY).choices[0].text
     body = {"prompt": "abc", "temperature": 0, "n_predict": 8}
-    done = httpx.post(f"{server[0]}/completion", json={**body, "n_probs": 2}).json()
+    done = post(f"{server[0]}/completion", json={**body, "n_probs": 2}).json()
     assert done["content"] == text and done["stop"] and done["stop_type"] == "limit"
     assert done["tokens_predicted"] == 8
     assert all(len(one["top_logprobs"]) == 2 for one in done["completion_probabilities"])
-    reply = httpx.post(
-        f"{server[0]}/completion", json={**body, "stream": True, "stop": [text[4:6]]}
-    )
+    reply = post(f"{server[0]}/completion", json={**body, "stream": True, "stop": [text[4:6]]})
     data = [line for line in reply.text.splitlines() if line.startswith("data: ")]
     events = [json.loads(line.removeprefix("data: ")) for line in data]
     assert "".join(event["content"] for event in events) == text[: text.index(text[4:6])]
@@ -220,6 +219,19 @@ def test_an_answer_fits_its_schema(client, stream):
     assert set(value) == {"ok", "kind"} and value["kind"] in ("red", "blue")
 
 
+class Choice(pydantic.BaseModel):
+    ok: bool
+    maybe: bool | None
+
+
+def test_openais_client_reads_types_of_its_own(client):
+    ask = {"messages": ASK, "model": "tiny", "response_format": Choice}
+    assert client.chat.completions.parse(**ask).choices[0].message.parsed.ok in (True, False)
+    with client.chat.completions.stream(**ask) as stream:
+        done = stream.get_final_completion()
+    assert isinstance(done.choices[0].message.parsed, Choice)
+
+
 def test_a_grammar_decides(client):
     extra = {"grammar": 'root ::= ("yes" | "no") "!"'}
     done = client.chat.completions.create(
@@ -269,7 +281,7 @@ def test_no_tokens_are_written_where_none_are_wanted(client):
     ],
 )
 def test_what_cannot_be_answered_is_said_in_openais_form(server, body, word):
-    reply = httpx.post(f"{server[0]}/v1/chat/completions", json=body)
+    reply = post(f"{server[0]}/v1/chat/completions", json=body)
     error = reply.json()["error"]
     assert reply.status_code == 400 and error["code"] == 400
     assert error["type"] == "invalid_request_error" and word in error["message"]
@@ -278,22 +290,25 @@ def test_what_cannot_be_answered_is_said_in_openais_form(server, body, word):
 
 @pytest.mark.parametrize("text", ["{", "", "[1", "nothing", "[" * 10**5, '{"messages": NaN}'])
 def test_no_json_is_refused(server, text):
-    reply = httpx.post(f"{server[0]}/v1/chat/completions", content=text)
+    reply = post(f"{server[0]}/v1/chat/completions", content=text)
     assert reply.status_code == 400 and "error" in reply.json()
 
 
 def test_half_a_pair_of_surrogates_is_read_as_a_mark(server):
     body = '{"messages": [{"role": "user", "content": "a\\ud800b"}], "max_tokens": 2}'
-    reply = httpx.post(f"{server[0]}/v1/chat/completions", content=body)
+    reply = post(f"{server[0]}/v1/chat/completions", content=body)
     assert reply.status_code == 200, reply.text
 
 
 def test_half_a_pair_of_surrogates_comes_back_as_a_mark(server):
     body = '{"input": "a", "instructions": "b\\ud800", "max_output_tokens": 2}'
-    reply = httpx.post(f"{server[0]}/v1/responses", content=body)
+    reply = post(f"{server[0]}/v1/responses", content=body)
     assert reply.status_code == 200 and reply.json()["instructions"] == "b?"
+    body = '{"messages": [{"role": "user", "content": "a\\ud800"}]}'
+    reply = post(f"{server[0]}/apply-template", content=body)
+    assert reply.status_code == 200 and "a?" in reply.json()["prompt"]
     body = '{"messages": [{"role": "user", "content": [{"type": "\\ud800"}]}]}'
-    assert httpx.post(f"{server[0]}/v1/messages", content=body).status_code == 400
+    assert post(f"{server[0]}/v1/messages", content=body).status_code == 400
 
 
 def test_an_event_is_one_line():
@@ -313,14 +328,14 @@ def test_a_prompt_longer_than_the_context_is_refused_before_anything_is_read(cli
 
 def test_text_becomes_tokens_and_comes_back(server):
     url = server[0]
-    tokens = httpx.post(f"{url}/tokenize", json={"content": "the abc"}).json()["tokens"]
-    assert httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json()["content"].strip() == (
+    tokens = post(f"{url}/tokenize", json={"content": "the abc"}).json()["tokens"]
+    assert post(f"{url}/detokenize", json={"tokens": tokens}).json()["content"].strip() == (
         "the abc"
     )
-    pieces = httpx.post(f"{url}/tokenize", json={"content": "é", "with_pieces": True}).json()
+    pieces = post(f"{url}/tokenize", json={"content": "é", "with_pieces": True}).json()
     assert [0xC3] in [one["piece"] for one in pieces["tokens"]]
-    assert httpx.post(f"{url}/detokenize", json={"tokens": [10**6]}).status_code == 400
-    prompt = httpx.post(f"{url}/apply-template", json={"messages": ASK}).json()["prompt"]
+    assert post(f"{url}/detokenize", json={"tokens": [10**6]}).status_code == 400
+    prompt = post(f"{url}/apply-template", json={"messages": ASK}).json()["prompt"]
     assert prompt == "<s><|user|>abc def<|assistant|>"
 
 
@@ -331,18 +346,18 @@ def test_embeddings_are_refused(client):
 
 def test_props_slots_and_metrics(server, client):
     url, own = server
-    assert httpx.get(f"{url}/props").json()["default_generation_settings"]["n_ctx"] == 2048
+    assert get(f"{url}/props").json()["default_generation_settings"]["n_ctx"] == 2048
     before = own.worker.totals.n_written
     client.chat.completions.create(messages=ASK, **GREEDY)
-    slots = httpx.get(f"{url}/slots").json()
+    slots = get(f"{url}/slots").json()
     assert len(slots) == 1 and slots[0]["n_ctx"] == 2048
     assert own.worker.totals.n_written == before + 8
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = get(f"{url}/metrics").text.splitlines()
     assert f"llamacpp:tokens_predicted_total {float(before + 8)}" in lines
 
 
 def test_the_page_uses_nothing_from_elsewhere(server):
-    reply = httpx.get(server[0])
+    reply = get(server[0])
     assert reply.status_code == 200 and "<title>edgekv" in reply.text
     assert not re.search(r"(src|href)=.?(https?:)?//", reply.text)
     policy = reply.headers["content-security-policy"]
@@ -355,7 +370,7 @@ def test_the_page_uses_nothing_from_elsewhere(server):
 def test_the_progress_of_a_prompt_comes_as_comments(server):
     body = {"messages": [{"role": "user", "content": "the " * 900}], "stream": True}
     body |= {"max_tokens": 1, "return_progress": True}
-    text = httpx.post(f"{server[0]}/v1/chat/completions", json=body).text
+    text = post(f"{server[0]}/v1/chat/completions", json=body).text
     comments = [line for line in text.splitlines() if line.startswith(": prompt ")]
     assert len(comments) > 2
     done, total = comments[-1].removeprefix(": prompt ").split("/")

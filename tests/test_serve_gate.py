@@ -8,7 +8,7 @@ import pytest
 
 from edgekv.serve.gate import is_loopback
 from edgekv.serve.options import ServeOptions
-from tests.serving import serving
+from tests.serving import get, post, serving
 
 ORIGIN = "https://example.org"
 
@@ -40,7 +40,7 @@ BODY = {"content": "abc"}
     ],
 )
 def test_a_right_key_lets_in(url, headers):
-    assert httpx.post(f"{url}/tokenize", json=BODY, headers=headers).status_code == 200
+    assert post(f"{url}/tokenize", json=BODY, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_right_key_lets_in(url, headers):
     ],
 )
 def test_a_wrong_key_does_not(url, headers):
-    reply = httpx.post(f"{url}/tokenize", json=BODY, headers=headers)
+    reply = post(f"{url}/tokenize", json=BODY, headers=headers)
     assert reply.status_code == 401
     assert reply.json()["error"]["type"] == "authentication_error"
 
@@ -68,20 +68,20 @@ def test_openais_client_sees_a_wrong_key(url):
 
 
 def test_health_and_models_need_no_key(url):
-    assert httpx.get(f"{url}/health").status_code == 200
-    assert httpx.get(f"{url}/v1/models").status_code == 200
-    assert httpx.get(f"{url}/props").status_code == 401
+    assert get(f"{url}/health").status_code == 200
+    assert get(f"{url}/v1/models").status_code == 200
+    assert get(f"{url}/props").status_code == 401
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example"])
 def test_on_loopback_another_host_is_refused(open_url, host):
-    reply = httpx.get(f"{open_url}/v1/models", headers={"Host": host})
+    reply = get(f"{open_url}/v1/models", headers={"Host": host})
     assert reply.status_code == 403 and reply.json()["error"]["type"] == "permission_error"
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:1", "LOCALHOST:80", "[::1]:8080"])
 def test_on_loopback_its_own_names_are_answered(open_url, host):
-    assert httpx.get(f"{open_url}/v1/models", headers={"Host": host}).status_code == 200
+    assert get(f"{open_url}/v1/models", headers={"Host": host}).status_code == 200
 
 
 def test_which_addresses_are_loopback():
@@ -91,7 +91,7 @@ def test_which_addresses_are_loopback():
 
 def test_a_page_of_a_named_origin_may_ask(url):
     headers = {"Origin": ORIGIN, "Authorization": "Bearer first"}
-    reply = httpx.post(f"{url}/tokenize", json=BODY, headers=headers)
+    reply = post(f"{url}/tokenize", json=BODY, headers=headers)
     assert reply.status_code == 200
     assert reply.headers["access-control-allow-origin"] == ORIGIN
     preflight = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
@@ -104,19 +104,19 @@ def test_a_page_of_a_named_origin_may_ask(url):
 def test_a_page_of_another_origin_may_not(url, open_url):
     for address in (url, open_url):
         headers = {"Origin": "https://evil.example", "Authorization": "Bearer first"}
-        reply = httpx.post(f"{address}/tokenize", json=BODY, headers=headers)
+        reply = post(f"{address}/tokenize", json=BODY, headers=headers)
         assert reply.status_code == 403
         assert "access-control-allow-origin" not in reply.headers
 
 
 def test_the_servers_own_page_may_ask(open_url):
     headers = {"Origin": open_url}
-    assert httpx.post(f"{open_url}/tokenize", json=BODY, headers=headers).status_code == 200
+    assert post(f"{open_url}/tokenize", json=BODY, headers=headers).status_code == 200
 
 
 def test_a_request_that_is_too_large_is_refused(url):
     headers = {"Authorization": "Bearer first"}
-    reply = httpx.post(f"{url}/tokenize", json={"content": "a" * 6000}, headers=headers)
+    reply = post(f"{url}/tokenize", json={"content": "a" * 6000}, headers=headers)
     assert reply.status_code == 413 and "5,000 bytes" in reply.json()["error"]["message"]
 
 
@@ -128,23 +128,23 @@ def test_a_body_without_a_length_is_counted(url):
         yield b'"}'
 
     headers = {"Authorization": "Bearer first"}
-    reply = httpx.post(f"{url}/tokenize", content=parts(), headers=headers)
+    reply = post(f"{url}/tokenize", content=parts(), headers=headers)
     assert reply.status_code == 413
 
 
 def test_what_is_not_there_is_said_in_one_line(open_url):
-    reply = httpx.get(f"{open_url}/v1/nothing")
+    reply = get(f"{open_url}/v1/nothing")
     assert reply.status_code == 404 and reply.json()["error"]["type"] == "not_found_error"
-    assert httpx.get(f"{open_url}/v1/chat/completions").status_code == 405
+    assert get(f"{open_url}/v1/chat/completions").status_code == 405
 
 
 def test_what_is_turned_off_says_how_to_turn_it_on(url, open_url):
-    reply = httpx.get(f"{open_url}/metrics")
+    reply = get(f"{open_url}/metrics")
     assert reply.status_code == 501 and "--metrics" in reply.json()["error"]["message"]
-    reply = httpx.get(f"{url}/slots", headers={"Authorization": "Bearer first"})
+    reply = get(f"{url}/slots", headers={"Authorization": "Bearer first"})
     assert reply.status_code == 501
 
 
 def test_there_are_no_pages_with_scripts_from_elsewhere(open_url):
-    assert httpx.get(f"{open_url}/docs").status_code == 404
-    assert httpx.get(f"{open_url}/redoc").status_code == 404
+    assert get(f"{open_url}/docs").status_code == 404
+    assert get(f"{open_url}/redoc").status_code == 404

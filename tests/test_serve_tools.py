@@ -8,11 +8,14 @@ from dataclasses import replace
 import openai
 import pytest
 
+from edgekv.serve import grammars
 from edgekv.serve.events import Written
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.reply import Reply, Text, Thought
+from edgekv.serve.sampling import Sampler, Sampling
 from edgekv.serve.text import Stops, held
-from edgekv.serve.tools import HERMES, LLAMA3, MISTRAL, NAMED, Call, format_of
+from edgekv.serve.tools import HERMES, LLAMA3, MISTRAL, NAMED, Call, Tool, format_of
+from tests.engine import load
 from tests.serving import serving
 
 NAMES = frozenset({"get_weather", "add"})
@@ -207,6 +210,29 @@ def test_every_format_is_written_as_it_is_read(tiny, template):
         )
         client.close()
     checked(done.choices[0].message.tool_calls[0])
+
+
+@pytest.mark.parametrize("form", [HERMES, MISTRAL, NAMED, LLAMA3])
+def test_every_grammar_of_calls_can_be_read(tiny, form):
+    tools = [Tool(t["function"]["name"], "", t["function"]["parameters"]) for t in TOOLS]
+    with load(tiny("llama-gqa")) as llm:
+        sampler = Sampler(llm, Sampling(), [])
+        for parallel in (False, True):
+            for opens_thought in (False, True):
+                sampler.constrain(grammars.of_calls(form, tools, parallel, opens_thought))
+        sampler.constrain(grammars.of_body(form, tools))
+        sampler.constrain(grammars.of_schema({"type": ["string", "null"]}, True))
+        sampler.close()
+
+
+def test_definitions_of_the_same_name_in_two_places_are_told_apart():
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/x/string"}, "b": {"$ref": "#/$defs/y/string"}},
+        "$defs": {"x": {"string": {"const": 1}}, "y": {"string": {"const": 2}}},
+    }
+    text = grammars.of_schema(schema, False)
+    assert '::= "1"' in text and '::= "2"' in text
 
 
 def test_tools_and_their_results_are_in_the_prompt(client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,19 +16,20 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
+from edgekv.commands.serve import keys, ram_of
 from edgekv.errors import EdgeKVError
-from edgekv.serve.conversations import OneConversation
+from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Failed, Progress, Written
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.queue import FairQueue, Full
 from edgekv.serve.sampling import Sampling
-from edgekv.serve.wish import Prompt, Wish
+from edgekv.serve.wish import Prompt, Trigger, Wish
 from edgekv.serve.worker import Job, Worker
 from tests.engine import load
 from tests.lib import ROOT
 from tests.models import EOS
-from tests.serving import serving, until
+from tests.serving import PATIENCE, delete, get, post, serving, stream, until
 
 
 def test_clients_take_turns_and_the_requests_of_one_do_not():
@@ -60,7 +62,7 @@ class Log:
             self.over.set()
 
     def wait(self):
-        assert self.over.wait(20)
+        assert self.over.wait(PATIENCE)
         return self.events[-1]
 
     @property
@@ -75,7 +77,7 @@ def working(tiny):
 
     def make(n_parallel=1, n_queue=4, **arguments):
         llm = load(tiny("llama-gqa"), n_ctx=1024, **arguments)
-        worker = Worker(llm, OneConversation(llm), n_parallel, n_queue)
+        worker = Worker(llm, Turns(llm), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker, llm
@@ -96,7 +98,7 @@ def wish(tokens, n=30, **more) -> Wish:
     return Wish(Prompt(list(tokens)), endless, max_tokens=n, **more)
 
 
-@pytest.mark.parametrize("arguments", [{}])
+@pytest.mark.parametrize("arguments", [{}, {"kv_ratio": 0.5, "kv_method": "snapkv"}])
 def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
     prompts = [text(90, seed) for seed in range(3)]
     alone, together = [], []
@@ -134,7 +136,7 @@ def test_a_job_is_stopped_while_its_prompt_is_read(working, text):
 
     job = Job(wish(text(1000), 20), emit)
     worker.submit(job)
-    assert reading.wait(20)
+    assert reading.wait(PATIENCE)
     worker.cancel(job)
     until(lambda: not worker.active())
     assert not log.over.is_set()
@@ -163,6 +165,59 @@ def test_who_waits_when_the_server_stops_is_told(working, text):
     assert [log.wait().error.status for log in logs] == [503, 503]
     with pytest.raises(ApiError):
         worker.submit(Job(wish(text(20)), Log()))
+
+
+def test_a_second_conversation_costs_the_first_nothing(working, text):
+    """What was asked before goes on where it was, whatever others asked meanwhile."""
+    worker, _ = working(kv_ratio=0.5, kv_method="snapkv")
+    first, second = text(300), text(300, 1)
+    cached = []
+    for prompt in (first, second, (*first, *text(20, 2)), (*second, *text(20, 3))):
+        log = Log()
+        worker.submit(Job(wish(prompt, 1), log))
+        cached.append(log.wait().n_cached)
+    assert cached[:2] == [0, 0] and min(cached[2:]) >= 300
+
+
+def test_a_document_is_not_read_again_for_another_question(working, text):
+    worker, _ = working(kv_ratio=0.5, kv_method="snapkv")
+    document, cached = text(300), []
+    for i in range(3):
+        log = Log()
+        prompt = Prompt([*document, *text(90, i + 1)], cuts=(300,))
+        worker.submit(Job(Wish(prompt, Sampling(temperature=0), 3), log))
+        cached.append(log.wait().n_cached)
+    assert cached == [0, 300, 300]
+
+
+def test_conversations_are_found_again_after_a_restart(tiny, tmp_path):
+    messages = [{"role": "user", "content": "the " * 300}]
+    options, cached = ServeOptions(cache_disk=str(tmp_path)), list[int]()
+    for _ in range(2):
+        with serving(tiny("llama-gqa"), options, kv_ratio=0.5, kv_method="snapkv") as (url, _):
+            body = {"messages": messages, "max_tokens": 3, "temperature": 0}
+            reply = post(f"{url}/v1/chat/completions", json=body).json()
+        cached.append(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": "abc"}]
+    assert cached[0] == 0 and cached[1] > 300
+
+
+def test_conversations_can_be_seen_and_forgotten(tiny):
+    with serving(tiny("llama-gqa"), kv_ratio=0.5, kv_method="snapkv") as (url, server):
+        path = f"{url}/v1/chat/completions"
+        ask = {"messages": [{"role": "user", "content": "the " * 300}], "ignore_eos": True}
+        post(path, json={**ask, "max_tokens": 3})
+        (one,) = get(f"{url}/conversations").json()["data"]
+        assert one["n_tokens"] > 300 and one["is_current"]
+        with httpx.stream(
+            "POST", path, json={**ask, "stream": True, "max_tokens": 600}, timeout=PATIENCE
+        ) as reply:
+            lines = reply.iter_lines()
+            until(lambda: '"content": "' in next(lines))
+            for one in get(f"{url}/conversations").json()["data"]:
+                assert delete(f"{url}/conversations/{one['id']}").json()["deleted"]
+            assert [line for line in lines if line][-1] == "data: [DONE]"  # it was read again
+        assert delete(f"{url}/conversations/nothing").status_code == 400
 
 
 def test_an_error_ends_its_own_answer_only(working, text):
@@ -202,14 +257,27 @@ def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text,
     assert isinstance(after.wait(), Done)
 
 
+def test_a_trigger_lets_its_grammar_decide_until_its_end(working, text):
+    worker, _ = working()
+    free, bound = Log(), Log()
+    worker.submit(Job(wish(text(20)), free))
+    free.wait()
+    begin = free.text[:4]
+    trigger = Trigger(begin, 'root ::= [0-9] [0-9] "END"', "END")
+    worker.submit(Job(wish(text(20), trigger=trigger), bound))
+    assert bound.wait().n_written == 30
+    found = re.match(re.escape(begin) + "[0-9]{2}END(.+)", bound.text, re.DOTALL)
+    assert found and not re.match("[0-9]{2}END", free.text[4:])
+
+
 def test_others_may_use_the_model_between_two_steps(working, text):
     worker, llm = working()
     log = Log()
     job = Job(wish(text(20), 900), log)
     worker.submit(job)
-    assert worker.call(lambda: llm.kv_stats().n_seen).result(10) >= 0
+    assert worker.call(lambda: llm.kv_stats().n_seen).result(PATIENCE) >= 0
     with pytest.raises(EdgeKVError):
-        worker.call(lambda: llm.kv_load("/nothing")).result(10)
+        worker.call(lambda: llm.kv_load("/nothing")).result(PATIENCE)
     worker.cancel(job)
 
 
@@ -218,11 +286,13 @@ def test_others_may_use_the_model_between_two_steps(working, text):
 
 def test_a_full_queue_is_a_503_with_a_time_to_wait(tiny):
     ask = {"messages": [{"role": "user", "content": "abc"}], "ignore_eos": True, "stream": True}
-    with serving(tiny("llama-gqa"), ServeOptions(max_queue=0)) as (url, server):
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=ask) as first:
+    with serving(tiny("llama-gqa"), ServeOptions(max_queue=0, parallel=1)) as (url, server):
+        with httpx.stream(
+            "POST", f"{url}/v1/chat/completions", json=ask, timeout=PATIENCE
+        ) as first:
             lines = first.iter_lines()  # a generator that is dropped would close the stream
             next(lines)
-            refused = httpx.post(f"{url}/v1/chat/completions", json=ask)
+            refused = post(f"{url}/v1/chat/completions", json=ask)
         assert refused.status_code == 503 and refused.headers["retry-after"]
         assert refused.json()["error"]["type"] == "unavailable_error"
         until(lambda: not server.worker.active())
@@ -232,13 +302,13 @@ def test_who_reads_when_the_server_ends_is_told(tiny):
     ask = [{"role": "user", "content": "abc"}]
     with serving(tiny("llama-gqa")) as (url, server):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        stream = client.chat.completions.create(
+        pieces = client.chat.completions.create(
             messages=ask, model="x", stream=True, extra_body={"ignore_eos": True}
         )
-        next(iter(stream))
+        next(iter(pieces))
         server.handle_exit(2, None)
         with pytest.raises(openai.APIError, match="stopping"):
-            for _ in stream:
+            for _ in pieces:
                 pass
         client.close()
 
@@ -254,7 +324,8 @@ def test_without_its_packages_the_command_says_which_to_install(monkeypatch):
     [
         (["--api-key", ""], "API key"),
         (["--api-key", "a,,b"], "API key"),
-        (["--api-key-file", "/nothing"], "API key"),
+        (["--api-key-file", "/nothing"], "/nothing"),
+        (["--api-key-file", os.devnull], os.devnull),
         (["--host", "no.such.host.invalid"], "cannot listen"),
         (["--chat-template-file", "/nothing"], "nothing"),
         (["--max-request", "much"], "max-request"),
@@ -266,6 +337,18 @@ def test_options_that_cannot_be_used_are_refused_before_the_model_is_loaded(args
     )
     assert done.exit_code == 2 and word in done.stderr, done.stderr
     assert "/no/model" not in done.stderr
+
+
+def test_the_memory_for_conversations_is_given_as_to_llama_server():
+    assert [ram_of(mib) for mib in (None, 0, 2)] == [None, 0, 2 * 2**20]
+    assert ram_of(-1) > 2**50
+
+
+def test_keys_come_from_both_places(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("one\n\n two \n")
+    assert keys("three, four", str(file)) == ("three", "four", "one", "two")
+    assert keys(None, None) == ()
 
 
 def test_a_port_that_is_taken_is_said():
@@ -283,7 +366,7 @@ def test_the_end_of_the_process_is_in_order_when_it_is_terminated(tiny, tmp_path
     child = started(tiny, tmp_path)
     with child:
         child.send_signal(signal.SIGTERM)
-        assert child.wait(20) == 143
+        assert child.wait(PATIENCE) == 143
         assert child.stderr.read().strip() == ""
 
 
@@ -303,12 +386,12 @@ def test_the_command_serves_until_ctrl_c(tiny, tmp_path):
     with started(tiny, tmp_path) as child:
         ask = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3}
         path = f"{child.url}/v1/chat/completions"
-        done = httpx.post(path, json=ask, timeout=30).json()
+        done = post(path, json=ask).json()
         assert done["usage"]["completion_tokens"] <= 3
         endless = {**ask, "max_tokens": -1, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", path, json=endless, timeout=30) as reply:
+        with stream(path, json=endless) as reply:
             lines = reply.iter_lines()
             next(lines)
             child.send_signal(signal.SIGINT)
-            assert child.wait(20) in (0, 130)
+            assert child.wait(PATIENCE) in (0, 130)
         assert child.stderr.read().strip() == ""

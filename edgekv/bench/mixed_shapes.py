@@ -1,4 +1,6 @@
-"""Shapes of models whose layers are not all alike: recurrent ones, sliding windows, experts."""
+"""Shapes of models whose layers are not those of a Llama: recurrent ones, sliding windows, experts,
+latent attention.
+"""
 
 from __future__ import annotations
 
@@ -168,6 +170,52 @@ class Lfm2Moe(Mixed):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+@dataclass(frozen=True)
+class Latent(Shape):
+    """Latent attention: one KV head of n_latent + n_rope values, whose first n_latent are V too.
+    d_head: values of a query head that are not rotated, and of its output.
+    """
+
+    n_latent: int = 512
+    n_rope: int = 64
+    n_query: int = 512
+
+    def kv_heads(self, il: int) -> tuple[int, int]:
+        return 1, self.n_latent + self.n_rope
+
+    def n_rotated(self) -> int:
+        return self.n_rope
+
+    def d_value(self) -> int:
+        return self.n_latent
+
+    def layer_matrices(self, il: int) -> Matrices:
+        n_key = self.d_head + self.n_rope
+        return {
+            "attn_q_a.weight": (self.n_query, self.n_embd),
+            "attn_q_b.weight": (self.n_head * n_key, self.n_query),
+            "attn_kv_a_mqa.weight": (self.n_latent + self.n_rope, self.n_embd),
+            "attn_k_b.weight": (self.n_head, self.n_latent, self.d_head),
+            "attn_v_b.weight": (self.n_head, self.d_head, self.n_latent),
+            "attn_output.weight": (self.n_embd, self.n_head * self.d_head),
+        } | self.feed_forward()
+
+    def layer_vectors(self, il: int) -> Vectors:
+        sizes = {"q": self.n_query, "kv": self.n_latent}
+        norms = {f"attn_{part}_a_norm.weight": ((n,), 1.0) for part, n in sizes.items()}
+        return self.norms("attn", "ffn") | norms
+
+    def describe(self, writer: gguf.GGUFWriter) -> None:
+        super().describe(writer)
+        writer.add_key_length_mla(self.d_head + self.n_rope)
+        writer.add_value_length_mla(self.d_head)
+        writer.add_q_lora_rank(self.n_query)
+        writer.add_kv_lora_rank(self.n_latent)
+        writer.add_leading_dense_block_count(self.n_layer)
+        writer.add_expert_feed_forward_length(self.n_ff)  # llama.cpp asks for these
+        writer.add_expert_shared_count(0)
+
+
 SHAPES: dict[str, Shape] = {
     "qwen3.5-0.8b": Qwen35(
         "Qwen3.5-0.8B", "qwen35", 24, 1024, 3584, 8, 2, 256, n_ctx=262144, freq_base=1e7, tied=True
@@ -186,6 +234,9 @@ SHAPES: dict[str, Shape] = {
         64,
         freq_base=1e6,
         tied=True,
+    ),
+    "deepseek2-1b": Latent(
+        "a small DeepSeek-V2 without experts", "deepseek2", 24, 1536, 4608, 16, 1, 128, tied=True
     ),
 }
 """Sizes of the first as far as they are known; the others are smaller than what there is."""

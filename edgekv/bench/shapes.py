@@ -65,6 +65,10 @@ class Shape:
         """Values of a head that are rotated."""
         return max(self.kv_heads(il)[1] for il in range(self.n_layer))
 
+    def d_value(self) -> int:
+        """Values of V in a head; 0: as many as of K."""
+        return 0
+
     def layer_matrices(self, il: int) -> Matrices:
         """Those of layer `il`, without the layer in their names."""
         n_q = self.n_head * self.d_head
@@ -109,7 +113,7 @@ class Shape:
         writer.add_rope_dimension_count(self.n_rotated())
         d_widest = max(self.kv_heads(il)[1] for il in range(self.n_layer))
         writer.add_key_length(d_widest)
-        writer.add_value_length(d_widest)
+        writer.add_value_length(self.d_value() or d_widest)
         writer.add_rope_freq_base(self.freq_base)
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_vocab_size(self.n_vocab)

@@ -252,8 +252,8 @@ bench_options = grouped(
             metavar="SHAPE[:TYPE]",
             help="A model of this shape with random weights, written to a temporary file: "
             "llama-1b, llama-3b, llama-8b, qwen-1.5b, qwen-7b; with recurrent layers "
-            "qwen3.5-0.8b, lfm2-moe-1b; with sliding windows gemma4-1b. TYPE is q4_0, q8_0 or "
-            "f16. Its method is snapkv if none is given.",
+            "qwen3.5-0.8b, lfm2-moe-1b; with sliding windows gemma4-1b; with latent attention "
+            "deepseek2-1b. TYPE is q4_0, q8_0 or f16. Its method is snapkv if none is given.",
         ),
         option(
             "--long is_long",

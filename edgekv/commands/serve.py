@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,6 +23,7 @@ from edgekv.commands.values import size
 from edgekv.errors import BadInput
 
 REASONING = ("auto", "none", "deepseek")
+MIB_MOST = 2**40
 TERMINATED = 128 + signal.SIGTERM
 """Exit code after SIGTERM."""
 NO_TEMPLATE = "this model has no chat template: chats are written as ChatML"
@@ -70,9 +70,31 @@ OPTIONS: tuple[Decorator, ...] = (
         "--parallel",
         env="N_PARALLEL",
         type=click.IntRange(1, 256),
-        default=1,
+        default=4,
         metavar="N",
         help="Answers that are written in turns.",
+    ),
+    _llama(
+        "-cram",
+        "--cache-ram",
+        env="CACHE_RAM",
+        type=click.IntRange(-1, MIB_MOST),
+        metavar="MIB",
+        help="Memory in MiB for conversations that wait; 0: none, -1: no limit; without it 8192,"
+        " or half of what is free.",
+    ),
+    _option(
+        "--cache-disk",
+        env="EDGEKV_CACHE_DISK",
+        metavar="FOLDER",
+        help="Where conversations go that do not fit; a later start finds them.",
+    ),
+    _option(
+        "--cache-disk-size",
+        env="EDGEKV_CACHE_DISK_SIZE",
+        metavar="SIZE",
+        callback=size,
+        help="Size of that folder at most; without it 16GiB.",
     ),
     _option(
         "--max-queue",
@@ -152,6 +174,7 @@ def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> N
         alias=given.pop("alias") or "",
         chat_template=read_document(template) if template else "",
         max_tokens=sampling.predict if sampling.predict > 0 else None,
+        cache_ram=ram_of(given.pop("cache_ram")),
         **given,
     )
     with listen(options.host, options.port) as listening, load.load_llama(engine) as llm:
@@ -179,12 +202,21 @@ def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> N
         server.run([listening])
 
 
+def ram_of(mib: int | None) -> int | None:
+    """Bytes of `--cache-ram`."""
+    return None if mib is None else (MIB_MOST if mib < 0 else mib) * 2**20
+
+
 def keys(given: str | None, file: str | None) -> tuple[str, ...]:
-    """API keys. Raises BadInput for an empty one, which would let everybody in."""
-    found = given.split(",") if given is not None else []
+    """API keys. Raises BadInput for an empty one, which would let everybody in, and for a file
+    without any.
+    """
+    found = [] if given is None else [key.strip() for key in given.split(",")]
+    if not all(found):
+        raise BadInput("an API key is empty; give another --api-key")
     if file is not None:
-        found += Path(file).read_text().splitlines() if Path(file).is_file() else [""]
-    found = [key.strip() for key in found]
-    if (given is not None or file is not None) and not all(found or [""]):
-        raise BadInput("an API key is empty, or its file cannot be read: give another one")
+        lines = [line.strip() for line in read_document(file).splitlines()]
+        found += filter(None, lines)
+        if not any(lines):
+            raise BadInput(f"'{file}' holds no API key; write one on each line")
     return tuple(found)

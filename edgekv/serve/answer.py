@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.serve.conversations import OneConversation
+from edgekv.serve.conversations import Turns
 from edgekv.serve.events import Cache, Done, Event, Progress, TokenLogprob, Written
 from edgekv.serve.sampling import Sampler
 from edgekv.serve.text import Stops
@@ -30,7 +30,7 @@ class Answer:
     def __init__(
         self,
         llm: Llama,
-        conversations: OneConversation,
+        conversations: Turns,
         wish: Wish,
         emit: Callable[[Event], None],
     ) -> None:
@@ -78,8 +78,8 @@ class Answer:
     def _read(self) -> None:
         begin, n_before = time.perf_counter(), self._llm.n_evaluated
         prompt = self._wish.prompt
-        self._tokens, n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
-        self.n_prompt, self.n_cached = len(self._tokens), n
+        n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
+        self.n_cached = n
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
@@ -104,7 +104,7 @@ class Answer:
             self._llm.eval(self._tokens[-1:])
             return
         begin = time.perf_counter()
-        self._tokens, n = self._conversations.use(self._tokens)
+        n = self._conversations.use(self._tokens)
         self._llm.eval(self._tokens[n:])
         self.switch_s = time.perf_counter() - begin
 

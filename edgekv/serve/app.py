@@ -12,7 +12,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from edgekv.errors import EdgeKVError
-from edgekv.serve import anthropic, chat, completions, native, page, responses, status, tokens
+from edgekv.serve import (
+    anthropic,
+    chat,
+    completions,
+    native,
+    page,
+    responses,
+    status,
+    stored,
+    tokens,
+)
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.gate import Gate, refusal
 from edgekv.serve.service import Service
@@ -24,9 +35,15 @@ log = logging.getLogger("edgekv.serve")
 def create_app(service: Service) -> FastAPI:
     """The application of one model. Its worker has to be started."""
     # FastAPI's own pages of documentation load scripts from elsewhere
-    app = FastAPI(title="edgekv", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="edgekv",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=Json,
+    )
     app.state.service = service
-    for part in (chat, completions, responses, anthropic, native, status, tokens, page):
+    for part in (chat, completions, responses, anthropic, native, status, stored, tokens, page):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EdgeKVError, _user_error)
@@ -38,7 +55,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(service.options.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
     return app

@@ -1,41 +1,53 @@
-"""Which conversation is the model's current one."""
+"""Which conversation is the model's current one: `edgekv.conversations`, as answers need it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgekv.session.continued import n_same
+from edgekv.conversations import Conversations, Talk
 
 if TYPE_CHECKING:
     from edgekv import Llama
 
 
-class OneConversation:
-    """The model's own: a prompt that begins as it does reads only the rest."""
+class Turns:
+    """Conversations that take turns. Arguments are those of `Conversations`."""
 
-    def __init__(self, llm: Llama) -> None:
+    def __init__(
+        self,
+        llm: Llama,
+        cache_ram: int | None = None,
+        cache_disk: str | None = None,
+        cache_disk_size: int | None = None,
+    ) -> None:
         self._llm = llm
+        self._pool = Conversations(llm, cache_ram, cache_disk, cache_disk_size)
 
     def use(
         self, tokens: Sequence[int], parts: Sequence[str] = (), cuts: Sequence[int] = ()
-    ) -> tuple[list[int], int]:
+    ) -> int:
         """Make the conversation current that `tokens` go on from.
 
-        Returns the tokens to use, which may be the same text in other tokens, and how many of them
-        need not be read: fewer than all.
+        Returns how many of them need not be read. parts: texts in the prompt behind which it is
+        compressed by itself; cuts: numbers of tokens behind which another prompt may go on
+        differently.
         """
         llm = self._llm
-        with llm._guard.use():
-            llm._kv_parts = list(parts)
-            tokens = llm._kv_prepare(list(tokens), True)
-            n = min(n_same(tokens, llm.input_ids[: llm.n_tokens].tolist()), len(tokens) - 1)
-            if n and llm._ctx.kv_cache_seq_rm(-1, n, -1):
-                llm.n_tokens, llm._requires_eval = n, True
-            else:
-                llm.reset()
-                n = 0
-        return tokens, n
+        ends = llm._kv_positions(list(parts), list(tokens)) if llm._kv is not None else []
+        n = self._pool.use(tokens, cuts={*cuts, *ends})
+        # the same text may be cut into other tokens there
+        llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
+        return n
+
+    def list(self) -> Sequence[Talk]:
+        """All conversations, the one used last first."""
+        return self._pool.list()
+
+    def erase(self, id: str) -> None:
+        """Forget a conversation. Raises BadInput if there is none of this id."""
+        self._pool.erase(id)
 
     def close(self) -> None:
-        pass
+        """Write conversations to the folder, if there is one, and give their memory back."""
+        self._pool.close()

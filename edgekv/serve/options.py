@@ -18,8 +18,8 @@ class ServeOptions:
     api_keys: tuple[str, ...] = ()
     alias: str = ""
     cors_origins: tuple[str, ...] = ()
-    parallel: int = 1
-    """Conversations that are answered in turns."""
+    parallel: int = 4
+    """Answers that are written in turns."""
     max_queue: int = 64
     """Requests that may wait besides those that are answered."""
     max_request: int = 64 * 2**20
@@ -27,6 +27,7 @@ class ServeOptions:
     cache_ram: int | None = None
     """Bytes of main memory for conversations that wait; None: what `Conversations` takes."""
     cache_disk: str | None = None
+    """A folder for those that do not fit, and for a later start."""
     cache_disk_size: int | None = None
     metrics: bool = False
     slots: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import uvicorn
 
 from edgekv.errors import BadInput
 from edgekv.serve.app import create_app
-from edgekv.serve.conversations import OneConversation
+from edgekv.serve.conversations import Turns
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.service import Service
 from edgekv.serve.worker import Worker
@@ -37,7 +38,9 @@ class Server(uvicorn.Server):
     ) -> None:
         """Raises BadInput for what cannot be used."""
         self._when_ready = when_ready
-        self._conversations = OneConversation(llm)
+        self._conversations = Turns(
+            llm, options.cache_ram, options.cache_disk, options.cache_disk_size
+        )
         self.worker = Worker(llm, self._conversations, options.parallel, options.max_queue)
         self.service = Service(llm, self.worker, options)
         super().__init__(
@@ -83,7 +86,8 @@ def listen(host: str, port: int) -> socket.socket:
         )[0]
         with ExitStack() as unless_done:
             listening = unless_done.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name == "posix":  # elsewhere it lets two servers have the same port
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
             unless_done.pop_all()
     except (OSError, OverflowError, UnicodeError) as error:

@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.serve.answer import Answer
-from edgekv.serve.conversations import OneConversation
+from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed
 from edgekv.serve.queue import FairQueue, Full
@@ -49,11 +49,11 @@ class Worker:
     def __init__(
         self,
         llm: Llama,
-        conversations: OneConversation,
+        conversations: Turns,
         n_parallel: int = 1,
         n_queue: int = 64,
     ) -> None:
-        self._llm, self._conversations = llm, conversations
+        self._llm, self.conversations = llm, conversations
         self._n_parallel = n_parallel
         self._queue: FairQueue[Job] = FairQueue(n_queue)
         self._active: deque[Job] = deque()
@@ -88,7 +88,7 @@ class Worker:
         """Raises ApiError 503 if too many wait, or if the server stops."""
         with self._wake:
             if self._is_stopping:
-                raise ApiError(503, "the server is stopping")
+                _refuse()
             try:
                 if len(self._active) + len(self._queue) >= self._n_parallel:
                     self._queue.put(job.client, job)
@@ -113,7 +113,7 @@ class Worker:
         done: Future[Any] = Future()
         with self._wake:
             if self._is_stopping:
-                done.set_exception(ApiError(503, "the server is stopping"))
+                _run_call(_refuse, done)
             else:
                 self._calls.append((function, done))
                 self._wake.notify_all()
@@ -146,6 +146,7 @@ class Worker:
                 turn = self._active[0] if self._active else None
             for function, done in calls:
                 _run_call(function, done)
+                self._last = None  # it may have changed which conversation is current
             if turn is not None:
                 self._take_turn(turn)
         self._end_all()
@@ -188,7 +189,7 @@ class Worker:
             if job.answer is None:
                 job.answer = Answer(
                     self._llm,
-                    self._conversations,
+                    self.conversations,
                     job.wish,
                     lambda event: self._tell(job, event),
                 )
@@ -218,9 +219,13 @@ class Worker:
                 self._leave(job)
                 self._tell(job, stopping)
             for _, done in self._calls:
-                done.set_exception(ApiError(503, "the server is stopping"))
+                _run_call(_refuse, done)
             self._calls.clear()
         self._llm.kv_cancel(False)
+
+
+def _refuse() -> NoReturn:
+    raise ApiError(503, "the server is stopping")
 
 
 def _run_call(function: Callable[[], Any], done: Future[Any]) -> None:

@@ -32,7 +32,7 @@ class Memory:
     def n_bytes(self) -> int:
         """Of the arrays, some of which other copies may hold too."""
         spread = 0 if self.spread is None else self.spread.nbytes
-        return spread + sum(packed.n_bytes for packed in self.queries.values())
+        return spread + sum(x.n_bytes for x in self.queries.values())
 
     def copy(self) -> Memory:
         return replace(self, folding=deepcopy(self.folding), queries=dict(self.queries))
