@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.memory import APPEND_MAX
-from edgekv.conversations.by_text import same_text
+from edgekv.conversations.best import best
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.shelf import Shelf
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
@@ -31,8 +31,6 @@ FEW = 16
 """Tokens that are read again rather than kept: so few differ where a reply is cut into other tokens
 than the model wrote.
 """
-N_NEAR = 3
-"""Conversations that are compared with a prompt as text."""
 N_BOUNDARIES = 8
 """States that are kept of one conversation's beginnings."""
 
@@ -141,7 +139,8 @@ class Conversations:
         Returns how many tokens of the prompt it then holds.
         """
         while True:
-            entry, n, n_have = self._best(prompt, name)
+            others = [x for x in self._waiting if x.settings == self._key()]
+            entry, n, n_have = best(self._llm, prompt, name, self._current, others)
             if entry is None:
                 self._park_current()
                 return 0
@@ -164,41 +163,6 @@ class Conversations:
             return True
         now.prompt = now.last = None
         return False
-
-    def _best(self, prompt: NDArray[np.int32], name: str | None) -> tuple[Entry | None, int, int]:
-        """The conversation that shares most with a prompt, how many of the prompt's tokens it has,
-        and how many of its own those are. None if there is none.
-        """
-        key, now = self._key(), self._current
-        if np.array_equal(prompt, now.tokens) and not self._llm._requires_eval:
-            return now, len(prompt), len(prompt)  # it is answered at once
-        known = [now, *(x for x in self._waiting if x.settings == key)]
-
-        def order(x: Entry) -> tuple[object, ...]:
-            named = name is not None and x.name == name
-            return x.reachable(prompt), named, x is now, x.parked is not None, x.last_used
-
-        best = max(known, key=order)
-        n = best.reachable(prompt)
-        if self._llm._kv is not None:
-            best, n, n_have = self._best_by_text(prompt, known, (best, n, n))
-            return (best, n, n_have) if n else (None, 0, 0)
-        return (best, n, n) if n else (None, 0, 0)
-
-    def _best_by_text(
-        self, prompt: NDArray[np.int32], known: Sequence[Entry], best: tuple[Entry, int, int]
-    ) -> tuple[Entry, int, int]:
-        """`best`, or a conversation that shares more with a prompt in text than that in tokens."""
-        shared = {x: n_shared(prompt, x.tokens) for x in known}
-        most = max(shared.values())
-        if most <= best[1]:
-            return best
-        near = sorted((x for x in known if shared[x] == most), key=lambda x: -len(x.tokens))
-        for x in near[:N_NEAR]:
-            met = same_text(self._llm, prompt.tolist(), x.tokens.tolist(), x.least)
-            if met and met[0] > best[1]:
-                best = x, *met
-        return best
 
     def _keeps(self, entry: Entry, n_have: int, name: str | None) -> bool:
         """Whether a conversation is kept beside one that goes on from its first n_have tokens."""

@@ -1,0 +1,64 @@
+"""Which conversation shares most with a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.conversations.by_text import same_text
+from edgekv.conversations.talk import Entry, n_shared
+
+if TYPE_CHECKING:
+    from edgekv.session.holder import Holder
+
+N_NEAR = 3
+"""Conversations that are compared with a prompt as text."""
+
+
+class Best(NamedTuple):
+    """n: tokens of the prompt that the conversation has; n_have: how many of its own those are."""
+
+    entry: Entry | None
+    n: int
+    n_have: int
+
+
+def best(
+    llm: Holder, prompt: NDArray[np.int32], name: str | None, now: Entry, others: Sequence[Entry]
+) -> Best:
+    """The conversation that most of a prompt need not be read behind, None if there is none.
+
+    name: goes before others that share as much; now: what `llm` holds; others: those of the same
+    settings that wait.
+    """
+    if np.array_equal(prompt, now.tokens) and not llm._requires_eval:
+        return Best(now, len(prompt), len(prompt))  # it is answered at once
+    known = [now, *others]
+
+    def order(x: Entry) -> tuple[object, ...]:
+        named = name is not None and x.name == name
+        return x.reachable(prompt), named, x is now, x.parked is not None, x.last_used
+
+    first = max(known, key=order)
+    n = first.reachable(prompt)
+    found = Best(first, n, n)
+    if llm._kv is not None:
+        found = _by_text(llm, prompt, known, found)
+    return found if found.n else Best(None, 0, 0)
+
+
+def _by_text(llm: Holder, prompt: NDArray[np.int32], known: Sequence[Entry], found: Best) -> Best:
+    """`found`, or a conversation that shares more with a prompt in text than that in tokens."""
+    shared = {x: n_shared(prompt, x.tokens) for x in known}
+    most = max(shared.values())
+    if most <= found.n:
+        return found
+    near = sorted((x for x in known if shared[x] == most), key=lambda x: -len(x.tokens))
+    for x in near[:N_NEAR]:
+        met = same_text(llm, prompt.tolist(), x.tokens.tolist(), x.least)
+        if met and met[0] > found.n:
+            found = Best(x, *met)
+    return found
