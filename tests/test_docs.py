@@ -40,6 +40,7 @@ def test_every_public_name_is_on_the_python_page():
 
 
 OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "patches/README.md"]
+OUTSIDE += sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").rglob("*.md"))
 """Pages that mkdocs does not see."""
 PAGES = OUTSIDE + sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 
@@ -63,7 +64,7 @@ def test_links_of_pages_outside_the_site_lead_somewhere(page):
 def test_paths_in_prose_exist(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     for path in re.findall(
-        r"`((?:edgekv|native|patches|tests|docs|benchmarks)/[\w./-]+\.\w+)`", text
+        r"`((?:edgekv|native|patches|tests|docs|examples|benchmarks)/[\w./-]+\.\w+)`", text
     ):
         assert (ROOT / path).exists() or path.startswith("edgekv/lib/"), f"{page} names {path}"
 
