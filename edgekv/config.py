@@ -174,8 +174,8 @@ class KVConfig:
         _method,
         metavar="NAME",
         help=(
-            "Method that decides which tokens stay; 'edgekv methods' lists them. auto: by the "
-            "model's profile, which first use makes."
+            "Method that decides which tokens stay; 'edgekv methods' lists them. auto: what came "
+            "nearest to the full cache on this model, as first use measures."
         ),
     )
     profile: str | None = _option(

@@ -22,7 +22,6 @@ from edgekv.session import session, statistics
 from edgekv.session.continued import continued, n_same
 from edgekv.session.guard import Closed
 from edgekv.session.state import is_finite
-from edgekv.settings import resolve
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
@@ -34,7 +33,8 @@ class Llama(Evaluation):
 
     kv_NAME: the options of `edgekv.KVConfig`, one by one; kv: all of them in one object, which
     single ones override. With kv_ratio at 1 (default) and no other limit everything is left to the
-    parent, bit for bit. Where neither type_k nor type_v is given, kv_method 'auto' stores q8_0.
+    parent, bit for bit. Where neither type_k nor type_v is given, kv_method 'auto' stores what came
+    nearest to the full cache when the model was prepared, else q8_0.
     Without a profile of the model 'auto' takes a method that needs none and takes more than twice
     as long to read a prompt: `edgekv.make_profile(model_path)` makes the profile once.
     kv_progress(done, total): called while a prompt is read; it must not use the model.
@@ -327,7 +327,7 @@ class Llama(Evaluation):
             ):  # takes the place of an earlier budget, but a limit for the cache stands
                 given = {"budget": None, "budget_mb": None, **given}
             config = replace(self._kv_config, **given)
-            fresh = resolve(config, self.model_path)
+            fresh = self._kv_resolve(config, self.model_path)
             if fresh.compresses and self.context_params.embeddings:
                 raise BadInput(EMBEDDINGS)
             self._kv_check_drafts(fresh)

@@ -46,10 +46,15 @@ class Settings:
         return wish and not self.preset.keeps_all
 
 
-def resolve(config: KVConfig, model_path: str) -> Settings:
+UNKNOWN_RATIO = 0.2
+"""What `auto` goes by where a limit in bytes decides the ratio of each prompt."""
+
+
+def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = None) -> Settings:
     """Return the settings that a configuration means for a model file.
 
-    Raises BadInput if its method needs a profile and there is none.
+    types: cache types of K and V that were named. Raises BadInput if its method needs a profile and
+    there is none.
     """
     return Settings(
         ratio=config.ratio,
@@ -57,7 +62,7 @@ def resolve(config: KVConfig, model_path: str) -> Settings:
         n_bytes=None if config.budget_mb is None else int(config.budget_mb * 2**20),
         memory=config.memory,
         table=config.table,
-        preset=choose(config.method, model_path, config.profile),
+        preset=choose(config.method, model_path, config.profile, contested(config), types),
         sink=config.sink,
         window=config.window,
         min_tokens=config.min_tokens,
@@ -65,3 +70,12 @@ def resolve(config: KVConfig, model_path: str) -> Settings:
         hidden=config.hidden,
         seed=config.seed,
     )
+
+
+def contested(config: KVConfig) -> float | None:
+    """The ratio at which `auto` follows the model's contest; None where it does not: a budget in
+    tokens has nothing to win from another type, and without a limit nothing is evicted.
+    """
+    if config.budget is not None or not config.compresses:
+        return None
+    return config.ratio if config.ratio < 1 else UNKNOWN_RATIO

@@ -75,6 +75,9 @@ class KVStats:
     """The file of the profile that the method used; empty: none."""
     why: str = ""
     """Why 'auto' chose this method; empty if the method was named."""
+    measured: str = ""
+    """How near to the full cache that method came with these types when the model was prepared, one
+    line; empty: not measured."""
     n_bytes_recurrent: int = 0
     """State of recurrent layers, whose size does not depend on the tokens; not part of `n_bytes`.
     """

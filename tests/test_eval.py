@@ -159,7 +159,11 @@ def test_full_comes_once_and_random_is_always_there():
 
 
 def test_rows_of_a_cache_type_follow_each_other_each_with_random_ones():
-    stored = {"auto": "q8_0", "snapkv": "f16"}.__getitem__
+    kinds = {"auto": "q8_0", "snapkv": "f16"}
+
+    def stored(name: str, ratio: float) -> str:
+        return kinds[name]
+
     assert evaluate.settings(["auto", "snapkv"], [0.2], ["f16", "q8_0", "q4_0"], stored) == [
         ("full", 1, "f16"),
         ("random", 0.2, "f16"),

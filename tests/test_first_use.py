@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from edgekv.commands.progress import WorkBar, about
-from edgekv.methods.choose import WITH_PROFILE, WITHOUT_PROFILE
-from edgekv.profiles import find, probe_profile
+from edgekv.methods.choose import WITHOUT_PROFILE
+from edgekv.profiles import contest, find, probe_profile
+from edgekv.profiles.winners import METHODS
 from tests.test_cli import call
 
 
@@ -19,6 +20,7 @@ from tests.test_cli import call
 def model(tiny, tmp_path, monkeypatch):
     """A tiny model that no profile has been made for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(contest, "N_READ", 320)
     return str(tiny("llama-gqa"))
 
 
@@ -46,7 +48,7 @@ def test_a_profile_is_made_and_found_the_next_time(model):
     assert made is not None and made.kind == "probe" and made.command == "made on first use"
     again = run(model, "--kv-ratio", "0.3", "--json")
     assert again.exit_code == 0 and "preparation" not in again.stderr
-    assert json.loads(again.stdout)["kv_method"] == WITH_PROFILE
+    assert json.loads(again.stdout)["kv_method"] in METHODS
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,9 @@ def test_a_program_asks_for_a_profile_and_makes_it(model, monkeypatch):
     import edgekv
 
     monkeypatch.setattr(
-        probe_profile, "texts", lambda: ["the fog came in at nine and went at ten. " * 12]
+        probe_profile,
+        "named_texts",
+        lambda: {"fog": "the fog came in at nine and went at ten. " * 12},
     )
     text = b"A line of text that is read again and again. " * 8
 
@@ -204,7 +208,7 @@ def test_a_program_asks_for_a_profile_and_makes_it(model, monkeypatch):
         WITHOUT_PROFILE,
         "",
     ) and "no profile" in without.why
-    assert (found.method, found.profile) == (WITH_PROFILE, path) and "has a profile" in found.why
+    assert found.method in METHODS and found.profile == path and "contest" in found.why
 
 
 def test_a_program_is_told_what_is_no_model(model, tmp_path):
@@ -221,12 +225,12 @@ def test_a_profile_that_is_stopped_by_its_progress_goes_on(model, monkeypatch):
 
     monkeypatch.setattr(
         probe_profile,
-        "texts",
-        lambda: ["the fog came in at nine. " * 12, "nails, a saw, two rakes; " * 12],
+        "named_texts",
+        lambda: {"fog": "the fog came in at nine. " * 12, "nails": "nails, a saw; " * 20},
     )
 
     def stop(done, total):
-        if done > total / 2:
+        if done > (total - contest.cost()) / 2:
             raise TimeoutError
 
     with pytest.raises(TimeoutError):

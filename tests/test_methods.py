@@ -49,7 +49,7 @@ def method(name: str, d: int = 8):
     weights = (
         np.random.default_rng(9).standard_normal((4, 2, n_features(d, d) + 1)).astype(np.float32)
     )
-    return KVzap(Surrogate(weights, "neighbours"))
+    return replace(score, surrogate=Surrogate(weights, "neighbours"))
 
 
 def layer(
@@ -286,9 +286,9 @@ def test_heads_are_served_in_a_forked_process_too():
 
 
 def test_ranks_of_nothing_and_of_what_is_not_a_number():
-    assert len(kvzap_module._rank(np.zeros(0, np.float32))) == 0
+    assert len(kvzap_module.rank(np.zeros(0, np.float32))) == 0
     nan, inf = np.nan, np.inf
-    assert kvzap_module._rank(
+    assert kvzap_module.rank(
         np.array([2, nan, -1, nan, inf, -0.0, 0.0, -inf], np.float32)
     ).tolist() == [6 / 8, 0, 3 / 8, 0, 7 / 8, 4 / 8, 4 / 8, 0]
 
@@ -389,7 +389,7 @@ def test_snapkv_pools_by_token_index():
         ("dynamickv:m=0", "1 or more"),
         ("dynamickv:r_max=0.5", "1 or more"),
         ("pyramidkv:beta=0", "1 or more"),
-        ("snapkv:queries=some", "window, all, last, probe"),
+        ("snapkv:queries=some", "window, late, all, last, probe"),
         ("h2o:queries=window", "sum over all tokens; leave queries out"),
         ("score=keydiff,queries=probe", "nobody's attention; leave queries out"),
         ("snapkv:queries=all,queries=last", "twice"),

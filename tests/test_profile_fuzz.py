@@ -20,6 +20,7 @@ import pytest
 from edgekv import profiles
 from edgekv.errors import BadInput
 from edgekv.model.header import Header
+from tests.test_contest import FOUND
 from tests.test_profiles import MAPS, make
 
 N_CASES = 150
@@ -140,7 +141,13 @@ def test_a_hostile_profile_beside_a_model_is_passed_over(tmp_path, tiny):
 def test_damaged_profiles_are_profiles_or_refused(tmp_path, part):
     path = tmp_path / "p.gguf"
     profiles.write(
-        make(surrogate=MAPS, command="edgekv profile probe -m m.gguf", score="kvzap", seed=part),
+        make(
+            surrogate=MAPS,
+            command="edgekv profile probe -m m.gguf",
+            score="kvzap",
+            seed=part,
+            contest=FOUND,
+        ),
         path,
     )
     data = path.read_bytes()
@@ -164,7 +171,8 @@ def test_damaged_profiles_are_profiles_or_refused(tmp_path, part):
                 found.calibration,
                 found.model.arch,
             )
-            assert all(word.isprintable() for word in texts), f"case {seed}"
+            lines = found.contest.lines() if found.contest else []
+            assert all(word.isprintable() for word in (*texts, *lines)), f"case {seed}"
     assert refused > N_CASES / 2
 
 

@@ -26,6 +26,7 @@ from edgekv.methods.kvzap import Surrogate, features, n_features
 from edgekv.profiles import (
     Identity,
     Profile,
+    contest,
     curves,
     draw,
     file,
@@ -531,7 +532,8 @@ def test_a_stopped_profile_goes_on(llm, tmp_path, monkeypatch):
 
 def test_first_use_makes_the_profile_once_and_keeps_it(places, monkeypatch):
     model, _ = places
-    monkeypatch.setattr(probe_profile, "texts", lambda: list(TEXTS))
+    monkeypatch.setattr(probe_profile, "named_texts", lambda: dict(enumerate(TEXTS)))
+    monkeypatch.setattr(contest, "N_READ", 320)
     made = probe_profile.cache(model, n_tokens=N_TOKENS, n_threads=1)
     found = profiles.find(model)
     assert np.array_equal(found.shares, made.shares) and found.command == "made on first use"

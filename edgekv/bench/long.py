@@ -14,7 +14,7 @@ from typing import Any
 from edgekv import files, markdown
 from edgekv.bench import compare, formats, plot, reads
 from edgekv.bench.runner import Measurements
-from edgekv.bench.spec import Case, Lists
+from edgekv.bench.spec import Case, Lists, pair_of
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import MIB, mib, percent, share, size_text
 
@@ -42,8 +42,9 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
             n for n in (FIRST * 2**k for k in range(12)) if n <= blueprint.n_ctx_train
         ]
         contexts = contexts or [blueprint.n_ctx_train - N_GEN]  # trained with less than the first
-        kind = lists.stored(lists.models[0], lists.kv_method[0])
-        types = lists.types or [(kind, kind)]
+        types = lists.types or [
+            pair_of(lists.stored(lists.models[0], lists.kv_method[0], r)) for r in lists.kv_ratio
+        ]
         wish = Wish(free, max(contexts), process=rss_now())
         planner = Planner(
             blueprint, choose(lists.kv_method[0], lists.models[0]), wish, lists.n_ubatch[0]

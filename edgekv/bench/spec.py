@@ -145,7 +145,7 @@ class Case:
 class Lists:
     """The user's lists; every combination is a row.
 
-    types: pairs (K, V); none: `stored(model, method)` says what a chat would store.
+    types: pairs (K, V); none: `stored(model, method, ratio)` says what a chat would store.
     """
 
     models: Sequence[str]
@@ -166,7 +166,7 @@ class Lists:
     full: Sequence[str] = ()
     """Cache types of the full-cache rows that stand beside every compressed one."""
     fill: str = "read"
-    stored: Callable[[str, str], str] = lambda model, method: "f16"
+    stored: Callable[[str, str, float], str] = lambda model, method, ratio: "f16"
     loading: Loading = Loading()
 
     def tests(self) -> list[tuple[int, int]]:
@@ -215,14 +215,20 @@ class Lists:
         pairs: Sequence[tuple[str, str] | None] = self.types or [None]
         for pair, method, ratio in product(pairs, self.kv_method, self.kv_ratio):
             is_full = ratio >= 1 or method == FULL
-            kind = "f16" if is_full or pair else self.stored(model, method)
-            k, v = pair or (kind, kind)
+            kind = "f16" if is_full or pair else self.stored(model, method, ratio)
+            k, v = pair or pair_of(kind)
             if is_full:
                 yield dict(type_k=k, type_v=v)
             else:
                 yield dict(
                     type_k=k, type_v=v, kv_method=method, kv_ratio=ratio, kv_hidden=self.kv_hidden
                 )
+
+
+def pair_of(kind: str) -> tuple[str, str]:
+    """Types of K and V from a word as in q8_0, or q8_0/q5_1."""
+    k, _, v = kind.partition("/")
+    return k, v or k
 
 
 def equal_bytes(

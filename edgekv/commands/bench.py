@@ -116,7 +116,7 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
         kv_hidden=options.kv_hidden,
         full=full,
         fill=options.fill,
-        stored=lambda path, name: dense.stored_as(info(path), name),
+        stored=lambda path, name, ratio: dense.stored_as(path, info(path), name, ratio),
         loading=options.loading,
     )
 

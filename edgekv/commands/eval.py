@@ -265,14 +265,15 @@ def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) ->
     from edgekv.eval.evaluate import settings
     from edgekv.memory import dense
 
-    shape = model_info(model_path(engine.model))
+    path = model_path(engine.model)
+    shape = model_info(path)
     k, v = engine.cache_type_k or "f16", engine.cache_type_v or "f16"
     named = (k if k == v else f"{k}/{v}") if engine.cache_type_k or engine.cache_type_v else ""
     # a budget in tokens has nothing to win from another type
     in_tokens = engine.kv.budget is not None
 
-    def stored(name: str) -> str:
-        return named or ("f16" if in_tokens else dense.stored_as(shape, name))
+    def stored(name: str, ratio: float) -> str:
+        return named or ("f16" if in_tokens else dense.stored_as(path, shape, name, ratio))
 
     full = [kind for kind in options.full if is_full_given or dense.can_store(shape, kind)]
     return settings(options.names, options.shares, full, stored)

@@ -52,15 +52,19 @@ def make_profile(options: EngineOptions, path: str, threads: int) -> None:
 def is_wanted(options: EngineOptions, path: str) -> bool:
     """Whether there is something to make."""
     from edgekv.model.facts import model_info
-    from edgekv.profiles import find
+    from edgekv.profiles import find, identify
+    from edgekv.profiles.places import cached
 
     kv = options.kv
     if not kv.compresses or kv.profile is not None or not learns(kv.method):
         return False
     try:
-        return (
-            find(path, predicts=wants_predictions(kv.method)) is None
-            and model_info(path)["mode"] == "layers"
+        found = find(path, predicts=wants_predictions(kv.method))
+        is_done = found is not None and (
+            found.contest is not None
+            or found.surrogate is None
+            or found.path != str(cached(identify(path)))
         )
+        return not is_done and model_info(path)["mode"] == "layers"
     except EdgeKVError:
         return False  # whoever loads the model says what is wrong with it

@@ -161,21 +161,30 @@ def command(
             list(dict.fromkeys(pairs)),
             process=0 if place.is_gpu else rss_now() + LOADED_BYTES,
         )
-        planner = Planner(blueprint, preset_of(kv_method, path), wish, ubatch_size, place.is_gpu)
+        planner = Planner(
+            blueprint,
+            preset_of(kv_method, path),
+            wish,
+            ubatch_size,
+            place.is_gpu,
+            lambda ratio: preset_of(kv_method, path, ratio),
+        )
         report = Report(planner, model, path, place, total, margin_bytes, loading)
         click.echo(json.dumps(report.record(), indent=2) if as_json else report.text())
     return 0 if report.best else 2
 
 
-def preset_of(kv_method: str, path: str) -> Preset:
-    """The method that will run: `auto` means a profile that first use makes where none is found."""
+def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
+    """The method that will run, at a ratio whose cache types it picks: `auto` means a profile that
+    first use makes where none is found.
+    """
     from edgekv import methods
     from edgekv.methods.choose import AUTO, choose
     from edgekv.profiles import find
 
     if kv_method == AUTO and find(path, predicts=True) is None:
         return methods.get("score=keydiff,budget=pooled")  # reads as much; spreads rows as freely
-    return choose(kv_method, path)
+    return choose(kv_method, path, ratio=ratio)
 
 
 class Place:
@@ -246,18 +255,18 @@ class Report:
         }
 
     def describe(self, point: Point) -> dict[str, Any]:
-        from edgekv.eval.results import known
+        from edgekv.eval.results import NOT_MEASURED, known
         from edgekv.methods.choose import AUTO
 
+        types = point.type_k, point.type_v
+        name = AUTO if point.picked else self.planner.preset.name
+        quality = known(self.path, name, point.ratio, *types)
+        auto = self.planner.auto(point.ratio) if point.picked else None
+        if auto and auto.types == types:
+            quality = auto.measured + f"; {quality}" * (quality != NOT_MEASURED)
         return {
             **asdict(point),
-            "quality": known(
-                self.path,
-                AUTO if point.picked else self.planner.preset.name,
-                point.ratio,
-                point.type_k,
-                point.type_v,
-            ),
+            "quality": quality,
             "command": " ".join(
                 [
                     point.command(self.model, self.place.is_gpu, self.place.has_gpu),

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
 
 HELP = """
-The default is auto: edgekv with the model's profile (chat and run make it on first use),
-without one kvzip.
+The default is auto: what came nearest to the full cache when the model was prepared (chat and run
+do that on first use), edgekv with another profile of the model, kvzip without one.
 Parameters are changed with NAME:parameter=value,... and any score goes with any budget and merge:
 score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none).
-Where attention is observed, queries=window, all, last or probe says whose: snapkv:queries=probe."""
+Where attention is observed, queries=window, late, all, last or probe says whose:
+snapkv:queries=probe."""
 
 
 @click.command("methods", short_help="List what --kv-method can be.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,9 @@ def probe(
 ) -> None:
     """Make a profile by letting the model repeat a few texts.
 
-    It serves every score. Stopped with Ctrl-C, the same command goes on where it was.
+    It serves every score. In the end methods and cache types compete on the model: 'auto' follows
+    what comes nearest to the full cache. Stopped with Ctrl-C, the same command goes on where it
+    was.
     """
     from edgekv.profiles import probe_profile
 
@@ -86,8 +89,12 @@ def probe(
         *given("--ratios", grid),
     )
     ratios = grid or probe_profile.RATIOS
-    make = partial(probe_profile.make, llm, texts, ratios, n_tokens=n_tokens, command=recorded)
-    make_and_write(make, output, not source.verbose)
+    make = partial(
+        probe_profile.with_contest, llm, texts, ratios, n_tokens=n_tokens, command=recorded
+    )
+    profile = make_and_write(partial(make, output), output, not source.verbose)
+    for line in contest_lines(profile):
+        click.echo(line)
 
 
 @command.command("lukv")
@@ -193,7 +200,11 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
         click.echo(
             json.dumps(
                 describe(profile)
-                | {"ratio": share, "shares": profile.shares_at(share).round(6).tolist()},
+                | {
+                    "ratio": share,
+                    "contest": asdict(profile.contest) if profile.contest else None,
+                    "shares": profile.shares_at(share).round(6).tolist(),
+                },
                 indent=2,
             )
         )
@@ -204,9 +215,14 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
         click.echo(
             table([(key, words(value)) for key, value in describe(profile).items() if value != ""])
             + "\n\n"
-            + summary(profile, share)
+            + "\n".join([*contest_lines(profile), summary(profile, share)])
         )
         draw.heat_map(profile, share)
+
+
+def contest_lines(profile: Profile) -> Sequence[str]:
+    """What the model's contest found, if one was held."""
+    return profile.contest.lines() if profile.contest else []
 
 
 def words(value: Any) -> str:

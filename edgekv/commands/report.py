@@ -93,6 +93,7 @@ def stats_table(stats: KVStats, width: int | None = None) -> str:
         ("tokens kept", _kept(stats)),
         ("cache type", kinds(stats)),
         ("method", stats.method + f" ({stats.why})" * bool(stats.why)),
+        *([("measured", stats.measured)] if stats.measured else []),
         *([("last prompt", prompt_line(stats))] if stats.prefill_ms else []),
     ]
     return table([*rows, *([("note", stats.note)] if stats.note else [])], width=width)

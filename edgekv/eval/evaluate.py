@@ -18,20 +18,23 @@ def settings(
     methods: Sequence[str],
     ratios: Sequence[float],
     full: Sequence[str] = ("f16",),
-    stored: Callable[[str], str] = lambda method: "f16",
+    stored: Callable[[str, float], str] = lambda method, ratio: "f16",
 ) -> list[Row]:
     """The rows: a full cache of each type, then each method at each ratio below 1 (at 1 it would be
     `full`).
 
-    full: cache types; none: that of the first method. stored: the cache type of a method's rows.
+    full: cache types; none: that of the first method. stored: the cache type of a method's rows
+    at a ratio.
     Rows drawn at random stand beside the others in each of their types, because a comparison
     without them, or without a full cache, says nothing. All rows of a type follow each other, so
     that a text is read once for each.
     """
     names = [name for name in methods if name not in (FULL, RANDOM)]
     shares = [ratio for ratio in ratios if ratio < 1]
-    compressed = [Row(name, ratio, stored(name)) for name in names for ratio in shares]
-    kinds = dict.fromkeys(row.kind for row in compressed) or [stored(RANDOM)] * (RANDOM in methods)
+    compressed = [Row(name, ratio, stored(name, ratio)) for name in names for ratio in shares]
+    kinds = dict.fromkeys(row.kind for row in compressed) or [stored(RANDOM, 1.0)] * (
+        RANDOM in methods
+    )
     drawn = [Row(RANDOM, ratio, kind) for kind in kinds for ratio in shares]
     whole = [Row(FULL, 1.0, kind) for kind in full or list(kinds)[:1] or ["f16"]]
     order = list(dict.fromkeys(row.kind for row in (*whole, *drawn, *compressed)))

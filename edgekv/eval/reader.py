@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.methods.choose import choose
+from edgekv.methods import Preset
+from edgekv.methods.choose import AUTO, choose
 from edgekv.model import facts
+from edgekv.profiles.winners import RATIOS
 from edgekv.reading import STEP, Reading, feed, say
 from edgekv.stats import KVStats
 
@@ -28,16 +30,23 @@ class Reader:
         """The model whose cache is what was compressed last."""
         self._kind = kind_of(llm)
         by_kind = names if isinstance(names, Mapping) else {self._kind: names}
-        known = {
-            name: choose(name, llm.model_path, llm._kv_config.profile)
-            for names in by_kind.values()
-            for name in names
-        }
         self._presets = {
-            kind: {name: known[name] for name in names} for kind, names in by_kind.items()
+            kind: {name: list(self._meant(name, kind)) for name in names}
+            for kind, names in by_kind.items()
         }
+        """What a name means in a cache type, at one ratio or another."""
         self._tokens: list[int] = []
         self._reading: Reading | None = None
+
+    def _choose(self, name: str, kind: str, ratio: float | None) -> Preset:
+        k, _, v = kind.partition("/")
+        llm = self.llm
+        return choose(name, llm.model_path, llm._kv_config.profile, ratio, (k, v or k))
+
+    def _meant(self, name: str, kind: str) -> Iterator[Preset]:
+        """What `name` may mean: `auto` follows the model's contest, which differs by ratio."""
+        found = [self._choose(name, kind, ratio) for ratio in (None, *RATIOS)]
+        yield from {one.name: one for one in (found if name == AUTO else found[:1])}.values()
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read a text: the conversation from now on."""
@@ -47,7 +56,8 @@ class Reader:
         """Make the cache what a method leaves of the text; return what it holds then. kind: None
         for the present one."""
         kind = self._kind if kind is None else kind
-        preset = self._presets[kind][name]
+        wanted = self._choose(name, kind, ratio).name
+        preset = next(one for one in self._presets[kind][name] if one.name == wanted)
         if kind != self._kind:
             self._reading = None  # frees the text's state before the next one's is made
             store_as(self.llm, kind)
@@ -61,9 +71,9 @@ class Reader:
         """The text, read in the present cache type."""
         assert self._tokens, "read a text first"
         if self._reading is None:
-            self._reading = Reading(
-                self.llm, self._tokens, list(self._presets[self._kind].values())
-            )
+            presets = [one for some in self._presets[self._kind].values() for one in some]
+            by_name = {one.name: one for one in presets}
+            self._reading = Reading(self.llm, self._tokens, list(by_name.values()))
         return self._reading
 
     def answer(self, rest: Sequence[int], n_tokens: int, stop: str = "") -> str:

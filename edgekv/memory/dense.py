@@ -1,5 +1,7 @@
 """Cache types and bytes: what `auto` stores where no type was named, and entries per byte.
 
+A model's contest (`edgekv.profiles.contest`) says what is best for it; without one it is DENSE.
+
 A ratio is a share of the bytes that a full f16 cache takes, whatever the cache's type: with q8_0
 it holds 1.88 entries where f16 has one. They answer nearly as well, so more of them in the same
 bytes answer better (docs/results/default.md).
@@ -20,9 +22,19 @@ if TYPE_CHECKING:
 DENSE = "q8_0"
 
 
-def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v: Any) -> bool:
-    """Whether a cache with these settings gets dense rows: `auto` decides, nobody named a type, a
-    budget in rows has nothing to win, and the model can have them.
+def picked(
+    model_path: str,
+    method: str,
+    settings: Settings,
+    type_k: Any,
+    type_v: Any,
+    on_device: bool = False,
+) -> tuple[str, str] | None:
+    """The types of K and V that a cache with these settings gets because nobody named one: those of
+    the model's contest, or else DENSE. None where `auto` does not decide, a budget in rows has
+    nothing to win, or the model cannot have them.
+
+    on_device: rows lie on a GPU, whose kernels are made for K and V of one type.
     """
     # with all methods, which a plan (`edgekv.memory.fit`) has no use for and would count as its own
     from edgekv.methods.choose import AUTO
@@ -34,8 +46,20 @@ def picks(model_path: str, method: str, settings: Settings, type_k: Any, type_v:
         or settings.tokens
         or settings.table is not None
     ):
-        return False
-    return fits(facts.model_info(model_path))
+        return None
+    shape = facts.model_info(model_path)
+    return best(shape, settings.preset.types, on_device) if fits(shape) else None
+
+
+def best(
+    shape: dict[str, Any], measured: tuple[str, str] | None, on_device: bool = False
+) -> tuple[str, str]:
+    """Types for a model of this shape that fits: what was measured, if it can have that; else
+    DENSE.
+    """
+    if measured is None or on_device and measured[0] != measured[1]:
+        return DENSE, DENSE
+    return measured if can_have(shape, measured) else (DENSE, DENSE)
 
 
 def fits(shape: dict[str, Any]) -> bool:
@@ -49,11 +73,22 @@ def can_store(shape: dict[str, Any], kind: str) -> bool:
     return not (shape["d_head_k"] % block or shape["d_head_v"] % block)
 
 
-def stored_as(shape: dict[str, Any], method: str) -> str:
-    """The cache type of a compressed cache where nobody names one."""
-    from edgekv.methods.choose import AUTO
+def can_have(shape: dict[str, Any], types: tuple[str, str]) -> bool:
+    """Whether a model of this shape can have these types of K and V: one where V is part of K."""
+    same = types[0] == types[1] or not shape["v_in_k"]
+    return same and all(can_store(shape, kind) for kind in types)
 
-    return DENSE if method == AUTO and fits(shape) else "f16"
+
+def stored_as(path: str, shape: dict[str, Any], method: str, ratio: float) -> str:
+    """The cache type of a compressed cache where nobody names one: as in q8_0, or where K and V
+    differ as in q8_0/q5_1.
+    """
+    from edgekv.methods.choose import AUTO, choose
+
+    if method != AUTO or not fits(shape):
+        return "f16"
+    type_k, type_v = best(shape, choose(AUTO, path, ratio=ratio).types)
+    return type_k if type_k == type_v else f"{type_k}/{type_v}"
 
 
 def f16_bytes(layer: LayerInfo) -> int:

@@ -10,7 +10,7 @@ another device: what does not fit where it was wanted does not fit.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +124,12 @@ class Planner:
         wish: Wish,
         n_ubatch: int = 512,
         on_gpu: bool = False,
+        auto: Callable[[float], Preset] | None = None,
     ) -> None:
+        """auto: what `auto` runs at a ratio where it picks the cache types too; without it
+        `preset`.
+        """
+        self.auto = auto or (lambda ratio: preset)
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
         self.blueprint, self.preset, self.wish = blueprint, preset, wish
         self._n_ubatch, self._on_gpu = n_ubatch, on_gpu
@@ -135,9 +140,12 @@ class Planner:
         have these cache types.
         """
         picked = types == PICKED and self.dense and ratio < 1
-        if types == PICKED:
-            types = (dense.DENSE, dense.DENSE) if picked else ("f16", "f16")
-        b, kinds, compressed = self.blueprint, self._check_types(types), ratio < 1
+        b, compressed = self.blueprint, ratio < 1
+        if picked:
+            types = dense.best(b.shape, self.auto(ratio).types, self._on_gpu)
+        elif types == PICKED:
+            types = ("f16", "f16")
+        kinds = self._check_types(types)
         n_outputs = (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1
         context = b.context(compressed, n_ctx, *kinds, n_outputs)
         host = b.on_host if self._on_gpu else 0
@@ -178,17 +186,18 @@ class Planner:
         from edgekv.budget import rows_for
 
         b, w, n_ctx = self.blueprint, self.wish, shared["n_ctx"]
+        preset = self.auto(shared["ratio"]) if shared["picked"] else self.preset
         per_f16 = dense.entries_per_f16([x for x in context.layers if x.selects])
         n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
         read = planned(
             hidden,
             context.layers,
-            extent(self.preset, n_ctx, w.window, self._n_ubatch),
+            extent(preset, n_ctx, w.window, self._n_ubatch),
             n_rows,
             n_seen=n_ctx,
             n_embd=b.n_embd,
             n_ubatch=self._n_ubatch,
-            even=self.preset.budget.name == "uniform",
+            even=preset.budget.name == "uniform",
             on_gpu=self._on_gpu,
         )
         tail = reserve(context.layers, w.tail, w.window)

@@ -23,10 +23,12 @@ from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.expected import Expected
 from edgekv.methods.full import Full
 from edgekv.methods.h2o import H2O
+from edgekv.methods.joint import Joint
 from edgekv.methods.keydiff import KeyDiff
 from edgekv.methods.knorm import Knorm
 from edgekv.methods.kvzap import KVzap
 from edgekv.methods.kvzip import KVzip
+from edgekv.methods.late import Late
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O
 from edgekv.methods.random import Random
@@ -86,6 +88,8 @@ REGISTRY: dict[str, Preset] = {
         _same(KVzap(), "profile"),
         _under(KVzap(), "profile", "edgekv", merge="summary"),
         _same(Streaming()),
+        _same(Late()),
+        _same(Joint(), "profile"),
         _same(H2O()),
         _same(TOVA()),
         _same(Knorm()),

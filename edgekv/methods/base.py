@@ -21,8 +21,11 @@ from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O
 
 STATS = ("mean", "var", "max", "col_entropy", "col_sum")
+LATE = 256
+"""Tokens at the end of a prompt that the query source `late` is."""
 QUERY_SOURCES = {
     "window": "the last tokens of the prompt",
+    "late": f"the last {LATE} tokens of the prompt",
     "all": "every token of the prompt; costs a second pass over the attention",
     "last": "the prompt's last token",
     "probe": (
@@ -128,6 +131,10 @@ class Preset:
     """The file whose profile it uses; empty: none."""
     why: str = ""
     """Why this method runs where the user left the choice to `auto`; empty if it was named."""
+    types: tuple[str, str] | None = None
+    """Cache types of K and V that `auto` measured it with; None: it was not."""
+    measured: str = ""
+    """What was measured, one line; empty if nothing was."""
 
     @property
     def observe(self) -> Observe:

@@ -1,7 +1,9 @@
 """choose: from the user's words to a method, with the model's own profile where there is one.
 
-`auto` is what the tables of docs/results found best, score and merge, with budgets per KV head from
-the model's profile; without a profile it is the best method that needs none. Budgets named profile,
+`auto` is what came nearest to the full cache on this model, if its profile says so
+(`edgekv.profiles.winners`) and no other cache type was named. Else it is what the tables of
+docs/results found best, score and merge, with budgets per KV head from the model's profile; without
+a profile it is the best method that needs none. Budgets named profile,
 lukv or evolkv take a profile of that kind (`profile`: any), in a mix (score=keydiff,budget=lukv) or
 as a preset (lukv). The score kvzap takes its maps from a profile, whatever the budget.
 """
@@ -24,19 +26,52 @@ WITH_SHARES = "score=keydiff,budget=profile,merge=summary"
 WITHOUT_PROFILE = "kvzip"
 
 
-def choose(text: str, model_path: str, profile: str | None = None) -> Preset:
+def choose(
+    text: str,
+    model_path: str,
+    profile: str | None = None,
+    ratio: float | None = None,
+    types: tuple[str, str] | None = None,
+) -> Preset:
     """The preset that `text` means for a model file.
 
-    profile: a profile's file, 'none', or None to look for one (see `edgekv.profiles.find`). Raises
-    BadInput if `text` means none, or needs a profile and there is none.
+    profile: a profile's file, 'none', or None to look for one (see `edgekv.profiles.find`). ratio:
+    share of the full f16 cache's bytes, for which `auto` follows the model's contest; None: it does
+    not. types: cache types of K and V that were named. Raises BadInput if `text` means none, or
+    needs a profile and there is none.
     """
+    if text == AUTO and (winner := _winner(model_path, profile, ratio, types)):
+        return winner
     why = ""
     if text == AUTO:
         text, why = _automatic(model_path, profile)
-    preset = replace(methods.get(text), why=why)
+    return _with_profile(replace(methods.get(text), why=why), text, model_path, profile)
+
+
+def _with_profile(preset: Preset, text: str, model_path: str, profile: str | None) -> Preset:
+    """`preset`, which `text` spells, with what it needs of the model's profile."""
     if isinstance(preset.budget, ProfileBudget):
         preset = _with_shares(preset, text, model_path, profile)
     return _with_maps(preset, model_path, profile) if isinstance(preset.score, KVzap) else preset
+
+
+def _winner(
+    model_path: str, wish: str | None, ratio: float | None, types: tuple[str, str] | None
+) -> Preset | None:
+    """What `auto` takes by the model's contest; None where that says nothing."""
+    profile = None if ratio is None else find(model_path, wish, predicts=True)
+    contest = profile.contest if profile else None
+    winner = contest.at(ratio) if contest and ratio else None
+    if profile is None or contest is None or winner is None or types not in (None, winner.types):
+        return None
+    preset = _with_profile(methods.get(winner.method), winner.method, model_path, profile.path)
+    return replace(
+        preset,
+        why="nearest to the full cache in this model's contest",
+        types=winner.types,
+        measured=contest.line(winner.ratio),
+        profile=profile.path,
+    )
 
 
 def _automatic(model_path: str, wish: str | None) -> tuple[str, str]:
@@ -78,6 +113,7 @@ def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
     """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of
     any that has them.
     """
+    assert isinstance(preset.score, KVzap)
     found = find(model_path, wish, predicts=True)
     if found is None and wish not in (None, NONE):
         found = find(model_path, predicts=True)
@@ -86,7 +122,8 @@ def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
             f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv"
             " profile probe'"
         )
-    return replace(preset, score=KVzap(found.surrogate), profile=preset.profile or found.path)
+    score = replace(preset.score, surrogate=found.surrogate)
+    return replace(preset, score=score, profile=preset.profile or found.path)
 
 
 def learns(text: str) -> bool:

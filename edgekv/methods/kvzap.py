@@ -134,10 +134,10 @@ def _together(
     """[n]. With novelty the sum of the ranks (0..1, weighted), without what is predicted, as it
     is.
     """
-    return predicted if novelty == 0 else _rank(predicted) + novelty * _rank(diversity)
+    return predicted if novelty == 0 else rank(predicted) + novelty * rank(diversity)
 
 
-def _rank(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def rank(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """[n]: the share of the values that are lower; NaN counts as the lowest."""
     x = np.where(np.isnan(x), np.float32(-np.inf), x)
     order = np.argsort(x)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.memory.footprint import Extent
 from edgekv.methods import probe
+from edgekv.methods.base import LATE
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.prompt_centroids import turned
 from edgekv.methods.query_moments import QueryMoments
@@ -39,9 +40,13 @@ class QueryObserver:
         names = observe.observed
         self.ranges: list[native.Observer] = []
         if names:
-            begin = {"probe": n, "last": n - 1, "all": 0, "window": max(n - settings.window, 0)}[
-                observe.source
-            ]
+            begin = {
+                "probe": n,
+                "last": n - 1,
+                "all": 0,
+                "window": max(n - settings.window, 0),
+                "late": max(n - LATE, 0),
+            }[observe.source]
             self.ranges.append((begin, n + sum(map(len, self.pieces)), names))
         self._names, self._n, self._stats, self._seed = names, n, observe.stats, settings.seed
         self._sums = observe.sums

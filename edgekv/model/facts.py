@@ -31,6 +31,11 @@ cache_types = _cache_types()
 """name -> (ggml type, values per block, bytes per block)"""
 
 
+def type_name(kind: int) -> str:
+    """The name of a cache type from ggml's number; empty for one that no cache has."""
+    return next((name for name, (number, _, _) in cache_types.items() if number == kind), "")
+
+
 def devices() -> list[dict[str, Any]]:
     """The backends' devices: name, description, memory_total and memory_free in bytes."""
     keys = ("name", "description", "memory_total", "memory_free")

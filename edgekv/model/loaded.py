@@ -20,7 +20,7 @@ from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
-from edgekv.memory.dense import DENSE, picks
+from edgekv.memory.dense import picked
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
 from edgekv.model import adapters, facts, metadata, placement
@@ -100,12 +100,13 @@ class LoadedModel(llama_cpp.Llama):
             if name in kwargs
         }
         self._kv_config = replace(kv or KVConfig(), **own)
-        self._kv_settings = resolve(self._kv_config, str(model_path))
+        self._kv_types = kwargs.get("type_k"), kwargs.get("type_v")
+        self._kv_settings = self._kv_resolve(self._kv_config, str(model_path))
         self._checkpoints.are_on = self._kv_config.checkpoints
         compress = self._kv_settings.compresses
-        self._kv_types = kwargs.get("type_k"), kwargs.get("type_v")
-        if self._kv_pick_types(str(model_path)):
-            kwargs["type_k"] = kwargs["type_v"] = facts.cache_types[DENSE][0]
+        picks = self._kv_pick_types(str(model_path), kwargs.get("n_gpu_layers") or 0)
+        if picks:
+            kwargs["type_k"], kwargs["type_v"] = picks
         if compress and kwargs.get("embedding"):
             raise BadInput(EMBEDDINGS)
         quantised = kwargs.get("type_v") not in (
@@ -202,11 +203,22 @@ class LoadedModel(llama_cpp.Llama):
             elif name == "tokenizer.chat_template":
                 self.template_error = error
 
-    def _kv_pick_types(self, path: str) -> bool:
-        """Whether a cache with these settings gets the type that `auto` stores; see
-        `edgekv.memory.dense`.
+    def _kv_resolve(self, config: KVConfig, path: str) -> Settings:
+        """What a configuration means for the model at `path` and the cache types that were named;
+        of one that was not, llama.cpp takes f16.
         """
-        return picks(path, self._kv_config.method, self._kv_settings, *self._kv_types)
+        if self._kv_types == (None, None):
+            return resolve(config, path)
+        type_k, type_v = (facts.type_name(1 if x is None else x) for x in self._kv_types)
+        return resolve(config, path, (type_k, type_v))
+
+    def _kv_pick_types(self, path: str, n_gpu_layers: int) -> tuple[int, int] | None:
+        """The types that a cache with these settings gets because none was named, as ggml's
+        numbers; see `edgekv.memory.dense`.
+        """
+        kv, on_device = self._kv_settings, facts.is_offloaded(n_gpu_layers)
+        types = picked(path, self._kv_config.method, kv, *self._kv_types, on_device)
+        return (facts.cache_types[types[0]][0], facts.cache_types[types[1]][0]) if types else None
 
     def _kv_check_kind(self, embedding: bool) -> None:
         """Raise BadInput for a model that cannot write text; llama.cpp would end the process, or
@@ -305,8 +317,9 @@ class LoadedModel(llama_cpp.Llama):
 
     def _kv_new_context(self) -> None:
         """This model in a context with a store, instead of the present one."""
-        if self._kv_pick_types(self.model_path):
-            self.context_params.type_k = self.context_params.type_v = facts.cache_types[DENSE][0]
+        picks = self._kv_pick_types(self.model_path, self.model_params.n_gpu_layers)
+        if picks:
+            self.context_params.type_k, self.context_params.type_v = picks
         self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self.context_params.n_outputs_max = 0 if self._logits_all else native.OUTPUTS
         native.next_context(True)

@@ -24,6 +24,8 @@ from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.model.header import DAMAGE, Header, Tensor, open_regular
 from edgekv.model.identity import Identity
+from edgekv.profiles import winners
+from edgekv.profiles.winners import Winners
 from edgekv.version import __version__
 
 KINDS = ("probe", "lukv", "evolkv", "imported")
@@ -65,6 +67,8 @@ class Profile:
     """Of what was drawn while it was made; None if nothing was."""
     surrogate: Surrogate | None = None
     """What the score kvzap needs; None if it was not made."""
+    contest: Winners | None = None
+    """What came nearest to the full cache; None if no contest was held."""
     path: str = ""
     """The file that it was found in; empty if it is not in one."""
 
@@ -236,6 +240,7 @@ def _keys(p: Profile) -> dict[str, Any]:
         "made_by": p.made_by,
         "seed": p.seed,
         "surrogate.pairs": p.surrogate.pairs if p.surrogate else "",
+        "contest": p.contest.text() if p.contest else "",
     }
 
 
@@ -258,6 +263,7 @@ _OWN: dict[str, type] = {
     "made_by": str,
     "seed": int,
     "surrogate.pairs": str,
+    "contest": str,
 }
 _TYPES: dict[str, type] = {"general.type": str, "general.architecture": str, "general.name": str}
 _TYPES |= {_KEY + name: kind for name, kind in _OWN.items()}
@@ -314,6 +320,7 @@ def _parse(data: bytes) -> Profile:
     if maps is not None:
         surrogate = Surrogate(maps, PAIRS[PAIRS.index(keys["surrogate.pairs"])])
     texts = {name: keys.get(name, "") for name in ("score", "command", "made_by")}
+    contest = winners.parse(keys["contest"]) if "contest" in keys else None
     return Profile(
         model,
         keys["kind"],
@@ -324,6 +331,7 @@ def _parse(data: bytes) -> Profile:
         calibration=keys.get("calibration_sha256", ""),
         seed=keys.get("seed"),
         surrogate=surrogate,
+        contest=contest,
         **texts,
     )
 

@@ -35,9 +35,10 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.model.identity import identify
 from edgekv.profiles import oracle
+from edgekv.profiles.calibration import TEXTS
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import Saved, name_of
-from edgekv.profiles.probe_profile import MIN_TOKENS, TEXTS, count, hash_of, taking_part
+from edgekv.profiles.probe_profile import MIN_TOKENS, count, hash_of, taking_part
 from edgekv.profiles.work import Work
 from edgekv.stats import Progress
 

@@ -26,7 +26,8 @@ from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, features, n_features
 from edgekv.model.identity import Identity, identify
 from edgekv.profiles import surrogate
-from edgekv.profiles.file import Profile, write
+from edgekv.profiles.calibration import named_texts
+from edgekv.profiles.file import Profile, read, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
 from edgekv.profiles.work import Work
@@ -36,24 +37,24 @@ if TYPE_CHECKING:
     from edgekv.llama import Llama
     from edgekv.native import Store
 
-TEXTS = Path(__file__).parent.parent / "data" / "calibration"
 RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
 N_TOKENS = 1536
 """Tokens of each text that are read, at most."""
-N_FIRST = 512
-"""The same on first use, when somebody waits: a quarter of the time; docs/results/profiles.md has
-what half as many do.
+N_FIRST = 320
+"""The same on first use, when somebody waits, of the texts that no contest takes: a sixth of the
+time; docs/results/profiles.md has what 256 and 512 do. What is saved is spent on the contest.
 """
 MIN_TOKENS = 64
 LEAST = 1e-4
 """Share of a head that no text needed: it takes part, and takes rows that nobody else can."""
 
 
+FIRST_USE = "made on first use"
+
+
 def texts() -> list[str]:
-    """The calibration texts that come with edgekv, 500 to 1,100 words each: prose, talk,
-    instructions, figures, records and code.
-    """
-    return [path.read_text(encoding="utf-8") for path in sorted(TEXTS.glob("*.txt"))]
+    """The calibration texts that come with edgekv."""
+    return list(named_texts().values())
 
 
 def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
@@ -62,10 +63,10 @@ def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     """
     from edgekv.llama import Llama
     from edgekv.methods import probe
+    from edgekv.profiles import contest
 
-    n_ctx = 2 * n_tokens + 128 * -(
-        -n_tokens // probe.PIECE
-    )  # the text, and the pieces with their instructions
+    # the text, and the pieces with their instructions; or a text of the contest
+    n_ctx = max(2 * n_tokens + 128 * -(-n_tokens // probe.PIECE), contest.n_ctx())
     options = {"verbose": False, **options}
     return Llama(path, kv_ratio=0.5, kv_method="kvzip", n_ctx=n_ctx, **options)
 
@@ -125,15 +126,38 @@ def make(
     )
 
 
+def with_contest(
+    llm: Llama,
+    contexts: Sequence[str],
+    ratios: Sequence[float],
+    path: str,
+    *,
+    progress: Progress | None = None,
+    **more: Any,
+) -> Profile:
+    """`make`, and then the model's contest (`edgekv.profiles.contest`): the profile without it is
+    written to `path` before, so that a contest that is stopped leaves it.
+    """
+    from edgekv.profiles import contest
+
+    first, second = two_stages(progress, contest.cost())
+    profile = make(llm, contexts, ratios, progress=first, **more)
+    write(profile, path)
+    return contest.judged(llm, profile, Path(path), second)
+
+
 def cache(
     path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, **options: Any
 ) -> Profile:
-    """Make the profile of the model at `path` from the texts of edgekv and put it where `find`
-    finds it: what first use does.
+    """Make the profile of the model at `path` from texts of edgekv, let methods compete on others
+    (`edgekv.profiles.contest`), and put it where `find` finds it: what first use does.
 
-    It can be stopped (`progress` raises) and goes on the next time. options: as for `load`. Raises
-    as `make`, and BadInput if the cache cannot be written.
+    It can be stopped (`progress` raises) and goes on the next time; before the contest the profile
+    can be used already. options: as for `load`. Raises as `make`, and BadInput if the cache cannot
+    be written.
     """
+    from edgekv.profiles import contest
+
     target = cached(identify(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -142,20 +166,56 @@ def cache(
             f"{target.parent} cannot be made ({error.strerror}); use --kv-profile none or a file of"
             " your own"
         ) from None
+    first, second = two_stages(progress, contest.cost())
+    learned = [text for name, text in named_texts().items() if name not in contest.ASKED]
     llm = load(path, n_tokens, **options)
     try:
-        profile = make(
-            llm,
-            texts(),
-            n_tokens=n_tokens,
-            partial=target.with_suffix(".partial"),
-            progress=progress,
-            command="made on first use",
-        )
+        profile = _without_contest(target, path, hash_of(learned))
+        if profile is None:
+            profile = make(
+                llm,
+                learned,
+                n_tokens=n_tokens,
+                partial=target.with_suffix(".partial"),
+                progress=first,
+                command=FIRST_USE,
+            )
+            write(profile, target, is_ours=True)
+        profile = contest.judged(llm, profile, target, second)
     finally:
         llm.close()
     write(profile, target, is_ours=True)
     return profile
+
+
+def _without_contest(target: Path, path: str, calibration: str) -> Profile | None:
+    """The profile of a first use that was stopped before its contest ended; None if there is
+    none.
+    """
+    try:
+        found = read(target)
+        found.check(identify(path))
+    except BadInput:
+        return None
+    is_begun = found.contest is None and found.command == FIRST_USE
+    return found if is_begun and found.calibration == calibration and found.surrogate else None
+
+
+def two_stages(progress: Progress | None, later: int) -> tuple[Progress | None, Progress | None]:
+    """`progress` over two stages of which the second is `later` units long: one for each."""
+    if progress is None:
+        return None, None
+    before = 0
+
+    def first(done: int, total: int) -> None:
+        nonlocal before
+        before = total
+        progress(done, total + later)
+
+    def second(done: int, total: int) -> None:
+        progress(before + later * done // total, before + later)
+
+    return first, second
 
 
 def measure(

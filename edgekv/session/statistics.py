@@ -98,6 +98,7 @@ def compressed(
         method=s.preset.name,
         profile=s.preset.profile,
         why=s.preset.why,
+        measured=s.preset.measured if s.preset.types == (type_k, type_v) else "",
         ratio=s.ratio if s.memory is None else kv.memory.ratio,
         n_seen=info.n_past,
         n_kept=rows / heads,

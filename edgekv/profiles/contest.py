@@ -1,0 +1,234 @@
+"""contest: scores, budgets, merges and cache types compete on the model itself.
+
+A text of two calibration texts, of which the profile of a first use learns nothing, is read once
+for each cache type. The candidates then evict from a copy of that cache (`edgekv.reading`), and
+tokens are fed behind it: how the text goes on, and questions about it with their answers, because
+a cache that still writes well may have lost facts. A candidate is judged by the KL divergence of
+the model's predictions from those with the full f16 cache, in the bytes that the ratio allows: by
+the product of the mean over the one kind of token and over the other.
+
+Not every pair is tried. All methods compete with q8_0 entries; the best of them at each ratio is
+tried with fewer bits for V. A full q4_0 cache is measured beside them.
+
+Work: five times N_READ tokens are read, and about 20 times 200 tokens are fed. That are 10,400
+tokens, whatever the model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgekv.errors import Cancelled, EdgeKVError
+from edgekv.eval.perplexity import log_softmax
+from edgekv.eval.reader import store_as
+from edgekv.memory.dense import can_have
+from edgekv.methods import Preset, get
+from edgekv.methods.choose import choose
+from edgekv.model.facts import model_info
+from edgekv.profiles.calibration import TEXTS
+from edgekv.profiles.winners import METHODS, PLAIN, RATIOS, TYPES, Distance, Winner, Winners
+from edgekv.profiles.work import Work
+from edgekv.reading import STEP, Reading, feed
+from edgekv.stats import Progress
+
+if TYPE_CHECKING:
+    from edgekv.llama import Llama
+    from edgekv.profiles.file import Profile
+
+ASKED = {"narrative": (0, 3), "letters": (0, 1)}
+"""Texts and the numbers of the questions about them; what answers is in their first 500 words."""
+DECIDING = (0.2, 0.1)
+"""Ratios at which all methods compete; at 0.5 a cache of 8 bits keeps nearly everything."""
+N_READ = 1280
+"""Tokens that are compressed, the same number of each text."""
+N_NEXT = 96
+"""Tokens of the last text's continuation that are judged."""
+N_FED = 200
+"""Tokens that are judged, about."""
+N_TRIES = 20
+FULL, EIGHT, F16, FOUR = "full", "q8_0", "f16", "q4_0"
+ROOM = 512
+"""Tokens that are judged, at most."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens of a text to compress, and those to feed behind it: its continuation, n_next of them,
+    and questions with answers.
+    """
+
+    read: tuple[int, ...]
+    fed: tuple[int, ...]
+    n_next: int
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method at a ratio in a cache type, 'q8_0' or 'q8_0/q5_1'."""
+
+    method: str
+    ratio: float
+    kind: str
+
+
+def n_ctx() -> int:
+    """Tokens that a context needs."""
+    return N_READ + ROOM
+
+
+def n_tokens() -> int:
+    """Tokens that go through the model, about."""
+    return (len(TYPES) + 1) * N_READ + N_TRIES * N_FED
+
+
+def cost() -> int:
+    """The time that it takes, in the unit of a probe profile: a token that is read twice and
+    scored. Measured on three models, one of these took 0.6 to 0.9 of that.
+    """
+    return n_tokens() * 3 // 4
+
+
+def judged(llm: Llama, profile: Profile, path: Path, progress: Progress | None = None) -> Profile:
+    """The profile, which is in the file `path`, with the winners of a contest; as it is where it
+    has no maps.
+    """
+    if profile.surrogate is None:
+        return profile
+    return replace(profile, contest=hold(llm, str(path), progress))
+
+
+def hold(llm: Llama, profile: str, progress: Progress | None = None) -> Winners:
+    """The winners for a model with a store, whose cache is left empty and of some type.
+
+    profile: the file of its profile, which has maps. progress: see `edgekv.profiles.work`.
+    A model that no contest can be held with has none, and a line in the log says why.
+    """
+    work = Work([cost()], (), progress)
+    try:
+        return _Contest(llm, profile, work).winners()
+    except Cancelled:
+        raise
+    except EdgeKVError as error:
+        logging.getLogger("edgekv").warning("edgekv: no contest of methods: %s", error)
+        return Winners()
+    finally:
+        llm.reset()
+        work.end(0)
+
+
+class _Contest:
+    def __init__(self, llm: Llama, profile: str, work: Work) -> None:
+        self._llm, self._report, self._done = llm, work.piece(0), 0
+        self._text = text(llm)
+        self._presets = {FULL: get(FULL)} | {
+            name: choose(name, llm.model_path, profile) for name in METHODS
+        }
+        self._whole: list[NDArray[np.float32]] = []
+        """Log-probabilities of the judged tokens with the full f16 cache, see `_predict`."""
+        self.found: dict[Entrant, Distance] = {}
+
+    def winners(self) -> Winners:
+        shape = model_info(self._llm.model_path)
+        kinds = [kind(*types) for types in TYPES if can_have(shape, types)]
+        all_of_them = [(name, ratio) for name in METHODS for ratio in DECIDING]
+        rest = [(name, r) for r in RATIOS if r not in DECIDING for name in (METHODS[0], PLAIN)]
+        first = EIGHT if EIGHT in kinds else F16
+        self._try(F16, rest[:1] if first != F16 else [*all_of_them, *rest])
+        if first != F16:
+            self._try(first, [*all_of_them, *rest])
+            for other in kinds[1:-1]:
+                self._try(other, [(self._best(r).method, r) for r in RATIOS])
+        return Winners(
+            tuple(self._winner(ratio) for ratio in sorted(RATIOS)),
+            self._four() if can_have(shape, (FOUR, FOUR)) else None,
+            len(self._text.read),
+            len(self._text.fed),
+        )
+
+    def _try(self, kind: str, entrants: Sequence[tuple[str, float]]) -> None:
+        """Let (method, ratio) compete in one cache type; in f16 the full cache comes first."""
+        reading = self._read(kind, [self._presets[name] for name, _ in entrants])
+        if kind == F16:
+            self._whole = list(self._predict(reading, FULL, 1.0))
+        for name, ratio in entrants:
+            self.found[Entrant(name, ratio, kind)] = self._distance(reading, name, ratio)
+
+    def _read(self, kind: str, presets: Sequence[Preset]) -> Reading:
+        store_as(self._llm, kind)
+        once = {preset.name: preset for preset in presets}
+        reading = Reading(self._llm, self._text.read, list(once.values()))
+        self._tell(len(self._text.read))
+        return reading
+
+    def _predict(self, reading: Reading, name: str, ratio: float) -> Iterator[NDArray[np.float32]]:
+        """Log-probabilities behind what a method leaves of the text, some tokens [n, n_vocab] at a
+        time: those of a large vocabulary take a MiB for each token.
+        """
+        preset, fed = self._presets[name], self._text.fed
+        settings = replace(self._llm._kv_settings, preset=preset, ratio=ratio)
+        reading.compress(preset, settings)
+        for i in range(0, len(fed), STEP):
+            yield log_softmax(feed(self._llm, fed[i : i + STEP], every=True))
+        self._tell(len(fed))
+
+    def _distance(self, reading: Reading, name: str, ratio: float) -> Distance:
+        blocks = zip(self._whole, self._predict(reading, name, ratio), strict=True)
+        far = np.concatenate([divergence(*both) for both in blocks])
+        n = self._text.n_next
+        return Distance(float(far[:n].mean()), float(far[n:].mean()))
+
+    def _tell(self, n: int) -> None:
+        self._done += n
+        self._report(min(self._done, n_tokens()), n_tokens())
+
+    def _best(self, ratio: float) -> Entrant:
+        """The nearest one so far; by text alone it is no further away than PLAIN."""
+        plain = self._plain(ratio)
+        at = [one for one, x in self.found.items() if one.ratio == ratio and x.text <= plain.text]
+        return min(at, key=lambda one: self.found[one].judged)
+
+    def _plain(self, ratio: float) -> Distance:
+        at = [x for one, x in self.found.items() if (one.method, one.ratio) == (PLAIN, ratio)]
+        return min(at, key=lambda distance: distance.judged)
+
+    def _winner(self, ratio: float) -> Winner:
+        best = self._best(ratio)
+        k, _, v = best.kind.partition("/")
+        return Winner(ratio, best.method, k, v or k, self.found[best], self._plain(ratio))
+
+    def _four(self) -> Distance:
+        return self._distance(self._read(FOUR, []), FULL, 1.0)
+
+
+def text(llm: Llama) -> Text:
+    """What is read and judged, for a model's tokenizer."""
+    lines = (TEXTS / "questions.tsv").read_text(encoding="utf-8").splitlines()
+    n, read, following, words = N_READ // len(ASKED), list[int](), list[int](), ""
+    for name, numbers in ASKED.items():
+        words_of = (TEXTS / f"{name}.txt").read_text(encoding="utf-8")
+        tokens = llm.tokenize(words_of.encode(), add_bos=not read)
+        n_read = min(n, len(tokens) - N_NEXT)
+        read += tokens[:n_read]
+        following = tokens[n_read : n_read + N_NEXT]
+        asked = [line.split("\t")[1:] for line in lines if line.startswith(f"{name}\t")]
+        words += "".join("\n\n{}\n{}".format(*asked[i]) for i in numbers)
+    answers = llm.tokenize(words.encode(), add_bos=False)
+    return Text(tuple(read), tuple((following + answers)[:ROOM]), len(following))
+
+
+def kind(type_k: str, type_v: str) -> str:
+    """Types of K and V as one word, see `edgekv.eval.sample.Row`."""
+    return type_k if type_k == type_v else f"{type_k}/{type_v}"
+
+
+def divergence(whole: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray[np.float64]:
+    """KL divergence in nats of each token [n]; log-probabilities [n, n_vocab] each."""
+    found = [(np.exp(a) * (a - b)).sum(dtype=np.float64) for a, b in zip(whole, got, strict=True)]
+    return np.maximum(found, 0.0)

@@ -1,0 +1,394 @@
+"""contest: what comes nearest to the full cache on a model is kept in its profile, `auto` follows
+it, and what was measured is said.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgekv
+from edgekv import profiles
+from edgekv.commands.report import stats_table
+from edgekv.errors import BadInput
+from edgekv.memory.dense import stored_as
+from edgekv.methods import get
+from edgekv.methods.choose import choose
+from edgekv.methods.kvzap import KVzap
+from edgekv.methods.late import LATE, Late
+from edgekv.model.facts import model_info
+from edgekv.profiles import contest, probe_profile
+from edgekv.profiles.places import cached
+from edgekv.profiles.winners import METHODS, PLAIN, RATIOS, Distance, Winner, Winners, parse
+from tests.engine import TYPES
+from tests.test_cli import call
+from tests.test_methods import layer
+from tests.test_methods import method as score_of
+
+NEAR = Distance(0.004, 0.02)
+FAR = Distance(0.03, 0.5)
+FOUND = Winners(
+    (
+        Winner(0.1, PLAIN, "q8_0", "q4_0", FAR, FAR),
+        Winner(0.2, METHODS[0], "q8_0", "q5_1", NEAR, FAR),
+        Winner(0.5, METHODS[2], "q8_0", "q8_0", NEAR, FAR),
+    ),
+    Distance(0.09, 0.4),
+    1280,
+    190,
+)
+LINE = "0.2 on this model: 0.004 nats from the full cache; q4_0: 0.09"
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """Contests of a moment."""
+    monkeypatch.setattr(contest, "N_READ", 320)
+    monkeypatch.setattr(contest, "N_NEXT", 16)
+
+
+@pytest.fixture(scope="module")
+def learned(tiny, tmp_path_factory):
+    """(model, a profile of it with maps and no contest, its file)."""
+    model = str(tiny("llama-gqa"))
+    llm = probe_profile.load(model, 128, n_threads=1)
+    words = ["the fog came in at nine and went at ten. " * 12, "nails, a saw, two rakes; " * 12]
+    path = tmp_path_factory.mktemp("learned") / "p.gguf"
+    profile = probe_profile.make(llm, words, n_tokens=128)
+    profiles.write(profile, path)
+    return model, profile, path
+
+
+@pytest.fixture
+def known(learned, tmp_path):
+    """(model, file of its profile with the contest FOUND)."""
+    model, profile, _ = learned
+    path = tmp_path / "known.gguf"
+    profiles.write(replace(profile, contest=FOUND), path)
+    return model, str(path)
+
+
+# ---- what is kept
+
+
+def test_a_profile_keeps_its_contest(known):
+    found = profiles.read(known[1])
+    assert found.contest == FOUND and parse(FOUND.text()) == FOUND
+
+
+@pytest.mark.parametrize(("ratio", "nearest"), [(0.05, 0.1), (0.3, 0.2), (0.35, 0.5), (0.9, 0.5)])
+def test_a_ratio_follows_the_nearest_one(ratio, nearest):
+    assert FOUND.at(ratio).ratio == nearest
+    assert Winners().at(ratio) is None and Winners().line(ratio) == ""
+
+
+def test_the_line_has_the_number_and_that_of_q4_0():
+    assert FOUND.line(0.2) == LINE
+    assert replace(FOUND, q4_0=None).line(0.2) == LINE.partition(";")[0]
+
+
+def record(**change: Any) -> str:
+    return json.dumps(json.loads(FOUND.text()) | change)
+
+
+WINNER = json.loads(FOUND.text())["found"][0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "[" * 5000,
+        record(found=None),
+        record(found=[WINNER, WINNER]),
+        record(found=[WINNER | {"ratio": 0.3}]),
+        record(found=[WINNER | {"method": "full"}]),
+        record(found=[WINNER | {"type_k": "f64"}]),
+        record(found=[WINNER | {"type_k": ["q8_0"]}]),
+        record(found=[WINNER | {"distance": {"text": -1, "answers": 0}}]),
+        record(found=[WINNER | {"distance": {"text": float("nan"), "answers": 0}}]),
+        record(found=[WINNER | {"distance": {"text": "0.1", "answers": 0}}]),
+        record(q4_0={}),
+        record(n_tokens=-1),
+        record(n_tokens=1.5),
+        record(n_judged=True),
+    ],
+)
+def test_what_no_contest_found_is_refused(learned, tmp_path, text):
+    with pytest.raises(ValueError):
+        parse(text)
+    if text:
+        odd = replace(learned[1], contest=type("Odd", (), {"text": lambda self: text})())
+        profiles.write(odd, tmp_path / "odd.gguf")
+        with pytest.raises(BadInput, match="damaged"):
+            profiles.read(tmp_path / "odd.gguf")
+
+
+# ---- the contest
+
+
+def test_the_winner_is_the_nearest_and_never_further_than_uniform(learned):
+    model, _, path = learned
+    steps: list[tuple[int, int]] = []
+    llm = probe_profile.load(model, 128, n_threads=1)
+    with llm:
+        found = contest.hold(llm, str(path), lambda *step: steps.append(step))
+        assert llm._kv.store.memory().n_past == 0
+    assert [one.ratio for one in found.found] == sorted(RATIOS)
+    for one in found.found:
+        assert one.distance.text <= one.plain.text
+        assert one.distance.judged <= one.plain.judged
+    assert found.q4_0.text > 0 and found.n_tokens == 320 and found.n_judged > 16
+    assert steps == sorted(steps) and steps[-1] == (contest.cost(), contest.cost())
+
+
+def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
+    """The number of a winner, measured again by reading and compressing as a chat does."""
+    from edgekv.eval.perplexity import log_softmax
+    from edgekv.eval.reader import kind_of
+    from edgekv.reading import feed
+
+    model, _, path = learned
+    with probe_profile.load(model, 128, n_threads=1) as llm:
+        one = next(x for x in contest.hold(llm, str(path)).found if x.ratio == 0.2)
+        text = contest.text(llm)
+    said = []
+    for options in (
+        dict(kv_method="full"),
+        dict(
+            kv_method=one.method,
+            kv_ratio=0.2,
+            kv_profile=str(path),
+            type_k=TYPES[one.type_k],
+            type_v=TYPES[one.type_v],
+        ),
+    ):
+        share = dict(kv_ratio=0.99, n_ctx=1024, n_threads=1, verbose=False)
+        with edgekv.Llama(model, **{**share, "kv_method": "snapkv", **options}) as llm:
+            if options["kv_method"] == "full":
+                llm.kv_set(ratio=0.99, method="snapkv")
+                llm._kv.settings = replace(llm._kv.settings, preset=get("full"))
+                contest.store_as(llm, "f16")
+                reading = contest.Reading(llm, text.read, [])
+                reading.compress(get("full"), llm._kv_settings)
+            else:
+                llm.eval(list(text.read))
+                assert kind_of(llm) == contest.kind(one.type_k, one.type_v)
+            parts = [text.fed[i : i + 64] for i in range(0, len(text.fed), 64)]
+            said.append(log_softmax(np.concatenate([feed(llm, x, every=True) for x in parts])))
+    far = contest.divergence(*said)[: text.n_next].mean()
+    assert far == pytest.approx(one.distance.text, rel=0.02)
+
+
+# ---- what auto does with it
+
+
+def test_auto_follows_the_contest_where_nothing_was_named(known):
+    model, path = known
+    preset = choose("auto", model, path, 0.2)
+    assert preset.name == METHODS[0] and preset.types == ("q8_0", "q5_1")
+    assert preset.measured == LINE and preset.profile == path
+    assert isinstance(preset.score, KVzap) and preset.score.surrogate is not None
+    assert choose("auto", model, path, 0.11).name == PLAIN
+    assert choose("auto", model, path, 0.2, ("q8_0", "q5_1")).name == METHODS[0]
+    for other in (
+        choose("auto", model, path),
+        choose("auto", model, path, 0.2, ("f16", "f16")),
+        choose("edgekv", model, path, 0.2),
+    ):
+        assert other.name == "edgekv" and other.types is None and not other.measured
+
+
+def stats_of(model: str, path: str, **options: Any) -> Any:
+    shared = dict(n_ctx=768, n_threads=1, verbose=False, kv_profile=path, kv_min_tokens=1)
+    with edgekv.Llama(model, **{**shared, **options}) as llm:
+        llm.eval(llm.tokenize(b"A line of text that is read again and again. " * 10))
+        return llm.kv_stats()
+
+
+def test_a_model_is_loaded_with_the_types_that_won(known):
+    stats = stats_of(*known, kv_ratio=0.2)
+    assert (stats.method, stats.type_k, stats.type_v) == (METHODS[0], "q8_0", "q5_1")
+    assert stats.measured == LINE and LINE in stats_table(stats)
+    assert stats.n_bytes_used <= 0.2 * stats.n_bytes_full
+    limited = stats_of(*known, kv_budget_mb=0.2)
+    assert (limited.method, limited.type_v) == (METHODS[0], "q5_1")
+
+
+@pytest.mark.parametrize(
+    ("options", "types"),
+    [
+        (dict(kv_ratio=0.2, type_k=TYPES["f16"], type_v=TYPES["f16"]), ("f16", "f16")),
+        (dict(kv_ratio=0.2, type_k=TYPES["q8_0"]), ("q8_0", "f16")),
+        (dict(kv_budget=100), ("f16", "f16")),
+        (dict(kv_ratio=0.2, kv_method="edgekv"), ("f16", "f16")),
+    ],
+)
+def test_what_the_user_names_is_not_overruled(known, options, types):
+    stats = stats_of(*known, **options)
+    assert (stats.method, stats.measured) == ("edgekv", "")
+    assert (stats.type_k, stats.type_v) == types
+
+
+def test_a_ratio_that_changes_keeps_the_types_and_says_nothing_of_others(known):
+    model, path = known
+    with edgekv.Llama(
+        model, n_ctx=768, n_threads=1, verbose=False, kv_profile=path, kv_ratio=0.2
+    ) as llm:
+        llm.kv_set(ratio=0.1)
+        stats = llm.kv_stats()
+    assert (stats.method, stats.type_v, stats.measured) == (PLAIN, "q5_1", "")
+
+
+def test_rows_on_a_device_have_one_type(known):
+    from edgekv.memory.dense import best
+
+    shape = model_info(known[0])
+    assert best(shape, ("q8_0", "q5_1")) == ("q8_0", "q5_1")
+    assert best(shape, ("q8_0", "q5_1"), on_device=True) == ("q8_0", "q8_0")
+    assert best(shape | {"d_head_v": 48}, ("q8_0", "q5_1")) == ("q8_0", "q8_0")
+
+
+@pytest.fixture
+def found(known, monkeypatch, tmp_path):
+    """The model, whose profile with a contest lies where it is looked for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    target = cached(profiles.identify(known[0]))
+    target.parent.mkdir(parents=True)
+    shutil.copy(known[1], target)
+    return known[0]
+
+
+def test_evaluation_and_benchmark_take_what_a_chat_takes(found):
+    model = found
+    kinds = [stored_as(model, model_info(model), "auto", ratio) for ratio in (0.5, 0.2, 0.1)]
+    assert kinds == ["q8_0", "q8_0/q5_1", "q8_0/q4_0"]
+    assert stored_as(model, model_info(model), "snapkv", 0.2) == "f16"
+
+
+def test_the_evaluators_auto_is_the_one_of_its_ratio(known):
+    from edgekv.eval.reader import Reader
+
+    model, path = known
+    with edgekv.Llama(
+        model, n_ctx=768, n_threads=1, verbose=False, kv_profile=path, kv_ratio=0.5
+    ) as llm:
+        tokens = llm.tokenize(b"A line of text that is read again and again. " * 10)
+        reader = Reader(llm, {"q8_0/q5_1": ["auto"], "q8_0/q4_0": ["auto"]})
+        reader.read(tokens)
+        reader.compress("auto", 0.2, "q8_0/q5_1")
+        assert llm._kv.settings.preset.name == METHODS[0]
+        reader.compress("auto", 0.1, "q8_0/q4_0")
+        assert llm._kv.settings.preset.name == PLAIN
+
+
+# ---- first use
+
+
+@pytest.fixture
+def fresh(tiny, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = {"one": "the fog came in at nine. " * 12, "two": "nails, a saw, two rakes; " * 12}
+    monkeypatch.setattr(probe_profile, "named_texts", lambda: texts)
+    return str(tiny("llama-gqa"))
+
+
+def test_first_use_holds_a_contest(fresh):
+    edgekv.make_profile(fresh, n_threads=1)
+    found = profiles.find(fresh)
+    assert [one.ratio for one in found.contest.found] == sorted(RATIOS)
+    assert found.calibration == probe_profile.hash_of(list(probe_profile.named_texts().values()))
+
+
+def test_a_contest_that_is_stopped_leaves_a_profile_and_goes_on(fresh, monkeypatch):
+    made = []
+    make = probe_profile.make
+    monkeypatch.setattr(
+        probe_profile, "make", lambda *a, **more: (made.append(1), make(*a, **more))[1]
+    )
+
+    def stop(done, of):
+        if done > of - contest.cost() + contest.cost() // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        edgekv.make_profile(fresh, stop, n_threads=1)
+    assert edgekv.has_profile(fresh) and profiles.find(fresh).contest is None and made
+    words = ["run", "-m", fresh, "-p", "x " * 200, "-n", "1", "--raw", "-c", "1024", "-t", "1"]
+    result = call(*words, "--kv-ratio", "0.2", "--json")
+    assert result.exit_code == 0 and "one-time preparation" in result.stderr
+    assert len(made) == 1 and profiles.find(fresh).contest is not None
+    again = call(*words, "--kv-ratio", "0.2", "--json")
+    assert "preparation" not in again.stderr
+    assert json.loads(again.stdout)["kv_method"] in METHODS
+
+
+def test_a_contest_that_cannot_be_held_is_not_tried_again(fresh, monkeypatch, caplog):
+    def fail(*args):
+        raise edgekv.EdgeKVError("no room")
+
+    monkeypatch.setattr(contest, "Reading", fail)
+    edgekv.make_profile(fresh, n_threads=1)
+    assert profiles.find(fresh).contest == Winners() and "no room" in caplog.text
+    assert choose("auto", fresh, ratio=0.2).name == "edgekv"
+
+
+# ---- what is printed
+
+
+def test_show_has_a_line_for_each_ratio(known):
+    result = call("profile", "show", known[1])
+    assert result.exit_code == 0 and f"{LINE} ({METHODS[0]}, q8_0/q5_1)" in result.stdout
+    shown = json.loads(call("profile", "show", known[1], "--json").stdout)
+    assert shown["contest"]["found"][1]["distance"] == {"text": 0.004, "answers": 0.02}
+
+
+def test_fit_quotes_it_and_plans_its_types(found):
+    words = ["fit", "-m", found, "-c", "1024", "--ratios", "0.2", "--device", "CPU", "--json"]
+    plan = json.loads(call(*words).stdout)["best"]
+    assert plan["quality"].startswith(LINE) and (plan["type_k"], plan["type_v"]) == (
+        "q8_0",
+        "q5_1",
+    )
+    assert "-ctk" not in plan["command"]
+
+
+# ---- the scores
+
+
+def test_late_judges_a_row_by_those_that_see_it_and_by_its_value():
+    stats = layer(60, (0, 0))
+    got = Late().score(stats, replace(Late.params, kernel=1))
+    for k in range(2):
+        _, values = stats.rows(k)
+        seen_by = np.minimum(60 - np.arange(60), min(LATE, 60))
+        expected = stats.mean[k] * 60 / seen_by * np.linalg.norm(values, axis=1)
+        np.testing.assert_allclose(got[k], expected, rtol=1e-5)
+
+
+def test_joint_ranks_by_both():
+    stats = layer(60, (0, 0))
+    one, other = score_of("kvzap").score(stats), Late().score(stats)
+    got = score_of("joint").score(stats)
+    for k in range(2):
+        ranks = [(x[k][:, None] > x[k]).sum(axis=1) / 60 for x in (one, other)]
+        np.testing.assert_allclose(got[k], sum(ranks), atol=1e-5)
+
+
+def test_late_is_asked_of_the_last_tokens(tiny, text):
+    from tests.engine import load
+
+    llm = load(tiny("llama-gqa"), kv_method="snapkv:queries=late", kv_ratio=0.3)
+    other = load(
+        tiny("llama-gqa"), kv_method="score=snapkv", kv_ratio=0.3, kv_window=LATE, kv_min_tokens=1
+    )
+    for one in (llm, other):
+        one.eval(list(text(600)))
+    assert llm.kv_stats().n_kept == other.kv_stats().n_kept
