@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 APP = Path(__file__).resolve().parent.parent / "examples" / "desktop" / "app.py"
 PATIENCE = 120
 OPTIONS = {"n_ctx": 4096, "n_threads": 1, "n_threads_batch": 1, "n_batch": 64, "n_ubatch": 64}
-CACHE = {"kv_ratio": 0.2, "kv_method": "snapkv", "verbose": False}
+CACHE = {"kv_ratio": 0.2, "kv_method": "snapkv", "seed": 1, "verbose": False}
 
 
 def main(model: str, *documents: str) -> dict[str, Any]:
     app = runpy.run_path(str(APP))
     app["edgekv"].has_profile = lambda _: True  # the method needs none
+    go_on = hold(app["Worker"])
     window = app["Window"](model, list(documents), {**OPTIONS, **CACHE})
     one, two = (window.nametowidget(name) for name in window.tabs.tabs())
     reads: dict[Any, list[int]] = {one: [], two: []}
@@ -34,6 +36,7 @@ def main(model: str, *documents: str) -> dict[str, Any]:
     ask(two, "to be stopped")  # while its document is read
     wait(window, lambda: reads[two])
     two.cancel_button.invoke()
+    go_on.set()
     wait(window, lambda: not two.pending)
     shown["cancelled"] = {"text": said(two), "kept": two.kept["text"]}
 
@@ -58,6 +61,18 @@ def main(model: str, *documents: str) -> dict[str, Any]:
     window.mainloop()
     shown["closed"] = not window.worker.is_alive()
     return shown
+
+
+def hold(worker: Any) -> threading.Event:
+    """Prompts are not read beyond the first report of progress until the event is set."""
+    go_on, report = threading.Event(), worker._read
+
+    def read(self: Any, done: int, total: int) -> None:
+        report(self, done, total)
+        go_on.wait(PATIENCE)
+
+    worker._read = read
+    return go_on
 
 
 def watch(tab: Any, totals: list[int]) -> None:

@@ -125,7 +125,7 @@ def test_llm_reads_a_document_once(server, home, environment):
     n = int(usage[0].replace(",", ""))
     (known,) = re.findall(r'"cached_tokens": (\d+)', usage[1])
     assert n > 200 and int(known) > 0.9 * n
-    assert re.search(r'\{\s*"costly":\s*(true|false)\s*\}', printed)
+    assert re.search(r'\{\s*"costly"\s*:\s*(true|false)\s*\}', printed)
     assert (home / "llm" / "extra-openai-models.yaml").exists()
 
 

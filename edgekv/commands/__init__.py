@@ -22,6 +22,7 @@ COMMANDS = (
     "chat",
     "run",
     "pack",
+    "look",
     "serve",
     "fit",
     "bench",
