@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -173,15 +174,10 @@ def question(text: str) -> dict[str, str]:
 
 def document(server: Server, n_tokens: int, seed: int) -> str:
     """Sentences of about n_tokens tokens of the model."""
-    text = ""
-    for one in sentences(random.Random(seed)):
-        text += f"{one} "
-        if len(text) % 4096 < len(one) or n_tokens < 1000:
-            body = {"content": text}
-            found = httpx.post(f"{server.url}/tokenize", json=body, timeout=PATIENCE).json()
-            if len(found["tokens"]) >= n_tokens:
-                break
-    return text
+    text = " ".join(islice(sentences(random.Random(seed)), n_tokens // 4 + 10))
+    body = {"content": text}
+    found = httpx.post(f"{server.url}/tokenize", json=body, timeout=PATIENCE).json()
+    return text[: len(text) * n_tokens // len(found["tokens"])]
 
 
 # ---- turns
