@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
