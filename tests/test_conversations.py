@@ -388,6 +388,23 @@ def test_a_damaged_file_is_read_again_as_text(tiny, text, tmp_path, where):
     pool.close()
 
 
+@pytest.mark.parametrize("token", [models.N_VOCAB, -1, 2**31 - 1])
+def test_a_file_with_a_token_outside_the_vocabulary_is_read_again(tiny, text, tmp_path, token):
+    """Its text would be looked up before its checksum is: that ended the process."""
+    talk = kept_on_disk(tiny, text, tmp_path)
+    (path,) = tmp_path.glob("*.kvtalk")
+    data = path.read_bytes()
+    tokens = np.array(talk.tokens[50:100], "<i4").tobytes()
+    changed = np.array([token, *talk.tokens[51:100]], "<i4").tobytes()
+    assert data.count(tokens) == 1
+    path.write_bytes(data.replace(tokens, changed))
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3)
+    with Conversations(llm, cache_disk=str(tmp_path)) as pool:
+        prompt = [*talk.tokens, 9]
+        assert pool.use(prompt) == 0
+        llm.eval(prompt)
+
+
 def test_files_stay_within_their_limit(tiny, text, tmp_path):
     kept_on_disk(tiny, text, tmp_path / "one")
     size = sum(path.stat().st_size for path in (tmp_path / "one").iterdir())

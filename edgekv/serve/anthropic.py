@@ -84,10 +84,11 @@ def _choice(body: CountBody) -> Choice:
     ]
     wish = body.tool_choice or {"type": "auto"}
     kinds = {"auto": "auto", "any": "required", "none": "none", "tool": wish}
-    if wish.get("type") not in kinds:
+    kind = wish.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
         raise BadInput("tool_choice has the type 'auto', 'any', 'tool' or 'none'")
     parallel = wish.get("disable_parallel_tool_use") is False
-    return choice_of(tools, kinds[wish["type"]], parallel)
+    return choice_of(tools, kinds[kind], parallel)
 
 
 # ---- messages

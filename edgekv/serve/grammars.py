@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 
 THOUGHT = '( [^<] | "<" [^/] )* "</think>" [\\n]{0,4}'
 """What is left of a thought, where the prompt opens one."""
+
+
+REPEATS_MOST = 2000
+"""Repetitions of one thing, as in llama.cpp. The converter writes each of them out."""
+COUNTS = ("minLength", "maxLength", "minItems", "maxItems")
+REPEATED = re.compile(r"\{\s*(\d*)\s*,?\s*(\d*)\s*\}")
 
 
 class Grammar:
@@ -55,6 +62,10 @@ def _converter() -> Any:
     class Converter(SchemaConverter):
         """Definitions of two schemas, or of two places, may have the same last name."""
 
+        def visit(self, schema: Any, name: str) -> Any:
+            _check_repeats(schema)
+            return super().visit(schema, name)
+
         def _resolve_ref(self, ref: str) -> str:
             name = f"ref-{list(self._refs).index(ref)}"
             if name not in self._rules and ref not in self._refs_being_resolved:
@@ -64,6 +75,15 @@ def _converter() -> Any:
             return name
 
     return Converter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
+
+
+def _check_repeats(schema: Any) -> None:
+    """Raises ValueError for more repetitions than REPEATS_MOST."""
+    counts = [schema[name] for name in COUNTS if isinstance(schema.get(name), (int, float))]
+    for found in REPEATED.finditer(str(schema.get("pattern", ""))):
+        counts += [int(n[:9]) for n in found.groups() if n]
+    if any(n > REPEATS_MOST for n in counts):
+        raise ValueError(f"it repeats something more than {REPEATS_MOST:,} times")
 
 
 def of_schema(schema: Any, opens_thought: bool) -> str:

@@ -47,9 +47,14 @@ class SamplingBody(Body):
             said["logit_bias"] = {
                 int(token): float("-inf") if bias is False else float(bias)
                 for token, bias in pairs
-                if str(token).isdecimal() and int(token) < n_vocab
+                if _is_token(str(token), n_vocab)
             }
         return replace(usual, **said)
+
+
+def _is_token(digits: str, n_vocab: int) -> bool:
+    """Python reads no number of thousands of digits."""
+    return digits.isdecimal() and len(digits) <= len(str(TOKENS_MOST)) and int(digits) < n_vocab
 
 
 class StreamOptions(Body):

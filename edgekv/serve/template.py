@@ -150,7 +150,10 @@ def _given(message: Message) -> Message:
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or {})
+    function = call.get("function") or {}
+    if not isinstance(function, dict):
+        raise BadInput("a tool call has no function: give its name and its arguments")
+    function = {"arguments": {}, **function}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:

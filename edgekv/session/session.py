@@ -221,6 +221,8 @@ def beginning(path: str | Path, llm: Holder | None = None) -> Beginning:
                 _check_identity(header, _identity(llm), str(path))
             note = _parsed(reader.into(bytearray(header["n_note"])), "note")
             tokens = reader.into(np.empty(_some(reader, header["n_tokens"]), "<i4"))
+            if llm is not None:
+                _check_tokens(llm, tokens)
         except (ValueError, EOFError) as error:
             raise _damaged(path, error) from None
     return Beginning(header, note, tokens.astype(np.int32))
@@ -332,9 +334,14 @@ def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:
     data = reader.into((ctypes.c_uint8 * n_state)())
     if not reader.is_whole():
         raise ValueError("its checksum does not match")
-    if n_tokens and not (0 <= tokens.min() and tokens.max() < llm.n_vocab()):
-        raise ValueError("some of its tokens are not in the vocabulary")
+    _check_tokens(llm, tokens)
     if llm._kv is None:
         whole_state.check(llm._model.model, memoryview(data).cast("B"), n_tokens)
     memory = remembered.remembered(header["memory"], form, memoryview(arrays)) if llm._kv else None
     return _File(_parsed(said, "note"), state.State(tokens.astype(np.int32), data, memory))
+
+
+def _check_tokens(llm: Holder, tokens: NDArray[np.int32]) -> None:
+    """Raises ValueError for those that would end the process where their text is looked up."""
+    if len(tokens) and not (0 <= tokens.min() and tokens.max() < llm.n_vocab()):
+        raise ValueError("some of its tokens are not in the vocabulary")

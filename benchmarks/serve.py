@@ -1,0 +1,363 @@
+"""What `edgekv serve` remembers between questions, and whether it holds under load.
+
+    python benchmarks/serve.py turns [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
+    python benchmarks/serve.py load [-m MODEL] [--clients 64] [--requests 2000] [--cache-ram 16]
+
+turns: a document and a question, and then a second question, the same question again, an edited
+one, one after a restart with --cache-disk, and five conversations in turn. Tokens that were read
+and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). load: many
+clients ask one server greedily; a third goes away amid the answer; half-way the server is killed
+and starts again. Each whole answer is compared with that of one client alone.
+Markdown goes to standard output, progress to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+sys.path.append(str(ROOT))
+
+from process import demo_path, heading  # noqa: E402
+
+from edgekv.eval.text import sentences  # noqa: E402
+
+MIB = 2**20
+PATIENCE = 600
+N_ANSWER = 8
+N_TALKS = 5
+QUESTIONS = ("Who is it about?", "Where was it?", "What happened at the end?")
+Messages = list[dict[str, str]]
+
+
+def main() -> None:
+    options = parse()
+    print(heading("serve.py"))
+    {"turns": print_turns, "load": print_load}[options.what](options)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["turns", "load"])
+    parser.add_argument("-m", "--model", default="demo")
+    parser.add_argument("--tokens", type=int, default=8000)
+    parser.add_argument("--kv-ratio", default="0.2")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--prompts", type=int, default=48, help="distinct ones")
+    parser.add_argument("--cache-ram", type=int, default=16, help="MiB, of `load`")
+    options = parser.parse_args()
+    if options.model == "demo":
+        options.model = str(demo_path())
+    return options
+
+
+# ---- a server and its clients
+
+
+class Server:
+    """A process of `edgekv serve`."""
+
+    def __init__(self, options: argparse.Namespace, *more: str) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words = ["-m", options.model, "--kv-ratio", options.kv_ratio, "-t", str(options.threads)]
+        words += ["--port", str(port), "--temp", "0", "--metrics", *more]
+        self.url = f"http://127.0.0.1:{port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "edgekv", "serve", *words], cwd=ROOT, stderr=sys.stderr
+        )
+        while not self.is_up():
+            if self.process.poll() is not None:
+                raise SystemExit("the server does not start; its reason stands above")
+            time.sleep(0.1)
+
+    def is_up(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=PATIENCE).status_code == 200
+        return False
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> None:
+        self.process.send_signal(how)
+        self.process.wait(PATIENCE)
+
+    def rss(self) -> int:
+        """Bytes."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def n_waiting_bytes(self) -> int:
+        """Of conversations that wait, as the server says."""
+        found = httpx.get(f"{self.url}/conversations", timeout=PATIENCE).json()["data"]
+        return sum(one["n_bytes"] for one in found if not one["is_current"])
+
+
+@contextmanager
+def serving(options: argparse.Namespace, *more: str) -> Iterator[Server]:
+    server = Server(options, *more)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.end()
+
+
+@dataclass
+class Answer:
+    """text: None where the client went away."""
+
+    text: str | None = None
+    first_s: float = 0.0
+    n_read: int = 0
+    n_prompt: int = 0
+
+
+def ask(
+    client: httpx.Client, url: str, messages: Messages, n: int = N_ANSWER, leave_at: int = -1
+) -> Answer:
+    """Raises HTTPError. leave_at: pieces of the answer after which the client goes away."""
+    body = {"messages": messages, "max_tokens": n, "temperature": 0, "stream": True}
+    begin, answer, text, n_pieces = time.perf_counter(), Answer(), "", 0
+    with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            response.read()
+        response.raise_for_status()
+        if leave_at == 0:
+            return answer
+        for line in response.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise httpx.HTTPError(str(event["error"]))
+            for choice in event["choices"]:
+                if choice["delta"].get("content") or choice["finish_reason"]:
+                    answer.first_s = answer.first_s or time.perf_counter() - begin
+                text += choice["delta"].get("content") or ""
+            if "timings" in event:
+                answer.n_read = event["timings"]["prompt_n"]
+                answer.n_prompt = answer.n_read + event["timings"]["cache_n"]
+                answer.text = text
+            n_pieces += 1
+            if n_pieces == leave_at:
+                return answer
+    if answer.text is None:
+        raise httpx.RemoteProtocolError("the answer has no end")
+    return answer
+
+
+def question(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def document(server: Server, n_tokens: int, seed: int) -> str:
+    """Sentences of about n_tokens tokens of the model."""
+    text = " ".join(islice(sentences(random.Random(seed)), n_tokens // 4 + 10))
+    body = {"content": text}
+    found = httpx.post(f"{server.url}/tokenize", json=body, timeout=PATIENCE).json()
+    return text[: len(text) * n_tokens // len(found["tokens"])]
+
+
+# ---- turns
+
+
+def print_turns(options: argparse.Namespace) -> None:
+    n_ctx = ["-c", str(options.tokens + 2048)]
+    with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=PATIENCE) as client:
+        kept = [*n_ctx, "--cache-disk", folder]
+        with serving(options, *kept) as server:
+            text = document(server, options.tokens, 0)
+            rows, talk = turns(client, server, text)
+        with serving(options, *kept) as server:
+            rows["the next question after a restart"] = ask(client, server.url, talk)
+            rows |= in_turn(client, server, options.tokens // N_TALKS)
+        with serving(options, *n_ctx, "-np", "1", "--cache-ram", "0") as server:
+            again: dict[str, Answer] = {}
+            for name, last in (("a second question", 3), ("the next question after a restart", 5)):
+                # another conversation in between, so that this one is forgotten
+                ask(client, server.url, [question("Hello.")])
+                again[name] = ask(client, server.url, talk[:last])
+            again |= in_turn(client, server, options.tokens // N_TALKS)
+    print(
+        "| request | prompt tokens | read | first token, s | read without memory |"
+        " first token, s |\n| --- | ---: | ---: | ---: | ---: | ---: |"
+    )
+    for name, one in rows.items():
+        other = again.get(name)
+        cells = f"{other.n_read:,} | {other.first_s:.2f}" if other else " | "
+        print(f"| {name} | {one.n_prompt:,} | {one.n_read:,} | {one.first_s:.2f} | {cells} |")
+
+
+def turns(client: httpx.Client, server: Server, text: str) -> tuple[dict[str, Answer], Messages]:
+    """The answers by their names, and the conversation with a question that was not asked."""
+    rows: dict[str, Answer] = {}
+    talk = [question(f"{text}\n\n{QUESTIONS[0]}")]
+
+    def now(name: str, messages: Messages) -> Answer:
+        print(name, file=sys.stderr, flush=True)
+        rows[name] = ask(client, server.url, messages)
+        return rows[name]
+
+    said = now("the document and a question", talk)
+    talk += [{"role": "assistant", "content": said.text or ""}, question(QUESTIONS[1])]
+    now("a second question", talk)
+    said = now("the second question again (regenerate)", talk)
+    now("the second question, edited", [*talk[:-1], question(f"{QUESTIONS[1]} And why?")])
+    talk += [{"role": "assistant", "content": said.text or ""}, question(QUESTIONS[2])]
+    return rows, talk
+
+
+def in_turn(client: httpx.Client, server: Server, n_tokens: int) -> dict[str, Answer]:
+    """Conversations of n_tokens that ask one after the other: means of their second questions."""
+    talks = []
+    for seed in range(1, N_TALKS + 1):
+        talks.append([question(f"{document(server, n_tokens, seed)}\n\n{QUESTIONS[0]}")])
+        said = ask(client, server.url, talks[-1])
+        more = {"role": "assistant", "content": said.text or ""}
+        talks[-1] += [more, question(QUESTIONS[1])]
+    found = [ask(client, server.url, talk) for talk in talks]
+    mean = Answer(
+        "",
+        sum(x.first_s for x in found) / N_TALKS,
+        sum(x.n_read for x in found) // N_TALKS,
+        sum(x.n_prompt for x in found) // N_TALKS,
+    )
+    return {f"each of {N_TALKS} conversations in turn (mean)": mean}
+
+
+# ---- load
+
+
+@dataclass
+class Tally:
+    """What became of the requests of one part of the run."""
+
+    first_s: list[float] = field(default_factory=list)
+    n_whole: int = 0
+    n_left: int = 0
+    n_busy: int = 0
+    n_lost: int = 0
+    wrong: list[tuple[str, str]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def print_load(options: argparse.Namespace) -> None:
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=PATIENCE) as client:
+        with serving(options, "-c", "2048", "--cache-ram", "0", "-np", "1") as server:
+            prompts = [talk_of(server, rng, i) for i in range(options.prompts)]
+            # each prompt alone: the conversation before it is forgotten
+            right = [ask(client, server.url, one).text or "" for one in prompts]
+        more = ["-c", "2048", "--cache-ram", str(options.cache_ram), "--cache-disk", folder]
+        more += ["--max-queue", str(options.clients)]
+        print(
+            "| part | whole | cut off | lost to the kill | status 503 | wrong | p50, s | p99, s |"
+            " RSS at first, MiB | at the end | waiting at most, MiB |\n"
+            f"|{' --- |'}{' ---: |' * 10}",
+            flush=True,
+        )
+        half = options.requests // 2
+        for part, kill in (("before the kill", True), ("after the restart", False)):
+            server = Server(options, *more)
+            tally = Tally()
+            numbers = [rng.randrange(len(prompts)) for _ in range(half)]
+            begin, stop, most = server.rss(), threading.Event(), [0]
+            watching = threading.Thread(target=watch, args=(server, stop, most))
+            watching.start()
+            with ThreadPoolExecutor(options.clients) as pool:
+                for i, n in enumerate(numbers):
+                    leaves = rng.randrange(N_ANSWER) if rng.random() < 1 / 3 else -1
+                    if kill and i == half - options.clients:
+                        while tally.n_whole + tally.n_left < half - 3 * options.clients:
+                            time.sleep(0.05)
+                    pool.submit(one_request, server, prompts[n], right[n], leaves, tally)
+                if kill:
+                    while tally.n_whole + tally.n_left < half - options.clients:
+                        time.sleep(0.02)
+                    end = server.rss()
+                    stop.set()
+                    server.end(signal.SIGKILL)
+            stop.set()
+            watching.join()
+            if not kill:
+                end = server.rss()
+                server.end()
+            print(row_of(part, tally, begin, end, most[0]), flush=True)
+            for got, wished in tally.wrong[:5]:
+                print(f"{got!r} instead of {wished!r}", file=sys.stderr)
+
+
+def talk_of(server: Server, rng: random.Random, seed: int) -> Messages:
+    """A prompt; those of one group begin alike."""
+    text = document(server, rng.choice([100, 300]), seed % 12)
+    talk = [question(f"{text}\n\n{rng.choice(QUESTIONS)}")]
+    if seed % 2:
+        talk += [{"role": "assistant", "content": "yes"}, question(rng.choice(QUESTIONS))]
+    return talk
+
+
+def one_request(server: Server, prompt: Messages, right: str, leave_at: int, tally: Tally) -> None:
+    try:
+        with httpx.Client(timeout=PATIENCE) as client:
+            got = ask(client, server.url, prompt, leave_at=leave_at)
+    except httpx.HTTPStatusError as error:
+        with tally.lock:
+            if error.response.status_code == 503:
+                tally.n_busy += 1
+            else:
+                tally.wrong.append((error.response.text, right))
+        return
+    except httpx.HTTPError:
+        with tally.lock:
+            tally.n_lost += 1
+        return
+    with tally.lock:
+        if got.first_s:
+            tally.first_s.append(got.first_s)
+        if got.text is None:
+            tally.n_left += 1
+        else:
+            tally.n_whole += 1
+            if got.text != right:
+                tally.wrong.append((got.text, right))
+
+
+def watch(server: Server, stop: threading.Event, most: list[int]) -> None:
+    """Bytes of conversations that wait, at most."""
+    while not stop.wait(0.5):
+        with suppress(httpx.HTTPError, KeyError):
+            most[0] = max(most[0], server.n_waiting_bytes())
+
+
+def row_of(part: str, tally: Tally, begin: int, end: int, most: int) -> str:
+    ordered = sorted(tally.first_s) or [0.0]
+    p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) * 99 // 100, len(ordered) - 1)]
+    cells = [tally.n_whole, tally.n_left, tally.n_lost, tally.n_busy, len(tally.wrong)]
+    cells += [f"{p50:.2f}", f"{p99:.2f}", *(f"{x / MIB:.1f}" for x in (begin, end, most))]
+    return f"| {part} | {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    main()
