@@ -20,6 +20,9 @@ from edgekv.methods.base import LATE, Observe
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.pool import by_token, check_kernel, mean_pool
 
+AT_ONCE = 4096
+"""Rows that are read together."""
+
 
 @dataclass(frozen=True)
 class LateParams:
@@ -42,8 +45,9 @@ class Late:
         n_asking = max(min(LATE, layer.n_new), 1)
         seen_by = np.clip(layer.n_seen - layer.pos, 1, n_asking).astype(np.float32)
         taken = layer.mean * (np.float32(n_asking) / seen_by)
-        for k in range(layer.n_head_kv):
-            _, values = layer.rows(k)
-            taken[k, : len(values)] *= np.linalg.norm(values, axis=1)
+        for k, n in enumerate((~layer.absent).sum(axis=1)):
+            for i in range(0, n, AT_ONCE):  # of a long prompt a head's values are large
+                some = np.arange(i, min(i + AT_ONCE, n), dtype=np.int32)
+                taken[k, some] *= np.linalg.norm(layer.rows(k, some)[1], axis=1)
         kernel = (params or self.params).kernel
         return by_token(taken, layer, mean_pool, kernel, empty=0)
