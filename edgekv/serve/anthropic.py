@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,23 +14,11 @@ from starlette.responses import Response
 from edgekv.errors import BadInput
 from edgekv.serve import sse
 from edgekv.serve.asked import Asked, Asker, Chat, Choice, Limits, choice_of
-from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.reply import Part, Text, Thought
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
-from edgekv.serve.service import (
-    Service,
-    Whole,
-    Writer,
-    client_of,
-    finish_of,
-    frames,
-    service_of,
-    streamed,
-    unless_gone,
-    whole,
-)
+from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
 from edgekv.serve.tools import Call, Tool
 
 router = APIRouter()
@@ -40,12 +29,10 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 @router.post("/v1/messages")
 async def messages(body: MessagesBody, request: Request) -> Response:
     """An answer to messages, as a list of content blocks."""
-    service, client = service_of(request), client_of(request)
+    service = service_of(request)
     asked = await asyncio.to_thread(ask, service.asker, body)
-    if body.stream:
-        return await streamed(request, frames(service, asked, client, _Writer(service.model)))
-    answer = await unless_gone(request, whole(service, asked, client))
-    return Json(_whole(service, answer))
+    writer = _Writer(service.model) if body.stream else None
+    return await respond(request, asked, writer, partial(_whole, service))
 
 
 @router.post("/v1/messages/count_tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,23 +14,11 @@ from starlette.responses import Response
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
-from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.reply import Part, Text, Thought
 from edgekv.serve.schemas import ChatBody, FormatBody, ToolBody
-from edgekv.serve.service import (
-    Service,
-    Whole,
-    Writer,
-    client_of,
-    finish_of,
-    frames,
-    service_of,
-    streamed,
-    unless_gone,
-    whole,
-)
+from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
 from edgekv.serve.tools import Call, Tool
 
 router = APIRouter()
@@ -39,12 +28,10 @@ router = APIRouter()
 @router.post("/chat/completions", include_in_schema=False)
 async def chat(body: ChatBody, request: Request) -> Response:
     """An answer to messages, by the model's chat template."""
-    service, client = service_of(request), client_of(request)
+    service = service_of(request)
     asked = await asyncio.to_thread(ask, service.asker, body)
-    if body.stream:
-        return await streamed(request, frames(service, asked, client, _Writer(service.model, body)))
-    answer = await unless_gone(request, whole(service, asked, client))
-    return Json(_whole(service, answer))
+    writer = _Writer(service.model, body) if body.stream else None
+    return await respond(request, asked, writer, partial(_whole, service))
 
 
 def ask(asker: Asker, body: ChatBody) -> Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,20 +12,11 @@ from starlette.responses import Response
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.completions import ask
-from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import NativeBody
-from edgekv.serve.service import (
-    Writer,
-    client_of,
-    frames,
-    service_of,
-    streamed,
-    unless_gone,
-    whole,
-)
+from edgekv.serve.service import Whole, Writer, respond, service_of
 
 router = APIRouter()
 
@@ -33,20 +25,21 @@ router = APIRouter()
 @router.post("/completions", include_in_schema=False)
 async def completion(body: NativeBody, request: Request) -> Response:
     """The text that follows a prompt."""
-    service, client = service_of(request), client_of(request)
+    service = service_of(request)
     body.logprobs = body.n_probs or None
     asked = await asyncio.to_thread(ask, service.asker, body)
     if len(asked) != 1:
         raise BadInput("give one prompt in a request, or several to /v1/completions")
-    if body.stream:
-        writer = _Writer(service.model, bool(body.return_progress))
-        return await streamed(request, frames(service, asked[0], client, writer))
-    answer = await unless_gone(request, whole(service, asked[0], client))
-    last = _last(service.model, answer.done)
+    writer = _Writer(service.model, bool(body.return_progress)) if body.stream else None
+    return await respond(request, asked[0], writer, partial(_whole, service.model))
+
+
+def _whole(model: str, answer: Whole) -> dict[str, Any]:
+    found = {**_last(model, answer.done), "content": answer.text}
     probabilities = wording.chat_logprobs(answer.logprobs)
     if probabilities is not None:
-        last["completion_probabilities"] = probabilities["content"]
-    return Json({**last, "content": answer.text})
+        found["completion_probabilities"] = probabilities["content"]
+    return found
 
 
 def _last(model: str, done: Done) -> dict[str, Any]:

@@ -17,21 +17,11 @@ from edgekv.errors import BadInput
 from edgekv.serve import sse
 from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
 from edgekv.serve.chat import schema_of
-from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.reply import Part, Text, Thought
 from edgekv.serve.schemas import FormatBody, ResponsesBody
-from edgekv.serve.service import (
-    Service,
-    Writer,
-    client_of,
-    frames,
-    service_of,
-    streamed,
-    unless_gone,
-    whole,
-)
+from edgekv.serve.service import Service, Whole, Writer, respond, service_of
 from edgekv.serve.tools import NO_PARAMETERS, Call, Tool
 
 router = APIRouter()
@@ -43,16 +33,10 @@ Item = dict[str, Any]
 @router.post("/responses", include_in_schema=False)
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """An answer to a conversation, as a list of items."""
-    service, client = service_of(request), client_of(request)
+    service = service_of(request)
     asked = await asyncio.to_thread(ask, service.asker, body)
     writer = _Writer(service, body)
-    if body.stream:
-        return await streamed(request, frames(service, asked, client, writer))
-    answer = await unless_gone(request, whole(service, asked, client))
-    parts: list[Part] = [Thought(answer.thought)] if answer.thought else []
-    for part in [*parts, Text(answer.text), *answer.calls]:
-        writer.part(part)
-    return Json(writer.finished(answer.done))
+    return await respond(request, asked, writer if body.stream else None, writer.whole)
 
 
 def ask(asker: Asker, body: ResponsesBody) -> Asked:
@@ -295,6 +279,13 @@ class _Writer(Writer):
             "output": self._items,
             "usage": usage,
         }
+
+    def whole(self, answer: Whole) -> dict[str, Any]:
+        """The response of an answer that nothing was written of."""
+        parts: list[Part] = [Thought(answer.thought)] if answer.thought else []
+        for part in [*parts, Text(answer.text), *answer.calls]:
+            self.part(part)
+        return self.finished(answer.done)
 
     def end(self, done: Done, has_calls: bool) -> str:
         frame = self._close()

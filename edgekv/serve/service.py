@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Hashable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from edgekv.serve.asked import Asked, Asker
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, TokenLogprob, Written
 from edgekv.serve.options import ServeOptions
@@ -223,3 +224,15 @@ async def streamed(request: Request, pieces: AsyncGenerator[str, None]) -> Respo
 
 async def _first(pieces: AsyncGenerator[str, None]) -> str:
     return await anext(pieces)
+
+
+async def respond(
+    request: Request, asked: Asked, writer: Writer | None, said: Callable[[Whole], Any]
+) -> Response:
+    """The response to a request for one answer. writer: writes it as a stream; None: it is sent
+    whole, as what `said` makes of it.
+    """
+    service, client = service_of(request), client_of(request)
+    if writer:
+        return await streamed(request, frames(service, asked, client, writer))
+    return Json(said(await unless_gone(request, whole(service, asked, client))))

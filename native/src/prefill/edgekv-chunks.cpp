@@ -259,7 +259,11 @@ void edgekv_chunks::bind(const edgekv_chunk & c) const {
 edgekv_chunks::seen_rows edgekv_chunks::rows_seen(
     const edgekv_layer & l, const edgekv_chunk & c) const {
     const auto & s = scratches.of(l);
-    const int64_t gone = s.n_gone(l, c.row);
+    // Of a window that slides, rows that are gone or that no token of the chunk sees: whole tiles
+    // of the CPU's kernels, so that these add up as they do where all rows are there
+    constexpr int64_t TILE = 64;
+    static_assert(TILE <= EDGEKV_SWA_SLACK, "the rows in front of a window's tile are there");
+    const int64_t gone = s.window ? prompt.first_seen(l, c.row) / TILE * TILE : 0;
     seen_rows seen;
     for (int k = 0; k < l.n_head_kv; ++k) {
         seen.first.push_back((int32_t) (s.origin(l, k, c.row) + gone));

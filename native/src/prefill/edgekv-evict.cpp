@@ -35,9 +35,8 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
     for (int k = 0; k < l.n_head_kv; ++k) {
         const int32_t n = (int32_t) (l.len[k] + prompt.n_tokens);
         base[k] = s.origin(l, k, (prompt.n_tokens - 1) / s.n_step * s.n_step);
-        if (l.n_swa) { // what the next token may see, and a little for short rewinds
-            for (int32_t r = std::max(0, n - l.n_swa - EDGEKV_SWA_SLACK); r < n; ++r)
-                lists[k].push_back(r);
+        if (l.n_swa) {
+            for (int32_t r = std::max(0, n - l.n_window()); r < n; ++r) lists[k].push_back(r);
             continue;
         }
         if (counts[k] < 0 || counts[k] > n)

@@ -20,8 +20,6 @@ static int64_t nobodys(const edgekv_layer & l) {
     return ggml_backend_buft_is_host(l.buft) ? 0 : EDGEKV_FLASH_ROWS - 1;
 }
 
-static int64_t rows_that_stay(const edgekv_layer & l) { return l.n_swa + EDGEKV_SWA_SLACK; }
-
 // Rows of a head that are enough for a window, if the prompt is longer; else 0. A slide never
 // overwrites what it reads. The pieces of a probe all go on from the prompt's end, which stays.
 int64_t edgekv_scratches::sliding_rows(const edgekv_layer & l) const {
@@ -32,7 +30,7 @@ int64_t edgekv_scratches::sliding_rows(const edgekv_layer & l) const {
         std::any_of(layers.begin(), layers.end(),
             [&](const auto & m) { return m->selects() && alike(l, *m) && prompt.alone(m->il); });
     if (takes_turns) return 0; // with layers that need all rows
-    const int64_t n = nobodys(l) + 2 * rows_that_stay(l) + prompt.n_ubatch;
+    const int64_t n = nobodys(l) + 2 * l.n_window() + prompt.n_ubatch;
     return n < nobodys(l) + l.len_max() + prompt.n_rows ? n : 0;
 }
 
@@ -78,7 +76,7 @@ void edgekv_scratches::make() {
         if (s.t.k) continue;
         int64_t n_rows = s.n_old + prompt.n_rows;
         if (const int64_t n = sliding_rows(l)) {
-            s.window = rows_that_stay(l);
+            s.window = l.n_window();
             s.front = nobodys(l);
             s.n_step = prompt.n_ubatch;
             n_rows = n;

@@ -35,12 +35,6 @@ struct edgekv_scratch {
     int64_t origin(const edgekv_layer & l, int head, int64_t row) const {
         return head * cap + at(row) - row - l.len[head];
     }
-    // rows that are gone, or that no token of that chunk sees: whole tiles of the CPU's kernels, so
-    // that these add up as they do where all rows are there
-    int64_t n_gone(const edgekv_layer & l, int64_t row) const {
-        constexpr int64_t TILE = EDGEKV_SWA_SLACK;
-        return window ? std::max<int64_t>(0, l.len[0] + row + 1 - l.n_swa) / TILE * TILE : 0;
-    }
     size_t n_bytes() const { return t.n_bytes() + pos.size() * sizeof(float); }
 
 private:

@@ -82,6 +82,8 @@ struct edgekv_layer : edgekv_shape {
         if (chunked) return p - p % n_swa;
         return n_swa ? std::max(0, p - n_swa + 1) : 0;
     }
+    // rows that a window keeps: what the next token may see, and a little for short rewinds
+    int32_t n_window() const { return n_swa + EDGEKV_SWA_SLACK; }
     int32_t len_max() const;
     int64_t n_rows() const; // used rows of all heads
     // of the same shape, in the same place, without rows

@@ -29,7 +29,7 @@ void edgekv_store::note_peak(size_t n_bytes_extra) {
 // drop the oldest rows of a sliding-window layer that no token from n_past on (less the slack) can
 // see
 static void drop_window(edgekv_layer & l, llama_pos n_past) {
-    const int32_t n_keep = l.n_swa + EDGEKV_SWA_SLACK;
+    const int32_t n_keep = l.n_window();
     if (l.n_swa == 0 || l.len_max() <= n_keep) return;
     (void) n_past;
     std::vector<std::vector<int32_t>> keep(l.n_head_kv);
