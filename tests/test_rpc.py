@@ -59,6 +59,22 @@ def test_a_model_that_names_no_server_uses_none(tiny, text):
     assert np.isfinite(read(llm, text(20), ())).all()
 
 
+@needs_rpc
+def test_several_devices_share_a_compressed_prompt(tiny, text, servers, monkeypatch):
+    """Two servers stand in for two GPUs, for which llama.cpp's scheduler would keep several copies
+    of each input. Rows are drawn, so that the same ones stay.
+    """
+    monkeypatch.setenv("EDGEKV_ATTEND", "graph")  # as on a device
+    how = dict(kv_ratio=0.2, kv_method="random", n_ubatch=64, n_batch=128)
+    prompt, more = text(300), text(8, 1)
+    expected = read(load(tiny("llama-gqa"), **how), prompt, more)
+    monkeypatch.delenv("EDGEKV_ATTEND")
+    monkeypatch.setattr("edgekv.Llama._kv_check_remote", lambda *_: None)  # else it is refused
+    with load(tiny("llama-gqa"), rpc_servers=servers, n_gpu_layers=99, **how) as llm:
+        got = read(llm, prompt, more)
+    assert nmse(got, expected) < 1e-4
+
+
 def test_a_server_with_a_compressed_cache_is_refused(tiny):
     with pytest.raises(BadInput, match="kv_ratio"):
         load(tiny("llama-gqa"), kv_ratio=0.2, rpc_servers="localhost:1")
