@@ -281,10 +281,7 @@ def alike(
     n: int,
 ) -> NDArray[np.int64]:
     """Which of up to n groups each row is in, int [rows]."""
-    spread = queries - queries.mean(axis=0)
-    root = root_of(spread.T @ spread / len(spread)).astype(np.float32)
-    logits = read_keys() @ root
-    values = read_values()
+    logits, values = _logits(read_keys, queries), read_values()
     share = _variance(logits) / (_variance(values) + np.float32(1e-12))
     parts = ((logits, np.float32(1)), (values, share))  # a sum over both, without a copy of both
     first = np.linspace(0, len(logits) - 1, n).astype(int)
@@ -303,6 +300,15 @@ def alike(
             for (x, _), centre in zip(parts, centres, strict=True)
         ]
     return label
+
+
+def _logits(
+    read_keys: Callable[[], NDArray[np.float32]], queries: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """float32 [n, d]: two rows are as far apart as the logits of two keys are, on average."""
+    spread = queries - queries.mean(axis=0)
+    root = root_of(spread.T @ spread / len(spread)).astype(np.float32)
+    return read_keys() @ root
 
 
 def _variance(rows: NDArray[np.float32]) -> np.float32:

@@ -118,6 +118,11 @@ class QueryObserver:
         assert self._queries
         return p.queries_of(len(self.ranges) - 1, head)
 
+    def drop_queries(self, p: native.Prefill) -> None:
+        """Those of the layer in work have been looked at."""
+        if self._queries:
+            p.drop_queries(len(self.ranges) - 1)
+
 
 def _future(
     p: native.Prefill, observer: int, n: int

@@ -60,9 +60,10 @@ class PromptCentroids:
         layer: LayerStats,
         keep: list[NDArray[np.int32]],
         queries: Callable[[int], QueryMoments],
+        drop_queries: Callable[[], None],
     ) -> list[NDArray[np.int32]]:
         """The rows to keep of the layer in work, in the order to be stored. queries: those of a
-        query head of the prompt, before RoPE.
+        query head of the prompt, before RoPE; drop_queries: they have been looked at.
         """
         if self._merge is None or all(
             len(kept) == n for kept, n in zip(keep, layer.n_old + layer.n_new, strict=True)
@@ -85,6 +86,7 @@ class PromptCentroids:
         ):  # positions that are no plain RoPE: rows are dropped, as without a summary
             self._merge = None
             return keep
+        drop_queries()
         losses = self._merge.losses(keep, layer.pos, layer.n_seen, self._sink, self._window)
         self._wait()  # so that rows of one layer at most wait for the thread
         look = looking(layer.some_rows, losses, 2 * drawn.shape[1], at_once=self._aside is not None)

@@ -172,6 +172,7 @@ def _declare() -> None:
             F32P,
         ),
         ("prefill_queries", c_int, p, c_int32, c_int32, F32P, F32P),
+        ("prefill_drop_queries", c_int, p, c_int32),
         ("prefill_rotation", c_int, p, c_int32, F32P),
         ("prefill_keep", c_int, p, I32P, I32P),
         ("prefill_shrink", c_int, p, c_int32, I32P),

@@ -241,6 +241,10 @@ class Prefill:
         check(lib.edgekv_prefill_queries(self._p, observer, head, f32(mean), f32(cov)))
         return mean, cov
 
+    def drop_queries(self, observer: int) -> None:
+        """The layer's queries have been looked at: their memory goes back."""
+        check(lib.edgekv_prefill_drop_queries(self._p, observer))
+
     def rotation(self, n_future: int) -> NDArray[np.float32]:
         """float32 [d_k, d_k]: R such that k . (R q) is the logit of a stored key k for a query q
         before RoPE, with R the mean over the next n_future positions. Raises as `queries`.

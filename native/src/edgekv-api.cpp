@@ -373,6 +373,10 @@ int edgekv_prefill_queries(
     return guard([&] { reading(p).observers.queries(observer, head, &given(mean), &given(cov)); });
 }
 
+int edgekv_prefill_drop_queries(edgekv_prefill * p, int32_t observer) {
+    return guard([&] { reading(p).observers.drop_queries(observer); });
+}
+
 int edgekv_prefill_rotation(const edgekv_prefill * p, int32_t n_future, float * out) {
     return guard([&] { reading(p).observers.rotation(n_future, &given(out)); });
 }

@@ -99,6 +99,7 @@ public:
     // ---- of the layer in work; throw edgekv_error
     void stat(int observer, edgekv_stat which, float * out) const;
     void queries(int observer, int head, float * mean, float * cov) const;
+    void drop_queries(int observer);
     void rotation(int n_future, float * out) const;
 
     double ms = 0; // spent so far

@@ -229,6 +229,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     note_peak();
     const auto & l = prompt.layer(prompt.il_done);
     if (!prompt.alone(l.il) && l.n_head_kv) scratches.drop(l);
+    edgekv_trim_heap(); // what it was judged with, before the next one comes
 }
 
 // ---- end

@@ -156,6 +156,13 @@ void edgekv_observers::queries(int observer, int head, float * mean, float * cov
         for (int64_t j = 0; j <= i; ++j) cov[i * d + j] = cov[j * d + i] = *m2++ / (float) t.q_seen;
 }
 
+void edgekv_observers::drop_queries(int observer) {
+    auto & t = const_cast<edgekv_tally &>(tally_of(observer));
+    t.q_mean = {};
+    t.q_m2 = {};
+    edgekv_trim_heap(); // what they were looked at with
+}
+
 void edgekv_observers::rotation(int n_future, float * out) const {
     const auto & l = scratches.in_work();
     if (n_future < 1 || n_future > 1 << 20)
