@@ -24,7 +24,7 @@ kept, counted in the budget, and judged and summed up again in a later turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import ClassVar
@@ -287,12 +287,7 @@ def alike(
     first = np.linspace(0, len(logits) - 1, n).astype(int)
     centres = [x[first] for x, _ in parts]
     for _ in range(ROUNDS):
-        distance = np.zeros((n, len(logits)), np.float32)
-        for (x, weight), centre in zip(parts, centres, strict=True):
-            products = centre @ x.T
-            products -= np.square(centre).sum(axis=1, keepdims=True) / 2
-            distance -= weight * products
-        label = distance.argmin(axis=0)
+        label = _nearness(parts, centres).argmax(axis=0)
         member = (label == np.arange(n)[:, None]).astype(np.float32)
         size = member.sum(axis=1, keepdims=True)
         centres = [
@@ -300,6 +295,20 @@ def alike(
             for (x, _), centre in zip(parts, centres, strict=True)
         ]
     return label
+
+
+def _nearness(
+    parts: Sequence[tuple[NDArray[np.float32], np.float32]], centres: list[NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """float32 [n, rows]: how near each row is to each centre."""
+    total = np.float32(0)
+    for (x, weight), centre in zip(parts, centres, strict=True):
+        products = centre @ x.T
+        products -= np.square(centre).sum(axis=1, keepdims=True) / 2
+        products *= weight
+        products += total
+        total = products
+    return total
 
 
 def _logits(

@@ -1,6 +1,7 @@
 // Observers of a prompt: who wants to know, memory for their queries, and when they look
 #include "edgekv-observers.h"
 #include "edgekv-error.h"
+#include "edgekv-pages.h"
 
 #include "llama-graph.h"
 
@@ -159,6 +160,10 @@ void edgekv_observers::end_layer(int il) {
     const int64_t n_rows = scratches.of(l).cap * l.n_head_kv;
     for (auto & t : tallies_of(il))
         if (t.on_device) t.there.fetch(t.columns(n_rows));
+    if (capture_of[il] < 0) return;
+    const auto & c = captured[capture_of[il]]; // has been looked at
+    edgekv_give_back_pages(c.queries.t);
+    edgekv_give_back_pages(c.raw_queries.t);
 }
 
 const edgekv_tally & edgekv_observers::tally_of(int observer) const {
