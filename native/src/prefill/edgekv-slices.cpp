@@ -123,9 +123,9 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
     if (out && !hidden->save(c.first, c.n_tokens, out))
         throw edgekv_error { EDGEKV_FAILED,
             "the disk is full: the hidden states could not be written" };
-    if (slice + 1 == prompt.n_slice() && c.has_output) {
-        edgekv_context::take_logits(ctx, g.res->get_logits());
-    }
+    const bool is_last = slice + 1 == prompt.n_slice();
+    if (in && is_last) hidden->drop(c.first, c.n_tokens);
+    if (is_last && c.has_output) { edgekv_context::take_logits(ctx, g.res->get_logits()); }
 }
 
 void edgekv_slices::clear() {
