@@ -69,6 +69,8 @@ edgekv_memory & edgekv_memory_of(llama_context & ctx) {
     return *dynamic_cast<edgekv_memory *>(ctx.get_memory());
 }
 
+bool edgekv_plans_slices(llama_memory_i * mem) { return edgekv_store_of(mem); }
+
 edgekv_store * edgekv_store_of(llama_memory_i * mem) {
     auto * m = dynamic_cast<edgekv_memory *>(mem);
     return m ? m->store.get() : nullptr;

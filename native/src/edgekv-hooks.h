@@ -39,5 +39,9 @@ ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * st
 // failed leaves no trace in the store. edgekv_last_error then says why
 int32_t edgekv_decode(llama_context * ctx, const llama_batch & batch);
 
+// the scheduler: whether prompts are planned slice by slice, for which it must keep one copy of
+// each input and not the several of pipeline parallelism
+bool edgekv_plans_slices(llama_memory_i * mem);
+
 // graph_max_nodes: nodes that attention over single heads may add
 uint32_t edgekv_extra_nodes(llama_memory_i * mem);
