@@ -228,7 +228,9 @@ class Engine:
                 p.shrink(il, n)
         with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
-            keep = centroids.add(p, layer, keep, partial(observer.queries, p))
+            keep = centroids.add(
+                p, layer, keep, partial(observer.queries, p), partial(observer.drop_queries, p)
+            )
         with clock("evict"):
             p.keep(keep)  # last, when the others have made room
         return counts

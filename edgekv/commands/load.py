@@ -33,6 +33,10 @@ def load_llama(options: EngineOptions) -> Llama:
     """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
     with terminal.killable():
         from edgekv import Llama
+    if options.kv.compresses and options.loading.rpc:
+        from edgekv.model.remote import UNCOMPRESSED
+
+        raise BadInput(UNCOMPRESSED)
     options.loading.check(model_path(options.model))
     learn(options)
     with terminal.killable():

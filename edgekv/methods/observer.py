@@ -96,6 +96,7 @@ class QueryObserver:
             pos,
             seed=self._seed,
             rows=p.rows,
+            part=p.some_rows,
             predicted_scores=p.predicted_scores,
             blocks=rotation.blocks(store.layers[p.il]),
             **self._statistics(p, first),
@@ -110,12 +111,17 @@ class QueryObserver:
             stats["future"] = partial(_future, p, first + len(self.ranges) - 1)
         return stats
 
-    def queries(self, p: native.Prefill) -> QueryMoments:
-        """The queries' distribution before RoPE, if the method observes it. Raises Unsupported if
-        positions are no plain RoPE.
+    def queries(self, p: native.Prefill, head: int) -> QueryMoments:
+        """The distribution of a head's queries before RoPE, if the method observes it. Raises
+        Unsupported if positions are no plain RoPE.
         """
         assert self._queries
-        return p.queries(len(self.ranges) - 1)
+        return p.queries_of(len(self.ranges) - 1, head)
+
+    def drop_queries(self, p: native.Prefill) -> None:
+        """Those of the layer in work have been looked at."""
+        if self._queries:
+            p.drop_queries(len(self.ranges) - 1)
 
 
 def _future(

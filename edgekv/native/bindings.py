@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 11
+ABI = 12
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -171,7 +171,8 @@ def _declare() -> None:
             F32P,
             F32P,
         ),
-        ("prefill_queries", c_int, p, c_int32, F32P, F32P),
+        ("prefill_queries", c_int, p, c_int32, c_int32, F32P, F32P),
+        ("prefill_drop_queries", c_int, p, c_int32),
         ("prefill_rotation", c_int, p, c_int32, F32P),
         ("prefill_keep", c_int, p, I32P, I32P),
         ("prefill_shrink", c_int, p, c_int32, I32P),
