@@ -24,7 +24,7 @@ CTX_UNIT = 256
 
 def model_path(name: str) -> str:
     """The file that a model's name means: see `edgekv.models_found`. Raises EdgeKVError."""
-    from edgekv.models_found import path_of
+    from edgekv.models_found.names import path_of
 
     return path_of(name)
 

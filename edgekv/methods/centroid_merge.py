@@ -301,7 +301,7 @@ def _nearness(
     parts: Sequence[tuple[NDArray[np.float32], np.float32]], centres: list[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
     """float32 [n, rows]: how near each row is to each centre."""
-    total = np.float32(0)
+    total: NDArray[np.float32] = np.zeros((), np.float32)
     for (x, weight), centre in zip(parts, centres, strict=True):
         products = centre @ x.T
         products -= np.square(centre).sum(axis=1, keepdims=True) / 2
