@@ -202,8 +202,7 @@ template struct edgekv_cache<llama_memory_hybrid>;
 template struct edgekv_cache<llama_memory_hybrid_iswa>;
 
 void edgekv_append(llama_memory_i * mem, const llama_ubatch & ubatch) {
-    if (auto * store = edgekv_store_of(mem))
-        store->append(ubatch.pos, (int32_t) ubatch.n_tokens);
+    if (auto * store = edgekv_store_of(mem)) store->append(ubatch.pos, (int32_t) ubatch.n_tokens);
 }
 
 void edgekv_take_back(llama_memory_i * mem, llama_pos n_past) {
