@@ -14,6 +14,7 @@ from edgekv.commands import terminal
 from edgekv.commands.options import EngineOptions, SamplingOptions
 from edgekv.config import MOST
 from edgekv.errors import BadInput
+from edgekv.model import kind
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -37,11 +38,14 @@ def load_llama(options: EngineOptions) -> Llama:
         from edgekv.model.remote import UNCOMPRESSED
 
         raise BadInput(UNCOMPRESSED)
-    options.loading.check(model_path(options.model))
+    path = model_path(options.model)
+    if kind.gives_embeddings(path):
+        raise BadInput(f"{options.model} {kind.EMBEDDING}")
+    options.loading.check(path)
     learn(options)
     with terminal.killable():
         try:
-            return Llama(model_path(options.model), **llama_arguments(options))
+            return Llama(path, **llama_arguments(options))
         except MemoryError:
             raise BadInput(
                 "the machine has not the memory for these settings: give a smaller -b or -c"
