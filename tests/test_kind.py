@@ -43,7 +43,7 @@ def test_a_lora_is_sent_to_its_option(tmp_path, command):
     assert "LoRA adapter" in line and "--lora" in line
 
 
-@pytest.mark.parametrize("command", ["chat", "run {} hello", "serve", "pack create {} -o x.kvpack"])
+@pytest.mark.parametrize("command", ["chat", "run {} hello", "serve"])
 @pytest.mark.parametrize("name", ["llama-embed", "t5encoder"])
 def test_an_embedding_model_is_refused_before_it_is_loaded(tmp_path, command, name):
     path = embedders.write(name, tmp_path)
