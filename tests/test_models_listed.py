@@ -1,0 +1,157 @@
+"""edgekv models: what lies on this computer, from made-up stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from edgekv.commands import models as listing
+from edgekv.commands import overview
+from edgekv.model.blueprint import Blueprint
+from edgekv.model.header import Header, opened
+from edgekv.model.outline import outline
+from tests import models
+from tests.cli import typed
+from tests.recurrent import write as write_recurrent
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """An empty home folder, and a machine on which everything fits."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("edgekv.models_found.stores.STORES", without_demo())
+    return tmp_path
+
+
+def without_demo():
+    from edgekv.models_found import stores
+
+    return tuple(pair for pair in stores.STORES if pair[0] != "demo")
+
+
+def put(home, path, name="Tiny-Q8_0.gguf"):
+    file = home / ".lmstudio/models/who/Repo-GGUF" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, file)
+    return file
+
+
+def listed(line="models --json"):
+    result = typed(line)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["models"]
+
+
+@pytest.mark.parametrize("command", ["models", "list", "ls"])
+def test_a_model_is_listed_with_what_its_header_says(home, tiny, command):
+    file = put(home, tiny("llama-gqa"))
+    (one,) = listed(f"{command} --json")
+    assert (one["name"], one["source"], one["path"]) == (
+        "lmstudio:who/Repo-GGUF/Tiny-Q8_0",
+        "lmstudio",
+        str(file),
+    )
+    assert (one["size_bytes"], one["architecture"]) == (file.stat().st_size, "llama")
+    assert one["kv_bytes_per_token"] == 3 * 2 * 2 * 64 * 2  # layers, K and V, heads, values, f16
+    assert one["compressible"] and not one["profile"] and not one["why_not"]
+    assert (one["fits"]["ratio"], one["fits"]["n_ctx"]) == (1, 4096)
+
+
+def test_the_ratio_is_what_memory_allows(home, tiny, monkeypatch):
+    put(home, tiny("llama-32k"))
+    big = overview.Place("CPU", False, 2**40, 2**40)
+    monkeypatch.setattr(overview.Place, "of", lambda *_: big)
+    assert listed()[0]["fits"]["ratio"] == 1
+    with Blueprint(str(tiny("llama-32k"))) as blueprint:
+        cache = blueprint.context(False, 32768, 1, 1).cache
+        standing = blueprint.weights + blueprint.context(False, 32768, 1, 1).compute
+    monkeypatch.setattr(overview, "rss_now", lambda: 0)
+    big.free = overview.MARGIN + overview.LOADED_BYTES + standing + cache - 1
+    (one,) = listed()
+    assert one["fits"]["ratio"] < 1
+    big.free = overview.MARGIN
+    assert listed()[0]["fits"] is None
+
+
+def test_a_prepared_model_says_so(home, tiny):
+    from edgekv import profiles
+    from tests.test_profiles import make
+
+    file = put(home, tiny("llama-gqa"))
+    identity = profiles.identify(file)
+    cached = profiles.places.cached(identity)
+    cached.parent.mkdir(parents=True)
+    profiles.write(make(identity), cached)
+    assert listed()[0]["profile"]
+    cached.unlink()
+    assert not listed()[0]["profile"]
+    profiles.write(make(identity), profiles.places.beside(str(file)))
+    assert listed()[0]["profile"]
+
+
+def test_a_model_that_is_not_compressed_says_why(home, tmp_path):
+    put(home, write_recurrent(tmp_path / "hybrid.gguf"))
+    (one,) = listed()
+    assert not one["compressible"] and one["uncompressed_because"]
+
+
+def test_broken_files_are_listed_with_their_reason(home, tiny):
+    good = tiny("llama-gqa").read_bytes()
+    for name, data in {"empty": b"", "half": good[: len(good) // 2], "text": b"hello"}.items():
+        put(home, tiny("llama-gqa"), f"{name}.gguf").write_bytes(data)
+    models.write_adapter(put(home, tiny("llama-gqa"), "lora.gguf"), "llama-gqa")
+    put(home, tiny("llama-gqa"), "part-00001-of-00002.gguf")
+    put(home, tiny("llama-gqa"), "evil\x1b[2J.gguf").write_bytes(b"")
+    put(home, tiny("llama-gqa"), "good.gguf")
+    why = {one["name"].rpartition("/")[2]: one["why_not"] for one in listed()}
+    assert why.pop("good") == ""
+    assert all(why.values()) and len(why) == 6
+    assert "LoRA" in why["lora"] and "00002-of-00002.gguf is missing" in why["part"]
+    text = typed("models").stdout
+    assert "\x1b" not in text and all(reason in text for reason in why.values())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_the_terminals_width_is_respected(home, tiny, width):
+    put(home, tiny("llama-gqa"), "A-name-of-medium-length-Q8_0.gguf")
+    put(home, tiny("llama-gqa"), "broken.gguf").write_bytes(b"hello")
+    machine = overview.Machine(4096)
+    from edgekv.models_found.stores import everything
+
+    found = [machine.look(one) for one in everything()]
+    lines = listing.text(found, width).splitlines()
+    assert all(len(line) <= width for line in lines if line not in {one.name for one in found})
+    words = " ".join(lines).split()
+    assert found[0].name in words and {"llama", "llama;"} & set(words)
+
+
+def test_a_hundred_files_are_quick(home, tiny):
+    for i in range(100):
+        put(home, tiny("llama-gqa"), f"tiny-{i}.gguf")
+    listed()
+    begin = time.process_time()
+    assert len(listed()) == 100
+    assert time.process_time() - begin < 5
+
+
+def test_nothing_found_says_where_models_come_from(home):
+    assert "pull" in typed("models").stdout
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen3", "llama-moe", "phi3"])
+def test_an_outline_is_the_model_without_its_words(tiny, name):
+    path = str(tiny(name))
+    with opened(path) as data, outline(Header(data)) as short:
+        assert os.path.getsize(short) <= os.path.getsize(path)
+        with Blueprint(short) as one, Blueprint(path) as other:
+            assert (one.shape, one.weights, one.why) == (other.shape, other.weights, other.why)
+            for compressed in (False, True):
+                args = compressed, 2048, 1, 1
+                assert one.context(*args) == other.context(*args)
