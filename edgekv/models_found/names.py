@@ -29,15 +29,20 @@ def path_of(name: str) -> str:
         return _usable(_by_name(name))
     if name.startswith("ollama:"):
         return _usable(_in_ollama(name))
-    if _is_path(name):
-        return name
-    return _usable(_by_name(name))
+    if not _is_path(name):
+        return _usable(_by_name(name))
+    # GPT4All and others call their models as their files are called
+    is_name = not os.path.exists(name) and not _begins_path(name) and matches(name, everything())
+    return _usable(_by_name(name)) if is_name else name
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name can only be a file's. An existing file goes before any name."""
-    begins = name.startswith((".", "~", os.sep)) or os.path.isabs(name)
-    return os.path.exists(name) or begins or name.lower().endswith(".gguf") or "\0" in name
+    """Whether a name looks like a file's. An existing file goes before any name."""
+    return os.path.exists(name) or _begins_path(name) or name.lower().endswith(".gguf")
+
+
+def _begins_path(name: str) -> bool:
+    return name.startswith((".", "~", os.sep)) or os.path.isabs(name) or "\0" in name
 
 
 def _usable(found: Found) -> str:
