@@ -19,6 +19,8 @@ from tests import lib, models
 # Children that start in the checkout import its package, which has no libraries: they get those of
 # the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
+# No test asks another machine for anything: nothing listens here.
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
 # of an example: other processes may have the core
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")

@@ -18,7 +18,7 @@ DIGEST = "a" * 64
 def home(tmp_path, monkeypatch):
     """An empty home folder."""
     for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
+        if name.startswith(("HF_H", "HF_T", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path

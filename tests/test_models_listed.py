@@ -23,7 +23,7 @@ from tests.recurrent import write as write_recurrent
 def home(tmp_path, monkeypatch):
     """An empty home folder, and a machine on which everything fits."""
     for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
+        if name.startswith(("HF_H", "HF_T", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("edgekv.models_found.stores.STORES", without_demo())

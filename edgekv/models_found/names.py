@@ -1,15 +1,17 @@
 """What a model's name means: a path, 'hf:USER/REPO', 'ollama:NAME', or a name found on this
-computer.
+computer. A model of Hugging Face's that is not here is downloaded, and nothing else ever is.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 from edgekv.demo import demo_path
 from edgekv.errors import BadInput
+from edgekv.model.header import files_of
 from edgekv.models_found import ollama
 from edgekv.models_found.found import Found
 from edgekv.models_found.stores import everything
@@ -18,15 +20,15 @@ SHOWN_MAX = 6
 
 
 def path_of(name: str) -> str:
-    """The file of the model of this name. A name that begins with 'hf:' is one of Hugging Face's
-    cache. Nothing is downloaded.
+    """The file of the model of this name. One that begins with 'hf:' is downloaded unless it is in
+    Hugging Face's cache.
 
     Raises BadInput for a name that means no model, or several.
     """
     if name == "demo":
         return str(demo_path())
     if name.startswith("hf:"):
-        return _usable(_by_name(name))
+        return _of_hugging_face(name)
     if name.startswith("ollama:"):
         return _usable(_in_ollama(name))
     if not _is_path(name):
@@ -34,6 +36,23 @@ def path_of(name: str) -> str:
     # GPT4All and others call their models as their files are called
     is_name = not os.path.exists(name) and not _begins_path(name) and matches(name, everything())
     return _usable(_by_name(name)) if is_name else name
+
+
+def _of_hugging_face(name: str) -> str:
+    """The file in Hugging Face's cache, downloaded if it is not there as a whole."""
+    from edgekv.hub.models import Wanted, download
+    from edgekv.hub.repository import is_offline
+
+    found, wanted = matches(name, everything()), Wanted.of(name)
+    is_here = any(not one.why_not and all(map(os.path.isfile, files_of(one.path))) for one in found)
+    if is_here or wanted is None or is_offline():
+        return _usable(_by_name(name))
+    return download(wanted, say)
+
+
+def say(line: str) -> None:
+    """A line about a download, on standard error."""
+    print(f"edgekv: {line}", file=sys.stderr, flush=True)
 
 
 def _is_path(name: str) -> bool:
