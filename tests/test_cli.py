@@ -175,6 +175,27 @@ def test_short_flags_of_several_letters(fake):
     assert fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
 
 
+@pytest.mark.parametrize("flag", ["-cnv", "--conversation"])
+def test_a_conversation_is_what_chat_is(fake, flag):
+    result = call("chat", "-m", "m", flag, "-sys", "Hello", stdin="a\n")
+    assert result.exit_code == 0 and fake.options.ctx_size == 0
+    assert fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
+    assert "edgekv chat MODEL" in refused(call("run", "-m", "m", "-p", "x", flag))
+
+
+@pytest.mark.parametrize("flag", ["-no-cnv", "--no-conversation"])
+def test_without_a_conversation_a_prompt_is_raw(fake, flag):
+    assert call("run", "-m", "m", "-p", "a b", flag).stdout == "A B\n"
+    assert "messages" not in fake.calls[0]
+    assert "--raw" in refused(call("run", "-m", "m", "-p", "x", flag, "-sys", "s"))
+    assert "edgekv run" in refused(call("chat", "-m", "m", flag))
+
+
+@pytest.mark.parametrize("flag", ["-cnvx", "-conversation", "--cnv", "--conversationx"])
+def test_what_is_nearly_that_stays_refused(fake, flag):
+    refused(call("chat", "-m", "m", flag))
+
+
 def test_flag_before_environment_before_default(fake, monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_MODEL", "from-env")
     monkeypatch.setenv("LLAMA_ARG_CACHE_TYPE_K", "q8_0")

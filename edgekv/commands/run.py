@@ -12,6 +12,7 @@ import click
 from edgekv.commands import packed, terminal
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import (
+    CONVERSATION,
     SYSTEM,
     EngineOptions,
     SamplingOptions,
@@ -37,6 +38,7 @@ STDIN = "-"
 @engine_and_words("[PROMPT|-]", most=1)
 @sampling_options
 @SYSTEM
+@CONVERSATION
 @packed.PACK
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
 @click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
@@ -53,6 +55,7 @@ def command(
     engine: EngineOptions,
     sampling: SamplingOptions,
     system_prompt: str | None,
+    is_conversation: bool | None,
     pack: str | None,
     prompt: str | None,
     file: str | None,
@@ -65,6 +68,9 @@ def command(
     -p may stand beside -f or -: first the text, then what to do with it. The answer goes to
     standard output, everything else to standard error.
     """
+    if is_conversation:
+        raise BadInput("edgekv run answers one prompt; a conversation is: edgekv chat MODEL")
+    raw = raw or is_conversation is False
     text = prompt_text(prompt, file, words[0] if words else None)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")
