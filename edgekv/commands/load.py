@@ -23,10 +23,10 @@ CTX_UNIT = 256
 
 
 def model_path(name: str) -> str:
-    """The file that `--model name` means."""
-    from edgekv.demo import demo_path
+    """The file that a model's name means: see `edgekv.models_found`. Raises EdgeKVError."""
+    from edgekv.models_found import path_of
 
-    return str(demo_path()) if name == "demo" else name
+    return path_of(name)
 
 
 def load_llama(options: EngineOptions) -> Llama:

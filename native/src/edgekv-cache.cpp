@@ -201,6 +201,11 @@ template struct edgekv_cache<llama_kv_cache_iswa>;
 template struct edgekv_cache<llama_memory_hybrid>;
 template struct edgekv_cache<llama_memory_hybrid_iswa>;
 
+void edgekv_append(llama_memory_i * mem, const llama_ubatch & ubatch) {
+    if (auto * store = edgekv_store_of(mem))
+        store->append(ubatch.pos, (int32_t) ubatch.n_tokens);
+}
+
 void edgekv_take_back(llama_memory_i * mem, llama_pos n_past) {
     edgekv_store_of(mem)->take_back(n_past);
     const auto * recr = edgekv_recurrent_of(mem);
