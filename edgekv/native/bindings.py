@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 12
+ABI = 13
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -132,6 +132,7 @@ def _declare() -> None:
         ("why_unsupported", c_char_p, p),
         ("model_n_head_kv", c_int32, p, c_int32),
         ("model_hidden_width", c_int32, p),
+        ("model_product_bytes", c_int64, p, c_int32),
         ("has_store", c_bool, p),
         ("check_finite", c_int, p),
         ("context_bytes_get", c_int, p, POINTER(CContextBytes)),
