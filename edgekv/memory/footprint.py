@@ -39,9 +39,9 @@ PLAIN = (0, F16, 30)
 FLASH_ROWS = 256
 """On a device attention is over a multiple of so many rows, with masked ones in front of a head's.
 """
-N_GRAPHS = 4
-"""Graphs that take turns in a long prompt: chunks that nobody observes, those that are, of the
-queries that are attended with too, the last one.
+N_GRAPHS = 3
+"""Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last
+one. Where queries are looked at before RoPE there is one more.
 """
 MOMENTS_WORK = 9
 """Of a head's covariance, how many times its bytes are taken while it is packed and drawn from."""
@@ -382,7 +382,7 @@ def prompt_bytes(
     merge = merge_bytes(layers, what.n_drawn, on_gpu) if n_rows < n_seen else 0
     if not on_gpu:  # while a layer is judged both are nobody's
         merge = max(merge - queries - words, min(merge, 4 * max(map(_moments, layers), default=0)))
-    n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
+    n_graphs = min(N_GRAPHS + (what.n_raw > 0), -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return PromptBytes(
         kept=kept,
