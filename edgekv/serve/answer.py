@@ -83,6 +83,8 @@ class Answer:
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
+            if not done:  # that is said already
+                return
             ms = 1e3 * (time.perf_counter() - begin)
             self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
 

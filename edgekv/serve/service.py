@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from edgekv.serve import wording
 from edgekv.serve.asked import Asked, Asker
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
@@ -162,13 +163,23 @@ class Writer:
     A protocol overrides those that it needs.
     """
 
+    with_progress = False
+    """The client asked for llama-server's events while the prompt is read."""
+
     def begin(self, progress: Progress) -> str:
         """The prompt is going to be read."""
         return ""
 
     def progress(self, progress: Progress) -> str:
-        """A comment, which clients leave out."""
-        return f": prompt {progress.n_done}/{progress.n_total}\n\n"
+        """A comment, which clients leave out, and the event if there is one."""
+        comment = f": prompt {progress.n_done}/{progress.n_total}\n\n"
+        if not self.with_progress:
+            return comment
+        return comment + self.progress_event({"prompt_progress": wording.progress(progress)})
+
+    def progress_event(self, said: dict[str, Any]) -> str:
+        """An event of the protocol with one more field."""
+        return ""
 
     def part(self, part: Part) -> str:
         return ""
