@@ -16,7 +16,9 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
-    alias: str = ""
+    file_keys: tuple[str, ...] = ()
+    """More keys, those of a file."""
+    alias: str | None = None
     cors_origins: tuple[str, ...] = ()
     parallel: int = 4
     """Answers that are written in turns."""
