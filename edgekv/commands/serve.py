@@ -21,6 +21,7 @@ from edgekv.commands.options import (
 from edgekv.commands.text import read_document
 from edgekv.commands.values import size
 from edgekv.errors import BadInput
+from edgekv.files import expanded
 from edgekv.serve.options import REASONING, ServeOptions
 
 MIB_MOST = 2**40
@@ -55,6 +56,13 @@ def _keys_of(ctx: click.Context, param: click.Parameter, file: str | None) -> tu
 def _text(ctx: click.Context, param: click.Parameter, file: str | None) -> str:
     """Click callback: a file's text. Raises BadInput."""
     return read_document(file) if file else ""
+
+
+def _folder(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Click callback: a folder that exists. Raises BadInput."""
+    if path is None or (found := expanded(path)).is_dir():
+        return path and str(found)
+    raise BadInput(f"'{path}' is no folder; make it, or give another {param.opts[0]}")
 
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -155,6 +163,13 @@ OPTIONS: tuple[Decorator, ...] = (
         env="ENDPOINT_SLOTS",
         default=USUAL.slots,
         help="Show at /slots which answers are written.",
+    ),
+    _llama(
+        "--slot-save-path",
+        env="SLOT_SAVE_PATH",
+        metavar="FOLDER",
+        callback=_folder,
+        help="Let clients save conversations to files of this folder, and restore them: /slots.",
     ),
     _llama(
         "--chat-template-file chat_template",

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from edgekv.budget.memory import APPEND_MAX
 from edgekv.conversations.best import best
 from edgekv.conversations.identity import settings_of
-from edgekv.conversations.shelf import Shelf
+from edgekv.conversations.shelf import Shelf, note_of
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.machine import memory_free
-from edgekv.session import parked, state
+from edgekv.session import parked, session, state
 from edgekv.session.parked import Parked
 
 if TYPE_CHECKING:
@@ -395,6 +395,72 @@ class Conversations:
             saved = entry.path is not None
         self._forget_gone()
         return saved
+
+    def save_as(self, id: str, path: str) -> int:
+        """Write a conversation to a file of this name, which `open_file` reads. Returns how many
+        tokens it has.
+
+        Raises BadInput if there is no such conversation, or the file cannot be written, which is
+        then as before.
+        """
+        with self._llm._guard.use():
+            entry = self._find(id)
+            waits = entry.parked
+            if waits is None:
+                self.make_current(entry.id)
+                entry.set_reach(parked.reach_of_copy(self._llm))
+            taken = (lambda: waits.state(self._llm)) if waits else (lambda: state.take(self._llm))
+            session.write(self._llm, path, taken, note_of(entry))
+            return len(entry.tokens)
+
+    def open_file(self, path: str, check: Callable[[Any], object] | None = None) -> Talk:
+        """Make the conversation in a file the current one; the one that was waits.
+
+        check: called with the file's note before anything changes, raises an EdgeKVError to refuse
+        the file; None: it has to be one of `save_as`, of the settings now.
+        Raises BadInput for a file that cannot be used; all conversations are then as before.
+        """
+
+        def fits(note: Any) -> None:
+            if check is None:
+                self._check_settings(note, path)
+            else:
+                check(note)
+            self._park_current()
+
+        with self._llm._guard.use():
+            self._check_open()
+            self._llm._kv_stop_answer()
+            self._look()
+            session.load(self._llm, path, fits)
+            self._look()
+            now = self._current
+            now.last_used = self._now()
+            for x in list(self._waiting):
+                is_same = x.settings == now.settings and np.array_equal(x.tokens, now.tokens)
+                if is_same and not x.is_boundary:
+                    self._erase(x)
+            return self._talk(now)
+
+    def _check_settings(self, note: Any, path: str) -> None:
+        if not isinstance(note, dict) or note.get("settings") != self._key():
+            raise BadInput(
+                f"'{path}' was saved with another method, other limits or another version of"
+                " edgekv: save the conversation again"
+            )
+
+    def make_current(self, id: str) -> None:
+        """Make a conversation the current one, whole as it is; the one that was waits.
+
+        Raises BadInput if there is none of this id, or its file is damaged.
+        """
+        with self._llm._guard.use():
+            entry = self._find(id)
+            if entry is self._current:
+                return
+            self._llm._kv_stop_answer()
+            if not self._open(entry, False):
+                raise BadInput(f"conversation {id} cannot be read from its file: it is forgotten")
 
     def erase(self, id: str) -> None:
         """Forget a conversation, in memory and on disk, and the beginnings of it that no other

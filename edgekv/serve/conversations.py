@@ -44,6 +44,16 @@ class Turns:
         """All conversations, the one used last first."""
         return self._pool.list()
 
+    def save(self, id: str, path: str) -> int:
+        """Write a conversation to a file. Returns how many tokens it has. Raises BadInput."""
+        return self._pool.save_as(id, path)
+
+    def restore(self, path: str) -> int:
+        """Make the conversation of such a file the current one. Returns how many tokens it has.
+        Raises BadInput.
+        """
+        return self._pool.open_file(path).n_tokens
+
     def erase(self, id: str) -> None:
         """Forget a conversation. Raises BadInput if there is none of this id."""
         self._pool.erase(id)

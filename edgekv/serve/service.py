@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgekv import Llama
 
 Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 BEAT_S = 10.0
 """Seconds between two comments in a stream, lest proxies close one that waits."""
@@ -48,6 +49,12 @@ class Service:
 def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
+
+
+async def between_steps(service: Service, function: Callable[[], Result]) -> Result:
+    """What a function that uses the model returns. It waits while a prompt is read."""
+    result: Result = await asyncio.wrap_future(service.worker.call(function))
+    return result
 
 
 def client_of(request: Request) -> Hashable:

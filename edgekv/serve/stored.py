@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgekv.serve.encoding import Json
-from edgekv.serve.service import Service, service_of
+from edgekv.serve.service import between_steps, service_of
 
 router = APIRouter()
-
-Result = TypeVar("Result")
 
 
 @router.get("/conversations")
 async def conversations(request: Request) -> Response:
     """The conversations that wait in memory or on disk, the one used last first."""
     service = service_of(request)
-    found = await _between_steps(service, service.worker.conversations.list)
+    found = await between_steps(service, service.worker.conversations.list)
     return Json({"object": "list", "data": [asdict(one) for one in found]})
 
 
@@ -30,11 +26,5 @@ async def conversations(request: Request) -> Response:
 async def erase(id: str, request: Request) -> dict[str, Any]:
     """Forget a conversation, in memory and on disk."""
     service = service_of(request)
-    await _between_steps(service, lambda: service.worker.conversations.erase(id))
+    await between_steps(service, lambda: service.worker.conversations.erase(id))
     return {"id": id, "deleted": True}
-
-
-async def _between_steps(service: Service, function: Callable[[], Result]) -> Result:
-    """What a function that uses the model returns. It waits while a prompt is read."""
-    result: Result = await asyncio.wrap_future(service.worker.call(function))
-    return result
