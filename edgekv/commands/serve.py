@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import click
@@ -63,6 +65,27 @@ def _folder(ctx: click.Context, param: click.Parameter, path: str | None) -> str
     if path is None or (found := expanded(path)).is_dir():
         return path and str(found)
     raise BadInput(f"'{path}' is no folder; make it, or give another {param.opts[0]}")
+
+
+def _pattern(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Click callback: a regular expression. Raises BadInput."""
+    if text is not None:
+        with _needs_packages():
+            from edgekv.serve.pattern import Pattern
+        Pattern(text)
+    return text
+
+
+@contextmanager
+def _needs_packages() -> Iterator[None]:
+    """A `with` block that imports what the server is made of. Raises BadInput."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadInput(
+            f"edgekv serve needs more packages ({error.name} is missing):"
+            " pip install 'edgekv[server]'"
+        ) from None
 
 
 OPTIONS: tuple[Decorator, ...] = (
@@ -171,6 +194,14 @@ OPTIONS: tuple[Decorator, ...] = (
         callback=_folder,
         help="Let clients save conversations to files of this folder, and restore them: /slots.",
     ),
+    _option(
+        "--ignore-prefix",
+        env="EDGEKV_IGNORE_PREFIX",
+        metavar="REGEX",
+        callback=_pattern,
+        help="Text at the front of the first message that changes, such as a date, and is not"
+        " compared: that of the conversation found stands in.",
+    ),
     _llama(
         "--chat-template-file chat_template",
         env="CHAT_TEMPLATE_FILE",
@@ -201,13 +232,8 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
     Paths, fields and options are llama-server's. The sampling options hold where a request says
     nothing. Ctrl-C ends it.
     """
-    try:
+    with _needs_packages():
         from edgekv.serve.run import Server, listen
-    except ImportError as error:
-        raise BadInput(
-            f"edgekv serve needs more packages ({error.name} is missing):"
-            " pip install 'edgekv[server]'"
-        ) from None
     from edgekv.commands import load
     from edgekv.serve.sampling import Sampling
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.memory import APPEND_MAX
-from edgekv.conversations.best import best
+from edgekv.conversations.best import Best, best
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.shelf import Shelf, note_of
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
@@ -123,6 +123,26 @@ class Conversations:
         self._cut(n, {x for x in cuts if n < x < len(prompt)})
         return n
 
+    def reachable(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt `use` would find; nothing changes."""
+        with self._llm._guard.use():
+            self._look()
+            prompt = np.asarray(tokens, np.int32)
+            return self._best(prompt, None).n if len(prompt) else 0
+
+    def tokens(self) -> list[NDArray[np.int32]]:
+        """int32 [n] of each conversation and beginning that a prompt may go on from, the one used
+        last first.
+        """
+        with self._llm._guard.use():
+            self._look()
+            known = [x for x in [self._current, *self._waiting] if x.settings == self._key()]
+            return [x.tokens for x in sorted(known, key=lambda x: -x.last_used)]
+
+    def _best(self, prompt: NDArray[np.int32], name: str | None) -> Best:
+        others = [x for x in self._waiting if x.settings == self._key()]
+        return best(self._llm, prompt, name, self._current, others)
+
     def _cut(self, n: int, cuts: set[int]) -> None:
         """Behind the n tokens that are there, the prompt is read in parts that end at `cuts`."""
         llm, checkpoints = self._llm, self._llm._checkpoints
@@ -139,8 +159,7 @@ class Conversations:
         Returns how many tokens of the prompt it then holds.
         """
         while True:
-            others = [x for x in self._waiting if x.settings == self._key()]
-            entry, n, n_have = best(self._llm, prompt, name, self._current, others)
+            entry, n, n_have = self._best(prompt, name)
             if entry is None:
                 self._park_current()
                 return 0

@@ -77,7 +77,8 @@ class Answer:
 
     def _read(self) -> None:
         begin, n_before = time.perf_counter(), self._llm.n_evaluated
-        prompt = self._wish.prompt
+        prompt = self._conversations.settled(self._wish.prompt)
+        self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
         self.n_cached = n
         total, n_new = self.n_prompt, self.n_prompt - n

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekv.conversations import Conversations, Talk
+from edgekv.serve.front import settled
+from edgekv.serve.wish import Prompt
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -39,6 +41,10 @@ class Turns:
         # the same text may be cut into other tokens there
         llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
         return n
+
+    def settled(self, prompt: Prompt) -> Prompt:
+        """The prompt, or one that differs only in text that is not compared; see `Front`."""
+        return settled(self._llm, self._pool, prompt)
 
     def list(self) -> Sequence[Talk]:
         """All conversations, the one used last first."""

@@ -33,6 +33,8 @@ class ServeOptions:
     cache_disk_size: int | None = None
     slot_save_path: str | None = None
     """The folder of /slots' files; None: there are none."""
+    ignore_prefix: str | None = None
+    """An expression for the front of first messages that is not compared."""
     metrics: bool = False
     slots: bool = True
     chat_template: str = ""

@@ -19,6 +19,7 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, TokenLogprob, Written
 from edgekv.serve.options import ServeOptions
+from edgekv.serve.pattern import Pattern
 from edgekv.serve.reply import Part, Text, Thought
 from edgekv.serve.template import ChatTemplate
 from edgekv.serve.tools import Call
@@ -39,7 +40,8 @@ class Service:
 
     def __init__(self, llm: Llama, worker: Worker, options: ServeOptions) -> None:
         self.llm, self.worker, self.options = llm, worker, options
-        self.template = ChatTemplate(llm, options.chat_template)
+        changing = None if options.ignore_prefix is None else Pattern(options.ignore_prefix)
+        self.template = ChatTemplate(llm, options.chat_template, changing)
         self.asker = Asker(llm, self.template, options)
         self.model = options.alias or Path(llm.model_path).name
         """The model's name in answers."""
