@@ -382,15 +382,21 @@ def test_the_end_of_the_process_is_in_order_when_it_is_terminated(tiny, tmp_path
         assert child.stderr.read().strip() == ""
 
 
-def started(tiny, tmp_path) -> subprocess.Popen[str]:
-    """The command, which listens by now; its address is the attribute `url`."""
+def started(tiny, tmp_path, *words: str) -> subprocess.Popen[str]:
+    """The command, which listens by now; its address is the attribute `url`, what it said before
+    the attribute `said`.
+    """
     command = [sys.executable, "-m", "edgekv", "serve", "-m", str(tiny("llama-gqa"))]
-    command += ["--port", "0", "-c", "512", "-t", "1"]
+    command += ["--port", "0", "-c", "512", "-t", "1", *words]
     places = {"XDG_CACHE_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     child = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **places}, stderr=subprocess.PIPE, text=True
     )
-    child.url = child.stderr.readline().split(" at ")[1].strip()
+    child.said = ""
+    while " at " not in (line := child.stderr.readline()):
+        assert line, child.said
+        child.said += line
+    child.url = line.split(" at ")[1].strip()
     return child
 
 

@@ -187,6 +187,14 @@ OPTIONS: tuple[Decorator, ...] = (
         default=USUAL.slots,
         help="Show at /slots which answers are written.",
     ),
+    _option(
+        "--pack",
+        "packs",
+        multiple=True,
+        metavar="FILE",
+        help="Have a pack's documents read: prompts that begin with them go on behind them. Its"
+        " options for the cache are taken over ('edgekv pack'). May be given more than once.",
+    ),
     _llama(
         "--slot-save-path",
         env="SLOT_SAVE_PATH",
@@ -234,9 +242,10 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
     """
     with _needs_packages():
         from edgekv.serve.run import Server, listen
-    from edgekv.commands import load
+    from edgekv.commands import load, packed
     from edgekv.serve.sampling import Sampling
 
+    engine = packed.with_settings_of_all(engine, options.packs)
     with listen(options.host, options.port) as listening, load.load_llama(engine) as llm:
         usual = Sampling(
             drawn.temp,
@@ -258,6 +267,8 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
         most = drawn.predict if drawn.predict > 0 else None
         options = replace(options, sampling=usual, max_tokens=most)
         server = Server(llm, options, engine.verbose, say)
+        for path in options.packs:
+            click.echo(f"edgekv: {path} is open", err=True)
         if server.service.template.is_fallback:
             click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # in order, as after Ctrl-C

@@ -187,7 +187,7 @@ class Conversations:
         """Whether a conversation is kept beside one that goes on from its first n_have tokens."""
         n_lost = len(entry.tokens) - n_have
         is_another = name is not None and entry.name is not None and name != entry.name
-        return entry.is_boundary or is_another or n_lost > min(FEW, n_have)
+        return entry.is_boundary or entry.is_kept or is_another or n_lost > min(FEW, n_have)
 
     def _take_back(self, n: int) -> bool:
         """Take the current conversation back to its first n tokens. If that cannot be, it is
@@ -432,9 +432,12 @@ class Conversations:
             session.write(self._llm, path, taken, note_of(entry))
             return len(entry.tokens)
 
-    def open_file(self, path: str, check: Callable[[Any], object] | None = None) -> Talk:
+    def open_file(
+        self, path: str, check: Callable[[Any], object] | None = None, is_kept: bool = False
+    ) -> Talk:
         """Make the conversation in a file the current one; the one that was waits.
 
+        is_kept: it stays as it is: a prompt that goes on from it goes on from a copy.
         check: called with the file's note before anything changes, raises an EdgeKVError to refuse
         the file; None: it has to be one of `save_as`, of the settings now.
         Raises BadInput for a file that cannot be used; all conversations are then as before.
@@ -454,10 +457,11 @@ class Conversations:
             session.load(self._llm, path, fits)
             self._look()
             now = self._current
-            now.last_used = self._now()
+            now.last_used, now.is_kept = self._now(), is_kept
             for x in list(self._waiting):
                 is_same = x.settings == now.settings and np.array_equal(x.tokens, now.tokens)
-                if is_same and not x.is_boundary:
+                if is_same and not x.is_boundary:  # it takes its place
+                    now.id = x.id
                     self._erase(x)
             return self._talk(now)
 

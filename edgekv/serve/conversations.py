@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekv.conversations import Conversations, Talk
+from edgekv.conversations import pack as packs
+from edgekv.errors import BadInput
 from edgekv.serve.front import settled
 from edgekv.serve.wish import Prompt
 
@@ -25,6 +27,24 @@ class Turns:
     ) -> None:
         self._llm = llm
         self._pool = Conversations(llm, cache_ram, cache_disk, cache_disk_size)
+
+    def open_packs(self, paths: Sequence[str]) -> None:
+        """Have the documents of packs as conversations, which stay whatever goes on from them.
+
+        Raises BadInput for a file that is no pack of this model and cache, and where not all of
+        them fit.
+        """
+        ids = [self._open_pack(path) for path in paths]
+        known = {talk.id for talk in self._pool.list()}
+        for path, id in zip(paths, ids):
+            if id not in known:
+                raise BadInput(
+                    f"'{path}' does not fit beside the other packs: give a larger --cache-ram, or a"
+                    " --cache-disk"
+                )
+
+    def _open_pack(self, path: str) -> str:
+        return self._pool.open_file(path, lambda note: packs.pack_of(note, path), is_kept=True).id
 
     def use(
         self, tokens: Sequence[int], parts: Sequence[str] = (), cuts: Sequence[int] = ()

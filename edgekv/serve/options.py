@@ -31,6 +31,8 @@ class ServeOptions:
     cache_disk: str | None = None
     """A folder for those that do not fit, and for a later start."""
     cache_disk_size: int | None = None
+    packs: tuple[str, ...] = ()
+    """Files of packs, which are opened at the start."""
     slot_save_path: str | None = None
     """The folder of /slots' files; None: there are none."""
     ignore_prefix: str | None = None
