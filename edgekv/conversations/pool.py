@@ -90,6 +90,11 @@ class Conversations:
         """Of memory that waiting conversations and beginnings take; at most cache_ram."""
         return sum(entry.n_bytes for entry in self._waiting)
 
+    @property
+    def current_id(self) -> str:
+        """Of the conversation that the model goes on with."""
+        return self._current.id
+
     # ---- taking turns
 
     def use(self, tokens: Sequence[int], name: str | None = None, cuts: Iterable[int] = ()) -> int:

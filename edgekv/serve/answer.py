@@ -155,7 +155,9 @@ class Answer:
 
     def _cache(self) -> Cache:
         stats = self._llm.kv_stats()
-        return Cache(stats.method, stats.n_bytes_used, stats.n_bytes_full)
+        return Cache(
+            stats.method, stats.n_bytes_used, stats.n_bytes_full, self._conversations.handle
+        )
 
     def _pull_trigger(self, text: str) -> None:
         """Let the trigger's grammar begin or end to decide, by what was written so far.

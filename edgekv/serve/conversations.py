@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekv.conversations import Conversations, Talk
 from edgekv.conversations import pack as packs
 from edgekv.errors import BadInput
+from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
+from edgekv.serve.kept import Kept, look
 from edgekv.serve.wish import Prompt
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ class Turns:
         cache_disk: str | None = None,
         cache_disk_size: int | None = None,
     ) -> None:
-        self._llm = llm
+        self._llm, self._secret = llm, secrets.token_bytes()
         self._pool = Conversations(llm, cache_ram, cache_disk, cache_disk_size)
 
     def open_packs(self, paths: Sequence[str]) -> None:
@@ -65,6 +69,30 @@ class Turns:
     def settled(self, prompt: Prompt) -> Prompt:
         """The prompt, or one that differs only in text that is not compared; see `Front`."""
         return settled(self._llm, self._pool, prompt)
+
+    @property
+    def handle(self) -> str:
+        """A name of the current conversation that nobody can guess, and `list` does not have."""
+        return self._handle(self._pool.current_id)
+
+    def _handle(self, id: str) -> str:
+        return hmac.new(self._secret, id.encode(), "sha256").hexdigest()[:32]
+
+    def kept(self, handle: str, layer: int | None) -> Kept:
+        """What the conversation of this handle keeps, in all layers or in one.
+
+        Raises ApiError if there is none, and BadInput if nothing of it is chosen.
+        """
+        wanted = handle.encode()
+        handles = {x.id: self._handle(x.id).encode() for x in self._pool.list()}
+        same = (id for id, x in handles.items() if hmac.compare_digest(x, wanted))
+        id = next(same, None)
+        if id is None:
+            raise ApiError(404, "there is no such conversation any more")
+        if self._llm._kv is None:
+            raise BadInput("every token is kept: this cache is not compressed")
+        self._pool.make_current(id)
+        return look(self._llm, layer)
 
     def list(self) -> Sequence[Talk]:
         """All conversations, the one used last first."""

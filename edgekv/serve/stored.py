@@ -1,7 +1,8 @@
-"""GET /conversations, DELETE /conversations/ID: those that the server keeps."""
+"""GET /conversations, DELETE /conversations/ID, GET /kept: what the server keeps."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgekv.serve.encoding import Json
+from edgekv.serve.kept import shown
 from edgekv.serve.service import between_steps, service_of
 
 router = APIRouter()
@@ -20,6 +22,18 @@ async def conversations(request: Request) -> Response:
     service = service_of(request)
     found = await between_steps(service, service.worker.conversations.list)
     return Json({"object": "list", "data": [asdict(one) for one in found]})
+
+
+@router.get("/kept")
+async def kept(conversation: str, request: Request, layer: int | None = None) -> Response:
+    """The text of a conversation, each token with the number of KV heads that keep it: of all
+    layers, or of one. conversation: as the field `kv` of an answer names it.
+    """
+    service = service_of(request)
+    conversations = service.worker.conversations
+    found = await between_steps(service, lambda: conversations.kept(conversation, layer))
+    said = await asyncio.to_thread(shown, service.llm, found)
+    return Json({"conversation": conversation, "layer": layer, **said})
 
 
 @router.delete("/conversations/{id}")
