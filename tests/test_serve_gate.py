@@ -16,7 +16,11 @@ ORIGIN = "https://example.org"
 @pytest.fixture(scope="module")
 def url(tiny):
     options = ServeOptions(
-        api_keys=("first", "second"), cors_origins=(ORIGIN,), max_request=5000, slots=False
+        api_keys=("first",),
+        file_keys=("second",),
+        cors_origins=(ORIGIN,),
+        max_request=5000,
+        slots=False,
     )
     with serving(tiny("llama-gqa"), options) as (url, _):
         yield url

@@ -41,6 +41,7 @@ class Server(uvicorn.Server):
         self._conversations = Turns(
             llm, options.cache_ram, options.cache_disk, options.cache_disk_size
         )
+        self._conversations.open_packs(options.packs)
         self.worker = Worker(llm, self._conversations, options.parallel, options.max_queue)
         self.service = Service(llm, self.worker, options)
         super().__init__(
