@@ -76,12 +76,12 @@ def open_llama() -> ctypes.CDLL:
     try:
         with _patient_threads():
             lib = ctypes.CDLL(str(path))
+            if hasattr(lib, "edgekv_log_init"):
+                lib.edgekv_log_init()
+                lib.edgekv_log_error.restype = ctypes.c_char_p
             _load_backends(path.parent)
     except OSError as error:
         raise EdgeKVError(f"the native library {path} cannot be loaded: {error}") from None
-    if hasattr(lib, "edgekv_log_init"):
-        lib.edgekv_log_init()
-        lib.edgekv_log_error.restype = ctypes.c_char_p
     return lib
 
 
