@@ -120,6 +120,19 @@ def test_damaged_files_of_a_folder_are_read_again_or_can_be_used(tiny, text, tmp
     assert 0 < n_used < N_FILES
 
 
+def test_a_file_that_says_it_has_no_tokens_is_no_conversation(tiny, text, tmp_path):
+    llm = load(tiny("llama-gqa"))
+    with Conversations(llm, cache_disk=str(tmp_path)) as pool:
+        pool.use(text(50))
+        llm.eval(text(50))
+    (path,) = tmp_path.glob("*.kvtalk")
+    line, _, rest = path.read_bytes()[len(session.MAGIC) : -32].partition(b"\n")
+    header = json.dumps({**json.loads(line), "n_tokens": 0}).encode()
+    path.write_bytes(signed(session.MAGIC + header + b"\n" + rest))
+    with Conversations(load(tiny("llama-gqa")), cache_disk=str(tmp_path)) as pool:
+        assert pool.list() == []
+
+
 def test_damaged_packs_are_refused_or_can_be_used(tiny, text, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "rain.txt").write_text(RAIN)
