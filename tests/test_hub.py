@@ -188,6 +188,56 @@ def test_without_the_extra_the_command_that_installs_it_is_named(hub, monkeypatc
     assert "pip install 'edgekv[hub]'" in refused(typed("pull who/Tiny-GGUF"))
 
 
+@pytest.mark.parametrize("site", ["hf.co", "huggingface.co", "https://huggingface.co"])
+def test_an_address_is_the_repository(hub, site):
+    path = path_of(f"{site}/who/Tiny-GGUF")
+    n_asked = len(hub.asked)
+    assert path_of(f"{site}/who/Tiny-GGUF:Q4_K_M") == path == path_of("hf:who/Tiny-GGUF")
+    assert len(hub.asked) == n_asked
+
+
+def test_one_process_at_a_time_fetches_a_file(hub, home):
+    from filelock import FileLock
+
+    from edgekv.hub.files import PARTIAL
+
+    digest = hub.info(REPO)["siblings"][3]["lfs"]["sha256"]
+    blobs = home / ".cache/huggingface/hub/models--who--Tiny-GGUF/blobs"
+    blobs.mkdir(parents=True)
+    with FileLock(blobs / f"{digest}{PARTIAL}.lock"):
+        result = typed("pull who/Tiny-GGUF")
+    assert result.exit_code == 2 and "another process" in result.stderr
+    assert typed("pull who/Tiny-GGUF").exit_code == 0
+
+
+def test_a_full_disk_is_seen_before(hub, monkeypatch):
+    import shutil
+
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    result = typed("pull who/Tiny-GGUF")
+    assert result.exit_code == 2 and "make room" in result.stderr and not hub.ranges
+
+
+def test_what_is_too_large_for_plain_http_names_another_way(hub, monkeypatch):
+    monkeypatch.setattr("edgekv.hub.files.LARGEST", 1000)
+    result = typed("pull who/Tiny-GGUF")
+    assert "hf download who/Tiny-GGUF Tiny-Q4_K_M.gguf" in result.stderr and not hub.ranges
+
+
+def test_ctrl_c_keeps_what_came(hub, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    hub.cut = 500_000
+    monkeypatch.setattr("time.sleep", stop)
+    result = typed("pull who/Tiny-GGUF")
+    assert result.exit_code == 130 and "goes on where it was" in result.stderr
+    hub.cut = hub.refuse = None
+    assert read(typed("pull who/Tiny-GGUF").stdout.strip()) == b"GGUF 4" + DATA
+    assert hub.ranges[-1] == "bytes=500000-"
+
+
 def test_no_other_name_asks_the_server(hub):
     refused(typed("info who/Tiny-GGUF"))
     refused(typed("info ollama:who/Tiny-GGUF"))

@@ -18,6 +18,8 @@ from edgekv.hub.repository import Remote, Repository, one_line
 from edgekv.memory.sizes import size_text
 
 PARTIAL = ".edgekv.incomplete"
+LARGEST = 50 * 10**9
+"""Bytes of a file that Hugging Face serves over plain HTTP."""
 _PIECE = 1 << 20
 _SHA1_DIGITS = 40
 
@@ -53,6 +55,11 @@ def _fetch(repository: Repository, file: Remote, partial: Path) -> None:
         if f.tell() > file.n_bytes:
             f.truncate(0)
         n_there = f.seek(0, os.SEEK_END)
+        if file.n_bytes > LARGEST:
+            raise BadInput(
+                f"{file.name} is larger than {LARGEST // 10**9} GB, and edgekv downloads no such"
+                f" file; 'hf download {repository.name} {file.name}' puts it where edgekv finds it"
+            )
         n_free = shutil.disk_usage(partial.parent).free
         if file.n_bytes - n_there > n_free:
             raise BadInput(

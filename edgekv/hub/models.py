@@ -15,7 +15,8 @@ from edgekv.hub.repository import Remote, Repository, is_name, is_offline
 from edgekv.memory.sizes import size_text
 from edgekv.models_found import hugging_face, quants
 
-PREFIXES = ("hf:", "hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+SITES = ("hf.co/", "huggingface.co/", "https://hf.co/", "https://huggingface.co/")
+"""What Ollama's users and browsers write in front of USER/REPO."""
 SHOWN_MAX = 8
 Say = Callable[[str], None]
 
@@ -32,7 +33,7 @@ class Wanted:
     def of(cls, text: str) -> Wanted | None:
         """From [hf:]USER/REPO, USER/REPO:QUANT or USER/REPO/FILE; None for anything else."""
         name = text
-        for prefix in PREFIXES:
+        for prefix in (f"{hugging_face.NAME}:", *SITES):
             name = name.removeprefix(prefix)
         repo, _, quant = name.partition(":")
         user, _, rest = repo.partition("/")

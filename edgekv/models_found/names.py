@@ -27,7 +27,7 @@ def path_of(name: str) -> str:
     """
     if name == "demo":
         return str(demo_path())
-    if name.startswith("hf:"):
+    if name.startswith("hf:") or _is_on_site(name):
         return _of_hugging_face(name)
     if name.startswith("ollama:"):
         return _usable(_in_ollama(name))
@@ -38,12 +38,22 @@ def path_of(name: str) -> str:
     return _usable(_by_name(name)) if is_name else name
 
 
+def _is_on_site(name: str) -> bool:
+    """Whether a name is an address on Hugging Face, as Ollama takes it, and means nothing here."""
+    from edgekv.hub.models import SITES
+
+    is_address = name.startswith(SITES) and not os.path.exists(name)
+    return is_address and not matches(name, everything())
+
+
 def _of_hugging_face(name: str) -> str:
     """The file in Hugging Face's cache, downloaded if it is not there as a whole."""
     from edgekv.hub.models import Wanted, download
     from edgekv.hub.repository import is_offline
 
-    found, wanted = matches(name, everything()), Wanted.of(name)
+    wanted = Wanted.of(name)
+    name = str(wanted or name)
+    found = matches(name, everything())
     is_here = any(not one.why_not and all(map(os.path.isfile, files_of(one.path))) for one in found)
     if is_here or wanted is None or is_offline():
         return _usable(_by_name(name))
