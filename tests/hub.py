@@ -19,7 +19,7 @@ COMMIT = "c" * 40
 @dataclass
 class Hub:
     """files: 'USER/REPO' -> name -> bytes; small: names that Git holds itself; cut: bytes of a
-    file after which answers break off; refuse: status of every answer from then on; lie: names
+    file after which answers break off; refuse: status of every answer from then on; heals: the next answer is whole instead; lie: names
     whose checksum is another one's; token: the one that must be shown.
     """
 
@@ -27,6 +27,7 @@ class Hub:
     small: set[str] = field(default_factory=set)
     cut: int | None = None
     refuse: int | None = None
+    heals: bool = False
     lie: set[str] = field(default_factory=set)
     token: str = ""
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -90,7 +91,7 @@ def served(hub: Hub) -> Iterator[Hub]:
             self.end_headers()
             if hub.cut is not None and begin + len(rest) > hub.cut:
                 rest = data[begin : hub.cut]
-                hub.refuse = hub.refuse or 503
+                hub.cut, hub.refuse = (None, None) if hub.heals else (hub.cut, 503)
             self.wfile.write(rest)
             self.close_connection = True
 

@@ -66,14 +66,21 @@ def _fetch(repository: Repository, file: Remote, partial: Path) -> None:
                 f"{file.name} takes {size_text(file.n_bytes - n_there)} more, and"
                 f" {size_text(n_free)} are free at {partial.parent}; make room, or set HF_HOME"
             )
-        http_get(
-            repository.url(file),
-            f,
-            resume_size=n_there,
-            headers=build_hf_headers(library_name="edgekv"),
-            expected_size=file.n_bytes,
-            displayed_filename=file.name,
-        )
+        while True:
+            try:
+                http_get(
+                    repository.url(file),
+                    f,
+                    resume_size=n_there,
+                    headers=build_hf_headers(library_name="edgekv"),
+                    expected_size=file.n_bytes,
+                    displayed_filename=file.name,
+                )
+                break
+            except Exception:  # a connection that broke, and whatever the HTTP library calls that
+                n_before, n_there = n_there, f.seek(0, os.SEEK_END)
+                if n_there <= n_before:
+                    raise
         f.flush()
         os.fsync(f.fileno())
     if digest(partial, file) != file.digest:
