@@ -19,8 +19,9 @@ COMMIT = "c" * 40
 @dataclass
 class Hub:
     """files: 'USER/REPO' -> name -> bytes; small: names that Git holds itself; cut: bytes of a
-    file after which answers break off; refuse: status of every answer from then on; heals: the next answer is whole instead; lie: names
-    whose checksum is another one's; token: the one that must be shown.
+    file after which answers break off; refuse: status of every answer from then on; heals: the
+    next answer is whole instead; lie: names whose checksum is another one's; token: the one that
+    must be shown.
     """
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
