@@ -145,6 +145,23 @@ def test_nothing_found_says_where_models_come_from(home):
     assert "pull" in typed("models").stdout
 
 
+def test_a_number_of_words_that_a_file_claims_takes_no_memory(home, tmp_path):
+    import resource
+
+    import gguf
+
+    path = tmp_path / "many.gguf"
+    writer = gguf.GGUFWriter(str(path), "llama")
+    shape = models.SHAPES["llama-gqa"]
+    models._fill(writer, shape, "llama-gqa")
+    writer.kv_data[0]["llama.vocab_size"].value = 2**24
+    models.finish(writer)
+    put(home, path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert not listed()[0]["why_not"]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
+
+
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen3", "llama-moe", "phi3"])
 def test_an_outline_is_the_model_without_its_words(tiny, name):
     path = str(tiny(name))

@@ -16,7 +16,7 @@ from edgekv.model.header import Header
 from edgekv.model.kind import VOCABULARY
 
 _WORDS = "tokenizer.ggml.tokens"
-_STRING, _UINT32 = 8, 4
+_UINT32, _STRING, _ARRAY = 4, 8, 9
 
 
 @contextmanager
@@ -40,27 +40,29 @@ def outline(header: Header) -> Iterator[str]:
 def _shortened(header: Header) -> bytes:
     """The header's bytes without the vocabulary, before the padding."""
     arch = header.meta["general.architecture"]
-    kept = {name: span for name, span in header.spans.items() if not name.startswith(VOCABULARY)}
-    keys = [header.file[begin:end] for begin, end in kept.values()]
-    keys.append(_key("tokenizer.ggml.model", struct.pack("<I", _STRING) + _text("none")))
-    size = f"{arch}.vocab_size"
-    if size not in kept:
-        keys.append(_key(size, struct.pack("<II", _UINT32, _n_words(header))))
+    size = f"{arch}.vocab_size"  # llama.cpp makes as many words: not what the file says
+    keys = [
+        header.file[begin:end]
+        for name, (begin, end) in header.spans.items()
+        if name != size and not name.startswith(VOCABULARY)
+    ]
+    keys.append(_text("tokenizer.ggml.model") + struct.pack("<I", _STRING) + _text("none"))
+    keys.append(_text(size) + struct.pack("<II", _UINT32, _n_words(header)))
     counts = struct.pack("<QQ", header.n_tensors, len(keys))
     tensors = header.file[header.tensors_at : header.ends_at]
     return b"".join([header.file[:8], counts, *keys, tensors])
 
 
 def _n_words(header: Header) -> int:
-    """How many words the vocabulary has. Raises KeyError if there is none."""
+    """How many words the vocabulary has; `Header` has walked over them all.
+
+    Raises KeyError or ValueError if there is none.
+    """
     begin, _ = header.spans[_WORDS]
-    at = begin + 8 + len(_WORDS) + 8  # behind the key, the type, and the words' type
-    n: int = struct.unpack_from("<Q", header.file, at)[0]
-    return n
-
-
-def _key(name: str, value: bytes) -> bytes:
-    return _text(name) + value
+    kind, inner, n = struct.unpack_from("<IIQ", header.file, begin + 8 + len(_WORDS))
+    if (kind, inner) != (_ARRAY, _STRING):
+        raise ValueError("words that are no texts")
+    return int(n)
 
 
 def _text(text: str) -> bytes:
