@@ -10,10 +10,12 @@ import time
 import pytest
 
 from edgekv.commands import models as listing
-from edgekv.commands import overview
+from edgekv.commands import overview_worker as overview
 from edgekv.model.blueprint import Blueprint
 from edgekv.model.header import Header, opened
 from edgekv.model.outline import outline
+from edgekv.models_found.found import Found
+from edgekv.models_found.stores import everything
 from tests import models
 from tests.cli import typed
 from tests.recurrent import write as write_recurrent
@@ -64,20 +66,22 @@ def test_a_model_is_listed_with_what_its_header_says(home, tiny, command):
     assert (one["fits"]["ratio"], one["fits"]["n_ctx"]) == (1, 4096)
 
 
-def test_the_ratio_is_what_memory_allows(home, tiny, monkeypatch):
-    put(home, tiny("llama-32k"))
-    big = overview.Place("CPU", False, 2**40, 2**40)
-    monkeypatch.setattr(overview.Place, "of", lambda *_: big)
-    assert listed()[0]["fits"]["ratio"] == 1
-    with Blueprint(str(tiny("llama-32k"))) as blueprint:
-        cache = blueprint.context(False, 32768, 1, 1).cache
-        standing = blueprint.weights + blueprint.context(False, 32768, 1, 1).compute
+def test_the_ratio_is_what_memory_allows(tiny, monkeypatch):
+    model = Found("x:y", str(tiny("llama-32k")))
+    with Blueprint(model.path) as blueprint:
+        context = blueprint.context(False, 32768, 1, 1)
+        standing = blueprint.weights + context.compute
     monkeypatch.setattr(overview, "rss_now", lambda: 0)
-    big.free = overview.MARGIN + overview.LOADED_BYTES + standing + cache - 1
-    (one,) = listed()
-    assert one["fits"]["ratio"] < 1
-    big.free = overview.MARGIN
-    assert listed()[0]["fits"] is None
+    machine = overview.Machine(32768)
+
+    def fits(n_bytes):
+        machine.n_bytes = overview.LOADED_BYTES + n_bytes
+        machine._seen.clear()
+        return machine.look(model).fits
+
+    assert fits(standing + context.cache).ratio == 1
+    assert fits(standing + context.cache - 1).ratio < 1
+    assert fits(0) is None
 
 
 def test_a_prepared_model_says_so(home, tiny):
@@ -118,13 +122,22 @@ def test_broken_files_are_listed_with_their_reason(home, tiny):
     assert "\x1b" not in text and all(reason in text for reason in why.values())
 
 
+def test_a_file_that_llama_cpp_ends_the_process_over_is_damaged(home, tiny):
+    """It has more layers than llama.cpp has room for; the next file is looked at all the same."""
+    data = bytearray(tiny("llama-gqa").read_bytes())
+    key = b"llama.block_count"
+    data[data.index(key) + len(key) + 4 + 2] = 1  # behind the type: 65,536 more
+    put(home, tiny("llama-gqa"), "a-bad.gguf").write_bytes(data)
+    put(home, tiny("llama-gqa"), "b-good.gguf")
+    bad, good = listed()
+    assert "llama.cpp stops" in bad["why_not"] and good["architecture"] == "llama"
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_the_terminals_width_is_respected(home, tiny, width):
     put(home, tiny("llama-gqa"), "A-name-of-medium-length-Q8_0.gguf")
     put(home, tiny("llama-gqa"), "broken.gguf").write_bytes(b"hello")
     machine = overview.Machine(4096)
-    from edgekv.models_found.stores import everything
-
     found = [machine.look(one) for one in everything()]
     lines = listing.text(found, width).splitlines()
     assert all(len(line) <= width for line in lines if line not in {one.name for one in found})
@@ -135,10 +148,10 @@ def test_the_terminals_width_is_respected(home, tiny, width):
 def test_a_hundred_files_are_quick(home, tiny):
     for i in range(100):
         put(home, tiny("llama-gqa"), f"tiny-{i}.gguf")
-    listed()
+    machine = overview.Machine(4096)
     begin = time.process_time()
-    assert len(listed()) == 100
-    assert time.process_time() - begin < 5
+    names = [machine.look(one).architecture for one in everything()]
+    assert names == ["llama"] * 100 and time.process_time() - begin < 5
 
 
 def test_nothing_found_says_where_models_come_from(home):
@@ -156,9 +169,9 @@ def test_a_number_of_words_that_a_file_claims_takes_no_memory(home, tmp_path):
     models._fill(writer, shape, "llama-gqa")
     writer.kv_data[0]["llama.vocab_size"].value = 2**24
     models.finish(writer)
-    put(home, path)
+    machine = overview.Machine(4096)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert not listed()[0]["why_not"]
+    assert not machine.look(Found("x:y", str(path))).why_not
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
 
 

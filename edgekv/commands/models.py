@@ -6,19 +6,16 @@ import json
 import sys
 import textwrap
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.fit import CTX_DEFAULT
+from edgekv.commands.overview import Overview, look_at
 from edgekv.commands.report import table
 from edgekv.commands.values import COUNT
 from edgekv.memory.sizes import size_text
-
-if TYPE_CHECKING:
-    from edgekv.commands.overview import Overview
 
 NONE = (
     "no models were found in the folders of Ollama, Hugging Face, llama.cpp, LM Studio, Jan and"
@@ -44,19 +41,12 @@ def command(n_ctx: int, as_json: bool) -> None:
     KV/token are bytes of the f16 cache. 'fits' is the largest share of the cache with which a
     context fits into the memory that is free now, as 'edgekv fit' plans it. Only headers are read.
     """
-    from edgekv.commands.overview import Machine
     from edgekv.models_found.stores import everything
 
-    machine = Machine(n_ctx)
-    found = [machine.look(one) for one in everything()]
+    listing = look_at(list(everything()), n_ctx)
+    found = listing.models
     if as_json:
-        record = {
-            "device": machine.place.name,
-            "memory": machine.n_bytes,
-            "n_ctx": n_ctx,
-            "models": list(map(asdict, found)),
-        }
-        click.echo(json.dumps(record, indent=2))
+        click.echo(json.dumps({"n_ctx": n_ctx, **asdict(listing)}, indent=2))
         return
     if not found:
         click.echo(NONE)
@@ -65,7 +55,7 @@ def command(n_ctx: int, as_json: bool) -> None:
     click.echo(
         _filled(
             f"\nfits: the share of the cache with which {n_ctx:,} tokens, or as many as a model was"
-            f" trained with, fit into the {size_text(machine.n_bytes)} of {machine.place.name}"
+            f" trained with, fit into the {size_text(listing.memory)} of {listing.device}"
             " memory that may be taken; 'edgekv fit MODEL' says more",
             terminal.width(sys.stdout),
         )
