@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 11
+ABI = 12
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -176,6 +176,8 @@ def _declare() -> None:
         ("prefill_keep", c_int, p, I32P, I32P),
         ("prefill_shrink", c_int, p, c_int32, I32P),
         ("prefill_end", c_int, p),
+        ("prefill_pause", c_int, p),
+        ("prefill_resume", c_int, p),
         ("prefill_free", None, p),
         (
             "prefill_nearest",

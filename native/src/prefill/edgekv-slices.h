@@ -29,6 +29,7 @@ public:
     void reserve(edgekv_hidden_mode mode, const std::string & dir);
     void run(const edgekv_chunk & c, int slice); // throws edgekv_error, std::bad_alloc
     void drop_hidden() { hidden.reset(); }       // no layer comes any more
+    void forget_plan() { planned = {}; }         // the scheduler is going to serve others
     void clear();
     size_t n_bytes() const { return hidden ? hidden->n_bytes() : 0; }
 
