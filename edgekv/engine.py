@@ -61,6 +61,8 @@ class Engine:
         """Where hidden states of the last prompt waited, as `--kv-hidden`; empty: none was read."""
         self.excess: tuple[int, int] | None = None
         """Bytes at the last prompt's peak and of its full f16 cache, if that is less."""
+        self.working = 0
+        """The most that the centroid merge worked with, in bytes, since the conversation began."""
         self.memory = Memory(ratio=settings.ratio)
 
     def prefill(
@@ -88,6 +90,7 @@ class Engine:
         self.memory.compressed_at = self.store.memory().n_past
         if need:
             self.excess = self._excess(plan, peak, need.merge)
+            self.working = max(self.working, need.merge)
         else:
             self.hidden = before
 
@@ -228,7 +231,9 @@ class Engine:
                 p.shrink(il, n)
         with clock("merge"):
             _fold(folding, p, p.il, layer.n_old + layer.n_new, keep)
-            keep = centroids.add(p, layer, keep, partial(observer.queries, p))
+            keep = centroids.add(
+                p, layer, keep, partial(observer.queries, p), partial(observer.drop_queries, p)
+            )
         with clock("evict"):
             p.keep(keep)  # last, when the others have made room
         return counts
@@ -311,7 +316,7 @@ class Engine:
     def forget(self) -> None:
         """The conversation was cleared."""
         self.memory = Memory(ratio=self.settings.ratio)
-        self.excess = None
+        self.excess, self.working = None, 0
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""

@@ -43,6 +43,8 @@ class Llama(Evaluation):
     "REGEX=BUFFER,..." (or several such texts) puts the tensors whose name has REGEX in it into
     buffers of a type, CPU or a GPU's such as CUDA0; cpu_moe keeps the experts of all layers in main
     memory, n_cpu_moe those of the first layers.
+    rpc_servers: llama.cpp's RPC servers, "host:port,..." or a list, which take a share of the
+    layers with their cache; kv_ratio stays at 1 then.
     lora_path, lora_scale: one LoRA adapter or a list of them, and by how much of each the weights
     change. Unlike the parent's, an adapter leaves the model's file mapped. A profile is one of the
     model alone, whatever its adapters.
@@ -101,6 +103,7 @@ class Llama(Evaluation):
     def __getstate__(self) -> dict[str, Any]:
         type_k, type_v = self._kv_types
         kept = {"kv": self._kv_config, "type_k": type_k, "type_v": type_v, **self._kv_places}
+        kept["rpc_servers"] = self._kv_servers
         return {**super().__getstate__(), **kept}
 
     # ---- text
@@ -331,6 +334,7 @@ class Llama(Evaluation):
             if fresh.compresses and self.context_params.embeddings:
                 raise BadInput(EMBEDDINGS)
             self._kv_check_drafts(fresh)
+            self._kv_check_remote(fresh)
             self._kv_check_memory(fresh)
             self._kv_config, self._kv_settings = config, fresh
             if self._kv is not None:

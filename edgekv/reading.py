@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,9 +97,13 @@ class Reading:
         """
         store, found = self._engine.store, []
         if isinstance(preset.merge, CentroidMerge) and layer.future and layer.n_new >= ENOUGH:
-            merge, rows = preset.merge, partial(store.rows, il)
+            merge = preset.merge
             drawn = draw(*layer.future(merge.params.later), merge.params.draws)
             losses = merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
+
+            def rows(head: int, some: NDArray[np.int32], part: str) -> NDArray[np.float32]:
+                return store.rows(il, head, some)["kv".index(part)]
+
             look = looking(rows, losses, 2 * drawn.shape[1], at_once=False)
             found = merge.centroids(losses, look, drawn)
             keep = [head.keep for head in losses]

@@ -7,6 +7,8 @@ foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP)
     set(LLAMA_BUILD_${part} OFF CACHE BOOL "")
 endforeach()
 set(LLAMA_CURL OFF CACHE BOOL "")
+set(GGML_RPC ON CACHE BOOL "")
+set(GGML_RPC_RDMA OFF CACHE BOOL "") # else whoever has libibverbs gets a library that needs it
 set(CMAKE_PROJECT_INCLUDE "${CMAKE_CURRENT_LIST_DIR}/amx.cmake" CACHE FILEPATH "")
 
 # The tree has no repository of its own: git would report the commit of whatever

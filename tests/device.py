@@ -25,6 +25,8 @@ from tests.engine import feed, load, positions, random_profile, read, share
 from tests.lib import nmse
 
 N_PROMPT = 500
+LONG = (744, 616)
+"""Tokens of two turns of many windows. The scratch slides just before the last eight of each."""
 METHODS = ("snapkv", "cake", "h2o", "kvzap")
 """Between them they ask for every statistic of a layer, and for what is predicted of its rows."""
 DRAWN = ("random", "score=random,merge=d2o", "score=random,merge=summary,worst=5")
@@ -173,6 +175,33 @@ def failing_tokens(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -
             same.append(not goes_on or np.array_equal(feed(llm, [token, *after]), expected))
 
 
+def sliding(path: Path, kind: str, device: str) -> dict[str, float]:
+    """A conversation of two turns, each many windows long, of which nothing is evicted but what the
+    windows leave behind.
+
+    nmse: how far its logits on a device are from those of llama.cpp's own cache on the CPU; n_rows:
+    of the longest head with a window; peak: bytes at the peak of the first turn, as a share of what
+    is planned for windows that slide.
+    """
+    from edgekv.methods.observer import QueryObserver
+
+    sizes = dict(n_ubatch=32, n_batch=128)  # a few chunks fill the scratch of a window
+    plain = load(path, kind, kv_ratio=1.0, **sizes)
+    load_device(device)
+    llm = load(path, kind, kv_ratio=0.9, n_gpu_layers=99, **sizes)
+    llm.kv_set(budget=np.full(llm.kv_stats().kept.shape, sum(LONG), np.int32))
+    turns = [(tokens(n, n), tokens(4, n + 1)) for n in LONG]
+    kv, (first, second) = llm._kv, turns
+    planned = kv.prompt_bytes(QueryObserver(kv.settings, first[0], None), kv.plan(LONG[0])).peak
+    got = read(llm, *first)
+    peak = kv.store.memory().bytes_peak
+    got = np.concatenate([got, read(llm, *second)])
+    expected = np.concatenate([read(plain, *turn) for turn in turns])
+    windows = [il for il, layer in enumerate(kv.store.layers) if layer.n_swa]
+    n_rows = max(int(kv.store.length(il).max()) for il in windows)
+    return {"nmse": nmse(got, expected), "n_rows": n_rows, "peak": peak / planned}
+
+
 def load_device(device: str) -> ctypes.CDLL:
     ggml = ctypes.CDLL(str(library_path("ggml")))
     ggml.ggml_backend_load.restype = ctypes.c_void_p
@@ -208,6 +237,9 @@ def main() -> None:
     if job.get("fails"):
         run = failing_tokens if job["fails"] == "tokens" else failing
         print(json.dumps(run(path, kind, load_device(job["device"]), n_gpu_layers=99)))
+        return
+    if job.get("slides"):
+        print(json.dumps(sliding(path, kind, job["device"])))
         return
     os.environ["EDGEKV_ATTEND"] = (
         "graph"  # a prompt goes through the same upstream attention as on a device

@@ -74,7 +74,8 @@ def summed(
 ) -> Head:
     n, merge = len(keys), CentroidMerge(CentroidParams(**params))
     losses = merge.losses([keep], np.arange(n, dtype=np.int32)[None], n, 4, 32)
-    look = looking(lambda _, some: (keys[some], values[some]), losses, 2 * keys.shape[1], False)
+    rows = {"k": keys, "v": values}
+    look = looking(lambda _, some, part: rows[part][some], losses, 2 * keys.shape[1], False)
     queries = draw(*(moments or asked()), merge.params.draws)
     found = merge.centroids(losses, look, queries)[0]
     return Head(losses[0].keep, found.first, found.keys, found.values)
@@ -88,7 +89,7 @@ def test_a_row_is_what_the_reference_says(seed, rows):
     queries = draw(*asked(seed=seed), 64)
     places = found.keep[found.first : found.first + rows]
     gone = np.setdiff1d(np.arange(300), np.setdiff1d(found.keep, places))
-    label = alike(keys[gone], values[gone], queries, rows)
+    label = alike(lambda: keys[gone], lambda: values[gone], queries, rows)
     groups = [gone[label == j] for j in np.unique(label)]
     assert len(found.keys) == len(groups) == rows
     for i, (key, value, error) in enumerate(reference(keys, values, queries, groups, 0.1)):
@@ -102,7 +103,7 @@ def test_a_row_is_what_the_reference_says(seed, rows):
 def test_groups_are_k_means_of_logits_and_values(seed, d_v):
     keys, queries = head(seed=seed)[0], draw(*asked(seed=seed), 64)
     values = np.random.default_rng(seed).standard_normal((300, d_v)).astype(np.float32)
-    found = alike(keys, values, queries, 8)
+    found = alike(lambda: keys, lambda: values, queries, 8)
     wanted = reference_groups(keys, values, queries, 8, ROUNDS, JITTER)
     assert (found == wanted).mean() > 0.99
 
@@ -211,9 +212,9 @@ def test_a_conversation_keeps_the_queries_in_a_quarter_of_the_bytes():
     root[1] *= 1e6  # beyond f16
     root[2, :, 40:] = 0  # fewer tokens than dimensions
     mean, cov = root[:, 0], root @ root.transpose(0, 2, 1)
-    packed = PackedMoments.of((mean, cov))
+    packed = PackedMoments.of(zip(mean, cov, strict=True))
     assert packed.n_bytes < cov.nbytes / 3.7
-    found_mean, found = packed.moments()
+    found_mean, found = zip(*map(packed.of_head, range(3)), strict=True)
     assert np.array_equal(found_mean, mean)
     for a, b in zip(found, cov, strict=True):
         np.testing.assert_allclose(

@@ -72,7 +72,7 @@ def test_help_and_methods_load_no_library(args):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["run", "-p", "x"], "--model"),
+        (["run", "-p", "x"], "-m"),
         (["run", "-m", "m"], "-p TEXT"),
         (["run", "-m", "m", "-p", " "], "empty"),
         (["run", "-m", "m", "-f", "a", "-"], "not both"),

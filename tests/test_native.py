@@ -21,11 +21,12 @@ import pytest
 from tests.build import absent, build, run
 from tests.lib import ROOT
 
-PROGRAMS = ("test-kernels", "test-lanes", "test-store", "test-engine")
+PROGRAMS = ("test-kernels", "test-lanes", "test-product", "test-store", "test-engine")
 REGISTERS = {
     "test-lanes": [],
     "test-lanes-avx2": ["avx2", "fma"],
     "test-lanes-avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"],
+    "test-lanes-avx512bf16": ["avx512_bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl"],
 }
 SANITIZED = ROOT / "build" / "sanitize"
 NEON = ROOT / "build" / "neon"

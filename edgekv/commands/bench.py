@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekv.commands.bench_options import BenchOptions, bench_options
+from edgekv.commands.named import several_named
 from edgekv.errors import BadInput, EdgeKVError
 
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ Given = Callable[[str], bool]
 
 
 @click.command("bench", short_help="Measure speed and memory, compressed caches beside full ones.")
+@several_named
 @bench_options
 @click.pass_context
-def command(ctx: click.Context, options: BenchOptions) -> None:
+def command(ctx: click.Context, options: BenchOptions, named: list[str]) -> None:
     """Measure speed and memory on this machine, in llama-bench's terms.
 
     Compressed caches stand beside full ones, from the same binary in the same run. Without options
@@ -51,6 +53,9 @@ def command(ctx: click.Context, options: BenchOptions) -> None:
     machine. A ratio holds for short prompts too: --kv-min-tokens is 1 here.
     """
     is_given = given(ctx)
+    if named and options.models:
+        raise BadInput(f"models are named twice: '{named[0]}' and -m; leave one out")
+    options = replace(options, models=named or options.models)
     check_options(options, is_given)
     with ends_in_order(), model_files(options.models, options.synthetic) as paths:
         lists = lists_of(options, paths, is_given)
@@ -76,7 +81,7 @@ def check_options(options: BenchOptions, is_given: Given) -> None:
     """Raises BadInput for options that do not go together."""
     if not options.models and not options.synthetic:
         raise BadInput(
-            "there is no model; give -m FILE, or --synthetic llama-1b for one with random weights"
+            "there is no model; name one, or give --synthetic llama-1b for one with random weights"
         )
     if options.synthetic and options.evaluation:
         raise BadInput(

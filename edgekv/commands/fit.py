@@ -11,7 +11,7 @@ import click
 
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
-from edgekv.commands.options import MODEL
+from edgekv.commands.named import model_named
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
@@ -50,7 +50,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
 @click.command(
     "fit", short_help="Say which contexts fit into memory, at which ratio and cache type."
 )
-@MODEL
+@model_named()
 @option(
     "--memory memory_bytes",
     default="auto",

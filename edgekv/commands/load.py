@@ -23,16 +23,20 @@ CTX_UNIT = 256
 
 
 def model_path(name: str) -> str:
-    """The file that `--model name` means."""
-    from edgekv.demo import demo_path
+    """The file that a model's name means: see `edgekv.models_found`. Raises EdgeKVError."""
+    from edgekv.models_found.names import path_of
 
-    return str(demo_path()) if name == "demo" else name
+    return path_of(name)
 
 
 def load_llama(options: EngineOptions) -> Llama:
     """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
     with terminal.killable():
         from edgekv import Llama
+    if options.kv.compresses and options.loading.rpc:
+        from edgekv.model.remote import UNCOMPRESSED
+
+        raise BadInput(UNCOMPRESSED)
     options.loading.check(model_path(options.model))
     learn(options)
     with terminal.killable():

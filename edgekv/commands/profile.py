@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.commands.declare import option
-from edgekv.commands.options import MODEL
+from edgekv.commands.named import model_named
 from edgekv.commands.profile_evolkv import evolkv
 from edgekv.commands.profile_options import (
     N_CTX,
@@ -256,8 +256,7 @@ def describe(profile: Profile) -> dict[str, Any]:
 
 
 @command.command("import")
-@click.argument("curve", metavar="CURVE.npy")
-@MODEL
+@model_named("CURVE.npy", least=1, most=1)
 @OUTPUT
 @option(
     "--score",
@@ -265,14 +264,14 @@ def describe(profile: Profile) -> dict[str, Any]:
     metavar="NAME",
     help="The score that the curve was made for; without it: any.",
 )
-def import_curve(curve: str, model: str, output: str, score: str) -> None:
+def import_curve(words: tuple[str, ...], model: str, output: str, score: str) -> None:
     """Read a published LU-KV curve: the share that each head loses, [99, layers, KV heads], for
     0.01 to 0.99 lost.
     """
     from edgekv.commands.load import model_path
     from edgekv.profiles import curves, identify, write
 
-    path = model_path(model)
+    (curve,), path = words, model_path(model)
     recorded = command_line("import", path, Path(curve).name, *given("--score", score or None))
     check_output(output)
     profile = curves.read_curve(curve, identify(path), score, recorded)

@@ -15,7 +15,8 @@ import click
 
 from edgekv.commands.declare import llama, option
 from edgekv.commands.loading_options import PLACES
-from edgekv.commands.options import MODEL, grouped
+from edgekv.commands.named import model_named
+from edgekv.commands.options import grouped
 from edgekv.commands.values import ratio
 from edgekv.model.loading import Loading
 
@@ -82,11 +83,10 @@ class Source:
         return {**counts, "verbose": self.verbose, **self.loading.places()}
 
 
-source_options = grouped(
+_source = grouped(
     "source",
     Source,
     (
-        MODEL,
         llama(
             "-t --threads",
             env="THREADS",
@@ -111,6 +111,11 @@ source_options = grouped(
         ),
     ),
 )
+
+
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds a model with the options for loading it, and passes them as `source`."""
+    return model_named()(_source(command))
 
 
 def command_line(what: str, path: str, *words: str) -> str:

@@ -15,7 +15,7 @@ from edgekv.commands.options import (
     SYSTEM,
     EngineOptions,
     SamplingOptions,
-    engine_options,
+    engine_and_words,
     sampling_options,
 )
 from edgekv.commands.report import status_line
@@ -34,7 +34,7 @@ STDIN = "-"
 
 
 @click.command("run", short_help="Answer one prompt.")
-@engine_options
+@engine_and_words("[PROMPT|-]", most=1)
 @sampling_options
 @SYSTEM
 @packed.PACK
@@ -49,7 +49,6 @@ STDIN = "-"
     is_flag=True,
     help="Print one JSON object with the answer and what it cost.",
 )
-@click.argument("words", required=False, metavar="[PROMPT|-]")
 def command(
     engine: EngineOptions,
     sampling: SamplingOptions,
@@ -59,14 +58,14 @@ def command(
     file: str | None,
     raw: bool,
     as_json: bool,
-    words: str | None,
+    words: tuple[str, ...],
 ) -> None:
     """Answer one prompt: -p TEXT or just the text, -f FILE, or - for standard input.
 
     -p may stand beside -f or -: first the text, then what to do with it. The answer goes to
     standard output, everything else to standard error.
     """
-    text = prompt_text(prompt, file, words)
+    text = prompt_text(prompt, file, words[0] if words else None)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")
     if raw and pack:

@@ -24,16 +24,16 @@ kept, counted in the budget, and judged and summed up again in a later turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
-from edgekv.methods.layer import RowReader
+from edgekv.methods.layer import PartReader
 from edgekv.methods.parallel import each_head, one_thread_for_products
 from edgekv.methods.query_moments import root_of
 
@@ -196,18 +196,24 @@ class CentroidMerge:
 @dataclass(frozen=True, eq=False)
 class Look:
     """Rows of a head that are looked at: keys [n, d_k] and values [n, d_v] of what it loses, keys
-    [m, d_k] of what it keeps, and how many rows each of them stands for.
+    [m, d_k] of what it keeps, and how many rows each of them stands for. Read when asked for:
+    those of a wide head together are larger than all else that a summary is made with.
     """
 
-    keys: NDArray[np.float32]
-    values: NDArray[np.float32]
+    keys: Callable[[], NDArray[np.float32]]
+    values: Callable[[], NDArray[np.float32]]
     each: float
-    kept: NDArray[np.float32]
+    kept: Callable[[], NDArray[np.float32]]
     each_kept: float
+
+    def fetched(self) -> Look:
+        """The same, which reads no more."""
+        keys, values, kept = self.keys(), self.values(), self.kept()
+        return replace(self, keys=lambda: keys, values=lambda: values, kept=lambda: kept)
 
 
 def looking(
-    rows: RowReader, losses: list[Loss], width: int, at_once: bool
+    rows: PartReader, losses: list[Loss], width: int, at_once: bool
 ) -> Callable[[int], Look]:
     """What a head's summary is made from, by its number. Rows of a long prompt that are not looked
     at are not fetched either. width: see `n_looked_at`; at_once: all are fetched now, because the
@@ -215,7 +221,9 @@ def looking(
     """
     if not at_once:
         return lambda k: _look(rows, k, losses[k], width)
-    seen = {k: _look(rows, k, loss, width) for k, loss in enumerate(losses) if loss.n_places}
+    seen = {
+        k: _look(rows, k, loss, width).fetched() for k, loss in enumerate(losses) if loss.n_places
+    }
     return seen.pop
 
 
@@ -224,15 +232,17 @@ def n_looked_at(width: int) -> int:
     return min(LOST, MOST_VALUES // width)
 
 
-def _look(rows: RowReader, head: int, loss: Loss, width: int) -> Look:
+def _look(rows: PartReader, head: int, loss: Loss, width: int) -> Look:
     kept = np.sort(
         np.concatenate([loss.keep[: loss.first], loss.keep[loss.first + loss.n_places :]])
     )
     some, some_kept = _spaced(loss.lost, n_looked_at(width)), _spaced(kept, KEPT)
-    keys, values = rows(head, np.concatenate([some, some_kept]))
-    n = len(some)
     return Look(
-        keys[:n], values[:n], len(loss.lost) / n, keys[n:], len(kept) / max(1, len(some_kept))
+        partial(rows, head, some, "k"),
+        partial(rows, head, some, "v"),
+        len(loss.lost) / len(some),
+        partial(rows, head, some_kept, "k"),
+        len(kept) / max(1, len(some_kept)),
     )
 
 
@@ -244,40 +254,40 @@ def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: CentroidParam
     """A row for each of up to n groups of the lost rows. queries [m, d_k]: see `draw`."""
     label = alike(seen.keys, seen.values, queries, n)
     groups = [np.flatnonzero(label == g) for g in np.unique(label)]
-    attention, own = zip(*(_attend(queries @ seen.keys[group].T) for group in groups), strict=True)
+    keys = seen.keys()
+    attention, own = zip(*(_attend(queries @ keys[group].T) for group in groups), strict=True)
     wanted = np.stack(own, axis=1) + np.float32(np.log(seen.each))
     total = np.logaddexp.reduce(wanted, axis=1)
-    if len(seen.kept):
+    if len(kept := seen.kept()):
         total = np.logaddexp(
-            total, _attend(queries @ seen.kept.T)[1] + np.float32(np.log(seen.each_kept))
+            total, _attend(queries @ kept.T)[1] + np.float32(np.log(seen.each_kept))
         )
     weight = np.exp(wanted - total[:, None]) + np.float32(1e-6)
     weight /= weight.sum(axis=0)
     means = [w @ a for w, a in zip(weight.T, attention, strict=True)]
-    start = np.stack([mean @ seen.keys[g] for mean, g in zip(means, groups, strict=True)])
+    start = np.stack([mean @ keys[g] for mean, g in zip(means, groups, strict=True)])
+    longest = [LONGEST * np.linalg.norm(keys[group], axis=1).max() for group in groups]
+    del attention, keys, kept  # before the values come
     found, errors = regress(queries, weight, wanted, start, p.ridge)
-    longest = [LONGEST * np.linalg.norm(seen.keys[group], axis=1).max() for group in groups]
     good = (errors <= p.worst) & (np.linalg.norm(found, axis=1) <= longest)
-    return [(found[g], means[g] @ seen.values[groups[g]]) for g in np.flatnonzero(good)]
+    values = seen.values()
+    return [(found[g], means[g] @ values[groups[g]]) for g in np.flatnonzero(good)]
 
 
 def alike(
-    keys: NDArray[np.float32], values: NDArray[np.float32], queries: NDArray[np.float32], n: int
+    read_keys: Callable[[], NDArray[np.float32]],
+    read_values: Callable[[], NDArray[np.float32]],
+    queries: NDArray[np.float32],
+    n: int,
 ) -> NDArray[np.int64]:
     """Which of up to n groups each row is in, int [rows]."""
-    spread = queries - queries.mean(axis=0)
-    logits = keys @ root_of(spread.T @ spread / len(spread)).astype(np.float32)
+    logits, values = _logits(read_keys, queries), read_values()
     share = _variance(logits) / (_variance(values) + np.float32(1e-12))
     parts = ((logits, np.float32(1)), (values, share))  # a sum over both, without a copy of both
-    first = np.linspace(0, len(keys) - 1, n).astype(int)
+    first = np.linspace(0, len(logits) - 1, n).astype(int)
     centres = [x[first] for x, _ in parts]
     for _ in range(ROUNDS):
-        distance = np.zeros((n, len(keys)), np.float32)
-        for (x, weight), centre in zip(parts, centres, strict=True):
-            products = centre @ x.T
-            products -= np.square(centre).sum(axis=1, keepdims=True) / 2
-            distance -= weight * products
-        label = distance.argmin(axis=0)
+        label = _nearness(parts, centres).argmax(axis=0)
         member = (label == np.arange(n)[:, None]).astype(np.float32)
         size = member.sum(axis=1, keepdims=True)
         centres = [
@@ -287,9 +297,33 @@ def alike(
     return label
 
 
+def _nearness(
+    parts: Sequence[tuple[NDArray[np.float32], np.float32]], centres: list[NDArray[np.float32]]
+) -> NDArray[np.float32]:
+    """float32 [n, rows]: how near each row is to each centre, by both parts."""
+    each = []
+    for (x, weight), centre in zip(parts, centres, strict=True):
+        products = centre @ x.T
+        products -= np.square(centre).sum(axis=1, keepdims=True) / 2
+        products *= weight
+        each.append(products)
+    each[0] += each[1]
+    return each[0]
+
+
+def _logits(
+    read_keys: Callable[[], NDArray[np.float32]], queries: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """float32 [n, d]: two rows are as far apart as the logits of two keys are, on average."""
+    spread = queries - queries.mean(axis=0)
+    root = root_of(spread.T @ spread / len(spread)).astype(np.float32)
+    return read_keys() @ root
+
+
 def _variance(rows: NDArray[np.float32]) -> np.float32:
-    """Of all dimensions together."""
-    return rows.var(axis=0).sum()
+    """Of all dimensions together; a copy of all rows is made only of narrow ones."""
+    some = range(0, rows.shape[1], 64)
+    return np.concatenate([rows[:, i : i + 64].var(axis=0) for i in some]).sum()
 
 
 def regress(

@@ -20,7 +20,7 @@ from edgekv.methods.base import LATE, Observe
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.pool import by_token, check_kernel, mean_pool
 
-AT_ONCE = 4096
+AT_ONCE = 1024
 """Rows that are read together."""
 
 
@@ -41,13 +41,13 @@ class Late:
     params = LateParams()
 
     def score(self, layer: LayerStats, params: LateParams | None = None) -> NDArray[np.float32]:
-        assert layer.mean is not None and layer.rows is not None, "late observes the mean"
+        assert layer.mean is not None, "late observes the mean"
         n_asking = max(min(LATE, layer.n_new), 1)
         seen_by = np.clip(layer.n_seen - layer.pos, 1, n_asking).astype(np.float32)
         taken = layer.mean * (np.float32(n_asking) / seen_by)
         for k, n in enumerate((~layer.absent).sum(axis=1)):
             for i in range(0, n, AT_ONCE):  # of a long prompt a head's values are large
                 some = np.arange(i, min(i + AT_ONCE, n), dtype=np.int32)
-                taken[k, some] *= np.linalg.norm(layer.rows(k, some)[1], axis=1)
+                taken[k, some] *= np.linalg.norm(layer.some_rows(k, some, "v"), axis=1)
         kernel = (params or self.params).kernel
         return by_token(taken, layer, mean_pool, kernel, empty=0)

@@ -13,6 +13,9 @@ RowReader = Callable[..., tuple[NDArray[np.float32], NDArray[np.float32]]]
 with row numbers [n] behind it, of these.
 """
 
+PartReader = Callable[[int, NDArray[np.int32], str], NDArray[np.float32]]
+"""KV head, row numbers [n], "k" or "v" -> K [n, d_k] or V [n, d_v] as above."""
+
 PredictedScores = Callable[
     [int, NDArray[np.float32], bool, tuple[int, int]],
     tuple[NDArray[np.float32], NDArray[np.float32]],
@@ -59,6 +62,8 @@ class LayerStats:
     seed: int = 0
     rows: RowReader | None = None
     """Keys and values of the layer, read when asked for."""
+    part: PartReader | None = None
+    """K or V alone of some rows; None: from `rows`."""
     predicted_scores: PredictedScores | None = None
     """A linear map of kvzap over the rows, natively; None: from `rows`."""
     blocks: tuple[int, int] = (0, 0)
@@ -67,6 +72,13 @@ class LayerStats:
     """
     future: Future | None = None
     """What later tokens will ask, if the method observes `queries`."""
+
+    def some_rows(self, head: int, some: NDArray[np.int32], part: str) -> NDArray[np.float32]:
+        """See `PartReader`."""
+        if self.part is not None:
+            return self.part(head, some, part)
+        assert self.rows is not None, "this method reads the rows"
+        return self.rows(head, some)["kv".index(part)]
 
     @property
     def absent(self) -> NDArray[np.bool_]:

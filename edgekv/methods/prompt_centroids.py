@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -59,10 +59,11 @@ class PromptCentroids:
         p: native.Prefill,
         layer: LayerStats,
         keep: list[NDArray[np.int32]],
-        queries: Callable[[], QueryMoments],
+        queries: Callable[[int], QueryMoments],
+        drop_queries: Callable[[], None],
     ) -> list[NDArray[np.int32]]:
-        """The rows to keep of the layer in work, in the order to be stored. queries: those of the
-        prompt, before RoPE.
+        """The rows to keep of the layer in work, in the order to be stored. queries: those of a
+        query head of the prompt, before RoPE; drop_queries: they have been looked at.
         """
         if self._merge is None or all(
             len(kept) == n for kept, n in zip(keep, layer.n_old + layer.n_new, strict=True)
@@ -70,24 +71,25 @@ class PromptCentroids:
             return keep
         try:
             if layer.n_new >= ENOUGH:
-                self.moments[layer.il] = PackedMoments.of(asked := queries())
+                self.moments[layer.il] = PackedMoments.of(map(queries, range(p.n_head)))
             elif layer.il in self.moments:
-                asked = self.moments[layer.il].moments()
+                queries = self.moments[layer.il].of_head
             else:
                 return keep
             drawn = later_queries(
-                asked, p.rotation(self._merge.params.later), self._merge.params.draws
+                map(queries, range(p.n_head)),
+                p.rotation(self._merge.params.later),
+                self._merge.params.draws,
             )
-            del asked  # of a wide layer 8 MB
         except (
             Unsupported
         ):  # positions that are no plain RoPE: rows are dropped, as without a summary
             self._merge = None
             return keep
-        assert layer.rows is not None
+        drop_queries()
         losses = self._merge.losses(keep, layer.pos, layer.n_seen, self._sink, self._window)
         self._wait()  # so that rows of one layer at most wait for the thread
-        look = looking(layer.rows, losses, 2 * drawn.shape[1], at_once=self._aside is not None)
+        look = looking(layer.some_rows, losses, 2 * drawn.shape[1], at_once=self._aside is not None)
         make = partial(self._merge.centroids, losses, look, drawn)
         self._found[layer.il] = self._aside.submit(make) if self._aside else make()
         return [head.keep for head in losses]
@@ -122,11 +124,14 @@ def write(store: native.Store, il: int, found: list[HeadCentroids]) -> None:
             )
 
 
-def later_queries(moments: QueryMoments, turn: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+def later_queries(
+    heads: Iterable[QueryMoments], turn: NDArray[np.float32], n: int
+) -> NDArray[np.float32]:
     """See `draw`: n of each head, turned to later positions, head by head."""
-    heads = zip(*(np.split(x, len(x)) for x in moments), strict=True)
     with one_thread_for_products():
-        return np.concatenate([draw(*turned(head, turn), n) for head in heads])
+        return np.concatenate(
+            [draw(*turned((mean[None], cov[None]), turn), n) for mean, cov in heads]
+        )
 
 
 def turned(moments: QueryMoments, turn: NDArray[np.float32]) -> QueryMoments:

@@ -4,6 +4,7 @@ the bytes, because a conversation keeps them for as long as it lives.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 QueryMoments = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Mean [n_head, d_k] and covariance [n_head, d_k, d_k] of queries, such that a stored key's logits
-are its products with them, or before RoPE.
+are its products with them, or before RoPE. Of one head: [d_k] and [d_k, d_k].
 """
 JITTER = 1e-3
 """Added to the variances (relative to their mean) of queries: fewer tokens than dimensions leave
@@ -40,27 +41,24 @@ class PackedMoments:
     scale: NDArray[np.float32]
 
     @classmethod
-    def of(cls, moments: QueryMoments) -> PackedMoments:
-        mean, cov = moments
-        n_head, d = mean.shape
-        root = np.empty((n_head, d * (d + 1) // 2), np.float16)
-        scale = np.empty(n_head, np.float32)
-        lower = np.tri(d, dtype=bool)
-        for h in range(n_head):
-            exact = root_of(cov[h])[lower]
-            scale[h] = np.abs(exact).max()
-            root[h] = exact / scale[h]
-        return cls(mean, root, scale)
+    def of(cls, heads: Iterable[QueryMoments]) -> PackedMoments:
+        """heads: one after the other, because a wide head's covariance is a megabyte."""
+        means, roots, scales = [], [], []
+        for mean, cov in heads:
+            exact = root_of(cov)[np.tri(len(mean), dtype=bool)]
+            scale = np.abs(exact).max().astype(np.float32)
+            exact /= scale
+            means.append(mean)
+            roots.append(exact.astype(np.float16))
+            scales.append(scale)
+        return cls(np.stack(means), np.stack(roots), np.array(scales, np.float32))
 
     @property
     def n_bytes(self) -> int:
         return self.mean.nbytes + self.root.nbytes + self.scale.nbytes
 
-    def moments(self) -> QueryMoments:
-        n_head, d = self.mean.shape
-        cov, lower = np.empty((n_head, d, d), np.float32), np.tri(d, dtype=bool)
-        for h in range(n_head):
-            root = np.zeros((d, d), np.float32)
-            root[lower] = self.scale[h] * self.root[h].astype(np.float32)
-            np.matmul(root, root.T, out=cov[h])
-        return self.mean, cov
+    def of_head(self, head: int) -> QueryMoments:
+        d = self.mean.shape[1]
+        root = np.zeros((d, d), np.float32)
+        root[np.tri(d, dtype=bool)] = self.scale[head] * self.root[head].astype(np.float32)
+        return self.mean[head], np.matmul(root, root.T)

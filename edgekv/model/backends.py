@@ -26,21 +26,21 @@ class Device(NamedTuple):
 
 
 @cache
-def _function(library: str, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+def function(library: str, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     """A C function with a prototype of its own: nobody else's is changed."""
     loaded = ctypes.CDLL(str(library_path(library)))
     return ctypes.CFUNCTYPE(result, *arguments)((name, loaded))
 
 
 def _of_device(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    return _function("ggml-base", f"ggml_backend_dev_{name}", result, c_void_p, *arguments)
+    return function("ggml-base", f"ggml_backend_dev_{name}", result, c_void_p, *arguments)
 
 
 def devices() -> list[Device]:
     """All devices there are."""
     llama_cpp.llama_backend_init()  # loads the backends
-    count = _function("ggml", "ggml_backend_dev_count", c_size_t)
-    get = _function("ggml", "ggml_backend_dev_get", c_void_p, c_size_t)
+    count = function("ggml", "ggml_backend_dev_count", c_size_t)
+    get = function("ggml", "ggml_backend_dev_get", c_void_p, c_size_t)
     return [_device(get(i)) for i in range(count())]
 
 
@@ -49,7 +49,7 @@ def _device(address: int) -> Device:
     sizes = _of_device("memory", None, POINTER(c_size_t), POINTER(c_size_t))
     sizes(address, free, total)
     kind = _of_device("buffer_type", c_void_p)(address)
-    name = _function("ggml-base", "ggml_backend_buft_name", c_char_p, c_void_p)
+    name = function("ggml-base", "ggml_backend_buft_name", c_char_p, c_void_p)
     return Device(
         _of_device("name", c_char_p)(address).decode(),
         _of_device("description", c_char_p)(address).decode(),

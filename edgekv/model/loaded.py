@@ -23,7 +23,7 @@ from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import picked
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
-from edgekv.model import adapters, facts, metadata, placement
+from edgekv.model import adapters, facts, metadata, placement, remote
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
@@ -57,6 +57,7 @@ class LoadedModel(llama_cpp.Llama):
         override_tensor: str | Sequence[str] | None = None,
         cpu_moe: bool = False,
         n_cpu_moe: int = 0,
+        rpc_servers: str | Sequence[str] | None = None,
         lora_path: str | Sequence[str] | None = None,
         lora_scale: float | Sequence[float] = 1.0,
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
@@ -89,6 +90,7 @@ class LoadedModel(llama_cpp.Llama):
             "n_cpu_moe": n_cpu_moe,
         }
         self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
+        self._kv_servers = remote.endpoints(rpc_servers)
         overrides = metadata.check(kv_overrides, str(model_path)) or None
         self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
         for file in self._kv_adapters.files:
@@ -102,6 +104,8 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_config = replace(kv or KVConfig(), **own)
         self._kv_types = kwargs.get("type_k"), kwargs.get("type_v")
         self._kv_settings = self._kv_resolve(self._kv_config, str(model_path))
+        self._kv_check_remote(self._kv_settings)
+        self._kv_devices = remote.as_array(self._kv_servers)
         self._checkpoints.are_on = self._kv_config.checkpoints
         compress = self._kv_settings.compresses
         picks = self._kv_pick_types(str(model_path), kwargs.get("n_gpu_layers") or 0)
@@ -123,14 +127,15 @@ class LoadedModel(llama_cpp.Llama):
             flash_attn = compress or quantised
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
-        check_whole_cache(
-            str(model_path),
-            kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
-            kwargs.get("type_k"),
-            kwargs.get("type_v"),
-            compress,
-            kwargs.get("n_gpu_layers") or 0,
-        )
+        if not self._kv_servers:  # which have memory of their own
+            check_whole_cache(
+                str(model_path),
+                kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
+                kwargs.get("type_k"),
+                kwargs.get("type_v"),
+                compress,
+                kwargs.get("n_gpu_layers") or 0,
+            )
         self._kv_few_outputs = (
             compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
         )
@@ -161,7 +166,7 @@ class LoadedModel(llama_cpp.Llama):
 
     @property
     def model_params(self) -> Any:
-        """The parent's, with the tensors' places."""
+        """The parent's, with the tensors' places and the devices."""
         return self._kv_model_params
 
     @model_params.setter
@@ -169,6 +174,8 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_model_params = params
         if self._kv_tensor_overrides is not None:
             params.tensor_buft_overrides = addressof(self._kv_tensor_overrides)
+        if self._kv_devices is not None:
+            params.devices = addressof(self._kv_devices)
 
     @property
     def context_params(self) -> Any:
@@ -255,6 +262,11 @@ class LoadedModel(llama_cpp.Llama):
             lambda text: model.tokenize(text.encode(), add_bos=False, special=False),
         )
         self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
+
+    def _kv_check_remote(self, settings: Settings) -> None:
+        """Raises BadInput if layers on other machines would be compressed."""
+        if settings.compresses and self._kv_servers:
+            raise BadInput(remote.UNCOMPRESSED)
 
     def _kv_check_drafts(self, settings: Settings) -> None:
         """Raises BadInput if drafts could not be taken back from the compressed cache."""

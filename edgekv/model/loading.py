@@ -20,6 +20,7 @@ class Loading:
     override_tensor: tuple[str, ...] = ()
     cpu_moe: bool = False
     n_cpu_moe: int = 0
+    rpc: tuple[str, ...] = ()
     split_mode: str = "layer"
     tensor_split: tuple[float, ...] = ()
     main_gpu: int = 0
@@ -40,6 +41,7 @@ class Loading:
             "override_tensor": self.override_tensor,
             "cpu_moe": self.cpu_moe,
             "n_cpu_moe": self.n_cpu_moe,
+            "rpc_servers": list(self.rpc) or None,
             "split_mode": SPLIT_MODES.index(self.split_mode),
             "tensor_split": list(self.tensor_split) or None,
             "main_gpu": self.main_gpu,
@@ -77,9 +79,11 @@ class Loading:
         """Raises BadInput for what a model file cannot be loaded with, before anything takes
         long.
         """
-        from edgekv.model import adapters, metadata
+        from edgekv.model import adapters, metadata, remote
         from edgekv.model.placement import check_buffers
 
+        for endpoint in self.rpc:
+            remote.check(endpoint)
         check_buffers(self.placements())
         for path, _ in (*self.lora, *self.lora_scaled):
             adapters.check(path, model)

@@ -130,6 +130,11 @@ class Prefill:
         self._callback = self._progress = None  # they hold this object, and whoever asked for it
 
     @property
+    def n_head(self) -> int:
+        """Query heads of the layer in work."""
+        return self._store.layers[self.il].n_head
+
+    @property
     def by_layer(self) -> bool:
         return bool(lib.edgekv_prefill_by_layer(self._p))
 
@@ -201,6 +206,15 @@ class Prefill:
             )
         return k, v
 
+    def some_rows(self, head: int, some: NDArray[np.int32], part: str) -> NDArray[np.float32]:
+        """`rows`, but the K ("k") or the V ("v") alone."""
+        info = self._store.layers[self.il]
+        out = np.empty((len(some), info.d_k if part == "k" else info.d_v), np.float32)
+        k, v = (f32(out), None) if part == "k" else (None, f32(out))
+        which = i32(np.ascontiguousarray(some, np.int32))
+        check(lib.edgekv_prefill_some_rows(self._p, head, len(some), which, k, v))
+        return out
+
     def predicted_scores(
         self, head: int, weights: NDArray[np.float32], neighbours: bool, blocks: tuple[int, int]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -230,13 +244,22 @@ class Prefill:
 
         Raises Unsupported if the model's positions are no plain RoPE.
         """
-        info = self._store.layers[self.il]
-        mean, cov = (
-            np.empty((info.n_head, info.d_k), np.float32),
-            np.empty((info.n_head, info.d_k, info.d_k), np.float32),
-        )
-        check(lib.edgekv_prefill_queries(self._p, observer, f32(mean), f32(cov)))
+        heads = (self.queries_of(observer, head) for head in range(self.n_head))
+        mean, cov = zip(*heads, strict=True)
+        return np.stack(mean), np.stack(cov)
+
+    def queries_of(
+        self, observer: int, head: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """`queries` of one query head: [d_k] and [d_k, d_k]."""
+        d = self._store.layers[self.il].d_k
+        mean, cov = np.empty(d, np.float32), np.empty((d, d), np.float32)
+        check(lib.edgekv_prefill_queries(self._p, observer, head, f32(mean), f32(cov)))
         return mean, cov
+
+    def drop_queries(self, observer: int) -> None:
+        """The layer's queries have been looked at: their memory goes back."""
+        check(lib.edgekv_prefill_drop_queries(self._p, observer))
 
     def rotation(self, n_future: int) -> NDArray[np.float32]:
         """float32 [d_k, d_k]: R such that k . (R q) is the logit of a stored key k for a query q

@@ -205,9 +205,11 @@ LLAMA_API int edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, in
 // head k's row j at [k, j], the rest 0
 LLAMA_API int edgekv_prefill_stat(
     const struct edgekv_prefill * p, int32_t observer, enum edgekv_stat stat, float * out);
-// an observer's queries before RoPE: mean [n_head, d_k] and covariance [n_head, d_k, d_k]
+// an observer's queries before RoPE, of one query head: mean [d_k] and covariance [d_k, d_k]
 LLAMA_API int edgekv_prefill_queries(
-    const struct edgekv_prefill * p, int32_t observer, float * mean, float * cov);
+    const struct edgekv_prefill * p, int32_t observer, int32_t head, float * mean, float * cov);
+// the layer's queries have been looked at: their memory goes back
+LLAMA_API int edgekv_prefill_drop_queries(struct edgekv_prefill * p, int32_t observer);
 // what turns such a query q into one that meets stored keys, on average over the next n_future
 // positions: k . (R q) is a logit. out: R [d_k, d_k], scales and the rotation of quantised caches
 // included

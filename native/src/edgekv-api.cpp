@@ -382,8 +382,13 @@ int edgekv_prefill_predict(const edgekv_prefill * p, int32_t head, const float *
     });
 }
 
-int edgekv_prefill_queries(const edgekv_prefill * p, int32_t observer, float * mean, float * cov) {
-    return guard([&] { reading(p).observers.queries(observer, &given(mean), &given(cov)); });
+int edgekv_prefill_queries(
+    const edgekv_prefill * p, int32_t observer, int32_t head, float * mean, float * cov) {
+    return guard([&] { reading(p).observers.queries(observer, head, &given(mean), &given(cov)); });
+}
+
+int edgekv_prefill_drop_queries(edgekv_prefill * p, int32_t observer) {
+    return guard([&] { reading(p).observers.drop_queries(observer); });
 }
 
 int edgekv_prefill_rotation(const edgekv_prefill * p, int32_t n_future, float * out) {

@@ -69,6 +69,8 @@ edgekv_memory & edgekv_memory_of(llama_context & ctx) {
     return *dynamic_cast<edgekv_memory *>(ctx.get_memory());
 }
 
+bool edgekv_plans_slices(llama_memory_i * mem) { return edgekv_store_of(mem); }
+
 edgekv_store * edgekv_store_of(llama_memory_i * mem) {
     auto * m = dynamic_cast<edgekv_memory *>(mem);
     return m ? m->store.get() : nullptr;
@@ -198,6 +200,10 @@ template struct edgekv_cache<llama_kv_cache>;
 template struct edgekv_cache<llama_kv_cache_iswa>;
 template struct edgekv_cache<llama_memory_hybrid>;
 template struct edgekv_cache<llama_memory_hybrid_iswa>;
+
+void edgekv_append(llama_memory_i * mem, const llama_ubatch & ubatch) {
+    if (auto * store = edgekv_store_of(mem)) store->append(ubatch.pos, (int32_t) ubatch.n_tokens);
+}
 
 void edgekv_take_back(llama_memory_i * mem, llama_pos n_past) {
     edgekv_store_of(mem)->take_back(n_past);

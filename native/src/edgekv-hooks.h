@@ -12,6 +12,7 @@ struct llama_model;
 struct llama_cparams;
 struct llama_memory_i;
 struct llama_memory_params;
+struct llama_ubatch;
 struct llm_graph_context;
 struct edgekv_store;
 
@@ -20,6 +21,10 @@ class llama_kv_cache_context;
 // create_memory: the memory of a compressed context, or null for any other
 llama_memory_i * edgekv_create_memory(
     const llama_model & model, const llama_memory_params & params, const llama_cparams & cparams);
+
+// process_ubatch: with the cells, which memory contexts fill in apply(), the store's heads have the
+// new tokens as well; their rows follow when the graph is computed
+void edgekv_append(llama_memory_i * mem, const llama_ubatch & ubatch);
 
 // build_attn: the store behind a batch, or null
 edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx);
@@ -33,6 +38,10 @@ ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * st
 // llama_decode: the same, also for a context that was closed; throws nothing, and a step that
 // failed leaves no trace in the store. edgekv_last_error then says why
 int32_t edgekv_decode(llama_context * ctx, const llama_batch & batch);
+
+// the scheduler: whether prompts are planned slice by slice, for which it must keep one copy of
+// each input and not the several of pipeline parallelism
+bool edgekv_plans_slices(llama_memory_i * mem);
 
 // graph_max_nodes: nodes that attention over single heads may add
 uint32_t edgekv_extra_nodes(llama_memory_i * mem);

@@ -12,6 +12,8 @@ static bool is(const char * variable, const char * value) {
 bool edgekv_switches::graph_attend() { return is("EDGEKV_ATTEND", "graph"); }
 bool edgekv_switches::node_attend() { return is("EDGEKV_ATTEND", "node"); }
 
+bool edgekv_switches::products() { return !is("EDGEKV_PRODUCTS", "0"); }
+
 bool edgekv_switches::whole() {
     const char * set = std::getenv("EDGEKV_WHOLE");
     return set && std::atoi(set);

@@ -3,6 +3,7 @@
 //     test-lanes [seed] [number of random cases]
 #include "cases.h"
 #include "cpu/edgekv-columns.h"
+#include "cpu/edgekv-product.h"
 #include "cpu/edgekv-prompt.h"
 
 #include "ggml-cpu.h"
@@ -64,6 +65,51 @@ void test_score(const char * name, const inputs & in, const columns_reference & 
     compare_columns(name, in, got, expected, MAX_NMSE);
 }
 
+struct plain_rows {
+    static constexpr int AT_ONCE = 3;
+    const float * x;
+    void unpack(int r0, int n, int n_in, float * out) const {
+        memcpy(out, x + (size_t) r0 * n_in, (size_t) n * n_in * sizeof(float));
+    }
+};
+
+// sizes around those of a block, of a panel and of what stays in a cache
+template <class W>
+void test_product(const char * name, double max_nmse) {
+    using kernel = edgekv::product<W, plain_rows>;
+    random_source rnd(7);
+    for (const int n_in : { 1, 33, 512, 1029 })
+        for (const int n_rows : { 1, kernel::P - 1, 2 * kernel::P + 1 })
+            for (const int n_tokens : { 1, W::ROWS, 2 * W::ROWS + 1 }) {
+                std::vector<float> w((size_t) n_rows * n_in), x((size_t) n_tokens * n_in);
+                for (auto * all : { &w, &x })
+                    for (float & value : *all) value = rnd.normal();
+                std::vector<float> got((size_t) n_tokens * n_rows, NAN);
+                std::vector<uint32_t> words(kernel::n_all_words(n_in, n_tokens));
+                const kernel p = { { w.data() }, n_in, n_rows, n_tokens, x.data(), got.data(),
+                    words.data() };
+                for (int ith = 0; ith < 3; ++ith) p.make_words(ith, 3);
+                typename kernel::workspace s;
+                std::atomic<int32_t> next { 0 };
+                p.run(s, next);
+                nmse error;
+                for (int t = 0; t < n_tokens; ++t)
+                    for (int r = 0; r < n_rows; ++r) {
+                        // a single sum may be near 0: the error stands beside its parts
+                        double sum = 0, squares = 0;
+                        for (int i = 0; i < n_in; ++i) {
+                            const double part =
+                                (double) w[(size_t) r * n_in + i] * x[(size_t) t * n_in + i];
+                            sum += part;
+                            squares += part * part;
+                        }
+                        error.add(got[(size_t) t * n_rows + r], sum, std::sqrt(squares));
+                    }
+                check(error.value() < max_nmse, "product, %s: %d x %d by %d: NMSE %g", name, n_rows,
+                    n_in, n_tokens, error.value());
+            }
+}
+
 // f(lanes, name)
 template <typename F>
 void each_register(F && f) {
@@ -100,6 +146,12 @@ int main(int argc, char ** argv) {
     ggml_cpu_init();
     random_source rnd(seed);
     each_register([](auto lanes, const char * name) { test_exp2<decltype(lanes)>(name); });
+    each_register([](auto lanes, const char * name) {
+        test_product<edgekv::f32_words<decltype(lanes)>>(name, MAX_NMSE);
+    });
+#if defined(__AVX512BF16__)
+    test_product<edgekv::bf16_words>("pairs of bf16", 5e-5); // of 8 bits: a single one 2.3e-5
+#endif
     each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) {
         if (c.n_tokens > 2) run(c, rnd);
     });

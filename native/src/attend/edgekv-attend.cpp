@@ -44,7 +44,6 @@ struct attend_input : llm_graph_input_i {
 
     void set_input(const llama_ubatch * ubatch) override {
         const int n = ubatch->n_tokens;
-        store->append(ubatch->pos, n);
         for (auto & pl : layers) set_layer(*pl, ubatch, n);
         std::set<edgekv_table *> tables;
         for (auto & pl : layers)
@@ -175,8 +174,7 @@ static ggml_tensor * attend_graph(const llm_graph_context & g, attend_input & in
     pl.masks.assign(l.n_head_kv, nullptr);
     for (int k = 0; k < l.n_head_kv; ++k) {
         first[k] = l.first[k];
-        // a graph that is only reserved has no room yet
-        n[k] = std::min<int64_t>(l.len[k] + g.n_tokens, std::max(l.cap[k], 1));
+        n[k] = std::max(l.len[k], 1); // a graph that is only reserved may have no rows yet
         if (g.n_tokens == 1 && !l.n_swa && l.max_bias == 0.0f) continue;
         pl.masks[k] = ggml_new_tensor_2d(g.ctx0, GGML_TYPE_F16, n[k], g.n_tokens);
         ggml_set_input(pl.masks[k]);

@@ -86,6 +86,19 @@ struct edgekv_numbered {
     int d;
 };
 
+// product of a quantised weight with many tokens, for a MUL_MAT node: how many words of work it
+// takes, 0 if the kernel takes no such node
+#define EDGEKV_PRODUCT_MIN 64
+GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node);
+
+struct edgekv_product_job {
+    uint32_t * words;
+    std::atomic<int32_t> n_ready, next; // 0 when the node begins
+};
+// The function of a custom node with the sources of that MUL_MAT; job: edgekv_product_job. All nth
+// threads have to run it side by side.
+GGML_BACKEND_API void edgekv_cpu_product(struct ggml_tensor * dst, int ith, int nth, void * job);
+
 // merge, search: for each of `gone` the row of `kept` (at least one) whose key has the largest
 // cosine, the first of equal ones; keys of length 0 have cosine 0. Part p of n_parts of `gone`;
 // out: cosine [n_gone], nearest [n_gone] as index into kept

@@ -3,6 +3,7 @@
 #include "edgekv-cache.h"
 #include "edgekv-context.h"
 #include "edgekv-error.h"
+#include "edgekv-pages.h"
 
 #include "llama-context.h"
 
@@ -13,22 +14,12 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
-
 // llama.cpp takes memory for the largest graph that a model could have, and fills it with zeros; of
 // a hybrid's that is 9 MB, most of which no tensor is ever in
 static void give_back_unused(ggml_context & ctx) {
-#ifdef __linux__
-    const uintptr_t page = sysconf(_SC_PAGESIZE), base = (uintptr_t) ggml_get_mem_buffer(&ctx);
-    const uintptr_t begin = (base + ggml_used_mem(&ctx) + page - 1) / page * page;
-    const uintptr_t end = (base + ggml_get_mem_size(&ctx)) / page * page;
-    if (begin < end) madvise((void *) begin, end - begin, MADV_DONTNEED);
-#else
-    (void) ctx;
-#endif
+    const size_t used = ggml_used_mem(&ctx);
+    edgekv_give_back_pages(
+        (char *) ggml_get_mem_buffer(&ctx) + used, ggml_get_mem_size(&ctx) - used);
 }
 
 // Tokens whose windows begin together, where masks are made for whole chunks and windows do not

@@ -30,7 +30,7 @@ public:
 
     // ---- called while graphs are built
     const edgekv_chunk & at_work() const { return *building_for; } // the first chunk of the graph
-    const edgekv_observers::range & seen() const { return building->observed; }
+    const edgekv_seen & seen() const { return building->observed; }
     // I64 [n_head_kv*n_tokens]: where new rows go
     ggml_tensor * row_input(const llm_graph_context & g, const edgekv_scratch & s);
     // I32 [2*n_head_kv (+ n_tokens with a window)]: see edgekv-op.h

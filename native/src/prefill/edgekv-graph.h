@@ -32,9 +32,9 @@ struct edgekv_graph {
     int64_t n_tokens = 0;
     bool has_output = false;
     int32_t cleared = -1; // the recurrent state that begins anew, of the conversation's first chunk
-    std::pair<int64_t, int64_t> observed; // tokens of the chunk whose queries are captured
-    std::vector<int> cut;                 // [n_slice + 1] node where each slice begins
-    std::vector<ggml_tensor *> resid;     // [n_slice - 1] hidden states behind each slice
+    edgekv_seen observed; // tokens of the chunk whose queries are captured
+    std::vector<int> cut; // [n_slice + 1] node where each slice begins
+    std::vector<ggml_tensor *> resid; // [n_slice - 1] hidden states behind each slice
     std::vector<ggml_op> resid_op;
     std::vector<ggml_tensor *> inputs;
     // input: row of each new token and head

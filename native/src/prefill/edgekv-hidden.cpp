@@ -1,5 +1,6 @@
 // Hidden states: in memory as f32 or f16, in a temporary file, or on a device
 #include "edgekv-hidden.h"
+#include "edgekv-pages.h"
 
 #include <algorithm>
 #include <cmath>
@@ -57,13 +58,15 @@ static ggml_backend_buffer_type_t memory_for(edgekv_hidden_mode mode, ggml_backe
     return pinned ? pinned : ggml_backend_cpu_buffer_type();
 }
 
+static size_t value_size(edgekv_hidden_mode mode) {
+    return mode == EDGEKV_HIDDEN_F16 ? sizeof(ggml_fp16_t) : sizeof(float);
+}
+
 edgekv_hidden::edgekv_hidden(edgekv_hidden_mode mode, int64_t width, int64_t n_tokens,
     ggml_backend_dev_t device, const std::string & dir)
     : mode(mode), width(width), buft(memory_for(mode, device)),
       in_place(mode == EDGEKV_HIDDEN_DEVICE || (mode == EDGEKV_HIDDEN_F32 && !device)) {
-    if (mode != EDGEKV_HIDDEN_DISK)
-        buf = allocate((size_t) n_tokens * width *
-            (mode == EDGEKV_HIDDEN_F16 ? sizeof(ggml_fp16_t) : sizeof(float)));
+    if (mode != EDGEKV_HIDDEN_DISK) buf = allocate((size_t) n_tokens * width * value_size(mode));
     if (mode == EDGEKV_HIDDEN_F16) exponents.resize(n_tokens);
     if (mode == EDGEKV_HIDDEN_DISK) file = open_temporary(dir);
     if (mode == EDGEKV_HIDDEN_DISK && !file) {
@@ -117,6 +120,13 @@ bool edgekv_hidden::load(int64_t first, int64_t n, ggml_tensor * to) {
         return false;
     if (x != to->data) ggml_backend_tensor_set(to, x, 0, n * width * sizeof(float));
     return true;
+}
+
+void edgekv_hidden::drop(int64_t first, int64_t n) {
+    if (!buf || buft != ggml_backend_cpu_buffer_type()) return;
+    const size_t each = width * value_size(mode);
+    edgekv_give_back_pages(
+        (char *) ggml_backend_buffer_get_base(buf.get()) + first * each, n * each);
 }
 
 bool edgekv_hidden::save(int64_t first, int64_t n, const ggml_tensor * from) {

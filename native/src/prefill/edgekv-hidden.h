@@ -29,7 +29,8 @@ public:
     bool load(int64_t first, int64_t n, ggml_tensor * to);
     // n states from a tensor; false if the file cannot take them
     bool save(int64_t first, int64_t n, const ggml_tensor * from);
-    size_t n_bytes() const; // in memory
+    void drop(int64_t first, int64_t n); // nobody reads these n states again
+    size_t n_bytes() const;              // in memory
 
 private:
     ggml_backend_buffer_ptr allocate(size_t n_bytes) const;

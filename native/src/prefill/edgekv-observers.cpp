@@ -1,6 +1,7 @@
 // Observers of a prompt: who wants to know, memory for their queries, and when they look
 #include "edgekv-observers.h"
 #include "edgekv-error.h"
+#include "edgekv-pages.h"
 
 #include "llama-graph.h"
 
@@ -35,11 +36,6 @@ void edgekv_observers::make() {
     tallies.resize(n_at_once);
     for (auto & t : tallies) t.resize(observers.size());
 
-    int64_t n_seen = 0; // of a chunk, at most
-    for (const auto & o : observers) {
-        n_seen = std::max<int64_t>(n_seen, std::min<int64_t>(prompt.n_ubatch, o.end - o.begin));
-    }
-    if (observers.size() > 1) n_seen = prompt.n_ubatch; // two ranges may share a chunk
     captured.clear();
     capture_of.assign(layers.size(), -1);
     std::vector<int> of_scratch(scratches.count(), -1);
@@ -50,24 +46,17 @@ void edgekv_observers::make() {
         if (first < 0 || !prompt.alone(il)) {
             first = (int) captured.size();
             captured.emplace_back();
-            make_capture(l, n_seen, captured.back());
+            make_capture(l, captured.back());
         }
         capture_of[il] = first;
     }
 }
 
-void edgekv_observers::make_capture(
-    const edgekv_layer & l, int64_t n_seen, edgekv_capture & c) const {
-    const auto queries = [&](ggml_backend_buffer_type_t buft) {
-        const int64_t width = (int64_t) l.d_k * l.n_head;
-        return edgekv_matrix::make(buft, GGML_TYPE_F32, width, n_seen, "queries");
-    };
-    const auto here = ggml_backend_cpu_buffer_type();
-    if (wants_columns) c.queries = queries(scorer(l) ? l.buft : here);
-    if (wants_columns && prompt.by_kernel(l)) {
-        c.norm.resize(2 * l.n_head * std::min(prompt.n_ubatch, prompt.n_all));
-    }
-    if (wants_queries) c.raw_queries = queries(here);
+void edgekv_observers::make_capture(const edgekv_layer & l, edgekv_capture & c) const {
+    if (!wants_columns) return;
+    c.queries = edgekv_matrix::make(scorer(l) ? l.buft : ggml_backend_cpu_buffer_type(),
+        GGML_TYPE_F32, (int64_t) l.d_k * l.n_head, most_wanted(~EDGEKV_STAT_QUERIES), "queries");
+    if (prompt.by_kernel(l)) c.norm.resize(2 * l.n_head * std::min(prompt.n_ubatch, prompt.n_all));
 }
 
 void edgekv_observers::clear() {
@@ -89,9 +78,24 @@ size_t edgekv_observers::n_bytes() const {
     return n;
 }
 
-edgekv_observers::range edgekv_observers::seen(const edgekv_span & span) const {
+edgekv_seen edgekv_observers::seen(const edgekv_span & span) const {
+    return { wanted(span, ~EDGEKV_STAT_QUERIES), wanted(span, EDGEKV_STAT_QUERIES) };
+}
+
+int64_t edgekv_observers::most_wanted(uint32_t stats) const {
+    int64_t n = 0, n_ranges = 0;
+    for (const auto & o : observers)
+        if (o.stats & stats) {
+            n = std::max<int64_t>(n, std::min<int64_t>(prompt.n_ubatch, o.end - o.begin));
+            ++n_ranges;
+        }
+    return n_ranges > 1 ? prompt.n_ubatch : n; // two ranges may share a chunk
+}
+
+edgekv_seen::range edgekv_observers::wanted(const edgekv_span & span, uint32_t stats) const {
     int64_t a = span.n_tokens, b = 0;
     for (const auto & o : observers) {
+        if (!(o.stats & stats)) continue;
         const int64_t x = std::max<int64_t>(o.begin - span.first, 0);
         const int64_t y = std::min<int64_t>(o.end - span.first, span.n_tokens);
         if (x < y) {
@@ -99,14 +103,14 @@ edgekv_observers::range edgekv_observers::seen(const edgekv_span & span) const {
             b = std::max(b, y);
         }
     }
-    return a < b ? range(a, b) : range(0, 0);
+    return a < b ? edgekv_seen::range(a, b) : edgekv_seen::range(0, 0);
 }
 
 ggml_tensor * edgekv_observers::capture_queries(const llm_graph_context & g, const edgekv_layer & l,
-    int il, const range & seen, ggml_tensor * q, const edgekv_score_params & params) {
+    int il, const edgekv_seen & seen, ggml_tensor * q, const edgekv_score_params & params) {
     score_params[il] = params;
-    const auto [a, b] = seen;
-    if (!wants_columns || a == b || !l.selects()) return nullptr;
+    const auto [a, b] = seen.columns;
+    if (a == b || !l.selects()) return nullptr;
     ggml_tensor * to = captured[capture_of[il]].queries.t;
     ggml_tensor * src =
         ggml_view_3d(g.ctx0, q, q->ne[0], q->ne[1], b - a, q->nb[1], q->nb[2], a * q->nb[2]);
@@ -156,6 +160,10 @@ void edgekv_observers::end_layer(int il) {
     const int64_t n_rows = scratches.of(l).cap * l.n_head_kv;
     for (auto & t : tallies_of(il))
         if (t.on_device) t.there.fetch(t.columns(n_rows));
+    if (capture_of[il] < 0) return;
+    const auto & c = captured[capture_of[il]]; // has been looked at
+    edgekv_give_back_pages(c.queries.t);
+    edgekv_give_back_pages(c.raw_queries.t);
 }
 
 const edgekv_tally & edgekv_observers::tally_of(int observer) const {

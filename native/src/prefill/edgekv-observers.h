@@ -48,7 +48,8 @@ struct edgekv_capture {
 struct edgekv_tally {
     std::vector<float> sum, max, entropy, mean, m2;
     int64_t n_seen = 0;
-    std::vector<float> q_mean, q_m2; // of the raw queries: [n_head, d_k], [n_head, d_k, d_k]
+    // of the raw queries: [n_head, d_k], and of each head the lower triangle of [d_k, d_k]
+    std::vector<float> q_mean, q_m2;
     int64_t q_seen = 0;
     // where the columns are until the layer's last chunk, if a device adds them up
     edgekv_device_columns there;
@@ -67,8 +68,6 @@ struct edgekv_tally {
 
 class edgekv_observers {
 public:
-    using range = std::pair<int64_t, int64_t>;
-
     edgekv_observers(const edgekv_prompt & prompt, const edgekv_scratches & scratches)
         : prompt(prompt), scratches(scratches) {}
 
@@ -78,16 +77,15 @@ public:
     void drop_work(); // no layer comes any more: the results stay
     size_t n_bytes() const;
 
-    // tokens [first, second) of a span, counted from its first, that any observer wants
-    range seen(const edgekv_span & span) const;
+    edgekv_seen seen(const edgekv_span & span) const;
 
     // ---- called while graphs are built
     // nodes that copy the queries of those tokens, or null if nobody wants them; il: the layer that
     // asks for the rows of l
     ggml_tensor * capture_queries(const llm_graph_context & g, const edgekv_layer & l, int il,
-        const range & seen, ggml_tensor * q, const edgekv_score_params & params);
-    ggml_tensor * capture_raw_queries(
-        const llm_graph_context & g, const edgekv_layer & l, const range & seen, ggml_tensor * q);
+        const edgekv_seen & seen, ggml_tensor * q, const edgekv_score_params & params);
+    ggml_tensor * capture_raw_queries(const llm_graph_context & g, const edgekv_layer & l,
+        const edgekv_seen & seen, ggml_tensor * q);
     // where our kernel leaves the sums of its softmaxes; null: nobody wants them
     float * norm_of(int il);
     // how quantised caches turn keys and queries, as the graph has it
@@ -100,7 +98,8 @@ public:
 
     // ---- of the layer in work; throw edgekv_error
     void stat(int observer, edgekv_stat which, float * out) const;
-    void queries(int observer, float * mean, float * cov) const;
+    void queries(int observer, int head, float * mean, float * cov) const;
+    void drop_queries(int observer);
     void rotation(int n_future, float * out) const;
 
     double ms = 0; // spent so far
@@ -110,7 +109,9 @@ private:
     static const edgekv_device * scorer(const edgekv_layer & l);
     int place(int il) const { return il - prompt.begin(prompt.slice_of(il)); } // in its slice
     std::vector<edgekv_tally> & tallies_of(int il) { return tallies[place(il)]; }
-    void make_capture(const edgekv_layer & l, int64_t n_seen, edgekv_capture & c) const;
+    edgekv_seen::range wanted(const edgekv_span & span, uint32_t stats) const;
+    int64_t most_wanted(uint32_t stats) const; // tokens of a chunk, at most
+    void make_capture(const edgekv_layer & l, edgekv_capture & c) const;
     const edgekv_tally & tally_of(int observer) const; // of the layer in work; throws edgekv_error
     // of tokens [begin, end), all of the span
     void score(const edgekv_layer & l, int il, const edgekv_span & c, int64_t begin, int64_t end,

@@ -10,7 +10,12 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 static edgekv_error no_memory(const char * for_what) {
     return { EDGEKV_NO_MEMORY,
@@ -103,10 +108,22 @@ void edgekv_prefill::make_memory(const edgekv_prefill_params & params) {
     slices.reserve(params.hidden, params.dir ? params.dir : "");
 }
 
+// What is large goes back to the system as soon as it is freed. glibc keeps more with everything
+// that was freed, up to 64 MiB; what a prompt needs for a moment would stay until its end. The
+// environment may say otherwise.
+static void return_what_is_large() {
+#ifdef __GLIBC__
+    static const bool done = getenv("MALLOC_MMAP_THRESHOLD_") || getenv("GLIBC_TUNABLES") ||
+        (mallopt(M_MMAP_THRESHOLD, 1 << 20) && mallopt(M_TRIM_THRESHOLD, 2 << 20));
+    (void) done;
+#endif
+}
+
 std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(
     llama_context * ctx, const edgekv_prefill_params & params) {
     auto p = std::unique_ptr<edgekv_prefill>(new edgekv_prefill());
     p->begin_us = ggml_time_us();
+    return_what_is_large();
     p->read_params(ctx, params);
     auto & store = *p->prompt.store;
     store.place_pos(); // missing where memory was when rows moved last
@@ -258,6 +275,7 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
     note_peak();
     const auto & l = prompt.layer(prompt.il_done);
     if (!prompt.alone(l.il) && l.n_head_kv) scratches.drop(l);
+    edgekv_trim_heap(); // what it was judged with, before the next one comes
 }
 
 // ---- end

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 struct llama_context;
@@ -14,6 +15,16 @@ struct llama_context;
 // piece begins behind the prompt
 struct edgekv_span {
     int64_t first = 0, n_tokens = 0, row = 0;
+};
+
+// tokens [first, second) of a span, counted from its first, of which somebody wants columns, or the
+// queries before RoPE
+struct edgekv_seen {
+    using range = std::pair<int64_t, int64_t>;
+    range columns, queries;
+    bool operator==(const edgekv_seen & o) const {
+        return columns == o.columns && queries == o.queries;
+    }
 };
 
 struct edgekv_prompt {

@@ -53,18 +53,27 @@ static edgekv_query_path trace(ggml_tensor * q) {
     return path;
 }
 
+static int64_t n_lower(int64_t d) { return d * (d + 1) / 2; } // of a triangle
+
 static int64_t next_multiple(int64_t x, int64_t of) { return (x + of - 1) / of * of; }
 
-ggml_tensor * edgekv_observers::capture_raw_queries(
-    const llm_graph_context & g, const edgekv_layer & l, const range & seen, ggml_tensor * q) {
-    const auto [a, b] = seen;
-    if (!wants_queries || a == b || !l.selects()) return nullptr;
+ggml_tensor * edgekv_observers::capture_raw_queries(const llm_graph_context & g,
+    const edgekv_layer & l, const edgekv_seen & seen, ggml_tensor * q) {
+    const auto [a, b] = seen.queries;
+    if (a == b || !l.selects()) return nullptr;
     auto & path = query_paths[l.il] = trace(q);
     if (!path.rope) return nullptr;
     const int64_t first = next_multiple(a, query_step),
                   n = next_multiple(b, query_step) / query_step - first / query_step;
     if (n == 0) return nullptr;
-    ggml_tensor *x = path.raw, *to = captured[capture_of[l.il]].raw_queries.t;
+    ggml_tensor * x = path.raw;
+    auto & raw = captured[capture_of[l.il]].raw_queries;
+    if (!raw.t) // only now it is known that this layer's queries can be looked at
+        raw = edgekv_matrix::make(ggml_backend_cpu_buffer_type(), GGML_TYPE_F32,
+            (int64_t) l.d_k * l.n_head,
+            next_multiple(most_wanted(EDGEKV_STAT_QUERIES), query_step) / query_step,
+            "raw queries");
+    ggml_tensor * to = raw.t;
     ggml_tensor * src = ggml_view_3d(
         g.ctx0, x, x->ne[0], x->ne[1], n, x->nb[1], query_step * x->nb[2], first * x->nb[2]);
     ggml_tensor * dst =
@@ -80,7 +89,7 @@ void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span &
     const int64_t first = next_multiple(begin - c.first, every),
                   n = next_multiple(end - c.first, every) / every - first / every;
     if (n == 0) return;
-    const int64_t first_captured = next_multiple(seen(c).first, query_step); // token
+    const int64_t first_captured = next_multiple(seen(c).queries.first, query_step); // token
     const int64_t d = l.d_k, H = l.n_head, w = d * H, step = every / query_step * w;
     const auto * raw = (const float *) captured[capture_of[l.il]].raw_queries.t->data;
     const float * x = raw + (first - first_captured) / query_step * w;
@@ -90,7 +99,7 @@ void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span &
     for (float & m : mean) m /= (float) n;
     if (tally.q_mean.empty()) {
         tally.q_mean.assign(w, 0.0f);
-        tally.q_m2.assign(w * d, 0.0f);
+        tally.q_m2.assign(H * n_lower(d), 0.0f);
     }
     const float na = (float) tally.q_seen, nb = (float) n, both = na * nb / (na + nb);
     std::vector<float> delta(w);
@@ -98,43 +107,60 @@ void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span &
         delta[i] = mean[i] - tally.q_mean[i];
         tally.q_mean[i] += delta[i] * nb / (na + nb);
     }
-    ggml_tensor * centred = nullptr;
-    edgekv_compute(
-        edgekv_context::cpu(*prompt.ctx),
-        [&](ggml_context * c0) {
-            centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, H);
-            return ggml_mul_mat(c0, centred, centred);
-        },
-        [&] {
-            auto * y = (float *) centred->data;
-            const int64_t near = 16; // values of a query that lie in one cache line
-            for (int64_t i0 = 0; i0 < w; i0 += near)
-                for (int64_t t = 0; t < n; ++t) {
-                    for (int64_t i = i0; i < std::min(i0 + near, w); ++i)
-                        y[i * n + t] = x[t * step + i] - mean[i];
-                }
-        },
-        [&](const ggml_tensor * out) {
-            const auto * products = (const float *) out->data;
-            for (int64_t h = 0; h < H; ++h)
-                for (int64_t i = 0; i < d; ++i)
-                    for (int64_t j = 0; j < d; ++j, ++products) {
-                        tally.q_m2[(h * d + i) * d + j] +=
-                            *products + delta[h * d + i] * delta[h * d + j] * both;
+    // heads at once, as many as take 2 MiB: of wide ones all would be as large as the sums are
+    const int64_t most = std::max<int64_t>(1, (1 << 19) / (d * (d + n)));
+    for (int64_t h0 = 0; h0 < H; h0 += most) {
+        const int64_t n_heads = std::min(most, H - h0);
+        ggml_tensor * centred = nullptr;
+        edgekv_compute(
+            edgekv_context::cpu(*prompt.ctx),
+            [&](ggml_context * c0) {
+                centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, n_heads);
+                return ggml_mul_mat(c0, centred, centred);
+            },
+            [&] {
+                auto * y = (float *) centred->data;
+                const int64_t begin = h0 * d, end = (h0 + n_heads) * d;
+                const int64_t near = 16; // values of a query that lie in one cache line
+                for (int64_t i0 = begin; i0 < end; i0 += near)
+                    for (int64_t t = 0; t < n; ++t) {
+                        for (int64_t i = i0; i < std::min(i0 + near, end); ++i)
+                            y[(i - begin) * n + t] = x[t * step + i] - mean[i];
                     }
-        });
+            },
+            [&](const ggml_tensor * out) {
+                const auto * products = (const float *) out->data;
+                float * m2 = tally.q_m2.data() + h0 * n_lower(d);
+                for (int64_t h = h0; h < h0 + n_heads; ++h)
+                    for (int64_t i = 0; i < d; ++i, products += d)
+                        for (int64_t j = 0; j <= i; ++j)
+                            *m2++ += products[j] + delta[h * d + i] * delta[h * d + j] * both;
+            });
+    }
     tally.q_seen += n;
 }
 
-void edgekv_observers::queries(int observer, float * mean, float * cov) const {
+void edgekv_observers::queries(int observer, int head, float * mean, float * cov) const {
     const auto & t = tally_of(observer);
+    const auto & l = scratches.in_work();
+    if (head < 0 || head >= l.n_head) throw edgekv_error { EDGEKV_INVALID, "no such query head" };
     if (t.q_mean.empty())
         throw edgekv_error {
             EDGEKV_UNSUPPORTED,
             "this model's queries are not turned by plain rotary positions, or they were not asked for"
         };
-    std::copy(t.q_mean.begin(), t.q_mean.end(), mean);
-    for (size_t i = 0; i < t.q_m2.size(); ++i) cov[i] = t.q_m2[i] / (float) t.q_seen;
+    const int64_t d = l.d_k;
+    std::copy_n(t.q_mean.data() + head * d, d, mean);
+    const float * m2 = t.q_m2.data() + head * n_lower(d);
+    for (int64_t i = 0; i < d; ++i)
+        for (int64_t j = 0; j <= i; ++j) cov[i * d + j] = cov[j * d + i] = *m2++ / (float) t.q_seen;
+}
+
+void edgekv_observers::drop_queries(int observer) {
+    auto & t = const_cast<edgekv_tally &>(tally_of(observer));
+    t.q_mean = {};
+    t.q_m2 = {};
+    edgekv_trim_heap(); // what they were looked at with
 }
 
 void edgekv_observers::rotation(int n_future, float * out) const {
@@ -163,8 +189,8 @@ const std::vector<double> & edgekv_observers::mean_turn(
     std::vector<double> sum(d * d, 0.0);
     // a token has several positions
     const bool several = path.rope->op_params[2] & GGML_ROPE_TYPE_MROPE;
-    // positions at once, as many as take 4 MiB
-    const int step = (int) std::max<int64_t>(1, (1 << 20) / (d * d));
+    // positions at once, as many as take 1 MiB
+    const int step = (int) std::max<int64_t>(1, (1 << 18) / (d * d));
     for (int first = 0; first < n_future; first += step) {
         const int64_t n = std::min(step, n_future - first);
         ggml_tensor *basis = nullptr, *pos = nullptr, *ff = nullptr, *rot = nullptr;

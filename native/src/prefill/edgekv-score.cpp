@@ -53,7 +53,7 @@ void edgekv_observers::score(const edgekv_layer & l, int il, const edgekv_span &
     const auto & capture = captured[capture_of[il]];
     // row0: behind the old rows
     const int64_t n_scored = s.cap * l.n_head_kv, at = begin - c.first, row0 = c.row + at;
-    const int64_t q0 = at - seen(c).first; // of the captured queries
+    const int64_t q0 = at - seen(c).columns.first; // of the captured queries
     const int G = l.n_head / l.n_head_kv, n_q = (int) (end - begin);
     auto want = [&](uint32_t stat, std::vector<float> & x, int64_t n) {
         if ((stats & stat) && x.empty()) x.assign(n, 0.0f);

@@ -3,6 +3,7 @@
 #include "edgekv-backends.h"
 #include "edgekv-context.h"
 #include "edgekv-error.h"
+#include "edgekv-switches.h"
 
 #include "llama-context.h"
 
@@ -86,6 +87,7 @@ void edgekv_slices::plan(edgekv_graph & g, int slice) {
     g.restore_sources(); // reserving put the scheduler's copies there
     auto * sched = prompt.ctx->get_sched();
     if (!ggml_backend_sched_alloc_graph(sched, &planned.gf)) throw std::bad_alloc();
+    if (prompt.on_cpu() && edgekv_switches::products()) products.find(planned.gf);
     planned.graph = &g;
     planned.slice = slice;
 }
@@ -104,9 +106,13 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
         throw edgekv_error { EDGEKV_FAILED,
             "the hidden states could not be read back from their file" };
     const edgekv_unrecorded graphs(edgekv_context::backends(ctx));
-    const ggml_status status = ctx.graph_compute(&planned.gf, true);
-    // of what was stopped too: its memory is about to go
-    ggml_backend_sched_synchronize(ctx.get_sched());
+    ggml_status status;
+    {
+        const edgekv_products::running as_ours(products);
+        status = ctx.graph_compute(&planned.gf, true);
+        // of what was stopped too: its memory is about to go
+        ggml_backend_sched_synchronize(ctx.get_sched());
+    }
     if (status == GGML_STATUS_ABORTED)
         throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
     if (status != GGML_STATUS_SUCCESS || !edgekv_devices_are_well(ctx)) {
@@ -117,12 +123,13 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
     if (out && !hidden->save(c.first, c.n_tokens, out))
         throw edgekv_error { EDGEKV_FAILED,
             "the disk is full: the hidden states could not be written" };
-    if (slice + 1 == prompt.n_slice() && c.has_output) {
-        edgekv_context::take_logits(ctx, g.res->get_logits());
-    }
+    const bool is_last = slice + 1 == prompt.n_slice();
+    if (in && is_last) hidden->drop(c.first, c.n_tokens);
+    if (is_last && c.has_output) { edgekv_context::take_logits(ctx, g.res->get_logits()); }
 }
 
 void edgekv_slices::clear() {
     planned = {};
+    products = {};
     hidden.reset();
 }

@@ -5,6 +5,7 @@
 #include "edgekv.h"
 #include "edgekv-chunks.h"
 #include "edgekv-hidden.h"
+#include "edgekv-products.h"
 
 #include <memory>
 #include <string>
@@ -40,5 +41,6 @@ private:
     const edgekv_prompt & prompt;
     const edgekv_chunks & chunks;
     edgekv_planned planned;
+    edgekv_products products;
     std::unique_ptr<edgekv_hidden> hidden;
 };

@@ -1,0 +1,45 @@
+// Products of quantised weights with many tokens, for the registers that this file is compiled for
+#include "edgekv-cpu.h"
+#include "edgekv-product.h"
+
+#include "ggml-backend-impl.h"
+#include "repack.h"
+
+#include <thread>
+
+using namespace edgekv;
+using kernel = product<best_words>;
+
+// of a node whose product is taken; see edgekv_cpu_product_words
+static kernel product_of(const ggml_tensor * node, uint32_t * words) {
+    const ggml_tensor *w = node->src[0], *x = node->src[1];
+    const bool sides = w->buffer->buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
+    return { { (const char *) w->data, w->nb[1], w->type, sides }, (int) w->ne[0], (int) w->ne[1],
+        (int) ggml_nrows(x), (const float *) x->data, (float *) node->data, words };
+}
+
+size_t edgekv_cpu_product_words(const ggml_tensor * node) {
+    const ggml_tensor *w = node->src[0], *x = node->src[1];
+    if (node->op != GGML_OP_MUL_MAT || !w->buffer || !ggml_is_quantized(w->type)) return 0;
+    auto * buft = w->buffer->buft;
+    const bool repacked = buft == ggml_backend_cpu_repack_buffer_type();
+    if (!repacked && !ggml_backend_buft_is_host(buft)) return 0;
+    if (repacked && w->extra && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
+    const bool is_plain = x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
+        ggml_is_contiguous(w) && ggml_is_contiguous(node) && w->ne[2] == 1 && w->ne[3] == 1;
+    const int64_t n_tokens = ggml_nrows(x);
+    if (!is_plain || n_tokens < EDGEKV_PRODUCT_MIN || n_tokens > INT32_MAX / 2) return 0;
+    return kernel::n_all_words((int) w->ne[0], (int) n_tokens);
+}
+
+void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * job_) {
+    static thread_local kernel::workspace workspace;
+    auto & job = *(edgekv_product_job *) job_;
+    const kernel p = product_of(dst, job.words);
+    p.make_words(ith, nth);
+    // everybody's words are wanted by all; the threads run side by side, so the wait is short
+    job.n_ready.fetch_add(1, std::memory_order_acq_rel);
+    for (int spins = 0; job.n_ready.load(std::memory_order_acquire) < nth; ++spins)
+        if (spins > 1000) std::this_thread::yield();
+    p.run(workspace, job.next);
+}

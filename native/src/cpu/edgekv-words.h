@@ -1,0 +1,66 @@
+#pragma once
+// Words of 32 bits that a processor multiplies and adds to f32: one f32, or a pair of bf16 where
+// there are instructions for such pairs.
+//     PER: values in a word; row: makes words of one row of f32, the last one filled with 0
+//     fma: acc[i] += the product of words b[i] and a, summed over the values of a word
+
+#include "edgekv-lanes.h"
+
+#include <cstddef>
+#include <cstring>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace edgekv {
+
+template <class L>
+struct f32_words {
+    static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
+    using reg = typename L::reg;
+    using operand = typename L::reg;
+    static reg zero() { return L::set(0.0f); }
+    static operand load(const uint32_t * p) { return L::load((const float *) p); }
+    static operand set(const uint32_t * p) {
+        float x;
+        memcpy(&x, p, sizeof(x));
+        return L::set(x);
+    }
+    static reg fma(operand a, operand b, reg c) { return L::fma(a, b, c); }
+    static void store(float * p, reg a) { L::store(p, a); }
+    static void row(const float * x, int n, uint32_t * words) { memcpy(words, x, n * sizeof(*x)); }
+};
+
+#if defined(__AVX512BF16__)
+struct bf16_words {
+    static constexpr int PER = 2, N = 16, ROWS = 12, VECTORS = 2;
+    using reg = __m512;
+    using operand = __m512bh;
+    static reg zero() { return _mm512_setzero_ps(); }
+    static operand load(const uint32_t * p) { return (__m512bh) _mm512_loadu_si512(p); }
+    static operand set(const uint32_t * p) { return (__m512bh) _mm512_set1_epi32((int) *p); }
+    static reg fma(operand a, operand b, reg c) { return _mm512_dpbf16_ps(c, a, b); }
+    static void store(float * p, reg a) { _mm512_storeu_ps(p, a); }
+    static void row(const float * x, int n, uint32_t * words) {
+        int i = 0;
+        for (; i + 32 <= n; i += 32) {
+            const auto pairs =
+                _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i));
+            _mm512_storeu_si512(words + i / 2, (__m512i) pairs);
+        }
+        if (i == n) return;
+        float rest[32] = {};
+        memcpy(rest, x + i, (n - i) * sizeof(*x));
+        uint32_t last[16];
+        _mm512_storeu_si512(
+            last, (__m512i) _mm512_cvtne2ps_pbh(_mm512_loadu_ps(rest + 16), _mm512_loadu_ps(rest)));
+        memcpy(words + i / 2, last, (size_t) (n - i + 1) / 2 * sizeof(*last));
+    }
+};
+using best_words = bf16_words;
+#else
+using best_words = f32_words<best_lanes>;
+#endif
+
+} // namespace edgekv

@@ -1,0 +1,53 @@
+"""Products of a prompt's tokens with quantised weights: nearer to f32 than llama.cpp's, which
+rounds activations to 8 bits first.
+"""
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+
+import edgekv.llama_cpp as llama_cpp
+from edgekv.bench import synthetic
+from tests.engine import load, logits
+from tests.lib import nmse
+
+SMALL = dict(n_layer=4, n_embd=256, n_ff=512, n_head=4, n_head_kv=2, d_head=64, n_vocab=512)
+TOKENS = [7 * i % 500 + 6 for i in range(200)]
+F32, Q4_0, Q8_0, Q4_K, Q5_0, Q6_K = 0, 2, 7, 15, 8, 18
+"""llama_ftype."""
+
+
+def copy(source, to, ftype):
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype, params.allow_requantize, params.nthread = ftype, True, 1
+    status = llama_cpp.llama_model_quantize(
+        str(source).encode(), str(to).encode(), ctypes.byref(params)
+    )
+    assert status == 0
+    return to
+
+
+def read(path, **options):
+    llm = load(path, **options)
+    llm.eval(TOKENS)
+    return logits(llm)
+
+
+@pytest.mark.parametrize("ftype", [Q4_0, Q8_0, Q4_K, Q5_0, Q6_K])
+def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, ftype):
+    shape = replace(synthetic.SHAPES["llama-1b"], **SMALL)
+    synthetic.write(tmp_path / "f16.gguf", shape, "f16")
+    path = copy(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
+    reference = read(copy(path, tmp_path / "f32.gguf", F32))
+    ours = nmse(read(path, kv_budget=1000), reference)
+    monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
+    stock = nmse(read(path, kv_budget=1000), reference)
+    assert ours < 1e-3 and ours < stock
+
+
+def test_a_short_turn_and_ratio_1_are_llama_cpps(tmp_path, monkeypatch):
+    synthetic.write(tmp_path / "m.gguf", replace(synthetic.SHAPES["llama-1b"], **SMALL), "q8_0")
+    whole = read(tmp_path / "m.gguf")
+    monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
+    assert (whole == read(tmp_path / "m.gguf")).all()
