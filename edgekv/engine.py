@@ -45,7 +45,7 @@ class Engine:
         self, ctx: Any, settings: Settings, tokenize: Callable[[str], list[int]] | None = None
     ) -> None:
         store = native.Store.of(ctx)
-        assert store is not None, "the context was created with native.next_context(True)"
+        assert store is not None, "the context was created within native.next_context(True)"
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.offloaded = False
         """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they

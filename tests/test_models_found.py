@@ -69,6 +69,8 @@ def test_a_model_of_hugging_faces_cache(home):
     top = home / ".cache/huggingface/hub/models--who--Tiny-GGUF/snapshots" / ("0" * 40)
     file = put(top / "Tiny-Q8_0.gguf")
     assert path_of("who/Tiny-GGUF") == path_of("hf:who/Tiny-GGUF:Q8_0") == str(file)
+    assert path_of("hf:who/Tiny-GGUF") == path_of("hf:who/Tiny-GGUF/Tiny-Q8_0.gguf") == str(file)
+    assert "leave out" in refused(typed("info -m demo -hff Tiny-Q8_0.gguf"))
 
 
 def test_an_unknown_name_is_one_line_with_the_nearest(home):

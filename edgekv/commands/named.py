@@ -101,6 +101,8 @@ def _named_by_option(model: str | None, hf_repo: str | None, hf_file: str | None
     if is_model and hf_repo and _typed("hf_repo"):
         raise BadInput(f"the model is named twice: -m {model} and -hf {hf_repo}; leave one out")
     if is_model:
+        if hf_file and _typed("hf_file"):
+            raise BadInput("--hf-file names a file of --hf-repo; leave out --hf-file or -m")
         return model
     if not hf_repo:
         if hf_file:

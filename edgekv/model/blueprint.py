@@ -103,12 +103,8 @@ class Blueprint:
         params.n_batch = max(self._n_ubatch, 2048)
         params.type_k, params.type_v, params.n_outputs_max = type_k, type_v, n_outputs
         params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        native.next_context(compressed)
-        try:
-            with muted():
-                ctx = llama_cpp.llama_init_from_model(self._model, params)
-        finally:
-            native.next_context(False)
+        with native.next_context(compressed), muted():
+            ctx = llama_cpp.llama_init_from_model(self._model, params)
         if not ctx:
             raise EdgeKVError(f"llama.cpp makes no context of {n_ctx:,} tokens for {self.path}")
         try:

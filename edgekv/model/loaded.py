@@ -63,6 +63,47 @@ class LoadedModel(llama_cpp.Llama):
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._kv_start(kv_progress)
+        path = str(model_path)
+        _check_names(kwargs)
+        facts.check_gguf(path)
+        self._kv_places: dict[str, Any] = {
+            "override_tensor": override_tensor,
+            "cpu_moe": cpu_moe,
+            "n_cpu_moe": n_cpu_moe,
+        }
+        self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
+        self._kv_servers = remote.endpoints(rpc_servers)
+        overrides = metadata.check(kv_overrides, path) or None
+        self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
+        for file in self._kv_adapters.files:
+            adapters.check(file.path, path)
+        self._kv_configure(path, kv or KVConfig(), kwargs)
+        compress = self._kv_settings.compresses
+        kwargs["flash_attn"] = _flash_attn(flash_attn, compress, kwargs)
+        if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
+            kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
+        if not self._kv_servers:  # which have memory of their own
+            check_whole_cache(
+                path,
+                kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
+                kwargs.get("type_k"),
+                kwargs.get("type_v"),
+                compress,
+                kwargs.get("n_gpu_layers") or 0,
+            )
+        logged_error()  # an older one explains nothing
+        with native.next_context(compress):  # which forgets its error at its end
+            try:
+                super().__init__(path, kv_overrides=overrides, **kwargs)
+            except ValueError as error:
+                why = native.context_error() or logged_error() or error
+                raise BadInput(f"{path}: {why}") from error
+        self.lora_path, self.lora_scale = lora_path, lora_scale
+        self._kv_finish(bool(kwargs.get("embedding")))
+
+    def _kv_start(self, progress: Callable[[int, int], None] | None) -> None:
+        """The state of an object that has read nothing."""
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._guard = Guard()
         self._kv: Engine | None = None
@@ -81,83 +122,40 @@ class LoadedModel(llama_cpp.Llama):
         self._checkpoints = Checkpoints(False)
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
-        self.kv_progress = kv_progress
-        _check_names(kwargs)
-        facts.check_gguf(str(model_path))
-        self._kv_places: dict[str, Any] = {
-            "override_tensor": override_tensor,
-            "cpu_moe": cpu_moe,
-            "n_cpu_moe": n_cpu_moe,
-        }
-        self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
-        self._kv_servers = remote.endpoints(rpc_servers)
-        overrides = metadata.check(kv_overrides, str(model_path)) or None
-        self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
-        for file in self._kv_adapters.files:
-            adapters.check(file.path, str(model_path))
-        self._kv_has_format = bool(kwargs.get("chat_format") or kwargs.get("chat_handler"))
-        own = {
-            name.removeprefix("kv_"): kwargs.pop(name)
-            for name in KVConfig.names()
-            if name in kwargs
-        }
-        self._kv_config = replace(kv or KVConfig(), **own)
-        self._kv_types = kwargs.get("type_k"), kwargs.get("type_v")
-        self._kv_settings = self._kv_resolve(self._kv_config, str(model_path))
+        self.kv_progress = progress
+
+    def _kv_configure(self, path: str, config: KVConfig, arguments: dict[str, Any]) -> None:
+        """Take the kv_ options out of the parent's arguments, and put the cache types that follow
+        from them in. Raises BadInput if the two contradict each other.
+        """
+        own = {name: arguments.pop(name) for name in KVConfig.names() if name in arguments}
+        self._kv_has_format = bool(arguments.get("chat_format") or arguments.get("chat_handler"))
+        self._kv_config = replace(config, **{n.removeprefix("kv_"): own[n] for n in own})
+        self._kv_types = arguments.get("type_k"), arguments.get("type_v")
+        self._kv_settings = self._kv_resolve(self._kv_config, path)
         self._kv_check_remote(self._kv_settings)
         self._kv_devices = remote.as_array(self._kv_servers)
         self._checkpoints.are_on = self._kv_config.checkpoints
-        compress = self._kv_settings.compresses
-        picks = self._kv_pick_types(str(model_path), kwargs.get("n_gpu_layers") or 0)
+        picks = self._kv_pick_types(path, arguments.get("n_gpu_layers") or 0)
         if picks:
-            kwargs["type_k"], kwargs["type_v"] = picks
-        if compress and kwargs.get("embedding"):
+            arguments["type_k"], arguments["type_v"] = picks
+        compress = self._kv_settings.compresses
+        if compress and arguments.get("embedding"):
             raise BadInput(EMBEDDINGS)
-        quantised = kwargs.get("type_v") not in (
-            None,
-            *(facts.cache_types[t][0] for t in ("f16", "bf16")),
-            0,
-        )
-        if flash_attn is False and (compress or quantised):
-            raise BadInput(
-                f"a {'compressed' if compress else 'quantised V'} cache needs flash attention:"
-                " leave flash_attn out"
-            )
-        if flash_attn is None:
-            flash_attn = compress or quantised
-        if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
-            kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
-        if not self._kv_servers:  # which have memory of their own
-            check_whole_cache(
-                str(model_path),
-                kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
-                kwargs.get("type_k"),
-                kwargs.get("type_v"),
-                compress,
-                kwargs.get("n_gpu_layers") or 0,
-            )
         self._kv_few_outputs = (
-            compress and not kwargs.get("logits_all") and kwargs.get("draft_model") is None
+            compress and not arguments.get("logits_all") and arguments.get("draft_model") is None
         )
-        native.next_context(compress)
-        logged_error()  # an older one explains nothing
-        try:
-            super().__init__(
-                str(model_path), flash_attn=flash_attn, kv_overrides=overrides, **kwargs
-            )
-        except ValueError as error:
-            raise BadInput(
-                f"{model_path}: {native.context_error() or logged_error() or error}"
-            ) from error
-        finally:
-            native.next_context(False)
-        self.lora_path, self.lora_scale = lora_path, lora_scale
+
+    def _kv_finish(self, embedding: bool) -> None:
+        """Adapters and the engine for what the parent has loaded. Raises BadInput, and closes it,
+        if the two do not go together.
+        """
         try:
             self._kv_adapters.load(self._model.model)
             self._stack.callback(self._kv_adapters.close)
             self._kv_adapters.attach(self._ctx.ctx)
-            self._kv_check_kind(bool(kwargs.get("embedding")))
-            self._kv_attach(compress)
+            self._kv_check_kind(embedding)
+            self._kv_attach(self._kv_settings.compresses)
             self._kv_check_drafts(self._kv_settings)
             self._kv_check_memory(self._kv_settings)
         except BadInput:
@@ -334,15 +332,13 @@ class LoadedModel(llama_cpp.Llama):
             self.context_params.type_k, self.context_params.type_v = picks
         self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self.context_params.n_outputs_max = 0 if self._logits_all else native.OUTPUTS
-        native.next_context(True)
         try:
-            fresh = internals.LlamaContext(
-                model=self._model, params=self.context_params, verbose=self.verbose
-            )
+            with native.next_context(True):
+                fresh = internals.LlamaContext(
+                    model=self._model, params=self.context_params, verbose=self.verbose
+                )
         except ValueError as error:
             raise EdgeKVError(f"no compressed cache could be made: {error}") from error
-        finally:
-            native.next_context(False)
         self._ctx.close()
         self._ctx = self._stack.enter_context(closing(fresh))
         self._kv_adapters.attach(fresh.ctx)
@@ -367,6 +363,20 @@ def _check_names(arguments: dict[str, Any]) -> None:
             near = get_close_matches(name, known, 1, 0.5)
             hint = f"did you mean '{near[0]}'?" if near else "see help(edgekv.Llama)"
             raise UnknownArgument(f"Llama has no argument '{name}'; {hint}")
+
+
+def _flash_attn(wanted: bool | None, compress: bool, arguments: dict[str, Any]) -> bool:
+    """Whether attention is flash attention, which a compressed cache and quantised V need. Raises
+    BadInput if they do and it is not wanted.
+    """
+    plain = (None, 0, *(facts.cache_types[t][0] for t in ("f16", "bf16")))
+    quantised = arguments.get("type_v") not in plain
+    if wanted is False and (compress or quantised):
+        raise BadInput(
+            f"a {'compressed' if compress else 'quantised V'} cache needs flash attention:"
+            " leave flash_attn out"
+        )
+    return compress or quantised if wanted is None else wanted
 
 
 def _template_error(text: str) -> str:

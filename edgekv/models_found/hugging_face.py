@@ -53,9 +53,9 @@ def _models(repo: str, there: dict[str, File]) -> Iterator[Found]:
     for name in names:
         tag = quants.tag(name)
         is_told = bool(tag) and quants.best(names, tag) == name
-        also = [quants.stem(name).rpartition("/")[2]]
+        also = [quants.stem(name).rpartition("/")[2], f"{NAME}:{repo}/{name}"]
         if quants.best(names, "") == name:
-            also += [repo, repo.rpartition("/")[2]]
+            also += [repo, repo.rpartition("/")[2], f"{NAME}:{repo}"]
         full = f"{repo}:{tag}" if is_told else f"{repo}/{name}"
         yield Found(f"{NAME}:{full}", there[name].path, tuple(also), there[name].why_not)
 

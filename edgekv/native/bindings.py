@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 12
+ABI = 13
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -121,85 +121,59 @@ class CMerge(Structure):
     ]
 
 
-def _declare() -> None:
-    """Argument and result types of every function that is called below."""
-    p = c_void_p
-    for name, result, *args in (
-        ("last_error", c_char_p),
-        ("last_status", c_int),
-        ("trim_heap", None),
-        ("next_context", None, c_bool),
-        ("why_unsupported", c_char_p, p),
-        ("model_n_head_kv", c_int32, p, c_int32),
-        ("model_hidden_width", c_int32, p),
-        ("has_store", c_bool, p),
-        ("check_finite", c_int, p),
-        ("context_bytes_get", c_int, p, POINTER(CContextBytes)),
-        ("n_layer", c_int32, p),
-        ("layer_get", c_int, p, c_int32, POINTER(CLayerInfo)),
-        ("len", c_int, p, c_int32, I32P),
-        ("pos", c_int, p, c_int32, c_int32, I32P),
-        ("rows_f32", c_int, p, c_int32, c_int32, F32P, F32P),
-        ("rows_bytes", c_int, p, c_int32, c_int32, p, p),
-        ("memory_get", c_int, p, POINTER(CMemoryInfo)),
-        ("mark_tokens", c_int, p),
-        ("evict", c_int, p, c_int32, I32P, I32P),
-        ("write_rows", c_int, p, c_int32, c_int32, c_int32, I32P, F32P, F32P),
-        ("trim_capacity", c_int, p),
-        ("parked_new", c_void_p, p),
-        ("parked_swap", c_int, p, p),
-        ("parked_bytes", c_int64, p),
-        ("parked_free", None, p),
-        ("prefill_begin", c_void_p, p, POINTER(CPrefillParams)),
-        ("prefill_by_layer", c_bool, p),
-        ("prefill_score_ms", c_double, p),
-        ("prefill_run", c_int, p, c_int32),
-        ("prefill_old", c_int, p, c_int32, I32P),
-        ("prefill_stat", c_int, p, c_int32, c_int, F32P),
-        ("prefill_rows", c_int, p, c_int32, F32P, F32P),
-        ("prefill_some_rows", c_int, p, c_int32, c_int32, I32P, F32P, F32P),
-        (
-            "prefill_predict",
-            c_int,
-            p,
-            c_int32,
-            F32P,
-            c_int32,
-            c_bool,
-            c_int32,
-            c_int32,
-            F32P,
-            F32P,
-        ),
-        ("prefill_queries", c_int, p, c_int32, c_int32, F32P, F32P),
-        ("prefill_drop_queries", c_int, p, c_int32),
-        ("prefill_rotation", c_int, p, c_int32, F32P),
-        ("prefill_keep", c_int, p, I32P, I32P),
-        ("prefill_shrink", c_int, p, c_int32, I32P),
-        ("prefill_end", c_int, p),
-        ("prefill_pause", c_int, p),
-        ("prefill_resume", c_int, p),
-        ("prefill_free", None, p),
-        (
-            "prefill_nearest",
-            c_int,
-            p,
-            c_int32,
-            c_int32,
-            c_int32,
-            I32P,
-            c_int32,
-            I32P,
-            F32P,
-            I32P,
-        ),
-        ("prefill_merge", c_int, p, c_int32, c_int32, POINTER(CMerge)),
-    ):
-        fn = getattr(lib, "edgekv_" + name)
-        fn.restype, fn.argtypes = result, args
+P, I32 = c_void_p, c_int32
+FUNCTIONS: tuple[tuple[Any, ...], ...] = (
+    ("last_error", c_char_p),
+    ("last_status", c_int),
+    ("trim_heap", None),
+    ("next_context", None, c_bool),
+    ("why_unsupported", c_char_p, P),
+    ("model_n_head_kv", I32, P, I32),
+    ("model_hidden_width", I32, P),
+    ("has_store", c_bool, P),
+    ("check_finite", c_int, P),
+    ("context_bytes_get", c_int, P, POINTER(CContextBytes)),
+    ("n_layer", I32, P),
+    ("layer_get", c_int, P, I32, POINTER(CLayerInfo)),
+    ("len", c_int, P, I32, I32P),
+    ("pos", c_int, P, I32, I32, I32P),
+    ("rows_f32", c_int, P, I32, I32, F32P, F32P),
+    ("rows_bytes", c_int, P, I32, I32, P, P),
+    ("memory_get", c_int, P, POINTER(CMemoryInfo)),
+    ("mark_tokens", c_int, P),
+    ("evict", c_int, P, I32, I32P, I32P),
+    ("write_rows", c_int, P, I32, I32, I32, I32P, F32P, F32P),
+    ("trim_capacity", c_int, P),
+    ("parked_new", c_void_p, P),
+    ("parked_swap", c_int, P, P),
+    ("parked_bytes", c_int64, P),
+    ("parked_free", None, P),
+    ("prefill_begin", c_void_p, P, POINTER(CPrefillParams)),
+    ("prefill_by_layer", c_bool, P),
+    ("prefill_score_ms", c_double, P),
+    ("prefill_run", c_int, P, I32),
+    ("prefill_old", c_int, P, I32, I32P),
+    ("prefill_stat", c_int, P, I32, c_int, F32P),
+    ("prefill_rows", c_int, P, I32, F32P, F32P),
+    ("prefill_some_rows", c_int, P, I32, I32, I32P, F32P, F32P),
+    ("prefill_predict", c_int, P, I32, F32P, I32, c_bool, I32, I32, F32P, F32P),
+    ("prefill_queries", c_int, P, I32, I32, F32P, F32P),
+    ("prefill_drop_queries", c_int, P, I32),
+    ("prefill_rotation", c_int, P, I32, F32P),
+    ("prefill_keep", c_int, P, I32P, I32P),
+    ("prefill_shrink", c_int, P, I32, I32P),
+    ("prefill_end", c_int, P),
+    ("prefill_pause", c_int, P),
+    ("prefill_resume", c_int, P),
+    ("prefill_free", None, P),
+    ("prefill_nearest", c_int, P, I32, I32, I32, I32P, I32, I32P, F32P, I32P),
+    ("prefill_merge", c_int, P, I32, I32, POINTER(CMerge)),
+)
+"""Name, result and arguments of every function that is called here."""
 
-
-_declare()
+for _name, _result, *_arguments in FUNCTIONS:
+    _function = getattr(lib, "edgekv_" + _name)
+    _function.restype, _function.argtypes = _result, _arguments
 
 
 def error_of(status: int) -> EdgeKVError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from edgekv.native.bindings import CContextBytes, check, lib, llama_cpp
@@ -10,13 +12,18 @@ OUTPUTS = 32
 """Tokens of one step whose logits a compressed context can give."""
 
 
-def next_context(on: bool) -> None:
-    """The next llama.cpp context that this thread creates gets a ragged store."""
+@contextmanager
+def next_context(on: bool) -> Iterator[None]:
+    """A `with` block in which contexts that this thread creates get a ragged store, if `on`."""
     lib.edgekv_next_context(on)
+    try:
+        yield
+    finally:
+        lib.edgekv_next_context(False)
 
 
 def context_error() -> str:
-    """Why the context that `next_context` announced could not be created, one line; empty if
+    """Why a context of a `next_context` block could not be created, one line; empty if
     llama.cpp itself refused it.
 
     After a `llama_decode` that failed: why it did.

@@ -40,6 +40,7 @@ from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import MIN_TOKENS, count, hash_of, taking_part
 from edgekv.profiles.work import Work
+from edgekv.settings import Settings
 from edgekv.stats import Progress
 
 if TYPE_CHECKING:
@@ -120,28 +121,12 @@ def make(
     Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be
     measured.
     """
-    if llm._kv is None:
-        raise Unsupported(
-            f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}"
-        )
-    settings = llm._kv.settings
-    if settings.preset.observe.probe:
-        raise Unsupported(
-            f"the score '{settings.preset.score.name}' reads a probe of its own: make the profile"
-            " with 'edgekv profile probe'"
-        )
-    _isotonic()  # say now what is missing, not after minutes
+    s, heads = _checked(llm)
     tokens = [_tokens(llm, source) for source in sources]
     weights, done, found = oracle.OutputWeights(llm.model_path), Saved(partial), []
-    shape = len(ratios), *taking_part(llm._kv.store).shape
-    measures = (
-        identify(llm.model_path).digest,
-        settings.preset.name,
-        settings.window,
-        settings.sink,
-        objective,
-        tuple(ratios),
-    )
+    shape = len(ratios), *heads.shape
+    model = identify(llm.model_path)
+    measures = model.digest, s.preset.name, s.window, s.sink, objective, tuple(ratios)
     texts = list(zip(tokens, sources, strict=True))
     known = [_known(llm, *text, source, done) for text, source in texts]
 
@@ -167,27 +152,40 @@ def make(
             done.put(name(i), shares.tolist())
             work.end(2 * i + 1)
         found += [(shares, len(asked))]
-    shares, heads = (
-        np.average([f for f, _ in found], axis=0, weights=[n for _, n in found]),
-        taking_part(llm._kv.store),
-    )
+    done.remove()
+    words = [text for x in sources for text in (x.text, *x.questions, *x.answers)]
+    made_from = s.preset.score.name, s.window, s.sink, hash_of(words), command
+    return Profile(model, "lukv", tuple(ratios), _mean(found, ratios, heads), *made_from)
+
+
+def _checked(llm: Llama) -> tuple[Settings, NDArray[np.bool_]]:
+    """A model's settings, and [n_layer, n_head_kv] the heads that take part. Raises Unsupported if
+    nothing can be measured, EdgeKVError without SciPy: now, and not after minutes.
+    """
+    if llm._kv is None:
+        raise Unsupported(
+            f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}"
+        )
+    preset = llm._kv.settings.preset
+    if preset.observe.probe:
+        raise Unsupported(
+            f"the score '{preset.score.name}' reads a probe of its own: make the profile"
+            " with 'edgekv profile probe'"
+        )
+    _isotonic()
+    return llm._kv.settings, taking_part(llm._kv.store)
+
+
+def _mean(
+    found: list[tuple[NDArray[np.float64], int]],
+    ratios: Sequence[float],
+    heads: NDArray[np.bool_],
+) -> NDArray[np.float32]:
+    """The texts' shares [n_ratio, n_layer, n_head_kv] by their numbers of questions."""
+    shares = np.average([f for f, _ in found], axis=0, weights=[n for _, n in found])
     for i, ratio in enumerate(ratios):  # scaled: the least share must not raise the total
         shares[i, heads] = scale(np.maximum(shares[i, heads], LEAST), ratio)
-    done.remove()
-    calibration = hash_of(
-        [words for source in sources for words in (source.text, *source.questions, *source.answers)]
-    )
-    return Profile(
-        identify(llm.model_path),
-        "lukv",
-        tuple(ratios),
-        shares.astype(np.float32),
-        settings.preset.score.name,
-        settings.window,
-        settings.sink,
-        calibration,
-        command,
-    )
+    return shares.astype(np.float32)
 
 
 def measure(
