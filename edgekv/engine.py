@@ -381,18 +381,22 @@ class Engine:
             wish = WHOLE
         elif self.offloaded:  # they wait beside the device's memory
             wish = definite(wish)
+        model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
+        what = observer.extent(n_ubatch)
+        words = native.product_bytes(model, min(n_ubatch, what.n_all))
         return planned(
             wish,
             self.store.layers,
-            observer.extent(lib.llama_n_ubatch(self.ctx)),
+            what,
             plan.n_rows,
             n_seen=plan.n_tokens,
-            n_embd=native.hidden_width(lib.llama_get_model(self.ctx)),
-            n_ubatch=lib.llama_n_ubatch(self.ctx),
+            n_embd=native.hidden_width(model),
+            n_ubatch=n_ubatch,
             n_old=int(self.kept().max(initial=0)),
             old_bytes=memory.bytes_now,
             recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
+            words=0 if self.offloaded else words,
         )
 
     def _check_room(self, observer: QueryObserver, plan: Plan) -> PromptBytes:

@@ -91,6 +91,9 @@ struct edgekv_numbered {
 #define EDGEKV_PRODUCT_MIN 64
 GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node);
 
+// the same of a weight with rows of n_in values and that many tokens, if it takes them
+GGML_BACKEND_API size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens);
+
 struct edgekv_product_job {
     uint32_t * words;
     std::atomic<int32_t> n_ready, next; // 0 when the node begins

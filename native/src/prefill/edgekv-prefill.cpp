@@ -192,7 +192,7 @@ void edgekv_prefill::run(int il) {
     p.broken = false;
     note_peak();
     if (p.by_layer && il + 1 == n_layer) { // no layer comes that would need them
-        slices.drop_hidden();
+        slices.drop_work();
         chunks.drop_inputs();
         observers.drop_work();
     }
@@ -216,6 +216,7 @@ void edgekv_prefill::run_chunks(int slice) {
         }
         for (int l = begin; l < end; ++l) scratches.make_room(p.layer(l), c.row);
         slices.run(c, slice);
+        if (observers.looks_at(c, begin, end)) slices.rest(); // makes room for what is seen
         for (int l = begin; l < end; ++l) observers.observe(c, l);
         ++n_done;
         const bool goes_on = !progress || progress(n_done, n_slices, progress_data);
@@ -224,6 +225,7 @@ void edgekv_prefill::run_chunks(int slice) {
         }
     }
     at_end.restore();
+    slices.rest();
     for (int l = begin; l < end; ++l) observers.end_layer(l);
 }
 
