@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edgekv.conversations import Conversations, Talk
+from edgekv.session.aside import can_wait
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -39,6 +41,23 @@ class Turns:
         # the same text may be cut into other tokens there
         llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
         return n
+
+    def can_wait(self) -> bool:
+        """Whether the prompt that is being read can wait for others, see `meanwhile`."""
+        return can_wait(self._llm)
+
+    def is_short(self, tokens: Sequence[int]) -> bool:
+        """Whether at most one ubatch of a prompt would have to be read, behind a conversation that
+        waits.
+        """
+        n_ubatch = self._llm.context_params.n_ubatch
+        return len(tokens) <= n_ubatch or self._pool.n_unread(tokens) <= n_ubatch
+
+    def meanwhile(self) -> AbstractContextManager[None]:
+        """A `with` block inside of `kv_progress`: the prompt waits half read, and `use` takes other
+        conversations.
+        """
+        return self._pool.meanwhile()
 
     def list(self) -> Sequence[Talk]:
         """All conversations, the one used last first."""
