@@ -149,23 +149,28 @@ def busy(worker: Worker, guest: Shared, tokens=None, at=4) -> tuple[Shared, Job,
 
 
 class Acting(Shared):
-    """Does something once three pieces have been written."""
+    """Does something at the n-th event of a kind."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act: Callable[[], None], kind: type = Written, n: int = 3) -> None:
         super().__init__("guest")
-        self.act = act
+        self.act, self.kind, self.n = act, kind, n
 
     def __call__(self, event: Event) -> None:
         super().__call__(event)
-        if len(self.told) == 3:
+        if sum(isinstance(x, self.kind) for x in self.events) == self.n:
             act, self.act = self.act, lambda: None
             act()
 
 
-def test_who_reads_is_stopped_while_another_one_is_answered(working, eager):
+AMID = pytest.mark.parametrize("kind, n", [(Progress, 1), (Written, 3)])
+"""The other one's prompt is going to be read, or its answer is written."""
+
+
+@AMID
+def test_who_reads_is_stopped_while_another_one_is_answered(working, eager, kind, n):
     wanted = [alone(working(), some(N_LONG)), alone(working(), some(N_SHORT, 1), 40)]
     worker = working()
-    guest = Acting(lambda: worker.cancel(reader))
+    guest = Acting(lambda: worker.cancel(reader), kind, n)
     log, reader, _ = busy(worker, guest)
     assert guest.wait().n_written == 40 and guest.told == wanted[1]
     until(lambda: not worker.active())
@@ -174,13 +179,14 @@ def test_who_reads_is_stopped_while_another_one_is_answered(working, eager):
     assert alone(worker, some(N_LONG)) == wanted[0]
 
 
-def test_who_is_answered_meanwhile_is_stopped(working, eager):
+@AMID
+def test_who_is_answered_meanwhile_is_stopped(working, eager, kind, n):
     wanted = alone(working(), some(N_LONG))
     worker = working()
-    guest = Acting(lambda: worker.cancel(job))
+    guest = Acting(lambda: worker.cancel(job), kind, n)
     log, _, job = busy(worker, guest)
     assert log.wait().n_written == 12 and log.told == wanted
-    assert not guest.over.is_set() and len(guest.told) == 3
+    assert not guest.over.is_set() and isinstance(guest.events[-1], kind)
 
 
 @pytest.mark.parametrize("grammar", ["root ::= (", 'root ::= "a" [\\U00FFFFFF]'])
@@ -210,9 +216,19 @@ def test_an_error_of_who_reads_does_not_reach_others(working, eager, monkeypatch
     assert alone(worker, some(N_LONG)) == wanted[0]
 
 
-def test_the_server_stops_while_another_one_is_answered(working, eager):
+def test_a_fault_in_another_one_does_not_reach_who_reads(working, eager):
+    wanted = alone(working(), some(N_LONG))
     worker = working()
-    guest = Acting(lambda: worker.stop())
+    guest = Acting(lambda: 1 // 0)
+    log, _, _ = busy(worker, guest)
+    assert log.wait().n_written == 12 and log.told == wanted
+    assert guest.wait().error.status == 500
+
+
+@AMID
+def test_the_server_stops_while_another_one_is_answered(working, eager, kind, n):
+    worker = working()
+    guest = Acting(lambda: worker.stop(), kind, n)
     log, _, _ = busy(worker, guest)
     assert [x.wait().error.status for x in (log, guest)] == [503, 503]
 
