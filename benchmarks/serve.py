@@ -1,6 +1,7 @@
 """What `edgekv serve` remembers between questions, and whether it holds under load.
 
     python benchmarks/serve.py turns [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
+    python benchmarks/serve.py between [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
     python benchmarks/serve.py load [-m MODEL] [--clients 64] [--requests 2000] [--cache-ram 16]
 
 turns: a document and a question, and then a second question, the same question again, an edited

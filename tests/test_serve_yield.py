@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -324,3 +326,28 @@ def test_others_have_at_most_as_much_time_as_who_reads():
     assert share.until() is None
     now[0] = 7.1
     assert share.until() == pytest.approx(8.2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_answers_of_many_long_and_short_prompts_are_those_of_each_alone(working, seed):
+    """Some are stopped, whatever the worker does just then."""
+    rng, jobs = random.Random(seed), list[tuple[int, Job, Shared]]()
+    prompts = [some(n, seed=n) for n in (20, 60, 300, 700)]
+    right = [tokens_of(alone(working(), tokens)) for tokens in prompts]
+    worker = working(n_queue=100)
+    for _ in range(24):
+        i = rng.randrange(len(prompts))
+        log = Shared()
+        jobs.append((i, Job(asked(prompts[i]), log), log))
+        worker.submit(jobs[-1][1])
+        time.sleep(0.01 * rng.random())
+        if rng.random() < 0.3:
+            worker.cancel(rng.choice(jobs)[1])
+    whole = [(i, log) for i, job, log in jobs if not job.is_cancelled]
+    assert len(whole) > 10
+    for i, log in whole:
+        assert log.wait() and tokens_of(log.told) == right[i]
+
+
+def tokens_of(told: list[object]) -> list[int]:
+    return [one.token for written in told for one in written.logprobs]
