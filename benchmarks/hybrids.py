@@ -1,6 +1,7 @@
 """Memory of models with recurrent layers or sliding windows, with random weights.
 
-    python benchmarks/hybrids.py [--shapes qwen3.5-0.8b] [--tokens 8000] [--threads 2]
+    python benchmarks/hybrids.py [--shapes qwen3.5-0.8b] [--methods auto] [--tokens 8000]
+                                 [--threads 2]
 
 A fresh process reads a short prompt, so that weights and compute buffers are in memory, forgets it,
 and reads a long one: with the full cache, and at a ratio of 0.2. Its largest resident size (VmHWM,
@@ -32,8 +33,9 @@ from edgekv.bench import synthetic  # noqa: E402
 MIB = 2**20
 RATIO, N_WARM_UP = 0.2, 700
 FULL = "full"
-METHODS = (FULL, "snapkv", "auto")
-"""snapkv stores f16, auto q8_0."""
+METHODS = f"{FULL},snapkv,auto"
+"""snapkv stores f16, auto q8_0. The full cache is llama.cpp's with as little memory as it can:
+flash attention, and of sliding windows what they need."""
 
 
 def main() -> None:
@@ -48,6 +50,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default="qwen3.5-0.8b,gemma4-1b,lfm2-moe-1b,deepseek2-1b")
+    parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--child", action="store_true")
@@ -102,8 +105,9 @@ def print_memory(options: argparse.Namespace) -> None:
     )
     with models(options) as files:
         for name, path in files:
-            child(model=path, prepare=True)
-            for method in METHODS:
+            if "auto" in options.methods:
+                child(model=path, prepare=True)
+            for method in options.methods.split(","):
                 more = {"tokens": options.tokens, "threads": options.threads}
                 got = child(model=path, method=method, **more)
                 heads = ("kept", "reported", "measured", "process", "recurrent")
@@ -125,8 +129,8 @@ def memory(request: dict[str, Any]) -> dict[str, Any]:
         edgekv.make_profile(request["model"])
         return {}
     method = request["method"]
-    options = {"kv_ratio": 1.0} if method == FULL else {"kv_ratio": RATIO, "kv_method": method}
-    llm = load(request, **options)
+    plain = {"kv_ratio": 1.0, "flash_attn": True, "swa_full": False}
+    llm = load(request, **plain if method == FULL else {"kv_ratio": RATIO, "kv_method": method})
     llm.eval(tokens(llm, N_WARM_UP, 1))
     llm.reset()
     native.trim_heap()

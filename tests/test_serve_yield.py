@@ -218,6 +218,22 @@ def test_an_error_of_who_reads_does_not_reach_others(working, eager, monkeypatch
     assert alone(worker, some(N_LONG)) == wanted[0]
 
 
+def test_an_error_in_comparing_a_prompt_does_not_reach_who_reads(working, eager, monkeypatch):
+    wanted = alone(working(), some(N_LONG))
+    worker, guest = working(), Shared("guest")
+
+    def settled(self, prompt: Prompt) -> Prompt:
+        if len(prompt.tokens) == 300:
+            raise EdgeKVError("no such text")
+        return prompt
+
+    monkeypatch.setattr(Turns, "settled", settled)
+    log, _, _ = busy(worker, guest, some(300, 1))
+    assert guest.wait().error.message == "no such text"
+    assert log.wait().n_written == 12 and log.told == wanted
+    assert log.order.index(("guest", Failed)) < log.order.index(("long", Written))
+
+
 def test_a_fault_in_another_one_does_not_reach_who_reads(working, eager):
     wanted = alone(working(), some(N_LONG))
     worker = working()

@@ -81,13 +81,16 @@ class Answer:
 
     def _read(self) -> None:
         begin, n_before = time.perf_counter(), self._llm.n_evaluated
-        prompt = self._wish.prompt
+        prompt = self._conversations.settled(self._wish.prompt)
+        self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
         self.n_cached = n
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
             nonlocal n_before
+            if not done:  # that is said already
+                return
             ms = 1e3 * (time.perf_counter() - begin)
             self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
             n_evaluated = self._llm.n_evaluated
@@ -160,7 +163,9 @@ class Answer:
 
     def _cache(self) -> Cache:
         stats = self._llm.kv_stats()
-        return Cache(stats.method, stats.n_bytes_used, stats.n_bytes_full)
+        return Cache(
+            stats.method, stats.n_bytes_used, stats.n_bytes_full, self._conversations.handle
+        )
 
     def _pull_trigger(self, text: str) -> None:
         """Let the trigger's grammar begin or end to decide, by what was written so far.

@@ -226,7 +226,7 @@ class Worker:
         if reader is None or self._using is not reader or not self.conversations.can_wait():
             return
         until = self._share.until()
-        if until is None or self._next_guest() is None:
+        if until is None or not any(map(self._may_be_guest, self._others())):
             return
         begin, used_s = time.perf_counter(), 0.0
         try:
@@ -252,18 +252,29 @@ class Worker:
         return now - begin
 
     def _next_guest(self) -> Job | None:
-        """Whose turn it is while a prompt is read: an answer that is written, or a short prompt."""
+        """Whose turn it is while a prompt waits half read: an answer that is written, or a short
+        prompt.
+        """
+        return next((job for job in self._others() if self._is_guest(job)), None)
+
+    def _others(self) -> list[Job]:
         with self._wake:
             self._admit()
-            others = [job for job in self._active if job is not self._reader]
-        return next((job for job in others if self._is_guest(job)), None)
+            return [job for job in self._active if job is not self._reader]
+
+    def _may_be_guest(self, job: Job) -> bool:
+        """Whether it is not known to be a long prompt."""
+        has_read = job.answer is not None and job.answer.has_read
+        return job.is_cancelled or has_read or self._is_short.get(job, True)
 
     def _is_guest(self, job: Job) -> bool:
-        if job.is_cancelled or (job.answer and job.answer.has_read):
-            return True
-        if job not in self._is_short:
-            self._is_short[job] = self.conversations.is_short(job.wish.prompt.tokens)
-        return self._is_short[job]
+        has_read = job.answer is not None and job.answer.has_read
+        if not has_read and not job.is_cancelled and job not in self._is_short:
+            try:
+                self._is_short[job] = self.conversations.is_short(job.wish.prompt)
+            except Exception:  # the error is that job's own: its turn says what it is
+                self._is_short[job] = True
+        return self._may_be_guest(job)
 
     def _leave(self, job: Job) -> None:
         self._active.remove(job)

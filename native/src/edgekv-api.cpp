@@ -4,6 +4,7 @@
 #include "edgekv-error.h"
 #include "edgekv-parked.h"
 #include "edgekv-prefill.h"
+#include "edgekv-kernels.h"
 
 #include "llama-context.h"
 
@@ -176,7 +177,7 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
             if (!out) return;
             std::vector<char> host(l.len[head] * t->nb[1]);
             edgekv_get_rows(t, l.first[head], l.len[head], host.data());
-            edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
+            edgekv_cpu().rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
         };
         read(l.t.k, l.d_k, k);
         read(l.t.v, l.d_v, v);
