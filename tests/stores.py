@@ -16,6 +16,7 @@ def empty_home(monkeypatch: Any, folder: Path) -> Path:
     for name in list(os.environ):
         if name.startswith(_NAMES):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HOME", str(folder))
     return folder
 

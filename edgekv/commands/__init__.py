@@ -28,6 +28,7 @@ COMMANDS = (
     "bench",
     "info",
     "models",
+    "pull",
     "methods",
     "eval",
     "profile",

@@ -26,7 +26,7 @@ def model_path(name: str) -> str:
     """The file that a model's name means: see `edgekv.models_found`. Raises EdgeKVError."""
     from edgekv.models_found.names import path_of
 
-    return path_of(name)
+    return path_of(name, terminal.status)
 
 
 def load_llama(options: EngineOptions) -> Llama:
