@@ -15,6 +15,7 @@ from edgekv.commands.declare import option
 from edgekv.commands.fit import CTX_DEFAULT, margin
 from edgekv.commands.overview import Entry, Room, entries
 from edgekv.commands.report import table
+from edgekv.commands.text import printable
 from edgekv.commands.values import COUNT
 from edgekv.memory.sizes import size_text
 
@@ -124,8 +125,3 @@ def wrapped(line: str, width: int | None, indent: str = "") -> list[str]:
     how = textwrap.TextWrapper(room, initial_indent=indent, subsequent_indent=indent)
     how.break_long_words = how.break_on_hyphens = False
     return how.wrap(line)
-
-
-def printable(name: str) -> str:
-    """A name without what could steer a terminal."""
-    return "".join(c if c.isprintable() else "?" for c in name)
