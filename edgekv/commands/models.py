@@ -15,7 +15,6 @@ from edgekv.commands.declare import option
 from edgekv.commands.fit import CTX_DEFAULT, margin
 from edgekv.commands.overview import Entry, Room, entries
 from edgekv.commands.report import table
-from edgekv.commands.text import printable
 from edgekv.commands.values import COUNT
 from edgekv.memory.sizes import size_text
 
@@ -69,7 +68,7 @@ def reading(status: Status | None, name: str) -> None:
     from rich.text import Text
 
     if status:
-        status.update(Text(printable(f"reading {name}")))
+        status.update(Text(one_line(f"reading {name}")))
 
 
 def text(found: list[Entry], width: int | None) -> str:
@@ -90,9 +89,9 @@ def cells(one: Entry) -> list[str]:
     if one.fits and one.ratio == 1 and one.cache_type != "f16":
         fits += f" as {one.cache_type}"
     return [
-        printable(one.name),
+        one_line(one.name),
         size_text(one.size),
-        printable(one.arch),
+        one_line(one.arch),
         size_text(one.kv_bytes_per_token),
         "yes" if one.compressible else "no",
         f"{one.n_ctx:,} {fits}" if one.fits else f"{one.n_ctx:,} do not",
@@ -114,7 +113,7 @@ def fitted(rows: list[list[str]], width: int | None) -> str:
 
 def refusal(one: Entry, width: int | None) -> list[str]:
     """A model that cannot be run, and why."""
-    return [f"  {printable(one.name)}", *wrapped(printable(one.why_not), width, "    ")]
+    return [f"  {one_line(one.name)}", *wrapped(one_line(one.why_not), width, "    ")]
 
 
 def wrapped(line: str, width: int | None, indent: str = "") -> list[str]:
@@ -125,3 +124,8 @@ def wrapped(line: str, width: int | None, indent: str = "") -> list[str]:
     how = textwrap.TextWrapper(room, initial_indent=indent, subsequent_indent=indent)
     how.break_long_words = how.break_on_hyphens = False
     return how.wrap(line)
+
+
+def one_line(name: str) -> str:
+    """A name with '?' for line ends and for what could steer a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in name)
