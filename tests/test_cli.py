@@ -175,27 +175,6 @@ def test_short_flags_of_several_letters(fake):
     assert fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
 
 
-@pytest.mark.parametrize("flag", ["-cnv", "--conversation"])
-def test_a_conversation_is_what_chat_is(fake, flag):
-    result = call("chat", "-m", "m", flag, "-sys", "Hello", stdin="a\n")
-    assert result.exit_code == 0 and fake.options.ctx_size == 0
-    assert fake.calls[0]["messages"][0] == {"role": "system", "content": "Hello"}
-    assert "edgekv chat MODEL" in refused(call("run", "-m", "m", "-p", "x", flag))
-
-
-@pytest.mark.parametrize("flag", ["-no-cnv", "--no-conversation"])
-def test_without_a_conversation_a_prompt_is_raw(fake, flag):
-    assert call("run", "-m", "m", "-p", "a b", flag).stdout == "A B\n"
-    assert "messages" not in fake.calls[0]
-    assert "--raw" in refused(call("run", "-m", "m", "-p", "x", flag, "-sys", "s"))
-    assert "edgekv run" in refused(call("chat", "-m", "m", flag))
-
-
-@pytest.mark.parametrize("flag", ["-cnvx", "-conversation", "--cnv", "--conversationx"])
-def test_what_is_nearly_that_stays_refused(fake, flag):
-    refused(call("chat", "-m", "m", flag))
-
-
 def test_flag_before_environment_before_default(fake, monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_MODEL", "from-env")
     monkeypatch.setenv("LLAMA_ARG_CACHE_TYPE_K", "q8_0")
@@ -450,6 +429,35 @@ def test_several_lines_between_triple_quotes_are_one_message(fake):
         'five """',
         "/six",
     ]
+
+
+@pytest.mark.parametrize("words", ["-cnv", "--conversation"])
+def test_llama_clis_conversation_is_a_chat(fake, words):
+    call(f"chat -m m {words} --system-prompt", "be brief", stdin="hello\n")
+    assert [x["content"] for x in fake.calls[0]["messages"]] == ["be brief", "hello"]
+    assert "'edgekv run'" in refused(call("chat -m m -no-cnv", stdin=""))
+    assert "'edgekv chat'" in refused(call(f"run -m m {words} hello"))
+
+
+@pytest.mark.parametrize("words", ["-no-cnv", "--no-conversation"])
+def test_llama_clis_no_conversation_is_a_raw_prompt(fake, words):
+    call(f"run -m m {words} -p", "a b")
+    assert fake.calls[0]["prompt"] == "a b"
+
+
+def test_a_system_message_may_lie_in_a_file(fake, tmp_path):
+    file = tmp_path / "system.txt"
+    file.write_text("be brief\n")
+    for line, stdin in (("chat -m m", "hello\n"), ("run -m m hello", "")):
+        call(f"{line} -sysf {file}", stdin=stdin)
+        assert fake.calls[-1]["messages"][0] == {"role": "system", "content": "be brief"}
+    assert "once" in refused(call(f"run -m m hello -sys x --system-prompt-file {file}"))
+    assert "no file" in refused(call(f"run -m m hello -sysf {tmp_path}/none"))
+
+
+@pytest.mark.parametrize("word", ["-cnw", "-xyz", "--conversations"])
+def test_an_unknown_option_stays_refused(fake, word):
+    assert "--help" in refused(call(f"chat -m m {word}"))
 
 
 def test_a_model_without_a_template_continues_text(fake, tmp_path):

@@ -1,4 +1,4 @@
-"""Downloads at a user's request, from a server on loopback."""
+"""Downloads, from a server on this computer."""
 
 from __future__ import annotations
 
@@ -8,234 +8,217 @@ import sys
 import pytest
 
 from edgekv.errors import BadInput
+from edgekv.hub import wanted as names
 from edgekv.models_found.names import path_of
+from tests import hub_server, models, stores
 from tests.cli import refused, typed
-from tests.hub import Hub, served
 
+constants = pytest.importorskip("huggingface_hub.constants")
 REPO = "who/Tiny-GGUF"
-DATA = bytes(range(256)) * 4000
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """An empty home folder."""
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
 
 
 @pytest.fixture
-def hub(home, monkeypatch):
-    """A server with one repository."""
-    files = {
-        "README.md": b"hello",
-        "mmproj-Tiny-Q4_K_M.gguf": b"GGUF mmproj",
-        "Tiny-Q8_0.gguf": b"GGUF 8" + DATA,
-        "Tiny-Q4_K_M.gguf": b"GGUF 4" + DATA,
-        "F16/Tiny-F16-00001-of-00002.gguf": b"GGUF 16 1",
-        "F16/Tiny-F16-00002-of-00002.gguf": b"GGUF 16 2",
-    }
-    with served(Hub({REPO: files}, small={"README.md"})) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100_000)
-        monkeypatch.setattr("time.sleep", lambda _: None)  # between tries
-        yield hub
+def cache(tmp_path, monkeypatch):
+    """Hugging Face's cache in an empty home, and no download forbidden."""
+    home = stores.empty_home(monkeypatch, tmp_path)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2**16)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
+    return home / ".cache/huggingface/hub"
 
 
-def read(path):
-    with open(path, "rb") as f:
-        return f.read()
+@pytest.fixture
+def hub(cache, monkeypatch):
+    with hub_server.serving() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+def give(hub, *files, repo=REPO):
+    for name in files:
+        hub.files[repo, name] = b"GGUF" + os.urandom(300_000)
 
 
 @pytest.mark.parametrize(
-    "name, file",
+    ("word", "file"),
     [
-        ("who/Tiny-GGUF", "Tiny-Q4_K_M.gguf"),
-        ("hf:who/Tiny-GGUF", "Tiny-Q4_K_M.gguf"),
-        ("hf.co/who/Tiny-GGUF:q8_0", "Tiny-Q8_0.gguf"),
-        ("https://huggingface.co/who/Tiny-GGUF", "Tiny-Q4_K_M.gguf"),
-        ("hf:who/Tiny-GGUF/Tiny-Q8_0.gguf", "Tiny-Q8_0.gguf"),
+        (REPO, "tiny-Q4_K_M.gguf"),
+        (f"hf:{REPO}:q8_0", "tiny-Q8_0.gguf"),
+        (f"hf.co/{REPO}:Q4_K_M", "tiny-Q4_K_M.gguf"),
+        (f"https://huggingface.co/{REPO}", "tiny-Q4_K_M.gguf"),
+        (f"{REPO}/sub/tiny-IQ2.gguf", "sub/tiny-IQ2.gguf"),
     ],
 )
-def test_pull_fetches_the_file_that_llama_cpp_would_take(hub, name, file):
-    result = typed(f"pull {name}")
+def test_a_model_is_pulled_into_the_cache(hub, cache, word, file):
+    there = ("README.md", "mmproj-a-Q4_K_M.gguf", "sub/tiny-IQ2.gguf")
+    give(hub, *there, "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf")
+    result = typed(f"pull {word}")
     assert result.exit_code == 0, result.output
-    path = result.stdout.strip()
-    assert path.endswith(file) and read(path) == hub.files[REPO][file]
-    assert "downloading" in result.stderr and "edgekv chat hf:who/Tiny-GGUF" in result.stderr
+    path = cache / f"models--who--Tiny-GGUF/snapshots/{hub_server.COMMIT}/{file}"
+    assert result.stdout.splitlines() == [str(path)]
+    assert path.read_bytes() == hub.files[REPO, file]
+    assert f"downloading {REPO}/{file}" in result.stderr
+    assert len(hub.ranges) == 1
+    assert typed(f"pull {word}").stdout.splitlines() == [str(path)]
+    assert len(hub.ranges) == 1
 
 
-def test_what_is_here_is_not_fetched_again(hub, monkeypatch):
-    first = path_of("hf:who/Tiny-GGUF")
+def test_without_the_usual_quantisations_it_is_the_first_file(hub):
+    give(hub, "b-IQ3_M.gguf", "a-Q2_K.gguf")
+    assert typed(f"pull {REPO}").stdout.endswith("a-Q2_K.gguf\n")
+
+
+def test_a_name_for_a_command_downloads_once_and_then_asks_nobody(hub, tmp_path):
+    hub.files[REPO, "t-Q4_K_M.gguf"] = models.write("llama-gqa", tmp_path).read_bytes()
+    assert f"edgekv pull {REPO}" in refused(typed(f"info {REPO}"))
+    assert not hub.asked
+    result = typed(f"info -hf {REPO}")
+    assert result.exit_code == 0 and "llama" in result.stdout, result.output
     n_asked = len(hub.asked)
-    assert path_of("hf:who/Tiny-GGUF") == path_of("hf:who/Tiny-GGUF:Q4_K_M") == first
+    assert typed(f"info hf:{REPO}:Q4_K_M").exit_code == 0
+    assert typed(f"info {REPO}").exit_code == 0
     assert len(hub.asked) == n_asked
-    assert typed("pull who/Tiny-GGUF").stdout.strip() == first
-    assert len(hub.ranges) == 1
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert path_of("who/Tiny-GGUF") == first
 
 
-def test_the_cache_is_as_huggingface_hub_lays_it_out(hub):
-    from huggingface_hub import try_to_load_from_cache
+def test_a_broken_line_is_taken_up_within_one_command(hub):
+    give(hub, "t-Q4_K_M.gguf")
+    hub.budget = 100_000
+    handler = hub_server.Handler._send
 
-    path = path_of("hf:who/Tiny-GGUF:Q8_0")
-    cache = os.path.join(os.environ["HOME"], ".cache/huggingface/hub")
-    assert try_to_load_from_cache(REPO, "Tiny-Q8_0.gguf", cache_dir=cache) == path
+    def send(self, *args, **kwargs):
+        handler(self, *args, **kwargs)
+        if self.server.budget == 0:
+            self.server.budget = None
 
-
-def test_all_parts_of_a_model_are_fetched(hub):
-    path = path_of("hf:who/Tiny-GGUF:F16")
-    assert path.endswith("F16/Tiny-F16-00001-of-00002.gguf")
-    other = path.replace("00001-of", "00002-of")
-    assert read(other) == b"GGUF 16 2"
-    os.unlink(other)
-    assert path_of("hf:who/Tiny-GGUF:F16") == path and read(other) == b"GGUF 16 2"
-
-
-def test_a_model_without_one_of_its_parts_is_refused(hub):
-    del hub.files[REPO]["F16/Tiny-F16-00002-of-00002.gguf"]
-    assert "00002-of-00002.gguf" in refused(typed("pull who/Tiny-GGUF:F16"))
+    hub_server.Handler._send = send
+    try:
+        assert typed(f"pull {REPO}").exit_code == 0
+    finally:
+        hub_server.Handler._send = handler
+    assert hub.ranges[0] is None and hub.ranges[1].startswith("bytes=")
 
 
-def test_an_interrupted_download_goes_on(hub):
-    hub.cut = 500_000
-    result = typed("pull who/Tiny-GGUF")
-    assert result.exit_code == 2 and "the same command goes on" in result.stderr
-    with pytest.raises(BadInput):
-        path_of("who/Tiny-GGUF")  # nothing has a name that is not whole
-    hub.cut = hub.refuse = None
-    result = typed("pull who/Tiny-GGUF")
-    assert hub.ranges[-1] == "bytes=500000-"
-    assert read(result.stdout.strip()) == b"GGUF 4" + DATA
+def test_an_interrupted_download_goes_on_where_it_stopped(hub, cache):
+    give(hub, "t-Q4_K_M.gguf")
+    hub.budget = 200_000
+    assert "goes on" in refused_download(f"pull {REPO}")
+    assert path_or_none() is None
+    partial = next((cache / "models--who--Tiny-GGUF/blobs").glob("*.incomplete"))
+    n_bytes = partial.stat().st_size
+    assert 0 < n_bytes <= 200_000
+    hub.budget, hub.ranges = None, []
+    result = typed(f"pull {REPO}")
+    assert result.exit_code == 0, result.output
+    assert hub.ranges == [f"bytes={n_bytes}-"]
+    with open(result.stdout.strip(), "rb") as f:
+        assert f.read() == hub.files[REPO, "t-Q4_K_M.gguf"]
+    assert not partial.exists()
 
 
-def test_a_broken_connection_is_gone_on_with_at_once(hub):
-    hub.cut, hub.heals = 500_000, True
-    assert read(path_of("hf:who/Tiny-GGUF")) == b"GGUF 4" + DATA
-    assert hub.ranges == ["", "bytes=500000-"]
+def path_or_none():
+    """The path of the model by its name, where nothing may be downloaded."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        return path_of(f"hf:{REPO}")
+    except BadInput:
+        return None
+    finally:
+        del os.environ["HF_HUB_OFFLINE"]
 
 
-@pytest.mark.parametrize("small", [False, True])
-def test_a_wrong_checksum_is_refused(hub, home, small):
-    hub.lie.add("Tiny-Q4_K_M.gguf")
-    hub.small |= {"Tiny-Q4_K_M.gguf"} if small else set()
-    result = typed("chat hf:who/Tiny-GGUF")
-    assert result.exit_code == 2 and "wrong checksum" in result.stderr.splitlines()[-1]
-    kept = [name for _, _, names in os.walk(home) for name in names if "gguf" in name.lower()]
-    assert not kept
-    hub.lie.clear()
-    assert read(path_of("hf:who/Tiny-GGUF")) == b"GGUF 4" + DATA
+def refused_download(line):
+    """The last line of a download that was begun and failed."""
+    result = typed(line)
+    assert result.exit_code == 2, result.output
+    return result.stderr.splitlines()[-1]
 
 
-def test_a_small_file_that_git_holds_is_checked_too(hub):
-    hub.small.add("Tiny-Q4_K_M.gguf")
-    assert read(path_of("hf:who/Tiny-GGUF")) == b"GGUF 4" + DATA
+def test_a_wrong_checksum_is_refused_and_nothing_is_left(hub, cache):
+    give(hub, "t-Q4_K_M.gguf")
+    hub.lies = True
+    assert "checksum" in refused_download(f"pull {REPO}")
+    assert not [x for x in cache.rglob("*") if x.is_file() and x.suffix != ".lock"]
+    hub.lies = False
+    assert typed(f"pull {REPO}").exit_code == 0
 
 
-def test_hf_options_download_too(hub):
-    result = typed("info -hf who/Tiny-GGUF -hff Tiny-Q8_0.gguf")
-    assert "Tiny-Q8_0.gguf cannot be loaded" in result.stderr.splitlines()[-1]  # it is no model
-    assert len(hub.ranges) == 1
+def test_bytes_that_changed_in_what_was_left_are_noticed(hub, cache):
+    give(hub, "t-Q4_K_M.gguf")
+    hub.budget = 200_000
+    refused_download(f"pull {REPO}")
+    partial = next((cache / "models--who--Tiny-GGUF/blobs").glob("*.incomplete"))
+    partial.write_bytes(b"x" * partial.stat().st_size)
+    hub.budget = None
+    assert "checksum" in refused_download(f"pull {REPO}")
+    assert not partial.exists()
 
 
-@pytest.mark.parametrize("line", ["pull who/Tiny-GGUF", "info hf:who/Tiny-GGUF"])
-def test_offline_nothing_is_asked(hub, monkeypatch, line):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "who/Tiny-GGUF" in refused(typed(line)) and not hub.asked
+def test_all_parts_come_and_an_unfinished_one_is_no_model(hub):
+    give(hub, *(f"Q4_K_M/big-Q4_K_M-0000{i}-of-00003.gguf" for i in (1, 2, 3)))
+    hub.budget = 700_000
+    refused_download(f"pull {REPO}")
+    assert path_or_none() is None
+    hub.budget = None
+    path = path_of(f"hf:{REPO}")
+    assert path.endswith("big-Q4_K_M-00001-of-00003.gguf")
+    assert sorted(os.listdir(os.path.dirname(path)))[2].endswith("00003-of-00003.gguf")
+    del hub.files[REPO, "Q4_K_M/big-Q4_K_M-00002-of-00003.gguf"]
+    assert "lacks" in refused(typed(f"pull {REPO}"))
 
 
-def test_no_server_is_one_line(home, monkeypatch):
+def test_offline_is_as_before(hub, monkeypatch):
+    give(hub, "t-Q4_K_M.gguf")
+    for name in ("HF_HUB_OFFLINE", "LLAMA_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+        assert "no model" in refused(typed(f"info hf:{REPO}"))
+        assert "downloads are off" in refused(typed(f"pull {REPO}"))
+        monkeypatch.delenv(name)
+    assert not hub.asked
+
+
+def test_mistakes_are_one_line(hub, monkeypatch):
+    give(hub, "t-Q5_K_M.gguf", "t-Q8_0.gguf")
+    assert "there are Q5_K_M, Q8_0" in refused(typed(f"pull {REPO}:Q4_0"))
+    assert "has no file u.gguf" in refused(typed(f"pull {REPO}/u.gguf"))
+    assert "check the name" in refused(typed("pull who/Nothing"))
+    give(hub, "model.safetensors", repo="who/plain")
+    assert "-GGUF" in refused(typed("pull who/plain"))
+    hub.gated = {REPO}
+    assert "agree" in refused(typed(f"pull {REPO}"))
+    for word in ("demo", "ollama:x", "tiny", "a/b/../c.gguf", "a/..:Q4", "a//b"):
+        refused(typed(f"pull {word}"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert "http://127.0.0.1:9" in refused(typed("pull who/Tiny-GGUF"))
+    assert "cannot be reached" in refused(typed(f"pull {REPO}"))
 
 
-def test_a_token_is_shown(hub, monkeypatch):
+def test_a_token_is_sent(hub, monkeypatch):
+    give(hub, "t-Q4_K_M.gguf")
     hub.token = "hf_secret"
-    assert "HF_TOKEN" in refused(typed("pull who/Tiny-GGUF"))
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    assert typed("pull who/Tiny-GGUF").exit_code == 0
+    assert "HF_TOKEN" in refused(typed(f"pull {REPO}"))
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert typed(f"pull {REPO}").exit_code == 0
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(hub, monkeypatch):
+    give(hub, "t-Q4_K_M.gguf")
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("edgekv.hub.transfer.shutil.disk_usage", lambda _: usage)
+    assert "make room" in refused(typed(f"pull {REPO}"))
+    assert not hub.ranges
+
+
+def test_a_missing_package_is_said_with_the_command(hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert "pip install 'edgekv[hub]'" in refused(typed(f"pull {REPO}"))
 
 
 @pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("who/Nothing", "has no who/Nothing"),
-        ("who/Tiny-GGUF:Q9_9", "Q8_0"),
-        ("who/Tiny-GGUF/other.gguf", "Tiny-Q8_0.gguf"),
-        ("llama3.2", "ollama pull llama3.2"),
-        ("../../etc", "USER/REPO"),
-        ("who/..", "USER/REPO"),
-    ],
+    "name", ["../x.gguf", "/x.gguf", "a/../../x.gguf", "a\\..\\x.gguf", "a\x1b"]
 )
-def test_what_there_is_not_is_one_line(hub, name, expected):
-    assert expected in refused(typed(f"pull {name}"))
-
-
-def test_names_that_lead_out_of_the_cache_are_left_out(hub, home):
-    hub.files[REPO] = {"../../../../evil-Q4_K_M.gguf": b"GGUF", "a\\b-Q4_K_M.gguf": b"GGUF"}
-    assert "no GGUF file" in refused(typed("pull who/Tiny-GGUF"))
-
-
-def test_without_the_extra_the_command_that_installs_it_is_named(hub, monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert "pip install 'edgekv[hub]'" in refused(typed("pull who/Tiny-GGUF"))
-
-
-@pytest.mark.parametrize("site", ["hf.co", "huggingface.co", "https://huggingface.co"])
-def test_an_address_is_the_repository(hub, site):
-    path = path_of(f"{site}/who/Tiny-GGUF")
-    n_asked = len(hub.asked)
-    assert path_of(f"{site}/who/Tiny-GGUF:Q4_K_M") == path == path_of("hf:who/Tiny-GGUF")
-    assert len(hub.asked) == n_asked
-
-
-def test_one_process_at_a_time_fetches_a_file(hub, home):
-    from filelock import FileLock
-
-    from edgekv.hub.files import PARTIAL
-
-    digest = hub.info(REPO)["siblings"][3]["lfs"]["sha256"]
-    blobs = home / ".cache/huggingface/hub/models--who--Tiny-GGUF/blobs"
-    blobs.mkdir(parents=True)
-    with FileLock(blobs / f"{digest}{PARTIAL}.lock"):
-        result = typed("pull who/Tiny-GGUF")
-    assert result.exit_code == 2 and "another process" in result.stderr
-    assert typed("pull who/Tiny-GGUF").exit_code == 0
-
-
-def test_a_full_disk_is_seen_before(hub, monkeypatch):
-    import shutil
-
-    usage = shutil.disk_usage("/")._replace(free=1000)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    result = typed("pull who/Tiny-GGUF")
-    assert result.exit_code == 2 and "make room" in result.stderr and not hub.ranges
-
-
-def test_what_is_too_large_for_plain_http_names_another_way(hub, monkeypatch):
-    monkeypatch.setattr("edgekv.hub.files.LARGEST", 1000)
-    result = typed("pull who/Tiny-GGUF")
-    assert "hf download who/Tiny-GGUF Tiny-Q4_K_M.gguf" in result.stderr and not hub.ranges
-
-
-def test_ctrl_c_keeps_what_came(hub, monkeypatch):
-    def stopped(url, file, **_):
-        file.write(hub.files[REPO]["Tiny-Q4_K_M.gguf"][:500_000])
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.file_download.http_get", stopped)
-        result = typed("pull who/Tiny-GGUF")
-    assert result.exit_code == 130 and "goes on where it was" in result.stderr
-    assert read(typed("pull who/Tiny-GGUF").stdout.strip()) == b"GGUF 4" + DATA
-    assert hub.ranges == ["bytes=500000-"]
-
-
-def test_no_other_name_asks_the_server(hub):
-    refused(typed("info who/Tiny-GGUF"))
-    refused(typed("info ollama:who/Tiny-GGUF"))
-    typed("models")
-    assert not hub.asked
+def test_a_name_that_leads_out_of_the_cache_is_no_file(name):
+    assert not names.is_safe(name)
+    with pytest.raises(BadInput, match="-GGUF"):
+        names.wanted(REPO).files([name])

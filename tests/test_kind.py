@@ -1,60 +1,43 @@
-"""Files that are no model to chat with: each says in one line what it is and what to do."""
+"""GGUF files that are no models, given as one."""
 
 from __future__ import annotations
 
-import gguf
 import pytest
 
-from tests import embedders, models
+from edgekv.errors import BadInput
+from edgekv.model import kind
+from tests import embedders, gguf_files, models
 from tests.cli import refused, typed
 
 
-def write(path, kind="model", arch="llama", **more):
-    """A GGUF file without tensors, by what it says of itself."""
-    writer = gguf.GGUFWriter(str(path), arch)
-    writer.add_type(kind)
-    for key, value in more.items():
-        writer.add_uint32(key.replace("__", "."), value)
-    models.add_tokenizer(writer)
-    models.finish(writer)
-    return path
+@pytest.mark.parametrize("what", ["mmproj", "--lora", "importance", "--kv-profile", "vocabulary"])
+def test_a_file_beside_models_is_said_to_be_one(tmp_path, what):
+    path = gguf_files.others(tmp_path)[what]
+    for line in ("info", "fit", "chat", "bench -m"):
+        assert what in refused(typed(f"{line} {path}"))
 
 
-@pytest.mark.parametrize("command", ["chat", "run", "fit", "info"])
-@pytest.mark.parametrize(
-    "kind, arch, expected",
-    [
-        ("mmproj", "clip", "mmproj"),
-        ("model", "clip", "mmproj"),
-        ("imatrix", "imatrix", "importance matrix"),
-        ("model", "llama", "no weights"),
-    ],
-)
-def test_a_file_that_is_no_model_says_what_it_is(tmp_path, command, kind, arch, expected):
-    path = write(tmp_path / "x.gguf", kind, arch)
-    line = refused(typed(f"{command} {path}" + " hello" * (command == "run")))
-    assert expected in line and "name" in line and str(path) in line
+@pytest.mark.parametrize("arch", ["bert", "gemma-embedding"])
+def test_an_embedding_model_writes_no_text(tmp_path, arch):
+    path = gguf_files.write(tmp_path / "e.gguf", arch, ("a",))
+    assert "embedding=True" in refused(typed(f"chat {path}"))
+    assert "embedding=True" in refused(typed(f"run {path} hi"))
 
 
-@pytest.mark.parametrize("command", ["chat", "fit", "profile probe -o {folder}/p.gguf"])
-def test_a_lora_is_sent_to_its_option(tmp_path, command):
-    path = models.write_adapter(tmp_path / "lora.gguf", "llama-gqa")
-    line = refused(typed(f"{command.format(folder=tmp_path)} -m {path}"))
-    assert "LoRA adapter" in line and "--lora" in line
+def test_a_ranker_by_its_pooling_writes_no_text(tmp_path):
+    path = gguf_files.write(tmp_path / "r.gguf", "qwen3", ("a",), qwen3__pooling_type=4)
+    assert "writes no text" in refused(typed(f"run {path} hi"))
 
 
-@pytest.mark.parametrize("command", ["chat", "run {} hello", "serve"])
-@pytest.mark.parametrize("name", ["llama-embed", "t5encoder"])
-def test_an_embedding_model_is_refused_before_it_is_loaded(tmp_path, command, name):
-    path = embedders.write(name, tmp_path)
-    words = command.format(path) if "{}" in command else f"{command} {path}"
-    assert "embedding model" in refused(typed(words))
+def test_an_embedding_model_makes_no_profile_before_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgekv.commands.first_use.make_profile", lambda *_: pytest.fail("made"))
+    path = embedders.write("llama-embed", tmp_path)
+    assert "writes no text" in refused(typed(f"chat {path} --kv-ratio 0.5"))
 
 
-def test_a_model_that_pools_is_an_embedding_model(tmp_path):
-    path = write(tmp_path / "x.gguf", arch="qwen3", qwen3__pooling_type=3)
-    assert "no weights" in refused(typed(f"info {path}"))
-    from edgekv.model.kind import gives_embeddings
-
-    assert gives_embeddings(path)
-    assert not gives_embeddings(write(tmp_path / "y.gguf", arch="qwen3", qwen3__pooling_type=0))
+def test_models_are_let_pass(tmp_path):
+    kind.check(str(models.write("llama-gqa", tmp_path)), writes=True)
+    first = models.write_in_parts("llama-gqa", tmp_path)
+    kind.check(str(first), writes=True)
+    with pytest.raises(BadInput, match="vocabulary"):
+        kind.check(str(gguf_files.write(tmp_path / "v.gguf", "llama")))

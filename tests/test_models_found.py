@@ -9,7 +9,9 @@ import pytest
 
 from edgekv.errors import BadInput
 from edgekv.models_found.names import path_of
+from tests import stores
 from tests.cli import refused, typed
+from tests.stores import put
 
 DIGEST = "a" * 64
 
@@ -17,17 +19,7 @@ DIGEST = "a" * 64
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty home folder."""
-    for name in list(os.environ):
-        if name.startswith(("HF_H", "HF_T", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
-
-
-def put(path, data=b"GGUF"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
+    return stores.empty_home(monkeypatch, tmp_path)
 
 
 def ollama(home, digest=f"sha256:{DIGEST}"):
@@ -73,76 +65,42 @@ def test_a_model_of_hugging_faces_cache(home):
     assert "leave out" in refused(typed("info -m demo -hff Tiny-Q8_0.gguf"))
 
 
+@pytest.mark.parametrize("folder", [".local/share/nomic.ai/GPT4All", ".cache/gpt4all"])
+def test_a_model_of_gpt4alls(home, folder):
+    file = put(home / folder / "Tiny-Instruct.Q4_0.gguf")
+    assert path_of("tiny-instruct.q4_0") == path_of("gpt4all:Tiny-Instruct.Q4_0") == str(file)
+
+
+@pytest.mark.parametrize(
+    "folder", [".local/share/Jan/data/llamacpp/models", ".config/Jan/data/models", "jan/models"]
+)
+def test_a_model_of_jans_is_called_by_its_folder(home, folder):
+    file = put(home / folder / "tiny-3b/model.gguf")
+    assert path_of("tiny-3b") == path_of("jan:tiny-3b") == str(file)
+
+
+def test_a_model_that_llama_cpp_downloaded(home, monkeypatch):
+    usual = put(home / ".cache/llama.cpp/who_Tiny-GGUF_tiny-q4_k_m.gguf")
+    assert path_of("who_tiny-gguf_tiny-q4_k_m") == str(usual)
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "elsewhere"))
+    with pytest.raises(BadInput, match="no model"):
+        path_of("who_tiny-gguf_tiny-q4_k_m")
+    commit = home / "elsewhere/models--who--New-GGUF/snapshots" / ("1" * 40)
+    newer = put(commit / "new-Q4_K_M.gguf")
+    assert path_of("llama.cpp:who/New-GGUF:Q4_K_M") == path_of("who/new-gguf") == str(newer)
+
+
+def test_only_the_first_part_and_no_projector_is_a_model(home):
+    folder = home / ".cache/llama.cpp"
+    first = put(folder / "big-00001-of-00002.gguf")
+    put(folder / "big-00002-of-00002.gguf")
+    put(folder / "mmproj-big.gguf")
+    assert path_of("big") == str(first)
+    with pytest.raises(BadInput, match="no model"):
+        path_of("mmproj-big")
+
+
 def test_an_unknown_name_is_one_line_with_the_nearest(home):
     ollama(home)
     assert "ollama:llama3.2:latest" in refused(typed("info lama3.2"))
     assert "twice" in refused(typed("info -m a b"))
-
-
-@pytest.mark.parametrize(
-    "folder", [".local/share/nomic.ai/GPT4All", ".cache/gpt4all"], ids=["window", "python"]
-)
-def test_a_model_of_gpt4alls(home, folder):
-    file = put(home / folder / "Meta-Llama-3-8B-Instruct.Q4_0.gguf")
-    put(home / folder / "nomic-embed.imatrix.txt")
-    name = "Meta-Llama-3-8B-Instruct.Q4_0"
-    assert path_of(name) == path_of(f"{name}.gguf") == path_of(f"gpt4all:{name}.gguf")
-    assert path_of(name) == path_of(name.lower()) == str(file)
-
-
-@pytest.mark.parametrize(
-    "top", [".local/share/Jan/data", ".config/Jan/data", "jan"], ids=["now", "before", "first"]
-)
-@pytest.mark.parametrize("inner", ["llamacpp/models", "models"])
-def test_a_model_of_jans_has_its_folders_name(home, top, inner):
-    folder = home / top / inner / "who/Qwen3-4B-Q4_K_M"
-    file = put(folder / "model.gguf")
-    put(folder / "mmproj.gguf")
-    assert path_of("jan:who/Qwen3-4B-Q4_K_M") == path_of("qwen3-4b-q4_k_m") == str(file)
-
-
-def test_another_file_of_jans_keeps_its_name(home):
-    file = put(home / "jan/models/tiny/Tiny-Q8_0.gguf")
-    assert path_of("jan:tiny/Tiny-Q8_0") == str(file)
-
-
-def test_a_model_of_llama_cpps_cache(home):
-    file = put(home / ".cache/llama.cpp/ggml-org_gemma-3-270m_gemma-3-270m-Q8_0.gguf")
-    put(home / ".cache/llama.cpp/ggml-org_gemma-3-270m_gemma-3-270m-Q8_0.gguf.etag", b"x")
-    name = "ggml-org_gemma-3-270m_gemma-3-270m-Q8_0"
-    assert path_of(name) == path_of(f"llama.cpp:{name}") == str(file)
-
-
-def test_llama_cpps_folder_is_llama_cache_and_may_hold_repositories(home, monkeypatch):
-    monkeypatch.setenv("LLAMA_CACHE", str(home / "there"))
-    put(home / ".cache/llama.cpp/elsewhere.gguf")
-    top = home / "there/models--who--Tiny-GGUF/snapshots" / ("0" * 40)
-    file = put(top / "Tiny-Q4_K_M.gguf")
-    put(top / "mmproj-Tiny-Q8_0.gguf")
-    assert path_of("llama.cpp:who/Tiny-GGUF:Q4_K_M") == path_of("Tiny-Q4_K_M") == str(file)
-    with pytest.raises(BadInput, match="no model 'elsewhere'"):
-        path_of("elsewhere")
-
-
-def test_a_split_model_is_its_first_part(home):
-    first = put(home / ".cache/llama.cpp/Big-Q4_K_M-00001-of-00002.gguf")
-    put(home / ".cache/llama.cpp/Big-Q4_K_M-00002-of-00002.gguf")
-    assert path_of("big-q4_k_m") == str(first)
-
-
-@pytest.mark.parametrize(
-    "folder", [".cache/llama.cpp", "jan/models/x", ".cache/gpt4all", ".lmstudio/models/x/y"]
-)
-def test_links_out_of_any_store_are_refused(home, folder):
-    outside = put(home / "outside.gguf")
-    (home / folder).mkdir(parents=True)
-    os.symlink(outside, home / folder / "Tiny-Q8_0.gguf")
-    with pytest.raises(BadInput, match="leads out"):
-        path_of("tiny-q8_0")
-
-
-def test_two_models_of_one_name_are_told_apart(home):
-    put(home / ".lmstudio/models/who/repo/Tiny-Q8_0.gguf", b"GGUF1")
-    put(home / "jan/models/x/Tiny-Q8_0.gguf", b"GGUF2")
-    line = refused(typed("info tiny-q8_0"))
-    assert "lmstudio:who/repo/Tiny-Q8_0" in line and "jan:x/Tiny-Q8_0" in line

@@ -33,9 +33,9 @@ COMMANDS = (
     "eval",
     "profile",
 )  # each: the click command `command` of edgekv.commands.<name>
-ALIASES = {"list": "models", "ls": "models"}
-"""Ollama's names for commands."""
 
+ALIASES = {"list": "models"}
+"""Ollama's words for commands."""
 NO_ARGUMENTS = getattr(
     click.exceptions, "NoArgsIsHelpError", ()
 )  # click before 8.2 prints the help itself

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import click
 
-from edgekv.commands import packed, slash, terminal
+from edgekv.commands import llama_cli, packed, slash, terminal
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.options import (
-    CONVERSATION,
-    SYSTEM,
     EngineOptions,
     SamplingOptions,
     engine_options,
@@ -22,20 +20,19 @@ from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import or_larger
 from edgekv.commands.template import warnings
 from edgekv.commands.text import encodable
-from edgekv.errors import BadInput, Cancelled, EdgeKVError
+from edgekv.errors import Cancelled, EdgeKVError
 
 
 @click.command("chat", short_help="Chat with a model, about documents too.")
 @engine_options
 @sampling_options
-@SYSTEM
-@CONVERSATION
+@llama_cli.system_prompt
+@llama_cli.CHAT
 @packed.PACK
 def command(
     engine: EngineOptions,
     sampling: SamplingOptions,
     system_prompt: str | None,
-    is_conversation: bool | None,
     pack: str | None,
 ) -> int:
     """Chat with a model, about documents too. /help in the chat lists its commands.
@@ -45,8 +42,6 @@ def command(
     """
     from edgekv.commands import load
 
-    if is_conversation is False:
-        raise BadInput("edgekv chat is a conversation; without one: edgekv run MODEL TEXT --raw")
     found = packed.read(pack, system_prompt) if pack else None
     if pack and found:
         engine = packed.with_settings(engine, found, pack)

@@ -14,7 +14,6 @@ from edgekv.commands import terminal
 from edgekv.commands.options import EngineOptions, SamplingOptions
 from edgekv.config import MOST
 from edgekv.errors import BadInput
-from edgekv.model import kind
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -27,20 +26,22 @@ def model_path(name: str) -> str:
     """The file that a model's name means: see `edgekv.models_found`. Raises EdgeKVError."""
     from edgekv.models_found.names import path_of
 
-    return path_of(name)
+    return path_of(name, terminal.status)
 
 
 def load_llama(options: EngineOptions) -> Llama:
     """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
     with terminal.killable():
         from edgekv import Llama
+        from edgekv.model import kind
+        from edgekv.model.facts import check_gguf
     if options.kv.compresses and options.loading.rpc:
         from edgekv.model.remote import UNCOMPRESSED
 
         raise BadInput(UNCOMPRESSED)
     path = model_path(options.model)
-    if kind.gives_embeddings(path):
-        raise BadInput(f"{options.model} {kind.EMBEDDING}")
+    check_gguf(path)
+    kind.check(path, writes=True)  # before a profile is made
     options.loading.check(path)
     learn(options)
     with terminal.killable():

@@ -91,18 +91,6 @@ def _kv(one: Field[Any]) -> Decorator:
     return _option(name, env=env, help=option.help, callback=check, **attributes)
 
 
-SYSTEM = _llama(
-    "-sys --system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message."
-)
-
-CONVERSATION = click.option(
-    "-cnv/-no-cnv",
-    "--conversation/--no-conversation",
-    "is_conversation",
-    default=None,
-    help="As in llama.cpp: chat is a conversation, and run is none; -no-cnv there is --raw.",
-)
-
 ENGINE: tuple[Decorator, ...] = (
     _llama(
         "-c --ctx-size",

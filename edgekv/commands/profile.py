@@ -27,7 +27,6 @@ from edgekv.commands.profile_options import (
     source_options,
     summary,
 )
-from edgekv.commands.profile_shared import get, pack
 from edgekv.commands.values import ratio
 from edgekv.errors import BadInput
 
@@ -288,7 +287,3 @@ def export_curve(file: str, curve: str) -> None:
     from edgekv.profiles import curves, read
 
     curves.write_curve(read(file), curve)
-
-
-command.add_command(pack)
-command.add_command(get)

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands import packed, terminal
+from edgekv.commands import llama_cli, packed, terminal
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import (
-    CONVERSATION,
-    SYSTEM,
     EngineOptions,
     SamplingOptions,
     engine_and_words,
@@ -37,8 +35,8 @@ STDIN = "-"
 @click.command("run", short_help="Answer one prompt.")
 @engine_and_words("[PROMPT|-]", most=1)
 @sampling_options
-@SYSTEM
-@CONVERSATION
+@llama_cli.system_prompt
+@llama_cli.RUN
 @packed.PACK
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
 @click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
@@ -55,11 +53,11 @@ def command(
     engine: EngineOptions,
     sampling: SamplingOptions,
     system_prompt: str | None,
-    is_conversation: bool | None,
     pack: str | None,
     prompt: str | None,
     file: str | None,
     raw: bool,
+    conversation: bool | None,
     as_json: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -68,9 +66,7 @@ def command(
     -p may stand beside -f or -: first the text, then what to do with it. The answer goes to
     standard output, everything else to standard error.
     """
-    if is_conversation:
-        raise BadInput("edgekv run answers one prompt; a conversation is: edgekv chat MODEL")
-    raw = raw or is_conversation is False
+    raw = raw or conversation is False
     text = prompt_text(prompt, file, words[0] if words else None)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from edgekv import Llama
 
 BASE = (
-    "this model has no chat template (a base model): it continues text, it does not answer; name"
-    " one that was made to answer, mostly called -instruct, -it or -chat"
+    "this model has no chat template (a base model): it continues text, it does not answer; take"
+    " one whose name says instruct, chat or it, or continue a text with 'edgekv run --raw'"
 )
 
 

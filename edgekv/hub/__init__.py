@@ -1,6 +1,5 @@
-"""Downloads from Hugging Face, or from what HF_ENDPOINT names, where a user asks for one.
+"""Files of Hugging Face's, downloaded because the user named them. Nothing else is ever fetched.
 
-`repository` asks what a repository holds, `files` fetches one file, `models` a model into Hugging
-Face's cache, where `edgekv.models_found` finds it. Needs the extra `hub`, and imports it only when
-something is fetched.
+`wanted` reads names, `remote` asks the server, `transfer` fetches a file. The packages that these
+need are imported where they are used.
 """

@@ -149,7 +149,7 @@ def _metadata(model: Any) -> dict[str, str]:
 
 def check_gguf(path: str) -> None:
     """Raises BadInput, in one line that says what to do, unless `path` is a readable file that
-    begins like a GGUF, and says of itself nothing else than that it is a model.
+    begins like a GGUF, or if it is one of another kind, such as an adapter.
     """
     if os.path.isdir(path):
         raise BadInput(f"{path} is a folder; name the .gguf file in it")
@@ -164,6 +164,4 @@ def check_gguf(path: str) -> None:
         raise BadInput(
             f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf"
         )
-    why = kind.why_no_model(path)
-    if why:
-        raise BadInput(f"{path} {why}")
+    kind.check(path)

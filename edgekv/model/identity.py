@@ -23,7 +23,6 @@ from typing import Any
 from edgekv.errors import BadInput
 from edgekv.model import fingerprint
 from edgekv.model.header import DAMAGE, Header, opened
-from edgekv.model.kind import why_no_model
 
 EMBEDDING = "token_embd.weight"
 _HASHED = 1 << 16  # bytes of the embedding
@@ -102,10 +101,9 @@ def identify(path: str) -> Identity:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); name a .gguf file") from None
     except DAMAGE:
-        why = why_no_model(path) or (
-            "is no GGUF model that edgekv can read, or it is incomplete: download it again"
-        )
-        raise BadInput(f"{path} {why}") from None
+        raise BadInput(
+            f"{path} is no GGUF model that edgekv can read, or it is incomplete: download it again"
+        ) from None
 
 
 def _identity(header: Header, file: mmap.mmap) -> Identity:

@@ -1,63 +1,63 @@
-"""What a GGUF file is that is no model to chat with, by what it says of itself."""
+"""What a GGUF file is, if it is not a model that writes text.
+
+Projectors, adapters, vocabularies and profiles are GGUF files too, and lie beside models.
+"""
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-
+from edgekv.errors import BadInput
 from edgekv.model.header import DAMAGE, Header, opened
 
-VOCABULARY = "tokenizer."
-EMBEDDERS = ("bert", "embed", "t5encoder")
-"""Parts of the names of architectures that only give embeddings."""
-EMBEDDING = (
-    "is an embedding model, which writes no text: name a model that answers; in Python"
-    " edgekv.Llama(PATH, embedding=True) gives embeddings"
-)
-_OF_TYPE = {
-    "adapter": "is a LoRA adapter, no model: name its model, and give this file with --lora",
-    "mmproj": "is a projector of images or sound (mmproj), which edgekv does not use: name the"
-    " model that it belongs to",
-    "imatrix": "is an importance matrix for quantising, no model: name a model",
-    "kvbudget": "is a profile of edgekv's, no model: name its model, and give this file with"
-    " --kv-profile",
+_CLASSES = {
+    "mmproj": "the projector of a model that sees or hears (mmproj); give the model's own file,"
+    " edgekv reads text only",
+    "adapter": "an adapter (LoRA); give the model that it was made for, and this file with --lora",
+    "imatrix": "an importance matrix, from which models are quantised; give the model's own file",
+    "kvbudget": "a profile of edgekv's; give the model's own file, and this one with --kv-profile",
 }
-_VOCABULARY_ALONE = "has a vocabulary and no weights: name the model that it is of"
+_BY_ARCHITECTURE = {"clip": "mmproj", "imatrix": "imatrix"}
+_VOCABULARY = "a vocabulary without weights; give the model's own file"
+EMBEDDER = (
+    "it gives embeddings and writes no text: take another model; for embeddings there are"
+    " llama-server --embedding, and embedding=True in Python"
+)
+_ENCODERS = (
+    *("bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2"),
+    *("jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder"),
+)
+_N_POOLINGS = 4
+"""llama.cpp's number 0 is none; mean, first token, last token and rank are the ways to pool."""
 
 
-def why_no_model(path: str) -> str:
-    """'is a LoRA adapter ...': what stands behind the file's name in a message; empty for a model.
+def not_a_model(header: Header) -> str:
+    """What the file is, and what to do; empty for a model."""
+    arch = str(header.meta.get("general.architecture", ""))
+    kind = str(header.meta.get("general.type", ""))
+    found = _CLASSES.get(kind) or _CLASSES.get(_BY_ARCHITECTURE.get(arch, ""))
+    if found:
+        return found
+    in_parts = header.meta.get("split.count", 0)  # the first part may have no tensors
+    return _VOCABULARY if not header.tensors and not in_parts else ""
 
-    A file that cannot be read is left to whoever loads it.
+
+def is_embedder(header: Header) -> bool:
+    """Whether a model was made for embeddings or for ranking, so that what it writes is noise."""
+    arch = str(header.meta.get("general.architecture", ""))
+    pooling = header.meta.get(f"{arch}.pooling_type", 0)
+    return arch in _ENCODERS or pooling in range(1, _N_POOLINGS + 1)
+
+
+def check(path: str, writes: bool = False) -> None:
+    """Raises BadInput, one line, for a GGUF file that is no model. writes: also for one that was
+    made for embeddings. A damaged file is left to whoever loads it.
     """
-    header = _beginning(path)
-    if header is None:
-        return ""
-    kind = header.meta.get("general.type")
-    if header.meta.get("general.architecture") == "clip":
-        kind = "mmproj"
-    if isinstance(kind, str) and kind in _OF_TYPE:
-        return _OF_TYPE[kind]
-    # of a model in several files the first may have no tensors
-    is_whole = not header.meta.get("split.count")
-    return _VOCABULARY_ALONE if not header.n_tensors and is_whole else ""
-
-
-def gives_embeddings(path: str) -> bool:
-    """Whether a model is one for embeddings or for ranking: it pools, or its architecture says so.
-
-    False for a file that cannot be read.
-    """
-    header = _beginning(path)
-    arch = header.meta.get("general.architecture") if header else None
-    if header is None or not isinstance(arch, str):
-        return False
-    pools = header.meta.get(f"{arch}.pooling_type", 0)
-    return any(part in arch for part in EMBEDDERS) or type(pools) is int and pools > 0
-
-
-def _beginning(path: str) -> Header | None:
-    """A header up to the vocabulary, behind which a converter writes nothing about the kind."""
-    with suppress(OSError, *DAMAGE), opened(os.fspath(path)) as data:
-        return Header(data, until=VOCABULARY)
-    return None
+    try:
+        with opened(path) as data:
+            header = Header(data)
+    except (OSError, *DAMAGE):
+        return
+    why = not_a_model(header)
+    if why:
+        raise BadInput(f"{path} is {why}")
+    if writes and is_embedder(header):
+        raise BadInput(f"{path}: {EMBEDDER}")

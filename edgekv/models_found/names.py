@@ -1,12 +1,12 @@
 """What a model's name means: a path, 'hf:USER/REPO', 'ollama:NAME', or a name found on this
-computer. A model of Hugging Face's that is not here is downloaded, and nothing else ever is.
+computer. Only a name that begins with 'hf:' is ever downloaded.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 from edgekv.demo import demo_path
@@ -19,59 +19,42 @@ from edgekv.models_found.stores import everything
 SHOWN_MAX = 6
 
 
-def path_of(name: str) -> str:
-    """The file of the model of this name. One that begins with 'hf:' is downloaded unless it is in
-    Hugging Face's cache.
+def path_of(name: str, tell: Callable[[str], object] = len) -> str:
+    """The file of the model of this name. One that begins with 'hf:' is downloaded if it is not
+    on this computer, unless the environment forbids it.
 
-    Raises BadInput for a name that means no model, or several.
+    tell: called with a line before a download. Raises BadInput for a name that means no model, or
+    several.
     """
     if name == "demo":
         return str(demo_path())
-    if name.startswith("hf:") or _is_on_site(name):
-        return _of_hugging_face(name)
+    if name.startswith("hf:"):
+        return _of_hugging_face(name, tell)
     if name.startswith("ollama:"):
         return _usable(_in_ollama(name))
-    if not _is_path(name):
+    if _is_path(name):
+        return name
+    return _usable(_by_name(name))
+
+
+def _of_hugging_face(name: str, tell: Callable[[str], object]) -> str:
+    """The model's file; fetched where no whole one is here."""
+    from edgekv.hub.models import download
+    from edgekv.hub.wanted import is_offline
+
+    here = matches(name, everything())
+    whole = [
+        one for one in here if not one.why_not and all(map(os.path.isfile, files_of(one.path)))
+    ]
+    if is_offline() or len(whole) > 1:
         return _usable(_by_name(name))
-    # GPT4All and others call their models as their files are called
-    is_name = not os.path.exists(name) and not _begins_path(name) and matches(name, everything())
-    return _usable(_by_name(name)) if is_name else name
-
-
-def _is_on_site(name: str) -> bool:
-    """Whether a name is an address on Hugging Face, as Ollama takes it, and means nothing here."""
-    from edgekv.hub.models import SITES
-
-    is_address = name.startswith(SITES) and not os.path.exists(name)
-    return is_address and not matches(name, everything())
-
-
-def _of_hugging_face(name: str) -> str:
-    """The file in Hugging Face's cache, downloaded if it is not there as a whole."""
-    from edgekv.hub.models import Wanted, download
-    from edgekv.hub.repository import is_offline
-
-    wanted = Wanted.of(name)
-    name = str(wanted or name)
-    found = matches(name, everything())
-    is_here = any(not one.why_not and all(map(os.path.isfile, files_of(one.path))) for one in found)
-    if is_here or wanted is None or is_offline():
-        return _usable(_by_name(name))
-    return download(wanted, say)
-
-
-def say(line: str) -> None:
-    """A line about a download, on standard error."""
-    print(f"edgekv: {line}", file=sys.stderr, flush=True)
+    return whole[0].path if whole else download(name, tell)
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name looks like a file's. An existing file goes before any name."""
-    return os.path.exists(name) or _begins_path(name) or name.lower().endswith(".gguf")
-
-
-def _begins_path(name: str) -> bool:
-    return name.startswith((".", "~", os.sep)) or os.path.isabs(name) or "\0" in name
+    """Whether a name can only be a file's. An existing file goes before any name."""
+    begins = name.startswith((".", "~", os.sep)) or os.path.isabs(name)
+    return os.path.exists(name) or begins or name.lower().endswith(".gguf") or "\0" in name
 
 
 def _usable(found: Found) -> str:
@@ -101,8 +84,15 @@ def _by_name(name: str) -> Found:
         raise BadInput(
             f"'{name}' means several models; give one of: {', '.join(names[:SHOWN_MAX])}{more}"
         )
-    more = nearest(name, there) or "give the path of a GGUF file"
+    more = nearest(name, there) or _to_do(name)
     raise BadInput(f"there is no file and no model '{name}'; {more}")
+
+
+def _to_do(name: str) -> str:
+    """What helps where no name is like this one."""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name):
+        return f"'edgekv pull {name}' downloads it from Hugging Face if it is there"
+    return "give the path of a GGUF file; 'edgekv models' lists what is here"
 
 
 def matches(name: str, there: Iterable[Found]) -> list[Found]:

@@ -4,8 +4,7 @@ A profile is a table of kept shares [ratio, layer, KV head]. `file` says what it
 writes it, `places` says where the profiles of a model are (`edgekv.model.identity` knows its file
 again).
 `probe_profile` and `lukv` make one with the engine, and so does `evolkv`, which tries schemes on
-the examples of `training`. `curves` exchanges them with published LU-KV curves, `shared` with other
-users, `draw` shows them.
+the examples of `training`. `curves` exchanges them with published LU-KV curves, `draw` shows them.
 How shares become rows is `edgekv.budget`'s business. Importing this package loads no library.
 """
 

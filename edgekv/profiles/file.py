@@ -33,7 +33,7 @@ TYPE, FORMAT = "kvbudget", 1
 IS_PROFILE = files.contains(TYPE.encode())
 _KEY = "edgekv.profile."
 _TENSOR, _MAPS = _KEY + "shares", _KEY + "surrogate"
-MAX_BYTES = 1 << 24
+_MAX_BYTES = 1 << 24
 """80 layers of 8 KV heads with maps take 0.6 MiB. The most that a published model takes are 9 MiB,
 for 7,840 KV heads (BLOOM-176B), so a larger file is something else."""
 _MAX_ROWS = 1 << 24
@@ -279,11 +279,11 @@ def read(path: str | os.PathLike[str]) -> Profile:
     """The profile in `path`. Raises BadInput, one line, for anything that is none or is damaged."""
     try:
         with open_regular(path) as f:
-            data = f.read(MAX_BYTES + 1)
+            data = f.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise BadInput(f"{path} cannot be read ({why}); name a kvbudget-*.gguf file") from None
-    if data[:4] != b"GGUF" or len(data) > MAX_BYTES:
+    if data[:4] != b"GGUF" or len(data) > _MAX_BYTES:
         raise BadInput(f"{path} is no profile; name a kvbudget-*.gguf file")
     try:
         return _parse(data)

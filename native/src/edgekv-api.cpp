@@ -318,9 +318,17 @@ void edgekv_parked_free(edgekv_parked * p) { delete p; }
 // ---- prefill
 
 template <typename P>
-static P & reading(P * p) {
+static P & begun(P * p) {
     if (!given(p).prompt.store) {
         throw edgekv_error { EDGEKV_INVALID, "the model was closed while it read this prompt" };
+    }
+    return *p;
+}
+
+template <typename P>
+static P & reading(P * p) {
+    if (begun(p).prompt.store->paused == p) {
+        throw edgekv_error { EDGEKV_INVALID, "this prompt waits half read" };
     }
     return *p;
 }
@@ -341,6 +349,12 @@ int edgekv_prefill_run(edgekv_prefill * p, int32_t il) {
 }
 int edgekv_prefill_end(edgekv_prefill * p) {
     return guard([&] { reading(p).end(); });
+}
+int edgekv_prefill_pause(edgekv_prefill * p) {
+    return guard([&] { reading(p).pause(); });
+}
+int edgekv_prefill_resume(edgekv_prefill * p) {
+    return guard([&] { begun(p).resume(); });
 }
 void edgekv_prefill_free(edgekv_prefill * p) { delete p; }
 
