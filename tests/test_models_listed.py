@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 
 from edgekv.commands import models as listing
 from edgekv.commands import overview
+from edgekv.commands.judge import Judge
 from edgekv.commands.overview import Room
+from edgekv.model.blueprint import Blueprint
+from edgekv.model.header import Header, opened
+from edgekv.model.outline import outline
 from edgekv.models_found.stores import STORES
 from tests import gguf_files, models, stores
 from tests.cli import typed
@@ -81,13 +86,68 @@ def test_broken_files_and_other_files_have_their_reason(folder):
     assert all(str(folder) not in why for why in reasons.values())
 
 
+def test_a_file_that_llama_cpp_ends_the_process_over_is_damaged(folder):
+    """It has more layers than llama.cpp has room for; the next file is looked at all the same."""
+    data = bytearray(models.write("llama-gqa", folder).read_bytes())
+    key = b"llama.block_count"
+    data[data.index(key) + len(key) + 4 + 2] = 1  # behind the type: 65,536 more
+    put(folder / "a.gguf", data)
+    found = listed()
+    assert "llama.cpp stops" in found["llama.cpp:a"]["why_not"]
+    assert found["llama.cpp:llama-gqa"]["fits"]
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen3", "llama-moe", "phi3"])
+def test_an_outline_is_the_model_without_its_words(tiny, name):
+    path = str(tiny(name))
+    with opened(path) as data, outline(Header(data)) as short:
+        assert os.path.getsize(short) <= os.path.getsize(path)
+        with Blueprint(short) as one, Blueprint(path) as other:
+            assert (one.shape, one.weights, one.why) == (other.shape, other.weights, other.why)
+            for compressed in (False, True):
+                args = compressed, 2048, 1, 1
+                assert one.context(*args) == other.context(*args)
+
+
+def test_a_number_of_words_that_a_file_claims_takes_no_memory(tmp_path):
+    import resource
+
+    import gguf
+
+    path = str(tmp_path / "many.gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    models._fill(writer, models.SHAPES["llama-gqa"], "llama-gqa")
+    writer.kv_data[0]["llama.vocab_size"].value = 2**24
+    models.finish(writer)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert overview.judge(path, 1024, False).arch == "llama"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
+
+
+def test_a_prepared_model_says_so(folder):
+    from edgekv import profiles
+    from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
+    from tests.test_profiles import make
+
+    path = str(models.write("llama-gqa", folder))
+    identity = profiles.identify(path)
+    maps = np.zeros((3, 2, n_features(64, 64) + 1), np.float32)
+    profile = make(identity, surrogate=Surrogate(maps, PAIRS[0]))
+    for place in (profiles.places.cached(identity), profiles.places.beside(path)):
+        assert listed()["llama.cpp:llama-gqa"]["profile"] == ""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        profiles.write(profile, place)
+        assert listed()["llama.cpp:llama-gqa"]["profile"] == str(place)
+        place.unlink()
+
+
 def test_a_hundred_files_are_remembered(folder, monkeypatch):
     one = models.write("llama-gqa", folder)
     for i in range(100):
         os.link(one, folder / f"m{i}.gguf")
     first = listed()
     assert len(first) == 101
-    monkeypatch.setattr(overview, "judge", lambda *_: pytest.fail("looked at again"))
+    monkeypatch.setattr(Judge, "ask", lambda *_: pytest.fail("looked at again"))
     assert listed() == first
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, Place, preset_of
+from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, UNPREPARED, Place, preset_of
+from edgekv.commands.judge import Judge
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.model.header import DAMAGE, Header, files_of, opened
+from edgekv.model.outline import VOCABULARY, outline
 from edgekv.models_found.found import Found
 from edgekv.models_found.judged import Judged, Memory, key
+
+if TYPE_CHECKING:
+    from edgekv.methods import Preset
+    from edgekv.model.blueprint import Blueprint
 
 
 @dataclass(frozen=True)
@@ -69,16 +77,11 @@ def entries(room: Room, n_ctx: int | None, tell: Callable[[str], object]) -> lis
     there: dict[str, Found] = {}
     for one in everything():
         there.setdefault(os.path.realpath(one.path), one)
-    memory = Memory()
-    try:
-        return [_entry(one, room, n_ctx or CTX_DEFAULT, memory, tell) for one in there.values()]
-    finally:
-        memory.save()
+    with Looking(room, n_ctx or CTX_DEFAULT, tell) as looking:
+        return [_entry(one, room, looking) for one in there.values()]
 
 
-def _entry(
-    found: Found, room: Room, n_ctx: int, memory: Memory, tell: Callable[[str], object]
-) -> Entry:
+def _entry(found: Found, room: Room, looking: Looking) -> Entry:
     parts = files_of(found.path)
     there = [path for path in parts if os.path.isfile(path)]
     size = sum(os.path.getsize(path) for path in there)
@@ -87,7 +90,7 @@ def _entry(
         lacks = f"{len(parts) - len(there)} of its {len(parts)} files are missing"
         return Entry(*name, found.why_not or lacks)
     try:
-        judged, profile = _judged(found, parts, room, n_ctx, memory, tell)
+        judged, profile = looking.at(found, parts)
     except (EdgeKVError, OSError) as error:
         why = str(error).removeprefix(found.path).lstrip(": ").removeprefix("is ")
         return Entry(*name, why)
@@ -108,60 +111,91 @@ def _entry(
     )
 
 
-def _judged(
-    found: Found,
-    parts: list[str],
-    room: Room,
-    n_ctx: int,
-    memory: Memory,
-    tell: Callable[[str], object],
-) -> tuple[Judged, str]:
-    """What is known of a model, and its profile's file. Raises EdgeKVError or OSError."""
-    from edgekv.library import lib_dir
-    from edgekv.profiles import find
-    from edgekv.version import __version__
+class Looking:
+    """What is known of models' files, and another process that finds out the rest. Use as a context
+    manager.
+    """
 
-    info = lib_dir() / "build-info.json"
-    build = (info.stat().st_mtime_ns, info.stat().st_size) if info.exists() else ()
-    profile = find(found.path, predicts=True)
-    stamp = os.stat(profile.path).st_mtime_ns if profile else ""
-    name = key(parts, n_ctx, room.is_gpu, __version__, build, profile and profile.path, stamp)
-    known = memory.get(name)
-    if known is None:
-        tell(found.name)
-        known = judge(found.path, n_ctx, room.is_gpu)
-        memory.put(name, known)
-    return known, profile.path if profile else ""
+    def __init__(self, room: Room, n_ctx: int, tell: Callable[[str], object]) -> None:
+        from edgekv.profiles import places
+
+        self._room, self._n_ctx, self._tell = room, n_ctx, tell
+        self._memory, self._judge = Memory(), Judge()
+        self._shapes = places.shapes()
+
+    def __enter__(self) -> Looking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._judge.close()
+        self._memory.save()
+
+    def at(self, found: Found, parts: list[str]) -> tuple[Judged, str]:
+        """What is known of a model, and its profile's file. Raises EdgeKVError or OSError."""
+        from edgekv.library import lib_dir
+        from edgekv.version import __version__
+
+        info = lib_dir() / "build-info.json"
+        build = (info.stat().st_mtime_ns, info.stat().st_size) if info.exists() else ()
+        profile = self._profile(found.path)
+        stamp = os.stat(profile).st_mtime_ns if profile else ""
+        settings = self._n_ctx, self._room.is_gpu
+        name = key(parts, *settings, __version__, build, profile or None, stamp)
+        known = self._memory.get(name)
+        if known is None:
+            self._tell(found.name)
+            known = self._judge.ask(found.path, *settings, bool(profile))
+            self._memory.put(name, known)
+        return known, profile
+
+    def _profile(self, path: str) -> str:
+        """The file of the model's profile, empty if there is none. Weights are read only where one
+        may be there.
+        """
+        from edgekv.model import identity
+        from edgekv.profiles import find, places
+
+        if not any(map(os.path.isfile, places.together(places.beside(path)))):
+            with suppress(OSError, *DAMAGE), opened(path) as data:
+                header = Header(data, until=VOCABULARY)
+                if identity.shape(header.meta) not in self._shapes:
+                    return ""
+        profile = find(path, predicts=True)
+        return profile.path if profile else ""
 
 
-def judge(path: str, n_ctx: int, is_gpu: bool) -> Judged:
-    """What llama.cpp and the planner say of a model file, without its weights.
+def judge(path: str, n_ctx: int, is_gpu: bool, has_profile: bool = True) -> Judged:
+    """What llama.cpp and the planner say of a model file, without its weights. has_profile: it may
+    have one, which is looked for.
 
     Raises BadInput for a file that is damaged or no model.
     """
+    from edgekv import methods
     from edgekv.commands.info import bytes_per_token
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
     from edgekv.memory.hidden import AUTO
     from edgekv.model import facts, kind
-    from edgekv.model.blueprint import Blueprint
+
+    def preset(ratio: float | None) -> Preset:
+        return preset_of("auto", path, ratio) if has_profile else methods.get(UNPREPARED)
 
     facts.check_gguf(path)
-    try:
-        with opened(path) as data:
-            header = Header(data)
-    except (OSError, *DAMAGE):
-        raise BadInput("it is damaged or incomplete; download it again") from None
-    if kind.is_embedder(header):
-        return Judged(str(header.meta.get("general.architecture", "")), no_model=kind.EMBEDDER)
-    with Blueprint(path, on_gpu=is_gpu) as blueprint:
+    with ExitStack() as stack:
+        try:
+            header = Header(stack.enter_context(opened(path)))
+        except (OSError, *DAMAGE):
+            raise BadInput("it is damaged or incomplete; download it again") from None
+        if kind.is_embedder(header):
+            return Judged(str(header.meta.get("general.architecture", "")), no_model=kind.EMBEDDER)
+        blueprint = stack.enter_context(_blueprint(path, header, is_gpu))
         fitting = -(-min(n_ctx, blueprint.n_ctx_train) // STEP) * STEP
         types = [PICKED, *((name, name) for name in TYPES[1:])]
         planner = Planner(
             blueprint,
-            preset_of("auto", path),
+            preset(None),
             Wish(0, fitting, types=types, hidden=(AUTO,)),
             on_gpu=is_gpu,
-            auto=lambda ratio: preset_of("auto", path, ratio),
+            auto=preset,
         )
         return Judged(
             blueprint.shape["arch"],
@@ -170,3 +204,18 @@ def judge(path: str, n_ctx: int, is_gpu: bool) -> Judged:
             blueprint.why,
             tuple((point.ratio, point.type_k, point.peak) for point in planner.ways(fitting)),
         )
+
+
+@contextmanager
+def _blueprint(path: str, header: Header, is_gpu: bool) -> Iterator[Blueprint]:
+    """The model without weights, and if possible without its vocabulary, which takes longest."""
+    from edgekv.model.blueprint import Blueprint
+
+    with ExitStack() as stack:
+        found = None
+        if len(files_of(path)) == 1:
+            # where this does not do, the whole file does, or says what is wrong
+            with suppress(OSError, BadInput, *DAMAGE):
+                short = stack.enter_context(outline(header))
+                found = stack.enter_context(Blueprint(short, on_gpu=is_gpu))
+        yield found or stack.enter_context(Blueprint(path, on_gpu=is_gpu))
