@@ -8,8 +8,8 @@ import os
 import numpy as np
 import pytest
 
+from edgekv.commands import judging, overview
 from edgekv.commands import models as listing
-from edgekv.commands import overview
 from edgekv.commands.judge import Judge
 from edgekv.commands.overview import Room
 from edgekv.model.blueprint import Blueprint
@@ -52,7 +52,7 @@ def test_a_model_is_told_with_what_it_takes(folder):
 
 def test_a_ratio_is_the_planners(folder):
     path = str(models.write("llama-32k", folder))
-    judged = overview.judge(path, 32768, False)
+    judged = judging.judge(path, 32768, False)
     peaks = {ratio: peak for ratio, kind, peak in judged.ways if ratio < 1 or kind == "f16"}
     assert sorted(peaks, reverse=True) == [1, 0.5, 0.3, 0.2, 0.1]
     assert judged.best(peaks[1]) == (1, "f16")
@@ -120,7 +120,7 @@ def test_a_number_of_words_that_a_file_claims_takes_no_memory(tmp_path):
     writer.kv_data[0]["llama.vocab_size"].value = 2**24
     models.finish(writer)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert overview.judge(path, 1024, False).arch == "llama"
+    assert judging.judge(path, 1024, False).arch == "llama"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
 
 

@@ -26,7 +26,7 @@ class Judge:
         self._process: subprocess.Popen[str] | None = None
 
     def ask(self, path: str, n_ctx: int, is_gpu: bool, has_profile: bool) -> Judged:
-        """What `edgekv.commands.overview.judge` says of a file.
+        """What `edgekv.commands.judging.judge` says of a file.
 
         Raises BadInput as it does, and for a file over which the process ends.
         """
@@ -75,7 +75,7 @@ def _start() -> subprocess.Popen[str]:
 
 def main() -> None:
     """Answer each line of standard input with one of standard output."""
-    from edgekv.commands.overview import judge
+    from edgekv.commands.judging import judge
 
     for line in sys.stdin:
         try:
