@@ -38,7 +38,7 @@ def read(llm: Any, tokens: list[int], between: Callable[[], None]) -> None:
 
 
 def told(llm: Any) -> dict[str, object]:
-    """The statistics without times, and without the peak, which a prompt that is given up has too."""
+    """The statistics without times, and without the peak: prompts that are given up have one."""
     stats = asdict(llm.kv_stats())
     return {k: str(v) for k, v in stats.items() if not k.endswith(("_ms", "_peak"))}
 
@@ -63,22 +63,28 @@ def test_a_later_turn_knows_the_earlier_one(make, method):
         assert np.array_equal(logits(llm), logits(alone)) and told(llm) == told(alone)
 
 
-def test_a_prompt_that_is_given_up_leaves_what_was_before(make):
-    llm = make(kv_method=SUMMARIES, kv_min_tokens=8)
-    with Conversations(llm) as pool:
-        llm.eval(some(400, 1))
-        before = told(llm)
+@pytest.mark.parametrize("method", ["d2o", SUMMARIES])
+def test_a_prompt_that_is_given_up_leaves_what_was_before(make, method):
+    settings = {"kv_method": method, "kv_tail": 32, "kv_window": 8, "kv_min_tokens": 8}
+    alone, llm = make(**settings), make(**settings)
+    with Conversations(alone), Conversations(llm) as pool:
+        for model in (alone, llm):
+            model.eval(some(400, 1))
 
         def others() -> None:
             with pool.meanwhile():
                 llm.eval(some(200, 9)[pool.use(some(200, 9)) :])
-                assert told(llm) != before
+                assert told(llm) != told(alone)
                 raise KeyError("enough")
 
         with pytest.raises(KeyError):
             read(llm, some(400, 2), others)
-        assert told(llm) == before
-        assert len(pool.list()) == 2
+        assert told(llm) == told(alone) and len(pool.list()) == 2
+        for tokens in [*([token] for token in some(60, 3)), some(400, 4)]:
+            for model in (alone, llm):
+                model.eval(tokens)
+            assert np.array_equal(logits(llm), logits(alone))
+        assert told(llm) == told(alone)
 
 
 def test_others_may_use_the_model_in_the_block_only(make):
