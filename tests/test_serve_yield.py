@@ -166,6 +166,22 @@ class Acting(Shared):
             act()
 
 
+@pytest.mark.parametrize("model", ["llama-gqa q8_0", "gemma3 f16", "qwen35 f16"])
+def test_an_answer_that_was_begun_goes_on_while_a_prompt_is_read(working, model, eager):
+    name, kind = model.split()
+    first = some(300, 1)
+    wanted = [alone(working(name, kind), some(N_LONG)), alone(working(name, kind), first, 40)]
+    worker = working(name, kind)
+    writer = Acting(lambda: worker.submit(reader))
+    log = Shared("long", writer.order)
+    reader = Job(asked(some(N_LONG)), log)
+    worker.submit(Job(asked(first, 40), writer))
+    assert writer.wait() and log.wait() and [log.told, writer.told] == wanted
+    order = writer.order
+    assert order.index(("long", Progress)) < order.index(("guest", Done))
+    assert order.index(("guest", Done)) < order.index(("long", Written))
+
+
 def test_others_that_are_read_again_do_not_count_as_progress(working, eager):
     """Without memory for conversations that wait, an answer's prompt is read before each turn."""
     worker, guest = working(cache_ram=0), Shared("guest")
