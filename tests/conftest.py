@@ -20,6 +20,8 @@ from tests import lib, models
 # Children that start in the checkout import its package, which has no libraries: they get those of
 # the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
+# No test downloads anything, but for those that have a server of their own.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # of an example: other processes may have the core
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")

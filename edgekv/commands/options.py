@@ -91,10 +91,6 @@ def _kv(one: Field[Any]) -> Decorator:
     return _option(name, env=env, help=option.help, callback=check, **attributes)
 
 
-SYSTEM = _llama(
-    "-sys --system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message."
-)
-
 ENGINE: tuple[Decorator, ...] = (
     _llama(
         "-c --ctx-size",

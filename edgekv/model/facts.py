@@ -14,7 +14,7 @@ from typing import Any
 from edgekv import native
 from edgekv.errors import BadInput
 from edgekv.library import lib_dir, logged_error, muted
-from edgekv.model import backends, placement
+from edgekv.model import backends, kind, placement
 from edgekv.model.placement import Placement
 from edgekv.native import llama_cpp
 from edgekv.version import __version__
@@ -149,7 +149,7 @@ def _metadata(model: Any) -> dict[str, str]:
 
 def check_gguf(path: str) -> None:
     """Raises BadInput, in one line that says what to do, unless `path` is a readable file that
-    begins like a GGUF.
+    begins like a GGUF, or if it is one of another kind, such as an adapter.
     """
     if os.path.isdir(path):
         raise BadInput(f"{path} is a folder; name the .gguf file in it")
@@ -164,3 +164,4 @@ def check_gguf(path: str) -> None:
         raise BadInput(
             f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf"
         )
+    kind.check(path)
