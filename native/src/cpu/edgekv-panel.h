@@ -185,7 +185,10 @@ struct panels {
                 for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = W::fma(x[v], y, acc[i][v]);
             }
         }
+// gcc 12 would write all results to the stack first
+#pragma GCC unroll 16
         for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 16
             for (int v = 0; v < L::VECTORS; ++v) {
                 float * to = s + (size_t) i * P + v * L::N;
                 L::store(to, ADD ? L::add(L::load(to), acc[i][v]) : acc[i][v]);
