@@ -61,7 +61,11 @@ class Engine:
         """Where hidden states of the last prompt waited, as `--kv-hidden`; empty: none was read."""
         self.excess: tuple[int, int] | None = None
         """Bytes at the last prompt's peak and of its full f16 cache, if that is less."""
+        self.working = 0
+        """The most that the centroid merge worked with, in bytes, since the conversation began."""
         self.memory = Memory(ratio=settings.ratio)
+        self.reading: native.Prefill | None = None
+        """The prompt that is being read."""
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -88,6 +92,7 @@ class Engine:
         self.memory.compressed_at = self.store.memory().n_past
         if need:
             self.excess = self._excess(plan, peak, need.merge)
+            self.working = max(self.working, need.merge)
         else:
             self.hidden = before
 
@@ -165,7 +170,11 @@ class Engine:
         ) as p:
             self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
             self.hidden = self._used(hidden) if p.by_layer else WHOLE
-            yield self._each_layer(p, stays)
+            before, self.reading = self.reading, p
+            try:
+                yield self._each_layer(p, stays)
+            finally:
+                self.reading = before
 
     def _used(self, hidden: str) -> str:
         """Where hidden states wait that were meant to wait there."""
@@ -313,7 +322,7 @@ class Engine:
     def forget(self) -> None:
         """The conversation was cleared."""
         self.memory = Memory(ratio=self.settings.ratio)
-        self.excess = None
+        self.excess, self.working = None, 0
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -378,18 +387,22 @@ class Engine:
             wish = WHOLE
         elif self.offloaded:  # they wait beside the device's memory
             wish = definite(wish)
+        model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
+        what = observer.extent(n_ubatch)
+        words = native.product_bytes(model, min(n_ubatch, what.n_all))
         return planned(
             wish,
             self.store.layers,
-            observer.extent(lib.llama_n_ubatch(self.ctx)),
+            what,
             plan.n_rows,
             n_seen=plan.n_tokens,
-            n_embd=native.hidden_width(lib.llama_get_model(self.ctx)),
-            n_ubatch=lib.llama_n_ubatch(self.ctx),
+            n_embd=native.hidden_width(model),
+            n_ubatch=n_ubatch,
             n_old=int(self.kept().max(initial=0)),
             old_bytes=memory.bytes_now,
             recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
+            words=0 if self.offloaded else words,
         )
 
     def _check_room(self, observer: QueryObserver, plan: Plan) -> PromptBytes:

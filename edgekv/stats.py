@@ -40,8 +40,8 @@ class KVStats:
     """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all.
     """
     n_bytes_peak: int
-    """The most that K, V, the layer in work, hidden states and masks took together since the
-    conversation began.
+    """The most that K, V, the layer in work, hidden states, masks and what a summary is made with
+    took together since the conversation began.
     """
     n_bytes_full: int
     """K and V of all tokens seen in a full f16 cache (of sliding-window layers their window)."""

@@ -146,14 +146,29 @@ def test_rows_that_move_between_heads_stay_within_the_predicted_bytes(tiny, text
     assert predicted.peak <= stats.n_bytes_peak + predicted.kept + PEAK_SPARE
 
 
-@pytest.mark.parametrize("method", ["snapkv", "tova", "h2o", "random", "kvzip", "score=expected"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "snapkv",
+        "tova",
+        "h2o",
+        "random",
+        "kvzip",
+        "score=expected",
+        "score=keydiff,merge=summary",
+        "score=late,merge=summary",
+    ],
+)
 def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=method)
     settings = llm._kv_settings
     for n in (100, 1300, 1999):
         real = QueryObserver(settings, list(text(n)), llm._kv.tokenize).extent(256)
         planned = extent(settings.preset, n, settings.window, 256)
-        assert (planned.n_tokens, planned.n_queries) == (n, real.n_queries)
+        assert (planned.n_tokens, planned.n_drawn) == (n, real.n_drawn)
+        assert 0 <= planned.n_raw - real.n_raw <= settings.sink and (planned.n_raw > 0) == (
+            real.n_raw > 0
+        )
         assert real.n_all == pytest.approx(planned.n_all, abs=40)
         assert real.n_rows == pytest.approx(planned.n_rows, abs=40)
         assert real.n_observed <= planned.n_observed <= 256

@@ -10,7 +10,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from edgekv.errors import BadInput
-from edgekv.methods import centroid_merge, observer
+from edgekv.methods import base, centroid_merge
 from edgekv.methods.centroid_merge import CentroidMerge, stand_for
 from edgekv.methods.observer import QueryObserver
 from edgekv.native import Prefill
@@ -86,7 +86,7 @@ def test_a_long_prompts_summary_looks_at_some_of_its_queries(
     tiny, text, monkeypatch, score, n, every
 ):
     """A score that is a paper's looks at all."""
-    monkeypatch.setattr(observer, "MANY", 250)
+    monkeypatch.setattr(base, "MANY", 250)
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=METHOD.replace("keydiff", score))
     assert QueryObserver(llm._kv.settings, text(n), None).every[-1] == every
     llm.eval(list(text(n)))

@@ -41,8 +41,10 @@ FLASH_ROWS = 256
 """
 N_GRAPHS = 3
 """Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last
-one.
+one. Where queries are looked at before RoPE there is one more.
 """
+MOMENTS_WORK = 9
+"""Of a head's covariance, how many times its bytes are taken while it is packed and drawn from."""
 
 
 @lru_cache
@@ -179,29 +181,45 @@ def statistics_bytes(layers: Sequence[LayerInfo], what: Extent, n_rows: int) -> 
     """In main memory, where all layers are read at once: of each layer whose rows are chosen the
     columns, and the observed queries' covariance.
     """
-    has_queries = what.n_queries > bool(what.stats)
     return sum(
-        column_bytes(x, what, n_rows) + 4 * x.n_head * x.d_k * (x.d_k + 1) * has_queries
+        column_bytes(x, what, n_rows) + 4 * (what.n_raw > 0) * _moments(x)
         for x in layers
         if x.selects
     )
 
 
+def query_bytes(layers: Sequence[LayerInfo], what: Extent, whole: bool) -> int:
+    """Of a chunk, the queries that are looked at."""
+    return sum(
+        4 * x.d_k * x.n_head * (what.n_observed + what.n_raw * (not x.v_in_k))
+        for x in asking(layers, whole)
+    )
+
+
+def _moments(x: LayerInfo) -> int:
+    """Values of the mean and the covariance of a layer's queries before RoPE. A latent layer's are
+    not turned by plain RoPE, and nobody looks at them.
+    """
+    return 0 if x.v_in_k else x.n_head * x.d_k * (x.d_k + 3) // 2
+
+
 def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int:
-    """What the centroid merge works with in main memory: the entries that it looks at, a head's or
-    (at_once) a layer's, as f32, what it makes of them, the queries' covariance of a layer, and the
-    packed ones of all.
+    """What the centroid merge works with in main memory: the queries' covariance, or afterwards the
+    entries that it looks at as f32, a head's or (at_once) a layer's, and what it makes of them; and
+    the packed covariances of all layers.
     """
     from edgekv.methods.centroid_merge import KEPT, n_looked_at
 
     if not n_drawn:
         return 0
     most = packed = 0
-    for x in (x for x in layers if x.selects):
-        n, width, group = n_looked_at(2 * x.d_k), x.d_k + x.d_v, x.n_head // x.n_head_kv
-        heads = x.n_head_kv if at_once else 1
-        rows = heads * (n + KEPT) * width + n * max(x.d_k, group * n_drawn)
-        most = max(most, 4 * (rows + x.n_head * x.d_k * x.d_k))
+    for x in (x for x in layers if x.selects and not x.v_in_k):
+        n, square, asked = n_looked_at(2 * x.d_k), x.d_k**2, x.n_head // x.n_head_kv * n_drawn
+        moments = _moments(x) + MOMENTS_WORK * square
+        look = n * (x.d_k + max(x.d_v, asked)) + KEPT * x.d_k
+        waiting = at_once * x.n_head_kv * (n * (x.d_k + x.d_v) + KEPT * x.d_k)
+        drawn = x.n_head * n_drawn * x.d_k + 2 * square  # and what turned them, f64
+        most = max(most, 4 * (max(moments, look) + waiting + drawn))
         packed += x.n_head * (x.d_k + 5) * x.d_k
     return most + packed
 
@@ -226,23 +244,30 @@ class Extent:
     """How much of a prompt goes through a layer.
 
     n_tokens: the prompt's; n_all: with all pieces of a probe; n_rows: with its longest piece;
-    n_observed: tokens of one chunk whose queries are kept; n_queries: copies of them (with RoPE,
-    without); stats: what the scorer makes of them.
+    n_observed: tokens of one chunk whose queries are kept; stats: what the scorer makes of them;
+    n_raw: tokens of one chunk whose queries are kept as they are before RoPE.
     """
 
     n_tokens: int
     n_all: int
     n_rows: int
     n_observed: int
-    n_queries: int = 1
     stats: tuple[str, ...] = ()
+    n_raw: int = 0
     n_drawn: int = 0
     """Queries of each head that the centroid merge draws; 0: there is none."""
 
 
+def n_drawn(preset: Preset) -> int:
+    """See `Extent`."""
+    from edgekv.methods.centroid_merge import CentroidMerge
+
+    return preset.merge.params.draws if isinstance(preset.merge, CentroidMerge) else 0
+
+
 def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
     """What a method reads of a prompt, a few tokens of the probe's instructions more or less."""
-    from edgekv.methods.centroid_merge import CentroidMerge
+    from edgekv.methods.base import LATE
     from edgekv.methods.probe import LEAD, PIECE
 
     observe = preset.observe
@@ -251,26 +276,21 @@ def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
         instruction = 12 + LEAD
         n_all = 2 * n_tokens + instruction * -(-n_tokens // PIECE)
         n_rows = n_tokens + min(n_tokens, PIECE) + instruction
-    wide = (
-        observe.probe
-        or observe.sums
-        or observe.queries
-        or (observe.source == "all" and bool(observe.observed))
-    )
+    wide = observe.probe or observe.sums or (observe.source == "all" and bool(observe.observed))
     n_observed = (
         min(n_ubatch, n_all)
         if wide
-        else min(n_ubatch, n_tokens, 1 if observe.source == "last" else window)
+        else min(n_ubatch, n_tokens, {"last": 1, "late": LATE}.get(observe.source, window))
     )
-    columns = bool(observe.stats)
+    every = preset.query_step(n_tokens)
     return Extent(
         n_tokens,
         n_all,
         n_rows,
-        n_observed if columns or observe.queries else 0,
-        int(columns) + int(observe.queries),
+        n_observed if observe.stats else 0,
         observe.stats,
-        preset.merge.params.draws if isinstance(preset.merge, CentroidMerge) else 0,
+        -(-min(n_ubatch, n_tokens) // every) if observe.queries else 0,
+        n_drawn(preset),
     )
 
 
@@ -302,7 +322,8 @@ class PromptBytes:
     """Of attention to each row, of all layers, if they are read at once (else one layer's, which
     do not count). No part of what the library reports."""
     merge: int = 0
-    """What the centroid merge works with in main memory, likewise."""
+    """What the centroid merge works with in main memory. `kv_stats` adds it to what the library
+    reports."""
 
     @property
     def unreported(self) -> int:
@@ -333,12 +354,14 @@ def prompt_bytes(
     even: bool = False,
     on_gpu: bool = False,
     recurrent: int = 0,
+    words: int = 0,
 ) -> PromptBytes:
     """What reading a prompt takes.
 
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
     all.
     recurrent: bytes of recurrent layers' state, if the conversation has tokens already.
+    words: bytes that products with quantised weights work with, see `native.product_bytes`.
     on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last
     stand beside the hidden states. Else those before the last may hold all rows.
     """
@@ -355,9 +378,11 @@ def prompt_bytes(
     if whole:
         stays = [kept_bytes([x], n_seen, n_rows) for x in scratch] if even else full
         beside = min(_most_beside(full, stays), kept)
-    n_asked = what.n_observed * what.n_queries
-    queries = sum(4 * x.d_k * x.n_head * n_asked for x in asking(layers, whole))
-    n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
+    queries = query_bytes(layers, what, whole)
+    merge = merge_bytes(layers, what.n_drawn, on_gpu) if n_rows < n_seen else 0
+    if not on_gpu:  # while a layer is judged both are nobody's
+        merge = max(merge - queries - words, min(merge, 4 * max(map(_moments, layers), default=0)))
+    n_graphs = min(N_GRAPHS + (what.n_raw > 0), -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return PromptBytes(
         kept=kept,
@@ -365,7 +390,7 @@ def prompt_bytes(
         old=old_bytes,
         layer=sum(full),
         hidden=(HIDDEN_BYTES[hidden] * n_embd + (hidden == "f16")) * what.n_all,  # an exponent
-        inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
+        inputs=words + queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
         masks=mask_bytes(layers, n_longest, n_ubatch)
         + converted_bytes(layers, n_longest + in_front)
         + scoring_bytes(layers, what, n_longest, whole)
@@ -376,7 +401,7 @@ def prompt_bytes(
         recurrent=recurrent,
         way=hidden,
         statistics=statistics_bytes(layers, what, n_longest) if whole else 0,
-        merge=merge_bytes(layers, what.n_drawn, on_gpu) if n_rows < n_seen else 0,
+        merge=merge,
     )
 
 

@@ -23,6 +23,8 @@ from edgekv.methods.merge import D2O
 STATS = ("mean", "var", "max", "col_entropy", "col_sum")
 LATE = 256
 """Tokens at the end of a prompt that the query source `late` is."""
+MANY = 2048
+"""Tokens whose queries a summary looks at where there are twice as many or more, evenly spaced."""
 QUERY_SOURCES = {
     "window": "the last tokens of the prompt",
     "late": f"the last {LATE} tokens of the prompt",
@@ -135,6 +137,10 @@ class Preset:
     """Cache types of K and V that `auto` measured it with; None: it was not."""
     measured: str = ""
     """What was measured, one line; empty if nothing was."""
+
+    def query_step(self, n_tokens: int) -> int:
+        """One of so many tokens of a prompt has its queries looked at before RoPE."""
+        return 1 if self.score.observe.queries else max(1, n_tokens // MANY)
 
     @property
     def observe(self) -> Observe:

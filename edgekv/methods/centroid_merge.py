@@ -300,15 +300,15 @@ def alike(
 def _nearness(
     parts: Sequence[tuple[NDArray[np.float32], np.float32]], centres: list[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    """float32 [n, rows]: how near each row is to each centre."""
-    total: NDArray[np.float32] = np.zeros((), np.float32)
+    """float32 [n, rows]: how near each row is to each centre, by both parts."""
+    each = []
     for (x, weight), centre in zip(parts, centres, strict=True):
         products = centre @ x.T
         products -= np.square(centre).sum(axis=1, keepdims=True) / 2
         products *= weight
-        products += total
-        total = products
-    return total
+        each.append(products)
+    each[0] += each[1]
+    return each[0]
 
 
 def _logits(

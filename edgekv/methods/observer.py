@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
-from edgekv.memory.footprint import Extent
+from edgekv.memory.footprint import Extent, n_drawn
 from edgekv.methods import probe
 from edgekv.methods.base import LATE
 from edgekv.methods.layer import LayerStats
@@ -20,9 +20,6 @@ from edgekv.methods.prompt_centroids import turned
 from edgekv.methods.query_moments import QueryMoments
 from edgekv.model import rotation
 from edgekv.settings import Settings
-
-MANY = 2048
-"""Tokens whose queries a summary looks at where there are twice as many or more, evenly spaced."""
 
 
 class QueryObserver:
@@ -49,30 +46,29 @@ class QueryObserver:
             }[observe.source]
             self.ranges.append((begin, n + sum(map(len, self.pieces)), names))
         self._names, self._n, self._stats, self._seed = names, n, observe.stats, settings.seed
-        self._sums = observe.sums
+        self._sums, self._preset = observe.sums, settings.preset
         if self._sums:
             self.ranges.append((0, n, ("mean",)))
         self._queries = observe.queries
         self.every = [1] * len(self.ranges)
         if self._queries:  # the first tokens of a text are like no others
             self.ranges.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
-            self.every.append(1 if settings.preset.score.observe.queries else max(1, n // MANY))
+            self.every.append(settings.preset.query_step(n))
 
     def extent(self, n_ubatch: int) -> Extent:
         """What goes through a layer."""
         lengths = [min(n_ubatch, end - begin) for begin, end, _ in self.ranges]
-        n_observed = (
-            n_ubatch if len(lengths) > 1 and max(lengths) else max(lengths, default=0)
-        )  # two ranges may share a chunk
-        n_queries = int(self._queries) + int(len(self.ranges) > self._queries)
+        raw = -(-lengths.pop() // self.every[-1]) if self._queries else 0
+        n_observed = n_ubatch if len(lengths) > 1 else max(lengths, default=0)  # share a chunk
         pieces = [len(piece) for piece in self.pieces]
         return Extent(
             self._n,
             self._n + sum(pieces),
             self._n + max(pieces, default=0),
             n_observed,
-            n_queries,
             self._stats,
+            raw,
+            n_drawn(self._preset),
         )
 
     def layer_stats(self, store: native.Store, p: native.Prefill, first: int = 0) -> LayerStats:

@@ -104,7 +104,7 @@ def compressed(
         n_kept=rows / heads,
         kept=kept,
         n_bytes=info.bytes_now,
-        n_bytes_peak=info.bytes_peak,
+        n_bytes_peak=info.bytes_peak + kv.working,
         n_bytes_full=kv.bytes_full(info.n_past),
         prefill_ms=prefill_ms,
         type_k=type_k,
