@@ -1,13 +1,15 @@
 """What `edgekv serve` remembers between questions, and whether it holds under load.
 
     python benchmarks/serve.py turns [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
+    python benchmarks/serve.py between [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
     python benchmarks/serve.py load [-m MODEL] [--clients 64] [--requests 2000] [--cache-ram 16]
 
 turns: a document and a question, and then a second question, the same question again, an edited
 one, one after a restart with --cache-disk, and five conversations in turn. Tokens that were read
-and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). load: many
-clients ask one server greedily; a third goes away amid the answer; half-way the server is killed
-and starts again. Each whole answer is compared with that of one client alone.
+and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). between: a
+short question comes while a document is read, and then many, one after the other; seconds to the
+first token. load: many clients ask one server greedily; a third goes away amid the answer; half-way
+the server is killed and starts again. Each whole answer is compared with that of one client alone.
 Markdown goes to standard output, progress to standard error.
 """
 
@@ -26,7 +28,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -51,12 +53,12 @@ Messages = list[dict[str, str]]
 def main() -> None:
     options = parse()
     print(heading("serve.py"))
-    {"turns": print_turns, "load": print_load}[options.what](options)
+    {"turns": print_turns, "between": print_between, "load": print_load}[options.what](options)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["turns", "load"])
+    parser.add_argument("what", choices=["turns", "between", "load"])
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--kv-ratio", default="0.2")
@@ -135,9 +137,16 @@ class Answer:
 
 
 def ask(
-    client: httpx.Client, url: str, messages: Messages, n: int = N_ANSWER, leave_at: int = -1
+    client: httpx.Client,
+    url: str,
+    messages: Messages,
+    n: int = N_ANSWER,
+    leave_at: int = -1,
+    quarter: threading.Event | None = None,
 ) -> Answer:
-    """Raises HTTPError. leave_at: pieces of the answer after which the client goes away."""
+    """Raises HTTPError. leave_at: pieces of the answer after which the client goes away; quarter:
+    set when a quarter of the prompt has been read.
+    """
     body = {"messages": messages, "max_tokens": n, "temperature": 0, "stream": True}
     begin, answer, text, n_pieces = time.perf_counter(), Answer(), "", 0
     with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
@@ -147,6 +156,10 @@ def ask(
         if leave_at == 0:
             return answer
         for line in response.iter_lines():
+            if quarter and line.startswith(": prompt "):
+                n_done, n_all = map(int, line.split()[-1].split("/"))
+                if 4 * n_done >= n_all:
+                    quarter.set()
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line[6:])
@@ -245,6 +258,50 @@ def in_turn(client: httpx.Client, server: Server, n_tokens: int) -> dict[str, An
         sum(x.n_prompt for x in found) // N_TALKS,
     )
     return {f"each of {N_TALKS} conversations in turn (mean)": mean}
+
+
+# ---- between
+
+SHORT = "Which is larger, an ox or a mouse? Say it in one word."
+"""Some 20 tokens; a number before it makes it a new one."""
+
+
+def print_between(options: argparse.Namespace) -> None:
+    n_ctx = ["-c", str(options.tokens + 2048)]
+    with httpx.Client(timeout=PATIENCE) as client, serving(options, *n_ctx) as server:
+        ask(client, server.url, [question(SHORT)])  # the first one of all takes longer
+        print("| request | prompt tokens | first token, s |\n| --- | ---: | ---: |")
+        alone = ask(client, server.url, [question(f"1. {SHORT}")])
+        print_answer("the question alone", alone)
+        text = [question(f"{document(server, options.tokens, 0)}\n\n{QUESTIONS[0]}")]
+        print_answer("the document alone", ask(client, server.url, text))
+        for seed, n_most in ((1, 1), (2, 1 << 20)):
+            text = [question(f"{document(server, options.tokens, seed)}\n\n{QUESTIONS[0]}")]
+            reader, asked = read_and_ask(client, server, text, n_most)
+            many = f"{len(asked)} questions, one after the other" if n_most > 1 else "a question"
+            mean = sum(x.first_s for x in asked) / len(asked)
+            print_answer(f"{many} while a document is read (mean)", replace(asked[0], first_s=mean))
+            print_answer("that document", reader)
+
+
+def read_and_ask(
+    client: httpx.Client, server: Server, text: Messages, n_most: int
+) -> tuple[Answer, list[Answer]]:
+    """The answer about a document, and those of questions that came while it was read: the first
+    one when a quarter was read.
+    """
+    asked, quarter = list[Answer](), threading.Event()
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=PATIENCE) as other:
+        reading = pool.submit(ask, other, server.url, text, quarter=quarter)
+        quarter.wait(PATIENCE)
+        while len(asked) < n_most and not (asked and reading.done()):
+            short = [question(f"{len(asked) + 2}. {SHORT}")]
+            asked.append(ask(client, server.url, short))
+        return reading.result(), asked
+
+
+def print_answer(name: str, one: Answer) -> None:
+    print(f"| {name} | {one.n_prompt:,} | {one.first_s:.2f} |", flush=True)
 
 
 # ---- load

@@ -64,6 +64,8 @@ class Engine:
         self.working = 0
         """The most that the centroid merge worked with, in bytes, since the conversation began."""
         self.memory = Memory(ratio=settings.ratio)
+        self.reading: native.Prefill | None = None
+        """The prompt that is being read."""
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -168,7 +170,11 @@ class Engine:
         ) as p:
             self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
             self.hidden = self._used(hidden) if p.by_layer else WHOLE
-            yield self._each_layer(p, stays)
+            before, self.reading = self.reading, p
+            try:
+                yield self._each_layer(p, stays)
+            finally:
+                self.reading = before
 
     def _used(self, hidden: str) -> str:
         """Where hidden states wait that were meant to wait there."""

@@ -1063,6 +1063,7 @@ def test_info(monkeypatch):
         "llama_cpp_python": "1",
         "patches": ["a", "b"],
         "lib": "l",
+        "instructions": ["AVX2", "FMA"],
         "devices": devices,
     }
     monkeypatch.setattr(load, "build_info", lambda: build)

@@ -78,10 +78,13 @@ def test_the_first_part_of_several_is_the_front(url):
     assert ask(url, parts("a day in June"), "who is it?")[1:] == (n, n - 1)
 
 
-def test_anthropics_system_message_is_the_first(url):
+@pytest.mark.parametrize("as_list", [False, True])
+def test_anthropics_system_message_is_the_first(url, as_list):
     def cached(date: str) -> int:
+        system: Any = [f"Date: {date}\n", f"the tale {as_list} {RULES}"]
+        blocks = [{"type": "text", "text": text} for text in system]
         body = {
-            "system": f"Date: {date}\nthe tale {RULES}",
+            "system": blocks if as_list else "".join(system),
             "messages": [{"role": "user", "content": "who is it?"}],
             "max_tokens": 2,
         }

@@ -103,7 +103,7 @@ def test_without_a_folder_there_are_no_files(tiny):
 
 
 NAMES = ["", ".", "..", "../a", "/tmp/a", "a/b", "a\\b", "a\0b", "a\nb", " a", "a.", "a..b", "a:b"]
-NAMES += ["a*", "é" * 200, "\uff0e", "\ufffd", "link"]
+NAMES += ["a*", "é" * 200, "\uff0e", "\ufffd", "\u202e", "\ufeff", "link"]
 
 
 @pytest.fixture(scope="module")

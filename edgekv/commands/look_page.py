@@ -11,6 +11,8 @@ MARK = b'<meta name="generator" content="edgekv look">'
 KIND = "page of 'edgekv look'"
 LEVELS = 20
 """Colours besides that of a token that no head kept."""
+DARK = 16
+"""Above this one letters are dark, on a dark page too."""
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -22,8 +24,9 @@ b { font-weight: inherit; }
 
 
 def colours() -> str:
-    """The style of classes k0 to k20, one for each level."""
-    marks = (f"background: rgb(235 130 0 / {100 * i // LEVELS}%)" for i in range(1, LEVELS + 1))
+    """The style of classes k0 to k20, one for each level: letters stay readable on all of them."""
+    marks = [f"background: rgb(235 130 0 / {100 * i // LEVELS}%)" for i in range(1, LEVELS + 1)]
+    marks[DARK:] = (f"{mark}; color: #1d1f23" for mark in marks[DARK:])
     rules = ("opacity: .45", *marks)
     return "\n".join(f".k{i} {{ {rule}; }}" for i, rule in enumerate(rules))
 

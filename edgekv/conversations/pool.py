@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.machine import memory_free
 from edgekv.session import parked, session, state
+from edgekv.session.aside import aside
 from edgekv.session.parked import Parked
 
 if TYPE_CHECKING:
@@ -206,6 +207,25 @@ class Conversations:
             return False
         llm.n_tokens, llm._requires_eval = n, True
         return True
+
+    # ---- while a prompt is read
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """A `with` block inside of `kv_progress`, in which `use` takes other conversations than the
+        one whose prompt is being read. See `edgekv.session.aside` for when, and for errors.
+        """
+        reader = self._current
+        with aside(self._llm):
+            self._current = self._fresh()
+            try:
+                yield
+            finally:
+                try:
+                    self._look()
+                    self._park_current()
+                finally:
+                    self._current = reader
 
     # ---- the current conversation
 

@@ -142,7 +142,12 @@ def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
     if not isinstance(note, dict) or set(note) != {"settings", "least", "name", "is_boundary"}:
         return None
     least, name = note["least"], note["name"]
-    if type(least) is not int or not 0 <= least <= n or not isinstance(name, (str, type(None))):
+    if (
+        n == 0
+        or type(least) is not int
+        or not 0 <= least <= n
+        or not isinstance(name, (str, type(None)))
+    ):
         return None
     return Entry(
         tokens=found.tokens.astype(np.int32),

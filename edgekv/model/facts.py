@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,9 +64,19 @@ def build_info() -> dict[str, Any]:
         "llama_cpp_commit": built.get("commit", "unknown"),
         "patches": [x["name"] for x in built.get("patches", [])],
         "lib": str(lib_dir()),
+        "instructions": instructions(),
         "devices": devices(),
         "build": built,
     }
+
+
+def instructions() -> list[str]:
+    """Names of the processor's instruction sets that the loaded CPU kernels are compiled for."""
+    llama_cpp.llama_backend_init()  # loads the backends
+    text = llama_cpp.llama_print_system_info().decode(errors="replace")
+    found = re.search(r"CPU : ([^:]*)", text)
+    names = re.findall(r"(\w+) = 1", found[1]) if found else []
+    return [x for x in names if x not in ("LLAMAFILE", "OPENMP", "REPACK")]
 
 
 def model_info(path: str) -> dict[str, Any]:

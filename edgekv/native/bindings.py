@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 13
+ABI = 14
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -164,6 +164,8 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("prefill_keep", c_int, P, I32P, I32P),
     ("prefill_shrink", c_int, P, I32, I32P),
     ("prefill_end", c_int, P),
+    ("prefill_pause", c_int, P),
+    ("prefill_resume", c_int, P),
     ("prefill_free", None, P),
     ("prefill_nearest", c_int, P, I32, I32, I32, I32P, I32, I32P, F32P, I32P),
     ("prefill_merge", c_int, P, I32, I32, POINTER(CMerge)),

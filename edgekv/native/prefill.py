@@ -152,6 +152,22 @@ class Prefill:
         check(status)
         self.il = il
 
+    def pause(self) -> None:
+        """Inside of `progress`: the conversation is as before the prompt, until `resume`, and may
+        wait in a `Place` while others use the context.
+
+        Raises BadInput if another prompt of the context waits already.
+        """
+        check(lib.edgekv_prefill_pause(self._p))
+
+    def resume(self) -> None:
+        """The prompt is half read again, and `progress` may return.
+
+        Raises BadInput if the context does not hold the conversation of `pause`. After any error
+        the prompt is lost.
+        """
+        check(lib.edgekv_prefill_resume(self._p))
+
     def n_old(self) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows of earlier turns in front of this turn's, in the layer in
         work.

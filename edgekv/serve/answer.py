@@ -25,7 +25,9 @@ N_BEFORE = 64
 
 
 class Answer:
-    """emit: takes the events. Call `step` until it returns False, then `close`."""
+    """emit: takes the events; let_others: called while the prompt is read, it may let other answers
+    go on, or raise to stop this one. Call `step` until it returns False, then `close`.
+    """
 
     def __init__(
         self,
@@ -33,8 +35,10 @@ class Answer:
         conversations: Turns,
         wish: Wish,
         emit: Callable[[Event], None],
+        let_others: Callable[[], None] = lambda: None,
     ) -> None:
         self._llm, self._conversations, self._wish, self._emit = llm, conversations, wish, emit
+        self._let_others = let_others
         self._tokens = list(wish.prompt.tokens)
         self._stops = Stops(wish.stops)
         self._written = ""
@@ -84,10 +88,14 @@ class Answer:
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
+            nonlocal n_before
             if not done:  # that is said already
                 return
             ms = 1e3 * (time.perf_counter() - begin)
             self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
+            n_evaluated = self._llm.n_evaluated
+            self._let_others()
+            n_before += self._llm.n_evaluated - n_evaluated
 
         self._emit(Progress(n, total, n, 0.0))
         self._llm.kv_progress = report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edgekv.conversations import Conversations, Talk
@@ -14,6 +15,7 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
 from edgekv.serve.kept import Kept, look
 from edgekv.serve.wish import Prompt
+from edgekv.session.aside import can_wait
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -93,6 +95,26 @@ class Turns:
             raise BadInput("every token is kept: this cache is not compressed")
         self._pool.make_current(id)
         return look(self._llm, layer)
+
+    def can_wait(self) -> bool:
+        """Whether the prompt that is being read can wait for others, see `meanwhile`."""
+        return can_wait(self._llm)
+
+    def is_short(self, prompt: Prompt) -> bool:
+        """Whether at most one ubatch of a prompt has to be read. Not while another one is read,
+        unless that one waits.
+        """
+        n_ubatch, n = self._llm.context_params.n_ubatch, len(prompt.tokens)
+        if n > n_ubatch:
+            tokens = self.settled(prompt).tokens
+            n = len(tokens) - self._pool.reachable(tokens)
+        return n <= n_ubatch
+
+    def meanwhile(self) -> AbstractContextManager[None]:
+        """A `with` block inside of `kv_progress`: the prompt waits half read, and `use` takes other
+        conversations.
+        """
+        return self._pool.meanwhile()
 
     def list(self) -> Sequence[Talk]:
         """All conversations, the one used last first."""

@@ -82,11 +82,12 @@ def listen(host: str, port: int) -> socket.socket:
     port: 0 takes a free one. Raises BadInput.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with ExitStack() as unless_done:
-            listening = unless_done.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # asyncio sends small pieces at once only where the protocol is named
+            listening = unless_done.enter_context(socket.socket(family, kind, protocol))
             if os.name == "posix":  # elsewhere it lets two servers have the same port
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import time
-import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ router = APIRouter()
 
 NAME_MOST = 255
 """Bytes of a file's name."""
-FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
+FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd')
 """Characters that llama-server allows in no name."""
 
 
@@ -92,14 +91,11 @@ def _path(folder: str, name: str) -> Path:
 
 
 def _is_name(name: str) -> bool:
-    """As llama-server's: names that are the same on every system."""
-    try:
-        n_bytes = len(name.encode())
-    except UnicodeEncodeError:
-        return False
+    """As llama-server's, names that are the same on every system; and they can be printed."""
     return (
-        0 < n_bytes <= NAME_MOST
-        and not any(x in FORBIDDEN or unicodedata.category(x) == "Cc" for x in name)
+        name.isprintable()
+        and 0 < len(name.encode()) <= NAME_MOST
+        and not FORBIDDEN & set(name)
         and name == name.strip(" ")
         and not name.endswith(".")
         and ".." not in name

@@ -17,15 +17,16 @@ from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed
 from edgekv.serve.queue import FairQueue, Full
+from edgekv.serve.share import WORTH, Share
 from edgekv.serve.totals import Totals
 from edgekv.serve.wish import Wish
 
 if TYPE_CHECKING:
     from edgekv import Llama
 
-TURN, WORTH = 8, 10
-"""Tokens that an answer writes at least before another one's turn comes, and how many times as long
-as it takes to change conversations a turn lasts at least.
+TURN = 8
+"""Tokens that an answer writes at least before another one's turn comes. A turn also lasts at least
+WORTH times as long as it takes to change conversations.
 """
 
 log = logging.getLogger("edgekv.serve")
@@ -61,6 +62,9 @@ class Worker:
         self._wake = threading.Condition()
         self._using: Job | None = None
         """The job whose step is in the model at this moment."""
+        self._reader: Job | None = None
+        """The job whose prompt is being read; short ones are answered meanwhile."""
+        self._share, self._is_short = Share(), dict[Job, bool]()
         self._last: Job | None = None
         self._is_stopping = False
         self.totals = Totals()
@@ -137,10 +141,7 @@ class Worker:
                     self._wake.wait()
                 if self._is_stopping:
                     break
-                while len(self._active) < self._n_parallel and len(self._queue):
-                    job = self._queue.get()
-                    assert job is not None
-                    self._active.append(job)
+                self._admit()
                 calls = list(self._calls)
                 self._calls.clear()
                 turn = self._active[0] if self._active else None
@@ -151,11 +152,19 @@ class Worker:
                 self._take_turn(turn)
         self._end_all()
 
+    def _admit(self) -> None:
+        """Who waits takes the free places. The lock is held."""
+        while len(self._active) < self._n_parallel and len(self._queue):
+            job = self._queue.get()
+            assert job is not None
+            self._active.append(job)
+
     def _take_turn(self, job: Job) -> None:
         """Some steps of a job; then it comes last, or leaves."""
+        is_guest = self._reader is not None  # calls wait until the prompt is read
         goes_on, begin, n = True, time.perf_counter(), 0
         try:
-            while goes_on and not self._is_stopping and not self._calls:
+            while goes_on and not self._is_stopping and (is_guest or not self._calls):
                 goes_on, n = not job.is_cancelled and self._step(job), n + 1
                 least = WORTH * job.answer.switch_s if job.answer else 0.0
                 if n >= TURN and time.perf_counter() - begin >= least:
@@ -175,7 +184,8 @@ class Worker:
             if not goes_on or job.is_cancelled:
                 self._leave(job)
             else:
-                self._active.rotate(-1)
+                self._active.remove(job)
+                self._active.append(job)
 
     def _step(self, job: Job) -> bool:
         with self._wake:
@@ -192,12 +202,79 @@ class Worker:
                     self.conversations,
                     job.wish,
                     lambda event: self._tell(job, event),
+                    self._let_others,
                 )
             is_current, self._last = self._last is job, job
-            return job.answer.step(is_current)
+            if job.answer.has_read or self._reader is not None:
+                return job.answer.step(is_current)
+            self._reader, self._share, self._is_short = job, Share(), {}
+            try:
+                return job.answer.step(is_current)
+            finally:
+                self._reader = None
         finally:
             with self._wake:
                 self._using = None
+
+    # ---- while a prompt is read
+
+    def _let_others(self) -> None:
+        """Between two chunks of a prompt: others go on for a while, if they have not had half of
+        the time. Raises Cancelled if the reader is to stop.
+        """
+        reader = self._reader
+        if reader is None or self._using is not reader or not self.conversations.can_wait():
+            return
+        until = self._share.until()
+        if until is None or not any(map(self._may_be_guest, self._others())):
+            return
+        begin, used_s = time.perf_counter(), 0.0
+        try:
+            with self.conversations.meanwhile():
+                used_s = self._serve_guests(reader, until)
+        finally:
+            self._share.lent(begin, used_s)
+            self._last = reader
+        with self._wake:
+            self._using = reader
+            self._llm.kv_cancel(False)  # a wish to stop another one that came too late
+            if reader.is_cancelled or self._is_stopping:
+                raise Cancelled("stopping")
+
+    def _serve_guests(self, reader: Job, until: float) -> float:
+        """Turns of others until a time of the clock, at least one. Returns their seconds."""
+        begin = now = time.perf_counter()
+        while (job := self._next_guest()) and not (reader.is_cancelled or self._is_stopping):
+            self._take_turn(job)
+            now = time.perf_counter()
+            if now >= until:
+                break
+        return now - begin
+
+    def _next_guest(self) -> Job | None:
+        """Whose turn it is while a prompt waits half read: an answer that is written, or a short
+        prompt.
+        """
+        return next((job for job in self._others() if self._is_guest(job)), None)
+
+    def _others(self) -> list[Job]:
+        with self._wake:
+            self._admit()
+            return [job for job in self._active if job is not self._reader]
+
+    def _may_be_guest(self, job: Job) -> bool:
+        """Whether it is not known to be a long prompt."""
+        has_read = job.answer is not None and job.answer.has_read
+        return job.is_cancelled or has_read or self._is_short.get(job, True)
+
+    def _is_guest(self, job: Job) -> bool:
+        has_read = job.answer is not None and job.answer.has_read
+        if not has_read and not job.is_cancelled and job not in self._is_short:
+            try:
+                self._is_short[job] = self.conversations.is_short(job.wish.prompt)
+            except Exception:  # the error is that job's own: its turn says what it is
+                self._is_short[job] = True
+        return self._may_be_guest(job)
 
     def _leave(self, job: Job) -> None:
         self._active.remove(job)

@@ -53,6 +53,15 @@ class Guard:
         finally:
             self._is_calling_back = False
 
+    @contextmanager
+    def called_back(self) -> Iterator[None]:
+        """A `with` block inside of such code in which this thread may use the model after all."""
+        self._is_calling_back = False
+        try:
+            yield
+        finally:
+            self._is_calling_back = True
+
     def begin_answer(self) -> None:
         """This thread starts to write an answer.
 

@@ -13,7 +13,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 13 // changes with any signature or struct below
+#define EDGEKV_ABI 14 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -266,6 +266,14 @@ LLAMA_API int edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const
 // all layers are kept: they become the conversation, logits of the prompt's last token are at
 // llama_get_logits_ith(ctx, -1)
 LLAMA_API int edgekv_prefill_end(struct edgekv_prefill * p);
+// Between two chunks, which is where `progress` is called: the conversation is as before the prompt,
+// until edgekv_prefill_resume. Meanwhile it may wait in an edgekv_parked, and others may use the
+// context, read short prompts too. EDGEKV_INVALID if another prompt of the context waits already
+LLAMA_API int edgekv_prefill_pause(struct edgekv_prefill * p);
+// The prompt is half read again, as it was when it was paused, and `progress` may return.
+// EDGEKV_INVALID if the context does not hold the conversation that it held then; after any error
+// nothing can be done with the prompt but edgekv_prefill_free
+LLAMA_API int edgekv_prefill_resume(struct edgekv_prefill * p);
 // gives everything back; without edgekv_prefill_end the conversation stays as before
 LLAMA_API void edgekv_prefill_free(struct edgekv_prefill * p);
 

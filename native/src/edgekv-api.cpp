@@ -4,6 +4,7 @@
 #include "edgekv-error.h"
 #include "edgekv-parked.h"
 #include "edgekv-prefill.h"
+#include "edgekv-kernels.h"
 
 #include "llama-context.h"
 
@@ -176,7 +177,7 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
             if (!out) return;
             std::vector<char> host(l.len[head] * t->nb[1]);
             edgekv_get_rows(t, l.first[head], l.len[head], host.data());
-            edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
+            edgekv_cpu().rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
         };
         read(l.t.k, l.d_k, k);
         read(l.t.v, l.d_v, v);
@@ -317,9 +318,17 @@ void edgekv_parked_free(edgekv_parked * p) { delete p; }
 // ---- prefill
 
 template <typename P>
-static P & reading(P * p) {
+static P & begun(P * p) {
     if (!given(p).prompt.store) {
         throw edgekv_error { EDGEKV_INVALID, "the model was closed while it read this prompt" };
+    }
+    return *p;
+}
+
+template <typename P>
+static P & reading(P * p) {
+    if (begun(p).prompt.store->paused == p) {
+        throw edgekv_error { EDGEKV_INVALID, "this prompt waits half read" };
     }
     return *p;
 }
@@ -340,6 +349,12 @@ int edgekv_prefill_run(edgekv_prefill * p, int32_t il) {
 }
 int edgekv_prefill_end(edgekv_prefill * p) {
     return guard([&] { reading(p).end(); });
+}
+int edgekv_prefill_pause(edgekv_prefill * p) {
+    return guard([&] { reading(p).pause(); });
+}
+int edgekv_prefill_resume(edgekv_prefill * p) {
+    return guard([&] { begun(p).resume(); });
 }
 void edgekv_prefill_free(edgekv_prefill * p) { delete p; }
 

@@ -3,7 +3,7 @@
 #include "edgekv.h"
 #include "edgekv-hooks.h"
 #include "edgekv-switches.h"
-#include "cpu/edgekv-cpu.h"
+#include "edgekv-kernels.h"
 
 #include "llama-arch.h"
 #include "llama-batch.h"
@@ -298,7 +298,7 @@ int64_t edgekv_product_bytes(const llama_model & model, int n_tokens) {
     for (const auto & [name, t] : llama_internal_get_tensor_map(&model)) {
         const bool of_layer = name.rfind("blk.", 0) == 0 && t->ne[1] > 1 && t->ne[2] == 1;
         if (of_layer && ggml_is_quantized(t->type))
-            n_words = std::max(n_words, (int64_t) edgekv_cpu_product_room(t->ne[0], n_tokens));
+            n_words = std::max(n_words, (int64_t) edgekv_cpu().product_room(t->ne[0], n_tokens));
     }
     return n_words * (int64_t) sizeof(uint32_t);
 }

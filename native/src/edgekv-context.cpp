@@ -7,6 +7,8 @@
 #include "llama-graph.h"
 #include "llama-model.h"
 
+#include <algorithm>
+
 ggml_backend_t edgekv_context::cpu(const llama_context & ctx) { return ctx.backend_cpu; }
 
 const std::vector<ggml_backend_ptr> & edgekv_context::backends(const llama_context & ctx) {
@@ -54,6 +56,14 @@ void edgekv_context::take_logits(llama_context & ctx, ggml_tensor * logits) {
     const size_t n_bytes = ctx.model.vocab.n_tokens() * sizeof(float);
     ggml_backend_tensor_get_async(backend, logits, ctx.logits.data, 0, n_bytes);
     ggml_backend_sched_synchronize(ctx.sched.get());
+}
+
+std::vector<float> edgekv_context::logits(const llama_context & ctx) {
+    return { ctx.logits.data, ctx.logits.data + ctx.model.vocab.n_tokens() };
+}
+
+void edgekv_context::put_logits(llama_context & ctx, const std::vector<float> & logits) {
+    std::copy(logits.begin(), logits.end(), ctx.logits.data);
 }
 
 void edgekv_context::has_read(llama_context & ctx, int64_t n_tokens, int64_t begin_us) {

@@ -25,6 +25,9 @@ struct edgekv_context {
     static uint32_t max_nodes(const llama_context & ctx); // of a graph
     // a graph's logits of one token become the context's
     static void take_logits(llama_context & ctx, ggml_tensor * logits);
+    // [n_vocab] of one token, which make_ready has made room for: a copy, and the way back
+    static std::vector<float> logits(const llama_context & ctx); // throws std::bad_alloc
+    static void put_logits(llama_context & ctx, const std::vector<float> & logits);
     // as after n tokens were decoded since `begin_us`, the last of them with logits
     static void has_read(llama_context & ctx, int64_t n_tokens, int64_t begin_us);
 };

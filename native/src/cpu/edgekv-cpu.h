@@ -146,6 +146,24 @@ GGML_BACKEND_API void edgekv_cpu_predict(const struct edgekv_numbered * keys,
 GGML_BACKEND_API void edgekv_cpu_rows_to_f32(
     enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
 
+// All of them, as libllama gets them: by the name "edgekv_cpu_kernels" from the CPU backend, which
+// may be one of several libraries, each for other processors
+struct edgekv_cpu_kernels {
+    decltype(&edgekv_cpu_attend_part) attend_part;
+    decltype(&edgekv_cpu_attend_combine) attend_combine;
+    decltype(&edgekv_cpu_attend_prompt) attend_prompt;
+    decltype(&edgekv_cpu_score_columns) score_columns;
+    decltype(&edgekv_cpu_product_words) product_words;
+    decltype(&edgekv_cpu_product_room) product_room;
+    decltype(&edgekv_cpu_product) product;
+    decltype(&edgekv_cpu_merge_nearest) merge_nearest;
+    decltype(&edgekv_cpu_merge_fold) merge_fold;
+    decltype(&edgekv_cpu_key_sum) key_sum;
+    decltype(&edgekv_cpu_predict) predict;
+    decltype(&edgekv_cpu_rows_to_f32) rows_to_f32;
+};
+GGML_BACKEND_API const struct edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend(void);
+
 #ifdef __cplusplus
 }
 #endif

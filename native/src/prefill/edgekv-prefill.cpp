@@ -140,6 +140,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(
 
 edgekv_prefill::~edgekv_prefill() {
     auto * store = prompt.store;
+    if (store && store->paused == this) store->paused = nullptr;
     if (!store || store->active != this) return;
     scratches.clear();
     observers.clear();
@@ -169,6 +170,7 @@ void edgekv_prefill::lose_context() noexcept {
     masks.clear();
     observers.clear();
     before.clear();
+    half.clear();
 }
 
 // ---- run: one layer over all chunks
@@ -217,13 +219,57 @@ void edgekv_prefill::run_chunks(int slice) {
         if (observers.looks_at(c, begin, end)) slices.rest(); // makes room for what is seen
         for (int l = begin; l < end; ++l) observers.observe(c, l);
         ++n_done;
-        if (progress && !progress(n_done, n_slices, progress_data)) {
+        const bool goes_on = !progress || progress(n_done, n_slices, progress_data);
+        if (!goes_on || p.store->active != this) { // or it was paused, and not resumed
             throw edgekv_error { EDGEKV_CANCELLED, "cancelled" };
         }
     }
     at_end.restore();
     slices.rest();
     for (int l = begin; l < end; ++l) observers.end_layer(l);
+}
+
+// ---- pause: the context is for others
+
+void edgekv_prefill::pause() {
+    auto & store = *prompt.store;
+    if (store.active != this || store.paused || prompt.ended) {
+        throw edgekv_error { EDGEKV_INVALID, "this prompt cannot wait now" };
+    }
+    half.save(edgekv_recurrent_of(prompt.ctx->get_memory()));
+    logits = edgekv_context::logits(*prompt.ctx);
+    slices.forget_plan();
+    ggml_backend_sched_reset(prompt.ctx->get_sched());
+    forget();
+    layers_before.clear();
+    for (const auto & l : store.layers) layers_before.push_back(l.get());
+    store.active = nullptr;
+    store.paused = this;
+    ++store.version;
+}
+
+// whether the context has the conversation that was there before: graphs point to its layers
+bool edgekv_prefill::is_mine() const {
+    const auto & now = prompt.store->layers;
+    return prompt.store->n_past == prompt.pos0 &&
+        std::equal(now.begin(), now.end(), layers_before.begin(), layers_before.end(),
+            [](const auto & a, const edgekv_layer * b) { return a.get() == b; });
+}
+
+void edgekv_prefill::resume() {
+    auto & store = *prompt.store;
+    if (store.paused != this || store.active || !is_mine()) {
+        throw edgekv_error { EDGEKV_INVALID,
+            "this prompt does not wait, or another conversation is in its place" };
+    }
+    if (!edgekv_context::make_ready(*prompt.ctx)) throw no_memory("the logits");
+    edgekv_memory_of(*prompt.ctx).set_cells((llama_pos) (prompt.pos0 + prompt.n_tokens));
+    half.restore();
+    half.clear();
+    edgekv_context::put_logits(*prompt.ctx, logits);
+    store.paused = nullptr;
+    store.active = this;
+    ++store.version;
 }
 
 void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {

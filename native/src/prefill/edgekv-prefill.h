@@ -14,6 +14,7 @@
 #include "edgekv-slices.h"
 
 #include <memory>
+#include <vector>
 
 // The order of things: begin, run and keep for each layer, end. Everything throws edgekv_error.
 struct edgekv_prefill final : edgekv_reader {
@@ -23,6 +24,10 @@ struct edgekv_prefill final : edgekv_reader {
     void run(int il);
     void keep(const int32_t * counts, const int32_t * rows); // of the layer in work
     void end();
+    // Between two chunks the conversation can be as before the prompt, and wait beside its context.
+    // No layer may be read until `resume` finds it there again. One prompt of a context may wait
+    void pause();
+    void resume();
 
     ggml_tensor * attend(const llm_graph_context & g, const edgekv_layer & l,
         const edgekv_attention & a) override; // edgekv-attend-prompt.cpp
@@ -42,6 +47,7 @@ private:
     void make_memory(const edgekv_prefill_params & params);
     void run_chunks(int slice);
     void forget();
+    bool is_mine() const;
     void note_peak() const;
 
     edgekv_progress progress = nullptr;
@@ -49,4 +55,7 @@ private:
     int n_done = 0; // slices
     int64_t begin_us = 0;
     edgekv_recurrent_state before; // what recurrent layers held before the prompt
+    edgekv_recurrent_state half;   // what they held when it was paused
+    std::vector<float> logits;     // of the prompt's end, if it was reached by then
+    std::vector<const edgekv_layer *> layers_before; // the store's, when it was paused
 };

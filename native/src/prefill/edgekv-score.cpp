@@ -4,6 +4,7 @@
 #include "edgekv-device.h"
 #include "edgekv-error.h"
 #include "edgekv-observers.h"
+#include "edgekv-kernels.h"
 
 #include <algorithm>
 
@@ -22,7 +23,7 @@ struct score_job {
 
 void score_norm(ggml_tensor * dst, int, int nth, void * data) {
     auto & j = *(score_job *) data;
-    edgekv_cpu_attend_prompt(&j.rows, &j.queries, nullptr, (float *) dst->data, &j.next, nth);
+    edgekv_cpu().attend_prompt(&j.rows, &j.queries, nullptr, (float *) dst->data, &j.next, nth);
 }
 
 void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
@@ -31,7 +32,7 @@ void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
     auto queries = j.queries;
     rows.len = j.columns_len;
     queries.n_after = j.columns_after;
-    edgekv_cpu_score_columns(
+    edgekv_cpu().score_columns(
         &rows, &queries, j.norm ? j.norm : (const float *) dst->src[0]->data, &j.columns, ith, nth);
 }
 

@@ -39,7 +39,7 @@ void edgekv_slices::prepare(edgekv_graph & g, int slice) {
     if (!g.slice_nodes(slice, p.nodes, replay)) {
         throw edgekv_error { EDGEKV_FAILED, "the graph changed between chunks" };
     }
-    for (auto * t : replay) { // it may still point to where an earlier slice had it
+    for (auto * t : p.nodes) { // it may still point to where an earlier plan had it
         if (!t->view_src || t->view_src->op != GGML_OP_NONE) t->data = nullptr;
         t->buffer = nullptr;
     }

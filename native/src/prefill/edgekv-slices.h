@@ -34,6 +34,7 @@ public:
         hidden.reset();
         products = {};
     }
+    void forget_plan() { planned = {}; } // the scheduler is going to serve others
     void clear();
     size_t n_bytes() const { return products.n_bytes() + (hidden ? hidden->n_bytes() : 0); }
 

@@ -13,7 +13,8 @@ static constexpr int32_t TAIL_STEP = 64; // rows per head that a full tail grows
 edgekv_store::edgekv_store()
     : graph_attend(edgekv_switches::graph_attend()), node_attend(edgekv_switches::node_attend()) {}
 edgekv_store::~edgekv_store() {
-    if (active) active->lose_context();
+    for (auto * reader : { active, paused })
+        if (reader) reader->lose_context();
 }
 
 size_t edgekv_store::n_bytes() const {

@@ -52,6 +52,7 @@ struct edgekv_store {
     ~edgekv_store();                  // a prompt that is being read learns that its context is gone
     size_t n_bytes_peak = 0;          // highest sum of store, scratch and hidden states so far
     edgekv_reader * active = nullptr; // null: no prompt is being read
+    edgekv_reader * paused = nullptr; // whose prompt waits half read, null: nobody's
 
     size_t n_bytes() const;
     void note_peak(size_t n_bytes_extra = 0);
