@@ -96,10 +96,14 @@ def _fetch(there: Repository, one: RemoteFile, blobs: Path, tell: Tell) -> None:
             f"downloading {there.repo}/{one.name} from {there.endpoint}:"
             f" {size_text(one.size)}{rest}"
         )
-        with there.in_one_line(), open(partial, "ab") as f:
-            _receive(there, one, f, begin)
-            f.flush()
-            os.fsync(f.fileno())
+        try:
+            with there.in_one_line(), open(partial, "ab") as f:
+                _receive(there, one, f, begin)
+                f.flush()
+                os.fsync(f.fileno())
+        except KeyboardInterrupt:
+            tell(f"stopped at {size_text(_size(partial))}; the same command goes on from there")
+            raise
         if _digest(partial, one) != one.etag:
             partial.unlink()
             raise BadInput(
