@@ -7,8 +7,9 @@ import os
 
 import pytest
 
+from edgekv.commands import judging, overview
 from edgekv.commands import models as listing
-from edgekv.commands import overview
+from edgekv.commands.judging import Judge
 from edgekv.commands.overview import Room
 from edgekv.models_found.stores import STORES
 from tests import gguf_files, models, stores
@@ -47,7 +48,7 @@ def test_a_model_is_told_with_what_it_takes(folder):
 
 def test_a_ratio_is_the_planners(folder):
     path = str(models.write("llama-32k", folder))
-    judged = overview.judge(path, 32768, False)
+    judged = judging.judge(path, 32768, False)
     peaks = {ratio: peak for ratio, kind, peak in judged.ways if ratio < 1 or kind == "f16"}
     assert sorted(peaks, reverse=True) == [1, 0.5, 0.3, 0.2, 0.1]
     assert judged.best(peaks[1]) == (1, "f16")
@@ -81,13 +82,23 @@ def test_broken_files_and_other_files_have_their_reason(folder):
     assert all(str(folder) not in why for why in reasons.values())
 
 
+def test_a_file_that_breaks_llama_cpp_does_not_end_the_list(folder, monkeypatch):
+    data = models.write("llama-gqa", folder).read_bytes()
+    put(folder / "a.gguf", data.replace(b"<0x41>", b"<0x42>", 1))  # a word that comes twice
+    found = listed()
+    assert "breaks down" in found["llama.cpp:a"]["why_not"]
+    assert found["llama.cpp:llama-gqa"]["fits"]
+    monkeypatch.setattr(Judge, "ask", lambda *_: pytest.fail("looked at again"))
+    assert listed() == found
+
+
 def test_a_hundred_files_are_remembered(folder, monkeypatch):
     one = models.write("llama-gqa", folder)
     for i in range(100):
         os.link(one, folder / f"m{i}.gguf")
     first = listed()
     assert len(first) == 101
-    monkeypatch.setattr(overview, "judge", lambda *_: pytest.fail("looked at again"))
+    monkeypatch.setattr(Judge, "ask", lambda *_: pytest.fail("looked at again"))
     assert listed() == first
 
 
@@ -98,14 +109,14 @@ def test_a_changed_file_is_looked_at_again(folder):
     assert listed()["llama.cpp:llama-gqa"]["arch"] == "qwen2"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": {"arch": 7}}', '{"a": 1}', "[" * 100000])
-def test_a_damaged_memory_is_found_out_anew(folder, text):
+def test_a_damaged_memory_is_found_out_anew(folder):
     models.write("llama-gqa", folder)
     first = listed()
     memory = folder.parent / "edgekv/models.json"
     assert memory.is_file()
-    memory.write_text(text)
-    assert listed() == first
+    for text in ("{", "[]", '{"a": {"arch": 7}}', '{"a": 1}', "[" * 100000):
+        memory.write_text(text)
+        assert listed() == first
 
 
 def test_a_file_that_two_stores_have_is_told_once(folder):
@@ -116,16 +127,17 @@ def test_a_file_that_two_stores_have_is_told_once(folder):
     assert list(listed()) == ["lmstudio:who/repo/llama-gqa"]
 
 
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
-def test_a_terminals_width_is_respected(folder, width):
+def test_a_terminals_width_is_respected(folder):
     models.write("llama-gqa", folder).rename(folder / f"{'long-' * 6}\x1b[31mname.gguf")
     put(folder / "broken.gguf", b"GGUFxxxx")
     room = Room("CPU", False, 2**40)
-    shown = listing.text(overview.entries(room, None, len), width)
+    found = overview.entries(room, None, len)
     name = f"llama.cpp:{'long-' * 6}?[31mname"
-    assert name in shown and "\x1b" not in shown
-    for line in shown.splitlines():
-        assert len(line) <= max(width, 24) or line.strip() == name
+    for width in (20, 40, 80, 200):
+        shown = listing.text(found, width)
+        assert name in shown and "\x1b" not in shown
+        for line in shown.splitlines():
+            assert len(line) <= max(width, 24) or line.strip() == name
 
 
 def test_nothing_found_says_what_to_do():
