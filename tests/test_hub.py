@@ -118,6 +118,19 @@ def test_an_interrupted_download_goes_on_where_it_stopped(hub, cache):
     assert not partial.exists()
 
 
+def test_ctrl_c_keeps_what_came(hub, cache, monkeypatch):
+    def interrupted(url, temp_file, **_):
+        temp_file.write(b"x" * 2048)
+        raise KeyboardInterrupt
+
+    give(hub, "t-Q4_K_M.gguf")
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", interrupted)
+    result = typed(f"pull {REPO}")
+    assert result.exit_code == 130
+    assert "stopped at 2.0 KiB; the same command goes on" in result.stderr
+    assert len(list(cache.rglob("*.incomplete"))) == 1
+
+
 def path_or_none():
     """The path of the model by its name, where nothing may be downloaded."""
     os.environ["HF_HUB_OFFLINE"] = "1"

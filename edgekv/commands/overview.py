@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, Place
-from edgekv.commands.judge import Judge
+from edgekv.commands.judging import Judge
 from edgekv.errors import EdgeKVError
-from edgekv.model.header import DAMAGE, Header, files_of, opened
-from edgekv.model.outline import VOCABULARY
+from edgekv.model.header import files_of
 from edgekv.models_found.found import Found
 from edgekv.models_found.judged import Judged, Memory, key
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -76,11 +70,27 @@ def entries(room: Room, n_ctx: int | None, tell: Callable[[str], object]) -> lis
     there: dict[str, Found] = {}
     for one in everything():
         there.setdefault(os.path.realpath(one.path), one)
-    with Looking(room, n_ctx or CTX_DEFAULT, tell) as looking:
-        return [_entry(one, room, looking) for one in there.values()]
+    memory = Memory()
+    with Judge() as judge:
+        look = Look(room, n_ctx or CTX_DEFAULT, memory, judge, tell)
+        try:
+            return [_entry(one, look) for one in there.values()]
+        finally:
+            memory.save()
 
 
-def _entry(found: Found, room: Room, looking: Looking) -> Entry:
+@dataclass(frozen=True)
+class Look:
+    """How models are looked at."""
+
+    room: Room
+    n_ctx: int
+    memory: Memory
+    judge: Judge
+    tell: Callable[[str], object]
+
+
+def _entry(found: Found, look: Look) -> Entry:
     parts = files_of(found.path)
     there = [path for path in parts if os.path.isfile(path)]
     size = sum(os.path.getsize(path) for path in there)
@@ -89,13 +99,13 @@ def _entry(found: Found, room: Room, looking: Looking) -> Entry:
         lacks = f"{len(parts) - len(there)} of its {len(parts)} files are missing"
         return Entry(*name, found.why_not or lacks)
     try:
-        judged, profile = looking.at(found, parts)
+        judged, profile = _judged(found, parts, look)
     except (EdgeKVError, OSError) as error:
         why = str(error).removeprefix(found.path).lstrip(": ").removeprefix("is ")
         return Entry(*name, why)
     if judged.no_model:
         return Entry(*name, judged.no_model, judged.arch)
-    best = judged.best(room.n_bytes)
+    best = judged.best(look.room.n_bytes)
     return Entry(
         *name,
         arch=judged.arch,
@@ -110,54 +120,21 @@ def _entry(found: Found, room: Room, looking: Looking) -> Entry:
     )
 
 
-class Looking:
-    """What is known of models' files, and another process that finds out the rest. Use as a context
-    manager.
-    """
+def _judged(found: Found, parts: list[str], look: Look) -> tuple[Judged, str]:
+    """What is known of a model, and its profile's file. Raises EdgeKVError or OSError."""
+    from edgekv.library import lib_dir
+    from edgekv.profiles import find
+    from edgekv.version import __version__
 
-    def __init__(self, room: Room, n_ctx: int, tell: Callable[[str], object]) -> None:
-        from edgekv.profiles import places
-
-        self._room, self._n_ctx, self._tell = room, n_ctx, tell
-        self._memory, self._judge = Memory(), Judge()
-        self._shapes = places.shapes()
-
-    def __enter__(self) -> Looking:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._judge.close()
-        self._memory.save()
-
-    def at(self, found: Found, parts: list[str]) -> tuple[Judged, str]:
-        """What is known of a model, and its profile's file. Raises EdgeKVError or OSError."""
-        from edgekv.library import lib_dir
-        from edgekv.version import __version__
-
-        info = lib_dir() / "build-info.json"
-        build = (info.stat().st_mtime_ns, info.stat().st_size) if info.exists() else ()
-        profile = self._profile(found.path)
-        stamp = os.stat(profile).st_mtime_ns if profile else ""
-        settings = self._n_ctx, self._room.is_gpu
-        name = key(parts, *settings, __version__, build, profile or None, stamp)
-        known = self._memory.get(name)
-        if known is None:
-            self._tell(found.name)
-            known = self._judge.ask(found.path, *settings, bool(profile))
-            self._memory.put(name, known)
-        return known, profile
-
-    def _profile(self, path: str) -> str:
-        """The file of the model's profile, empty if there is none. Weights are read only where one
-        may be there.
-        """
-        from edgekv.model import identity
-        from edgekv.profiles import find, places
-
-        if not any(map(os.path.isfile, places.together(places.beside(path)))):
-            with suppress(OSError, *DAMAGE), opened(path) as data:
-                header = Header(data, until=VOCABULARY)
-                if identity.shape(header.meta) not in self._shapes:
-                    return ""
-        profile = find(path, predicts=True)
-        return profile.path if profile else ""
+    info = lib_dir() / "build-info.json"
+    build = (info.stat().st_mtime_ns, info.stat().st_size) if info.exists() else ()
+    profile = find(found.path, predicts=True)
+    stamp = os.stat(profile.path).st_mtime_ns if profile else ""
+    here = look.n_ctx, look.room.is_gpu, __version__, build
+    name = key(parts, *here, profile and profile.path, stamp)
+    known = look.memory.get(name)
+    if known is None:
+        look.tell(found.name)
+        known = look.judge.ask(found.path, look.n_ctx, look.room.is_gpu)
+        look.memory.put(name, known)
+    return known, profile.path if profile else ""

@@ -24,16 +24,21 @@ _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _PIECE = 1 << 20
 
 
-def into_cache(there: Repository, names: Sequence[str], cache: str, tell: Tell) -> list[str]:
+def into_cache(
+    there: Repository, names: Sequence[str], cache: str, tell: Tell, size_max: int | None = None
+) -> list[str]:
     """The paths of files of a repository in the folder `cache`, fetched where they are not there.
 
-    tell: called with a line before each download. Raises BadInput, one line; what came of a file
-    stays for the next time.
+    tell: called with a line before each download; size_max: bytes of a file. Raises BadInput, one
+    line; what came of a file stays for the next time.
     """
     import huggingface_hub
 
     folder = Path(cache, f"models--{there.repo.replace('/', '--')}")
     remote = [there.file(name) for name in names]
+    for one in remote:
+        if size_max is not None and one.size > size_max:
+            raise BadInput(f"{one.name} has {size_text(one.size)}, which is too much: not fetched")
     _check_room(folder, remote)
     for one in remote:
         _fetch(there, one, folder / "blobs", tell)
@@ -91,10 +96,14 @@ def _fetch(there: Repository, one: RemoteFile, blobs: Path, tell: Tell) -> None:
             f"downloading {there.repo}/{one.name} from {there.endpoint}:"
             f" {size_text(one.size)}{rest}"
         )
-        with there.in_one_line(), open(partial, "ab") as f:
-            _receive(there, one, f, begin)
-            f.flush()
-            os.fsync(f.fileno())
+        try:
+            with there.in_one_line(), open(partial, "ab") as f:
+                _receive(there, one, f, begin)
+                f.flush()
+                os.fsync(f.fileno())
+        except KeyboardInterrupt:
+            tell(f"stopped at {size_text(_size(partial))}; the same command goes on from there")
+            raise
         if _digest(partial, one) != one.etag:
             partial.unlink()
             raise BadInput(
