@@ -9,16 +9,22 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import edgekv
-from edgekv.commands.fit import preset_of
+from edgekv.commands.fit import UNPREPARED, preset_of
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.model.header import DAMAGE, Header, files_of, opened
+from edgekv.model.outline import outline
 from edgekv.models_found.judged import Judged
+
+if TYPE_CHECKING:
+    from edgekv.methods import Preset
+    from edgekv.model.blueprint import Blueprint
 
 CRASHED = "it is damaged: llama.cpp breaks down when it reads it; download it again"
 PATIENCE_S = 60.0
@@ -39,14 +45,14 @@ class Judge:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def ask(self, path: str, n_ctx: int, is_gpu: bool) -> Judged:
+    def ask(self, path: str, n_ctx: int, is_gpu: bool, has_profile: bool) -> Judged:
         """See `judge`. Raises BadInput."""
         child = self._child or self._start()
         assert child.stdin and child.stdout
         clock = threading.Timer(PATIENCE_S, child.kill)
         clock.start()
         try:
-            child.stdin.write(json.dumps([path, n_ctx, is_gpu]) + "\n")
+            child.stdin.write(json.dumps([path, n_ctx, is_gpu, has_profile]) + "\n")
             child.stdin.flush()
             line = child.stdout.readline()
         except BrokenPipeError:
@@ -101,41 +107,45 @@ def serve() -> None:
             print(json.dumps(_answer(*json.loads(line))), file=out, flush=True)
 
 
-def _answer(path: str, n_ctx: int, is_gpu: bool) -> dict[str, Any]:
+def _answer(*question: Any) -> dict[str, Any]:
     try:
-        return asdict(judge(path, n_ctx, is_gpu))
+        return asdict(judge(*question))
     except EdgeKVError as error:
         return {"refused": str(error)}
 
 
-def judge(path: str, n_ctx: int, is_gpu: bool) -> Judged:
-    """What llama.cpp and the planner say of a model file, without its weights.
+def judge(path: str, n_ctx: int, is_gpu: bool, has_profile: bool = True) -> Judged:
+    """What llama.cpp and the planner say of a model file, without its weights. has_profile: it may
+    have one, which is looked for.
 
     Raises BadInput for a file that is damaged or no model.
     """
+    from edgekv import methods
     from edgekv.commands.info import bytes_per_token
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
     from edgekv.memory.hidden import AUTO
     from edgekv.model import facts, kind
-    from edgekv.model.blueprint import Blueprint
+
+    def preset(ratio: float | None) -> Preset:
+        return preset_of("auto", path, ratio) if has_profile else methods.get(UNPREPARED)
 
     facts.check_gguf(path)
-    try:
-        with opened(path) as data:
-            header = Header(data)
-    except (OSError, *DAMAGE):
-        raise BadInput("it is damaged or incomplete; download it again") from None
-    if kind.is_embedder(header):
-        return Judged(str(header.meta.get("general.architecture", "")), no_model=kind.EMBEDDER)
-    with Blueprint(path, on_gpu=is_gpu) as blueprint:
+    with ExitStack() as stack:
+        try:
+            header = Header(stack.enter_context(opened(path)))
+        except (OSError, *DAMAGE):
+            raise BadInput("it is damaged or incomplete; download it again") from None
+        if kind.is_embedder(header):
+            return Judged(str(header.meta.get("general.architecture", "")), no_model=kind.EMBEDDER)
+        blueprint = stack.enter_context(_blueprint(path, header, is_gpu))
         fitting = -(-min(n_ctx, blueprint.n_ctx_train) // STEP) * STEP
         types = [PICKED, *((name, name) for name in TYPES[1:])]
         planner = Planner(
             blueprint,
-            preset_of("auto", path),
+            preset(None),
             Wish(0, fitting, types=types, hidden=(AUTO,)),
             on_gpu=is_gpu,
-            auto=lambda ratio: preset_of("auto", path, ratio),
+            auto=preset,
         )
         return Judged(
             blueprint.shape["arch"],
@@ -144,3 +154,18 @@ def judge(path: str, n_ctx: int, is_gpu: bool) -> Judged:
             blueprint.why,
             tuple((point.ratio, point.type_k, point.peak) for point in planner.ways(fitting)),
         )
+
+
+@contextmanager
+def _blueprint(path: str, header: Header, is_gpu: bool) -> Iterator[Blueprint]:
+    """The model without weights, and if possible without its vocabulary, which takes longest."""
+    from edgekv.model.blueprint import Blueprint
+
+    with ExitStack() as stack:
+        found = None
+        if len(files_of(path)) == 1:
+            # where this does not do, the whole file does, or says what is wrong
+            with suppress(OSError, BadInput, *DAMAGE):
+                short = stack.enter_context(outline(header))
+                found = stack.enter_context(Blueprint(short, on_gpu=is_gpu))
+        yield found or stack.enter_context(Blueprint(path, on_gpu=is_gpu))

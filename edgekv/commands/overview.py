@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, Place
 from edgekv.commands.judging import Judge
 from edgekv.errors import EdgeKVError
-from edgekv.model.header import files_of
+from edgekv.model.header import DAMAGE, Header, files_of, opened
+from edgekv.model.outline import VOCABULARY
 from edgekv.models_found.found import Found
 from edgekv.models_found.judged import Judged, Memory, key
 
@@ -66,13 +68,14 @@ def entries(room: Room, n_ctx: int | None, tell: Callable[[str], object]) -> lis
     number; tell: called with the name of each that has to be looked at.
     """
     from edgekv.models_found.stores import everything
+    from edgekv.profiles import places
 
     there: dict[str, Found] = {}
     for one in everything():
         there.setdefault(os.path.realpath(one.path), one)
     memory = Memory()
     with Judge() as judge:
-        look = Look(room, n_ctx or CTX_DEFAULT, memory, judge, tell)
+        look = Look(room, n_ctx or CTX_DEFAULT, memory, judge, tell, places.shapes())
         try:
             return [_entry(one, look) for one in there.values()]
         finally:
@@ -88,6 +91,8 @@ class Look:
     memory: Memory
     judge: Judge
     tell: Callable[[str], object]
+    shapes: set[tuple[object, ...]]
+    """Of the models that may have a profile in the cache or a shipped one."""
 
 
 def _entry(found: Found, look: Look) -> Entry:
@@ -123,18 +128,32 @@ def _entry(found: Found, look: Look) -> Entry:
 def _judged(found: Found, parts: list[str], look: Look) -> tuple[Judged, str]:
     """What is known of a model, and its profile's file. Raises EdgeKVError or OSError."""
     from edgekv.library import lib_dir
-    from edgekv.profiles import find
     from edgekv.version import __version__
 
     info = lib_dir() / "build-info.json"
     build = (info.stat().st_mtime_ns, info.stat().st_size) if info.exists() else ()
-    profile = find(found.path, predicts=True)
-    stamp = os.stat(profile.path).st_mtime_ns if profile else ""
+    profile = _profile(found.path, look.shapes)
+    stamp = os.stat(profile).st_mtime_ns if profile else ""
     here = look.n_ctx, look.room.is_gpu, __version__, build
-    name = key(parts, *here, profile and profile.path, stamp)
+    name = key(parts, *here, profile or None, stamp)
     known = look.memory.get(name)
     if known is None:
         look.tell(found.name)
-        known = look.judge.ask(found.path, look.n_ctx, look.room.is_gpu)
+        known = look.judge.ask(found.path, look.n_ctx, look.room.is_gpu, bool(profile))
         look.memory.put(name, known)
-    return known, profile.path if profile else ""
+    return known, profile
+
+
+def _profile(path: str, shapes: set[tuple[object, ...]]) -> str:
+    """The file of a model's profile, empty if there is none. Weights are read only where one may
+    be there. shapes: see `edgekv.profiles.places.shapes`.
+    """
+    from edgekv.model import identity
+    from edgekv.profiles import find, places
+
+    if not any(map(os.path.isfile, places.together(places.beside(path)))):
+        with suppress(OSError, *DAMAGE), opened(path) as data:
+            if identity.shape(Header(data, until=VOCABULARY).meta) not in shapes:
+                return ""
+    profile = find(path, predicts=True)
+    return profile.path if profile else ""
