@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from edgekv import files
 from edgekv.errors import BadInput
@@ -113,8 +114,10 @@ def _fetch(there: Repository, one: RemoteFile, blobs: Path, tell: Tell) -> None:
         os.replace(partial, target)
 
 
-def _receive(there: Repository, one: RemoteFile, f: object, begin: int) -> None:
-    """Append what is missing from byte `begin` on. Asks again a few times if the line breaks."""
+def _receive(there: Repository, one: RemoteFile, f: BinaryIO, begin: int) -> None:
+    """Append what is missing from byte `begin` on. Asks again if the line breaks, as long as
+    something comes.
+    """
     import logging
 
     from huggingface_hub.file_download import http_get
@@ -123,14 +126,21 @@ def _receive(there: Repository, one: RemoteFile, f: object, begin: int) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)  # each broken line would be told in several lines
     try:
-        http_get(
-            one.url,
-            f,  # type: ignore[arg-type]
-            resume_size=begin,
-            headers=there.headers(),
-            expected_size=one.size,
-            displayed_filename=one.name,
-        )
+        while True:
+            try:
+                http_get(
+                    one.url,
+                    f,
+                    resume_size=begin,
+                    headers=there.headers(),
+                    expected_size=one.size,
+                    displayed_filename=one.name,
+                )
+                return
+            except Exception:  # not every version goes on by itself after a line that broke
+                before, begin = begin, f.seek(0, os.SEEK_END)
+                if begin <= before:  # nothing came
+                    raise
     except ValueError:  # beyond what it takes without hf_xet
         raise BadInput(
             f"{one.name} is too large for a plain download; fetch it with 'hf download"
