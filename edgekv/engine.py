@@ -64,6 +64,7 @@ class Engine:
         self.working = 0
         """The most that the centroid merge worked with, in bytes, since the conversation began."""
         self.memory = Memory(ratio=settings.ratio)
+        self._reading: native.Prefill | None = None
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -168,11 +169,32 @@ class Engine:
         ) as p:
             self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
             self.hidden = self._used(hidden) if p.by_layer else WHOLE
-            yield self._each_layer(p, stays)
+            before, self._reading = self._reading, p
+            try:
+                yield self._each_layer(p, stays)
+            finally:
+                self._reading = before
 
     def _used(self, hidden: str) -> str:
         """Where hidden states wait that were meant to wait there."""
         return "f32" if hidden == "device" and not self.offloaded else hidden
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A `with` block inside of a prompt's `progress`, in which others may use the context. The
+        conversation is as before the prompt, has to be so again at the end, and may wait in a
+        `native.Place` meanwhile. The prompt is lost if the block raises.
+        """
+        reading = self._reading
+        if reading is None:
+            raise EdgeKVError("no prompt is being read")
+        mine = self.clock, self.hidden, self.excess, self.working
+        reading.pause()
+        try:
+            yield
+        finally:
+            self.clock, self.hidden, self.excess, self.working = mine
+        reading.resume()
 
     @property
     def by_layer(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ from edgekv.conversations.shelf import Shelf
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.machine import memory_free
-from edgekv.session import parked, state
+from edgekv.session import half_read, parked, state
 from edgekv.session.parked import Parked
 
 if TYPE_CHECKING:
@@ -122,6 +122,36 @@ class Conversations:
         self._llm._checkpoints.begin_turn(n, len(prompt))
         self._cut(n, {x for x in cuts if n < x < len(prompt)})
         return n
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """A `with` block inside of `kv_progress`, in which the model reads and answers for other
+        conversations: `use` makes them current. At the end the prompt is half read again.
+
+        Raises EdgeKVError, and loses the prompt, if there is no memory; see `can_lend`.
+        """
+        reader = self._current
+        try:
+            with half_read.aside(self._llm):
+                self._current = self._fresh()
+                try:
+                    yield
+                finally:
+                    self._look()
+                    self._park_current()
+        finally:
+            self._current = reader
+
+    @property
+    def can_lend(self) -> bool:
+        """Whether `lend` is possible. A prompt in llama.cpp's own cache is read in one piece."""
+        return self._llm._kv is not None
+
+    def n_unread(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt `use` would leave to read behind those that wait."""
+        others = [x for x in self._waiting if x.settings == self._key()]
+        found = best(self._llm, np.asarray(tokens, np.int32), None, self._fresh(), others)
+        return len(tokens) - found.n
 
     def _cut(self, n: int, cuts: set[int]) -> None:
         """Behind the n tokens that are there, the prompt is read in parts that end at `cuts`."""

@@ -122,6 +122,7 @@ class LoadedModel(llama_cpp.Llama):
         self._checkpoints = Checkpoints(False)
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
+        self._kv_lent_s = 0.0  # in which prompts that are read left the model to others
         self.kv_progress = progress
 
     def _kv_configure(self, path: str, config: KVConfig, arguments: dict[str, Any]) -> None:

@@ -53,6 +53,15 @@ class Guard:
         finally:
             self._is_calling_back = False
 
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """A `with` block inside of `calling_back` that may use the model: the native call waits."""
+        before, self._is_calling_back = self._is_calling_back, False
+        try:
+            yield
+        finally:
+            self._is_calling_back = before
+
     def begin_answer(self) -> None:
         """This thread starts to write an answer.
 

@@ -38,6 +38,12 @@ class Holder(Protocol):
     _checkpoints: Any
     _kv_pool: Any
     """Its `edgekv.conversations.Conversations`, or None."""
+    kv_progress: Any
+    scores: Any
+    _kv_cuts: list[int]
+    _kv_answer: object
+    _sampler: Any
+    _kv_lent_s: float
 
     def n_ctx(self) -> int: ...
 
