@@ -25,7 +25,9 @@ N_BEFORE = 64
 
 
 class Answer:
-    """emit: takes the events. Call `step` until it returns False, then `close`."""
+    """emit: takes the events; others: called again and again while the prompt is read, may use the
+    model in `conversations.lend`. Call `step` until it returns False, then `close`.
+    """
 
     def __init__(
         self,
@@ -33,8 +35,10 @@ class Answer:
         conversations: Turns,
         wish: Wish,
         emit: Callable[[Event], None],
+        others: Callable[[], None],
     ) -> None:
         self._llm, self._conversations, self._wish, self._emit = llm, conversations, wish, emit
+        self._others = others
         self._tokens = list(wish.prompt.tokens)
         self._stops = Stops(wish.stops)
         self._written = ""
@@ -56,6 +60,11 @@ class Answer:
 
     def close(self) -> None:
         self._sampler.close()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the prompt, and those that were written."""
+        return self._tokens
 
     def step(self, is_current: bool) -> bool:
         """Read the prompt, or write a token. False: the answer is complete.
@@ -83,8 +92,13 @@ class Answer:
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
-            ms = 1e3 * (time.perf_counter() - begin)
+            nonlocal begin, n_before
+            since, n_evaluated = time.perf_counter(), self._llm.n_evaluated
+            ms = 1e3 * (since - begin)
             self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
+            self._others()
+            begin += time.perf_counter() - since  # theirs is not this answer's time
+            n_before += self._llm.n_evaluated - n_evaluated
 
         self._emit(Progress(n, total, n, 0.0))
         self._llm.kv_progress = report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edgekv.conversations import Conversations, Talk
@@ -39,6 +40,17 @@ class Turns:
         # the same text may be cut into other tokens there
         llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
         return n
+
+    def lend(self) -> AbstractContextManager[None]:
+        """A `with` block while a prompt is read, in which others use the model."""
+        return self._pool.lend()
+
+    def is_short(self, tokens: Sequence[int]) -> bool:
+        """Whether the model reads what is new of a prompt in one step, while another one waits half
+        read. In llama.cpp's own cache none can wait.
+        """
+        n_most = self._llm.context_params.n_ubatch
+        return self._pool.can_lend and self._pool.n_unread(tokens) <= n_most
 
     def list(self) -> Sequence[Talk]:
         """All conversations, the one used last first."""

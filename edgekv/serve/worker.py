@@ -9,6 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekv.errors import Cancelled, EdgeKVError
@@ -17,16 +19,15 @@ from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed
 from edgekv.serve.queue import FairQueue, Full
+from edgekv.serve.share import WORTH, Share
 from edgekv.serve.totals import Totals
 from edgekv.serve.wish import Wish
 
 if TYPE_CHECKING:
     from edgekv import Llama
 
-TURN, WORTH = 8, 10
-"""Tokens that an answer writes at least before another one's turn comes, and how many times as long
-as it takes to change conversations a turn lasts at least.
-"""
+TURN = 8
+"""Tokens that an answer writes at least before another one's turn comes."""
 
 log = logging.getLogger("edgekv.serve")
 
@@ -41,6 +42,8 @@ class Job:
         self.wish, self.emit, self.client = wish, emit, client
         self.is_cancelled = False
         self.answer: Answer | None = None
+        self.waits_for: Job | None = None
+        """Whose prompt is read before this one."""
 
 
 class Worker:
@@ -62,6 +65,8 @@ class Worker:
         self._using: Job | None = None
         """The job whose step is in the model at this moment."""
         self._last: Job | None = None
+        self._reader: Job | None = None
+        """The job whose prompt waits half read."""
         self._is_stopping = False
         self.totals = Totals()
         self._thread = threading.Thread(target=self._run, name="edgekv-worker")
@@ -137,10 +142,7 @@ class Worker:
                     self._wake.wait()
                 if self._is_stopping:
                     break
-                while len(self._active) < self._n_parallel and len(self._queue):
-                    job = self._queue.get()
-                    assert job is not None
-                    self._active.append(job)
+                self._admit()
                 calls = list(self._calls)
                 self._calls.clear()
                 turn = self._active[0] if self._active else None
@@ -151,14 +153,20 @@ class Worker:
                 self._take_turn(turn)
         self._end_all()
 
-    def _take_turn(self, job: Job) -> None:
-        """Some steps of a job; then it comes last, or leaves."""
+    def _admit(self) -> None:
+        """Those that waited longest take the places that are free."""
+        while len(self._active) < self._n_parallel and (job := self._queue.get()) is not None:
+            self._active.append(job)
+
+    def _take_turn(self, job: Job, end: float = inf) -> None:
+        """Some steps of a job, none after the time `end`; then it comes last, or leaves."""
         goes_on, begin, n = True, time.perf_counter(), 0
         try:
-            while goes_on and not self._is_stopping and not self._calls:
+            while goes_on and not self._must_let_go():
                 goes_on, n = not job.is_cancelled and self._step(job), n + 1
                 least = WORTH * job.answer.switch_s if job.answer else 0.0
-                if n >= TURN and time.perf_counter() - begin >= least:
+                now = time.perf_counter()
+                if now >= end or (n >= TURN and now - begin >= least):
                     break
         except Cancelled:
             goes_on = False
@@ -175,7 +183,63 @@ class Worker:
             if not goes_on or job.is_cancelled:
                 self._leave(job)
             else:
-                self._active.rotate(-1)
+                self._active.remove(job)
+                self._active.append(job)
+
+    def _must_let_go(self) -> bool:
+        """Whether something else is more urgent than another step of the job whose turn it is."""
+        more = self._reader.is_cancelled if self._reader else bool(self._calls)
+        return self._is_stopping or more
+
+    # ---- while a prompt is read
+
+    def _lend(self, reader: Job, share: Share) -> None:
+        """Let others use the model in the middle of the reader's step, if it is time.
+
+        Raises Cancelled if the reader need not go on afterwards.
+        """
+        begin, left = time.perf_counter(), share.others_s()
+        if self._reader is not None or not left or self._short(reader) is None:
+            return
+        self._reader, end, used = reader, begin + left, 0.0
+        try:
+            with self.conversations.lend():
+                now = time.perf_counter()
+                while now < end and not self._must_let_go() and (job := self._short(reader)):
+                    self._take_turn(job, end)
+                    since, now = now, time.perf_counter()
+                    used += now - since
+        finally:
+            self._reader, self._last = None, reader
+            share.lent(time.perf_counter() - begin, used)
+        with self._wake:
+            self._llm.kv_cancel(False)  # it was another job's
+            if reader.is_cancelled or self._is_stopping:
+                raise Cancelled("nobody waits for this prompt any more")
+
+    def _short(self, reader: Job) -> Job | None:
+        """The job whose turn is next while the reader's prompt waits. Those with a long prompt wait
+        until it is read.
+        """
+        with self._wake:
+            others = [job for job in self._active if job is not reader]
+            for job in others:
+                if job.is_cancelled:
+                    self._leave(job)
+            self._admit()
+            others = [job for job in self._active if job is not reader]
+        for job in others:
+            if job is self._last or self._is_short(job, reader):
+                return job
+        return None
+
+    def _is_short(self, job: Job, reader: Job) -> bool:
+        if job.waits_for is reader:
+            return False
+        tokens = job.answer.tokens if job.answer else job.wish.prompt.tokens
+        found = self.conversations.is_short(tokens)
+        job.waits_for = None if found else reader
+        return found
 
     def _step(self, job: Job) -> bool:
         with self._wake:
@@ -184,7 +248,7 @@ class Worker:
             self._llm.kv_cancel(False)  # a wish that came too late for another step
             if self._is_stopping:
                 raise Cancelled("stopping")
-            self._using = job
+            before, self._using = self._using, job
         try:
             if job.answer is None:
                 job.answer = Answer(
@@ -192,12 +256,13 @@ class Worker:
                     self.conversations,
                     job.wish,
                     lambda event: self._tell(job, event),
+                    partial(self._lend, job, Share()),
                 )
             is_current, self._last = self._last is job, job
             return job.answer.step(is_current)
         finally:
             with self._wake:
-                self._using = None
+                self._using = before
 
     def _leave(self, job: Job) -> None:
         self._active.remove(job)
