@@ -1,11 +1,14 @@
-"""What `edgekv serve` remembers between questions, and whether it holds under load.
+"""What `edgekv serve` remembers between questions, who waits, and whether it holds under load.
 
     python benchmarks/serve.py turns [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
+    python benchmarks/serve.py wait [-m MODEL] [--tokens 8000] [--kv-ratio 0.2] [--times 3]
     python benchmarks/serve.py load [-m MODEL] [--clients 64] [--requests 2000] [--cache-ram 16]
 
 turns: a document and a question, and then a second question, the same question again, an edited
 one, one after a restart with --cache-disk, and five conversations in turn. Tokens that were read
-and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). load: many
+and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). wait: how
+long others wait for a prompt that is read, and how long it waits for them; every answer is compared
+with that of the same prompt alone. load: many
 clients ask one server greedily; a third goes away amid the answer; half-way the server is killed
 and starts again. Each whole answer is compared with that of one client alone.
 Markdown goes to standard output, progress to standard error.
@@ -18,6 +21,7 @@ import json
 import random
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,6 +48,8 @@ MIB = 2**20
 PATIENCE = 600
 N_ANSWER = 8
 N_TALKS = 5
+N_LONG = 120
+"""Tokens of the answer that is under way."""
 QUESTIONS = ("Who is it about?", "Where was it?", "What happened at the end?")
 Messages = list[dict[str, str]]
 
@@ -51,15 +57,16 @@ Messages = list[dict[str, str]]
 def main() -> None:
     options = parse()
     print(heading("serve.py"))
-    {"turns": print_turns, "load": print_load}[options.what](options)
+    {"turns": print_turns, "wait": print_wait, "load": print_load}[options.what](options)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["turns", "load"])
+    parser.add_argument("what", choices=["turns", "wait", "load"])
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--kv-ratio", default="0.2")
+    parser.add_argument("--times", type=int, default=3, help="of `wait`: medians are of so many")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2000)
@@ -130,6 +137,8 @@ class Answer:
 
     text: str | None = None
     first_s: float = 0.0
+    pause_s: float = 0.0
+    """The longest between two pieces of the answer."""
     n_read: int = 0
     n_prompt: int = 0
 
@@ -140,6 +149,7 @@ def ask(
     """Raises HTTPError. leave_at: pieces of the answer after which the client goes away."""
     body = {"messages": messages, "max_tokens": n, "temperature": 0, "stream": True}
     begin, answer, text, n_pieces = time.perf_counter(), Answer(), "", 0
+    last = 0.0
     with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             response.read()
@@ -154,7 +164,9 @@ def ask(
                 raise httpx.HTTPError(str(event["error"]))
             for choice in event["choices"]:
                 if choice["delta"].get("content") or choice["finish_reason"]:
-                    answer.first_s = answer.first_s or time.perf_counter() - begin
+                    now = time.perf_counter()
+                    answer.first_s = answer.first_s or now - begin
+                    answer.pause_s, last = max(answer.pause_s, now - (last or now)), now
                 text += choice["delta"].get("content") or ""
             if "timings" in event:
                 answer.n_read = event["timings"]["prompt_n"]
@@ -245,6 +257,60 @@ def in_turn(client: httpx.Client, server: Server, n_tokens: int) -> dict[str, An
         sum(x.n_prompt for x in found) // N_TALKS,
     )
     return {f"each of {N_TALKS} conversations in turn (mean)": mean}
+
+
+# ---- wait
+
+
+def print_wait(options: argparse.Namespace) -> None:
+    with serving(options, "-c", str(options.tokens + 2048)) as server:
+        runs = [waits(server, options.tokens, seed) for seed in range(options.times)]
+    print(
+        f"| medians of {options.times} | alone, s | both at once, s |\n| --- | ---: | ---: |",
+    )
+    for name in runs[0]:
+        alone, both = (statistics.median(run[name][i] for run in runs) for i in (0, 1))
+        print(f"| {name} | {alone:.2f} | {both:.2f} |")
+
+
+def waits(server: Server, n_tokens: int, seed: int) -> dict[str, tuple[float, float]]:
+    """Seconds, alone and both at once."""
+    print(f"run {seed}", file=sys.stderr, flush=True)
+    book = [question(f"{document(server, n_tokens, seed)}\n\n{QUESTIONS[0]}")]
+    short = [question(f"What is {seed + 12} plus {seed + 30}? Answer in one short sentence only.")]
+    long = [question(f"Tell me a long story about {seed + 2} rabbits, a watch and a garden.")]
+    alone = [now(server, book), now(server, short), now(server, long, N_LONG)]
+    forget(server)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(now, server, book)
+        time.sleep(alone[0].first_s / 3)
+        asked = now(server, short)
+        read = reading.result()
+        forget(server)
+        writing = pool.submit(now, server, long, N_LONG)
+        time.sleep(alone[2].first_s * 2)
+        read_beside = now(server, book)
+        wrote = writing.result()
+    same = [asked.text == alone[1].text, wrote.text == alone[2].text]
+    same += [one.text == alone[0].text for one in (read, read_beside)]
+    if not all(same):
+        raise SystemExit(f"an answer differs from the one alone: {same}")
+    return {
+        "a question's first token": (alone[1].first_s, asked.first_s),
+        "the prompt's first token, beside the question": (alone[0].first_s, read.first_s),
+        "the longest pause in an answer": (alone[2].pause_s, wrote.pause_s),
+        "the prompt's first token, beside the answer": (alone[0].first_s, read_beside.first_s),
+    }
+
+
+def now(server: Server, messages: Messages, n: int = N_ANSWER) -> Answer:
+    with httpx.Client(timeout=PATIENCE) as client:
+        return ask(client, server.url, messages, n)
+
+
+def forget(server: Server) -> None:
+    for one in httpx.get(f"{server.url}/conversations", timeout=PATIENCE).json()["data"]:
+        httpx.delete(f"{server.url}/conversations/{one['id']}", timeout=PATIENCE)
 
 
 # ---- load
