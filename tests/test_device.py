@@ -203,10 +203,11 @@ def check(result: dict, kind: str) -> None:
 
 
 def check_unharmed(result: dict) -> None:
-    """A turn that was cancelled leaves no trace; what is loaded differs by rounding, with sliding
-    windows (8e-8 was seen on the stand-in).
+    """A turn that was cancelled leaves no trace, nor does another conversation within a prompt;
+    what is loaded differs by rounding, with sliding windows (8e-8 was seen on the stand-in).
     """
-    assert result["harm"]["cancelled"] == 0 and result["harm"]["loaded"] < 1e-6, result["harm"]
+    harm = result["harm"]
+    assert harm["cancelled"] == harm["lent"] == 0 and harm["loaded"] < 1e-6, harm
 
 
 def check_used(result: dict) -> None:
