@@ -191,3 +191,20 @@ def test_only_a_prompt_with_a_store_that_is_being_read_lends(tiny):
         with pytest.raises(EdgeKVError, match="in one piece"):
             reading(whole, some(N_LONG, 2), lambda: None)
         whole.eval(some(N_LONG, 2))
+
+
+def test_a_prompt_that_was_read_meanwhile_is_answered_later_without_reading(make):
+    """Its last token read once more, alone, would be rounded otherwise with quantised weights."""
+    llm, alone, short, n_had, found = make(), make(), some(N_SHORT, 3), [], []
+    alone.eval(short)
+    with Conversations(llm) as pool:
+        pool.use(some(N_LONG, 2))
+
+        def others() -> None:
+            n_had.append(pool.use(short))
+            llm.eval(short[n_had[-1] :])
+            found.append(logits(llm))
+
+        reading(llm, some(N_LONG, 2), others)
+    assert n_had[0] == 0 and set(n_had[1:]) == {N_SHORT}
+    assert all(np.array_equal(x, logits(alone)) for x in found)
