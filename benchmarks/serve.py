@@ -1,16 +1,15 @@
-"""What `edgekv serve` remembers between questions, who waits, and whether it holds under load.
+"""What `edgekv serve` remembers between questions, and whether it holds under load.
 
     python benchmarks/serve.py turns [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
-    python benchmarks/serve.py wait [-m MODEL] [--tokens 8000] [--kv-ratio 0.2] [--times 3]
+    python benchmarks/serve.py between [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
     python benchmarks/serve.py load [-m MODEL] [--clients 64] [--requests 2000] [--cache-ram 16]
 
 turns: a document and a question, and then a second question, the same question again, an edited
 one, one after a restart with --cache-disk, and five conversations in turn. Tokens that were read
-and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). wait: how
-long others wait for a prompt that is read, and how long it waits for them; every answer is compared
-with that of the same prompt alone. load: many
-clients ask one server greedily; a third goes away amid the answer; half-way the server is killed
-and starts again. Each whole answer is compared with that of one client alone.
+and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). between: a
+short question comes while a document is read, and then many, one after the other; seconds to the
+first token. load: many clients ask one server greedily; a third goes away amid the answer; half-way
+the server is killed and starts again. Each whole answer is compared with that of one client alone.
 Markdown goes to standard output, progress to standard error.
 """
 
@@ -21,7 +20,6 @@ import json
 import random
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,7 +28,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -48,8 +46,6 @@ MIB = 2**20
 PATIENCE = 600
 N_ANSWER = 8
 N_TALKS = 5
-N_LONG = 120
-"""Tokens of the answer that is under way."""
 QUESTIONS = ("Who is it about?", "Where was it?", "What happened at the end?")
 Messages = list[dict[str, str]]
 
@@ -57,16 +53,15 @@ Messages = list[dict[str, str]]
 def main() -> None:
     options = parse()
     print(heading("serve.py"))
-    {"turns": print_turns, "wait": print_wait, "load": print_load}[options.what](options)
+    {"turns": print_turns, "between": print_between, "load": print_load}[options.what](options)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["turns", "wait", "load"])
+    parser.add_argument("what", choices=["turns", "between", "load"])
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--kv-ratio", default="0.2")
-    parser.add_argument("--times", type=int, default=3, help="of `wait`: medians are of so many")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2000)
@@ -137,19 +132,23 @@ class Answer:
 
     text: str | None = None
     first_s: float = 0.0
-    pause_s: float = 0.0
-    """The longest between two pieces of the answer."""
     n_read: int = 0
     n_prompt: int = 0
 
 
 def ask(
-    client: httpx.Client, url: str, messages: Messages, n: int = N_ANSWER, leave_at: int = -1
+    client: httpx.Client,
+    url: str,
+    messages: Messages,
+    n: int = N_ANSWER,
+    leave_at: int = -1,
+    quarter: threading.Event | None = None,
 ) -> Answer:
-    """Raises HTTPError. leave_at: pieces of the answer after which the client goes away."""
+    """Raises HTTPError. leave_at: pieces of the answer after which the client goes away; quarter:
+    set when a quarter of the prompt has been read.
+    """
     body = {"messages": messages, "max_tokens": n, "temperature": 0, "stream": True}
     begin, answer, text, n_pieces = time.perf_counter(), Answer(), "", 0
-    last = 0.0
     with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             response.read()
@@ -157,6 +156,10 @@ def ask(
         if leave_at == 0:
             return answer
         for line in response.iter_lines():
+            if quarter and line.startswith(": prompt "):
+                n_done, n_all = map(int, line.split()[-1].split("/"))
+                if 4 * n_done >= n_all:
+                    quarter.set()
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line[6:])
@@ -164,9 +167,7 @@ def ask(
                 raise httpx.HTTPError(str(event["error"]))
             for choice in event["choices"]:
                 if choice["delta"].get("content") or choice["finish_reason"]:
-                    now = time.perf_counter()
-                    answer.first_s = answer.first_s or now - begin
-                    answer.pause_s, last = max(answer.pause_s, now - (last or now)), now
+                    answer.first_s = answer.first_s or time.perf_counter() - begin
                 text += choice["delta"].get("content") or ""
             if "timings" in event:
                 answer.n_read = event["timings"]["prompt_n"]
@@ -259,58 +260,48 @@ def in_turn(client: httpx.Client, server: Server, n_tokens: int) -> dict[str, An
     return {f"each of {N_TALKS} conversations in turn (mean)": mean}
 
 
-# ---- wait
+# ---- between
+
+SHORT = "Which is larger, an ox or a mouse? Say it in one word."
+"""Some 20 tokens; a number before it makes it a new one."""
 
 
-def print_wait(options: argparse.Namespace) -> None:
-    with serving(options, "-c", str(options.tokens + 2048)) as server:
-        runs = [waits(server, options.tokens, seed) for seed in range(options.times)]
-    print(
-        f"| medians of {options.times} | alone, s | both at once, s |\n| --- | ---: | ---: |",
-    )
-    for name in runs[0]:
-        alone, both = (statistics.median(run[name][i] for run in runs) for i in (0, 1))
-        print(f"| {name} | {alone:.2f} | {both:.2f} |")
+def print_between(options: argparse.Namespace) -> None:
+    n_ctx = ["-c", str(options.tokens + 2048)]
+    with httpx.Client(timeout=PATIENCE) as client, serving(options, *n_ctx) as server:
+        ask(client, server.url, [question(SHORT)])  # the first one of all takes longer
+        print("| request | prompt tokens | first token, s |\n| --- | ---: | ---: |")
+        alone = ask(client, server.url, [question(f"1. {SHORT}")])
+        print_answer("the question alone", alone)
+        text = [question(f"{document(server, options.tokens, 0)}\n\n{QUESTIONS[0]}")]
+        print_answer("the document alone", ask(client, server.url, text))
+        for seed, n_most in ((1, 1), (2, 1 << 20)):
+            text = [question(f"{document(server, options.tokens, seed)}\n\n{QUESTIONS[0]}")]
+            reader, asked = read_and_ask(client, server, text, n_most)
+            many = f"{len(asked)} questions, one after the other" if n_most > 1 else "a question"
+            mean = sum(x.first_s for x in asked) / len(asked)
+            print_answer(f"{many} while a document is read (mean)", replace(asked[0], first_s=mean))
+            print_answer("that document", reader)
 
 
-def waits(server: Server, n_tokens: int, seed: int) -> dict[str, tuple[float, float]]:
-    """Seconds, alone and both at once."""
-    print(f"run {seed}", file=sys.stderr, flush=True)
-    book = [question(f"{document(server, n_tokens, seed)}\n\n{QUESTIONS[0]}")]
-    short = [question(f"What is {seed + 12} plus {seed + 30}? Answer in one short sentence only.")]
-    long = [question(f"Tell me a long story about {seed + 2} rabbits, a watch and a garden.")]
-    alone = [now(server, book), now(server, short), now(server, long, N_LONG)]
-    forget(server)
-    with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(now, server, book)
-        time.sleep(alone[0].first_s / 3)
-        asked = now(server, short)
-        read = reading.result()
-        forget(server)
-        writing = pool.submit(now, server, long, N_LONG)
-        time.sleep(alone[2].first_s * 2)
-        read_beside = now(server, book)
-        wrote = writing.result()
-    same = [asked.text == alone[1].text, wrote.text == alone[2].text]
-    same += [one.text == alone[0].text for one in (read, read_beside)]
-    if not all(same):
-        raise SystemExit(f"an answer differs from the one alone: {same}")
-    return {
-        "a question's first token": (alone[1].first_s, asked.first_s),
-        "the prompt's first token, beside the question": (alone[0].first_s, read.first_s),
-        "the longest pause in an answer": (alone[2].pause_s, wrote.pause_s),
-        "the prompt's first token, beside the answer": (alone[0].first_s, read_beside.first_s),
-    }
+def read_and_ask(
+    client: httpx.Client, server: Server, text: Messages, n_most: int
+) -> tuple[Answer, list[Answer]]:
+    """The answer about a document, and those of questions that came while it was read: the first
+    one when a quarter was read.
+    """
+    asked, quarter = list[Answer](), threading.Event()
+    with ThreadPoolExecutor(1) as pool, httpx.Client(timeout=PATIENCE) as other:
+        reading = pool.submit(ask, other, server.url, text, quarter=quarter)
+        quarter.wait(PATIENCE)
+        while len(asked) < n_most and not (asked and reading.done()):
+            short = [question(f"{len(asked) + 2}. {SHORT}")]
+            asked.append(ask(client, server.url, short))
+        return reading.result(), asked
 
 
-def now(server: Server, messages: Messages, n: int = N_ANSWER) -> Answer:
-    with httpx.Client(timeout=PATIENCE) as client:
-        return ask(client, server.url, messages, n)
-
-
-def forget(server: Server) -> None:
-    for one in httpx.get(f"{server.url}/conversations", timeout=PATIENCE).json()["data"]:
-        httpx.delete(f"{server.url}/conversations/{one['id']}", timeout=PATIENCE)
+def print_answer(name: str, one: Answer) -> None:
+    print(f"| {name} | {one.n_prompt:,} | {one.first_s:.2f} |", flush=True)
 
 
 # ---- load

@@ -64,7 +64,8 @@ class Engine:
         self.working = 0
         """The most that the centroid merge worked with, in bytes, since the conversation began."""
         self.memory = Memory(ratio=settings.ratio)
-        self._reading: native.Prefill | None = None
+        self.reading: native.Prefill | None = None
+        """The prompt that is being read."""
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -169,32 +170,15 @@ class Engine:
         ) as p:
             self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
             self.hidden = self._used(hidden) if p.by_layer else WHOLE
-            before, self._reading = self._reading, p
+            before, self.reading = self.reading, p
             try:
                 yield self._each_layer(p, stays)
             finally:
-                self._reading = before
+                self.reading = before
 
     def _used(self, hidden: str) -> str:
         """Where hidden states wait that were meant to wait there."""
         return "f32" if hidden == "device" and not self.offloaded else hidden
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A `with` block inside of a prompt's `progress`, in which others may use the context. The
-        conversation is as before the prompt, has to be so again at the end, and may wait in a
-        `native.Place` meanwhile. The prompt is lost if the block raises.
-        """
-        reading = self._reading
-        if reading is None:
-            raise EdgeKVError("no prompt is being read")
-        mine = self.clock, self.hidden, self.excess, self.working
-        reading.pause()
-        try:
-            yield
-        finally:
-            self.clock, self.hidden, self.excess, self.working = mine
-        reading.resume()
 
     @property
     def by_layer(self) -> bool:
@@ -403,18 +387,22 @@ class Engine:
             wish = WHOLE
         elif self.offloaded:  # they wait beside the device's memory
             wish = definite(wish)
+        model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
+        what = observer.extent(n_ubatch)
+        words = native.product_bytes(model, min(n_ubatch, what.n_all))
         return planned(
             wish,
             self.store.layers,
-            observer.extent(lib.llama_n_ubatch(self.ctx)),
+            what,
             plan.n_rows,
             n_seen=plan.n_tokens,
-            n_embd=native.hidden_width(lib.llama_get_model(self.ctx)),
-            n_ubatch=lib.llama_n_ubatch(self.ctx),
+            n_embd=native.hidden_width(model),
+            n_ubatch=n_ubatch,
             n_old=int(self.kept().max(initial=0)),
             old_bytes=memory.bytes_now,
             recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
+            words=0 if self.offloaded else words,
         )
 
     def _check_room(self, observer: QueryObserver, plan: Plan) -> PromptBytes:

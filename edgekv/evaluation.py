@@ -35,7 +35,7 @@ class Evaluation(LoadedModel):
             if not tokens:
                 return
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
-            begin, clock = time.perf_counter() - self._kv_lent_s, self._kv and self._kv.clock
+            begin, clock = time.perf_counter(), self._kv and self._kv.clock
             if self._kv is None:
                 n_before = self.n_tokens
                 tokens = self._kv_with_missing(tokens)
@@ -46,7 +46,7 @@ class Evaluation(LoadedModel):
             self._checkpoints.has_read(self)
             if len(tokens) > 1:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
-                self._kv_prefill_ms = 1e3 * (time.perf_counter() - self._kv_lent_s - begin)
+                self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
                 self._kv_stage_ms = (
                     self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}
                 )  # a short turn may be appended as it is

@@ -55,6 +55,15 @@ def _patient_threads() -> Iterator[None]:
         del os.environ["GOMP_SPINCOUNT"]
 
 
+def _load_backends(folder: Path) -> None:
+    """Open the backends of a build that has them as libraries of their own: of the CPU's, the one
+    that fits this processor best. Other builds are linked to theirs.
+    """
+    if any(folder.glob("*edgekv-ggml-cpu-*")):
+        ggml = ctypes.CDLL(str(library_path("ggml")))
+        ggml.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(folder)))
+
+
 @cache
 def open_llama() -> ctypes.CDLL:
     """Return llama.cpp's library, opened once per process. From then on it logs nothing.
@@ -67,11 +76,12 @@ def open_llama() -> ctypes.CDLL:
     try:
         with _patient_threads():
             lib = ctypes.CDLL(str(path))
+            if hasattr(lib, "edgekv_log_init"):
+                lib.edgekv_log_init()
+                lib.edgekv_log_error.restype = ctypes.c_char_p
+            _load_backends(path.parent)
     except OSError as error:
         raise EdgeKVError(f"the native library {path} cannot be loaded: {error}") from None
-    if hasattr(lib, "edgekv_log_init"):
-        lib.edgekv_log_init()
-        lib.edgekv_log_error.restype = ctypes.c_char_p
     return lib
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +20,21 @@ from tests import lib, models
 # Children that start in the checkout import its package, which has no libraries: they get those of
 # the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
+# No test downloads anything, but for those that have a server of their own.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # of an example: other processes may have the core
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 # Tests run beside each other: threads that wait must not keep a core busy.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def pytest_unconfigure() -> None:
+    """llama-cpp-python leaves two files open, which is a warning, and warnings are errors."""
+    if bindings := sys.modules.get("edgekv.llama_cpp._utils"):
+        bindings.outnull_file.close()
+        bindings.errnull_file.close()
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from edgekv.conversations import Conversations
 from edgekv.library import library_path
 from edgekv.model import facts
 from tests import models
@@ -77,28 +76,21 @@ def kept(path: Path, kind: str, method: str, **options: Any) -> list[set[int]]:
     return [set(rows.tolist()) for layer in positions(llm) for rows in layer]
 
 
-def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, ...]:
+def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits [4, n_vocab] behind a conversation that went on undisturbed, after turns that were
-    cancelled at several points, after it was saved and loaded into another context, and after
-    another conversation was read in the middle of its prompt. Summary rows are in it: they are
-    written when the prompt has ended.
+    cancelled at several points, and after it was saved and loaded into another context. Summary
+    rows are in it: they are written when the prompt has ended.
     """
     from edgekv.errors import Cancelled
 
     first, *others = (
         load(path, kind, kv_ratio=share(0.3, kind), kv_method=DRAWN[-1], **options)
-        for _ in range(4)
+        for _ in range(3)
     )
-    cancelled, loaded, lent = others
-    with Conversations(lent) as pool:
-        lent.kv_progress = lambda done, total: lend(pool, lent) if done < total else None
-        pool.use(tokens(N_PROMPT, 0))
-        lent.eval(tokens(N_PROMPT, 0))
-        lent.kv_progress = None
-    for llm in (first, cancelled):
+    for llm in (first, others[0]):
         llm.eval(tokens(N_PROMPT, 0))
-    for llm in (first, cancelled, lent):
         llm.eval(tokens(5, 1))
+    cancelled, loaded = others
     for at in (0.0, 0.3, 0.9):
         cancelled.kv_progress = lambda done, total, at=at: (
             cancelled.kv_cancel() if done >= at * total else None
@@ -112,14 +104,7 @@ def interrupted(path: Path, kind: str, **options: Any) -> tuple[np.ndarray, ...]
     with tempfile.TemporaryDirectory() as folder:
         first.kv_save(str(Path(folder, "chat")))
         loaded.kv_load(str(Path(folder, "chat")))
-    return tuple(feed(llm, tokens(4, 3)) for llm in (first, *others))
-
-
-def lend(pool: Any, llm: Any) -> None:
-    """Let another conversation be read, or go on, in the middle of a prompt."""
-    with pool.lend():
-        other = tokens(90, 4)
-        llm.eval([*other, 9][pool.use([*other, 9]) :])
+    return tuple(feed(llm, tokens(4, 3)) for llm in (first, cancelled, loaded))
 
 
 def failing(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -> list[str]:
@@ -294,7 +279,7 @@ def main() -> None:
         if hasattr(device, "fake_device_n_pinned")
         else None,
     }
-    undisturbed, cancelled, loaded, lent = interrupted(path, kind, **there)  # after what is counted
+    undisturbed, cancelled, loaded = interrupted(path, kind, **there)  # after what is counted
     print(
         json.dumps(
             {
@@ -302,7 +287,6 @@ def main() -> None:
                 "harm": {
                     "cancelled": nmse(cancelled, undisturbed),
                     "loaded": nmse(loaded, undisturbed),
-                    "lent": nmse(lent, undisturbed),
                 },
             }
         )

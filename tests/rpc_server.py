@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edgekv.library import library_path
+from edgekv.library import library_path, open_llama
 from tests.lib import ROOT
 
 CPU = 0
@@ -55,6 +55,7 @@ def wait_for(endpoint: str, server: subprocess.Popen[str], seconds: float = 60) 
 
 
 def serve(endpoint: str) -> None:
+    open_llama()  # and the backends with it
     rpc, ggml = (ctypes.CDLL(str(library_path(name))) for name in ("ggml-rpc", "ggml"))
     ggml.ggml_backend_dev_by_type.restype = ctypes.c_void_p
     devices = (ctypes.c_void_p * 1)(ggml.ggml_backend_dev_by_type(CPU))

@@ -900,6 +900,7 @@ def test_long_writes_a_page_and_plots(little, quick, tmp_path):
     assert {c.n_gen for c in quick.seen} == {long.N_GEN}
 
 
+@pytest.mark.slow
 def test_a_long_page_of_filled_contexts_is_about_writing_alone(little, tmp_path):
     pytest.importorskip("matplotlib")
     done = call(

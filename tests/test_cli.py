@@ -431,6 +431,35 @@ def test_several_lines_between_triple_quotes_are_one_message(fake):
     ]
 
 
+@pytest.mark.parametrize("words", ["-cnv", "--conversation"])
+def test_llama_clis_conversation_is_a_chat(fake, words):
+    call(f"chat -m m {words} --system-prompt", "be brief", stdin="hello\n")
+    assert [x["content"] for x in fake.calls[0]["messages"]] == ["be brief", "hello"]
+    assert "'edgekv run'" in refused(call("chat -m m -no-cnv", stdin=""))
+    assert "'edgekv chat'" in refused(call(f"run -m m {words} hello"))
+
+
+@pytest.mark.parametrize("words", ["-no-cnv", "--no-conversation"])
+def test_llama_clis_no_conversation_is_a_raw_prompt(fake, words):
+    call(f"run -m m {words} -p", "a b")
+    assert fake.calls[0]["prompt"] == "a b"
+
+
+def test_a_system_message_may_lie_in_a_file(fake, tmp_path):
+    file = tmp_path / "system.txt"
+    file.write_text("be brief\n")
+    for line, stdin in (("chat -m m", "hello\n"), ("run -m m hello", "")):
+        call(f"{line} -sysf {file}", stdin=stdin)
+        assert fake.calls[-1]["messages"][0] == {"role": "system", "content": "be brief"}
+    assert "once" in refused(call(f"run -m m hello -sys x --system-prompt-file {file}"))
+    assert "no file" in refused(call(f"run -m m hello -sysf {tmp_path}/none"))
+
+
+@pytest.mark.parametrize("word", ["-cnw", "-xyz", "--conversations"])
+def test_an_unknown_option_stays_refused(fake, word):
+    assert "--help" in refused(call(f"chat -m m {word}"))
+
+
 def test_a_model_without_a_template_continues_text(fake, tmp_path):
     del fake.metadata["tokenizer.chat_template"]
     (tmp_path / "doc").write_text("some notes")
@@ -1034,6 +1063,7 @@ def test_info(monkeypatch):
         "llama_cpp_python": "1",
         "patches": ["a", "b"],
         "lib": "l",
+        "instructions": ["AVX2", "FMA"],
         "devices": devices,
     }
     monkeypatch.setattr(load, "build_info", lambda: build)

@@ -71,6 +71,7 @@ def test_hidden_states_may_wait_on_the_device(tiny, name, kind):
     check(result | {"n_pinned": None}, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("device", ["fake-device.so", "fake-metal.so"])
 def test_windows_slide_on_a_device(tmp_path, kind, device):
@@ -170,8 +171,8 @@ def test_a_gpu_that_fails_is_never_believed(tiny):
     ("name", "kind", "device"),
     [
         ("llama-gqa", "f16", "fake-device.so"),
-        ("gemma3", "q8_0", "fake-device.so"),
-        ("llama-gqa", "f16", "fake-metal.so"),
+        pytest.param("gemma3", "q8_0", "fake-device.so", marks=pytest.mark.slow),
+        pytest.param("llama-gqa", "f16", "fake-metal.so", marks=pytest.mark.slow),
     ],
 )
 def test_a_device_that_fails_at_a_token_leaves_the_conversation(tiny, name, kind, device):
@@ -203,11 +204,10 @@ def check(result: dict, kind: str) -> None:
 
 
 def check_unharmed(result: dict) -> None:
-    """A turn that was cancelled leaves no trace, nor does another conversation within a prompt;
-    what is loaded differs by rounding, with sliding windows (8e-8 was seen on the stand-in).
+    """A turn that was cancelled leaves no trace; what is loaded differs by rounding, with sliding
+    windows (8e-8 was seen on the stand-in).
     """
-    harm = result["harm"]
-    assert harm["cancelled"] == harm["lent"] == 0 and harm["loaded"] < 1e-6, harm
+    assert result["harm"]["cancelled"] == 0 and result["harm"]["loaded"] < 1e-6, result["harm"]
 
 
 def check_used(result: dict) -> None:

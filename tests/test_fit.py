@@ -129,6 +129,9 @@ class FakeBlueprint:
     experts = 0
     shape = {"d_head_k": 128, "d_head_v": 128, "v_in_k": False}
 
+    def product_bytes(self, n_tokens: int) -> int:
+        return 0  # no weight is quantised
+
     def context(
         self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
     ) -> Context:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from edgekv.library import lib_dir, library_path
+from edgekv.model.facts import instructions
 from tests.lib import ROOT
 
 
@@ -107,3 +111,27 @@ def test_a_damaged_file_is_refused_with_llama_cpps_reason(tmp_path):
     )
     done = python(code, path)
     assert "version" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.skipif(
+    not any(lib_dir().glob("*edgekv-ggml-cpu-*")), reason="this build has one CPU library"
+)
+def test_the_cpu_library_with_the_most_instructions_of_this_processor_is_opened():
+    """As ggml says of each library; those for other processors are opened and closed again."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        pytest.skip("asks Linux for the processor's instructions")
+    flags = {
+        x for line in path.read_text().splitlines() if line[:5] == "flags" for x in line.split()
+    }
+    for name, flag in (("AVX2", "avx2"), ("AVX512", "avx512f"), ("AVX512_BF16", "avx512_bf16")):
+        assert (name in instructions()) == (flag in flags)
+
+
+def test_llama_links_to_no_kernel_of_the_cpu():
+    """So that a build may bring several CPU libraries."""
+    library = library_path("llama")
+    if shutil.which("nm") is None or library.suffix != ".so":
+        pytest.skip("needs nm and an ELF library")
+    symbols = subprocess.check_output(["nm", "-D", "--undefined-only", str(library)], text=True)
+    assert "ggml_mul_mat" in symbols and "edgekv_cpu" not in symbols

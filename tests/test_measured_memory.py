@@ -41,7 +41,7 @@ def test_a_summary_of_wide_heads_takes_what_is_reported(tmp_path, score):
     }
     environment = {k: v for k, v in os.environ.items() if k != "MALLOC_MMAP_THRESHOLD_"}
     done = subprocess.run(
-        [sys.executable, str(HYBRIDS), "memory", "--child"],
+        [sys.executable, str(HYBRIDS), "--child"],
         input=json.dumps(request),
         text=True,
         capture_output=True,

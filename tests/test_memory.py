@@ -107,6 +107,7 @@ def test_a_short_prompt_stays_whole(tiny, text):
     assert (llm.kv_stats().kept == 100).all()
 
 
+@pytest.mark.slow
 def test_a_chat_of_200_turns_stays_within_its_bounds(tiny, text):
     llm = load(tiny("llama-32k"), kv_ratio=0.2, kv_tail=128, n_ctx=32768)
     rng = np.random.default_rng(0)

@@ -9,7 +9,9 @@ import pytest
 
 from edgekv.errors import BadInput
 from edgekv.models_found.names import path_of
+from tests import stores
 from tests.cli import refused, typed
+from tests.stores import put
 
 DIGEST = "a" * 64
 
@@ -17,17 +19,7 @@ DIGEST = "a" * 64
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty home folder."""
-    for name in list(os.environ):
-        if name.startswith(("HF_", "HUGGINGFACE_", "XDG_", "OLLAMA_", "LLAMA_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
-
-
-def put(path, data=b"GGUF"):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    return path
+    return stores.empty_home(monkeypatch, tmp_path)
 
 
 def ollama(home, digest=f"sha256:{DIGEST}"):
@@ -71,6 +63,41 @@ def test_a_model_of_hugging_faces_cache(home):
     assert path_of("who/Tiny-GGUF") == path_of("hf:who/Tiny-GGUF:Q8_0") == str(file)
     assert path_of("hf:who/Tiny-GGUF") == path_of("hf:who/Tiny-GGUF/Tiny-Q8_0.gguf") == str(file)
     assert "leave out" in refused(typed("info -m demo -hff Tiny-Q8_0.gguf"))
+
+
+@pytest.mark.parametrize("folder", [".local/share/nomic.ai/GPT4All", ".cache/gpt4all"])
+def test_a_model_of_gpt4alls(home, folder):
+    file = put(home / folder / "Tiny-Instruct.Q4_0.gguf")
+    assert path_of("tiny-instruct.q4_0") == path_of("gpt4all:Tiny-Instruct.Q4_0") == str(file)
+
+
+@pytest.mark.parametrize(
+    "folder", [".local/share/Jan/data/llamacpp/models", ".config/Jan/data/models", "jan/models"]
+)
+def test_a_model_of_jans_is_called_by_its_folder(home, folder):
+    file = put(home / folder / "tiny-3b/model.gguf")
+    assert path_of("tiny-3b") == path_of("jan:tiny-3b") == str(file)
+
+
+def test_a_model_that_llama_cpp_downloaded(home, monkeypatch):
+    usual = put(home / ".cache/llama.cpp/who_Tiny-GGUF_tiny-q4_k_m.gguf")
+    assert path_of("who_tiny-gguf_tiny-q4_k_m") == str(usual)
+    monkeypatch.setenv("LLAMA_CACHE", str(home / "elsewhere"))
+    with pytest.raises(BadInput, match="no model"):
+        path_of("who_tiny-gguf_tiny-q4_k_m")
+    commit = home / "elsewhere/models--who--New-GGUF/snapshots" / ("1" * 40)
+    newer = put(commit / "new-Q4_K_M.gguf")
+    assert path_of("llama.cpp:who/New-GGUF:Q4_K_M") == path_of("who/new-gguf") == str(newer)
+
+
+def test_only_the_first_part_and_no_projector_is_a_model(home):
+    folder = home / ".cache/llama.cpp"
+    first = put(folder / "big-00001-of-00002.gguf")
+    put(folder / "big-00002-of-00002.gguf")
+    put(folder / "mmproj-big.gguf")
+    assert path_of("big") == str(first)
+    with pytest.raises(BadInput, match="no model"):
+        path_of("mmproj-big")
 
 
 def test_an_unknown_name_is_one_line_with_the_nearest(home):

@@ -367,15 +367,25 @@ def test_the_page_uses_nothing_from_elsewhere(server):
     assert f"'sha256-{digest}'" in policy
 
 
-def test_the_progress_of_a_prompt_comes_as_comments(server):
-    body = {"messages": [{"role": "user", "content": "the " * 900}], "stream": True}
-    body |= {"max_tokens": 1, "return_progress": True}
-    text = post(f"{server[0]}/v1/chat/completions", json=body).text
-    comments = [line for line in text.splitlines() if line.startswith(": prompt ")]
-    assert len(comments) > 2
-    done, total = comments[-1].removeprefix(": prompt ").split("/")
-    assert done == total
-    assert '"prompt_progress"' in text
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "the " * 900}]}),
+        ("/v1/completions", {"prompt": "the def " * 450}),
+        ("/completion", {"prompt": "the abc " * 450}),
+    ],
+)
+def test_the_progress_of_a_prompt_is_said_once(server, path, prompt):
+    body = {**prompt, "stream": True, "max_tokens": 1}
+    lines = post(f"{server[0]}{path}", json={**body, "return_progress": True}).text.splitlines()
+    comments = [line.removeprefix(": prompt ") for line in lines if line.startswith(": prompt ")]
+    steps = [tuple(map(int, comment.split("/"))) for comment in comments]
+    assert len(steps) > 2 and len(set(steps)) == len(steps) and steps[-1][0] == steps[-1][1]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if "_progress" in line]
+    said = [event["prompt_progress"] for event in events]
+    assert [(one["processed"], one["total"]) for one in said] == steps
+    quiet = post(f"{server[0]}{path}", json=body).text
+    assert ": prompt " in quiet and "prompt_progress" not in quiet
 
 
 # ---- stopping

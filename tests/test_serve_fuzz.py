@@ -2,7 +2,7 @@
 server, and it goes on answering.
 
 Seeded: a request that fails is named by its number, and is the same every time. EDGEKV_FUZZ is how
-many there are.
+many there are, EDGEKV_FUZZ_FROM the first one's number; `tests/fuzz.py` makes many.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import random
 from copy import deepcopy
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -20,8 +21,10 @@ from edgekv.serve.options import ServeOptions
 from tests.serving import PATIENCE, serving
 
 N_REQUESTS = int(os.environ.get("EDGEKV_FUZZ", "100"))
+FIRST = int(os.environ.get("EDGEKV_FUZZ_FROM", "0"))
 FINE = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
 FINE |= {"temperature": 0}
+CACHE: dict[str, Any] = dict(kv_ratio=0.3, kv_method="snapkv", kv_min_tokens=16)
 NUMBERS = (
     10**9,
     0,
@@ -125,9 +128,29 @@ SEEDS: dict[str, dict[str, Any]] = {
     },
     "/v1/messages": {**MESSAGES, "max_tokens": 2, "stop_sequences": ["x"]},
     "/v1/messages/count_tokens": MESSAGES,
+    "/slots/0": {"filename": "hello"},
     "/apply-template": {"messages": CHAT, "tools": [{"type": "function", "function": FUNCTION}]},
 }
 """Requests that are fine, by their path."""
+
+
+PLACES = ("a", "0", "0", "1", "-1", "9" * 5000, "%00", "%ff", "..%2f", "a" * 3000)
+QUERIES = (
+    "save",
+    "restore",
+    "erase",
+    "",
+    "0",
+    "1",
+    "-1",
+    "9" * 5000,
+    "a",
+    "\0",
+    "\ud800",
+    "é",
+    "1.5",
+)
+QUERIES += ("{handle}",)
 
 
 def anything(rng: random.Random, depth: int = 3) -> Any:
@@ -224,7 +247,13 @@ def request_of(description: dict[str, Any], number: int) -> tuple[str, str, byte
     posts = [one for one in asks if "requestBody" in one[2]]
     method, path, what = rng.choice(posts if rng.random() < 0.95 else asks)
     for name in ("name", "id"):
-        path = path.replace(f"{{{name}}}", rng.choice(["a", "%00", "%ff", "..%2f", "a" * 3000]))
+        path = path.replace(f"{{{name}}}", rng.choice(PLACES))
+    asked = {
+        one["name"]: rng.choice(QUERIES)
+        for one in what.get("parameters", ())
+        if one["in"] == "query" and rng.random() < 0.9
+    }
+    path += f"?{urlencode(asked, errors='replace')}" if asked else ""
     if "requestBody" not in what:
         return method, path, None
     if path in SEEDS and rng.random() < 0.7:
@@ -233,20 +262,28 @@ def request_of(description: dict[str, Any], number: int) -> tuple[str, str, byte
     return method, path, bytes_of(some(schema, description, rng), rng)
 
 
-@pytest.fixture(scope="module")
-def server(tiny):
-    options = ServeOptions(max_tokens=2, max_request=1 << 20, metrics=True)
-    with serving(tiny("llama-gqa"), options, n_ctx=1024) as (url, _):
+@pytest.fixture(scope="module", params=[{}, CACHE], ids=["whole", "compressed"])
+def server(request, tiny, tmp_path_factory):
+    options = ServeOptions(
+        max_tokens=2,
+        max_request=1 << 20,
+        metrics=True,
+        slot_save_path=str(tmp_path_factory.mktemp("slots")),
+        ignore_prefix="(a|hello|the )+",
+    )
+    with serving(tiny("llama-gqa"), options, n_ctx=1024, **request.param) as (url, _):
         yield url
 
 
 def test_malformed_requests_are_no_fault_of_the_server(server):
     failed, statuses = [], set()
     with httpx.Client(base_url=server, timeout=PATIENCE) as client:
-        before = client.post("/v1/chat/completions", json=FINE).json()["choices"]
+        first = client.post("/v1/chat/completions", json=FINE).json()
+        before, handle = first["choices"], first["kv"]["conversation"]
         description = client.get("/openapi.json").json()
-        for number in range(N_REQUESTS):
+        for number in range(FIRST, FIRST + N_REQUESTS):
             method, path, body = request_of(description, number)
+            path = path.replace("%7Bhandle%7D", handle)
             try:
                 answer = client.request(method, path, content=body)
             except httpx.HTTPError as error:

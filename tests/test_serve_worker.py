@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 
+import click
 import httpx
 import openai
 import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
-from edgekv.commands.serve import keys, ram_of
+from edgekv.commands.serve import serve_options
 from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
@@ -339,16 +340,27 @@ def test_options_that_cannot_be_used_are_refused_before_the_model_is_loaded(args
     assert "/no/model" not in done.stderr
 
 
+def said(*words: str) -> ServeOptions:
+    """What the command's words say."""
+    read = click.command()(serve_options(lambda options: options))
+    return read.main(list(words), standalone_mode=False)
+
+
+def test_what_is_not_said_is_as_in_python(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("LLAMA_", "EDGEKV_"))]:
+        monkeypatch.delenv(name)
+    assert said() == ServeOptions()
+
+
 def test_the_memory_for_conversations_is_given_as_to_llama_server():
-    assert [ram_of(mib) for mib in (None, 0, 2)] == [None, 0, 2 * 2**20]
-    assert ram_of(-1) > 2**50
+    assert [said("-cram", mib).cache_ram for mib in "02"] == [0, 2 * 2**20]
+    assert said("--cache-ram", "-1").cache_ram > 2**50
 
 
 def test_keys_come_from_both_places(tmp_path):
-    file = tmp_path / "keys"
-    file.write_text("one\n\n two \n")
-    assert keys("three, four", str(file)) == ("three", "four", "one", "two")
-    assert keys(None, None) == ()
+    (file := tmp_path / "keys").write_text("one\n\n two \n")
+    options = said("--api-key", "three, four", "--api-key-file", str(file))
+    assert options.api_keys + options.file_keys == ("three", "four", "one", "two")
 
 
 def test_a_port_that_is_taken_is_said():
@@ -370,15 +382,21 @@ def test_the_end_of_the_process_is_in_order_when_it_is_terminated(tiny, tmp_path
         assert child.stderr.read().strip() == ""
 
 
-def started(tiny, tmp_path) -> subprocess.Popen[str]:
-    """The command, which listens by now; its address is the attribute `url`."""
+def started(tiny, tmp_path, *words: str) -> subprocess.Popen[str]:
+    """The command, which listens by now; its address is the attribute `url`, what it said before
+    the attribute `said`.
+    """
     command = [sys.executable, "-m", "edgekv", "serve", "-m", str(tiny("llama-gqa"))]
-    command += ["--port", "0", "-c", "512", "-t", "1"]
+    command += ["--port", "0", "-c", "512", "-t", "1", *words]
     places = {"XDG_CACHE_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     child = subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, **places}, stderr=subprocess.PIPE, text=True
     )
-    child.url = child.stderr.readline().split(" at ")[1].strip()
+    child.said = ""
+    while " at " not in (line := child.stderr.readline()):
+        assert line, child.said
+        child.said += line
+    child.url = line.split(" at ")[1].strip()
     return child
 
 

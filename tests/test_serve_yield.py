@@ -1,62 +1,35 @@
-"""While the server reads a long prompt others are answered; everybody gets what he would alone."""
+"""While a long prompt is read, others are answered, and each answer is as if it were alone."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 
-from edgekv import EdgeKVError
-from edgekv.serve import share
+from edgekv.errors import EdgeKVError
+from edgekv.native import Prefill
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Failed, Progress, Written
-from edgekv.serve.share import WORTH, Share
+from edgekv.serve.events import Done, Event, Failed, Progress, Written
+from edgekv.serve.share import Share
+from edgekv.serve.wish import Prompt
 from edgekv.serve.worker import Job, Worker
 from tests import archs
 from tests.engine import load
 from tests.serving import until
 from tests.test_serve_worker import Log, wish
 
-N_LONG, N_SHORT, N_UBATCH = 900, 50, 96
-SLOW_S = 0.02
-"""That each part of the long prompt takes at least: a tiny model would have read it in no time."""
+N_LONG, N_SHORT = 900, 40
 
 
-class Book(Log):
-    """The log of a long prompt's reader. now: called once, when it is half read."""
-
-    def __init__(self, now: Callable[[], object]) -> None:
-        super().__init__()
-        self.now, self.was_called, self.has_read_at = now, False, 0.0
-
-    def __call__(self, event) -> None:
-        super().__call__(event)
-        if isinstance(event, Progress) and 0 < event.n_done < event.n_total:
-            time.sleep(SLOW_S)
-            if not self.was_called:
-                self.was_called = True
-                self.now()
-        if isinstance(event, Progress):
-            self.has_read_at = time.perf_counter()
-
-
-class Note(Log):
-    """The log of a short one. now: called when it has written n_before tokens."""
-
-    def __init__(self, n_before: int = -1, now: Callable[[], object] = lambda: None) -> None:
-        super().__init__()
-        self.n_before, self.now, self.first_at, self.last_at, self.n = n_before, now, 0.0, 0.0, 0
-
-    def __call__(self, event) -> None:
-        super().__call__(event)
-        if isinstance(event, Written):
-            self.last_at = time.perf_counter()
-            self.first_at = self.first_at or self.last_at
-            self.n += 1
-            if self.n == self.n_before:
-                self.now()
+def some(n: int, seed: int = 0) -> list[int]:
+    """Tokens that each of the tiny models has."""
+    return np.random.default_rng(seed).integers(6, 128, n).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +38,17 @@ def hybrid(tmp_path_factory):
 
 
 @pytest.fixture
-def working(tiny, hybrid):
-    """working(model and cache type, n_parallel, n_queue, **arguments of Llama) -> worker"""
+def working(tiny, hybrid) -> Iterator[Callable[..., Worker]]:
+    """working(model, type, n_parallel, n_queue, **arguments of Llama), which are ended."""
     made = []
 
-    def make(model="llama-gqa f16", n_parallel=4, n_queue=4, **arguments) -> Worker:
-        name, kind = model.split()
+    def make(
+        name="llama-gqa", kind="f16", n_parallel=4, n_queue=4, cache_ram=None, **more
+    ) -> Worker:
         path = hybrid if name == "qwen35" else tiny(name)
-        usual = dict(n_ctx=2048, n_ubatch=N_UBATCH, n_batch=N_UBATCH, kv_ratio=0.5)
-        llm = load(path, kind, **{**usual, **arguments})
-        worker = Worker(llm, Turns(llm), n_parallel, n_queue)
+        settings = {"kv_ratio": 0.5, "n_ctx": 2048, "n_ubatch": 64, "n_batch": 64, **more}
+        llm = load(path, kind, **settings)
+        worker = Worker(llm, Turns(llm, cache_ram), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker
@@ -86,187 +60,338 @@ def working(tiny, hybrid):
         llm.close()
 
 
-def alone(worker: Worker, *prompts) -> list[str]:
-    """What is written behind each prompt when nobody else asks."""
-    texts = []
-    for prompt in prompts:
-        log = Log()
-        worker.submit(Job(wish(prompt), log))
-        assert log.wait().n_written == 30
-        texts.append(log.text)
-    return texts
+@pytest.fixture
+def eager(monkeypatch):
+    """Others have a turn behind each chunk, however little time the reader has had."""
+    monkeypatch.setattr(Share, "until", lambda self: 0.0)
+
+
+class Shared(Log):
+    """Takes a job's events, notes its name with each in a list for several jobs, and calls
+    `when[n]` once n events of progress have come.
+    """
+
+    def __init__(self, name="", order=None, when: dict[int, Callable[[], None]] | None = None):
+        super().__init__()
+        self.name, self.order, self.when = name, [] if order is None else order, when or {}
+        self.n_progress = 0
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        self.order.append((self.name, type(event)))
+        if isinstance(event, Progress):
+            self.n_progress += 1
+            self.when.pop(self.n_progress, lambda: None)()
+
+    @property
+    def told(self) -> list[object]:
+        """What was written, with the log-probabilities of it and of its rivals."""
+        return [event for event in self.events if isinstance(event, Written)]
+
+
+def asked(tokens, n=12):
+    return wish(tokens, n, n_probs=3)
+
+
+def alone(worker: Worker, tokens, n=12) -> list[object]:
+    log = Shared()
+    worker.submit(Job(asked(tokens, n), log))
+    assert log.wait().n_written == n
+    return log.told
 
 
 @pytest.mark.parametrize(
     "model", ["llama-gqa f16", "llama-gqa q8_0", "gemma3 f16", "gemma3 q8_0", "qwen35 f16"]
 )
-def test_short_questions_are_answered_while_a_book_is_read(working, text, model):
-    prompts = [text(N_LONG), text(N_SHORT, 1), text(N_SHORT + 40, 2)]
-    prompts = [[6 + token % 120 for token in prompt] for prompt in prompts]  # qwen35 has 128
-    wanted = alone(working(model), *prompts)
-    worker = working(model)
-    notes = [Note(), Note()]
-
-    def ask() -> None:
-        for prompt, note in zip(prompts[1:], notes):
-            worker.submit(Job(wish(prompt), note))
-
-    book = Book(ask)
-    worker.submit(Job(wish(prompts[0]), book))
-    done = book.wait()
-    assert [book.text, *(note.wait() and note.text for note in notes)] == wanted
-    assert all(note.first_at < book.has_read_at for note in notes)
-    assert (done.n_prompt, done.n_cached, done.n_written) == (N_LONG, 0, 30)
-    assert worker.totals.n_prompt == sum(map(len, prompts))
+def test_short_prompts_are_answered_while_a_long_one_is_read(working, model, eager):
+    check_that_others_are_answered(working, *model.split())
 
 
-def test_an_answer_under_way_goes_on_while_a_book_is_read(working, text):
-    worker, prompts = working(), [text(N_LONG), text(N_SHORT, 1)]
-    wanted = alone(working(), *prompts)
-    book, logs = Book(lambda: None), []
-    note = Note(5, lambda: worker.submit(Job(wish(prompts[0]), book)))
-    worker.submit(Job(wish(prompts[1]), note))
-    logs = [note, book]
-    assert all(log.wait().n_written == 30 for log in logs)
-    first = next(event for event in book.events if isinstance(event, Progress))
-    assert first.n_done == 0 and book.has_read_at > note.last_at  # it wrote to its end meanwhile
-    assert [book.text, note.text] == wanted
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"kv_method": "kvzip"},
+        {"kv_method": "d2o"},
+        {"kv_method": "score=keydiff,budget=pooled,merge=summary"},
+        {"kv_hidden": "whole"},
+        {"kv_hidden": "disk"},
+        {"kv_tail": 8, "kv_window": 4},
+    ],
+    ids=str,
+)
+def test_it_is_so_however_prompts_are_read(working, more, eager):
+    check_that_others_are_answered(working, **more)
 
 
-def test_a_second_book_waits_until_the_first_is_read(working, text):
+def check_that_others_are_answered(working, *model, **more):
+    long, shorts = some(N_LONG), [some(N_SHORT, seed) for seed in (1, 2)]
+    wanted = [alone(working(*model, **more), tokens) for tokens in (long, *shorts)]
+    worker, order = working(*model, **more), []
+    logs = [Shared(n, order) for n in ("first", "second")]
+    jobs = [Job(asked(tokens), log) for tokens, log in zip(shorts, logs)]
+    # one comes at once, one amid the layers
+    reader = Shared("long", order, {2: lambda: worker.submit(jobs[0])})
+    reader.when[10] = lambda: worker.submit(jobs[1])
+    worker.submit(Job(asked(long), reader))
+    ends = [log.wait() for log in (reader, *logs)]
+    assert order.index(("first", Done)) < order.index(("second", Done))
+    assert order.index(("second", Done)) < order.index(("long", Written))
+    assert [log.told for log in (reader, *logs)] == wanted
+    assert [(end.n_prompt, end.n_cached) for end in ends] == [(N_LONG, 0), *[(N_SHORT, 0)] * 2]
+
+
+def busy(worker: Worker, guest: Shared, tokens=None, at=4) -> tuple[Shared, Job, Job]:
+    """A long prompt is read, and `guest` gets the answer to a prompt that comes amid it. Returns
+    the reader's log, and both jobs.
+    """
+    tokens = some(N_SHORT, 1) if tokens is None else tokens
+    job = Job(asked(tokens, 40), guest)
+    log = Shared("long", guest.order, {at: lambda: worker.submit(job)})
+    reader = Job(asked(some(N_LONG)), log)
+    worker.submit(reader)
+    return log, reader, job
+
+
+class Acting(Shared):
+    """Does something at the n-th event of a kind."""
+
+    def __init__(self, act: Callable[[], None], kind: type = Written, n: int = 3) -> None:
+        super().__init__("guest")
+        self.act, self.kind, self.n = act, kind, n
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if sum(isinstance(x, self.kind) for x in self.events) == self.n:
+            act, self.act = self.act, lambda: None
+            act()
+
+
+@pytest.mark.parametrize("model", ["llama-gqa q8_0", "gemma3 f16", "qwen35 f16"])
+def test_an_answer_that_was_begun_goes_on_while_a_prompt_is_read(working, model, eager):
+    name, kind = model.split()
+    first = some(300, 1)
+    wanted = [alone(working(name, kind), some(N_LONG)), alone(working(name, kind), first, 40)]
+    worker = working(name, kind)
+    writer = Acting(lambda: worker.submit(reader))
+    log = Shared("long", writer.order)
+    reader = Job(asked(some(N_LONG)), log)
+    worker.submit(Job(asked(first, 40), writer))
+    assert writer.wait() and log.wait() and [log.told, writer.told] == wanted
+    order = writer.order
+    assert order.index(("long", Progress)) < order.index(("guest", Done))
+    assert order.index(("guest", Done)) < order.index(("long", Written))
+
+
+def test_others_that_are_read_again_do_not_count_as_progress(working, eager):
+    """Without memory for conversations that wait, an answer's prompt is read before each turn."""
+    worker, guest = working(cache_ram=0), Shared("guest")
+    log, _, _ = busy(worker, guest, some(60, 1))
+    assert log.wait() and guest.wait()
+    n_done = [event.n_done for event in log.events if isinstance(event, Progress)]
+    assert n_done == sorted(n_done) and n_done[-1] == N_LONG
+    assert log.order.index(("guest", Written)) < log.order.index(("long", Written))
+
+
+AMID = pytest.mark.parametrize("kind, n", [(Progress, 1), (Written, 3)])
+"""The other one's prompt is going to be read, or its answer is written."""
+
+
+@AMID
+def test_who_reads_is_stopped_while_another_one_is_answered(working, eager, kind, n):
+    wanted = [alone(working(), some(N_LONG)), alone(working(), some(N_SHORT, 1), 40)]
     worker = working()
-    second = Book(lambda: None)
-    first = Book(lambda: worker.submit(Job(wish(text(N_LONG, 1)), second)))
-    worker.submit(Job(wish(text(N_LONG)), first))
-    assert first.wait().n_written == second.wait().n_written == 30
-    progress = [[e for e in log.events if isinstance(e, Progress)] for log in (first, second)]
-    assert progress[0][-1].n_done == N_LONG and second.has_read_at > first.has_read_at
-
-
-def test_who_waits_in_the_queue_gets_a_place_that_becomes_free_meanwhile(working, text):
-    """And the queue is full for one more, as ever."""
-    worker, notes, refused = working(n_parallel=2, n_queue=2), [Note() for _ in range(3)], []
-
-    def ask() -> None:
-        for i, note in enumerate(notes):
-            worker.submit(Job(wish(text(N_SHORT, 1 + i), n=3), note))
-        with pytest.raises(ApiError) as caught:
-            worker.submit(Job(wish(text(N_SHORT, 9)), Log()))
-        refused.append(caught.value.status)
-
-    book = Book(ask)
-    worker.submit(Job(wish(text(N_LONG)), book))
-    book.wait()
-    assert all(note.wait().n_written == 3 for note in notes) and refused == [503]
-    assert all(note.first_at < book.has_read_at for note in notes)
-
-
-def test_the_reader_is_stopped_while_another_writes(working, text):
-    worker, prompt = working(), text(N_SHORT, 1)
-    wanted = alone(working(), prompt)
-    jobs: list[Job] = []
-    note = Note(2, lambda: worker.cancel(jobs[0]))
-    book = Book(lambda: worker.submit(Job(wish(prompt), note)))
-    jobs.append(Job(wish(text(N_LONG)), book))
-    worker.submit(jobs[0])
-    assert note.wait().n_written == 30 and [note.text] == wanted
+    guest = Acting(lambda: worker.cancel(reader), kind, n)
+    log, reader, _ = busy(worker, guest)
+    assert guest.wait().n_written == 40 and guest.told == wanted[1]
     until(lambda: not worker.active())
-    assert not book.over.is_set() and not any(isinstance(e, Written) for e in book.events)
+    assert not log.over.is_set() and not log.told
+    assert guest.order[-1] == ("guest", Done)
+    assert alone(worker, some(N_LONG)) == wanted[0]
 
 
-@pytest.mark.parametrize("at", [0, 2])
-def test_who_is_stopped_while_another_reads_leaves_it_alone(working, text, at):
-    """At the begin of its prompt, and amid its answer."""
-    worker, prompt = working(), text(N_LONG)
-    wanted = alone(working(), prompt)
-    note = Note(at)
-    job = Job(wish(text(N_SHORT, 1), 900), note)
-    note.now = lambda: worker.cancel(job)
-    if at == 0:
-
-        def emit(event) -> None:
-            note(event)
-            worker.cancel(job)
-
-        job.emit = emit
-    book = Book(lambda: worker.submit(job))
-    worker.submit(Job(wish(prompt), book))
-    assert book.wait().n_written == 30 and [book.text] == wanted
-    assert note.events and not note.over.is_set() and note.n == at
+@AMID
+def test_who_is_answered_meanwhile_is_stopped(working, eager, kind, n):
+    wanted = alone(working(), some(N_LONG))
+    worker = working()
+    guest = Acting(lambda: worker.cancel(job), kind, n)
+    log, _, job = busy(worker, guest)
+    assert log.wait().n_written == 12 and log.told == wanted
+    assert not guest.over.is_set() and isinstance(guest.events[-1], kind)
 
 
-def test_an_error_of_who_asks_meanwhile_is_its_own(working, text):
-    worker, prompt = working(), text(N_LONG)
-    wanted = alone(working(), prompt)
-    bad, fault = Log(), Note(2, lambda: 1 / 0)
-
-    def ask() -> None:
-        worker.submit(Job(wish(text(N_SHORT), grammar="root ::= ("), bad))
-        worker.submit(Job(wish(text(N_SHORT, 2)), fault))
-
-    book = Book(ask)
-    worker.submit(Job(wish(prompt), book))
-    assert book.wait().n_written == 30 and [book.text] == wanted
-    assert bad.wait().error.status == 400 and fault.wait().error.status == 500
+@pytest.mark.parametrize("grammar", ["root ::= (", 'root ::= "a" [\\U00FFFFFF]'])
+def test_an_error_of_another_one_does_not_reach_who_reads(working, eager, grammar):
+    wanted = alone(working(), some(N_LONG))
+    worker, failed = working(), Shared("failed")
+    bad = Job(wish(some(N_SHORT, 1), grammar=grammar), failed)
+    log = Shared("long", failed.order, {4: lambda: worker.submit(bad)})
+    worker.submit(Job(asked(some(N_LONG)), log))
+    assert isinstance(failed.wait(), Failed)
+    assert log.wait().n_written == 12 and log.told == wanted
+    assert log.order.index(("failed", Failed)) < log.order.index(("long", Written))
 
 
-def test_an_error_of_the_reader_is_its_own(working, text, monkeypatch):
-    worker, prompts = working(), [text(N_SHORT, 1), text(N_LONG)]
-    wanted = alone(working(), *prompts)
-    llm = worker._llm
+def test_an_error_of_who_reads_does_not_reach_others(working, eager, monkeypatch):
+    wanted = [alone(working(), some(N_LONG)), alone(working(), some(N_SHORT, 1), 40)]
+    worker, guest = working(), Shared("guest")
 
-    def fail(*_: object) -> None:
+    def resume(self) -> None:
         raise EdgeKVError("no memory")
 
-    note = Note(3, lambda: monkeypatch.setattr(llm._kv, "_compress", fail))
-    book = Book(lambda: worker.submit(Job(wish(prompts[0]), note)))
-    worker.submit(Job(wish(prompts[1]), book))
-    assert "no memory" in book.wait().error.message
-    assert note.wait().n_written == 30 and note.text == wanted[0]
-    monkeypatch.undo()
-    assert alone(worker, prompts[1]) == wanted[1:]
+    with monkeypatch.context() as broken:
+        broken.setattr(Prefill, "resume", resume)
+        log, _, _ = busy(worker, guest)
+        assert log.wait().error.message == "no memory" and not log.told
+    assert guest.wait().n_written == 40 and guest.told == wanted[1]
+    assert alone(worker, some(N_LONG)) == wanted[0]
 
 
-def test_who_reads_and_who_writes_are_told_when_the_server_stops(working, text):
+def test_an_error_in_comparing_a_prompt_does_not_reach_who_reads(working, eager, monkeypatch):
+    wanted = alone(working(), some(N_LONG))
+    worker, guest = working(), Shared("guest")
+
+    def settled(self, prompt: Prompt) -> Prompt:
+        if len(prompt.tokens) == 300:
+            raise EdgeKVError("no such text")
+        return prompt
+
+    monkeypatch.setattr(Turns, "settled", settled)
+    log, _, _ = busy(worker, guest, some(300, 1))
+    assert guest.wait().error.message == "no such text"
+    assert log.wait().n_written == 12 and log.told == wanted
+    assert log.order.index(("guest", Failed)) < log.order.index(("long", Written))
+
+
+def test_a_fault_in_another_one_does_not_reach_who_reads(working, eager):
+    wanted = alone(working(), some(N_LONG))
     worker = working()
-    note = Note(2, worker.stop)
-    book = Book(lambda: worker.submit(Job(wish(text(N_SHORT, 1), 900), note)))
-    worker.submit(Job(wish(text(N_LONG)), book))
-    assert [log.wait().error.status for log in (note, book)] == [503, 503]
-    assert sum(isinstance(e, Failed) for e in [*note.events, *book.events]) == 2
+    guest = Acting(lambda: 1 // 0)
+    log, _, _ = busy(worker, guest)
+    assert log.wait().n_written == 12 and log.told == wanted
+    assert guest.wait().error.status == 500
 
 
-def test_a_book_in_the_whole_cache_is_read_in_one_piece(working, text):
-    worker, note = working(kv_ratio=1), Note()
-    book = Book(lambda: worker.submit(Job(wish(text(N_SHORT, 1)), note)))
-    worker.submit(Job(wish(text(N_LONG)), book))
-    assert book.wait().n_written == note.wait().n_written == 30
-    assert note.first_at > book.has_read_at
+@AMID
+def test_the_server_stops_while_another_one_is_answered(working, eager, kind, n):
+    worker = working()
+    guest = Acting(lambda: worker.stop(), kind, n)
+    log, _, _ = busy(worker, guest)
+    assert [x.wait().error.status for x in (log, guest)] == [503, 503]
 
 
-class Clock:
-    def __init__(self, monkeypatch) -> None:
-        self.now = 0.0
-        monkeypatch.setattr(share.time, "perf_counter", lambda: self.now)
+def test_a_full_queue_is_full_while_a_prompt_is_read(working, eager):
+    worker, order = working(n_parallel=2, n_queue=1), []
+    logs, refused = [Shared(n, order) for n in ("second", "third")], []
+
+    def come() -> None:
+        for seed, log in enumerate(logs, 1):
+            worker.submit(Job(asked(some(N_SHORT, seed)), log))
+        with pytest.raises(ApiError) as caught:
+            worker.submit(Job(asked(some(N_SHORT, 3)), Shared()))
+        refused.append(caught.value.status)
+
+    log = Shared("long", order, {4: come})
+    worker.submit(Job(asked(some(N_LONG)), log))
+    assert [x.wait().n_written for x in (log, *logs)] == [12] * 3 and refused == [503]
+    # who waited takes the place of the one that was answered
+    assert order.index(("third", Done)) < order.index(("long", Written))
 
 
-def test_half_of_the_time_is_the_readers(monkeypatch):
-    clock = Clock(monkeypatch)
-    mine, own, lent = Share(), 0.0, 0.0
-    for i in range(200):
-        clock.now += 0.05
-        own += 0.05
-        if left := mine.others_s():
-            took = left + (i % 7) * 0.1  # the last step is not cut short
-            clock.now += took + 0.01
-            mine.lent(took + 0.01, took)
-            lent += took + 0.01
-            assert i == 0 or left > WORTH * 0.01
-    assert 0.4 * own < lent <= own + 0.7
+def test_long_prompts_wait_until_another_one_is_read(working, eager):
+    wanted = [alone(working(), some(N_LONG, seed), n) for seed, n in ((0, 12), (1, 40))]
+    worker, second = working(), Shared("second")
+    log, _, _ = busy(worker, second, some(N_LONG, 1))
+    assert log.wait() and second.wait()
+    order = second.order
+    assert order.index(("long", Written)) < order.index(("second", Progress))
+    assert log.told == wanted[0] and second.told == wanted[1]
 
 
-def test_time_that_nobody_wanted_is_the_readers(monkeypatch):
-    clock = Clock(monkeypatch)
-    mine = Share()
-    clock.now = 100.0
-    assert mine.others_s() == share.MOST_S
+def test_a_long_conversation_goes_on_with_a_short_question(working, eager):
+    """It is what would have to be read that counts."""
+    first, more = some(300, 1), some(20, 2)
+    worker, guest = working(), Shared("guest")
+    alone(worker, first, 1)
+    log, _, _ = busy(worker, guest, [*first, *more])
+    assert log.wait() and guest.wait().n_cached >= 300
+    assert log.order.index(("guest", Done)) < log.order.index(("long", Written))
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen35"])
+def test_a_conversation_goes_on_behind_what_was_read_in_parts(working, eager, name):
+    """The earlier turn and the parts of a prompt are there when the prompt is read on."""
+    first, document, question = some(300, 1), some(500), some(90, 2)
+    prompt = Prompt([*first, *document, *question], cuts=(300, 800))
+    whole = replace(asked(prompt.tokens), prompt=prompt)
+    told, ends = [], []
+    for disturbed in (False, True):
+        worker = working(name)
+        alone(worker, first, 1)
+        guest = Shared("guest")
+        come = partial(worker.submit, Job(asked(some(N_SHORT, 3)), guest))
+        log = Shared("long", guest.order, {12: come} if disturbed else {})
+        worker.submit(Job(whole, log))
+        ends.append(log.wait().n_cached)
+        if disturbed:
+            assert log.order.index(("guest", Done)) < log.order.index(("long", Written))
+        told.append(log.told)
+        log = Shared()  # another question about the document
+        worker.submit(Job(asked([*first, *document, *some(50, 4)]), log))
+        ends.append(log.wait().n_cached)
+        told.append(log.told)
+    assert told[:2] == told[2:] and ends[:2] == ends[2:]
+
+
+def test_llama_cpps_own_cache_keeps_others_waiting(working, eager):
+    worker, guest = working(kv_ratio=1), Shared("guest")
+    log, _, _ = busy(worker, guest)
+    assert log.wait() and guest.wait()
+    assert log.order.index(("long", Written)) < log.order.index(("guest", Progress))
+
+
+def test_a_call_waits_until_the_prompt_is_read(working, eager):
+    worker, guest, seen = working(), Shared("guest"), []
+    log, _, _ = busy(worker, guest)
+    log.when[2] = lambda: seen.append(
+        worker.call(lambda: [kind for name, kind in log.order if name == "guest"])
+    )
+    assert log.wait() and guest.wait() and Done in seen[0].result()
+
+
+def test_others_have_at_most_as_much_time_as_who_reads():
+    now = [0.0]
+    share = Share(lambda: now[0])
+    now[0] = 2.0
+    assert share.until() == 4.0
+    now[0] = 5.0  # three seconds, of which a tenth went into changing conversations
+    share.lent(2.0, 2.9)
+    assert share.until() is None
+    now[0] = 7.0  # the reader has had four seconds: there is one second, as much as is worth it
+    assert share.until() is None
+    now[0] = 7.1
+    assert share.until() == pytest.approx(8.2)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_answers_of_many_long_and_short_prompts_are_those_of_each_alone(working, seed):
+    """Some are stopped, whatever the worker does just then."""
+    rng, jobs = random.Random(seed), list[tuple[int, Job, Shared]]()
+    prompts = [some(n, seed=n) for n in (20, 60, 300, 700)]
+    right = [tokens_of(alone(working(), tokens)) for tokens in prompts]
+    worker = working(n_queue=100)
+    for _ in range(24):
+        i = rng.randrange(len(prompts))
+        log = Shared()
+        jobs.append((i, Job(asked(prompts[i]), log), log))
+        worker.submit(jobs[-1][1])
+        time.sleep(0.01 * rng.random())
+        if rng.random() < 0.3:
+            worker.cancel(rng.choice(jobs)[1])
+    whole = [(i, log) for i, job, log in jobs if not job.is_cancelled]
+    assert len(whole) > 10
+    for i, log in whole:
+        assert log.wait() and tokens_of(log.told) == right[i]
+
+
+def tokens_of(told: list[object]) -> list[int]:
+    return [one.token for written in told for one in written.logprobs]

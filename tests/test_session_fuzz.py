@@ -2,7 +2,7 @@
 one line, or can be used, and no process ends.
 
 Seeded: a file that fails is named by its number, and is the same every time. EDGEKV_FUZZ is how
-many there are of each kind.
+many there are of each kind, EDGEKV_FUZZ_FROM the first one's number; `tests/fuzz.py` makes many.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.engine import load
 from tests.test_pack import RAIN, make
 
 N_FILES = int(os.environ.get("EDGEKV_FUZZ", "40"))
+FIRST = int(os.environ.get("EDGEKV_FUZZ_FROM", "0"))
 N_PROMPT = 300
 CACHES: dict[str, dict[str, Any]] = {
     "compressed": dict(kv_ratio=0.3, kv_tail=80),
@@ -102,7 +103,7 @@ def test_damaged_files_of_a_folder_are_read_again_or_can_be_used(tiny, text, tmp
         llm.eval(tokens)
     (path,) = tmp_path.glob("*.kvtalk")
     data, n_used = path.read_bytes(), 0
-    for number in range(N_FILES):
+    for number in range(FIRST, FIRST + N_FILES):
         path.write_bytes(changed(data, random.Random(number)))
         llm.reset()
         with Conversations(llm, cache_disk=str(tmp_path)) as pool:
@@ -119,13 +120,26 @@ def test_damaged_files_of_a_folder_are_read_again_or_can_be_used(tiny, text, tmp
     assert 0 < n_used < N_FILES
 
 
+def test_a_file_that_says_it_has_no_tokens_is_no_conversation(tiny, text, tmp_path):
+    llm = load(tiny("llama-gqa"))
+    with Conversations(llm, cache_disk=str(tmp_path)) as pool:
+        pool.use(text(50))
+        llm.eval(text(50))
+    (path,) = tmp_path.glob("*.kvtalk")
+    line, _, rest = path.read_bytes()[len(session.MAGIC) : -32].partition(b"\n")
+    header = json.dumps({**json.loads(line), "n_tokens": 0}).encode()
+    path.write_bytes(signed(session.MAGIC + header + b"\n" + rest))
+    with Conversations(load(tiny("llama-gqa")), cache_disk=str(tmp_path)) as pool:
+        assert pool.list() == []
+
+
 def test_damaged_packs_are_refused_or_can_be_used(tiny, text, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "rain.txt").write_text(RAIN)
     path = make(tiny("llama-gqa"), [str(tmp_path / "rain.txt")], tmp_path / "pack")
     llm = load(tiny("llama-gqa"), n_ctx=2048, kv_ratio=0.3, kv_min_tokens=128)
     data, n_refused = path.read_bytes(), 0
-    for number in range(N_FILES):
+    for number in range(FIRST, FIRST + N_FILES):
         path.write_bytes(changed(data, random.Random(number)))
         before = llm.n_tokens, llm.input_ids[: llm.n_tokens].copy()
         try:

@@ -27,11 +27,15 @@ COMMANDS = (
     "fit",
     "bench",
     "info",
+    "models",
+    "pull",
     "methods",
     "eval",
     "profile",
 )  # each: the click command `command` of edgekv.commands.<name>
 
+ALIASES = {"list": "models"}
+"""Ollama's words for commands."""
 NO_ARGUMENTS = getattr(
     click.exceptions, "NoArgsIsHelpError", ()
 )  # click before 8.2 prints the help itself
@@ -45,6 +49,7 @@ class Group(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        name = ALIASES.get(name, name)
         return import_module(f"edgekv.commands.{name}").command if name in COMMANDS else None
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:

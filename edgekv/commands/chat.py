@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import click
 
-from edgekv.commands import packed, slash, terminal
+from edgekv.commands import llama_cli, packed, slash, terminal
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.options import (
-    SYSTEM,
     EngineOptions,
     SamplingOptions,
     engine_options,
@@ -27,7 +26,8 @@ from edgekv.errors import Cancelled, EdgeKVError
 @click.command("chat", short_help="Chat with a model, about documents too.")
 @engine_options
 @sampling_options
-@SYSTEM
+@llama_cli.system_prompt
+@llama_cli.CHAT
 @packed.PACK
 def command(
     engine: EngineOptions,

@@ -55,6 +55,7 @@ def build_rows(build: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("patches", ", ".join(build["patches"]) or "none"),
         ("libraries", build["lib"]),
+        ("compiled for", ", ".join(build["instructions"]) or "any processor of its kind"),
     ]
     return [*rows, *(("device", device_line(device)) for device in build["devices"])]
 

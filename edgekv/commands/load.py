@@ -26,22 +26,27 @@ def model_path(name: str) -> str:
     """The file that a model's name means: see `edgekv.models_found`. Raises EdgeKVError."""
     from edgekv.models_found.names import path_of
 
-    return path_of(name)
+    return path_of(name, terminal.status)
 
 
 def load_llama(options: EngineOptions) -> Llama:
     """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
     with terminal.killable():
         from edgekv import Llama
+        from edgekv.model import kind
+        from edgekv.model.facts import check_gguf
     if options.kv.compresses and options.loading.rpc:
         from edgekv.model.remote import UNCOMPRESSED
 
         raise BadInput(UNCOMPRESSED)
-    options.loading.check(model_path(options.model))
+    path = model_path(options.model)
+    check_gguf(path)
+    kind.check(path, writes=True)  # before a profile is made
+    options.loading.check(path)
     learn(options)
     with terminal.killable():
         try:
-            return Llama(model_path(options.model), **llama_arguments(options))
+            return Llama(path, **llama_arguments(options))
         except MemoryError:
             raise BadInput(
                 "the machine has not the memory for these settings: give a smaller -b or -c"

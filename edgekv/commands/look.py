@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -69,16 +70,23 @@ def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     click.echo(printable(f"{output}: {about}"))
 
 
-def kept_by(store: Store, n_tokens: int) -> tuple[NDArray[np.int32], int]:
+def layers_of(store: Store) -> list[int]:
+    """Layers that attend to everything and have KV entries of their own."""
+    return [
+        il for il, layer in enumerate(store.layers) if layer.selects and layer.reads in (-1, il)
+    ]
+
+
+def kept_by(
+    store: Store, n_tokens: int, layers: Sequence[int] | None = None
+) -> tuple[NDArray[np.int32], int]:
     """int32 [n_tokens]: how many KV heads kept each token; and how many heads there are.
 
-    All heads of layers that attend to everything and have KV entries of their own.
+    layers: whose heads; None: of all that `layers_of` has.
     """
     counts, n_heads = np.zeros(n_tokens, np.int32), 0
-    for il, layer in enumerate(store.layers):
-        if not layer.selects or layer.reads not in (-1, il):
-            continue
-        for head in range(layer.n_head_kv):
+    for il in layers_of(store) if layers is None else layers:
+        for head in range(store.layers[il].n_head_kv):
             counts[np.unique(store.positions(il, head))] += 1
             n_heads += 1
     return counts, n_heads

@@ -11,6 +11,8 @@ MARK = b'<meta name="generator" content="edgekv look">'
 KIND = "page of 'edgekv look'"
 LEVELS = 20
 """Colours besides that of a token that no head kept."""
+DARK = 16
+"""Above this one letters are dark, on a dark page too."""
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -18,18 +20,21 @@ body { font: 16px/1.7 system-ui, sans-serif; max-width: 52em; margin: 2em auto; 
 h1 { font-size: 1.3em; margin: 0; }
 main { white-space: pre-wrap; overflow-wrap: anywhere; margin-top: 1.5em; }
 b { font-weight: inherit; }
-.k0 { opacity: .45; }
 """
+
+
+def colours() -> str:
+    """The style of classes k0 to k20, one for each level: letters stay readable on all of them."""
+    marks = [f"background: rgb(235 130 0 / {100 * i // LEVELS}%)" for i in range(1, LEVELS + 1)]
+    marks[DARK:] = (f"{mark}; color: #1d1f23" for mark in marks[DARK:])
+    rules = ("opacity: .45", *marks)
+    return "\n".join(f".k{i} {{ {rule}; }}" for i, rule in enumerate(rules))
 
 
 def page(
     title: str, about: str, pieces: Sequence[bytes], counts: Sequence[int], n_heads: int
 ) -> str:
     """The page's text. pieces: the bytes of each token; counts: heads that kept it, of n_heads."""
-    colours = "\n".join(
-        f".k{i} {{ background: rgb(235 130 0 / {100 * i // LEVELS}%); }}"
-        for i in range(1, LEVELS + 1)
-    )
     legend = "".join(f'<b class="k{i}">&ensp;</b>' for i in range(LEVELS + 1))
     marked = "".join(
         f'<b class="k{level(n, n_heads)}" title="{n} of {n_heads} heads">{escape(text)}</b>'
@@ -42,7 +47,7 @@ def page(
 <meta name="viewport" content="width=device-width">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{escape(title)}</title>
-<style>{STYLE}{colours}
+<style>{STYLE}{colours()}
 </style>
 <h1>{escape(title)}</h1>
 <p>{escape(about)}</p>

@@ -25,7 +25,7 @@ HUB: tuple[Decorator, ...] = (
         "-hf -hfr --hf-repo hf_repo",
         env="HF_REPO",
         metavar="USER/REPO[:QUANT]",
-        help="A model in Hugging Face's cache on this computer; nothing is downloaded.",
+        help="A model of Hugging Face's; downloaded if it is not on this computer.",
     ),
     llama(
         "-hff --hf-file hf_file",

@@ -91,10 +91,6 @@ def _kv(one: Field[Any]) -> Decorator:
     return _option(name, env=env, help=option.help, callback=check, **attributes)
 
 
-SYSTEM = _llama(
-    "-sys --system-prompt", env="SYSTEM_PROMPT", metavar="TEXT", help="The system message."
-)
-
 ENGINE: tuple[Decorator, ...] = (
     _llama(
         "-c --ctx-size",
@@ -244,14 +240,16 @@ SAMPLING: tuple[Decorator, ...] = (
 
 def grouped(name: str, kind: type[Options], options: Sequence[Decorator]) -> Decorator:
     """A decorator that adds `options` to a command and passes it their values as `name`, an
-    instance of `kind`.
+    instance of `kind`; fields without an option keep their defaults.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def call(**values: Any) -> Any:
             known = fields(kind)  # type: ignore[arg-type]
-            group = {one.name: _value(one, values) for one in known}
+            made = {"kv", "loading"}  # of several options
+            given = [one for one in known if one.name in values or one.name in made]
+            group = {one.name: _value(one, values) for one in given}
             return command(**{name: kind(**group)}, **values)
 
         decorated: Callable[..., Any] = call

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv import files
-from edgekv.commands import terminal
+from edgekv.commands import llama_cli, terminal
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.extract import document_text
-from edgekv.commands.options import SYSTEM, EngineOptions, engine_and_words
+from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.stream import refused_prompts
 from edgekv.commands.template import Template
@@ -44,7 +44,7 @@ def command() -> None:
 
 @command.command("create", short_help="Read documents into a pack; the usual command.")
 @engine_and_words("FILE...", least=1, most=-1)
-@SYSTEM
+@llama_cli.system_prompt
 @click.option("-o", "--output", required=True, metavar="PACK", help="The file to write.")
 def create(
     engine: EngineOptions, system_prompt: str | None, output: str, words: tuple[str, ...]

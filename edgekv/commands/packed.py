@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,20 @@ def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions
         cache_type_k=engine.cache_type_k or type_k,
         cache_type_v=engine.cache_type_v or type_v,
     )
+
+
+def with_settings_of_all(engine: EngineOptions, paths: Sequence[str]) -> EngineOptions:
+    """`engine` with the cache of some packs. Raises BadInput if one is none, or they differ."""
+    from edgekv.conversations import pack as packs
+
+    found = [packs.read(path) for path in paths]
+    for path, pack in zip(paths, found):
+        if (pack.config, pack.cache_types) != (found[0].config, found[0].cache_types):
+            raise BadInput(
+                f"'{path}' and '{paths[0]}' were made with different options for the cache: serve"
+                " them apart, or pack the documents again with the same ones"
+            )
+    return with_settings(engine, found[0], paths[0]) if found else engine
 
 
 def opened(llm: Llama, path: str) -> list[str]:

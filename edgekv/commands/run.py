@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv.commands import packed, terminal
+from edgekv.commands import llama_cli, packed, terminal
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.options import (
-    SYSTEM,
     EngineOptions,
     SamplingOptions,
     engine_and_words,
@@ -36,7 +35,8 @@ STDIN = "-"
 @click.command("run", short_help="Answer one prompt.")
 @engine_and_words("[PROMPT|-]", most=1)
 @sampling_options
-@SYSTEM
+@llama_cli.system_prompt
+@llama_cli.RUN
 @packed.PACK
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
 @click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
@@ -57,6 +57,7 @@ def command(
     prompt: str | None,
     file: str | None,
     raw: bool,
+    conversation: bool | None,
     as_json: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -65,6 +66,7 @@ def command(
     -p may stand beside -f or -: first the text, then what to do with it. The answer goes to
     standard output, everything else to standard error.
     """
+    raw = raw or conversation is False
     text = prompt_text(prompt, file, words[0] if words else None)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")

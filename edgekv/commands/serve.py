@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import click
 
@@ -13,41 +14,102 @@ from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
 from edgekv.commands.options import (
+    SAMPLING,
     EngineOptions,
     SamplingOptions,
     engine_options,
-    sampling_options,
+    grouped,
 )
 from edgekv.commands.text import read_document
 from edgekv.commands.values import size
 from edgekv.errors import BadInput
+from edgekv.files import expanded
+from edgekv.serve.options import REASONING, ServeOptions
 
-REASONING = ("auto", "none", "deepseek")
 MIB_MOST = 2**40
 TERMINATED = 128 + signal.SIGTERM
 """Exit code after SIGTERM."""
 NO_TEMPLATE = "this model has no chat template: chats are written as ChatML"
+USUAL = ServeOptions()
+
+
+def _ram(ctx: click.Context, param: click.Parameter, mib: int | None) -> int | None:
+    """Click callback: bytes of `--cache-ram`."""
+    return None if mib is None else (MIB_MOST if mib < 0 else mib) * 2**20
+
+
+def _keys(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[str, ...]:
+    """Click callback: API keys. Raises BadInput for an empty one, which would let everybody in."""
+    keys = () if given is None else tuple(key.strip() for key in given.split(","))
+    if not all(keys):
+        raise BadInput("an API key is empty; give another --api-key")
+    return keys
+
+
+def _keys_of(ctx: click.Context, param: click.Parameter, file: str | None) -> tuple[str, ...]:
+    """Click callback: API keys of a file. Raises BadInput for one without any."""
+    lines = [] if file is None else [line.strip() for line in read_document(file).splitlines()]
+    keys = tuple(filter(None, lines))
+    if file is not None and not keys:
+        raise BadInput(f"'{file}' holds no API key; write one on each line")
+    return keys
+
+
+def _text(ctx: click.Context, param: click.Parameter, file: str | None) -> str:
+    """Click callback: a file's text. Raises BadInput."""
+    return read_document(file) if file else ""
+
+
+def _folder(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Click callback: a folder that exists. Raises BadInput."""
+    if path is None or (found := expanded(path)).is_dir():
+        return path and str(found)
+    raise BadInput(f"'{path}' is no folder; make it, or give another {param.opts[0]}")
+
+
+def _pattern(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Click callback: a regular expression. Raises BadInput."""
+    if text is not None:
+        with _needs_packages():
+            from edgekv.serve.pattern import Pattern
+        Pattern(text)
+    return text
+
+
+@contextmanager
+def _needs_packages() -> Iterator[None]:
+    """A `with` block that imports what the server is made of. Raises BadInput."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadInput(
+            f"edgekv serve needs more packages ({error.name} is missing):"
+            " pip install 'edgekv[server]'"
+        ) from None
+
 
 OPTIONS: tuple[Decorator, ...] = (
-    _llama("--host", env="HOST", default="127.0.0.1", metavar="NAME", help="Address to listen on."),
+    _llama("--host", env="HOST", default=USUAL.host, metavar="NAME", help="Address to listen on."),
     _llama(
         "--port",
         env="PORT",
         type=click.IntRange(0, 65535),
-        default=8080,
+        default=USUAL.port,
         metavar="N",
         help="Port to listen on; 0: a free one.",
     ),
     _option(
-        "--api-key",
+        "--api-key api_keys",
         env="LLAMA_API_KEY",
         metavar="KEY",
+        callback=_keys,
         help="Keys that clients may give, with commas between them; without it none is asked for.",
     ),
     _option(
-        "--api-key-file",
+        "--api-key-file file_keys",
         env=None,
         metavar="FILE",
+        callback=_keys_of,
         help="A file with such keys, one on each line.",
     ),
     _llama(
@@ -70,7 +132,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "--parallel",
         env="N_PARALLEL",
         type=click.IntRange(1, 256),
-        default=4,
+        default=USUAL.parallel,
         metavar="N",
         help="Answers that are written in turns.",
     ),
@@ -80,6 +142,7 @@ OPTIONS: tuple[Decorator, ...] = (
         env="CACHE_RAM",
         type=click.IntRange(-1, MIB_MOST),
         metavar="MIB",
+        callback=_ram,
         help="Memory in MiB for conversations that wait; 0: none, -1: no limit; without it 8192,"
         " or half of what is free.",
     ),
@@ -100,14 +163,14 @@ OPTIONS: tuple[Decorator, ...] = (
         "--max-queue",
         env="EDGEKV_MAX_QUEUE",
         type=click.IntRange(0, 65536),
-        default=64,
+        default=USUAL.max_queue,
         metavar="N",
         help="Requests that may wait; more get status 503.",
     ),
     _option(
         "--max-request",
         env="EDGEKV_MAX_REQUEST",
-        default="64MiB",
+        default=f"{USUAL.max_request // 2**20}MiB",
         metavar="SIZE",
         callback=size,
         help="Size of a request's body at most.",
@@ -121,72 +184,78 @@ OPTIONS: tuple[Decorator, ...] = (
     _llama(
         "--slots/--no-slots",
         env="ENDPOINT_SLOTS",
-        default=True,
+        default=USUAL.slots,
         help="Show at /slots which answers are written.",
     ),
+    _option(
+        "--pack",
+        "packs",
+        multiple=True,
+        metavar="FILE",
+        help="Have a pack's documents read: prompts that begin with them go on behind them. Its"
+        " options for the cache are taken over ('edgekv pack'). May be given more than once.",
+    ),
     _llama(
-        "--chat-template-file",
+        "--slot-save-path",
+        env="SLOT_SAVE_PATH",
+        metavar="FOLDER",
+        callback=_folder,
+        help="Let clients save conversations to files of this folder, and restore them: /slots.",
+    ),
+    _option(
+        "--ignore-prefix",
+        env="EDGEKV_IGNORE_PREFIX",
+        metavar="REGEX",
+        callback=_pattern,
+        help="Text at the front of the first message that changes, such as a date, and is not"
+        " compared: that of the conversation found stands in.",
+    ),
+    _llama(
+        "--chat-template-file chat_template",
         env="CHAT_TEMPLATE_FILE",
         metavar="FILE",
+        callback=_text,
         help="A chat template (Jinja) in the place of the model's.",
     ),
     _llama(
         "--reasoning-format",
         env="REASONING_FORMAT",
         type=click.Choice(REASONING),
-        default="auto",
+        default=USUAL.reasoning_format,
         help="Where thoughts go: apart as reasoning_content, or with 'none' into the text.",
     ),
 )
 
 
-def serve_options(command: Any) -> Any:
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
+serve_options = grouped("options", ServeOptions, OPTIONS)
 
 
 @click.command("serve", short_help="Serve a model to programs, over HTTP.")
 @engine_options
-@sampling_options
+@grouped("drawn", SamplingOptions, SAMPLING)  # `sampling` is a field of ServeOptions
 @serve_options
-def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> None:
+def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions) -> None:
     """Serve a model over HTTP, with OpenAI's and Anthropic's protocols, as llama-server does.
 
     Paths, fields and options are llama-server's. The sampling options hold where a request says
     nothing. Ctrl-C ends it.
     """
-    try:
+    with _needs_packages():
         from edgekv.serve.run import Server, listen
-    except ImportError as error:
-        raise BadInput(
-            f"edgekv serve needs more packages ({error.name} is missing):"
-            " pip install 'edgekv[server]'"
-        ) from None
-    from edgekv.commands import load
-    from edgekv.serve.options import ServeOptions
+    from edgekv.commands import load, packed
     from edgekv.serve.sampling import Sampling
 
-    template = given.pop("chat_template_file")
-    options = ServeOptions(
-        api_keys=keys(given.pop("api_key"), given.pop("api_key_file")),
-        cors_origins=tuple(given.pop("cors_origins")),
-        alias=given.pop("alias") or "",
-        chat_template=read_document(template) if template else "",
-        max_tokens=sampling.predict if sampling.predict > 0 else None,
-        cache_ram=ram_of(given.pop("cache_ram")),
-        **given,
-    )
+    engine = packed.with_settings_of_all(engine, options.packs)
     with listen(options.host, options.port) as listening, load.load_llama(engine) as llm:
         usual = Sampling(
-            sampling.temp,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
-            repeat_penalty=sampling.repeat_penalty,
+            drawn.temp,
+            drawn.top_k,
+            drawn.top_p,
+            drawn.min_p,
+            repeat_penalty=drawn.repeat_penalty,
             seed=engine.seed if engine.seed >= 0 else None,
             logit_bias=(
-                dict.fromkeys(load.end_tokens(llm), float("-inf")) if sampling.ignore_eos else {}
+                dict.fromkeys(load.end_tokens(llm), float("-inf")) if drawn.ignore_eos else {}
             ),
         )
 
@@ -195,28 +264,12 @@ def command(engine: EngineOptions, sampling: SamplingOptions, **given: Any) -> N
             place = f"[{name}]" if ":" in name else name
             click.echo(f"edgekv: {server.service.model} at http://{place}:{port}", err=True)
 
-        server = Server(llm, replace(options, sampling=usual), engine.verbose, say)
+        most = drawn.predict if drawn.predict > 0 else None
+        options = replace(options, sampling=usual, max_tokens=most)
+        server = Server(llm, options, engine.verbose, say)
+        for path in options.packs:
+            click.echo(f"edgekv: {path} is open", err=True)
         if server.service.template.is_fallback:
             click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # in order, as after Ctrl-C
         server.run([listening])
-
-
-def ram_of(mib: int | None) -> int | None:
-    """Bytes of `--cache-ram`."""
-    return None if mib is None else (MIB_MOST if mib < 0 else mib) * 2**20
-
-
-def keys(given: str | None, file: str | None) -> tuple[str, ...]:
-    """API keys. Raises BadInput for an empty one, which would let everybody in, and for a file
-    without any.
-    """
-    found = [] if given is None else [key.strip() for key in given.split(",")]
-    if not all(found):
-        raise BadInput("an API key is empty; give another --api-key")
-    if file is not None:
-        lines = [line.strip() for line in read_document(file).splitlines()]
-        found += filter(None, lines)
-        if not any(lines):
-            raise BadInput(f"'{file}' holds no API key; write one on each line")
-    return tuple(found)

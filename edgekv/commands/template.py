@@ -12,7 +12,10 @@ from edgekv.errors import BadInput
 if TYPE_CHECKING:
     from edgekv import Llama
 
-BASE = "this model has no chat template (a base model): it continues text, it does not answer"
+BASE = (
+    "this model has no chat template (a base model): it continues text, it does not answer; take"
+    " one whose name says instruct, chat or it, or continue a text with 'edgekv run --raw'"
+)
 
 
 class Template:

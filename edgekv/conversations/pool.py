@@ -7,19 +7,20 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.budget.memory import APPEND_MAX
-from edgekv.conversations.best import best
+from edgekv.conversations.best import Best, best
 from edgekv.conversations.identity import settings_of
-from edgekv.conversations.shelf import Shelf
+from edgekv.conversations.shelf import Shelf, note_of
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.machine import memory_free
-from edgekv.session import half_read, parked, state
+from edgekv.session import parked, session, state
+from edgekv.session.aside import aside
 from edgekv.session.parked import Parked
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ class Conversations:
         """Of memory that waiting conversations and beginnings take; at most cache_ram."""
         return sum(entry.n_bytes for entry in self._waiting)
 
+    @property
+    def current_id(self) -> str:
+        """Of the conversation that the model goes on with."""
+        return self._current.id
+
     # ---- taking turns
 
     def use(self, tokens: Sequence[int], name: str | None = None, cuts: Iterable[int] = ()) -> int:
@@ -123,35 +129,25 @@ class Conversations:
         self._cut(n, {x for x in cuts if n < x < len(prompt)})
         return n
 
-    @contextmanager
-    def lend(self) -> Iterator[None]:
-        """A `with` block inside of `kv_progress`, in which the model reads and answers for other
-        conversations: `use` makes them current. At the end the prompt is half read again.
+    def reachable(self, tokens: Sequence[int]) -> int:
+        """How many tokens of a prompt `use` would find; nothing changes."""
+        with self._llm._guard.use():
+            self._look()
+            prompt = np.asarray(tokens, np.int32)
+            return self._best(prompt, None).n if len(prompt) else 0
 
-        Raises EdgeKVError, and loses the prompt, if there is no memory; see `can_lend`.
+    def tokens(self) -> list[NDArray[np.int32]]:
+        """int32 [n] of each conversation and beginning that a prompt may go on from, the one used
+        last first.
         """
-        reader = self._current
-        try:
-            with half_read.aside(self._llm):
-                self._current = self._fresh()
-                try:
-                    yield
-                finally:
-                    self._look()
-                    self._park_current()
-        finally:
-            self._current = reader
+        with self._llm._guard.use():
+            self._look()
+            known = [x for x in [self._current, *self._waiting] if x.settings == self._key()]
+            return [x.tokens for x in sorted(known, key=lambda x: -x.last_used)]
 
-    @property
-    def can_lend(self) -> bool:
-        """Whether `lend` is possible. A prompt in llama.cpp's own cache is read in one piece."""
-        return self._llm._kv is not None
-
-    def n_unread(self, tokens: Sequence[int]) -> int:
-        """How many tokens of a prompt `use` would leave to read behind those that wait."""
+    def _best(self, prompt: NDArray[np.int32], name: str | None) -> Best:
         others = [x for x in self._waiting if x.settings == self._key()]
-        found = best(self._llm, np.asarray(tokens, np.int32), None, self._fresh(), others)
-        return len(tokens) - found.n
+        return best(self._llm, prompt, name, self._current, others)
 
     def _cut(self, n: int, cuts: set[int]) -> None:
         """Behind the n tokens that are there, the prompt is read in parts that end at `cuts`."""
@@ -169,8 +165,7 @@ class Conversations:
         Returns how many tokens of the prompt it then holds.
         """
         while True:
-            others = [x for x in self._waiting if x.settings == self._key()]
-            entry, n, n_have = best(self._llm, prompt, name, self._current, others)
+            entry, n, n_have = self._best(prompt, name)
             if entry is None:
                 self._park_current()
                 return 0
@@ -198,7 +193,7 @@ class Conversations:
         """Whether a conversation is kept beside one that goes on from its first n_have tokens."""
         n_lost = len(entry.tokens) - n_have
         is_another = name is not None and entry.name is not None and name != entry.name
-        return entry.is_boundary or is_another or n_lost > min(FEW, n_have)
+        return entry.is_boundary or entry.is_kept or is_another or n_lost > min(FEW, n_have)
 
     def _take_back(self, n: int) -> bool:
         """Take the current conversation back to its first n tokens. If that cannot be, it is
@@ -212,6 +207,25 @@ class Conversations:
             return False
         llm.n_tokens, llm._requires_eval = n, True
         return True
+
+    # ---- while a prompt is read
+
+    @contextmanager
+    def meanwhile(self) -> Iterator[None]:
+        """A `with` block inside of `kv_progress`, in which `use` takes other conversations than the
+        one whose prompt is being read. See `edgekv.session.aside` for when, and for errors.
+        """
+        reader = self._current
+        with aside(self._llm):
+            self._current = self._fresh()
+            try:
+                yield
+            finally:
+                try:
+                    self._look()
+                    self._park_current()
+                finally:
+                    self._current = reader
 
     # ---- the current conversation
 
@@ -425,6 +439,76 @@ class Conversations:
             saved = entry.path is not None
         self._forget_gone()
         return saved
+
+    def save_as(self, id: str, path: str) -> int:
+        """Write a conversation to a file of this name, which `open_file` reads. Returns how many
+        tokens it has.
+
+        Raises BadInput if there is no such conversation, or the file cannot be written, which is
+        then as before.
+        """
+        with self._llm._guard.use():
+            entry = self._find(id)
+            waits = entry.parked
+            if waits is None:
+                self.make_current(entry.id)
+                entry.set_reach(parked.reach_of_copy(self._llm))
+            taken = (lambda: waits.state(self._llm)) if waits else (lambda: state.take(self._llm))
+            session.write(self._llm, path, taken, note_of(entry))
+            return len(entry.tokens)
+
+    def open_file(
+        self, path: str, check: Callable[[Any], object] | None = None, is_kept: bool = False
+    ) -> Talk:
+        """Make the conversation in a file the current one; the one that was waits.
+
+        is_kept: it stays as it is: a prompt that goes on from it goes on from a copy.
+        check: called with the file's note before anything changes, raises an EdgeKVError to refuse
+        the file; None: it has to be one of `save_as`, of the settings now.
+        Raises BadInput for a file that cannot be used; all conversations are then as before.
+        """
+
+        def fits(note: Any) -> None:
+            if check is None:
+                self._check_settings(note, path)
+            else:
+                check(note)
+            self._park_current()
+
+        with self._llm._guard.use():
+            self._check_open()
+            self._llm._kv_stop_answer()
+            self._look()
+            session.load(self._llm, path, fits)
+            self._look()
+            now = self._current
+            now.last_used, now.is_kept = self._now(), is_kept
+            for x in list(self._waiting):
+                is_same = x.settings == now.settings and np.array_equal(x.tokens, now.tokens)
+                if is_same and not x.is_boundary:  # it takes its place
+                    now.id = x.id
+                    self._erase(x)
+            return self._talk(now)
+
+    def _check_settings(self, note: Any, path: str) -> None:
+        if not isinstance(note, dict) or note.get("settings") != self._key():
+            raise BadInput(
+                f"'{path}' was saved with another method, other limits or another version of"
+                " edgekv: save the conversation again"
+            )
+
+    def make_current(self, id: str) -> None:
+        """Make a conversation the current one, whole as it is; the one that was waits.
+
+        Raises BadInput if there is none of this id, or its file is damaged.
+        """
+        with self._llm._guard.use():
+            entry = self._find(id)
+            if entry is self._current:
+                return
+            self._llm._kv_stop_answer()
+            if not self._open(entry, False):
+                raise BadInput(f"conversation {id} cannot be read from its file: it is forgotten")
 
     def erase(self, id: str) -> None:
         """Forget a conversation, in memory and on disk, and the beginnings of it that no other

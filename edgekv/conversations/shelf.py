@@ -64,7 +64,7 @@ class Shelf:
             return False
         self._make_room(n_all, path)
         try:
-            session.write(llm, path, taken, _note(entry))
+            session.write(llm, path, taken, note_of(entry))
         except (EdgeKVError, MemoryError):  # a full disk must not end an answer
             return False
         self._stamp(path, entry.last_used)
@@ -126,8 +126,8 @@ class Shelf:
             os.utime(path, (when, when))
 
 
-def _note(entry: Entry) -> dict[str, Any]:
-    """What `_entry` reads."""
+def note_of(entry: Entry) -> dict[str, Any]:
+    """What a file's note says of a conversation."""
     return {
         "settings": entry.settings,
         "least": entry.least,
@@ -142,7 +142,12 @@ def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
     if not isinstance(note, dict) or set(note) != {"settings", "least", "name", "is_boundary"}:
         return None
     least, name = note["least"], note["name"]
-    if type(least) is not int or not 0 <= least <= n or not isinstance(name, (str, type(None))):
+    if (
+        n == 0
+        or type(least) is not int
+        or not 0 <= least <= n
+        or not isinstance(name, (str, type(None)))
+    ):
         return None
     return Entry(
         tokens=found.tokens.astype(np.int32),

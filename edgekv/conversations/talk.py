@@ -53,6 +53,8 @@ class Entry:
     """One number of tokens below `least` that it can be taken back to as well; -1: there is none"""
     name: str | None = None
     is_boundary: bool = False
+    is_kept: bool = False
+    """It stays as it is, whatever goes on from it."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     last_used: float = 0.0
     parked: Parked | None = None

@@ -39,9 +39,9 @@ PLAIN = (0, F16, 30)
 FLASH_ROWS = 256
 """On a device attention is over a multiple of so many rows, with masked ones in front of a head's.
 """
-N_GRAPHS = 4
-"""Graphs that take turns in a long prompt: chunks that nobody observes, those that are, of the
-queries that are attended with too, the last one.
+N_GRAPHS = 3
+"""Graphs that take turns in a long prompt: chunks that nobody observes, those that are, the last
+one. Where queries are looked at before RoPE there is one more.
 """
 MOMENTS_WORK = 9
 """Of a head's covariance, how many times its bytes are taken while it is packed and drawn from."""
@@ -354,12 +354,14 @@ def prompt_bytes(
     even: bool = False,
     on_gpu: bool = False,
     recurrent: int = 0,
+    words: int = 0,
 ) -> PromptBytes:
     """What reading a prompt takes.
 
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
     all.
     recurrent: bytes of recurrent layers' state, if the conversation has tokens already.
+    words: bytes that products with quantised weights work with, see `native.product_bytes`.
     on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last
     stand beside the hidden states. Else those before the last may hold all rows.
     """
@@ -378,9 +380,9 @@ def prompt_bytes(
         beside = min(_most_beside(full, stays), kept)
     queries = query_bytes(layers, what, whole)
     merge = merge_bytes(layers, what.n_drawn, on_gpu) if n_rows < n_seen else 0
-    if not on_gpu:  # queries have been looked at then, and make room
-        merge = max(merge - queries, min(merge, 4 * max(map(_moments, layers), default=0)))
-    n_graphs = min(N_GRAPHS, -(-what.n_all // n_ubatch))
+    if not on_gpu:  # while a layer is judged both are nobody's
+        merge = max(merge - queries - words, min(merge, 4 * max(map(_moments, layers), default=0)))
+    n_graphs = min(N_GRAPHS + (what.n_raw > 0), -(-what.n_all // n_ubatch))
     rows = sum(8 * x.n_head_kv for x in scratch) * min(n_ubatch, what.n_all) * n_graphs
     return PromptBytes(
         kept=kept,
@@ -388,7 +390,7 @@ def prompt_bytes(
         old=old_bytes,
         layer=sum(full),
         hidden=(HIDDEN_BYTES[hidden] * n_embd + (hidden == "f16")) * what.n_all,  # an exponent
-        inputs=queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
+        inputs=words + queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
         masks=mask_bytes(layers, n_longest, n_ubatch)
         + converted_bytes(layers, n_longest + in_front)
         + scoring_bytes(layers, what, n_longest, whole)

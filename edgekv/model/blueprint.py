@@ -64,6 +64,10 @@ class Blueprint:
         llama_cpp.llama_model_free(self._model)
         self._model = None
 
+    def product_bytes(self, n_tokens: int) -> int:
+        """See `native.product_bytes`."""
+        return native.product_bytes(self._model, n_tokens)
+
     @cached_property
     def on_host(self) -> int:
         """Bytes of the weights that stay in main memory where all layers are on a GPU: the token

@@ -7,13 +7,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from edgekv import native
 from edgekv.errors import BadInput
 from edgekv.library import lib_dir, logged_error, muted
-from edgekv.model import backends, placement
+from edgekv.model import backends, kind, placement
 from edgekv.model.placement import Placement
 from edgekv.native import llama_cpp
 from edgekv.version import __version__
@@ -63,9 +64,19 @@ def build_info() -> dict[str, Any]:
         "llama_cpp_commit": built.get("commit", "unknown"),
         "patches": [x["name"] for x in built.get("patches", [])],
         "lib": str(lib_dir()),
+        "instructions": instructions(),
         "devices": devices(),
         "build": built,
     }
+
+
+def instructions() -> list[str]:
+    """Names of the processor's instruction sets that the loaded CPU kernels are compiled for."""
+    llama_cpp.llama_backend_init()  # loads the backends
+    text = llama_cpp.llama_print_system_info().decode(errors="replace")
+    found = re.search(r"CPU : ([^:]*)", text)
+    names = re.findall(r"(\w+) = 1", found[1]) if found else []
+    return [x for x in names if x not in ("LLAMAFILE", "OPENMP", "REPACK")]
 
 
 def model_info(path: str) -> dict[str, Any]:
@@ -138,7 +149,7 @@ def _metadata(model: Any) -> dict[str, str]:
 
 def check_gguf(path: str) -> None:
     """Raises BadInput, in one line that says what to do, unless `path` is a readable file that
-    begins like a GGUF.
+    begins like a GGUF, or if it is one of another kind, such as an adapter.
     """
     if os.path.isdir(path):
         raise BadInput(f"{path} is a folder; name the .gguf file in it")
@@ -153,3 +164,4 @@ def check_gguf(path: str) -> None:
         raise BadInput(
             f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf"
         )
+    kind.check(path)

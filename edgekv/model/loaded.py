@@ -23,7 +23,7 @@ from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import picked
 from edgekv.memory.room import check_whole_cache
 from edgekv.memory.sizes import size_text
-from edgekv.model import adapters, facts, metadata, placement, remote
+from edgekv.model import adapters, facts, kind, metadata, placement, remote
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
@@ -67,6 +67,7 @@ class LoadedModel(llama_cpp.Llama):
         path = str(model_path)
         _check_names(kwargs)
         facts.check_gguf(path)
+        kind.check(path, writes=not kwargs.get("embedding"))
         self._kv_places: dict[str, Any] = {
             "override_tensor": override_tensor,
             "cpu_moe": cpu_moe,
@@ -122,7 +123,6 @@ class LoadedModel(llama_cpp.Llama):
         self._checkpoints = Checkpoints(False)
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
-        self._kv_lent_s = 0.0  # in which prompts that are read left the model to others
         self.kv_progress = progress
 
     def _kv_configure(self, path: str, config: KVConfig, arguments: dict[str, Any]) -> None:

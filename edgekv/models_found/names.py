@@ -1,15 +1,17 @@
 """What a model's name means: a path, 'hf:USER/REPO', 'ollama:NAME', or a name found on this
-computer.
+computer. Only a name that begins with 'hf:' is ever downloaded.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 from edgekv.demo import demo_path
 from edgekv.errors import BadInput
+from edgekv.model.header import files_of
 from edgekv.models_found import ollama
 from edgekv.models_found.found import Found
 from edgekv.models_found.stores import everything
@@ -17,21 +19,36 @@ from edgekv.models_found.stores import everything
 SHOWN_MAX = 6
 
 
-def path_of(name: str) -> str:
-    """The file of the model of this name. A name that begins with 'hf:' is one of Hugging Face's
-    cache. Nothing is downloaded.
+def path_of(name: str, tell: Callable[[str], object] = len) -> str:
+    """The file of the model of this name. One that begins with 'hf:' is downloaded if it is not
+    on this computer, unless the environment forbids it.
 
-    Raises BadInput for a name that means no model, or several.
+    tell: called with a line before a download. Raises BadInput for a name that means no model, or
+    several.
     """
     if name == "demo":
         return str(demo_path())
     if name.startswith("hf:"):
-        return _usable(_by_name(name))
+        return _of_hugging_face(name, tell)
     if name.startswith("ollama:"):
         return _usable(_in_ollama(name))
     if _is_path(name):
         return name
     return _usable(_by_name(name))
+
+
+def _of_hugging_face(name: str, tell: Callable[[str], object]) -> str:
+    """The model's file; fetched where no whole one is here."""
+    from edgekv.hub.models import download
+    from edgekv.hub.wanted import is_offline
+
+    here = matches(name, everything())
+    whole = [
+        one for one in here if not one.why_not and all(map(os.path.isfile, files_of(one.path)))
+    ]
+    if is_offline() or len(whole) > 1:
+        return _usable(_by_name(name))
+    return whole[0].path if whole else download(name, tell)
 
 
 def _is_path(name: str) -> bool:
@@ -67,8 +84,15 @@ def _by_name(name: str) -> Found:
         raise BadInput(
             f"'{name}' means several models; give one of: {', '.join(names[:SHOWN_MAX])}{more}"
         )
-    more = nearest(name, there) or "give the path of a GGUF file"
+    more = nearest(name, there) or _to_do(name)
     raise BadInput(f"there is no file and no model '{name}'; {more}")
+
+
+def _to_do(name: str) -> str:
+    """What helps where no name is like this one."""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name):
+        return f"'edgekv pull {name}' downloads it from Hugging Face if it is there"
+    return "give the path of a GGUF file; 'edgekv models' lists what is here"
 
 
 def matches(name: str, there: Iterable[Found]) -> list[Found]:

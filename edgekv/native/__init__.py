@@ -15,6 +15,7 @@ from edgekv.native.context import (
     hidden_width,
     model_heads,
     next_context,
+    product_bytes,
     trim_heap,
     why_unsupported,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "context_bytes",
     "context_error",
     "hidden_width",
+    "product_bytes",
     "llama_cpp",
     "model_heads",
     "next_context",

@@ -64,6 +64,13 @@ def hidden_width(model: Any) -> int:
     return int(lib.edgekv_model_hidden_width(model))
 
 
+def product_bytes(model: Any, n_tokens: int) -> int:
+    """Bytes that products of so many tokens with a llama_model's quantised weights work with on the
+    CPU while a prompt is read, at most.
+    """
+    return int(lib.edgekv_model_product_bytes(model, n_tokens))
+
+
 def check_finite(ctx: Any) -> None:
     """Raise BadInput if llama.cpp's own cache in this context holds values that are no numbers."""
     check(lib.edgekv_check_finite(ctx))

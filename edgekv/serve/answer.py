@@ -25,8 +25,8 @@ N_BEFORE = 64
 
 
 class Answer:
-    """emit: takes the events; others: called again and again while the prompt is read, may use the
-    model in `conversations.lend`. Call `step` until it returns False, then `close`.
+    """emit: takes the events; let_others: called while the prompt is read, it may let other answers
+    go on, or raise to stop this one. Call `step` until it returns False, then `close`.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Answer:
         conversations: Turns,
         wish: Wish,
         emit: Callable[[Event], None],
-        others: Callable[[], None],
+        let_others: Callable[[], None] = lambda: None,
     ) -> None:
         self._llm, self._conversations, self._wish, self._emit = llm, conversations, wish, emit
-        self._others = others
+        self._let_others = let_others
         self._tokens = list(wish.prompt.tokens)
         self._stops = Stops(wish.stops)
         self._written = ""
@@ -61,11 +61,6 @@ class Answer:
     def close(self) -> None:
         self._sampler.close()
 
-    @property
-    def tokens(self) -> list[int]:
-        """Of the prompt, and those that were written."""
-        return self._tokens
-
     def step(self, is_current: bool) -> bool:
         """Read the prompt, or write a token. False: the answer is complete.
 
@@ -86,18 +81,20 @@ class Answer:
 
     def _read(self) -> None:
         begin, n_before = time.perf_counter(), self._llm.n_evaluated
-        prompt = self._wish.prompt
+        prompt = self._conversations.settled(self._wish.prompt)
+        self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
         self.n_cached = n
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
-            nonlocal begin, n_before
-            since, n_evaluated = time.perf_counter(), self._llm.n_evaluated
-            ms = 1e3 * (since - begin)
+            nonlocal n_before
+            if not done:  # that is said already
+                return
+            ms = 1e3 * (time.perf_counter() - begin)
             self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
-            self._others()
-            begin += time.perf_counter() - since  # theirs is not this answer's time
+            n_evaluated = self._llm.n_evaluated
+            self._let_others()
             n_before += self._llm.n_evaluated - n_evaluated
 
         self._emit(Progress(n, total, n, 0.0))
@@ -166,7 +163,9 @@ class Answer:
 
     def _cache(self) -> Cache:
         stats = self._llm.kv_stats()
-        return Cache(stats.method, stats.n_bytes_used, stats.n_bytes_full)
+        return Cache(
+            stats.method, stats.n_bytes_used, stats.n_bytes_full, self._conversations.handle
+        )
 
     def _pull_trigger(self, text: str) -> None:
         """Let the trigger's grammar begin or end to decide, by what was written so far.

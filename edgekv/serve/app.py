@@ -19,6 +19,7 @@ from edgekv.serve import (
     native,
     page,
     responses,
+    slots,
     status,
     stored,
     tokens,
@@ -43,7 +44,8 @@ def create_app(service: Service) -> FastAPI:
         default_response_class=Json,
     )
     app.state.service = service
-    for part in (chat, completions, responses, anthropic, native, status, stored, tokens, page):
+    parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens, page)
+    for part in parts:
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EdgeKVError, _user_error)

@@ -116,6 +116,7 @@ class _Writer(Writer):
     """Chunks of a chat."""
 
     def __init__(self, model: str, body: ChatBody) -> None:
+        self.with_progress = bool(body.return_progress)
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk",
@@ -123,7 +124,6 @@ class _Writer(Writer):
             "model": model,
         }
         self._with_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._with_progress = bool(body.return_progress)
         self._n_calls = 0
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
@@ -134,11 +134,8 @@ class _Writer(Writer):
     def begin(self, progress: Progress) -> str:
         return self._chunk({"role": "assistant", "content": None})
 
-    def progress(self, progress: Progress) -> str:
-        comment = super().progress(progress)
-        if not self._with_progress:
-            return comment
-        return comment + self._chunk({}, prompt_progress=wording.progress(progress))
+    def progress_event(self, said: dict[str, Any]) -> str:
+        return self._chunk({}, **said)
 
     def part(self, part: Part) -> str:
         match part:

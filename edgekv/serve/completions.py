@@ -102,7 +102,8 @@ async def _all_frames(
 ) -> AsyncGenerator[str, None]:
     dones = list[Done]()
     for i, one in enumerate(asked):
-        writer = _Writer(head, i, _echoed(service, body, one), dones)
+        before = _echoed(service, body, one)
+        writer = _Writer(head, i, before, dones, bool(body.return_progress))
         async with aclosing(frames(service, one, client_of(request), writer)) as coming:
             async for frame in coming:
                 yield frame
@@ -163,7 +164,15 @@ def _logprobs(logprobs: list[TokenLogprob], begin: int) -> dict[str, Any] | None
 class _Writer(Writer):
     """Chunks of one prompt's text. dones: takes what it cost."""
 
-    def __init__(self, head: dict[str, Any], index: int, before: str, dones: list[Done]) -> None:
+    def __init__(
+        self,
+        head: dict[str, Any],
+        index: int,
+        before: str,
+        dones: list[Done],
+        with_progress: bool,
+    ) -> None:
+        self.with_progress = with_progress
         self._head, self._index, self._before, self._dones = head, index, before, dones
         self._n = 0
 
@@ -172,6 +181,9 @@ class _Writer(Writer):
     ) -> str:
         choice = {"index": self._index, "text": text, "logprobs": logprobs}
         return sse.event({**self._head, "choices": [{**choice, "finish_reason": finish}], **more})
+
+    def progress_event(self, said: dict[str, Any]) -> str:
+        return self._chunk("", **said)
 
     def part(self, part: Part) -> str:
         assert isinstance(part, Text)  # texts have neither thoughts nor tools

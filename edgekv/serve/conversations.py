@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edgekv.conversations import Conversations, Talk
+from edgekv.conversations import pack as packs
+from edgekv.errors import BadInput
+from edgekv.serve.errors import ApiError
+from edgekv.serve.front import settled
+from edgekv.serve.kept import Kept, look
+from edgekv.serve.wish import Prompt
+from edgekv.session.aside import can_wait
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -22,8 +31,26 @@ class Turns:
         cache_disk: str | None = None,
         cache_disk_size: int | None = None,
     ) -> None:
-        self._llm = llm
+        self._llm, self._secret = llm, secrets.token_bytes()
         self._pool = Conversations(llm, cache_ram, cache_disk, cache_disk_size)
+
+    def open_packs(self, paths: Sequence[str]) -> None:
+        """Have the documents of packs as conversations, which stay whatever goes on from them.
+
+        Raises BadInput for a file that is no pack of this model and cache, and where not all of
+        them fit.
+        """
+        ids = [self._open_pack(path) for path in paths]
+        known = {talk.id for talk in self._pool.list()}
+        for path, id in zip(paths, ids):
+            if id not in known:
+                raise BadInput(
+                    f"'{path}' does not fit beside the other packs: give a larger --cache-ram, or a"
+                    " --cache-disk"
+                )
+
+    def _open_pack(self, path: str) -> str:
+        return self._pool.open_file(path, lambda note: packs.pack_of(note, path), is_kept=True).id
 
     def use(
         self, tokens: Sequence[int], parts: Sequence[str] = (), cuts: Sequence[int] = ()
@@ -41,20 +68,67 @@ class Turns:
         llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
         return n
 
-    def lend(self) -> AbstractContextManager[None]:
-        """A `with` block while a prompt is read, in which others use the model."""
-        return self._pool.lend()
+    def settled(self, prompt: Prompt) -> Prompt:
+        """The prompt, or one that differs only in text that is not compared; see `Front`."""
+        return settled(self._llm, self._pool, prompt)
 
-    def is_short(self, tokens: Sequence[int]) -> bool:
-        """Whether the model reads what is new of a prompt in one step, while another one waits half
-        read. In llama.cpp's own cache none can wait.
+    @property
+    def handle(self) -> str:
+        """A name of the current conversation that nobody can guess, and `list` does not have."""
+        return self._handle(self._pool.current_id)
+
+    def _handle(self, id: str) -> str:
+        return hmac.new(self._secret, id.encode(), "sha256").hexdigest()[:32]
+
+    def kept(self, handle: str, layer: int | None) -> Kept:
+        """What the conversation of this handle keeps, in all layers or in one.
+
+        Raises ApiError if there is none, and BadInput if nothing of it is chosen.
         """
-        n_most = self._llm.context_params.n_ubatch
-        return self._pool.can_lend and self._pool.n_unread(tokens) <= n_most
+        wanted = handle.encode()
+        handles = {x.id: self._handle(x.id).encode() for x in self._pool.list()}
+        same = (id for id, x in handles.items() if hmac.compare_digest(x, wanted))
+        id = next(same, None)
+        if id is None:
+            raise ApiError(404, "there is no such conversation any more")
+        if self._llm._kv is None:
+            raise BadInput("every token is kept: this cache is not compressed")
+        self._pool.make_current(id)
+        return look(self._llm, layer)
+
+    def can_wait(self) -> bool:
+        """Whether the prompt that is being read can wait for others, see `meanwhile`."""
+        return can_wait(self._llm)
+
+    def is_short(self, prompt: Prompt) -> bool:
+        """Whether at most one ubatch of a prompt has to be read. Not while another one is read,
+        unless that one waits.
+        """
+        n_ubatch, n = self._llm.context_params.n_ubatch, len(prompt.tokens)
+        if n > n_ubatch:
+            tokens = self.settled(prompt).tokens
+            n = len(tokens) - self._pool.reachable(tokens)
+        return n <= n_ubatch
+
+    def meanwhile(self) -> AbstractContextManager[None]:
+        """A `with` block inside of `kv_progress`: the prompt waits half read, and `use` takes other
+        conversations.
+        """
+        return self._pool.meanwhile()
 
     def list(self) -> Sequence[Talk]:
         """All conversations, the one used last first."""
         return self._pool.list()
+
+    def save(self, id: str, path: str) -> int:
+        """Write a conversation to a file. Returns how many tokens it has. Raises BadInput."""
+        return self._pool.save_as(id, path)
+
+    def restore(self, path: str) -> int:
+        """Make the conversation of such a file the current one. Returns how many tokens it has.
+        Raises BadInput.
+        """
+        return self._pool.open_file(path).n_tokens
 
     def erase(self, id: str) -> None:
         """Forget a conversation. Raises BadInput if there is none of this id."""

@@ -37,11 +37,15 @@ class Written:
 
 @dataclass(frozen=True)
 class Cache:
-    """What the conversation's cache holds: bytes, beside those of a full f16 cache."""
+    """What the conversation's cache holds: bytes, beside those of a full f16 cache.
+
+    conversation: a name that only this answer says.
+    """
 
     method: str
     n_bytes: int
     n_bytes_full: int
+    conversation: str
 
 
 @dataclass(frozen=True)

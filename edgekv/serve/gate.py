@@ -69,7 +69,7 @@ class Gate:
             raise self._too_large()
 
     def _check_key(self, headers: Headers) -> None:
-        keys = self._options.api_keys
+        keys = self._options.api_keys + self._options.file_keys
         if not keys:
             return
         kind, _, token = headers.get("authorization", "").partition(" ")

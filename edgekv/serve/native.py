@@ -13,7 +13,7 @@ from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.completions import ask
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done, Progress
+from edgekv.serve.events import Done
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import NativeBody
 from edgekv.serve.service import Whole, Writer, respond, service_of
@@ -64,14 +64,10 @@ class _Writer(Writer):
     """Pieces of the text, each an event."""
 
     def __init__(self, model: str, with_progress: bool) -> None:
-        self._model, self._with_progress = model, with_progress
+        self._model, self.with_progress = model, with_progress
 
-    def progress(self, progress: Progress) -> str:
-        comment = super().progress(progress)
-        if not self._with_progress:
-            return comment
-        now = {"content": "", "stop": False, "prompt_progress": wording.progress(progress)}
-        return comment + sse.event(now)
+    def progress_event(self, said: dict[str, Any]) -> str:
+        return sse.event({"content": "", "stop": False, **said})
 
     def part(self, part: Part) -> str:
         assert isinstance(part, Text)  # texts have neither thoughts nor tools

@@ -16,7 +16,9 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
-    alias: str = ""
+    file_keys: tuple[str, ...] = ()
+    """More keys, those of a file."""
+    alias: str | None = None
     cors_origins: tuple[str, ...] = ()
     parallel: int = 4
     """Answers that are written in turns."""
@@ -29,6 +31,12 @@ class ServeOptions:
     cache_disk: str | None = None
     """A folder for those that do not fit, and for a later start."""
     cache_disk_size: int | None = None
+    packs: tuple[str, ...] = ()
+    """Files of packs, which are opened at the start."""
+    slot_save_path: str | None = None
+    """The folder of /slots' files; None: there are none."""
+    ignore_prefix: str | None = None
+    """An expression for the front of first messages that is not compared."""
     metrics: bool = False
     slots: bool = True
     chat_template: str = ""

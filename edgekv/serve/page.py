@@ -11,6 +11,8 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse
 
+from edgekv.commands.look_page import colours
+
 router = APIRouter()
 
 
@@ -18,6 +20,7 @@ router = APIRouter()
 def _page() -> tuple[str, str]:
     """The page, and which scripts and addresses it may use: its own."""
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    text = text.replace("/* colours of kept tokens */", colours())
     script, style = (
         b64encode(sha256(found.encode()).digest()).decode()
         for tag in ("script", "style")

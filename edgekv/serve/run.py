@@ -41,6 +41,7 @@ class Server(uvicorn.Server):
         self._conversations = Turns(
             llm, options.cache_ram, options.cache_disk, options.cache_disk_size
         )
+        self._conversations.open_packs(options.packs)
         self.worker = Worker(llm, self._conversations, options.parallel, options.max_queue)
         self.service = Service(llm, self.worker, options)
         super().__init__(
@@ -81,11 +82,12 @@ def listen(host: str, port: int) -> socket.socket:
     port: 0 takes a free one. Raises BadInput.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(
+        family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with ExitStack() as unless_done:
-            listening = unless_done.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # asyncio sends small pieces at once only where the protocol is named
+            listening = unless_done.enter_context(socket.socket(family, kind, protocol))
             if os.name == "posix":  # elsewhere it lets two servers have the same port
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)

@@ -153,6 +153,10 @@ class ApplyTemplateBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class SlotBody(Body):
+    filename: str
+
+
 class MessageBody(Body):
     role: Literal["user", "assistant"]
     content: str | list[dict[str, Any]]

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from edgekv.serve import wording
 from edgekv.serve.asked import Asked, Asker
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, TokenLogprob, Written
 from edgekv.serve.options import ServeOptions
+from edgekv.serve.pattern import Pattern
 from edgekv.serve.reply import Part, Text, Thought
 from edgekv.serve.template import ChatTemplate
 from edgekv.serve.tools import Call
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from edgekv import Llama
 
 Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 BEAT_S = 10.0
 """Seconds between two comments in a stream, lest proxies close one that waits."""
@@ -37,7 +40,8 @@ class Service:
 
     def __init__(self, llm: Llama, worker: Worker, options: ServeOptions) -> None:
         self.llm, self.worker, self.options = llm, worker, options
-        self.template = ChatTemplate(llm, options.chat_template)
+        changing = None if options.ignore_prefix is None else Pattern(options.ignore_prefix)
+        self.template = ChatTemplate(llm, options.chat_template, changing)
         self.asker = Asker(llm, self.template, options)
         self.model = options.alias or Path(llm.model_path).name
         """The model's name in answers."""
@@ -47,6 +51,12 @@ class Service:
 def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
+
+
+async def between_steps(service: Service, function: Callable[[], Result]) -> Result:
+    """What a function that uses the model returns. It waits while a prompt is read."""
+    result: Result = await asyncio.wrap_future(service.worker.call(function))
+    return result
 
 
 def client_of(request: Request) -> Hashable:
@@ -162,13 +172,23 @@ class Writer:
     A protocol overrides those that it needs.
     """
 
+    with_progress = False
+    """The client asked for llama-server's events while the prompt is read."""
+
     def begin(self, progress: Progress) -> str:
         """The prompt is going to be read."""
         return ""
 
     def progress(self, progress: Progress) -> str:
-        """A comment, which clients leave out."""
-        return f": prompt {progress.n_done}/{progress.n_total}\n\n"
+        """A comment, which clients leave out, and the event if there is one."""
+        comment = f": prompt {progress.n_done}/{progress.n_total}\n\n"
+        if not self.with_progress:
+            return comment
+        return comment + self.progress_event({"prompt_progress": wording.progress(progress)})
+
+    def progress_event(self, said: dict[str, Any]) -> str:
+        """An event of the protocol with one more field."""
+        return ""
 
     def part(self, part: Part) -> str:
         return ""

@@ -1,36 +1,28 @@
-"""How a prompt that is read shares the model's time with other answers."""
+"""How the time of a long prompt is shared: others get at most as much as its reader has had."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 WORTH = 10
-"""How many times as long as it takes to change conversations a turn lasts at least."""
-MOST_S = 1.0
-"""Seconds that others have at a time at most, but for the rest of a step."""
+"""How many times as long as changing conversations takes others are let in at least."""
 
 
 class Share:
-    """Of one prompt. Others have the model as long as its reader had it just before; where a step
-    of theirs took longer, so much longer the reader has it next.
-    """
+    """The time since a prompt began to be read."""
 
-    def __init__(self) -> None:
-        self._begin = time.perf_counter()
-        """When the reader went on."""
-        self._owed_s = self._change_s = 0.0
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._begin = clock, clock()
+        self._lent = self._change_s = 0.0
 
-    def others_s(self) -> float:
-        """Seconds that others may have now; 0 while it is not worth the change."""
-        least = WORTH * self._change_s
-        left = time.perf_counter() - self._begin - self._owed_s
-        return min(left, max(MOST_S, least)) if left > least else 0.0
+    def until(self) -> float | None:
+        """The clock's time until which others may go on now; None: it is the reader's turn."""
+        now = self._clock()
+        left = now - self._begin - 2 * self._lent
+        return now + left if left > WORTH * self._change_s else None
 
-    def lent(self, all_s: float, used_s: float) -> None:
-        """Others had the model: all_s seconds, of which they used used_s. The rest took the change
-        to another conversation and back.
-        """
-        now = time.perf_counter()
-        had_s = now - all_s - self._begin
-        self._owed_s = max(self._owed_s + all_s - had_s, 0.0)
-        self._begin, self._change_s = now, all_s - used_s
+    def lent(self, begin: float, used_s: float) -> None:
+        """Others were let in at `begin`, and have left; they used used_s seconds of that time."""
+        self._lent += self._clock() - begin
+        self._change_s = self._clock() - begin - used_s

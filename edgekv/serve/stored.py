@@ -1,40 +1,44 @@
-"""GET /conversations, DELETE /conversations/ID: those that the server keeps."""
+"""GET /conversations, DELETE /conversations/ID, GET /kept: what the server keeps."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgekv.serve.encoding import Json
-from edgekv.serve.service import Service, service_of
+from edgekv.serve.kept import shown
+from edgekv.serve.service import between_steps, service_of
 
 router = APIRouter()
-
-Result = TypeVar("Result")
 
 
 @router.get("/conversations")
 async def conversations(request: Request) -> Response:
     """The conversations that wait in memory or on disk, the one used last first."""
     service = service_of(request)
-    found = await _between_steps(service, service.worker.conversations.list)
+    found = await between_steps(service, service.worker.conversations.list)
     return Json({"object": "list", "data": [asdict(one) for one in found]})
+
+
+@router.get("/kept")
+async def kept(conversation: str, request: Request, layer: int | None = None) -> Response:
+    """The text of a conversation, each token with the number of KV heads that keep it: of all
+    layers, or of one. conversation: as the field `kv` of an answer names it.
+    """
+    service = service_of(request)
+    conversations = service.worker.conversations
+    found = await between_steps(service, lambda: conversations.kept(conversation, layer))
+    said = await asyncio.to_thread(shown, service.llm, found)
+    return Json({"conversation": conversation, "layer": layer, **said})
 
 
 @router.delete("/conversations/{id}")
 async def erase(id: str, request: Request) -> dict[str, Any]:
     """Forget a conversation, in memory and on disk."""
     service = service_of(request)
-    await _between_steps(service, lambda: service.worker.conversations.erase(id))
+    await between_steps(service, lambda: service.worker.conversations.erase(id))
     return {"id": id, "deleted": True}
-
-
-async def _between_steps(service: Service, function: Callable[[], Result]) -> Result:
-    """What a function that uses the model returns. It waits while a prompt is read."""
-    result: Result = await asyncio.wrap_future(service.worker.call(function))
-    return result

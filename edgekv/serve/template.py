@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgekv.errors import BadInput
 from edgekv.model import parts
+from edgekv.serve.front import text_of
+from edgekv.serve.pattern import CHARACTERS, Pattern
 from edgekv.serve.tools import Format, format_of, instructions
-from edgekv.serve.wish import Prompt
+from edgekv.serve.wish import Front, Prompt
 from edgekv.session.continued import n_same
 
 if TYPE_CHECKING:
@@ -24,15 +26,19 @@ CHATML = (
 )
 """For a model without a template, as in llama-server."""
 OPEN = "<think>"
+N_AROUND = 64
+"""Characters behind a changing text by which its place in the prompt is found."""
 
 
 class ChatTemplate:
-    """text: a template in the place of the model's. Raises BadInput for one that is broken."""
+    """text: a template in the place of the model's; changing: what is not compared of the first
+    message. Raises BadInput for a template that is broken.
+    """
 
-    def __init__(self, llm: Llama, text: str = "") -> None:
+    def __init__(self, llm: Llama, text: str = "", changing: Pattern | None = None) -> None:
         from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        self._llm = llm
+        self._llm, self._changing = llm, changing
         model = llm._model
         if llm.template_error and not text:
             raise BadInput(
@@ -106,7 +112,33 @@ class ChatTemplate:
             texts,
             tuple(sorted(n for n in cuts if 0 < n < len(tokens))),
             whole.rstrip().endswith(OPEN),
+            self._front(
+                messages[0],
+                whole,
+                tokens,
+                lambda first: self.prompt([first, *messages[1:]], tools, variables),
+            ),
         )
+
+    def _front(
+        self, first: Message, whole: str, tokens: list[int], again: Callable[[Message], Prompt]
+    ) -> Front | None:
+        """What changes at the beginning of the first message, if the template has it as it is."""
+        said = _first_text(first)
+        text = self._changing.at_front(said) if self._changing else ""
+        at = whole.find(said[: len(text) + N_AROUND].rstrip()) if text.strip() else -1
+        if at < 0 or self._changing is None:
+            return None
+        n = n_same(self.tokens_of(whole[:at]), tokens)
+        there = text_of(self._llm, tokens[n : n + CHARACTERS])
+        before, found, _ = there.partition(text)
+        if not found:
+            return None
+
+        def with_other(other: str) -> Prompt:
+            return again(_with_first_text(first, other + said[len(text) :]))
+
+        return Front(self._changing, text, n, before, with_other)
 
     def tokens_of(self, text: str) -> list[int]:
         """Tokens of a prompt; a beginning-of-text token that the template writes is not doubled."""
@@ -126,6 +158,21 @@ def _without_begun(messages: list[Message]) -> tuple[list[Message], str]:
     if len(messages) < 2 or last["role"] != "assistant" or last.get("tool_calls"):
         return messages, ""
     return messages[:-1], last.get("content") or ""
+
+
+def _first_text(message: Message) -> str:
+    """A message's text, or of several the first."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = content[0].get("text") if content else ""
+    return content if isinstance(content, str) else ""
+
+
+def _with_first_text(message: Message, text: str) -> Message:
+    content: Any = message["content"]
+    if isinstance(content, list):
+        return {**message, "content": [{**content[0], "text": text}, *content[1:]]}
+    return {**message, "content": text}
 
 
 def _boundaries(messages: Sequence[Message]) -> set[int]:

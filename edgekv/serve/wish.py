@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edgekv.serve.pattern import Pattern
 from edgekv.serve.sampling import Sampling
 
 
@@ -11,13 +13,28 @@ from edgekv.serve.sampling import Sampling
 class Prompt:
     """tokens: the prompt. parts: texts in it behind which it is compressed by itself, such as a
     document before a question. cuts: numbers of tokens at which another conversation may branch.
-    opens_thought: it ends with the opening tag of a thought.
+    opens_thought: it ends with the opening tag of a thought. front: text at its beginning that is
+    not compared with other prompts.
     """
 
     tokens: list[int]
     parts: list[str] = field(default_factory=list)
     cuts: tuple[int, ...] = ()
     opens_thought: bool = False
+    front: Front | None = None
+
+
+@dataclass(frozen=True)
+class Front:
+    """Where the changing text stands in a prompt: behind n_before tokens and then the text
+    `before`. again: the same prompt with another text in its place.
+    """
+
+    pattern: Pattern
+    text: str
+    n_before: int
+    before: str
+    again: Callable[[str], Prompt]
 
 
 @dataclass(frozen=True)

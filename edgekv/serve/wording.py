@@ -35,7 +35,12 @@ def timings(done: Done) -> dict[str, Any]:
 def cache(done: Done) -> dict[str, Any]:
     """edgekv's own field `kv`: what the conversation's cache takes, and would take in full."""
     kept = done.cache
-    return {"method": kept.method, "bytes": kept.n_bytes, "bytes_full": kept.n_bytes_full}
+    return {
+        "method": kept.method,
+        "bytes": kept.n_bytes,
+        "bytes_full": kept.n_bytes_full,
+        "conversation": kept.conversation,
+    }
 
 
 def progress(now: Progress) -> dict[str, Any]:

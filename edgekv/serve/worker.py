@@ -9,8 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from functools import partial
-from math import inf
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekv.errors import Cancelled, EdgeKVError
@@ -27,7 +25,9 @@ if TYPE_CHECKING:
     from edgekv import Llama
 
 TURN = 8
-"""Tokens that an answer writes at least before another one's turn comes."""
+"""Tokens that an answer writes at least before another one's turn comes. A turn also lasts at least
+WORTH times as long as it takes to change conversations.
+"""
 
 log = logging.getLogger("edgekv.serve")
 
@@ -42,8 +42,6 @@ class Job:
         self.wish, self.emit, self.client = wish, emit, client
         self.is_cancelled = False
         self.answer: Answer | None = None
-        self.waits_for: Job | None = None
-        """Whose prompt is read before this one."""
 
 
 class Worker:
@@ -64,9 +62,10 @@ class Worker:
         self._wake = threading.Condition()
         self._using: Job | None = None
         """The job whose step is in the model at this moment."""
-        self._last: Job | None = None
         self._reader: Job | None = None
-        """The job whose prompt waits half read."""
+        """The job whose prompt is being read; short ones are answered meanwhile."""
+        self._share, self._is_short = Share(), dict[Job, bool]()
+        self._last: Job | None = None
         self._is_stopping = False
         self.totals = Totals()
         self._thread = threading.Thread(target=self._run, name="edgekv-worker")
@@ -154,19 +153,21 @@ class Worker:
         self._end_all()
 
     def _admit(self) -> None:
-        """Those that waited longest take the places that are free."""
-        while len(self._active) < self._n_parallel and (job := self._queue.get()) is not None:
+        """Who waits takes the free places. The lock is held."""
+        while len(self._active) < self._n_parallel and len(self._queue):
+            job = self._queue.get()
+            assert job is not None
             self._active.append(job)
 
-    def _take_turn(self, job: Job, end: float = inf) -> None:
-        """Some steps of a job, none after the time `end`; then it comes last, or leaves."""
+    def _take_turn(self, job: Job) -> None:
+        """Some steps of a job; then it comes last, or leaves."""
+        is_guest = self._reader is not None  # calls wait until the prompt is read
         goes_on, begin, n = True, time.perf_counter(), 0
         try:
-            while goes_on and not self._must_let_go():
+            while goes_on and not self._is_stopping and (is_guest or not self._calls):
                 goes_on, n = not job.is_cancelled and self._step(job), n + 1
                 least = WORTH * job.answer.switch_s if job.answer else 0.0
-                now = time.perf_counter()
-                if now >= end or (n >= TURN and now - begin >= least):
+                if n >= TURN and time.perf_counter() - begin >= least:
                     break
         except Cancelled:
             goes_on = False
@@ -186,61 +187,6 @@ class Worker:
                 self._active.remove(job)
                 self._active.append(job)
 
-    def _must_let_go(self) -> bool:
-        """Whether something else is more urgent than another step of the job whose turn it is."""
-        more = self._reader.is_cancelled if self._reader else bool(self._calls)
-        return self._is_stopping or more
-
-    # ---- while a prompt is read
-
-    def _lend(self, reader: Job, share: Share) -> None:
-        """Let others use the model in the middle of the reader's step, if it is time.
-
-        Raises Cancelled if the reader need not go on afterwards.
-        """
-        begin, left = time.perf_counter(), share.others_s()
-        if self._reader is not None or not left or self._short(reader) is None:
-            return
-        self._reader, end, used = reader, begin + left, 0.0
-        try:
-            with self.conversations.lend():
-                now = time.perf_counter()
-                while now < end and not self._must_let_go() and (job := self._short(reader)):
-                    self._take_turn(job, end)
-                    since, now = now, time.perf_counter()
-                    used += now - since
-        finally:
-            self._reader, self._last = None, reader
-            share.lent(time.perf_counter() - begin, used)
-        with self._wake:
-            self._llm.kv_cancel(False)  # it was another job's
-            if reader.is_cancelled or self._is_stopping:
-                raise Cancelled("nobody waits for this prompt any more")
-
-    def _short(self, reader: Job) -> Job | None:
-        """The job whose turn is next while the reader's prompt waits. Those with a long prompt wait
-        until it is read.
-        """
-        with self._wake:
-            others = [job for job in self._active if job is not reader]
-            for job in others:
-                if job.is_cancelled:
-                    self._leave(job)
-            self._admit()
-            others = [job for job in self._active if job is not reader]
-        for job in others:
-            if job is self._last or self._is_short(job, reader):
-                return job
-        return None
-
-    def _is_short(self, job: Job, reader: Job) -> bool:
-        if job.waits_for is reader:
-            return False
-        tokens = job.answer.tokens if job.answer else job.wish.prompt.tokens
-        found = self.conversations.is_short(tokens)
-        job.waits_for = None if found else reader
-        return found
-
     def _step(self, job: Job) -> bool:
         with self._wake:
             if job.is_cancelled:
@@ -248,7 +194,7 @@ class Worker:
             self._llm.kv_cancel(False)  # a wish that came too late for another step
             if self._is_stopping:
                 raise Cancelled("stopping")
-            before, self._using = self._using, job
+            self._using = job
         try:
             if job.answer is None:
                 job.answer = Answer(
@@ -256,13 +202,79 @@ class Worker:
                     self.conversations,
                     job.wish,
                     lambda event: self._tell(job, event),
-                    partial(self._lend, job, Share()),
+                    self._let_others,
                 )
             is_current, self._last = self._last is job, job
-            return job.answer.step(is_current)
+            if job.answer.has_read or self._reader is not None:
+                return job.answer.step(is_current)
+            self._reader, self._share, self._is_short = job, Share(), {}
+            try:
+                return job.answer.step(is_current)
+            finally:
+                self._reader = None
         finally:
             with self._wake:
-                self._using = before
+                self._using = None
+
+    # ---- while a prompt is read
+
+    def _let_others(self) -> None:
+        """Between two chunks of a prompt: others go on for a while, if they have not had half of
+        the time. Raises Cancelled if the reader is to stop.
+        """
+        reader = self._reader
+        if reader is None or self._using is not reader or not self.conversations.can_wait():
+            return
+        until = self._share.until()
+        if until is None or not any(map(self._may_be_guest, self._others())):
+            return
+        begin, used_s = time.perf_counter(), 0.0
+        try:
+            with self.conversations.meanwhile():
+                used_s = self._serve_guests(reader, until)
+        finally:
+            self._share.lent(begin, used_s)
+            self._last = reader
+        with self._wake:
+            self._using = reader
+            self._llm.kv_cancel(False)  # a wish to stop another one that came too late
+            if reader.is_cancelled or self._is_stopping:
+                raise Cancelled("stopping")
+
+    def _serve_guests(self, reader: Job, until: float) -> float:
+        """Turns of others until a time of the clock, at least one. Returns their seconds."""
+        begin = now = time.perf_counter()
+        while (job := self._next_guest()) and not (reader.is_cancelled or self._is_stopping):
+            self._take_turn(job)
+            now = time.perf_counter()
+            if now >= until:
+                break
+        return now - begin
+
+    def _next_guest(self) -> Job | None:
+        """Whose turn it is while a prompt waits half read: an answer that is written, or a short
+        prompt.
+        """
+        return next((job for job in self._others() if self._is_guest(job)), None)
+
+    def _others(self) -> list[Job]:
+        with self._wake:
+            self._admit()
+            return [job for job in self._active if job is not self._reader]
+
+    def _may_be_guest(self, job: Job) -> bool:
+        """Whether it is not known to be a long prompt."""
+        has_read = job.answer is not None and job.answer.has_read
+        return job.is_cancelled or has_read or self._is_short.get(job, True)
+
+    def _is_guest(self, job: Job) -> bool:
+        has_read = job.answer is not None and job.answer.has_read
+        if not has_read and not job.is_cancelled and job not in self._is_short:
+            try:
+                self._is_short[job] = self.conversations.is_short(job.wish.prompt)
+            except Exception:  # the error is that job's own: its turn says what it is
+                self._is_short[job] = True
+        return self._may_be_guest(job)
 
     def _leave(self, job: Job) -> None:
         self._active.remove(job)

@@ -54,13 +54,13 @@ class Guard:
             self._is_calling_back = False
 
     @contextmanager
-    def lending(self) -> Iterator[None]:
-        """A `with` block inside of `calling_back` that may use the model: the native call waits."""
-        before, self._is_calling_back = self._is_calling_back, False
+    def called_back(self) -> Iterator[None]:
+        """A `with` block inside of such code in which this thread may use the model after all."""
+        self._is_calling_back = False
         try:
             yield
         finally:
-            self._is_calling_back = before
+            self._is_calling_back = True
 
     def begin_answer(self) -> None:
         """This thread starts to write an answer.

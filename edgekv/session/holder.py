@@ -5,6 +5,7 @@ They take this interface instead of the class, which imports them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -32,18 +33,14 @@ class Holder(Protocol):
     """Whether those of all tokens are wanted."""
     kv_overrides: dict[str, Any] | None
     _kv_adapters: Adapters
+    kv_progress: Callable[[int, int], None] | None
+    """Called while a prompt is read."""
     _kv: Engine | None
     """None: llama.cpp's own cache holds the conversation."""
     _guard: Guard
     _checkpoints: Any
     _kv_pool: Any
     """Its `edgekv.conversations.Conversations`, or None."""
-    kv_progress: Any
-    scores: Any
-    _kv_cuts: list[int]
-    _kv_answer: object
-    _sampler: Any
-    _kv_lent_s: float
 
     def n_ctx(self) -> int: ...
 

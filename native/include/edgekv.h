@@ -13,7 +13,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 13 // changes with any signature or struct below
+#define EDGEKV_ABI 14 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -75,6 +75,9 @@ LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
 LLAMA_API int32_t edgekv_model_n_head_kv(const struct llama_model * model, int32_t il);
 // values of a token's hidden state between two layers: n_embd, or several streams of them
 LLAMA_API int32_t edgekv_model_hidden_width(const struct llama_model * model);
+// bytes that products of n_tokens tokens with its quantised weights work with on the CPU while a
+// prompt is read, at most
+LLAMA_API int64_t edgekv_model_product_bytes(const struct llama_model * model, int32_t n_tokens);
 LLAMA_API bool edgekv_has_store(const struct llama_context * ctx);
 // EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state
 // may have brought. Without flash attention they reach every later token, of other conversations
@@ -263,9 +266,10 @@ LLAMA_API int edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const
 // all layers are kept: they become the conversation, logits of the prompt's last token are at
 // llama_get_logits_ith(ctx, -1)
 LLAMA_API int edgekv_prefill_end(struct edgekv_prefill * p);
-// Between two chunks, which is where `progress` is called: the conversation is as before the prompt,
-// until edgekv_prefill_resume. Meanwhile it may wait in an edgekv_parked, and others may use the
-// context, read short prompts too. EDGEKV_INVALID if another prompt of the context waits already
+// Between two chunks, which is where `progress` is called: the conversation is as before the
+// prompt, until edgekv_prefill_resume. Meanwhile it may wait in an edgekv_parked, and others may
+// use the context, read short prompts too. EDGEKV_INVALID if another prompt of the context waits
+// already
 LLAMA_API int edgekv_prefill_pause(struct edgekv_prefill * p);
 // The prompt is half read again, as it was when it was paused, and `progress` may return.
 // EDGEKV_INVALID if the context does not hold the conversation that it held then; after any error

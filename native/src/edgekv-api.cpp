@@ -4,6 +4,7 @@
 #include "edgekv-error.h"
 #include "edgekv-parked.h"
 #include "edgekv-prefill.h"
+#include "edgekv-kernels.h"
 
 #include "llama-context.h"
 
@@ -96,6 +97,10 @@ int32_t edgekv_model_n_head_kv(const llama_model * model, int32_t il) {
     return model ? edgekv_n_head_kv(*model, il) : 0;
 }
 
+int64_t edgekv_model_product_bytes(const llama_model * model, int32_t n_tokens) {
+    return model ? edgekv_product_bytes(*model, n_tokens) : 0;
+}
+
 int32_t edgekv_model_hidden_width(const llama_model * model) {
     return model ? edgekv_hidden_width(*model) : 0;
 }
@@ -172,7 +177,7 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
             if (!out) return;
             std::vector<char> host(l.len[head] * t->nb[1]);
             edgekv_get_rows(t, l.first[head], l.len[head], host.data());
-            edgekv_cpu_rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
+            edgekv_cpu().rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
         };
         read(l.t.k, l.d_k, k);
         read(l.t.v, l.d_v, v);

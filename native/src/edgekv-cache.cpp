@@ -2,6 +2,8 @@
 #include "edgekv-cache.h"
 #include "edgekv.h"
 #include "edgekv-hooks.h"
+#include "edgekv-switches.h"
+#include "edgekv-kernels.h"
 
 #include "llama-arch.h"
 #include "llama-batch.h"
@@ -288,6 +290,17 @@ int32_t edgekv_n_head_kv(const llama_model & model, int32_t il) {
 int32_t edgekv_hidden_width(const llama_model & model) {
     const auto & hp = model.hparams;
     return (int32_t) (model.arch == LLM_ARCH_GEMMA3N ? hp.n_altup * hp.n_embd : hp.n_embd);
+}
+
+int64_t edgekv_product_bytes(const llama_model & model, int n_tokens) {
+    if (!edgekv_switches::products()) return 0;
+    int64_t n_words = 0;
+    for (const auto & [name, t] : llama_internal_get_tensor_map(&model)) {
+        const bool of_layer = name.rfind("blk.", 0) == 0 && t->ne[1] > 1 && t->ne[2] == 1;
+        if (of_layer && ggml_is_quantized(t->type))
+            n_words = std::max(n_words, (int64_t) edgekv_cpu().product_room(t->ne[0], n_tokens));
+    }
+    return n_words * (int64_t) sizeof(uint32_t);
 }
 
 // Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which

@@ -3,7 +3,7 @@
 #include "edgekv-nodes.h"
 #include "edgekv-op.h"
 #include "edgekv-prefill.h"
-#include "cpu/edgekv-cpu.h"
+#include "edgekv-kernels.h"
 
 #include "llama-graph.h"
 
@@ -90,7 +90,7 @@ static void attend_prompt(ggml_tensor * dst, int, int nth, void * userdata) {
     const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
         (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
         prompt.start.empty() ? nullptr : prompt.start.data() };
-    edgekv_cpu_attend_prompt(&rows, &qs, (float *) dst->data, prompt.norm, &prompt.next, nth);
+    edgekv_cpu().attend_prompt(&rows, &qs, (float *) dst->data, prompt.norm, &prompt.next, nth);
 }
 
 ggml_tensor * edgekv_prefill::attend(

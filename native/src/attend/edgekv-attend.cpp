@@ -6,7 +6,7 @@
 #include "edgekv-op.h"
 #include "edgekv-store.h"
 #include "edgekv-table.h"
-#include "cpu/edgekv-cpu.h"
+#include "edgekv-kernels.h"
 
 #include "llama-batch.h"
 #include "llama-graph.h"
@@ -114,13 +114,13 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
         (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
         pl.start.empty() ? nullptr : pl.start.data() };
     for (int p = ith; p < pl.parts; p += nth)
-        edgekv_cpu_attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
+        edgekv_cpu().attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
 }
 
 void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], dst->src[3]);
-    edgekv_cpu_attend_combine(&rows, pl.n_tokens, (const float *) dst->src[0]->data, pl.parts,
+    edgekv_cpu().attend_combine(&rows, pl.n_tokens, (const float *) dst->src[0]->data, pl.parts,
         (float *) dst->data, ith, nth);
 }
 

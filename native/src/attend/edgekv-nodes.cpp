@@ -2,7 +2,7 @@
 #include "edgekv-nodes.h"
 #include "edgekv-alibi.h"
 #include "edgekv-op.h"
-#include "cpu/edgekv-cpu.h"
+#include "edgekv-kernels.h"
 
 #include "llama-graph.h"
 #include "llama-hparams.h"
@@ -75,6 +75,6 @@ void edgekv_attend_node(ggml_tensor * dst, int ith, int /*nth*/, void * /*userda
     edgekv_op_inputs(dst, op, rows, qs);
     const int n = edgekv_n_parts(qs.n_tokens);
     std::vector<float> parts((size_t) n * qs.n_tokens * rows.n_head * (2 + rows.d_v));
-    for (int p = 0; p < n; ++p) edgekv_cpu_attend_part(&rows, &qs, parts.data(), p, n);
-    edgekv_cpu_attend_combine(&rows, qs.n_tokens, parts.data(), n, (float *) dst->data, 0, 1);
+    for (int p = 0; p < n; ++p) edgekv_cpu().attend_part(&rows, &qs, parts.data(), p, n);
+    edgekv_cpu().attend_combine(&rows, qs.n_tokens, parts.data(), n, (float *) dst->data, 0, 1);
 }

@@ -33,6 +33,9 @@ struct edgekv_rows {
     // Row numbers are the layer's
     const float * pos = nullptr; // [rows] token index of each row
     float max_bias = 0;
+    // a prompt's: what is multiplied may be rounded to bf16, where the processor multiplies pairs
+    // of those. Norms and the columns made of them have to agree on it
+    bool rounded = false;
 };
 
 // Queries: row of token t, head h at q + t*nb_t + h*nb_h (floats).
@@ -91,6 +94,9 @@ struct edgekv_numbered {
 #define EDGEKV_PRODUCT_MIN 64
 GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node);
 
+// the same of a weight with rows of n_in values and that many tokens, if it takes them
+GGML_BACKEND_API size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens);
+
 struct edgekv_product_job {
     uint32_t * words;
     std::atomic<int32_t> n_ready, next; // 0 when the node begins
@@ -142,6 +148,24 @@ GGML_BACKEND_API void edgekv_cpu_predict(const struct edgekv_numbered * keys,
 // rows [r0, r0 + n) of a tensor of flat rows as f32
 GGML_BACKEND_API void edgekv_cpu_rows_to_f32(
     enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
+
+// All of them, as libllama gets them: by the name "edgekv_cpu_kernels" from the CPU backend, which
+// may be one of several libraries, each for other processors
+struct edgekv_cpu_kernels {
+    decltype(&edgekv_cpu_attend_part) attend_part;
+    decltype(&edgekv_cpu_attend_combine) attend_combine;
+    decltype(&edgekv_cpu_attend_prompt) attend_prompt;
+    decltype(&edgekv_cpu_score_columns) score_columns;
+    decltype(&edgekv_cpu_product_words) product_words;
+    decltype(&edgekv_cpu_product_room) product_room;
+    decltype(&edgekv_cpu_product) product;
+    decltype(&edgekv_cpu_merge_nearest) merge_nearest;
+    decltype(&edgekv_cpu_merge_fold) merge_fold;
+    decltype(&edgekv_cpu_key_sum) key_sum;
+    decltype(&edgekv_cpu_predict) predict;
+    decltype(&edgekv_cpu_rows_to_f32) rows_to_f32;
+};
+GGML_BACKEND_API const struct edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend(void);
 
 #ifdef __cplusplus
 }

@@ -27,9 +27,12 @@ size_t edgekv_cpu_product_words(const ggml_tensor * node) {
     if (repacked && w->extra && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
     const bool is_plain = x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
         ggml_is_contiguous(w) && ggml_is_contiguous(node) && w->ne[2] == 1 && w->ne[3] == 1;
-    const int64_t n_tokens = ggml_nrows(x);
-    if (!is_plain || n_tokens < EDGEKV_PRODUCT_MIN || n_tokens > INT32_MAX / 2) return 0;
-    return kernel::n_all_words((int) w->ne[0], (int) n_tokens);
+    return is_plain ? edgekv_cpu_product_room(w->ne[0], ggml_nrows(x)) : 0;
+}
+
+size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens) {
+    if (n_tokens < EDGEKV_PRODUCT_MIN || n_tokens > INT32_MAX / 2) return 0;
+    return kernel::n_all_words((int) n_in, (int) n_tokens);
 }
 
 void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * job_) {

@@ -5,6 +5,7 @@
 #include "edgekv-device.h"
 #include "edgekv-log.h"
 #include "edgekv-op.h"
+#include "edgekv-kernels.h"
 
 #include <random>
 #include <stdexcept>
@@ -95,7 +96,7 @@ struct twin {
     }
     std::vector<float> f32(const std::vector<char> & rows) const {
         std::vector<float> out((size_t) ggml_nelements(t()));
-        edgekv_cpu_rows_to_f32(
+        edgekv_cpu().rows_to_f32(
             t()->type, rows.data(), t()->nb[1], 0, N_ROWS, (int) t()->ne[0], out.data());
         return out;
     }
@@ -136,9 +137,9 @@ bool scores(const edgekv_device & device, ggml_backend_buffer_type_t buft, const
     columns expected(keys.t()->ne[1], has_moments), got(keys.t()->ne[1], has_moments);
     std::vector<float> norm((size_t) 2 * N_HEAD * x.n_tokens);
     std::atomic<int32_t> next { 0 };
-    edgekv_cpu_attend_prompt(&rows, &qs, nullptr, norm.data(), &next, 1);
+    edgekv_cpu().attend_prompt(&rows, &qs, nullptr, norm.data(), &next, 1);
     const auto here = expected.c();
-    edgekv_cpu_score_columns(&rows, &qs, norm.data(), &here, 0, 1);
+    edgekv_cpu().score_columns(&rows, &qs, norm.data(), &here, 0, 1);
     rows.k = (const char *) keys.t()->data;
     edgekv_matrix work,
         queries = edgekv_matrix::make(buft, GGML_TYPE_F32, (int64_t) q.size(), 1, "self-test");
@@ -181,8 +182,8 @@ bool predicts_right(const edgekv_device & device, ggml_backend_buffer_type_t buf
     const auto k = keys.at_home(), v = values.at_home();
     std::vector<float> sum(d_k), expected(N_MANY), expected_unlike(N_MANY), out(N_MANY),
         unlike(N_MANY);
-    edgekv_cpu_key_sum(&k, 0, N_MANY, sum.data());
-    edgekv_cpu_predict(
+    edgekv_cpu().key_sum(&k, 0, N_MANY, sum.data());
+    edgekv_cpu().predict(
         &k, &v, sum.data(), &map, 0, N_MANY, expected.data(), expected_unlike.data());
     edgekv_matrix work;
     device.predict_rows(
@@ -198,8 +199,8 @@ bool finds_nearest(const edgekv_device & device, ggml_backend_buffer_type_t buft
     std::vector<float> cosine(gone.size()), expected(gone.size());
     std::vector<int32_t> nearest(gone.size(), -1), expected_nearest(gone.size());
     const auto home = keys.at_home();
-    edgekv_cpu_merge_nearest(&home, gone.data(), (int) gone.size(), kept.data(), (int) kept.size(),
-        expected.data(), expected_nearest.data(), 0, 1);
+    edgekv_cpu().merge_nearest(&home, gone.data(), (int) gone.size(), kept.data(),
+        (int) kept.size(), expected.data(), expected_nearest.data(), 0, 1);
     edgekv_matrix work;
     device.find_nearest(buft, work, keys.abroad(), gone, kept, cosine.data(), nearest.data());
     size_t n_same = 0;
@@ -215,7 +216,7 @@ bool folds(const edgekv_device & device, ggml_backend_buffer_type_t buft, twin &
     const float own[] = { 0.5f, 1.0f, 0.25f }, weights[] = { 0.25f, 0.25f, 0.25f, 0.3f, 0.2f };
     const edgekv_shares shares = { 3, to, own, counts, sources, weights };
     const auto home = rows.at_home();
-    edgekv_cpu_merge_fold(&home, &shares);
+    edgekv_cpu().merge_fold(&home, &shares);
     edgekv_matrix work;
     device.fold(buft, work, rows.abroad(), shares);
     const auto got = rows.read();
@@ -235,8 +236,8 @@ void not_here(ggml_tensor *, int, int, void *) {}
 std::vector<float> attended(const edgekv_rows & rows, const edgekv_queries & qs) {
     std::vector<float> parts((size_t) qs.n_tokens * N_HEAD * (2 + rows.d_v)),
         out((size_t) qs.n_tokens * N_HEAD * rows.d_v);
-    edgekv_cpu_attend_part(&rows, &qs, parts.data(), 0, 1);
-    edgekv_cpu_attend_combine(&rows, qs.n_tokens, parts.data(), 1, out.data(), 0, 1);
+    edgekv_cpu().attend_part(&rows, &qs, parts.data(), 0, 1);
+    edgekv_cpu().attend_combine(&rows, qs.n_tokens, parts.data(), 1, out.data(), 0, 1);
     return out;
 }
 

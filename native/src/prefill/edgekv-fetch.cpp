@@ -3,6 +3,7 @@
 #include "edgekv-error.h"
 #include "edgekv-host-rows.h"
 #include "edgekv-keeper.h"
+#include "edgekv-kernels.h"
 
 #include <algorithm>
 
@@ -10,7 +11,7 @@ namespace {
 
 void fetch(const ggml_tensor * t, int64_t first, int64_t n, float * out) {
     const edgekv_host_rows host(t, first, n);
-    edgekv_cpu_rows_to_f32(t->type, host.view.base, host.view.nb, 0, (int) n, host.view.d, out);
+    edgekv_cpu().rows_to_f32(t->type, host.view.base, host.view.nb, 0, (int) n, host.view.d, out);
 }
 
 // rows `which` of the head whose n rows begin at `first`
@@ -20,13 +21,13 @@ void fetch_some(const ggml_tensor * t, int64_t first, int64_t n, const std::vect
     if (const auto * device = edgekv_device::of(buft)) {
         std::vector<char> rows(which.size() * t->nb[1]);
         device->fetch_rows(buft, work, edgekv_rows_at(t, first), which, rows.data());
-        edgekv_cpu_rows_to_f32(
+        edgekv_cpu().rows_to_f32(
             t->type, rows.data(), t->nb[1], 0, (int) which.size(), (int) t->ne[0], out);
         return;
     }
     const edgekv_host_rows host(t, first, n);
     for (size_t i = 0; i < which.size(); ++i)
-        edgekv_cpu_rows_to_f32(
+        edgekv_cpu().rows_to_f32(
             t->type, host.view.base, host.view.nb, which[i], 1, host.view.d, out + i * host.view.d);
 }
 

@@ -6,6 +6,7 @@
 #include "edgekv-error.h"
 #include "edgekv-host-rows.h"
 #include "edgekv-keeper.h"
+#include "edgekv-kernels.h"
 
 #include <algorithm>
 
@@ -28,7 +29,7 @@ struct search_job {
 
 void search(ggml_tensor *, int ith, int nth, void * data) {
     const auto & j = *(const search_job *) data;
-    edgekv_cpu_merge_nearest(&j.keys, j.gone.data(), (int) j.gone.size(), j.kept.data(),
+    edgekv_cpu().merge_nearest(&j.keys, j.gone.data(), (int) j.gone.size(), j.kept.data(),
         (int) j.kept.size(), j.cosine, j.nearest, ith, nth);
 }
 
@@ -106,7 +107,7 @@ void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
             continue;
         }
         const edgekv_host_rows host(t, rows.first, rows.n);
-        edgekv_cpu_merge_fold(&host.view, &shares);
+        edgekv_cpu().merge_fold(&host.view, &shares);
         if (host.copy.empty()) continue;
         for (int32_t r : to)
             ggml_backend_tensor_set(

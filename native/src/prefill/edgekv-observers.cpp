@@ -82,6 +82,12 @@ edgekv_seen edgekv_observers::seen(const edgekv_span & span) const {
     return { wanted(span, ~EDGEKV_STAT_QUERIES), wanted(span, EDGEKV_STAT_QUERIES) };
 }
 
+bool edgekv_observers::looks_at(const edgekv_span & span, int begin, int end) const {
+    const auto selects = [&](int il) { return prompt.layer(il).selects(); };
+    while (begin < end && !selects(begin)) ++begin;
+    return begin < end && !(seen(span) == edgekv_seen());
+}
+
 int64_t edgekv_observers::most_wanted(uint32_t stats) const {
     int64_t n = 0, n_ranges = 0;
     for (const auto & o : observers)

@@ -5,6 +5,7 @@
 #include "edgekv-error.h"
 #include "edgekv-host-rows.h"
 #include "edgekv-keeper.h"
+#include "edgekv-kernels.h"
 
 #include <algorithm>
 
@@ -28,7 +29,7 @@ struct job {
 void sum_keys(ggml_tensor *, int ith, int nth, void * data) {
     auto & j = *(job *) data;
     for (int b = ith; b < j.n_blocks(); b += nth)
-        edgekv_cpu_key_sum(&j.keys, b * BLOCK, j.rows_in(b), &j.sums[(size_t) b * j.keys.d]);
+        edgekv_cpu().key_sum(&j.keys, b * BLOCK, j.rows_in(b), &j.sums[(size_t) b * j.keys.d]);
 }
 
 void predict(ggml_tensor *, int ith, int nth, void * data) {
@@ -40,7 +41,7 @@ void predict(ggml_tensor *, int ith, int nth, void * data) {
         sum[i] = (float) all;
     }
     for (int b = ith; b < j.n_blocks(); b += nth)
-        edgekv_cpu_predict(
+        edgekv_cpu().predict(
             &j.keys, &j.values, sum.data(), &j.map, b * BLOCK, j.rows_in(b), j.out, j.unlike);
 }
 

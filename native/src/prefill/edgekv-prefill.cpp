@@ -37,6 +37,13 @@ static void check_params(const edgekv_prefill_params & p) {
     }
 }
 
+static bool has_quantised_layers(const llama_model & model) {
+    const auto & all = llama_internal_get_tensor_map(&model);
+    return std::any_of(all.begin(), all.end(), [](const auto & named) {
+        return named.first.rfind("blk.", 0) == 0 && ggml_is_quantized(named.second->type);
+    });
+}
+
 void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_params & params) {
     auto & p = prompt;
     p.ctx = ctx;
@@ -52,6 +59,7 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
     const auto n_ctx = (int64_t) memory.n_ctx;
     p.n_tokens = params.n_tokens;
     p.n_ubatch = ctx->get_cparams().n_ubatch;
+    p.rounded = !edgekv_switches::f32_attend() && has_quantised_layers(ctx->get_model());
     p.pos0 = p.store->n_past;
     if (p.pos0 + p.n_tokens > n_ctx) {
         throw edgekv_error { EDGEKV_INVALID,
@@ -192,7 +200,7 @@ void edgekv_prefill::run(int il) {
     p.broken = false;
     note_peak();
     if (p.by_layer && il + 1 == n_layer) { // no layer comes that would need them
-        slices.drop_hidden();
+        slices.drop_work();
         chunks.drop_inputs();
         observers.drop_work();
     }
@@ -216,6 +224,7 @@ void edgekv_prefill::run_chunks(int slice) {
         }
         for (int l = begin; l < end; ++l) scratches.make_room(p.layer(l), c.row);
         slices.run(c, slice);
+        if (observers.looks_at(c, begin, end)) slices.rest(); // makes room for what is seen
         for (int l = begin; l < end; ++l) observers.observe(c, l);
         ++n_done;
         const bool goes_on = !progress || progress(n_done, n_slices, progress_data);
@@ -224,6 +233,7 @@ void edgekv_prefill::run_chunks(int slice) {
         }
     }
     at_end.restore();
+    slices.rest();
     for (int l = begin; l < end; ++l) observers.end_layer(l);
 }
 
@@ -236,7 +246,6 @@ void edgekv_prefill::pause() {
     }
     half.save(edgekv_recurrent_of(prompt.ctx->get_memory()));
     logits = edgekv_context::logits(*prompt.ctx);
-    edgekv_context::has_output(*prompt.ctx); // of whoever comes, who may know its logits
     slices.forget_plan();
     ggml_backend_sched_reset(prompt.ctx->get_sched());
     forget();

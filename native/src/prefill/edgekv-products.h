@@ -2,6 +2,7 @@
 // Products of weights with a chunk's tokens by edgekv's kernel: the nodes of a planned graph are
 // custom nodes while it is computed. Planned and allocated they are llama.cpp's own.
 
+#include "edgekv-pages.h"
 #include "cpu/edgekv-cpu.h"
 
 #include "ggml-impl.h"
@@ -13,6 +14,9 @@
 class edgekv_products {
 public:
     void find(const ggml_cgraph & graph); // throws std::bad_alloc
+
+    size_t n_bytes() const { return n_words * sizeof(uint32_t); }
+    void rest() { edgekv_give_back_pages(words.get(), n_bytes()); } // until the next layer
 
     struct running { // while it lives
         explicit running(edgekv_products & products);

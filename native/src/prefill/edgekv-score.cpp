@@ -4,6 +4,7 @@
 #include "edgekv-device.h"
 #include "edgekv-error.h"
 #include "edgekv-observers.h"
+#include "edgekv-kernels.h"
 
 #include <algorithm>
 
@@ -22,7 +23,7 @@ struct score_job {
 
 void score_norm(ggml_tensor * dst, int, int nth, void * data) {
     auto & j = *(score_job *) data;
-    edgekv_cpu_attend_prompt(&j.rows, &j.queries, nullptr, (float *) dst->data, &j.next, nth);
+    edgekv_cpu().attend_prompt(&j.rows, &j.queries, nullptr, (float *) dst->data, &j.next, nth);
 }
 
 void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
@@ -31,7 +32,7 @@ void score_columns(ggml_tensor * dst, int ith, int nth, void * data) {
     auto queries = j.queries;
     rows.len = j.columns_len;
     queries.n_after = j.columns_after;
-    edgekv_cpu_score_columns(
+    edgekv_cpu().score_columns(
         &rows, &queries, j.norm ? j.norm : (const float *) dst->src[0]->data, &j.columns, ith, nth);
 }
 
@@ -95,8 +96,8 @@ void edgekv_observers::score(const edgekv_layer & l, int il, const edgekv_span &
     score_job job;
     job.rows = { k, nullptr, s.t.k->nb[1], 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head,
         l.n_head_kv, first.data(), len.data(), sp.scale, sp.softcap,
-        sinks.empty() ? nullptr : sinks.data(), s.pos.empty() ? nullptr : s.pos.data(),
-        l.max_bias };
+        sinks.empty() ? nullptr : sinks.data(), s.pos.empty() ? nullptr : s.pos.data(), l.max_bias,
+        prompt.rounded };
     const int64_t width = (int64_t) l.d_k * l.n_head;
     const auto * q = (const float *) capture.queries.t->data + q0 * width;
     job.queries = { q, width, l.d_k, n_q, n_after.data(), nullptr };

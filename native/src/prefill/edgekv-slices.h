@@ -29,10 +29,14 @@ public:
     // throws std::bad_alloc, std::runtime_error
     void reserve(edgekv_hidden_mode mode, const std::string & dir);
     void run(const edgekv_chunk & c, int slice); // throws edgekv_error, std::bad_alloc
-    void drop_hidden() { hidden.reset(); }       // no layer comes any more
-    void forget_plan() { planned = {}; }         // the scheduler is going to serve others
+    void rest() { products.rest(); }             // a layer has been read
+    void drop_work() {                           // no layer comes any more
+        hidden.reset();
+        products = {};
+    }
+    void forget_plan() { planned = {}; } // the scheduler is going to serve others
     void clear();
-    size_t n_bytes() const { return hidden ? hidden->n_bytes() : 0; }
+    size_t n_bytes() const { return products.n_bytes() + (hidden ? hidden->n_bytes() : 0); }
 
 private:
     void prepare(edgekv_graph & g, int slice);

@@ -1,7 +1,7 @@
 // Rows of one layer: layout, copies, gathering
 #include "edgekv-layer.h"
 #include "edgekv-device.h"
-#include "cpu/edgekv-cpu.h"
+#include "edgekv-kernels.h"
 
 #include <algorithm>
 #include <cmath>
@@ -205,7 +205,7 @@ void edgekv_get_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out
 bool edgekv_bytes_finite(ggml_type type, const char * rows, size_t nb, int64_t n, int d) {
     std::vector<float> x(d);
     for (int64_t i = 0; i < n; ++i) {
-        edgekv_cpu_rows_to_f32(type, rows, nb, i, 1, d, x.data());
+        edgekv_cpu().rows_to_f32(type, rows, nb, i, 1, d, x.data());
         if (!std::all_of(x.begin(), x.end(), [](float y) { return std::isfinite(y); }))
             return false;
     }

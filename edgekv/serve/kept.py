@@ -1,0 +1,48 @@
+"""What of a conversation's text the cache has kept, for the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgekv.commands import look_page
+from edgekv.commands.look import kept_by, layers_of, pieces
+from edgekv.errors import BadInput
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+
+@dataclass(frozen=True)
+class Kept:
+    """tokens, and counts: how many of n_heads heads keep each; layers: those that can be looked
+    at.
+    """
+
+    layers: list[int]
+    n_heads: int
+    tokens: list[int]
+    counts: list[int]
+
+
+def look(llm: Llama, layer: int | None) -> Kept:
+    """Of the conversation of `llm`, whose cache is compressed: in all layers, or in one.
+
+    Raises BadInput for a layer that does not choose.
+    """
+    assert llm._kv is not None
+    store, tokens = llm._kv.store, llm.input_ids[: llm.n_tokens].tolist()
+    layers = layers_of(store)
+    if layer is not None and layer not in layers:
+        raise BadInput(f"layer {layer} chooses nothing; look at one of {layers}")
+    counts, n_heads = kept_by(store, len(tokens), layers if layer is None else [layer])
+    return Kept(layers, n_heads, tokens, counts.tolist())
+
+
+def shown(llm: Llama, kept: Kept) -> dict[str, Any]:
+    """JSON for the page: tokens are [text, heads that keep it, level of its colour]. Any thread may
+    ask.
+    """
+    texts = look_page.texts(pieces(llm, kept.tokens), kept.counts)
+    tokens = [(text, n, look_page.level(n, kept.n_heads)) for text, n in texts]
+    return {"layers": kept.layers, "n_heads": kept.n_heads, "tokens": tokens}

@@ -1,0 +1,20 @@
+// The kernels as a table
+#include "edgekv-cpu.h"
+
+const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
+    static const edgekv_cpu_kernels all = {
+        edgekv_cpu_attend_part,
+        edgekv_cpu_attend_combine,
+        edgekv_cpu_attend_prompt,
+        edgekv_cpu_score_columns,
+        edgekv_cpu_product_words,
+        edgekv_cpu_product_room,
+        edgekv_cpu_product,
+        edgekv_cpu_merge_nearest,
+        edgekv_cpu_merge_fold,
+        edgekv_cpu_key_sum,
+        edgekv_cpu_predict,
+        edgekv_cpu_rows_to_f32,
+    };
+    return &all;
+}
