@@ -42,11 +42,13 @@ def working(tiny, hybrid) -> Iterator[Callable[..., Worker]]:
     """working(model, type, n_parallel, n_queue, **arguments of Llama), which are ended."""
     made = []
 
-    def make(name="llama-gqa", kind="f16", n_parallel=4, n_queue=4, **more) -> Worker:
+    def make(
+        name="llama-gqa", kind="f16", n_parallel=4, n_queue=4, cache_ram=None, **more
+    ) -> Worker:
         path = hybrid if name == "qwen35" else tiny(name)
         settings = {"kv_ratio": 0.5, "n_ctx": 2048, "n_ubatch": 64, "n_batch": 64, **more}
         llm = load(path, kind, **settings)
-        worker = Worker(llm, Turns(llm), n_parallel, n_queue)
+        worker = Worker(llm, Turns(llm, cache_ram), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker
@@ -162,6 +164,32 @@ class Acting(Shared):
         if sum(isinstance(x, self.kind) for x in self.events) == self.n:
             act, self.act = self.act, lambda: None
             act()
+
+
+@pytest.mark.parametrize("model", ["llama-gqa q8_0", "gemma3 f16", "qwen35 f16"])
+def test_an_answer_that_was_begun_goes_on_while_a_prompt_is_read(working, model, eager):
+    name, kind = model.split()
+    first = some(300, 1)
+    wanted = [alone(working(name, kind), some(N_LONG)), alone(working(name, kind), first, 40)]
+    worker = working(name, kind)
+    writer = Acting(lambda: worker.submit(reader))
+    log = Shared("long", writer.order)
+    reader = Job(asked(some(N_LONG)), log)
+    worker.submit(Job(asked(first, 40), writer))
+    assert writer.wait() and log.wait() and [log.told, writer.told] == wanted
+    order = writer.order
+    assert order.index(("long", Progress)) < order.index(("guest", Done))
+    assert order.index(("guest", Done)) < order.index(("long", Written))
+
+
+def test_others_that_are_read_again_do_not_count_as_progress(working, eager):
+    """Without memory for conversations that wait, an answer's prompt is read before each turn."""
+    worker, guest = working(cache_ram=0), Shared("guest")
+    log, _, _ = busy(worker, guest, some(60, 1))
+    assert log.wait() and guest.wait()
+    n_done = [event.n_done for event in log.events if isinstance(event, Progress)]
+    assert n_done == sorted(n_done) and n_done[-1] == N_LONG
+    assert log.order.index(("guest", Written)) < log.order.index(("long", Written))
 
 
 AMID = pytest.mark.parametrize("kind, n", [(Progress, 1), (Written, 3)])

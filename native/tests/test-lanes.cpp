@@ -35,34 +35,36 @@ void test_exp2(const char * name) {
     }
 }
 
-template <class L>
-void test_prompt(const char * name, const inputs & in, const std::vector<double> & expected) {
-    typename edgekv::prompt_attention<L>::workspace w;
+template <class L, class W>
+void test_prompt(
+    const char * name, const inputs & in, const std::vector<double> & expected, double max_nmse) {
+    typename edgekv::prompt_attention<L, W>::workspace w;
     std::vector<float> out(expected.size()), other(expected.size());
     for (int nth : { 1, 1000 }) { // the more threads, the smaller the blocks
         auto & x = nth == 1 ? out : other;
         std::fill(x.begin(), x.end(), NAN);
         std::atomic<int32_t> next { 0 };
-        edgekv::prompt_attention<L>(in.rows, in.qs, x.data(), nullptr).run(w, nth, next);
+        edgekv::prompt_attention<L, W>(in.rows, in.qs, x.data(), nullptr).run(w, nth, next);
     }
     check(!memcmp(out.data(), other.data(), out.size() * sizeof(float)),
         "%s: %s: small blocks differ from large ones", name, in.c.name().c_str());
-    judge(name, in, compare(out, expected), MAX_NMSE);
+    judge(name, in, compare(out, expected), max_nmse);
 }
 
-template <class L>
-void test_score(const char * name, const inputs & in, const columns_reference & expected) {
+template <class L, class W>
+void test_score(
+    const char * name, const inputs & in, const columns_reference & expected, double max_nmse) {
     constexpr int n_parts = 3;
-    typename edgekv::panels<L>::workspace w;
+    typename edgekv::panels<L, W>::workspace w;
     std::vector<float> norm((size_t) in.n_head * in.c.n_tokens * 2, NAN);
     edgekv_rows rows = in.rows;
     rows.v = nullptr;
     std::atomic<int32_t> next { 0 };
-    edgekv::prompt_attention<L>(rows, in.qs, nullptr, norm.data()).run(w, 1, next);
+    edgekv::prompt_attention<L, W>(rows, in.qs, nullptr, norm.data()).run(w, 1, next);
     columns got(in);
     for (int p = 0; p < n_parts; ++p)
-        edgekv::column_scores<L>(rows, in.qs, norm.data(), got.c).run(w, p, n_parts);
-    compare_columns(name, in, got, expected, MAX_NMSE);
+        edgekv::column_scores<L, W>(rows, in.qs, norm.data(), got.c).run(w, p, n_parts);
+    compare_columns(name, in, got, expected, max_nmse);
 }
 
 struct plain_rows {
@@ -131,10 +133,18 @@ void run(const test_case & c, random_source & rnd) {
     const auto weights = attend_reference(in);
     const auto expected = values_reference(in, weights);
     const columns_reference expected_columns(in, weights);
+    const auto test = [&](auto lanes, auto words, const char * name, double max_nmse) {
+        using L = decltype(lanes);
+        using W = decltype(words);
+        test_prompt<L, W>(name, in, expected, max_nmse);
+        if (c.spread == 1) test_score<L, W>(name, in, expected_columns, max_nmse);
+    };
     each_register([&](auto lanes, const char * name) {
-        test_prompt<decltype(lanes)>(name, in, expected);
-        if (c.spread == 1) test_score<decltype(lanes)>(name, in, expected_columns);
+        test(lanes, edgekv::f32_words<decltype(lanes)>(), name, MAX_NMSE);
     });
+#if defined(__AVX512BF16__)
+    test(edgekv::best_lanes(), edgekv::bf16_words(), "pairs of bf16", 2e-4); // worst 1.1e-4
+#endif
 }
 
 } // namespace

@@ -9,9 +9,9 @@
 
 namespace edgekv {
 
-template <class L>
-struct column_scores : panels<L> {
-    using base = panels<L>;
+template <class L, class W = f32_words<L>>
+struct column_scores : panels<L, W> {
+    using base = panels<L, W>;
     using panel = typename base::panel;
     using workspace = typename base::workspace;
     using base::G;
@@ -112,7 +112,7 @@ struct column_scores : panels<L> {
     void tile(workspace & w, int k, int at, int n_rows) const {
         tile_sums x = {};
         const int64_t row0 = rows.first[k] + at;
-        this->load_k(k, at, n_rows, w.k);
+        this->load_k(k, at, n_rows, w);
         for (const panel & p : w.panels) {
             const int n = std::min(n_rows, this->logits(p, w.k, at, n_rows, w.s));
             weigh(p, n, w.s, x);

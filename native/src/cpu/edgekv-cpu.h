@@ -33,6 +33,9 @@ struct edgekv_rows {
     // Row numbers are the layer's
     const float * pos = nullptr; // [rows] token index of each row
     float max_bias = 0;
+    // a prompt's: what is multiplied may be rounded to bf16, where the processor multiplies pairs
+    // of those. Norms and the columns made of them have to agree on it
+    bool rounded = false;
 };
 
 // Queries: row of token t, head h at q + t*nb_t + h*nb_h (floats).

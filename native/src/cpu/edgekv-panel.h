@@ -7,12 +7,15 @@
 // a factor for a whole panel. So a maximum, an exp and a sum over rows go down the lanes, and a row
 // that a query does not see is a comparison of two numbers in the tiles at the edge.
 //     s[row][query] = sum over j of k[row][j] q[j][query]
+// What is multiplied are words (edgekv-words.h). Where a word is a pair, products with K have pairs
+// of a row's values, those with V pairs of rows. Sums and the softmax are f32.
 // Tiles begin at fixed rows and lanes never mix, so a query's result does not depend on who its
 // neighbours are.
 
 #include "edgekv-aligned.h"
 #include "edgekv-cpu.h"
 #include "edgekv-lanes.h"
+#include "edgekv-words.h"
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +26,7 @@ namespace edgekv {
 
 constexpr float LOG2E = 1.44269504f;
 
-template <class L>
+template <class L, class W = f32_words<L>>
 struct panels {
     static constexpr int P = L::N * L::VECTORS; // queries of a panel
     static constexpr int T = 64;                // rows of a tile
@@ -31,16 +34,18 @@ struct panels {
     // what was summed is scaled anew when the maximum has grown by a factor of 2^8
     static constexpr float SLACK = 8;
     static_assert(T % L::ROWS == 0 && L::ROWS % 2 == 0, "tiles are whole blocks");
+    static_assert(W::N == L::N && L::ROWS % W::PER == 0, "blocks are whole words");
 
     const edgekv_rows & rows;
     const edgekv_queries & qs;
     int d_o; // values that a panel gathers
     int G = rows.n_head / rows.n_head_kv;
+    int n_k = (rows.d_k + W::PER - 1) / W::PER; // words of a row of K
 
     // query number i of KV head k is that of token i/G, head k*G + i % G; lanes behind n are 0 and
     // see nothing
     struct panel {
-        float * q;                // [d_k][P], scaled so that a logit is a power of two
+        uint32_t * q;             // [n_k][P], scaled so that a logit is a power of two
         float * o;                // [d_o][P]
         float *m, *sum, *lo, *hi; // [P]; visible rows [lo, hi)
         // [P]; ALiBi: of the head, as a power of two; token of the last row that is seen
@@ -48,12 +53,15 @@ struct panels {
         const float * pos;                            // of the head's rows, or null
         int lo_min, lo_max, hi_min, hi_max, first, n; // n queries from number `first` on
     };
-    size_t floats() const { return (size_t) (rows.d_k + d_o + 6) * P; } // of a panel
+    size_t floats() const { return (size_t) (n_k + d_o + 6) * P; } // of a panel
 
-    // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels
+    // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels,
+    // rows that become words
     struct workspace {
-        aligned_floats k_room, v_room, s_room, panel_room;
-        float *k, *v, *s;
+        aligned_floats k_room, v_room, s_room, panel_room, row_room;
+        uint32_t *k, *v; // [T][n_k], [T / W::PER][d_o]
+        float * s;       // [T][P]
+        float * rows;    // [T][d_k or d_o]
         std::vector<panel> panels;
         int lo, hi; // rows that any of them sees
     };
@@ -68,26 +76,27 @@ struct panels {
 
     // queries [first, first + n) of KV head k
     void make_block(workspace & w, int k, int first, int n) const {
-        w.k = w.k_room.get((size_t) T * rows.d_k);
-        w.v = w.v_room.get((size_t) T * d_o);
+        w.k = (uint32_t *) w.k_room.get((size_t) T * n_k);
+        w.v = (uint32_t *) w.v_room.get((size_t) T / W::PER * d_o);
         w.s = w.s_room.get((size_t) T * P);
+        w.rows = w.row_room.get((size_t) T * std::max(rows.d_k, d_o));
         float * memory = w.panel_room.get(floats() * ((n + P - 1) / P));
         w.panels.clear();
         w.lo = INT32_MAX;
         w.hi = 0;
         for (int i = 0; i < n; i += P, memory += floats()) {
-            w.panels.push_back(make(k, first + i, std::min(P, n - i), memory));
+            w.panels.push_back(make(w, k, first + i, std::min(P, n - i), memory));
             w.lo = std::min(w.lo, w.panels.back().lo_min);
             w.hi = std::max(w.hi, w.panels.back().hi_max);
         }
     }
 
-    panel make(int k, int first, int n, float * memory) const {
+    panel make(workspace & w, int k, int first, int n, float * memory) const {
         panel p;
         p.first = first;
         p.n = n;
-        p.q = memory;
-        p.o = p.q + (size_t) rows.d_k * P;
+        p.q = (uint32_t *) memory;
+        p.o = memory + (size_t) n_k * P;
         p.m = p.o + (size_t) d_o * P;
         p.sum = p.m + P;
         p.lo = p.sum + P;
@@ -103,7 +112,9 @@ struct panels {
         for (int i = 0; i < n; ++i) {
             const int t = (first + i) / G, h = k * G + (first + i) % G;
             const float * q = qs.q + t * qs.stride_t + h * qs.stride_h;
-            for (int j = 0; j < rows.d_k; ++j) p.q[(size_t) j * P + i] = scale * q[j];
+            for (int j = 0; j < rows.d_k; ++j) w.rows[j] = scale * q[j];
+            W::row(w.rows, rows.d_k, w.k); // no tile is there yet
+            for (int j = 0; j < n_k; ++j) p.q[(size_t) j * P + i] = w.k[j];
             int lo, hi;
             visible(rows, qs, t, k, lo, hi);
             p.lo[i] = (float) lo;
@@ -122,11 +133,35 @@ struct panels {
 
     // n rows from row `at` of KV head k on; those behind are 0, because a row that nobody sees is
     // multiplied all the same
-    void load_k(int k, int at, int n, float * tile) const {
+    void load_k(int k, int at, int n, workspace & w) const {
+        float * tile = W::PER == 1 ? (float *) w.k : w.rows;
         load(rows.type_k, rows.k, rows.nb_k, rows.first[k] + at, n, rows.d_k, tile);
+        if constexpr (W::PER > 1)
+            for (int r = 0; r < T; ++r)
+                W::row(tile + (size_t) r * rows.d_k, rows.d_k, w.k + (size_t) r * n_k);
     }
-    void load_v(int k, int at, int n, float * tile) const {
+    void load_v(int k, int at, int n, workspace & w) const {
+        float * tile = W::PER == 1 ? (float *) w.v : w.rows;
         load(rows.type_v, rows.v, rows.nb_v, rows.first[k] + at, n, rows.d_v, tile);
+        if constexpr (W::PER > 1)
+            for (int r = 0; r < T; r += W::PER)
+                join_rows(tile + (size_t) r * d_o, w.v + (size_t) r / W::PER * d_o);
+    }
+    // words of W::PER rows of V
+    void join_rows(const float * x, uint32_t * words) const {
+        typename L::reg values[W::PER];
+        for (int j = 0; j < d_o; j += L::N) {
+            const int n = std::min(L::N, d_o - j);
+            float rest[L::N] = {};
+            for (int i = 0; i < W::PER; ++i) {
+                const float * from = x + (size_t) i * d_o + j;
+                if (n < L::N) from = (const float *) memcpy(rest, from, n * sizeof(*from));
+                values[i] = L::load(from);
+            }
+            uint32_t joined[L::N];
+            W::store(n < L::N ? joined : words + j, W::join(values));
+            if (n < L::N) memcpy(words + j, joined, n * sizeof(*joined));
+        }
     }
     static void load(
         enum ggml_type type, const char * base, size_t nb, int64_t at, int n, int d, float * tile) {
@@ -135,22 +170,25 @@ struct panels {
     }
 
     // a block of ROWS results of a whole panel in registers: s[i][P] = (s[i][P], if ADD) + sum over
-    // j of a[i*to_row + j*to_step] b[j][P]
+    // n words j of a[i*to_row + j*to_step] b[j][P]
     template <int ROWS, bool ADD>
     static void multiply(
-        const float * a, size_t to_row, size_t to_step, const float * b, int n, float * s) {
-        typename L::reg acc[ROWS][L::VECTORS];
+        const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n, float * s) {
+        typename W::reg acc[ROWS][L::VECTORS];
         for (int i = 0; i < ROWS; ++i)
-            for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::set(0);
+            for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = W::zero();
         for (int j = 0; j < n; ++j) {
-            typename L::reg x[L::VECTORS];
-            for (int v = 0; v < L::VECTORS; ++v) x[v] = L::load(b + (size_t) j * P + v * L::N);
+            typename W::operand x[L::VECTORS];
+            for (int v = 0; v < L::VECTORS; ++v) x[v] = W::load(b + (size_t) j * P + v * L::N);
             for (int i = 0; i < ROWS; ++i) {
-                const auto y = L::set(a[i * to_row + j * to_step]);
-                for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = L::fma(x[v], y, acc[i][v]);
+                const auto y = W::set(a + i * to_row + j * to_step);
+                for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = W::fma(x[v], y, acc[i][v]);
             }
         }
+// gcc 12 would write all results to the stack first
+#pragma GCC unroll 16
         for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 16
             for (int v = 0; v < L::VECTORS; ++v) {
                 float * to = s + (size_t) i * P + v * L::N;
                 L::store(to, ADD ? L::add(L::load(to), acc[i][v]) : acc[i][v]);
@@ -200,13 +238,12 @@ struct panels {
 
     // logits of the first of the n rows from row `at` on, as powers of two; returns how many rows
     // they are: 0 if the panel sees none
-    int logits(const panel & p, const float * tile, int at, int n, float * s) const {
+    int logits(const panel & p, const uint32_t * tile, int at, int n, float * s) const {
         n = std::min(n, p.hi_max - at);
         if (n <= 0 || at + n <= p.lo_min) return 0;
         n = (n + L::ROWS - 1) / L::ROWS * L::ROWS;
         for (int r = 0; r < n; r += L::ROWS)
-            multiply<L::ROWS, false>(
-                tile + (size_t) r * rows.d_k, rows.d_k, 1, p.q, rows.d_k, s + (size_t) r * P);
+            multiply<L::ROWS, false>(tile + (size_t) r * n_k, n_k, 1, p.q, n_k, s + (size_t) r * P);
         if (rows.softcap != 0.0f) cap(n, s);
         if (p.pos) lower(p, at, n, s);
         if (at < p.lo_max || at + n > p.hi_min) hide(p, at, n, s);
@@ -222,7 +259,7 @@ struct panels {
                 L::mul(L::load(p.o + (size_t) j * P + v * L::N), c));
     }
 
-    // s becomes 2^(s - m), added to the sum
+    // s becomes words of 2^(s - m), [n / W::PER][P]; as they were rounded they are added to the sum
     void soften(const panel & p, int n, float * s) const {
         for (int v = 0; v < L::VECTORS; ++v) {
             float * x = s + v * L::N;
@@ -240,11 +277,14 @@ struct panels {
                 m = m_new;
             }
             // of the tile: thousands of rows added one by one would lose two digits
-            auto sum = L::set(0);
-            for (int r = 0; r < n; ++r) {
-                const auto e = exp2<L>(L::sub(L::load(x + (size_t) r * P), m));
-                L::store(x + (size_t) r * P, e);
-                sum = L::add(sum, e);
+            typename W::reg sum = W::zero();
+            for (int r = 0; r < n; r += W::PER) {
+                typename L::reg e[W::PER];
+                for (int i = 0; i < W::PER; ++i)
+                    e[i] = exp2<L>(L::sub(L::load(x + (size_t) (r + i) * P), m));
+                const auto word = W::join(e);
+                W::store((uint32_t *) x + (size_t) r / W::PER * P, word);
+                sum = W::add_up(word, sum);
             }
             L::store(p.sum + v * L::N, L::add(L::load(p.sum + v * L::N), sum));
         }

@@ -8,9 +8,9 @@
 
 namespace edgekv {
 
-template <class L>
-struct prompt_attention : panels<L> {
-    using base = panels<L>;
+template <class L, class W = f32_words<L>>
+struct prompt_attention : panels<L, W> {
+    using base = panels<L, W>;
     using panel = typename base::panel;
     using workspace = typename base::workspace;
     using base::d_o;
@@ -29,11 +29,14 @@ struct prompt_attention : panels<L> {
         n = this->logits(p, w.k, at, n, w.s);
         if (n == 0) return;
         this->soften(p, n, w.s);
+        const auto * weights = (const uint32_t *) w.s;
+        n /= W::PER;
         int j = 0;
         for (; j + L::ROWS <= d_o; j += L::ROWS)
-            base::template multiply<L::ROWS, true>(w.v + j, 1, d_o, w.s, n, p.o + (size_t) j * P);
+            base::template multiply<L::ROWS, true>(
+                w.v + j, 1, d_o, weights, n, p.o + (size_t) j * P);
         for (; j < d_o; ++j)
-            base::template multiply<1, true>(w.v + j, 1, d_o, w.s, n, p.o + (size_t) j * P);
+            base::template multiply<1, true>(w.v + j, 1, d_o, weights, n, p.o + (size_t) j * P);
     }
 
     void finish(const panel & p, int k) const {
@@ -61,8 +64,8 @@ struct prompt_attention : panels<L> {
         this->make_block(w, k, first, n);
         for (int at = w.lo / T * T; at < w.hi; at += T) {
             const int n_rows = std::min(T, w.hi - at);
-            this->load_k(k, at, n_rows, w.k);
-            if (d_o > 0) this->load_v(k, at, n_rows, w.v);
+            this->load_k(k, at, n_rows, w);
+            if (d_o > 0) this->load_v(k, at, n_rows, w);
             for (const panel & p : w.panels) fold(p, w, at, n_rows);
         }
         for (const panel & p : w.panels) finish(p, k);

@@ -3,6 +3,7 @@
 // there are instructions for such pairs.
 //     PER: values in a word; row: makes words of one row of f32, the last one filled with 0
 //     fma: acc[i] += the product of words b[i] and a, summed over the values of a word
+//     join: word i has the i-th value of each of PER registers; add_up: acc[i] += its values
 
 #include "edgekv-lanes.h"
 
@@ -29,6 +30,9 @@ struct f32_words {
     }
     static reg fma(operand a, operand b, reg c) { return L::fma(a, b, c); }
     static void store(float * p, reg a) { L::store(p, a); }
+    static void store(uint32_t * p, operand a) { L::store((float *) p, a); }
+    static operand join(const reg * x) { return x[0]; }
+    static reg add_up(operand a, reg c) { return L::add(c, a); }
     static void row(const float * x, int n, uint32_t * words) { memcpy(words, x, n * sizeof(*x)); }
 };
 
@@ -42,6 +46,17 @@ struct bf16_words {
     static operand set(const uint32_t * p) { return (__m512bh) _mm512_set1_epi32((int) *p); }
     static reg fma(operand a, operand b, reg c) { return _mm512_dpbf16_ps(c, a, b); }
     static void store(float * p, reg a) { _mm512_storeu_ps(p, a); }
+    static void store(uint32_t * p, operand a) { _mm512_storeu_si512(p, (__m512i) a); }
+    template <class R> // a register of edgekv-lanes.h
+    static operand join(const R * x) {
+        const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25,
+            9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        return (__m512bh) _mm512_permutexvar_epi16(
+            in_turn, (__m512i) _mm512_cvtne2ps_pbh(x[1], x[0]));
+    }
+    static reg add_up(operand a, reg c) {
+        return fma(a, (__m512bh) _mm512_set1_epi16(0x3f80), c); // of ones
+    }
     static void row(const float * x, int n, uint32_t * words) {
         int i = 0;
         for (; i + 32 <= n; i += 32) {

@@ -37,6 +37,13 @@ static void check_params(const edgekv_prefill_params & p) {
     }
 }
 
+static bool has_quantised_layers(const llama_model & model) {
+    const auto & all = llama_internal_get_tensor_map(&model);
+    return std::any_of(all.begin(), all.end(), [](const auto & named) {
+        return named.first.rfind("blk.", 0) == 0 && ggml_is_quantized(named.second->type);
+    });
+}
+
 void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_params & params) {
     auto & p = prompt;
     p.ctx = ctx;
@@ -52,6 +59,7 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
     const auto n_ctx = (int64_t) memory.n_ctx;
     p.n_tokens = params.n_tokens;
     p.n_ubatch = ctx->get_cparams().n_ubatch;
+    p.rounded = !edgekv_switches::f32_attend() && has_quantised_layers(ctx->get_model());
     p.pos0 = p.store->n_past;
     if (p.pos0 + p.n_tokens > n_ctx) {
         throw edgekv_error { EDGEKV_INVALID,

@@ -35,7 +35,9 @@ struct edgekv_prompt {
     int64_t n_tokens = 0;            // of the prompt
     int64_t n_all = 0, n_rows = 0;   // with all pieces; with the longest piece
     int64_t n_ubatch = 0;
-    llama_pos pos0 = 0;    // of the first token
+    llama_pos pos0 = 0; // of the first token
+    // what attention multiplies may have the 8 bits of bf16, as products with weights do
+    bool rounded = false;
     bool by_layer = true;  // false: its graphs cannot be cut, all layers are read at once
     std::vector<int> ends; // [n_slice] the layer behind each slice, see cut
 
