@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ def judge(path: str, n_ctx: int, is_gpu: bool) -> Judged:
     from edgekv.memory.hidden import AUTO
     from edgekv.model import facts, kind
     from edgekv.model.blueprint import Blueprint
+    from edgekv.profiles import find
 
     facts.check_gguf(path)
     try:
@@ -130,12 +132,13 @@ def judge(path: str, n_ctx: int, is_gpu: bool) -> Judged:
     with Blueprint(path, on_gpu=is_gpu) as blueprint:
         fitting = -(-min(n_ctx, blueprint.n_ctx_train) // STEP) * STEP
         types = [PICKED, *((name, name) for name in TYPES[1:])]
+        prepared = find(path, predicts=True) is not None  # what runs then depends on the ratio
         planner = Planner(
             blueprint,
             preset_of("auto", path),
             Wish(0, fitting, types=types, hidden=(AUTO,)),
             on_gpu=is_gpu,
-            auto=lambda ratio: preset_of("auto", path, ratio),
+            auto=lru_cache(lambda ratio: preset_of("auto", path, ratio)) if prepared else None,
         )
         return Judged(
             blueprint.shape["arch"],
