@@ -1,9 +1,10 @@
-"""Products of a prompt's tokens with quantised weights: edgekv's beside llama.cpp's.
+"""What a prompt's tokens are multiplied in: products with quantised weights, and attention.
 
     python benchmarks/products.py speed -m MODEL.gguf --tokens 512,2000,7000
     python benchmarks/products.py precision -m MODEL.gguf -n 60 --tokens 200
 
-Both read a text by `snapkv` at 0.2, in this process, with EDGEKV_PRODUCTS=0 and 1 in turn.
+Both read a text by `snapkv` at 0.2, in this process, with a variable set and unset in turn:
+`--off EDGEKV_PRODUCTS=0` (llama.cpp's products), `--off EDGEKV_ATTEND=f32` (attention in f32).
 `precision` compares the last token's logits with those of a copy that has the same weights as f32:
 NMSE, the median of n passages. Tables go to standard output.
 """
@@ -28,8 +29,7 @@ import edgekv.llama_cpp as llama_cpp  # noqa: E402
 from edgekv.demo import demo_path  # noqa: E402
 from edgekv.markdown import table  # noqa: E402
 
-SIDES = ("0", "1")
-"""EDGEKV_PRODUCTS of llama.cpp's products, and of edgekv's."""
+SIDES = ("off", "on")
 
 
 def load(path: str, n_ctx: int, ratio: float = 0.2) -> Any:
@@ -37,29 +37,29 @@ def load(path: str, n_ctx: int, ratio: float = 0.2) -> Any:
     return edgekv.Llama(path, n_ctx=n_ctx, kv_ratio=ratio, kv_method=method, verbose=False)
 
 
-def read(llm: Any, tokens: list[int], side: str) -> tuple[float, Any]:
-    """Seconds, and the last token's logits."""
-    os.environ["EDGEKV_PRODUCTS"] = side
+def read(llm: Any, tokens: list[int], side: str, off: str) -> tuple[float, Any]:
+    """Seconds of this process's processors, and the last token's logits."""
+    name, value = off.split("=")
+    os.environ[name] = value if side == "off" else ""
     llm.reset()
-    begin = time.perf_counter()
+    begin = time.process_time()
     llm.eval(tokens)
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     logits = llama_cpp.llama_get_logits(llm.ctx)
     return seconds, np.ctypeslib.as_array(logits, (llm.n_vocab(),)).astype(np.float64)
 
 
-def speed(model: str, text: bytes, lengths: list[int], n: int) -> str:
+def speed(model: str, text: bytes, lengths: list[int], n: int, off: str) -> str:
     llm, rows = load(model, max(lengths) + 64), []
     tokens = llm.tokenize(text)
     for length in lengths:
-        rounds = [[read(llm, tokens[:length], side)[0] for side in SIDES] for _ in range(n)]
-        theirs, ours = np.median(rounds, axis=0)
-        speeds = (f"{length / theirs:,.0f}", f"{length / ours:,.0f}", f"{theirs / ours:.2f}")
-        rows.append((f"{length:,}", *speeds))
-    return table(("tokens", "llama.cpp's, tokens/s", "edgekv's, tokens/s", "x"), rows)
+        rounds = [[read(llm, tokens[:length], side, off)[0] for side in SIDES] for _ in range(n)]
+        without, with_it = np.median(rounds, axis=0)
+        rows.append((f"{length:,}", f"{without:.2f}", f"{with_it:.2f}", f"{without / with_it:.2f}"))
+    return table(("tokens", f"{off}, processor s", "without, processor s", "x"), rows)
 
 
-def precision(model: str, text: bytes, lengths: list[int], n: int) -> str:
+def precision(model: str, text: bytes, lengths: list[int], n: int, off: str) -> str:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = 0, True
     rows = []
@@ -70,17 +70,17 @@ def precision(model: str, text: bytes, lengths: list[int], n: int) -> str:
         tokens = llm.tokenize(text)
         for length in lengths:
             passages = [tokens[i * length : (i + 1) * length] for i in range(n)]
-            right = [read(exact, x, "0")[1] for x in passages]
+            right = [read(exact, x, "off", off)[1] for x in passages]
             errors = np.array(
                 [
-                    [np.sum((read(llm, x, side)[1] - y) ** 2) / np.sum(y**2) for side in SIDES]
+                    [np.sum((read(llm, x, side, off)[1] - y) ** 2) / np.sum(y**2) for side in SIDES]
                     for x, y in zip(passages, right, strict=True)
                 ]
             )
             middle = np.median(errors, axis=0)
             nearer = f"{(errors[:, 1] < errors[:, 0]).sum()} of {n}"
             rows.append((f"{length:,}", f"{middle[0]:.1e}", f"{middle[1]:.1e}", nearer))
-    return table(("tokens", "llama.cpp's NMSE", "edgekv's NMSE", "edgekv's nearer"), rows)
+    return table(("tokens", f"{off}, NMSE", "without, NMSE", "without nearer"), rows)
 
 
 def main() -> None:
@@ -90,11 +90,12 @@ def main() -> None:
     parser.add_argument("-f", required=True, help="a text")
     parser.add_argument("-n", type=int, default=3)
     parser.add_argument("--tokens", default="2000")
+    parser.add_argument("--off", default="EDGEKV_PRODUCTS=0", help="the variable of the first side")
     args = parser.parse_args()
     model = str(demo_path()) if args.m == "demo" else args.m
     lengths = [int(x) for x in args.tokens.split(",")]
     measure = {"speed": speed, "precision": precision}[args.what]
-    print(measure(model, Path(args.f).read_bytes(), lengths, args.n))
+    print(measure(model, Path(args.f).read_bytes(), lengths, args.n, args.off))
 
 
 if __name__ == "__main__":

@@ -102,3 +102,23 @@ def test_others_may_use_the_model_in_the_block_only(make):
         assert not can_wait(llm)
         read(llm, some(200, 1), others)
         assert set(seen) == {0} and llm.n_tokens == 200 and not can_wait(llm)
+
+
+def test_a_prompt_whose_logits_are_known_is_not_read_again_meanwhile(make):
+    """A document and a question that are asked anew must not keep the reader waiting."""
+    llm, alone, known, n_had, found = make(), make(), some(300, 9), [], []
+    alone.eval(known)
+    with Conversations(llm) as pool:
+        llm.eval(known[pool.use(known) :])
+        prompt = some(400, 1)
+        pool.use(prompt)
+
+        def others() -> None:
+            with pool.meanwhile():
+                n_had.append(pool.use(known))
+                llm.eval(known[n_had[-1] :])
+                found.append(logits(llm))
+
+        read(llm, prompt, others)
+    assert len(n_had) > 6 and set(n_had) == {len(known)}
+    assert all(np.array_equal(x, logits(alone)) for x in found)

@@ -161,6 +161,7 @@ def test_a_prepared_model_says_so(folder):
         place.unlink()
 
 
+@pytest.mark.slow
 def test_a_hundred_files_are_remembered(folder, monkeypatch):
     one = models.write("llama-gqa", folder)
     for i in range(100):
@@ -183,7 +184,7 @@ def test_a_damaged_memory_is_found_out_anew(folder):
     first = listed()
     memory = folder.parent / "edgekv/models.json"
     assert memory.is_file()
-    for text in ("{", "[]", '{"a": {"arch": 7}}', '{"a": 1}', "[" * 100000):
+    for text in ("{", '{"a": {"arch": 7}}', "[" * 100000):
         memory.write_text(text)
         assert listed() == first
 
