@@ -17,6 +17,12 @@ def test_a_file_beside_models_is_said_to_be_one(tmp_path, what):
         assert what in refused(typed(f"{line} {path}"))
 
 
+@pytest.mark.parametrize("line", ["profile probe -o {0}/p.gguf", "profile get {0}"])
+def test_it_is_said_of_a_model_for_a_profile_too(tmp_path, line):
+    path = gguf_files.others(tmp_path)["--lora"]
+    assert "--lora" in refused(typed(f"{line.format(tmp_path)} -m {path}"))
+
+
 @pytest.mark.parametrize("arch", ["bert", "gemma-embedding"])
 def test_an_embedding_model_writes_no_text(tmp_path, arch):
     path = gguf_files.write(tmp_path / "e.gguf", arch, ("a",))

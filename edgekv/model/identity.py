@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgekv.errors import BadInput
-from edgekv.model import fingerprint
+from edgekv.model import fingerprint, kind
 from edgekv.model.header import DAMAGE, Header, opened
 
 EMBEDDING = "token_embd.weight"
@@ -101,6 +101,7 @@ def identify(path: str) -> Identity:
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); name a .gguf file") from None
     except DAMAGE:
+        kind.check(path)  # what it is, if it is something else
         raise BadInput(
             f"{path} is no GGUF model that edgekv can read, or it is incomplete: download it again"
         ) from None
