@@ -361,15 +361,25 @@ def test_a_call_waits_until_the_prompt_is_read(working, eager):
 def test_others_have_at_most_as_much_time_as_who_reads():
     now = [0.0]
     share = Share(lambda: now[0])
-    now[0] = 2.0
-    assert share.until() == 4.0
-    now[0] = 5.0  # three seconds, of which a tenth went into changing conversations
-    share.lent(2.0, 2.9)
+    now[0] = 0.5
+    assert share.until() == 1.0
+    now[0] = 1.25  # three quarters of a second, of which 25 ms went into changing conversations
+    share.lent(0.5, 0.725)
     assert share.until() is None
-    now[0] = 7.0  # the reader has had four seconds: there is one second, as much as is worth it
+    now[0] = 1.75  # the reader has had one second: what is left is as much as is worth it
     assert share.until() is None
-    now[0] = 7.1
-    assert share.until() == pytest.approx(8.2)
+    now[0] = 1.8
+    assert share.until() == pytest.approx(2.1)
+
+
+def test_time_that_nobody_used_does_not_add_up():
+    now = [0.0]
+    share = Share(lambda: now[0])
+    now[0] = 300.0
+    assert share.until() == 301.0
+    now[0] = 302.0
+    share.lent(300.0, 1.8)  # changing conversations took 0.2 s: a second would not be worth it
+    assert share.until() == 304.0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
