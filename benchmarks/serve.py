@@ -2,21 +2,24 @@
 
     python benchmarks/serve.py turns [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
     python benchmarks/serve.py between [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
+    python benchmarks/serve.py peer [-m MODEL] [--tokens 8000] --peer-path FOLDER
     python benchmarks/serve.py load [-m MODEL] [--clients 64] [--requests 2000] [--cache-ram 16]
 
 turns: a document and a question, and then a second question, the same question again, an edited
 one, one after a restart with --cache-disk, and five conversations in turn. Tokens that were read
 and seconds to the first token, beside a server that remembers nothing (--cache-ram 0). between: a
 short question comes while a document is read, and then many, one after the other; seconds to the
-first token. load: many clients ask one server greedily; a third goes away amid the answer; half-way
-the server is killed and starts again. Each whole answer is compared with that of one client alone.
-Markdown goes to standard output, progress to standard error.
+first token. peer: the same turns, beside llama_cpp.server of the unpatched library's version;
+FOLDER is a PYTHONPATH that has it. load: many clients ask one server greedily; a third goes away
+amid the answer; half-way the server is killed and starts again. Each whole answer is compared with
+that of one client alone. Markdown goes to standard output, progress to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import socket
@@ -53,12 +56,18 @@ Messages = list[dict[str, str]]
 def main() -> None:
     options = parse()
     print(heading("serve.py"))
-    {"turns": print_turns, "between": print_between, "load": print_load}[options.what](options)
+    kinds = {
+        "turns": print_turns,
+        "between": print_between,
+        "peer": print_peer,
+        "load": print_load,
+    }
+    kinds[options.what](options)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["turns", "between", "load"])
+    parser.add_argument("what", choices=["turns", "between", "peer", "load"])
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--kv-ratio", default="0.2")
@@ -67,6 +76,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--prompts", type=int, default=48, help="distinct ones")
     parser.add_argument("--cache-ram", type=int, default=16, help="MiB, of `load`")
+    parser.add_argument("--peer-path", default="")
     options = parser.parse_args()
     if options.model == "demo":
         options.model = str(demo_path())
@@ -79,24 +89,28 @@ def parse() -> argparse.Namespace:
 class Server:
     """A process of `edgekv serve`."""
 
+    health = "/health"
+
     def __init__(self, options: argparse.Namespace, *more: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        words = ["-m", options.model, "--kv-ratio", options.kv_ratio, "-t", str(options.threads)]
-        words += ["--port", str(port), "--temp", "0", "--metrics", *more]
         self.url = f"http://127.0.0.1:{port}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "edgekv", "serve", *words], cwd=ROOT, stderr=sys.stderr
-        )
+        self.process = self.start(options, str(port), *more)
         while not self.is_up():
             if self.process.poll() is not None:
                 raise SystemExit("the server does not start; its reason stands above")
             time.sleep(0.1)
 
+    def start(self, options: argparse.Namespace, port: str, *more: str) -> subprocess.Popen[bytes]:
+        words = ["-m", options.model, "--kv-ratio", options.kv_ratio, "-t", str(options.threads)]
+        words += ["--port", port, "--temp", "0", "--metrics", *more]
+        command = [sys.executable, "-m", "edgekv", "serve", *words]
+        return subprocess.Popen(command, cwd=ROOT, stderr=sys.stderr)
+
     def is_up(self) -> bool:
         with suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/health", timeout=PATIENCE).status_code == 200
+            return httpx.get(self.url + self.health, timeout=PATIENCE).status_code == 200
         return False
 
     def end(self, how: signal.Signals = signal.SIGINT) -> None:
@@ -116,9 +130,25 @@ class Server:
         return sum(one["n_bytes"] for one in found if not one["is_current"])
 
 
+class Peer(Server):
+    """A process of llama_cpp.server with the unpatched library and a full f16 cache."""
+
+    health = "/v1/models"
+
+    def start(self, options: argparse.Namespace, port: str, *more: str) -> subprocess.Popen[bytes]:
+        words = ["--model", options.model, "--port", port, "--flash_attn", "true"]
+        words += ["--n_threads", str(options.threads), "--n_threads_batch", str(options.threads)]
+        command = [sys.executable, "-m", "llama_cpp.server", *words, *more]
+        environment = {**os.environ, "PYTHONPATH": options.peer_path}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return subprocess.Popen(command, env=environment, **quiet)
+
+
 @contextmanager
-def serving(options: argparse.Namespace, *more: str) -> Iterator[Server]:
-    server = Server(options, *more)
+def serving(
+    options: argparse.Namespace, *more: str, kind: type[Server] = Server
+) -> Iterator[Server]:
+    server = kind(options, *more)
     try:
         yield server
     finally:
@@ -160,6 +190,8 @@ def ask(
                 n_done, n_all = map(int, line.split()[-1].split("/"))
                 if 4 * n_done >= n_all:
                     quarter.set()
+            if line == "data: [DONE]":
+                answer.text = text
             if not line.startswith("data: {"):
                 continue
             event = json.loads(line[6:])
@@ -172,7 +204,6 @@ def ask(
             if "timings" in event:
                 answer.n_read = event["timings"]["prompt_n"]
                 answer.n_prompt = answer.n_read + event["timings"]["cache_n"]
-                answer.text = text
             n_pieces += 1
             if n_pieces == leave_at:
                 return answer
@@ -205,14 +236,15 @@ def print_turns(options: argparse.Namespace) -> None:
             rows, talk = turns(client, server, text)
         with serving(options, *kept) as server:
             rows["the next question after a restart"] = ask(client, server.url, talk)
-            rows |= in_turn(client, server, options.tokens // N_TALKS)
+            texts = short_documents(options, server)
+            rows |= in_turn(client, server, texts)
         with serving(options, *n_ctx, "-np", "1", "--cache-ram", "0") as server:
             again: dict[str, Answer] = {}
             for name, last in (("a second question", 3), ("the next question after a restart", 5)):
                 # another conversation in between, so that this one is forgotten
                 ask(client, server.url, [question("Hello.")])
                 again[name] = ask(client, server.url, talk[:last])
-            again |= in_turn(client, server, options.tokens // N_TALKS)
+            again |= in_turn(client, server, texts)
     print(
         "| request | prompt tokens | read | first token, s | read without memory |"
         " first token, s |\n| --- | ---: | ---: | ---: | ---: | ---: |"
@@ -242,11 +274,11 @@ def turns(client: httpx.Client, server: Server, text: str) -> tuple[dict[str, An
     return rows, talk
 
 
-def in_turn(client: httpx.Client, server: Server, n_tokens: int) -> dict[str, Answer]:
-    """Conversations of n_tokens that ask one after the other: means of their second questions."""
+def in_turn(client: httpx.Client, server: Server, texts: list[str]) -> dict[str, Answer]:
+    """Conversations that ask one after the other: means of their second questions."""
     talks = []
-    for seed in range(1, N_TALKS + 1):
-        talks.append([question(f"{document(server, n_tokens, seed)}\n\n{QUESTIONS[0]}")])
+    for text in texts:
+        talks.append([question(f"{text}\n\n{QUESTIONS[0]}")])
         said = ask(client, server.url, talks[-1])
         more = {"role": "assistant", "content": said.text or ""}
         talks[-1] += [more, question(QUESTIONS[1])]
@@ -258,6 +290,34 @@ def in_turn(client: httpx.Client, server: Server, n_tokens: int) -> dict[str, An
         sum(x.n_prompt for x in found) // N_TALKS,
     )
     return {f"each of {N_TALKS} conversations in turn (mean)": mean}
+
+
+def short_documents(options: argparse.Namespace, server: Server) -> list[str]:
+    n = options.tokens // N_TALKS
+    return [document(server, n, seed) for seed in range(1, N_TALKS + 1)]
+
+
+# ---- peer
+
+
+def print_peer(options: argparse.Namespace) -> None:
+    n_ctx = str(options.tokens + 2048)
+    found = []
+    with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=PATIENCE) as client:
+        ours = ["-c", n_ctx, "--cache-disk", folder]
+        with serving(options, *ours) as server:
+            text = document(server, options.tokens, 0)
+            texts = short_documents(options, server)
+        for kind, more in ((Server, ours), (Peer, ["--n_ctx", n_ctx])):
+            with serving(options, *more, kind=kind) as server:
+                rows, talk = turns(client, server, text)
+            with serving(options, *more, kind=kind) as server:
+                rows["the next question after a restart"] = ask(client, server.url, talk)
+                found.append(rows | in_turn(client, server, texts))
+    print("| request | edgekv: first token, s | llama_cpp.server: first token, s |")
+    print("| --- | ---: | ---: |")
+    for name, one in found[0].items():
+        print(f"| {name} | {one.first_s:.2f} | {found[1][name].first_s:.2f} |")
 
 
 # ---- between
