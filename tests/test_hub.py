@@ -83,6 +83,31 @@ def test_a_name_for_a_command_downloads_once_and_then_asks_nobody(hub, tmp_path)
     assert len(hub.asked) == n_asked
 
 
+@pytest.mark.parametrize("site", ["hf.co", "huggingface.co", "https://huggingface.co"])
+def test_an_address_is_the_repository(hub, site):
+    give(hub, "t-Q4_K_M.gguf")
+    path = path_of(f"{site}/{REPO}")
+    n_asked = len(hub.asked)
+    assert path_of(f"{site}/{REPO}:Q4_K_M") == path == path_of(f"hf:{REPO}")
+    assert len(hub.asked) == n_asked
+
+
+def test_a_line_that_breaks_again_and_again_is_taken_up(hub, monkeypatch):
+    """With a huggingface_hub that gives up at the first time, too."""
+    give(hub, "t-Q4_K_M.gguf")
+    data, begins = hub.files[REPO, "t-Q4_K_M.gguf"], []
+
+    def broken(url, file, resume_size=0, **_):
+        begins.append(resume_size)
+        file.write(data[resume_size : resume_size + 100_000])
+        if resume_size + 100_000 < len(data):
+            raise ConnectionError("the line broke")
+
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", broken)
+    assert typed(f"pull {REPO}").exit_code == 0
+    assert begins == [0, 100_000, 200_000, 300_000]
+
+
 def test_a_broken_line_is_taken_up_within_one_command(hub):
     give(hub, "t-Q4_K_M.gguf")
     hub.budget = 100_000
@@ -116,6 +141,19 @@ def test_an_interrupted_download_goes_on_where_it_stopped(hub, cache):
     with open(result.stdout.strip(), "rb") as f:
         assert f.read() == hub.files[REPO, "t-Q4_K_M.gguf"]
     assert not partial.exists()
+
+
+def test_ctrl_c_keeps_what_came(hub, cache, monkeypatch):
+    def interrupted(url, temp_file, **_):
+        temp_file.write(b"x" * 2048)
+        raise KeyboardInterrupt
+
+    give(hub, "t-Q4_K_M.gguf")
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", interrupted)
+    result = typed(f"pull {REPO}")
+    assert result.exit_code == 130
+    assert "stopped at 2.0 KiB; the same command goes on" in result.stderr
+    assert len(list(cache.rglob("*.incomplete"))) == 1
 
 
 def path_or_none():

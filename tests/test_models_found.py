@@ -69,6 +69,14 @@ def test_a_model_of_hugging_faces_cache(home):
 def test_a_model_of_gpt4alls(home, folder):
     file = put(home / folder / "Tiny-Instruct.Q4_0.gguf")
     assert path_of("tiny-instruct.q4_0") == path_of("gpt4all:Tiny-Instruct.Q4_0") == str(file)
+    # GPT4All's own name
+    assert path_of("Tiny-Instruct.Q4_0.gguf") == path_of("gpt4all:Tiny-Instruct.Q4_0.gguf")
+
+
+def test_a_file_that_there_is_not_stays_a_file(home):
+    assert path_of("nowhere.gguf") == "nowhere.gguf"
+    put(home / ".cache/gpt4all/tiny.gguf")
+    assert path_of("./tiny.gguf") == "./tiny.gguf"
 
 
 @pytest.mark.parametrize(

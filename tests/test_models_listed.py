@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 
+from edgekv import profiles
+from edgekv.commands import judging, overview
 from edgekv.commands import models as listing
-from edgekv.commands import overview
+from edgekv.commands.judging import Judge
 from edgekv.commands.overview import Room
+from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
+from edgekv.model import facts
+from edgekv.model.blueprint import Blueprint
+from edgekv.model.header import Header, opened
+from edgekv.model.outline import outline
 from edgekv.models_found.stores import STORES
+from edgekv.profiles import places
 from tests import gguf_files, models, stores
 from tests.cli import typed
 from tests.stores import put
+from tests.test_profiles import make
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +57,7 @@ def test_a_model_is_told_with_what_it_takes(folder):
 
 def test_a_ratio_is_the_planners(folder):
     path = str(models.write("llama-32k", folder))
-    judged = overview.judge(path, 32768, False)
+    judged = judging.judge(path, 32768, False)
     peaks = {ratio: peak for ratio, kind, peak in judged.ways if ratio < 1 or kind == "f16"}
     assert sorted(peaks, reverse=True) == [1, 0.5, 0.3, 0.2, 0.1]
     assert judged.best(peaks[1]) == (1, "f16")
@@ -81,13 +91,84 @@ def test_broken_files_and_other_files_have_their_reason(folder):
     assert all(str(folder) not in why for why in reasons.values())
 
 
+def test_a_file_that_breaks_llama_cpp_does_not_end_the_list(folder, monkeypatch):
+    data = bytearray(models.write("llama-gqa", folder).read_bytes())
+    key = b"llama.block_count"
+    data[data.index(key) + len(key) + 4 + 2] = 1  # behind the type: 65,536 layers more
+    put(folder / "a.gguf", data)
+    found = listed()
+    assert "breaks down" in found["llama.cpp:a"]["why_not"]
+    assert found["llama.cpp:llama-gqa"]["fits"]
+    monkeypatch.setattr(Judge, "ask", lambda *_: pytest.fail("looked at again"))
+    assert listed() == found
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen3", "llama-moe", "phi3"])
+def test_an_outline_is_the_model_without_its_words(tiny, name):
+    path = str(tiny(name))
+    with opened(path) as data, outline(Header(data)) as short:
+        assert os.path.getsize(short) <= os.path.getsize(path)
+        with Blueprint(short) as one, Blueprint(path) as other:
+            assert (one.shape, one.weights, one.why) == (other.shape, other.weights, other.why)
+            for compressed in (False, True):
+                args = compressed, 2048, 1, 1
+                assert one.context(*args) == other.context(*args)
+
+
+def test_a_number_of_words_that_a_file_claims_takes_no_memory(tmp_path):
+    import resource
+
+    import gguf
+
+    path = str(tmp_path / "many.gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    models._fill(writer, models.SHAPES["llama-gqa"], "llama-gqa")
+    writer.kv_data[0]["llama.vocab_size"].value = 2**24
+    models.finish(writer)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert judging.judge(path, 1024, False).arch == "llama"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
+
+
+def test_no_weights_and_no_vocabulary_are_read_for_the_list(folder, monkeypatch):
+    """Whole files, with all their words, are what takes a second each."""
+    path = str(models.write("llama-gqa", folder))
+    asked = []
+    monkeypatch.setattr("edgekv.profiles.places.identify", asked.append)
+    load = facts.load_without_weights
+
+    def loaded(name, *more):
+        asked.append(name)
+        return load(name, *more)
+
+    monkeypatch.setattr(facts, "load_without_weights", loaded)
+    shapes = places.shapes()
+    assert overview._profile(path, shapes) == ""
+    assert judging.judge(path, 1024, False, has_profile=False).ways
+    assert asked and path not in asked
+
+
+def test_a_prepared_model_says_so(folder):
+    path = str(models.write("llama-gqa", folder))
+    identity = profiles.identify(path)
+    maps = np.zeros((3, 2, n_features(64, 64) + 1), np.float32)
+    profile = make(identity, surrogate=Surrogate(maps, PAIRS[0]))
+    for place in (places.cached(identity), places.beside(path)):
+        assert listed()["llama.cpp:llama-gqa"]["profile"] == ""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        profiles.write(profile, place)
+        assert listed()["llama.cpp:llama-gqa"]["profile"] == str(place)
+        place.unlink()
+
+
+@pytest.mark.slow
 def test_a_hundred_files_are_remembered(folder, monkeypatch):
     one = models.write("llama-gqa", folder)
     for i in range(100):
         os.link(one, folder / f"m{i}.gguf")
     first = listed()
     assert len(first) == 101
-    monkeypatch.setattr(overview, "judge", lambda *_: pytest.fail("looked at again"))
+    monkeypatch.setattr(Judge, "ask", lambda *_: pytest.fail("looked at again"))
     assert listed() == first
 
 
@@ -98,14 +179,14 @@ def test_a_changed_file_is_looked_at_again(folder):
     assert listed()["llama.cpp:llama-gqa"]["arch"] == "qwen2"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": {"arch": 7}}', '{"a": 1}', "[" * 100000])
-def test_a_damaged_memory_is_found_out_anew(folder, text):
+def test_a_damaged_memory_is_found_out_anew(folder):
     models.write("llama-gqa", folder)
     first = listed()
     memory = folder.parent / "edgekv/models.json"
     assert memory.is_file()
-    memory.write_text(text)
-    assert listed() == first
+    for text in ("{", '{"a": {"arch": 7}}', "[" * 100000):
+        memory.write_text(text)
+        assert listed() == first
 
 
 def test_a_file_that_two_stores_have_is_told_once(folder):
@@ -116,16 +197,17 @@ def test_a_file_that_two_stores_have_is_told_once(folder):
     assert list(listed()) == ["lmstudio:who/repo/llama-gqa"]
 
 
-@pytest.mark.parametrize("width", [20, 40, 80, 200])
-def test_a_terminals_width_is_respected(folder, width):
+def test_a_terminals_width_is_respected(folder):
     models.write("llama-gqa", folder).rename(folder / f"{'long-' * 6}\x1b[31mname.gguf")
     put(folder / "broken.gguf", b"GGUFxxxx")
     room = Room("CPU", False, 2**40)
-    shown = listing.text(overview.entries(room, None, len), width)
+    found = overview.entries(room, None, len)
     name = f"llama.cpp:{'long-' * 6}?[31mname"
-    assert name in shown and "\x1b" not in shown
-    for line in shown.splitlines():
-        assert len(line) <= max(width, 24) or line.strip() == name
+    for width in (20, 40, 80, 200):
+        shown = listing.text(found, width)
+        assert name in shown and "\x1b" not in shown
+        for line in shown.splitlines():
+            assert len(line) <= max(width, 24) or line.strip() == name
 
 
 def test_nothing_found_says_what_to_do():

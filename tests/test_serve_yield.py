@@ -42,11 +42,13 @@ def working(tiny, hybrid) -> Iterator[Callable[..., Worker]]:
     """working(model, type, n_parallel, n_queue, **arguments of Llama), which are ended."""
     made = []
 
-    def make(name="llama-gqa", kind="f16", n_parallel=4, n_queue=4, **more) -> Worker:
+    def make(
+        name="llama-gqa", kind="f16", n_parallel=4, n_queue=4, cache_ram=None, **more
+    ) -> Worker:
         path = hybrid if name == "qwen35" else tiny(name)
         settings = {"kv_ratio": 0.5, "n_ctx": 2048, "n_ubatch": 64, "n_batch": 64, **more}
         llm = load(path, kind, **settings)
-        worker = Worker(llm, Turns(llm), n_parallel, n_queue)
+        worker = Worker(llm, Turns(llm, cache_ram), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker
@@ -162,6 +164,32 @@ class Acting(Shared):
         if sum(isinstance(x, self.kind) for x in self.events) == self.n:
             act, self.act = self.act, lambda: None
             act()
+
+
+@pytest.mark.parametrize("model", ["llama-gqa q8_0", "gemma3 f16", "qwen35 f16"])
+def test_an_answer_that_was_begun_goes_on_while_a_prompt_is_read(working, model, eager):
+    name, kind = model.split()
+    first = some(300, 1)
+    wanted = [alone(working(name, kind), some(N_LONG)), alone(working(name, kind), first, 40)]
+    worker = working(name, kind)
+    writer = Acting(lambda: worker.submit(reader))
+    log = Shared("long", writer.order)
+    reader = Job(asked(some(N_LONG)), log)
+    worker.submit(Job(asked(first, 40), writer))
+    assert writer.wait() and log.wait() and [log.told, writer.told] == wanted
+    order = writer.order
+    assert order.index(("long", Progress)) < order.index(("guest", Done))
+    assert order.index(("guest", Done)) < order.index(("long", Written))
+
+
+def test_others_that_are_read_again_do_not_count_as_progress(working, eager):
+    """Without memory for conversations that wait, an answer's prompt is read before each turn."""
+    worker, guest = working(cache_ram=0), Shared("guest")
+    log, _, _ = busy(worker, guest, some(60, 1))
+    assert log.wait() and guest.wait()
+    n_done = [event.n_done for event in log.events if isinstance(event, Progress)]
+    assert n_done == sorted(n_done) and n_done[-1] == N_LONG
+    assert log.order.index(("guest", Written)) < log.order.index(("long", Written))
 
 
 AMID = pytest.mark.parametrize("kind, n", [(Progress, 1), (Written, 3)])
@@ -333,15 +361,25 @@ def test_a_call_waits_until_the_prompt_is_read(working, eager):
 def test_others_have_at_most_as_much_time_as_who_reads():
     now = [0.0]
     share = Share(lambda: now[0])
-    now[0] = 2.0
-    assert share.until() == 4.0
-    now[0] = 5.0  # three seconds, of which a tenth went into changing conversations
-    share.lent(2.0, 2.9)
+    now[0] = 0.5
+    assert share.until() == 1.0
+    now[0] = 1.25  # three quarters of a second, of which 25 ms went into changing conversations
+    share.lent(0.5, 0.725)
     assert share.until() is None
-    now[0] = 7.0  # the reader has had four seconds: there is one second, as much as is worth it
+    now[0] = 1.75  # the reader has had one second: what is left is as much as is worth it
     assert share.until() is None
-    now[0] = 7.1
-    assert share.until() == pytest.approx(8.2)
+    now[0] = 1.8
+    assert share.until() == pytest.approx(2.1)
+
+
+def test_time_that_nobody_used_does_not_add_up():
+    now = [0.0]
+    share = Share(lambda: now[0])
+    now[0] = 300.0
+    assert share.until() == 301.0
+    now[0] = 302.0
+    share.lent(300.0, 1.8)  # changing conversations took 0.2 s: a second would not be worth it
+    assert share.until() == 304.0
 
 
 @pytest.mark.parametrize("seed", [1, 2])

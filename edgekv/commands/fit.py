@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from edgekv.methods import Preset
 
 CTX_DEFAULT = 32768
+UNPREPARED = "score=keydiff,budget=pooled"
+"""What stands in for the method of a model without a profile, which first use makes: it reads as
+much, and spreads rows as freely."""
 LOADED_BYTES = 18 * 2**20
 """What a process with a loaded model has that one with a blueprint lacks: the chat template's
 engine, graphs, code that runs. Found by benchmarks/fit.py at nine points of two models;
@@ -183,7 +186,7 @@ def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
     from edgekv.profiles import find
 
     if kv_method == AUTO and find(path, predicts=True) is None:
-        return methods.get("score=keydiff,budget=pooled")  # reads as much; spreads rows as freely
+        return methods.get(UNPREPARED)
     return choose(kv_method, path, ratio=ratio)
 
 

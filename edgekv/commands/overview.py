@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, Place, preset_of
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.commands.fit import CTX_DEFAULT, LOADED_BYTES, Place
+from edgekv.commands.judging import Judge
+from edgekv.errors import EdgeKVError
 from edgekv.model.header import DAMAGE, Header, files_of, opened
+from edgekv.model.outline import VOCABULARY
 from edgekv.models_found.found import Found
 from edgekv.models_found.judged import Judged, Memory, key
 
@@ -65,20 +68,34 @@ def entries(room: Room, n_ctx: int | None, tell: Callable[[str], object]) -> lis
     number; tell: called with the name of each that has to be looked at.
     """
     from edgekv.models_found.stores import everything
+    from edgekv.profiles import places
 
     there: dict[str, Found] = {}
     for one in everything():
         there.setdefault(os.path.realpath(one.path), one)
     memory = Memory()
-    try:
-        return [_entry(one, room, n_ctx or CTX_DEFAULT, memory, tell) for one in there.values()]
-    finally:
-        memory.save()
+    with Judge() as judge:
+        look = Look(room, n_ctx or CTX_DEFAULT, memory, judge, tell, places.shapes())
+        try:
+            return [_entry(one, look) for one in there.values()]
+        finally:
+            memory.save()
 
 
-def _entry(
-    found: Found, room: Room, n_ctx: int, memory: Memory, tell: Callable[[str], object]
-) -> Entry:
+@dataclass(frozen=True)
+class Look:
+    """How models are looked at."""
+
+    room: Room
+    n_ctx: int
+    memory: Memory
+    judge: Judge
+    tell: Callable[[str], object]
+    shapes: set[tuple[object, ...]]
+    """Of the models that may have a profile in the cache or a shipped one."""
+
+
+def _entry(found: Found, look: Look) -> Entry:
     parts = files_of(found.path)
     there = [path for path in parts if os.path.isfile(path)]
     size = sum(os.path.getsize(path) for path in there)
@@ -87,13 +104,13 @@ def _entry(
         lacks = f"{len(parts) - len(there)} of its {len(parts)} files are missing"
         return Entry(*name, found.why_not or lacks)
     try:
-        judged, profile = _judged(found, parts, room, n_ctx, memory, tell)
+        judged, profile = _judged(found, parts, look)
     except (EdgeKVError, OSError) as error:
         why = str(error).removeprefix(found.path).lstrip(": ").removeprefix("is ")
         return Entry(*name, why)
     if judged.no_model:
         return Entry(*name, judged.no_model, judged.arch)
-    best = judged.best(room.n_bytes)
+    best = judged.best(look.room.n_bytes)
     return Entry(
         *name,
         arch=judged.arch,
@@ -108,65 +125,35 @@ def _entry(
     )
 
 
-def _judged(
-    found: Found,
-    parts: list[str],
-    room: Room,
-    n_ctx: int,
-    memory: Memory,
-    tell: Callable[[str], object],
-) -> tuple[Judged, str]:
+def _judged(found: Found, parts: list[str], look: Look) -> tuple[Judged, str]:
     """What is known of a model, and its profile's file. Raises EdgeKVError or OSError."""
     from edgekv.library import lib_dir
-    from edgekv.profiles import find
     from edgekv.version import __version__
 
     info = lib_dir() / "build-info.json"
     build = (info.stat().st_mtime_ns, info.stat().st_size) if info.exists() else ()
-    profile = find(found.path, predicts=True)
-    stamp = os.stat(profile.path).st_mtime_ns if profile else ""
-    name = key(parts, n_ctx, room.is_gpu, __version__, build, profile and profile.path, stamp)
-    known = memory.get(name)
+    profile = _profile(found.path, look.shapes)
+    stamp = os.stat(profile).st_mtime_ns if profile else ""
+    here = look.n_ctx, look.room.is_gpu, __version__, build
+    name = key(parts, *here, profile or None, stamp)
+    known = look.memory.get(name)
     if known is None:
-        tell(found.name)
-        known = judge(found.path, n_ctx, room.is_gpu)
-        memory.put(name, known)
-    return known, profile.path if profile else ""
+        look.tell(found.name)
+        known = look.judge.ask(found.path, look.n_ctx, look.room.is_gpu, bool(profile))
+        look.memory.put(name, known)
+    return known, profile
 
 
-def judge(path: str, n_ctx: int, is_gpu: bool) -> Judged:
-    """What llama.cpp and the planner say of a model file, without its weights.
-
-    Raises BadInput for a file that is damaged or no model.
+def _profile(path: str, shapes: set[tuple[object, ...]]) -> str:
+    """The file of a model's profile, empty if there is none. Weights are read only where one may
+    be there. shapes: see `edgekv.profiles.places.shapes`.
     """
-    from edgekv.commands.info import bytes_per_token
-    from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
-    from edgekv.memory.hidden import AUTO
-    from edgekv.model import facts, kind
-    from edgekv.model.blueprint import Blueprint
+    from edgekv.model import identity
+    from edgekv.profiles import find, places
 
-    facts.check_gguf(path)
-    try:
-        with opened(path) as data:
-            header = Header(data)
-    except (OSError, *DAMAGE):
-        raise BadInput("it is damaged or incomplete; download it again") from None
-    if kind.is_embedder(header):
-        return Judged(str(header.meta.get("general.architecture", "")), no_model=kind.EMBEDDER)
-    with Blueprint(path, on_gpu=is_gpu) as blueprint:
-        fitting = -(-min(n_ctx, blueprint.n_ctx_train) // STEP) * STEP
-        types = [PICKED, *((name, name) for name in TYPES[1:])]
-        planner = Planner(
-            blueprint,
-            preset_of("auto", path),
-            Wish(0, fitting, types=types, hidden=(AUTO,)),
-            on_gpu=is_gpu,
-            auto=lambda ratio: preset_of("auto", path, ratio),
-        )
-        return Judged(
-            blueprint.shape["arch"],
-            bytes_per_token(blueprint.shape, *facts.cache_types["f16"][1:]) or 0,
-            fitting,
-            blueprint.why,
-            tuple((point.ratio, point.type_k, point.peak) for point in planner.ways(fitting)),
-        )
+    if not any(map(os.path.isfile, places.together(places.beside(path)))):
+        with suppress(OSError, *DAMAGE), opened(path) as data:
+            if identity.shape(Header(data, until=VOCABULARY).meta) not in shapes:
+                return ""
+    profile = find(path, predicts=True)
+    return profile.path if profile else ""

@@ -27,6 +27,7 @@ from edgekv.commands.profile_options import (
     source_options,
     summary,
 )
+from edgekv.commands.profile_shared import get, pack
 from edgekv.commands.values import ratio
 from edgekv.errors import BadInput
 
@@ -253,6 +254,10 @@ def describe(profile: Profile) -> dict[str, Any]:
 
 
 # ---- exchange
+
+
+command.add_command(pack)
+command.add_command(get)
 
 
 @command.command("import")

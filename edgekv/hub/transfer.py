@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from edgekv import files
 from edgekv.errors import BadInput
@@ -24,16 +25,21 @@ _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 _PIECE = 1 << 20
 
 
-def into_cache(there: Repository, names: Sequence[str], cache: str, tell: Tell) -> list[str]:
+def into_cache(
+    there: Repository, names: Sequence[str], cache: str, tell: Tell, size_max: int | None = None
+) -> list[str]:
     """The paths of files of a repository in the folder `cache`, fetched where they are not there.
 
-    tell: called with a line before each download. Raises BadInput, one line; what came of a file
-    stays for the next time.
+    tell: called with a line before each download; size_max: bytes of a file. Raises BadInput, one
+    line; what came of a file stays for the next time.
     """
     import huggingface_hub
 
     folder = Path(cache, f"models--{there.repo.replace('/', '--')}")
     remote = [there.file(name) for name in names]
+    for one in remote:
+        if size_max is not None and one.size > size_max:
+            raise BadInput(f"{one.name} has {size_text(one.size)}, which is too much: not fetched")
     _check_room(folder, remote)
     for one in remote:
         _fetch(there, one, folder / "blobs", tell)
@@ -91,10 +97,14 @@ def _fetch(there: Repository, one: RemoteFile, blobs: Path, tell: Tell) -> None:
             f"downloading {there.repo}/{one.name} from {there.endpoint}:"
             f" {size_text(one.size)}{rest}"
         )
-        with there.in_one_line(), open(partial, "ab") as f:
-            _receive(there, one, f, begin)
-            f.flush()
-            os.fsync(f.fileno())
+        try:
+            with there.in_one_line(), open(partial, "ab") as f:
+                _receive(there, one, f, begin)
+                f.flush()
+                os.fsync(f.fileno())
+        except KeyboardInterrupt:
+            tell(f"stopped at {size_text(_size(partial))}; the same command goes on from there")
+            raise
         if _digest(partial, one) != one.etag:
             partial.unlink()
             raise BadInput(
@@ -104,8 +114,10 @@ def _fetch(there: Repository, one: RemoteFile, blobs: Path, tell: Tell) -> None:
         os.replace(partial, target)
 
 
-def _receive(there: Repository, one: RemoteFile, f: object, begin: int) -> None:
-    """Append what is missing from byte `begin` on. Asks again a few times if the line breaks."""
+def _receive(there: Repository, one: RemoteFile, f: BinaryIO, begin: int) -> None:
+    """Append what is missing from byte `begin` on. Asks again if the line breaks, as long as
+    something comes.
+    """
     import logging
 
     from huggingface_hub.file_download import http_get
@@ -114,14 +126,21 @@ def _receive(there: Repository, one: RemoteFile, f: object, begin: int) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)  # each broken line would be told in several lines
     try:
-        http_get(
-            one.url,
-            f,  # type: ignore[arg-type]
-            resume_size=begin,
-            headers=there.headers(),
-            expected_size=one.size,
-            displayed_filename=one.name,
-        )
+        while True:
+            try:
+                http_get(
+                    one.url,
+                    f,
+                    resume_size=begin,
+                    headers=there.headers(),
+                    expected_size=one.size,
+                    displayed_filename=one.name,
+                )
+                return
+            except Exception:  # not every version goes on by itself after a line that broke
+                before, begin = begin, f.seek(0, os.SEEK_END)
+                if begin <= before:  # nothing came
+                    raise
     except ValueError:  # beyond what it takes without hf_xet
         raise BadInput(
             f"{one.name} is too large for a plain download; fetch it with 'hf download"

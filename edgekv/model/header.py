@@ -62,27 +62,37 @@ def opened(path: str) -> Iterator[mmap.mmap]:
 class Header:
     """What stands in front of the tensors' data.
 
-    meta: the metadata but for long values and arrays of strings; tensors: by name; n_bytes: size of
-    the header with the padding behind it.
+    meta: the metadata but for long values and arrays of strings; spans: first byte of each key and
+    the one behind its value; n_tensors; tensors: by name; tensors_at, ends_at: first byte of their
+    list and the one behind it; n_bytes: size of the header with the padding behind it.
+    until: the beginning of a key at which to stop; what stands behind it, and `tensors`, stay out.
     Raises one of DAMAGE if the file is no little-endian GGUF of a known version, ends too early, or
     goes beyond a limit.
     """
 
-    def __init__(self, file: mmap.mmap | bytes) -> None:
+    def __init__(self, file: mmap.mmap | bytes, until: str = "") -> None:
         self.file, self._at = file, 4
         self._words, self._kept = _MAX_WORDS, _MAX_KEPT
         if file[:4] != b"GGUF" or self._number("I") not in _VERSIONS:
             raise ValueError("no GGUF of a version that is known")
         n_tensors, n_keys = self._number("Q"), self._number("Q")
+        self.n_tensors: int = n_tensors
         if n_tensors > _MAX_TENSORS or n_keys > _MAX_KEYS:
             raise ValueError("more tensors or keys than any model has")
         self.meta: dict[str, Any] = {}
+        self.spans: dict[str, tuple[int, int]] = {}
+        self.tensors: dict[str, Tensor] = {}
         for _ in range(n_keys):
-            name = self._name()
+            begin, name = self._at, self._name()
+            if until and name.startswith(until):
+                return
             value = self._value(self._number("I"))
+            self.spans[name] = begin, self._at
             if value is not None:
                 self.meta[name] = value
+        self.tensors_at = self._at
         self.tensors = dict(self._tensor() for _ in range(n_tensors))
+        self.ends_at = self._at
         align = self.meta.get("general.alignment", 32)
         if type(align) is not int or not 0 < align <= 1 << 16:
             raise ValueError("alignment")

@@ -34,6 +34,20 @@ class Judged:
     ways: tuple[tuple[float, str, int], ...] = ()
     no_model: str = ""
 
+    @classmethod
+    def of(cls, value: dict[str, Any]) -> Judged:
+        """From JSON of its fields. Raises ValueError or TypeError for anything else."""
+        found = cls(**value)
+        ways = tuple((float(ratio), str(kind), int(peak)) for ratio, kind, peak in found.ways)
+        texts, numbers = (found.arch, found.why, found.no_model), (found.kv_bytes, found.n_ctx)
+        if not all(type(x) is str and x.isprintable() for x in (*texts, *(w[1] for w in ways))):
+            raise ValueError("no text to print")
+        if not all(type(x) is int and x >= 0 for x in numbers):
+            raise ValueError("no number of a model")
+        if not all(0 < ratio <= 1 for ratio, _, _ in ways):
+            raise ValueError("no ratio")
+        return cls(found.arch, *numbers, found.why, ways, found.no_model)
+
     def best(self, n_bytes: int) -> tuple[float, str] | None:
         """Ratio and type of the first way that takes at most so many bytes."""
         fits = ((ratio, kind) for ratio, kind, peak in self.ways if peak <= n_bytes)
@@ -88,20 +102,6 @@ def _read(path: os.PathLike[str]) -> dict[str, Judged]:
         with open_regular(path) as file:
             text = file.read(_BYTES_MAX + 1)
         there = json.loads(text) if len(text) <= _BYTES_MAX else {}
-        return {str(name): _checked(value) for name, value in there.items()}
+        return {str(name): Judged.of(value) for name, value in there.items()}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-
-
-def _checked(value: dict[str, Any]) -> Judged:
-    """Raises ValueError or TypeError for what `save` did not write."""
-    found = Judged(**value)
-    ways = tuple((float(ratio), str(kind), int(peak)) for ratio, kind, peak in found.ways)
-    texts, numbers = (found.arch, found.why, found.no_model), (found.kv_bytes, found.n_ctx)
-    if not all(type(x) is str and x.isprintable() for x in (*texts, *(way[1] for way in ways))):
-        raise ValueError("no text to print")
-    if not all(type(x) is int and x >= 0 for x in numbers) or not all(
-        0 < ratio <= 1 for ratio, _, _ in ways
-    ):
-        raise ValueError("no number of a model")
-    return Judged(found.arch, *numbers, found.why, ways, found.no_model)

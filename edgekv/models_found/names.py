@@ -1,5 +1,5 @@
 """What a model's name means: a path, 'hf:USER/REPO', 'ollama:NAME', or a name found on this
-computer. Only a name that begins with 'hf:' is ever downloaded.
+computer. Only a name that begins with 'hf:', or with Hugging Face's address, is ever downloaded.
 """
 
 from __future__ import annotations
@@ -28,20 +28,31 @@ def path_of(name: str, tell: Callable[[str], object] = len) -> str:
     """
     if name == "demo":
         return str(demo_path())
-    if name.startswith("hf:"):
+    if name.startswith("hf:") or _is_address(name):
         return _of_hugging_face(name, tell)
     if name.startswith("ollama:"):
         return _usable(_in_ollama(name))
-    if _is_path(name):
-        return name
-    return _usable(_by_name(name))
+    if not _is_path(name):
+        return _usable(_by_name(name))
+    # GPT4All and others call their models as their files are called
+    is_name = not os.path.exists(name) and not _begins_path(name) and matches(name, everything())
+    return _usable(_by_name(name)) if is_name else name
+
+
+def _is_address(name: str) -> bool:
+    """Whether a name is an address on Hugging Face, as Ollama takes it, and means nothing here."""
+    from edgekv.hub.wanted import PREFIXES
+
+    is_address = name.startswith(PREFIXES[1:]) and not os.path.exists(name)
+    return is_address and not matches(name, everything())
 
 
 def _of_hugging_face(name: str, tell: Callable[[str], object]) -> str:
     """The model's file; fetched where no whole one is here."""
     from edgekv.hub.models import download
-    from edgekv.hub.wanted import is_offline
+    from edgekv.hub.wanted import is_offline, wanted
 
+    name = f"hf:{wanted(name)}" if _is_address(name) else name
     here = matches(name, everything())
     whole = [
         one for one in here if not one.why_not and all(map(os.path.isfile, files_of(one.path)))
@@ -52,9 +63,12 @@ def _of_hugging_face(name: str, tell: Callable[[str], object]) -> str:
 
 
 def _is_path(name: str) -> bool:
-    """Whether a name can only be a file's. An existing file goes before any name."""
-    begins = name.startswith((".", "~", os.sep)) or os.path.isabs(name)
-    return os.path.exists(name) or begins or name.lower().endswith(".gguf") or "\0" in name
+    """Whether a name looks like a file's. An existing file goes before any name."""
+    return os.path.exists(name) or _begins_path(name) or name.lower().endswith(".gguf")
+
+
+def _begins_path(name: str) -> bool:
+    return name.startswith((".", "~", os.sep)) or os.path.isabs(name) or "\0" in name
 
 
 def _usable(found: Found) -> str:

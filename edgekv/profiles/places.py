@@ -11,6 +11,7 @@ import glob
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,6 +68,18 @@ def find(
         ):
             return profile
     return None
+
+
+def shapes() -> set[tuple[object, ...]]:
+    """What the models of the shipped and the cached profiles are like, as
+    `edgekv.model.identity.shape` gives it: a model of no such shape has no profile there.
+    """
+    found: set[tuple[object, ...]] = set()
+    for path in [*SHIPPED.glob("*.gguf"), *(user_cache() / "profiles").glob("*.gguf")]:
+        with suppress(BadInput):
+            model = read(path).model
+            found.add((model.arch, model.n_head_kv, model.d_head_k, model.d_head_v))
+    return found
 
 
 def candidates(model_path: str, model: Identity) -> Iterator[Path]:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 WORTH = 10
 """How many times as long as changing conversations takes others are let in at least."""
+MOST_S = 1.0
+"""Seconds that others have at a time: what nobody used does not add up."""
 
 
 class Share:
@@ -20,7 +22,9 @@ class Share:
         """The clock's time until which others may go on now; None: it is the reader's turn."""
         now = self._clock()
         left = now - self._begin - 2 * self._lent
-        return now + left if left > WORTH * self._change_s else None
+        if left <= WORTH * self._change_s:
+            return None
+        return now + max(min(left, MOST_S), WORTH * self._change_s)
 
     def lent(self, begin: float, used_s: float) -> None:
         """Others were let in at `begin`, and have left; they used used_s seconds of that time."""

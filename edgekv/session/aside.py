@@ -45,6 +45,7 @@ def aside(llm: Holder) -> Iterator[None]:
     prompt.pause()
     place = Place(llm._ctx.ctx)
     place.swap(llm._ctx.ctx)
+    kv.reading = llm.kv_progress = None
     with llm._guard.called_back():
         llm.reset()
         try:

@@ -5,6 +5,7 @@ They take this interface instead of the class, which imports them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -32,6 +33,8 @@ class Holder(Protocol):
     """Whether those of all tokens are wanted."""
     kv_overrides: dict[str, Any] | None
     _kv_adapters: Adapters
+    kv_progress: Callable[[int, int], None] | None
+    """Called while a prompt is read."""
     _kv: Engine | None
     """None: llama.cpp's own cache holds the conversation."""
     _guard: Guard

@@ -266,9 +266,10 @@ LLAMA_API int edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const
 // all layers are kept: they become the conversation, logits of the prompt's last token are at
 // llama_get_logits_ith(ctx, -1)
 LLAMA_API int edgekv_prefill_end(struct edgekv_prefill * p);
-// Between two chunks, which is where `progress` is called: the conversation is as before the prompt,
-// until edgekv_prefill_resume. Meanwhile it may wait in an edgekv_parked, and others may use the
-// context, read short prompts too. EDGEKV_INVALID if another prompt of the context waits already
+// Between two chunks, which is where `progress` is called: the conversation is as before the
+// prompt, until edgekv_prefill_resume. Meanwhile it may wait in an edgekv_parked, and others may
+// use the context, read short prompts too. EDGEKV_INVALID if another prompt of the context waits
+// already
 LLAMA_API int edgekv_prefill_pause(struct edgekv_prefill * p);
 // The prompt is half read again, as it was when it was paused, and `progress` may return.
 // EDGEKV_INVALID if the context does not hold the conversation that it held then; after any error

@@ -66,9 +66,13 @@ void edgekv_context::put_logits(llama_context & ctx, const std::vector<float> & 
     std::copy(logits.begin(), logits.end(), ctx.logits.data);
 }
 
-void edgekv_context::has_read(llama_context & ctx, int64_t n_tokens, int64_t begin_us) {
+void edgekv_context::has_output(llama_context & ctx) {
     ctx.n_outputs = 1;
     ctx.output_ids[0] = 0;
+}
+
+void edgekv_context::has_read(llama_context & ctx, int64_t n_tokens, int64_t begin_us) {
+    has_output(ctx);
     ctx.n_queued_tokens += n_tokens;
     if (ctx.t_compute_start_us == 0) ctx.t_compute_start_us = begin_us;
 }

@@ -28,6 +28,8 @@ struct edgekv_context {
     // [n_vocab] of one token, which make_ready has made room for: a copy, and the way back
     static std::vector<float> logits(const llama_context & ctx); // throws std::bad_alloc
     static void put_logits(llama_context & ctx, const std::vector<float> & logits);
+    // one token's logits are there, whatever they are
+    static void has_output(llama_context & ctx);
     // as after n tokens were decoded since `begin_us`, the last of them with logits
     static void has_read(llama_context & ctx, int64_t n_tokens, int64_t begin_us);
 };

@@ -246,6 +246,7 @@ void edgekv_prefill::pause() {
     }
     half.save(edgekv_recurrent_of(prompt.ctx->get_memory()));
     logits = edgekv_context::logits(*prompt.ctx);
+    edgekv_context::has_output(*prompt.ctx); // of whoever comes, who may know its logits
     slices.forget_plan();
     ggml_backend_sched_reset(prompt.ctx->get_sched());
     forget();
