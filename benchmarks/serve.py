@@ -4,6 +4,7 @@
     python benchmarks/serve.py between [-m MODEL] [--tokens 8000] [--kv-ratio 0.2]
     python benchmarks/serve.py peer [-m MODEL] [--tokens 8000] --peer-path FOLDER
     python benchmarks/serve.py load [-m MODEL] [--clients 64] [--requests 2000] [--cache-ram 16]
+    python benchmarks/serve.py steady [-m MODEL] [--clients 16] [--minutes 30] [--cache-ram 16]
 
 turns: a document and a question, and then a second question, the same question again, an edited
 one, one after a restart with --cache-disk, and five conversations in turn. Tokens that were read
@@ -12,7 +13,8 @@ short question comes while a document is read, and then many, one after the othe
 first token. peer: the same turns, beside llama_cpp.server of the unpatched library's version;
 FOLDER is a PYTHONPATH that has it. load: many clients ask one server greedily; a third goes away
 amid the answer; half-way the server is killed and starts again. Each whole answer is compared with
-that of one client alone. Markdown goes to standard output, progress to standard error.
+that of one client alone. steady: the same without an end, and how the process grows. Markdown goes
+to standard output, progress to standard error.
 """
 
 from __future__ import annotations
@@ -61,13 +63,14 @@ def main() -> None:
         "between": print_between,
         "peer": print_peer,
         "load": print_load,
+        "steady": print_steady,
     }
     kinds[options.what](options)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["turns", "between", "peer", "load"])
+    parser.add_argument("what", choices=["turns", "between", "peer", "load", "steady"])
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--tokens", type=int, default=8000)
     parser.add_argument("--kv-ratio", default="0.2")
@@ -76,6 +79,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--prompts", type=int, default=48, help="distinct ones")
     parser.add_argument("--cache-ram", type=int, default=16, help="MiB, of `load`")
+    parser.add_argument("--minutes", type=float, default=30, help="of `steady`")
     parser.add_argument("--peer-path", default="")
     options = parser.parse_args()
     if options.model == "demo":
@@ -424,6 +428,43 @@ def print_load(options: argparse.Namespace) -> None:
             print(row_of(part, tally, begin, end, most[0]), flush=True)
             for got, wished in tally.wrong[:5]:
                 print(f"{got!r} instead of {wished!r}", file=sys.stderr)
+
+
+# ---- steady
+
+
+def print_steady(options: argparse.Namespace) -> None:
+    rng, tally, stop = random.Random(0), Tally(), threading.Event()
+    with tempfile.TemporaryDirectory() as folder, httpx.Client(timeout=PATIENCE) as client:
+        with serving(options, "-c", "2048", "--cache-ram", "0", "-np", "1") as server:
+            prompts = [talk_of(server, rng, i) for i in range(options.prompts)]
+            right = [ask(client, server.url, one).text or "" for one in prompts]
+        more = ["-c", "2048", "--cache-ram", str(options.cache_ram), "--cache-disk", folder]
+
+        def go_on(seed: int) -> None:
+            own = random.Random(seed)
+            while not stop.is_set():
+                n, leaves = own.randrange(len(prompts)), own.randrange(3 * N_ANSWER)
+                leave_at = leaves if leaves < N_ANSWER else -1
+                one_request(server, prompts[n], right[n], leave_at, tally)
+
+        print("| minute | answers | cut off | wrong | RSS, MiB | waiting, MiB |", flush=True)
+        print(f"|{' ---: |' * 6}", flush=True)
+        with serving(options, *more) as server, ThreadPoolExecutor(options.clients) as pool:
+            for seed in range(options.clients):
+                pool.submit(go_on, seed)
+            begin = time.monotonic()
+            try:
+                while (minute := (time.monotonic() - begin) / 60) < options.minutes:
+                    time.sleep(60 - (time.monotonic() - begin) % 60)
+                    cells = [tally.n_whole, tally.n_left, len(tally.wrong)]
+                    sizes = [server.rss() / MIB, server.n_waiting_bytes() / MIB]
+                    row = [f"{x:,}" for x in cells] + [f"{x:.1f}" for x in sizes]
+                    print(f"| {minute + 1:.0f} | {' | '.join(row)} |", flush=True)
+            finally:
+                stop.set()
+        for got, wished in tally.wrong[:5]:
+            print(f"{got!r} instead of {wished!r}", file=sys.stderr)
 
 
 def talk_of(server: Server, rng: random.Random, seed: int) -> Messages:

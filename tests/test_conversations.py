@@ -668,3 +668,24 @@ def test_whatever_is_asked_the_model_has_read_just_that(tiny, tmp_path, nmse, na
             names = [x.name for x in pool.list() if x.name]
             assert len(names) == len(set(names))
         assert n_known > n_all / 10, "some were read before"
+
+
+@pytest.mark.parametrize("n_shared", [2, 50, 150])
+def test_an_answer_does_not_depend_on_what_was_asked_before_of_the_same_beginning(tiny, n_shared):
+    """What a prompt keeps depends on where its reading begins, so it begins at the front: a chunk
+    of the beginning, or less, is not worth another answer.
+    """
+    summary = "score=late,budget=uniform,merge=summary,rows=64"
+    rng = np.random.default_rng(5)
+    llm, alone = (
+        load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=summary, n_ubatch=256) for _ in range(2)
+    )
+    with Conversations(llm, 1 << 24) as pool:
+        for _ in range(4):
+            common = rng.integers(6, 128, n_shared).tolist()
+            for n in (60, 300):
+                prompt = common + rng.integers(6, 128, n).tolist()
+                llm.eval(prompt[pool.use(prompt) :])
+            alone.reset()
+            alone.eval(prompt)
+            assert np.array_equal(last_logits(llm), last_logits(alone))

@@ -128,7 +128,8 @@ def test_what_was_read_before_is_not_read_again(client):
 
 
 def test_a_compressed_cache_says_what_it_had_too(tiny):
-    with serving(tiny("llama-gqa"), kv_ratio=0.5, kv_method="snapkv") as (url, _):
+    cache = {"kv_ratio": 0.5, "kv_method": "snapkv", "n_ubatch": 64}
+    with serving(tiny("llama-gqa"), **cache) as (url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
         document = {"type": "text", "text": "the " * 200}
         messages = [

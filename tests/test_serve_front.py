@@ -14,7 +14,7 @@ from tests.serving import post, serving
 DATE = r"Date: [^\n]*\n"
 RULES = "be an ant and tell of the rain in the air " * 12
 CACHES: dict[str, dict[str, Any]] = {
-    "compressed": dict(kv_ratio=0.3, kv_method="snapkv"),
+    "compressed": dict(kv_ratio=0.3, kv_method="snapkv", n_ubatch=64),
     "whole": {},
 }
 

@@ -38,12 +38,17 @@ def best(
         return Best(now, len(prompt), len(prompt))  # it is answered at once
     known = [now, *others]
 
+    def usable(x: Entry) -> int:
+        n = x.reachable(prompt)
+        is_end = n >= len(prompt) - 1 or n in (x.mark, x.least)
+        return n if is_end or _is_worth(llm, x, n, n) else 0
+
     def order(x: Entry) -> tuple[object, ...]:
         named = name is not None and x.name == name
-        return x.reachable(prompt), named, x is now, x.parked is not None, x.last_used
+        return usable(x), named, x is now, x.parked is not None, x.last_used
 
     first = max(known, key=order)
-    n = first.reachable(prompt)
+    n = usable(first)
     found = Best(first, n, n)
     if llm._kv is not None:
         found = _by_text(llm, prompt, known, found)
@@ -59,6 +64,15 @@ def _by_text(llm: Holder, prompt: NDArray[np.int32], known: Sequence[Entry], fou
     near = sorted((x for x in known if shared[x] == most), key=lambda x: -len(x.tokens))
     for x in near[:N_NEAR]:
         met = same_text(llm, prompt.tolist(), x.tokens.tolist(), x.least)
-        if met and met[0] > found.n:
+        if met and met[0] > found.n and _is_worth(llm, x, *met):
             found = Best(x, *met)
     return found
+
+
+def _is_worth(llm: Holder, x: Entry, n: int, n_have: int) -> bool:
+    """Whether a prompt goes on from so many of a conversation's tokens. What it keeps depends on
+    where its reading begins, and an answer should not depend on what others asked: one chunk is
+    read anew rather than found in the middle of a turn.
+    """
+    is_whole = llm._kv is None or n_have == len(x.tokens)
+    return is_whole or n > llm.context_params.n_ubatch
