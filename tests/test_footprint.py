@@ -317,7 +317,8 @@ def test_a_whole_cache_that_is_larger_than_memory_is_refused_before_loading(
 
 
 def test_free_memory_is_some_of_the_machines():
-    assert 0 < machine.memory_free() <= machine.memory_free(swap=True)
+    others = 2**30  # what other processes may take between two looks
+    assert 0 < machine.memory_free() <= machine.memory_free(swap=True) + others
     assert machine.memory_free() < machine.memory_total()
     assert 2**20 < machine.rss_now() <= machine.rss_peak() < machine.memory_total()
 
