@@ -91,9 +91,11 @@ def test_an_add_on_that_cannot_be_loaded_is_passed_over(tmp_path, content):
 
 def test_a_backend_without_its_driver_is_passed_over_with_the_reason(tmp_path):
     """A library beside ours that needs one which this machine does not have, as Vulkan's does."""
-    folder = tmp_path / "lib"
+    installed = lib_dir().absolute().parent
+    folder = tmp_path / "edgekv" / "lib"
     shutil.copytree(lib_dir(), folder)
-    (tmp_path / "bindings").symlink_to(lib_dir().parent)
+    (folder.parent / "bindings").symlink_to(installed)
+    (tmp_path / "edgekv.libs").symlink_to(installed.parent / "edgekv.libs")  # a wheel's OpenMP
     none = tmp_path / "libno-such-driver.so.1"
     cc(none, f"-Wl,-soname,{none.name}")
     cc(folder / "libedgekv-ggml-vulkan.so", "-Wl,--no-as-needed", none)
