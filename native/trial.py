@@ -159,6 +159,8 @@ def try_patches(pin: Pin, out: Path) -> Iterator[Outcome]:
 
 def try_patch(patch: Patch, folder: Path) -> Outcome:
     sections = split_files((PATCHES / patch.name).read_text(encoding="utf-8"))
+    if len(sections) < len(patch.paths):
+        raise UpstreamError(f"patches/{patch.name} has no `diff --git` line for each of its files")
     faults, n_hunks, n_rejected, n_moved = [], 0, 0, 0
     for path, section in sections:
         hunks = re.findall(r"^@@ -(\d+)", section, re.M)
