@@ -205,10 +205,11 @@ def _moments(x: LayerInfo) -> int:
 
 def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int:
     """What the centroid merge works with in main memory: the queries' covariance, or afterwards the
-    entries that it looks at as f32, a head's or (at_once) a layer's, and what it makes of them; and
-    the packed covariances of all layers.
+    entries that it looks at as f32, those of the heads that are summed up beside each other or
+    (at_once) of a layer, and what it makes of them; and the packed covariances of all layers.
     """
     from edgekv.methods.centroid_merge import KEPT, n_looked_at
+    from edgekv.methods.parallel import PAIR
 
     if not n_drawn:
         return 0
@@ -216,7 +217,7 @@ def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int
     for x in (x for x in layers if x.selects and not x.v_in_k):
         n, square, asked = n_looked_at(2 * x.d_k), x.d_k**2, x.n_head // x.n_head_kv * n_drawn
         moments = _moments(x) + MOMENTS_WORK * square
-        look = n * (x.d_k + max(x.d_v, asked)) + KEPT * x.d_k
+        look = min(PAIR, x.n_head_kv) * (n * (x.d_k + max(x.d_v, asked)) + KEPT * x.d_k)
         waiting = at_once * x.n_head_kv * (n * (x.d_k + x.d_v) + KEPT * x.d_k)
         drawn = x.n_head * n_drawn * x.d_k + 2 * square  # and what turned them, f64
         most = max(most, 4 * (max(moments, look) + waiting + drawn))

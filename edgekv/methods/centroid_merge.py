@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
 from edgekv.methods.layer import PartReader
-from edgekv.methods.parallel import each_head, one_thread_for_products
+from edgekv.methods.parallel import one_thread_for_products, pairs_of_heads
 from edgekv.methods.query_moments import root_of
 
 RECENT_SHARE = 5
@@ -190,7 +190,7 @@ class CentroidMerge:
             return HeadCentroids(loss.first, keys, values)
 
         with one_thread_for_products():
-            return each_head(summed, len(losses), max(len(loss.lost) for loss in losses))
+            return pairs_of_heads(summed, len(losses))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,8 @@
 // The kernels as a table
 #include "edgekv-cpu.h"
 
+#include "ggml-cpu.h"
+
 const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
     static const edgekv_cpu_kernels all = {
         edgekv_cpu_attend_part,
@@ -15,6 +17,8 @@ const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
         edgekv_cpu_key_sum,
         edgekv_cpu_predict,
         edgekv_cpu_rows_to_f32,
+        ggml_cpu_fp16_to_fp32,
+        ggml_cpu_fp32_to_fp16,
     };
     return &all;
 }

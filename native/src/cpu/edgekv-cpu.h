@@ -164,6 +164,9 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_key_sum) key_sum;
     decltype(&edgekv_cpu_predict) predict;
     decltype(&edgekv_cpu_rows_to_f32) rows_to_f32;
+    // ggml's own: those of ggml-base know no vectors
+    void (*f16_to_f32)(const ggml_fp16_t * x, float * y, int64_t n);
+    void (*f32_to_f16)(const float * x, ggml_fp16_t * y, int64_t n);
 };
 GGML_BACKEND_API const struct edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend(void);
 

@@ -2,6 +2,7 @@
 
 #include "ggml-backend.h"
 #include "repack.h"
+#include "simd-mappings.h"
 
 #include <cmath>
 #include <mutex>
@@ -13,7 +14,7 @@ namespace {
 
 constexpr int SIDES = weight_rows::AT_ONCE;
 
-float f32(ggml_fp16_t x) { return ggml_fp16_to_fp32(x); }
+float f32(ggml_fp16_t x) { return GGML_CPU_FP16_TO_FP32(x); }
 
 // 4 bits, 8 bytes of each row in turn; repacking turned each value's highest bit
 void unpack_q4_0(const block_q4_0x8 & b, int n_in, float * out) {

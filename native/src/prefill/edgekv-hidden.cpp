@@ -1,5 +1,6 @@
 // Hidden states: in memory as f32 or f16, in a temporary file, or on a device
 #include "edgekv-hidden.h"
+#include "edgekv-kernels.h"
 #include "edgekv-pages.h"
 
 #include <algorithm>
@@ -111,7 +112,7 @@ bool edgekv_hidden::load(int64_t first, int64_t n, ggml_tensor * to) {
     if (in_place) return true;
     float * x = mode == EDGEKV_HIDDEN_F32 ? f32(first) : staged(to, n);
     if (mode == EDGEKV_HIDDEN_F16) {
-        ggml_fp16_to_fp32_row(f16(first), x, n * width);
+        edgekv_cpu().f16_to_f32(f16(first), x, n * width);
         for (int64_t i = 0; i < n; ++i) scale(x + i * width, width, exponents[first + i]);
     }
     if (mode == EDGEKV_HIDDEN_DISK &&
@@ -138,7 +139,7 @@ bool edgekv_hidden::save(int64_t first, int64_t n, const ggml_tensor * from) {
             exponents[first + i] = excess(x + i * width, width);
             scale(x + i * width, width, -exponents[first + i]);
         }
-        ggml_fp32_to_fp16_row(x, f16(first), n * width);
+        edgekv_cpu().f32_to_f16(x, f16(first), n * width);
     }
     if (mode == EDGEKV_HIDDEN_DISK)
         return seek(file, first * width * sizeof(float)) &&

@@ -82,10 +82,10 @@ edgekv_seen edgekv_observers::seen(const edgekv_span & span) const {
     return { wanted(span, ~EDGEKV_STAT_QUERIES), wanted(span, EDGEKV_STAT_QUERIES) };
 }
 
-bool edgekv_observers::looks_at(const edgekv_span & span, int begin, int end) const {
+bool edgekv_observers::counts_columns(const edgekv_span & span, int begin, int end) const {
     const auto selects = [&](int il) { return prompt.layer(il).selects(); };
     while (begin < end && !selects(begin)) ++begin;
-    return begin < end && !(seen(span) == edgekv_seen());
+    return begin < end && seen(span).columns != edgekv_seen::range();
 }
 
 int64_t edgekv_observers::most_wanted(uint32_t stats) const {

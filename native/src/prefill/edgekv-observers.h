@@ -78,8 +78,8 @@ public:
     size_t n_bytes() const;
 
     edgekv_seen seen(const edgekv_span & span) const;
-    // whether anybody wants anything of it in layers [begin, end)
-    bool looks_at(const edgekv_span & span, int begin, int end) const;
+    // whether anybody wants columns of it in layers [begin, end)
+    bool counts_columns(const edgekv_span & span, int begin, int end) const;
 
     // ---- called while graphs are built
     // nodes that copy the queries of those tokens, or null if nobody wants them; il: the layer that

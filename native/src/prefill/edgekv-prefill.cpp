@@ -224,7 +224,7 @@ void edgekv_prefill::run_chunks(int slice) {
         }
         for (int l = begin; l < end; ++l) scratches.make_room(p.layer(l), c.row);
         slices.run(c, slice);
-        if (observers.looks_at(c, begin, end)) slices.rest(); // makes room for what is seen
+        if (observers.counts_columns(c, begin, end)) slices.rest(); // makes room for what is seen
         for (int l = begin; l < end; ++l) observers.observe(c, l);
         ++n_done;
         const bool goes_on = !progress || progress(n_done, n_slices, progress_data);

@@ -107,8 +107,9 @@ void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span &
         delta[i] = mean[i] - tally.q_mean[i];
         tally.q_mean[i] += delta[i] * nb / (na + nb);
     }
-    // heads at once, as many as take 2 MiB: of wide ones all would be as large as the sums are
-    const int64_t most = std::max<int64_t>(1, (1 << 19) / (d * (d + n)));
+    // heads at once, as many as take half a MiB: of wide ones all would be as large as the sums
+    // are, and what is larger than a MiB comes from the system anew each time
+    const int64_t most = std::max<int64_t>(1, (1 << 17) / (d * (d + n)));
     for (int64_t h0 = 0; h0 < H; h0 += most) {
         const int64_t n_heads = std::min(most, H - h0);
         ggml_tensor * centred = nullptr;
