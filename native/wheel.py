@@ -27,9 +27,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("dist"))
     out = parser.parse_args().out
+    # Old systems, on which wheels are built, have Pythons that edgekv itself does not run on.
+    pip_wheel = [sys.executable, "-m", "pip", "wheel", "--ignore-requires-python"]
     with tempfile.TemporaryDirectory() as folder:
         run(
-            [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, str(ROOT)],
+            [*pip_wheel, "--no-deps", "-w", folder, str(ROOT)],
             CMAKE_ARGS=f"{OPTIONS} {os.environ.get('CMAKE_ARGS', '')}",
         )
         (wheel,) = Path(folder).glob("*.whl")

@@ -1065,6 +1065,7 @@ def test_info(monkeypatch):
         "lib": "l",
         "instructions": ["AVX2", "FMA"],
         "devices": devices,
+        "passed_over": ["vulkan: no driver"],
     }
     monkeypatch.setattr(load, "build_info", lambda: build)
     monkeypatch.setattr(load, "model_info", lambda path: SHAPE)
@@ -1074,6 +1075,7 @@ def test_info(monkeypatch):
     plain = call("info -m m.gguf")
     assert plain.exit_code == 0
     assert "512.0 of 1,024.0 MiB free" in plain.stdout
+    assert "vulkan: no driver" in plain.stdout
     assert "1,536 bytes per token" in plain.stdout
     record = json.loads(call("info -m m.gguf --json").stdout)
     assert record["model"]["kv_bytes_per_token"] == {"f16": 1536, "q8_0": 816, "odd": None}

@@ -57,7 +57,8 @@ def build_rows(build: dict[str, Any]) -> list[tuple[str, str]]:
         ("libraries", build["lib"]),
         ("compiled for", ", ".join(build["instructions"]) or "any processor of its kind"),
     ]
-    return [*rows, *(("device", device_line(device)) for device in build["devices"])]
+    rows += [("device", device_line(device)) for device in build["devices"]]
+    return [*rows, *(("passed over", line) for line in build["passed_over"])]
 
 
 def device_line(device: dict[str, Any]) -> str:

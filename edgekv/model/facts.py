@@ -66,6 +66,7 @@ def build_info() -> dict[str, Any]:
         "lib": str(lib_dir()),
         "instructions": instructions(),
         "devices": devices(),
+        "passed_over": backends.passed_over(),
         "build": built,
     }
 
