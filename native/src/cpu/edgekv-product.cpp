@@ -10,6 +10,10 @@
 using namespace edgekv;
 using kernel = product<best_words>;
 
+// llama.cpp multiplies weights that it has repacked in 8 bits: pairs of bf16 are faster from so
+// many tokens on, f32 never is
+constexpr int64_t MIN_REPACKED = best_words::PER == 2 ? 160 : INT64_MAX;
+
 // of a node whose product is taken; see edgekv_cpu_product_words
 static kernel product_of(const ggml_tensor * node, uint32_t * words) {
     const ggml_tensor *w = node->src[0], *x = node->src[1];
@@ -24,7 +28,9 @@ size_t edgekv_cpu_product_words(const ggml_tensor * node) {
     auto * buft = w->buffer->buft;
     const bool repacked = buft == ggml_backend_cpu_repack_buffer_type();
     if (!repacked && !ggml_backend_buft_is_host(buft)) return 0;
-    if (repacked && w->extra && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
+    const bool sides = repacked && w->extra;
+    if (sides && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
+    if (sides && ggml_nrows(x) < MIN_REPACKED) return 0;
     const bool is_plain = x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
         ggml_is_contiguous(w) && ggml_is_contiguous(node) && w->ne[2] == 1 && w->ne[3] == 1;
     return is_plain ? edgekv_cpu_product_room(w->ne[0], ggml_nrows(x)) : 0;
