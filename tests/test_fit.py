@@ -25,7 +25,7 @@ from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.header import tensor_sizes
 from edgekv.native import LayerInfo
 from tests import models
-from tests.cli import typed
+from tests.cli import refused, typed
 from tests.engine import TYPES, load, n_kept
 from tests.recurrent import write as write_recurrent
 
@@ -444,3 +444,11 @@ def test_a_model_too_big_for_the_gpu_is_never_sent_to_the_cpu(tiny, monkeypatch)
     )
     done = call("-m", model, "-c", "1024", "--kv-method", "snapkv")
     assert done.exit_code == 0 and "-ngl all" in done.stdout and size_text(2**31) in done.stdout
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="psutil reads /proc on Linux alone")
+def test_a_system_without_proc_is_told_so_in_one_line(tiny, monkeypatch, tmp_path):
+    import psutil
+
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert "mount /proc" in refused(call(f"-m {tiny('llama-gqa')} -c 4000 --kv-method snapkv"))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
+
+from edgekv.errors import EdgeKVError
 
 _CGROUP = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
@@ -20,21 +23,29 @@ whole machine in /proc.
 
 def memory_total() -> int:
     """Bytes of main memory."""
-    import psutil
-
-    return int(psutil.virtual_memory().total)
+    return int(_read("virtual_memory").total)
 
 
 def memory_free(swap: bool = False) -> int:
     """Bytes that a process can still get without pushing another one out; with `swap` what lies
     there as well.
     """
-    import psutil
-
-    free = psutil.virtual_memory().available + (psutil.swap_memory().free if swap else 0)
+    free = _read("virtual_memory").available + (_read("swap_memory").free if swap else 0)
     return int(
         min([free, *(max(limit - used, 0) for limit, used in map(_limit, _CGROUP) if limit)])
     )
+
+
+def _read(what: str) -> Any:
+    """A function of psutil's, which reads /proc on Linux."""
+    import psutil
+
+    try:
+        return getattr(psutil, what)()
+    except OSError as error:
+        raise EdgeKVError(
+            f"the memory of this machine cannot be read ({error}); in a chroot, mount /proc"
+        ) from None
 
 
 def _limit(files: tuple[str, str, str]) -> tuple[int, int]:
