@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from edgekv.library import lib_dir
+from edgekv.version import __version__
 from tests.lib import ROOT
 from tests.test_native import program
 
@@ -64,6 +68,26 @@ def test_an_add_on_of_this_build_is_taken(tmp_path):
     add_on(tmp_path)
     build = info(path=tmp_path)
     assert "Fake0" in names(build) and build["passed_over"] == []
+
+
+def test_the_wheel_of_an_add_on_installs_what_is_found(tmp_path):
+    pytest.importorskip("hatchling")
+    pytest.importorskip("wheel")
+    if not shutil.which("patchelf"):
+        pytest.skip("needs patchelf")
+    made = runpy.run_path(str(ROOT / "native" / "cuda_wheel.py"))
+    wheel = made["pack"](
+        program("fake-device.so"), lib_dir() / "build-info.json", 13, tmp_path / "made"
+    )
+    assert wheel.name.startswith(f"edgekv_cuda13-{__version__}-py3-none-linux_")
+    with zipfile.ZipFile(wheel) as files:
+        (metadata,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        needs = re.findall(r"Requires-Dist: (.*)", files.read(metadata).decode())
+    assert f"edgekv=={__version__}" in needs and "nvidia-cublas<14,>=13" in needs
+    there = tmp_path / "there"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--target", there, wheel], check=True)
+    assert "Fake0" in names(info(path=there))
 
 
 def test_one_add_on_is_enough(tmp_path):

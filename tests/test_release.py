@@ -38,7 +38,11 @@ def test_cibuildwheel_builds_what_our_script_builds():
 def test_only_a_tag_is_published_and_everything_else_is_waited_for():
     publish = jobs()["publish"]
     assert publish["if"] == "github.ref_type == 'tag'"
-    assert set(publish["needs"]) == set(jobs()) - {"publish", "version"}
+    assert set(publish["needs"]) == set(jobs()) - {"publish", "version", "cuda"}
+    (fetched,) = (
+        step["with"]["pattern"] for step in publish["steps"] if "download" in step.get("uses", "")
+    )
+    assert fetched == "dist-*"  # no add-on
     assert publish["permissions"] == {
         "contents": "read",
         "id-token": "write",
