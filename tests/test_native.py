@@ -61,6 +61,10 @@ def test_cpu_kernels_agree_with_plain_loops():
     check_passed(run(program("test-kernels")))
 
 
+def test_products_with_weights_agree_with_plain_loops():
+    check_passed(run(program("test-product")))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the stand-in for CUDA needs Linux")
 def test_cuda_kernels_agree_with_plain_loops():
@@ -164,7 +168,7 @@ def test_kernels_under_sanitizers(sanitized):
     with ThreadPoolExecutor() as pool:
         running = [
             pool.submit(run, sanitized / name, 3, n_random, timeout=1200, **SANITIZER_OPTIONS)
-            for name, n_random in (("test-kernels", 10), ("test-lanes", 5))
+            for name, n_random in (("test-kernels", 10), ("test-lanes", 5), ("test-product", 0))
         ]
     for done in running:
         check_passed(done.result())
