@@ -93,7 +93,7 @@ void test_product(const char * name, double max_nmse) {
                 for (int ith = 0; ith < 3; ++ith) p.make_words(ith, 3);
                 typename kernel::workspace s;
                 std::atomic<int32_t> next { 0 };
-                p.run(s, next);
+                p.run(s, next, 2);
                 nmse error;
                 for (int t = 0; t < n_tokens; ++t)
                     for (int r = 0; r < n_rows; ++r) {
@@ -145,6 +145,10 @@ void run(const test_case & c, random_source & rnd) {
 #if defined(__AVX512BF16__)
     test(edgekv::best_lanes(), edgekv::bf16_words(), "pairs of bf16", 2e-4); // worst 1.1e-4
 #endif
+#if EDGEKV_TILES
+    if (edgekv::has_tiles())
+        test(edgekv::tile_lanes(), edgekv::tile_words(), "tiles of bf16", 2e-4);
+#endif
 }
 
 } // namespace
@@ -161,6 +165,9 @@ int main(int argc, char ** argv) {
     });
 #if defined(__AVX512BF16__)
     test_product<edgekv::bf16_words>("pairs of bf16", 5e-5); // of 8 bits: a single one 2.3e-5
+#if EDGEKV_TILES
+    if (edgekv::has_tiles()) test_product<edgekv::tile_words>("tiles of bf16", 5e-5);
+#endif
 #endif
     each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) {
         if (c.n_tokens > 2) run(c, rnd);

@@ -47,7 +47,7 @@ void test(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows,
         memcpy(tokens->data, x.data(), x.size() * sizeof(float));
         const size_t n_words = edgekv_cpu_product_words(node);
         // repacked weights are left to llama.cpp where its products are faster
-        const bool taken = !repacked || (n_tokens >= 160 && ggml_cpu_has_avx512_bf16());
+        const bool taken = !repacked || n_tokens >= edgekv_cpu_product_min_repacked();
         const bool known = !repacked || type == GGML_TYPE_Q4_0 || type == GGML_TYPE_Q4_K;
         check(!known || (n_words > 0) == taken, "%d tokens of %s in %s: %s", n_tokens,
             ggml_type_name(type), ggml_backend_buft_name(buft), taken ? "not taken" : "taken");

@@ -131,6 +131,7 @@ struct column_scores : panels<L, W> {
 
     // a part is a range of whole tiles, the same fraction of every head
     void run(workspace & w, int part, int n_parts) const {
+        [[maybe_unused]] const typename W::scope scope;
         const int n = qs.n_tokens * G, step = this->panels_of_block(1) * P;
         for (int k = 0; k < rows.n_head_kv; ++k) {
             const int64_t n_tiles = (rows.len[k] + T - 1) / T;

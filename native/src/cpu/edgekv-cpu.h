@@ -33,8 +33,8 @@ struct edgekv_rows {
     // Row numbers are the layer's
     const float * pos = nullptr; // [rows] token index of each row
     float max_bias = 0;
-    // a prompt's: what is multiplied may be rounded to bf16, where the processor multiplies pairs
-    // of those. Norms and the columns made of them have to agree on it
+    // a prompt's: what is multiplied may be rounded to bf16, where the processor is faster with
+    // that (edgekv-fastest.h). Norms and the columns made of them have to agree on it
     bool rounded = false;
 };
 
@@ -94,7 +94,11 @@ struct edgekv_numbered {
 #define EDGEKV_PRODUCT_MIN 64
 GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node);
 
-// the same of a weight with rows of n_in values and that many tokens, if it takes them
+// tokens from which weights are taken that llama.cpp has repacked, and multiplies in 8 bits: bf16
+// is faster from so many on, f32 never is
+GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(void);
+
+// words of work for a weight with rows of n_in values and that many tokens, 0 if they are too few
 GGML_BACKEND_API size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens);
 
 struct edgekv_product_job {

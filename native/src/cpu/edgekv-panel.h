@@ -15,6 +15,7 @@
 #include "edgekv-aligned.h"
 #include "edgekv-cpu.h"
 #include "edgekv-lanes.h"
+#include "edgekv-tiles.h"
 #include "edgekv-words.h"
 
 #include <algorithm>
@@ -30,36 +31,40 @@ template <class L, class W = f32_words<L>>
 struct panels {
     static constexpr int P = L::N * L::VECTORS; // queries of a panel
     static constexpr int T = 64;                // rows of a tile
-    static constexpr float NOTHING = -1e30f;    // the maximum before a row was seen
+    // sums are made in blocks of so many rows of K, or values of V
+    static constexpr int BLOCK = W::TILES ? L::ROWS : 1;
+    static constexpr float NOTHING = -1e30f; // the maximum before a row was seen
     // what was summed is scaled anew when the maximum has grown by a factor of 2^8
     static constexpr float SLACK = 8;
     static_assert(T % L::ROWS == 0 && L::ROWS % 2 == 0, "tiles are whole blocks");
     static_assert(W::N == L::N && L::ROWS % W::PER == 0, "blocks are whole words");
+    static_assert(!W::TILES || P == L::ROWS, "tiles come in squares");
 
     const edgekv_rows & rows;
     const edgekv_queries & qs;
     int d_o; // values that a panel gathers
     int G = rows.n_head / rows.n_head_kv;
-    int n_k = (rows.d_k + W::PER - 1) / W::PER; // words of a row of K
+    int n_k = W::n_words(rows.d_k);              // words of a row of K
+    int n_o = (d_o + BLOCK - 1) / BLOCK * BLOCK; // rows of o
 
     // query number i of KV head k is that of token i/G, head k*G + i % G; lanes behind n are 0 and
     // see nothing
     struct panel {
         uint32_t * q;             // [n_k][P], scaled so that a logit is a power of two
-        float * o;                // [d_o][P]
+        float * o;                // [n_o][P]
         float *m, *sum, *lo, *hi; // [P]; visible rows [lo, hi)
         // [P]; ALiBi: of the head, as a power of two; token of the last row that is seen
         float *slope, *at;
         const float * pos;                            // of the head's rows, or null
         int lo_min, lo_max, hi_min, hi_max, first, n; // n queries from number `first` on
     };
-    size_t floats() const { return (size_t) (n_k + d_o + 6) * P; } // of a panel
+    size_t floats() const { return (size_t) (n_k + n_o + 6) * P; } // of a panel
 
     // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels,
     // rows that become words
     struct workspace {
-        aligned_floats k_room, v_room, s_room, panel_room, row_room;
-        uint32_t *k, *v; // [T][n_k], [T / W::PER][d_o]
+        aligned_floats k_room, v_room, s_room, panel_room, row_room, pair_room;
+        uint32_t *k, *v; // [T][n_k], [T / W::PER][d_o], of tiles [n_o][T / W::PER]
         float * s;       // [T][P]
         float * rows;    // [T][d_k or d_o]
         std::vector<panel> panels;
@@ -77,7 +82,7 @@ struct panels {
     // queries [first, first + n) of KV head k
     void make_block(workspace & w, int k, int first, int n) const {
         w.k = (uint32_t *) w.k_room.get((size_t) T * n_k);
-        w.v = (uint32_t *) w.v_room.get((size_t) T / W::PER * d_o);
+        w.v = (uint32_t *) w.v_room.get((size_t) T / W::PER * n_o);
         w.s = w.s_room.get((size_t) T * P);
         w.rows = w.row_room.get((size_t) T * std::max(rows.d_k, d_o));
         float * memory = w.panel_room.get(floats() * ((n + P - 1) / P));
@@ -97,7 +102,7 @@ struct panels {
         p.n = n;
         p.q = (uint32_t *) memory;
         p.o = memory + (size_t) n_k * P;
-        p.m = p.o + (size_t) d_o * P;
+        p.m = p.o + (size_t) n_o * P;
         p.sum = p.m + P;
         p.lo = p.sum + P;
         p.hi = p.lo + P;
@@ -143,9 +148,21 @@ struct panels {
     void load_v(int k, int at, int n, workspace & w) const {
         float * tile = W::PER == 1 ? (float *) w.v : w.rows;
         load(rows.type_v, rows.v, rows.nb_v, rows.first[k] + at, n, rows.d_v, tile);
-        if constexpr (W::PER > 1)
+        if constexpr (W::PER > 1) {
+            auto * pairs = W::TILES ? (uint32_t *) w.pair_room.get((size_t) T / W::PER * n_o) : w.v;
             for (int r = 0; r < T; r += W::PER)
-                join_rows(tile + (size_t) r * d_o, w.v + (size_t) r / W::PER * d_o);
+                join_rows(tile + (size_t) r * d_o, pairs + (size_t) r / W::PER * n_o);
+            if constexpr (W::TILES) turn_pairs(pairs, w.v);
+        }
+    }
+    // [T / W::PER][n_o] to [n_o][T / W::PER]; what is behind d_o becomes 0
+    void turn_pairs(uint32_t * from, uint32_t * to) const {
+        constexpr int N = T / W::PER;
+        for (int i = 0; i < N; ++i)
+            memset(from + (size_t) i * n_o + d_o, 0, (n_o - d_o) * sizeof(*from));
+        for (int i = 0; i < N; i += 16)
+            for (int j = 0; j < n_o; j += 16)
+                turn_16(from + (size_t) i * n_o + j, n_o, to + (size_t) j * N + i, N);
     }
     // words of W::PER rows of V
     void join_rows(const float * x, uint32_t * words) const {
@@ -167,6 +184,33 @@ struct panels {
         enum ggml_type type, const char * base, size_t nb, int64_t at, int n, int d, float * tile) {
         edgekv_cpu_rows_to_f32(type, base, nb, at, n, d, tile);
         memset(tile + (size_t) n * d, 0, (size_t) (T - n) * d * sizeof(float));
+    }
+
+    // rows [0, n) of K with a panel: s[n][P]
+    void multiply_k(const uint32_t * k, const uint32_t * q, int n, float * s) const {
+        for (int r = 0; r < n; r += L::ROWS, k += (size_t) L::ROWS * n_k, s += (size_t) L::ROWS * P)
+#if EDGEKV_TILES
+            if constexpr (W::TILES) multiply_tiles(k, n_k, 16, q, P, n_k, s, P);
+            else
+#endif
+                multiply<L::ROWS, false>(k, n_k, 1, q, n_k, s);
+    }
+
+    // n words of V with a panel's weights, added to o [n_o][P]
+    void multiply_v(const uint32_t * v, const uint32_t * weights, int n, float * o) const {
+#if EDGEKV_TILES
+        if constexpr (W::TILES) {
+            constexpr int N = T / W::PER;
+            for (int j = 0; j < n_o; j += BLOCK)
+                multiply_tiles<true>(
+                    v + (size_t) j * N, N, 16, weights, P, n, o + (size_t) j * P, P);
+            return;
+        }
+#endif
+        int j = 0;
+        for (; j + L::ROWS <= d_o; j += L::ROWS)
+            multiply<L::ROWS, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
+        for (; j < d_o; ++j) multiply<1, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
     }
 
     // a block of ROWS results of a whole panel in registers: s[i][P] = (s[i][P], if ADD) + sum over
@@ -242,8 +286,7 @@ struct panels {
         n = std::min(n, p.hi_max - at);
         if (n <= 0 || at + n <= p.lo_min) return 0;
         n = (n + L::ROWS - 1) / L::ROWS * L::ROWS;
-        for (int r = 0; r < n; r += L::ROWS)
-            multiply<L::ROWS, false>(tile + (size_t) r * n_k, n_k, 1, p.q, n_k, s + (size_t) r * P);
+        multiply_k(tile, p.q, n, s);
         if (rows.softcap != 0.0f) cap(n, s);
         if (p.pos) lower(p, at, n, s);
         if (at < p.lo_max || at + n > p.hi_min) hide(p, at, n, s);

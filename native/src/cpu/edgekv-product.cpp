@@ -1,5 +1,6 @@
 // Products of quantised weights with many tokens, for the registers that this file is compiled for
 #include "edgekv-cpu.h"
+#include "edgekv-fastest.h"
 #include "edgekv-product.h"
 
 #include "ggml-backend-impl.h"
@@ -8,18 +9,19 @@
 #include <thread>
 
 using namespace edgekv;
-using kernel = product<best_words>;
 
-// llama.cpp multiplies weights that it has repacked in 8 bits: pairs of bf16 are faster from so
-// many tokens on, f32 never is
-constexpr int64_t MIN_REPACKED = best_words::PER == 2 ? 160 : INT64_MAX;
+constexpr size_t LINE = 16; // words of a cache line
 
-// of a node whose product is taken; see edgekv_cpu_product_words
-static kernel product_of(const ggml_tensor * node, uint32_t * words) {
-    const ggml_tensor *w = node->src[0], *x = node->src[1];
-    const bool sides = w->buffer->buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
-    return { { (const char *) w->data, w->nb[1], w->type, sides }, (int) w->ne[0], (int) w->ne[1],
-        (int) ggml_nrows(x), (const float *) x->data, (float *) node->data, words };
+// the first line that begins in p; room for one more is asked for
+static uint32_t * aligned(uint32_t * p) {
+    constexpr uintptr_t bytes = LINE * sizeof(*p);
+    return (uint32_t *) (((uintptr_t) p + bytes - 1) / bytes * bytes);
+}
+
+int64_t edgekv_cpu_product_min_repacked() {
+    return with_fastest([](auto, auto words) -> int64_t {
+        return words.TILES ? EDGEKV_PRODUCT_MIN : words.PER == 2 ? 160 : INT64_MAX;
+    });
 }
 
 size_t edgekv_cpu_product_words(const ggml_tensor * node) {
@@ -30,7 +32,7 @@ size_t edgekv_cpu_product_words(const ggml_tensor * node) {
     if (!repacked && !ggml_backend_buft_is_host(buft)) return 0;
     const bool sides = repacked && w->extra;
     if (sides && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
-    if (sides && ggml_nrows(x) < MIN_REPACKED) return 0;
+    if (sides && ggml_nrows(x) < edgekv_cpu_product_min_repacked()) return 0;
     const bool is_plain = x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
         ggml_is_contiguous(w) && ggml_is_contiguous(node) && w->ne[2] == 1 && w->ne[3] == 1;
     return is_plain ? edgekv_cpu_product_room(w->ne[0], ggml_nrows(x)) : 0;
@@ -38,17 +40,29 @@ size_t edgekv_cpu_product_words(const ggml_tensor * node) {
 
 size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens) {
     if (n_tokens < EDGEKV_PRODUCT_MIN || n_tokens > INT32_MAX / 2) return 0;
-    return kernel::n_all_words((int) n_in, (int) n_tokens);
+    return with_fastest([&](auto, auto words) {
+        return product<decltype(words)>::n_all_words((int) n_in, (int) n_tokens) + LINE;
+    });
 }
 
-void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * job_) {
-    static thread_local kernel::workspace workspace;
-    auto & job = *(edgekv_product_job *) job_;
-    const kernel p = product_of(dst, job.words);
+template <class W>
+static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) {
+    static thread_local typename product<W>::workspace workspace;
+    const ggml_tensor *w = node->src[0], *x = node->src[1];
+    const bool sides = w->buffer->buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
+    const product<W> p = { { (const char *) w->data, w->nb[1], w->type, sides }, (int) w->ne[0],
+        (int) w->ne[1], (int) ggml_nrows(x), (const float *) x->data, (float *) node->data,
+        aligned(job.words) };
     p.make_words(ith, nth);
     // everybody's words are wanted by all; the threads run side by side, so the wait is short
     job.n_ready.fetch_add(1, std::memory_order_acq_rel);
     for (int spins = 0; job.n_ready.load(std::memory_order_acquire) < nth; ++spins)
         if (spins > 1000) std::this_thread::yield();
-    p.run(workspace, job.next);
+    p.run(workspace, job.next, nth);
+}
+
+void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * job) {
+    with_fastest([&](auto, auto words) {
+        run<decltype(words)>(dst, ith, nth, *(edgekv_product_job *) job);
+    });
 }

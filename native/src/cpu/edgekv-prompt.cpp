@@ -1,34 +1,36 @@
 // attend, for a prompt, and score: the kernels for the registers that this file is compiled for
 #include "edgekv-columns.h"
+#include "edgekv-fastest.h"
 #include "edgekv-prompt.h"
 
-#include <type_traits>
-
 using namespace edgekv;
-using lanes = best_lanes;
-using exact = f32_words<lanes>;
-using fast = std::conditional_t<best_words::N == lanes::N, best_words, exact>;
 
-template <class W>
-static typename panels<lanes, W>::workspace & workspace() {
-    static thread_local typename panels<lanes, W>::workspace w;
+template <class L, class W>
+static typename panels<L, W>::workspace & workspace() {
+    static thread_local typename panels<L, W>::workspace w;
     return w;
+}
+
+// f(lanes, words)
+template <class F>
+static void with_words(bool rounded, F && f) {
+    rounded ? with_fastest(f) : f(best_lanes(), exact_words());
 }
 
 void edgekv_cpu_attend_prompt(const edgekv_rows * rows, const edgekv_queries * qs, float * dst,
     float * norm, std::atomic<int32_t> * next, int nth) {
-    const auto run = [&](auto words) {
+    with_words(rows->rounded, [&](auto l, auto words) {
+        using L = decltype(l);
         using W = decltype(words);
-        prompt_attention<lanes, W>(*rows, *qs, dst, norm).run(workspace<W>(), nth, *next);
-    };
-    rows->rounded ? run(fast()) : run(exact());
+        prompt_attention<L, W>(*rows, *qs, dst, norm).run(workspace<L, W>(), nth, *next);
+    });
 }
 
 void edgekv_cpu_score_columns(const edgekv_rows * rows, const edgekv_queries * qs,
     const float * norm, const edgekv_columns * cols, int part, int n_parts) {
-    const auto run = [&](auto words) {
+    with_words(rows->rounded, [&](auto l, auto words) {
+        using L = decltype(l);
         using W = decltype(words);
-        column_scores<lanes, W>(*rows, *qs, norm, *cols).run(workspace<W>(), part, n_parts);
-    };
-    rows->rounded ? run(fast()) : run(exact());
+        column_scores<L, W>(*rows, *qs, norm, *cols).run(workspace<L, W>(), part, n_parts);
+    });
 }

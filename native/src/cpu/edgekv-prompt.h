@@ -29,14 +29,7 @@ struct prompt_attention : panels<L, W> {
         n = this->logits(p, w.k, at, n, w.s);
         if (n == 0) return;
         this->soften(p, n, w.s);
-        const auto * weights = (const uint32_t *) w.s;
-        n /= W::PER;
-        int j = 0;
-        for (; j + L::ROWS <= d_o; j += L::ROWS)
-            base::template multiply<L::ROWS, true>(
-                w.v + j, 1, d_o, weights, n, p.o + (size_t) j * P);
-        for (; j < d_o; ++j)
-            base::template multiply<1, true>(w.v + j, 1, d_o, weights, n, p.o + (size_t) j * P);
+        this->multiply_v(w.v, (const uint32_t *) w.s, n / W::PER, p.o);
     }
 
     void finish(const panel & p, int k) const {
@@ -74,6 +67,7 @@ struct prompt_attention : panels<L, W> {
     // blocks are taken one after the other by whoever is free, the last tokens first: they see the
     // most rows
     void run(workspace & w, int nth, std::atomic<int32_t> & next) const {
+        [[maybe_unused]] const typename W::scope scope;
         const int n = qs.n_tokens * G, step = this->panels_of_block(nth) * P,
                   n_blocks = (n + step - 1) / step;
         for (int i = next++; i < n_blocks * rows.n_head_kv; i = next++) {

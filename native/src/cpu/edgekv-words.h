@@ -1,7 +1,10 @@
 #pragma once
 // Words of 32 bits that a processor multiplies and adds to f32: one f32, or a pair of bf16 where
 // there are instructions for such pairs.
-//     PER: values in a word; row: makes words of one row of f32, the last one filled with 0
+//     n_words: of a row of d values
+//     TILES: blocks are multiplied by edgekv-tiles.h, not by fma
+//     scope: lives on a thread while it multiplies
+//     PER: values in a word; row: makes words of one row of f32, filled with 0
 //     fma: acc[i] += the product of words b[i] and a, summed over the values of a word
 //     join: word i has the i-th value of each of PER registers; add_up: acc[i] += its values
 
@@ -19,6 +22,9 @@ namespace edgekv {
 template <class L>
 struct f32_words {
     static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
+    static constexpr bool TILES = false;
+    struct scope {};
+    static int n_words(int d) { return d; }
     using reg = typename L::reg;
     using operand = typename L::reg;
     static reg zero() { return L::set(0.0f); }
@@ -36,9 +42,45 @@ struct f32_words {
     static void row(const float * x, int n, uint32_t * words) { memcpy(words, x, n * sizeof(*x)); }
 };
 
+// 16 rows of 16 words become columns
+inline void turn_16(const uint32_t * from, size_t step, uint32_t * to, size_t to_step) {
+#if defined(__AVX512F__)
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(from + i * step);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        for (int j = 0; j < 2; ++j) {
+            a[i + 2 * j] = _mm512_unpacklo_epi64(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm512_unpackhi_epi64(b[i + j], b[i + j + 2]);
+        }
+    }
+    // a[4 g + j] has, of columns j, j + 4, j + 8, j + 12, the four values of rows 4 g to 4 g + 3
+    for (int j = 0; j < 4; ++j) {
+        const __m512i low01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x88),
+                      high01 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xdd),
+                      low23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x88),
+                      high23 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xdd);
+        b[j] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+        b[j + 8] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
+        b[j + 4] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+        b[j + 12] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
+    }
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * to_step, b[i]);
+#else
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < 16; ++j) to[j * to_step + i] = from[i * step + j];
+#endif
+}
+
 #if defined(__AVX512BF16__)
 struct bf16_words {
     static constexpr int PER = 2, N = 16, ROWS = 12, VECTORS = 2;
+    static constexpr bool TILES = false;
+    struct scope {};
+    static int n_words(int d) { return (d + 1) / 2; }
     using reg = __m512;
     using operand = __m512bh;
     static reg zero() { return _mm512_setzero_ps(); }
@@ -73,9 +115,6 @@ struct bf16_words {
         memcpy(words + i / 2, last, (size_t) (n - i + 1) / 2 * sizeof(*last));
     }
 };
-using best_words = bf16_words;
-#else
-using best_words = f32_words<best_lanes>;
 #endif
 
 } // namespace edgekv

@@ -1,0 +1,39 @@
+#pragma once
+// What a prompt is multiplied with on this processor, where rounding to bf16 is allowed.
+
+#include "edgekv-tiles.h"
+
+#if defined(__AVX512BF16__)
+#include <cpuid.h>
+#endif
+
+namespace edgekv {
+
+using exact_words = f32_words<best_lanes>;
+
+// Intel's processors multiply pairs of bf16 at half the rate of f32, AMD's at twice
+inline bool has_fast_pairs() {
+#if defined(__AVX512BF16__)
+    static const bool fast = [] {
+        unsigned a, b, c, d;
+        return !(__get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx);
+    }();
+    return fast;
+#else
+    return false;
+#endif
+}
+
+// f(lanes, words)
+template <class F>
+auto with_fastest(F && f) {
+#if EDGEKV_TILES
+    if (has_tiles()) return f(tile_lanes(), tile_words());
+#endif
+#if defined(__AVX512BF16__)
+    if (has_fast_pairs()) return f(best_lanes(), bf16_words());
+#endif
+    return f(best_lanes(), exact_words());
+}
+
+} // namespace edgekv
