@@ -199,7 +199,7 @@ class Planner:
             n_ubatch=self._n_ubatch,
             even=preset.budget.name == "uniform",
             on_gpu=self._on_gpu,
-            words=0 if self._on_gpu else b.product_bytes(min(self._n_ubatch, n_ctx)),
+            words=0 if self._on_gpu else b.product_bytes(n_ctx, self._n_ubatch),
         )
         tail = reserve(context.layers, w.tail, w.window)
         standing = shared["weights"] + shared["compute"] + shared["process"]

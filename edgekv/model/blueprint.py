@@ -64,9 +64,9 @@ class Blueprint:
         llama_cpp.llama_model_free(self._model)
         self._model = None
 
-    def product_bytes(self, n_tokens: int) -> int:
+    def product_bytes(self, n_tokens: int, n_ubatch: int) -> int:
         """See `native.product_bytes`."""
-        return native.product_bytes(self._model, n_tokens)
+        return native.product_bytes(self._model, n_tokens, n_ubatch)
 
     @cached_property
     def on_host(self) -> int:

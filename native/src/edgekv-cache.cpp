@@ -4,6 +4,7 @@
 #include "edgekv-hooks.h"
 #include "edgekv-switches.h"
 #include "edgekv-kernels.h"
+#include "edgekv-products.h"
 
 #include "llama-arch.h"
 #include "llama-batch.h"
@@ -17,6 +18,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <map>
 #include <stdexcept>
 #include <typeinfo>
 
@@ -292,15 +295,24 @@ int32_t edgekv_hidden_width(const llama_model & model) {
     return (int32_t) (model.arch == LLM_ARCH_GEMMA3N ? hp.n_altup * hp.n_embd : hp.n_embd);
 }
 
-int64_t edgekv_product_bytes(const llama_model & model, int n_tokens) {
+int64_t edgekv_product_bytes(const llama_model & model, int64_t n_tokens, int n_ubatch) {
     if (!edgekv_switches::products()) return 0;
-    int64_t n_words = 0;
+    const auto n_chunk = (int) std::min<int64_t>(n_tokens, n_ubatch);
+    size_t n_words = 0;
+    std::map<int, size_t> unpacked; // words of each layer
     for (const auto & [name, t] : llama_internal_get_tensor_map(&model)) {
-        const bool of_layer = name.rfind("blk.", 0) == 0 && t->ne[1] > 1 && t->ne[2] == 1;
-        if (of_layer && ggml_is_quantized(t->type))
-            n_words = std::max(n_words, (int64_t) edgekv_cpu().product_room(t->ne[0], n_tokens));
+        int il;
+        const bool of_layer = sscanf(name.c_str(), "blk.%d.", &il) == 1 && t->ne[1] > 1;
+        if (!of_layer || t->ne[2] > 1 || !ggml_is_quantized(t->type)) continue;
+        const size_t n = edgekv_cpu().product_room(t->ne[0], n_chunk);
+        n_words = std::max(n_words, n);
+        if (n > 0 && n_tokens > n_ubatch)
+            unpacked[il] += edgekv_cpu().product_unpacked(t->ne[0], t->ne[1]);
     }
-    return n_words * (int64_t) sizeof(uint32_t);
+    size_t n_most = 0;
+    for (const auto & [il, n] : unpacked) n_most = std::max(n_most, n);
+    return (int64_t) (n_words * sizeof(uint32_t)) +
+        (int64_t) std::min(n_most * sizeof(uint32_t), edgekv_products::MOST_UNPACKED);
 }
 
 // Bytes at which a head's rows may begin (a power of two). Vulkan binds them at their offset, which

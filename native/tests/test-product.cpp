@@ -15,13 +15,29 @@ namespace {
 // operands have 8 bits where pairs of bf16 are multiplied; measured worst 2.8e-6
 constexpr double MAX_NMSE = 1e-5;
 
-void run(ggml_tensor * node, size_t n_words, int nth) {
+void run(ggml_tensor * node, size_t n_words, int nth, uint32_t * unpacked = nullptr,
+    bool is_unpacked = false) {
     std::vector<uint32_t> words(n_words);
-    edgekv_product_job job = { words.data(), { 0 }, { 0 } };
+    edgekv_product_job job = { words.data(), unpacked, is_unpacked, { 0 }, { 0 } };
     std::vector<std::thread> threads;
     for (int ith = 0; ith < nth; ++ith)
         threads.emplace_back([&, ith] { edgekv_cpu_product(node, ith, nth, &job); });
     for (auto & t : threads) t.join();
+}
+
+// a weight that stays unpacked gives the same sums, when it is unpacked and later
+void test_kept(ggml_tensor * node, size_t n_words, int nth) {
+    auto * got = (float *) node->data;
+    const std::vector<float> expected(got, got + ggml_nelements(node));
+    const ggml_tensor * weight = node->src[0];
+    std::vector<uint32_t> unpacked(edgekv_cpu_product_unpacked(weight->ne[0], weight->ne[1]));
+    for (bool is_unpacked : { false, true }) {
+        if (unpacked.empty()) break;
+        std::fill_n(got, expected.size(), NAN);
+        run(node, n_words, nth, unpacked.data(), is_unpacked);
+        check(!memcmp(got, expected.data(), ggml_nbytes(node)), "%s, %d threads: %s differs",
+            ggml_type_name(weight->type), nth, is_unpacked ? "an unpacked weight" : "unpacking");
+    }
 }
 
 void test(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows, int n_tokens) {
@@ -64,6 +80,7 @@ void test(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows,
                 }
             check(error.value() < MAX_NMSE, "%s in %s, %d threads: NMSE %g", ggml_type_name(type),
                 ggml_backend_buft_name(buft), nth, error.value());
+            test_kept(node, n_words, nth);
         }
     }
     for (auto * buffer : { here, there }) ggml_backend_buffer_free(buffer);

@@ -11,6 +11,7 @@ const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
         edgekv_cpu_score_columns,
         edgekv_cpu_product_words,
         edgekv_cpu_product_room,
+        edgekv_cpu_product_unpacked,
         edgekv_cpu_product,
         edgekv_cpu_merge_nearest,
         edgekv_cpu_merge_fold,

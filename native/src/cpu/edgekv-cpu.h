@@ -101,8 +101,15 @@ GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(void);
 // words of work for a weight with rows of n_in values and that many tokens, 0 if they are too few
 GGML_BACKEND_API size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens);
 
+// words of a weight of n_rows rows of n_in values, unpacked as the kernel reads it; 0 if it would
+// not be read faster so
+GGML_BACKEND_API size_t edgekv_cpu_product_unpacked(int64_t n_in, int64_t n_rows);
+
 struct edgekv_product_job {
     uint32_t * words;
+    // null, or where the unpacked weight stays; is_unpacked: it is there
+    uint32_t * unpacked;
+    bool is_unpacked;
     std::atomic<int32_t> n_ready, next; // 0 when the node begins
 };
 // The function of a custom node with the sources of that MUL_MAT; job: edgekv_product_job. All nth
@@ -162,6 +169,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_score_columns) score_columns;
     decltype(&edgekv_cpu_product_words) product_words;
     decltype(&edgekv_cpu_product_room) product_room;
+    decltype(&edgekv_cpu_product_unpacked) product_unpacked;
     decltype(&edgekv_cpu_product) product;
     decltype(&edgekv_cpu_merge_nearest) merge_nearest;
     decltype(&edgekv_cpu_merge_fold) merge_fold;

@@ -45,6 +45,15 @@ size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens) {
     });
 }
 
+size_t edgekv_cpu_product_unpacked(int64_t n_in, int64_t n_rows) {
+    return with_fastest([&](auto, auto words) -> size_t {
+        using kernel = product<decltype(words)>;
+        // f32 is multiplied so slowly that unpacking is nothing beside it
+        if (words.PER == 1 || n_in > INT32_MAX / 2 || n_rows > INT32_MAX / 2) return 0;
+        return kernel::n_panels((int) n_rows) * kernel::panel_size((int) n_in) + LINE;
+    });
+}
+
 template <class W>
 static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) {
     static thread_local typename product<W>::workspace workspace;
@@ -58,7 +67,8 @@ static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) 
     job.n_ready.fetch_add(1, std::memory_order_acq_rel);
     for (int spins = 0; job.n_ready.load(std::memory_order_acquire) < nth; ++spins)
         if (spins > 1000) std::this_thread::yield();
-    p.run(workspace, job.next, nth);
+    p.run(
+        workspace, job.next, nth, job.unpacked ? aligned(job.unpacked) : nullptr, job.is_unpacked);
 }
 
 void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * job) {

@@ -135,15 +135,18 @@ struct product {
         return std::min(most, std::max(1, (int) n_panels(n_rows) / (4 * nth)));
     }
 
-    // panels are taken by whoever is free
-    void run(workspace & s, std::atomic<int32_t> & next, int nth) const {
+    // Panels are taken by whoever is free. kept: null, or [n_panels] where they stay, and are
+    // already if `ready`
+    void run(workspace & s, std::atomic<int32_t> & next, int nth, uint32_t * kept = nullptr,
+        bool ready = false) const {
         [[maybe_unused]] const typename W::scope scope;
         const int n = n_words(n_in), n_all = (int) n_panels(n_rows), many = panels_at_once(nth);
         const size_t size = panel_size(n_in);
-        auto * panels = (uint32_t *) s.panel.get(size * many);
         for (int first = next++ * many; first < n_all; first = next++ * many) {
             const int n_here = std::min(many, n_all - first);
-            for (int i = 0; i < n_here; ++i) make_panel(s, (first + i) * P, panels + i * size);
+            auto * panels = kept ? kept + first * size : (uint32_t *) s.panel.get(size * many);
+            for (int i = 0; i < n_here && !ready; ++i)
+                make_panel(s, (first + i) * P, panels + i * size);
             for (int k = 0; k < n; k += STEP)
                 for (int t = 0; t < n_tokens; t += W::ROWS)
                     for (int i = 0; i < n_here; ++i)

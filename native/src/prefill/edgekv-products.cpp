@@ -4,7 +4,16 @@
 #include <algorithm>
 #include <cstring>
 
-void edgekv_products::find(const ggml_cgraph & graph) {
+static void grow(std::unique_ptr<uint32_t[]> & p, size_t & n, size_t n_wanted) {
+    if (n_wanted <= n) return;
+    p.reset();
+    n = 0;
+    p.reset(new uint32_t[n_wanted]);
+    n = n_wanted;
+    edgekv_want_large_pages(p.get(), n * sizeof(uint32_t));
+}
+
+void edgekv_products::find(const ggml_cgraph & graph, bool again) {
     nodes.clear();
     size_t n_most = 0;
     for (int i = 0; i < graph.n_nodes; ++i) {
@@ -13,17 +22,40 @@ void edgekv_products::find(const ggml_cgraph & graph) {
         n_most = std::max(n_most, n);
         nodes.emplace_back();
         nodes.back().node = graph.nodes[i];
+        nodes.back().kept = nullptr;
     }
-    if (n_most <= n_words) return;
-    words.reset();
-    n_words = 0;
-    words.reset(new uint32_t[n_most]);
-    n_words = n_most;
+    grow(words, n_words, n_most);
+    if (again) keep_unpacked();
+}
+
+// A chunk that has another graph finds what is there.
+void edgekv_products::keep_unpacked() {
+    const bool is_first = weights.empty();
+    size_t n_all = 0;
+    for (auto & n : nodes) {
+        const ggml_tensor * w = n.node->src[0];
+        const size_t size = edgekv_cpu().product_unpacked(w->ne[0], w->ne[1]);
+        if (is_first && size > 0 && (n_all + size) * sizeof(uint32_t) <= MOST_UNPACKED &&
+            weights.emplace(w->data, weight { n_all, false }).second)
+            n_all += size;
+        const auto found = weights.find(w->data);
+        if (found != weights.end()) n.kept = &found->second;
+    }
+    grow(unpacked, n_unpacked, n_all);
+}
+
+void edgekv_products::rest() {
+    weights.clear();
+    for (auto & n : nodes) n.kept = nullptr;
+    edgekv_give_back_pages(words.get(), n_words * sizeof(uint32_t));
+    edgekv_give_back_pages(unpacked.get(), n_unpacked * sizeof(uint32_t));
 }
 
 edgekv_products::running::running(edgekv_products & products) : products(products) {
     for (auto & n : products.nodes) {
         n.job.words = products.words.get();
+        n.job.unpacked = n.kept ? products.unpacked.get() + n.kept->begin : nullptr;
+        n.job.is_unpacked = n.kept && n.kept->is_unpacked;
         n.job.n_ready = n.job.next = 0;
         memcpy(n.params.data(), n.node->op_params, sizeof(n.node->op_params));
         const ggml_custom_op_params custom = { edgekv_cpu().product, GGML_N_TASKS_MAX, &n.job };
@@ -37,5 +69,6 @@ edgekv_products::running::~running() {
     for (auto & n : products.nodes) {
         memcpy(n.node->op_params, n.params.data(), sizeof(n.node->op_params));
         n.node->op = GGML_OP_MUL_MAT;
+        if (n.kept && done) n.kept->is_unpacked = true;
     }
 }

@@ -9,14 +9,19 @@
 
 #include <array>
 #include <deque>
+#include <map>
 #include <memory>
 
 class edgekv_products {
 public:
-    void find(const ggml_cgraph & graph); // throws std::bad_alloc
+    // of a layer's weights as many stay unpacked from chunk to chunk
+    static constexpr size_t MOST_UNPACKED = 64u << 20;
 
-    size_t n_bytes() const { return n_words * sizeof(uint32_t); }
-    void rest() { edgekv_give_back_pages(words.get(), n_bytes()); } // until the next layer
+    // again: more chunks meet the same weights. throws std::bad_alloc
+    void find(const ggml_cgraph & graph, bool again);
+
+    size_t n_bytes() const { return (n_words + n_unpacked) * sizeof(uint32_t); }
+    void rest(); // until the next layer
 
     struct running { // while it lives
         explicit running(edgekv_products & products);
@@ -24,15 +29,25 @@ public:
         running(const running &) = delete;
         running & operator=(const running &) = delete;
         edgekv_products & products;
+        bool done = false; // all nodes have run
     };
 
 private:
+    struct weight { // unpacked
+        size_t begin = 0;
+        bool is_unpacked = false;
+    };
     struct taken {
         ggml_tensor * node;
         std::array<int32_t, GGML_MAX_OP_PARAMS / sizeof(int32_t)> params; // MUL_MAT's
         edgekv_product_job job;
+        weight * kept;
     };
-    std::deque<taken> nodes;           // never moved: jobs have addresses
+    void keep_unpacked();
+
+    std::deque<taken> nodes;                // never moved: jobs have addresses
+    std::map<const void *, weight> weights; // by their data
     std::unique_ptr<uint32_t[]> words; // of one product; the tokens, as llama.cpp's work memory
-    size_t n_words = 0;
+    std::unique_ptr<uint32_t[]> unpacked;
+    size_t n_words = 0, n_unpacked = 0;
 };

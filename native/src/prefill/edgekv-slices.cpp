@@ -87,7 +87,8 @@ void edgekv_slices::plan(edgekv_graph & g, int slice) {
     g.restore_sources(); // reserving put the scheduler's copies there
     auto * sched = prompt.ctx->get_sched();
     if (!ggml_backend_sched_alloc_graph(sched, &planned.gf)) throw std::bad_alloc();
-    if (prompt.on_cpu() && edgekv_switches::products()) products.find(planned.gf);
+    if (prompt.on_cpu() && edgekv_switches::products())
+        products.find(planned.gf, prompt.by_layer && chunks.all().size() > 1);
     planned.graph = &g;
     planned.slice = slice;
 }
@@ -108,10 +109,11 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
     const edgekv_unrecorded graphs(edgekv_context::backends(ctx));
     ggml_status status;
     {
-        const edgekv_products::running as_ours(products);
+        edgekv_products::running as_ours(products);
         status = ctx.graph_compute(&planned.gf, true);
         // of what was stopped too: its memory is about to go
         ggml_backend_sched_synchronize(ctx.get_sched());
+        as_ours.done = status == GGML_STATUS_SUCCESS;
     }
     if (status == GGML_STATUS_ABORTED)
         throw edgekv_error { EDGEKV_CANCELLED, "the computation was stopped" };
