@@ -35,8 +35,7 @@ class ExpectedBytes:
         """Bytes of main memory at the peak. sample: a measured one, for what the process had when
         it was loaded.
 
-        Loading may have been the peak: weights that are repacked for the CPU exist twice until it
-        is done.
+        Loading may have been the peak.
         """
         kinds = cache_types[case.type_k][0], cache_types[case.type_v][0]
         n_ctx = -(-max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS) // 256) * 256

@@ -132,9 +132,8 @@ def command(
     --kv-hidden auto chooses; they go to f16 or to a file before the ratio falls. A ratio is a share
     of the bytes of a full f16 cache, whatever the cache type. Sizes are those of one prompt that
     fills the context: weights as they lie in the file, K and V, one layer in full and hidden states
-    while the prompt is read, llama.cpp's buffers, and this process. Weights that llama.cpp repacks
-    for the CPU can take up to as much again for a while. Nothing is moved from a GPU to the CPU
-    but what -ot, --cpu-moe and --n-cpu-moe say. The exit code is 2 if nothing fits.
+    while the prompt is read, llama.cpp's buffers, and this process. Nothing is moved from a
+    GPU to the CPU but what -ot, --cpu-moe and --n-cpu-moe say. The exit code is 2 if nothing fits.
     """
     from edgekv.commands import load
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish

@@ -1,6 +1,6 @@
 #pragma once
-// What the patched files of llama.cpp call. Every hook is inert for a context without a ragged
-// store.
+// What the patched files of llama.cpp call. Every hook but edgekv_copied is inert for a context
+// without a ragged store.
 
 #include "llama.h"
 
@@ -45,3 +45,7 @@ bool edgekv_plans_slices(llama_memory_i * mem);
 
 // graph_max_nodes: nodes that attention over single heads may add
 uint32_t edgekv_extra_nodes(llama_memory_i * mem);
+
+// load_all_data: a weight was copied from the mapped file, to a device or as the CPU backend
+// repacks it; what nobody reads any more leaves the process
+void edgekv_copied(void * from, size_t n_bytes);

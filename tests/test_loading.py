@@ -1,0 +1,40 @@
+"""What a model that was loaded takes of main memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgekv.bench import synthetic
+from tests.engine import load
+
+
+def resident(path: Path) -> int:
+    """Bytes of a file that are mapped into this process and lie in main memory."""
+    n, here = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-", line):
+            here = line.endswith(f" {path}")
+        elif here and line.startswith("Rss:"):
+            n += 1024 * int(line.split()[1])
+    return n
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(("weights", "is_repacked"), [("q4_0", True), ("f16", False)])
+def test_weights_that_were_repacked_are_in_memory_once(tmp_path, weights, is_repacked):
+    if is_repacked and "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("llama.cpp repacks nothing for this processor")
+    path = tmp_path / "model.gguf"
+    shape = replace(synthetic.SHAPES["llama-1b"], n_layer=2, n_vocab=1000, n_embd=1024, n_ff=4096)
+    synthetic.write(path, shape, weights)
+    llm = load(path, n_ctx=256)
+    share = resident(path) / path.stat().st_size
+    assert share < 0.5 if is_repacked else share > 0.8
+    llm.eval(range(4))
+    assert np.isfinite(llm.scores[3]).all(), "and all that it needs is there"
