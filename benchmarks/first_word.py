@@ -2,13 +2,13 @@
 OpenVINO GenAI, which reads the same GGUF.
 
     python benchmarks/first_word.py -m MODEL.gguf -f TEXT.txt [--tokens 2000,4000] [--ratio 0.2]
-                                    [--n-gen 32] [--threads 2] [--rounds 3] [--openvino PYTHON]
+                                    [--method auto] [--n-gen 32] [--threads 2] [--rounds 3] [--openvino PYTHON]
 
 Each prompt is the beginning of the text, in a process of its own that has loaded the model. A round
 has every side once; the sides take turns in it, backwards in every second round. First word: from
 the prompt's tokens to the first token. Process: the largest resident size, weights and all, from
 the start. PYTHON: of an environment that has openvino-genai; without it this side is left out.
-edgekv compresses by `auto`, so a profile is made before, if there is none. Medians; x: of the
+For `auto` a profile is made before, if there is none. Medians; x: of the
 quotients to the unpatched library's of the same round. Markdown goes to standard output, progress
 to standard error.
 """
@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("-f", "--file")
     parser.add_argument("--tokens", default="2000,4000")
     parser.add_argument("--ratio", type=float, default=0.2)
+    parser.add_argument("--method", default="auto")
     parser.add_argument("--n-gen", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
@@ -90,6 +91,7 @@ def measured(options: argparse.Namespace, side: str, n: int) -> dict[str, float]
         "n_gen": options.n_gen,
         "threads": options.threads,
         "ratio": options.ratio if side == OURS else None,
+        "method": options.method,
     }
     done = subprocess.run(
         [
@@ -116,7 +118,7 @@ def with_llama(request: dict[str, Any]) -> dict[str, float]:
     else:
         from edgekv import Llama  # type: ignore[assignment]
 
-        more = {"kv_ratio": request["ratio"]}
+        more = {"kv_ratio": request["ratio"], "kv_method": request["method"]}
     llm = Llama(
         request["model"],
         n_ctx=request["n"] + request["n_gen"] + 8,

@@ -94,6 +94,14 @@ def test_whatever_the_query_source_the_prediction_holds(tiny, text, method):
     check(tiny("llama-gqa"), "f16", list(text(N_PROMPT)), method, 0.2, "f16")
 
 
+@pytest.mark.parametrize(("n", "score"), [(N_PROMPT, "snapkv"), (80, "kvzip"), (180, "kvzip")])
+def test_what_products_with_quantised_weights_work_with_is_predicted(tiny, text, n, score):
+    """A probe's pieces are chunks of their own, also where they and the prompt are one chunk's
+    tokens.
+    """
+    check(tiny("llama-q4"), "f16", list(text(n)), f"score={score},budget=uniform", 0.2, "f32")
+
+
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_all_layers_at_once_take_what_is_predicted(tiny, text, name, kind):

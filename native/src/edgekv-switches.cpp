@@ -1,4 +1,5 @@
-// The only place that reads variables for tests
+// The only place in libllama that reads variables for tests; the CPU backend has EDGEKV_TILES
+// (cpu/edgekv-tiles.h)
 #include "edgekv-switches.h"
 
 #include <cstdlib>

@@ -31,6 +31,9 @@ void test_kept(ggml_tensor * node, size_t n_words, int nth) {
     const std::vector<float> expected(got, got + ggml_nelements(node));
     const ggml_tensor * weight = node->src[0];
     std::vector<uint32_t> unpacked(edgekv_cpu_product_unpacked(weight->ne[0], weight->ne[1]));
+    const bool is_f32 = edgekv_cpu_product_min_repacked() == INT64_MAX;
+    check(
+        unpacked.empty() == is_f32, "%s: %zu words", ggml_type_name(weight->type), unpacked.size());
     for (bool is_unpacked : { false, true }) {
         if (unpacked.empty()) break;
         std::fill_n(got, expected.size(), NAN);

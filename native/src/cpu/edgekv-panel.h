@@ -204,13 +204,14 @@ struct panels {
             for (int j = 0; j < n_o; j += BLOCK)
                 multiply_tiles<true>(
                     v + (size_t) j * N, N, 16, weights, P, n, o + (size_t) j * P, P);
-            return;
-        }
+        } else
 #endif
-        int j = 0;
-        for (; j + L::ROWS <= d_o; j += L::ROWS)
-            multiply<L::ROWS, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
-        for (; j < d_o; ++j) multiply<1, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
+        {
+            int j = 0;
+            for (; j + L::ROWS <= d_o; j += L::ROWS)
+                multiply<L::ROWS, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
+            for (; j < d_o; ++j) multiply<1, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
+        }
     }
 
     // a block of ROWS results of a whole panel in registers: s[i][P] = (s[i][P], if ADD) + sum over

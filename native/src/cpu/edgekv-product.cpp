@@ -10,13 +10,7 @@
 
 using namespace edgekv;
 
-constexpr size_t LINE = 16; // words of a cache line
-
-// the first line that begins in p; room for one more is asked for
-static uint32_t * aligned(uint32_t * p) {
-    constexpr uintptr_t bytes = LINE * sizeof(*p);
-    return (uint32_t *) (((uintptr_t) p + bytes - 1) / bytes * bytes);
-}
+constexpr size_t SPARE = LINE / sizeof(uint32_t); // words, so that the others can be aligned
 
 int64_t edgekv_cpu_product_min_repacked() {
     return with_fastest([](auto, auto words) -> int64_t {
@@ -41,7 +35,7 @@ size_t edgekv_cpu_product_words(const ggml_tensor * node) {
 size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens) {
     if (n_tokens < EDGEKV_PRODUCT_MIN || n_tokens > INT32_MAX / 2) return 0;
     return with_fastest([&](auto, auto words) {
-        return product<decltype(words)>::n_all_words((int) n_in, (int) n_tokens) + LINE;
+        return product<decltype(words)>::n_all_words((int) n_in, (int) n_tokens) + SPARE;
     });
 }
 
@@ -50,7 +44,7 @@ size_t edgekv_cpu_product_unpacked(int64_t n_in, int64_t n_rows) {
         using kernel = product<decltype(words)>;
         // f32 is multiplied so slowly that unpacking is nothing beside it
         if (words.PER == 1 || n_in > INT32_MAX / 2 || n_rows > INT32_MAX / 2) return 0;
-        return kernel::n_panels((int) n_rows) * kernel::panel_size((int) n_in) + LINE;
+        return kernel::n_panels((int) n_rows) * kernel::panel_size((int) n_in) + SPARE;
     });
 }
 

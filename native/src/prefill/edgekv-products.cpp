@@ -22,7 +22,6 @@ void edgekv_products::find(const ggml_cgraph & graph, bool again) {
         n_most = std::max(n_most, n);
         nodes.emplace_back();
         nodes.back().node = graph.nodes[i];
-        nodes.back().kept = nullptr;
     }
     grow(words, n_words, n_most);
     if (again) keep_unpacked();

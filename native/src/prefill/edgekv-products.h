@@ -17,7 +17,8 @@ public:
     // of a layer's weights as many stay unpacked from chunk to chunk
     static constexpr size_t MOST_UNPACKED = 64u << 20;
 
-    // again: more chunks meet the same weights. throws std::bad_alloc
+    // again: many chunks meet the same weights, as edgekv_product_bytes takes for granted. throws
+    // std::bad_alloc
     void find(const ggml_cgraph & graph, bool again);
 
     size_t n_bytes() const { return (n_words + n_unpacked) * sizeof(uint32_t); }
@@ -41,7 +42,7 @@ private:
         ggml_tensor * node;
         std::array<int32_t, GGML_MAX_OP_PARAMS / sizeof(int32_t)> params; // MUL_MAT's
         edgekv_product_job job;
-        weight * kept;
+        weight * kept = nullptr;
     };
     void keep_unpacked();
 
