@@ -2,7 +2,8 @@
 OpenVINO GenAI, which reads the same GGUF.
 
     python benchmarks/first_word.py -m MODEL.gguf -f TEXT.txt [--tokens 2000,4000] [--ratio 0.2]
-                                    [--method auto] [--n-gen 32] [--threads 2] [--rounds 3] [--openvino PYTHON]
+                                    [--method auto] [--n-gen 32] [--threads 2] [--rounds 3]
+                                    [--openvino PYTHON]
 
 Each prompt is the beginning of the text, in a process of its own that has loaded the model. A round
 has every side once; the sides take turns in it, backwards in every second round. First word: from
