@@ -193,6 +193,48 @@ void test_predict(random_source & rnd) {
     }
 }
 
+// ---- fwht
+
+void hadamard_loop(const float * x, float * y, int n) {
+    const float scale = 1.0f / sqrtf((float) n);
+    for (int i = 0; i < n; ++i) y[i] = x[i] * scale;
+    for (int half = 1; half < n; half *= 2)
+        for (int i = 0; i < n; i += 2 * half)
+            for (int j = i; j < i + half; ++j) {
+                const float a = y[j], b = y[j + half];
+                y[j] = a + b;
+                y[j + half] = a - b;
+            }
+}
+
+void test_fwht(random_source & rnd) {
+    for (const int n : { 2, 8, 16, 64, 128, 512, 1024 }) {
+        // rows of x lie apart, those of y do not
+        const int n1 = 3, n2 = 2, step = n + 5;
+        std::vector<float> x((size_t) n1 * n2 * step), y((size_t) n1 * n2 * n, NAN), want(y);
+        for (float & v : x) v = rnd.normal();
+        ggml_tensor in = {}, out = {};
+        in.type = out.type = GGML_TYPE_F32;
+        in.data = x.data();
+        out.data = y.data();
+        out.src[1] = &in;
+        const int64_t ne[] = { n, n1, n2, 1 };
+        for (int i = 0; i < GGML_MAX_DIMS; ++i) {
+            in.ne[i] = out.ne[i] = ne[i];
+            in.nb[i] =
+                i ? (i == 1 ? step * sizeof(float) : in.nb[i - 1] * ne[i - 1]) : sizeof(float);
+            out.nb[i] = i ? out.nb[i - 1] * ne[i - 1] : sizeof(float);
+        }
+        bool taken = true;
+        for (int ith = 0; ith < 4; ++ith) taken &= edgekv_cpu_fwht(&out, ith, 4);
+        if (!taken) continue; // ggml's own then
+        for (int r = 0; r < n1 * n2; ++r)
+            hadamard_loop(&x[(size_t) r * step], &want[(size_t) r * n], n);
+        check(!memcmp(y.data(), want.data(), y.size() * sizeof(float)),
+            "fwht: %d values have other bits than those of a loop", n);
+    }
+}
+
 void run(const test_case & c, random_source & rnd) {
     const inputs in(c, rnd);
     const auto a = attend_reference(in);
@@ -233,6 +275,7 @@ int main(int argc, char ** argv) {
     random_source rnd(seed);
     test_rows_to_f32(rnd);
     test_predict(rnd);
+    test_fwht(rnd);
     test_merge(rnd, n_random);
     each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) { run(c, rnd); });
     print_table();

@@ -156,6 +156,9 @@ GGML_BACKEND_API void edgekv_cpu_predict(const struct edgekv_numbered * keys,
     const struct edgekv_numbered * values, const float * sum, const struct edgekv_map * map,
     int first, int n, float * out, float * unlike);
 
+// FWHT, for ggml's node of it: part ith of nth, to the same bits. false: it is left to ggml
+GGML_BACKEND_API bool edgekv_cpu_fwht(struct ggml_tensor * dst, int ith, int nth);
+
 // rows [r0, r0 + n) of a tensor of flat rows as f32
 GGML_BACKEND_API void edgekv_cpu_rows_to_f32(
     enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
