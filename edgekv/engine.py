@@ -389,7 +389,8 @@ class Engine:
             wish = definite(wish)
         model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
         what = observer.extent(n_ubatch)
-        words = native.product_bytes(model, what.n_all, n_ubatch)
+        longest = max(what.n_tokens, what.n_rows - what.n_tokens)  # a probe's pieces stand alone
+        words = native.product_bytes(model, min(longest, n_ubatch), what.n_all > n_ubatch)
         return planned(
             wish,
             self.store.layers,

@@ -65,8 +65,8 @@ class Blueprint:
         self._model = None
 
     def product_bytes(self, n_tokens: int, n_ubatch: int) -> int:
-        """See `native.product_bytes`."""
-        return native.product_bytes(self._model, n_tokens, n_ubatch)
+        """See `native.product_bytes`; of a prompt of so many tokens."""
+        return native.product_bytes(self._model, min(n_tokens, n_ubatch), n_tokens > n_ubatch)
 
     @cached_property
     def on_host(self) -> int:

@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 14
+ABI = 15
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -130,7 +130,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("why_unsupported", c_char_p, P),
     ("model_n_head_kv", I32, P, I32),
     ("model_hidden_width", I32, P),
-    ("model_product_bytes", c_int64, P, c_int64, I32),
+    ("model_product_bytes", c_int64, P, c_int64, c_bool),
     ("has_store", c_bool, P),
     ("check_finite", c_int, P),
     ("context_bytes_get", c_int, P, POINTER(CContextBytes)),

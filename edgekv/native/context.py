@@ -64,11 +64,11 @@ def hidden_width(model: Any) -> int:
     return int(lib.edgekv_model_hidden_width(model))
 
 
-def product_bytes(model: Any, n_tokens: int, n_ubatch: int) -> int:
+def product_bytes(model: Any, n_chunk: int, again: bool) -> int:
     """Bytes that products with a llama_model's quantised weights work with on the CPU while a
-    prompt of so many tokens is read in chunks of n_ubatch, at most.
+    prompt is read in chunks of up to n_chunk tokens; again: several of them meet the same weights.
     """
-    return int(lib.edgekv_model_product_bytes(model, n_tokens, n_ubatch))
+    return int(lib.edgekv_model_product_bytes(model, n_chunk, again))
 
 
 def check_finite(ctx: Any) -> None:

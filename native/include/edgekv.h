@@ -13,7 +13,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 14 // changes with any signature or struct below
+#define EDGEKV_ABI 15 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -75,10 +75,8 @@ LLAMA_API const char * edgekv_why_unsupported(const struct llama_model * model);
 LLAMA_API int32_t edgekv_model_n_head_kv(const struct llama_model * model, int32_t il);
 // values of a token's hidden state between two layers: n_embd, or several streams of them
 LLAMA_API int32_t edgekv_model_hidden_width(const struct llama_model * model);
-// bytes that products with its quantised weights work with on the CPU while a prompt of n_tokens
-// tokens is read in chunks of n_ubatch, at most
-LLAMA_API int64_t edgekv_model_product_bytes(
-    const struct llama_model * model, int64_t n_tokens, int32_t n_ubatch);
+// bytes that products with its quantised weights work with on the CPU while a prompt is read in
+// chunks of up to n_chunk tokens;
 LLAMA_API bool edgekv_has_store(const struct llama_context * ctx);
 // EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state
 // may have brought. Without flash attention they reach every later token, of other conversations

@@ -97,8 +97,8 @@ int32_t edgekv_model_n_head_kv(const llama_model * model, int32_t il) {
     return model ? edgekv_n_head_kv(*model, il) : 0;
 }
 
-int64_t edgekv_model_product_bytes(const llama_model * model, int64_t n_tokens, int32_t n_ubatch) {
-    return model ? edgekv_product_bytes(*model, n_tokens, n_ubatch) : 0;
+int64_t edgekv_model_product_bytes(const llama_model * model, int64_t n_chunk, bool again) {
+    return model ? edgekv_product_bytes(*model, n_chunk, again) : 0;
 }
 
 int32_t edgekv_model_hidden_width(const llama_model * model) {

@@ -295,19 +295,17 @@ int32_t edgekv_hidden_width(const llama_model & model) {
     return (int32_t) (model.arch == LLM_ARCH_GEMMA3N ? hp.n_altup * hp.n_embd : hp.n_embd);
 }
 
-int64_t edgekv_product_bytes(const llama_model & model, int64_t n_tokens, int n_ubatch) {
+int64_t edgekv_product_bytes(const llama_model & model, int64_t n_chunk, bool again) {
     if (!edgekv_switches::products()) return 0;
-    const auto n_chunk = (int) std::min<int64_t>(n_tokens, n_ubatch);
     size_t n_words = 0;
     std::map<int, size_t> unpacked; // words of each layer
     for (const auto & [name, t] : llama_internal_get_tensor_map(&model)) {
         int il;
         const bool of_layer = sscanf(name.c_str(), "blk.%d.", &il) == 1 && t->ne[1] > 1;
-        if (!of_layer || t->ne[2] > 1 || !ggml_is_quantized(t->type)) continue;
-        const size_t n = edgekv_cpu().product_room(t->ne[0], n_chunk);
+        if (!of_layer || t->ne[2] > 1) continue;
+        const size_t n = edgekv_cpu().product_room(t, n_chunk);
         n_words = std::max(n_words, n);
-        if (n > 0 && n_tokens > n_ubatch)
-            unpacked[il] += edgekv_cpu().product_unpacked(t->ne[0], t->ne[1]);
+        if (n > 0 && again) unpacked[il] += edgekv_cpu().product_unpacked(t->ne[0], t->ne[1]);
     }
     size_t n_most = 0;
     for (const auto & [il, n] : unpacked) n_most = std::max(n_most, n);

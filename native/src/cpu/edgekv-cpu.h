@@ -98,8 +98,10 @@ GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node
 // is faster from so many on, f32 never is
 GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(void);
 
-// words of work for a weight with rows of n_in values and that many tokens, 0 if they are too few
-GGML_BACKEND_API size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens);
+// words of work for a weight and that many tokens, 0 if the kernel does not take it: they are too
+// few, or it is not quantised. One that is not loaded is as in its file
+GGML_BACKEND_API size_t edgekv_cpu_product_room(
+    const struct ggml_tensor * weight, int64_t n_tokens);
 
 // words of a weight of n_rows rows of n_in values, unpacked as the kernel reads it; 0 if it would
 // not be read faster so

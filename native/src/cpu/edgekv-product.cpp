@@ -20,22 +20,24 @@ int64_t edgekv_cpu_product_min_repacked() {
 
 size_t edgekv_cpu_product_words(const ggml_tensor * node) {
     const ggml_tensor *w = node->src[0], *x = node->src[1];
-    if (node->op != GGML_OP_MUL_MAT || !w->buffer || !ggml_is_quantized(w->type)) return 0;
-    auto * buft = w->buffer->buft;
-    const bool repacked = buft == ggml_backend_cpu_repack_buffer_type();
-    if (!repacked && !ggml_backend_buft_is_host(buft)) return 0;
-    const bool sides = repacked && w->extra;
-    if (sides && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
-    if (sides && ggml_nrows(x) < edgekv_cpu_product_min_repacked()) return 0;
+    if (node->op != GGML_OP_MUL_MAT || !w->buffer) return 0;
     const bool is_plain = x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
         ggml_is_contiguous(w) && ggml_is_contiguous(node) && w->ne[2] == 1 && w->ne[3] == 1;
-    return is_plain ? edgekv_cpu_product_room(w->ne[0], ggml_nrows(x)) : 0;
+    return is_plain ? edgekv_cpu_product_room(w, ggml_nrows(x)) : 0;
 }
 
-size_t edgekv_cpu_product_room(int64_t n_in, int64_t n_tokens) {
+size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
+    if (!ggml_is_quantized(w->type)) return 0;
     if (n_tokens < EDGEKV_PRODUCT_MIN || n_tokens > INT32_MAX / 2) return 0;
+    auto * buft = w->buffer ? w->buffer->buft : nullptr;
+    const bool repacked = buft && buft == ggml_backend_cpu_repack_buffer_type();
+    if (buft && !repacked && !ggml_backend_buft_is_host(buft)) return 0;
+    if (repacked && w->extra &&
+        (w->ne[1] % 8 || !knows_side_by_side(w->type) ||
+            n_tokens < edgekv_cpu_product_min_repacked()))
+        return 0;
     return with_fastest([&](auto, auto words) {
-        return product<decltype(words)>::n_all_words((int) n_in, (int) n_tokens) + SPARE;
+        return product<decltype(words)>::n_all_words((int) w->ne[0], (int) n_tokens) + SPARE;
     });
 }
 
