@@ -14,9 +14,10 @@ from edgekv.methods.centroid_merge import (
     ROUNDS,
     CentroidMerge,
     CentroidParams,
-    alike,
+    Look,
     draw,
     looking,
+    stand_for,
 )
 from edgekv.methods.query_moments import JITTER, PackedMoments
 from edgekv.native import Prefill
@@ -81,6 +82,10 @@ def summed(
     return Head(losses[0].keep, found.first, found.keys, found.values)
 
 
+def labels(keys: np.ndarray, values: np.ndarray, queries: np.ndarray, n: int) -> np.ndarray:
+    return stand_for(Look(keys, values, 1, keys[:0], 1), queries, n, CentroidParams())[2]
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("rows", [1, 3, 16])
 def test_a_row_is_what_the_reference_says(seed, rows):
@@ -89,7 +94,7 @@ def test_a_row_is_what_the_reference_says(seed, rows):
     queries = draw(*asked(seed=seed), 64)
     places = found.keep[found.first : found.first + rows]
     gone = np.setdiff1d(np.arange(300), np.setdiff1d(found.keep, places))
-    label = alike(lambda: keys[gone], lambda: values[gone], queries, rows)
+    label = labels(keys[gone], values[gone], queries, rows)
     groups = [gone[label == j] for j in np.unique(label)]
     assert len(found.keys) == len(groups) == rows
     for i, (key, value, error) in enumerate(reference(keys, values, queries, groups, 0.1)):
@@ -103,7 +108,7 @@ def test_a_row_is_what_the_reference_says(seed, rows):
 def test_groups_are_k_means_of_logits_and_values(seed, d_v):
     keys, queries = head(seed=seed)[0], draw(*asked(seed=seed), 64)
     values = np.random.default_rng(seed).standard_normal((300, d_v)).astype(np.float32)
-    found = alike(lambda: keys, lambda: values, queries, 8)
+    found = labels(keys, values, queries, 8)
     wanted = reference_groups(keys, values, queries, 8, ROUNDS, JITTER)
     assert (found == wanted).mean() > 0.99
 

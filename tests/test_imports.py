@@ -50,7 +50,7 @@ def included(path: Path) -> set[Path]:
     names = INCLUDE.findall(path.read_text(encoding="utf-8"))
     places = [path.parent, *(NATIVE / folder for folder in FOLDERS)]
     found = [next((p / name for p in places if (p / name).is_file()), None) for name in names]
-    return {p.resolve() for p in found if p}
+    return {p.resolve() for p in found if p and p.resolve().is_relative_to(NATIVE.resolve())}
 
 
 def unit(path: Path) -> str:

@@ -10,8 +10,8 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from edgekv.errors import BadInput
-from edgekv.methods import base, centroid_merge
-from edgekv.methods.centroid_merge import CentroidMerge, stand_for
+from edgekv.methods import base, prompt_centroids
+from edgekv.methods.centroid_merge import CentroidMerge, draw
 from edgekv.methods.observer import QueryObserver
 from edgekv.native import Prefill
 from tests.engine import feed, load
@@ -152,7 +152,7 @@ def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypat
     def blas_threads():
         return [x["num_threads"] for x in threadpool_info() if x["user_api"] == "blas"]
 
-    plain, inside = CentroidMerge.centroids, []
+    plain, inside = prompt_centroids.later_queries, []
 
     def spy(*args):
         before = blas_threads()
@@ -161,9 +161,9 @@ def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypat
         finally:
             assert blas_threads() == before
 
-    monkeypatch.setattr(CentroidMerge, "centroids", spy)
+    monkeypatch.setattr(prompt_centroids, "later_queries", spy)
     monkeypatch.setattr(
-        centroid_merge, "stand_for", lambda *args: inside.append(blas_threads()) or stand_for(*args)
+        prompt_centroids, "draw", lambda *args: inside.append(blas_threads()) or draw(*args)
     )
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD)
     with threadpool_limits(2, "blas"):

@@ -24,9 +24,9 @@ kept, counted in the budget, and judged and summed up again in a later turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from edgekv.errors import BadInput
 from edgekv.methods.layer import PartReader
-from edgekv.methods.parallel import one_thread_for_products, pairs_of_heads
-from edgekv.methods.query_moments import root_of
+from edgekv.methods.parallel import pairs_of_heads
+from edgekv.methods.query_moments import JITTER, root_of
 
 RECENT_SHARE = 5
 """The tokens that always stay are one in this many of the rows, at most (or the window)."""
@@ -80,10 +80,6 @@ class CentroidParams:
         for name, number in (("ridge", self.ridge), ("worst", self.worst)):
             if not 0 < number < np.inf:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
-
-
-Row = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""A key [d_k] and a value [d_v]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,37 +175,26 @@ class CentroidMerge:
         asked = np.split(queries, len(losses))
 
         def summed(k: int) -> HeadCentroids:
-            loss, found = losses[k], []
-            if loss.n_places:
-                found = stand_for(look(k), asked[k], loss.n_places, self.params)
-            keys, values = (
-                (np.array(x, np.float32) for x in zip(*found, strict=True))
-                if found
-                else np.zeros((2, 0, 0), np.float32)
-            )
+            loss = losses[k]
+            if not loss.n_places:
+                return HeadCentroids(loss.first, *np.zeros((2, 0, 0), np.float32))
+            keys, values, _ = stand_for(look(k), asked[k], loss.n_places, self.params)
             return HeadCentroids(loss.first, keys, values)
 
-        with one_thread_for_products():
-            return pairs_of_heads(summed, len(losses))
+        return pairs_of_heads(summed, len(losses))
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
     """Rows of a head that are looked at: keys [n, d_k] and values [n, d_v] of what it loses, keys
-    [m, d_k] of what it keeps, and how many rows each of them stands for. Read when asked for:
-    those of a wide head together are larger than all else that a summary is made with.
+    [m, d_k] of what it keeps, and how many rows each of them stands for.
     """
 
-    keys: Callable[[], NDArray[np.float32]]
-    values: Callable[[], NDArray[np.float32]]
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
     each: float
-    kept: Callable[[], NDArray[np.float32]]
+    kept: NDArray[np.float32]
     each_kept: float
-
-    def fetched(self) -> Look:
-        """The same, which reads no more."""
-        keys, values, kept = self.keys(), self.values(), self.kept()
-        return replace(self, keys=lambda: keys, values=lambda: values, kept=lambda: kept)
 
 
 def looking(
@@ -221,9 +206,7 @@ def looking(
     """
     if not at_once:
         return lambda k: _look(rows, k, losses[k], width)
-    seen = {
-        k: _look(rows, k, loss, width).fetched() for k, loss in enumerate(losses) if loss.n_places
-    }
+    seen = {k: _look(rows, k, loss, width) for k, loss in enumerate(losses) if loss.n_places}
     return seen.pop
 
 
@@ -238,10 +221,10 @@ def _look(rows: PartReader, head: int, loss: Loss, width: int) -> Look:
     )
     some, some_kept = _spaced(loss.lost, n_looked_at(width)), _spaced(kept, KEPT)
     return Look(
-        partial(rows, head, some, "k"),
-        partial(rows, head, some, "v"),
+        rows(head, some, "k"),
+        rows(head, some, "v"),
         len(loss.lost) / len(some),
-        partial(rows, head, some_kept, "k"),
+        rows(head, some_kept, "k"),
         len(kept) / max(1, len(some_kept)),
     )
 
@@ -250,109 +233,29 @@ def _spaced(rows: NDArray[np.int32], most: int) -> NDArray[np.int32]:
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(int)]
 
 
-def stand_for(seen: Look, queries: NDArray[np.float32], n: int, p: CentroidParams) -> list[Row]:
-    """A row for each of up to n groups of the lost rows. queries [m, d_k]: see `draw`."""
-    label = alike(seen.keys, seen.values, queries, n)
-    groups = [np.flatnonzero(label == g) for g in np.unique(label)]
-    keys = seen.keys()
-    attention, own = zip(*(_attend(queries @ keys[group].T) for group in groups), strict=True)
-    wanted = np.stack(own, axis=1) + np.float32(np.log(seen.each))
-    total = np.logaddexp.reduce(wanted, axis=1)
-    if len(kept := seen.kept()):
-        total = np.logaddexp(
-            total, _attend(queries @ kept.T)[1] + np.float32(np.log(seen.each_kept))
-        )
-    weight = np.exp(wanted - total[:, None]) + np.float32(1e-6)
-    weight /= weight.sum(axis=0)
-    means = [w @ a for w, a in zip(weight.T, attention, strict=True)]
-    start = np.stack([mean @ keys[g] for mean, g in zip(means, groups, strict=True)])
-    longest = [LONGEST * np.linalg.norm(keys[group], axis=1).max() for group in groups]
-    del attention, keys, kept  # before the values come
-    found, errors = regress(queries, weight, wanted, start, p.ridge)
-    good = (errors <= p.worst) & (np.linalg.norm(found, axis=1) <= longest)
-    values = seen.values()
-    return [(found[g], means[g] @ values[groups[g]]) for g in np.flatnonzero(good)]
-
-
-def alike(
-    read_keys: Callable[[], NDArray[np.float32]],
-    read_values: Callable[[], NDArray[np.float32]],
-    queries: NDArray[np.float32],
-    n: int,
-) -> NDArray[np.int64]:
-    """Which of up to n groups each row is in, int [rows]."""
-    logits, values = _logits(read_keys, queries), read_values()
-    share = _variance(logits) / (_variance(values) + np.float32(1e-12))
-    parts = ((logits, np.float32(1)), (values, share))  # a sum over both, without a copy of both
-    first = np.linspace(0, len(logits) - 1, n).astype(int)
-    centres = [x[first] for x, _ in parts]
-    for _ in range(ROUNDS):
-        label = _nearness(parts, centres).argmax(axis=0)
-        member = (label == np.arange(n)[:, None]).astype(np.float32)
-        size = member.sum(axis=1, keepdims=True)
-        centres = [
-            np.where(size > 0, (member @ x) / np.maximum(size, 1), centre)
-            for (x, _), centre in zip(parts, centres, strict=True)
-        ]
-    return label
-
-
-def _nearness(
-    parts: Sequence[tuple[NDArray[np.float32], np.float32]], centres: list[NDArray[np.float32]]
-) -> NDArray[np.float32]:
-    """float32 [n, rows]: how near each row is to each centre, by both parts."""
-    each = []
-    for (x, weight), centre in zip(parts, centres, strict=True):
-        products = centre @ x.T
-        products -= np.square(centre).sum(axis=1, keepdims=True) / 2
-        products *= weight
-        each.append(products)
-    each[0] += each[1]
-    return each[0]
-
-
-def _logits(
-    read_keys: Callable[[], NDArray[np.float32]], queries: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """float32 [n, d]: two rows are as far apart as the logits of two keys are, on average."""
-    spread = queries - queries.mean(axis=0)
-    root = root_of(spread.T @ spread / len(spread)).astype(np.float32)
-    return read_keys() @ root
-
-
-def _variance(rows: NDArray[np.float32]) -> np.float32:
-    """Of all dimensions together; a copy of all rows is made only of narrow ones."""
-    some = range(0, rows.shape[1], 64)
-    return np.concatenate([rows[:, i : i + 64].var(axis=0) for i in some]).sum()
-
-
-def regress(
-    queries: NDArray[np.float32],
-    weight: NDArray[np.float32],
-    wanted: NDArray[np.float32],
-    start: NDArray[np.float32],
-    ridge: float,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """For each of g groups the key, float32 [g, d], near to `start` [g, d], whose logits for
-    `queries` [m, d] are `wanted` [m, g]; and its error [g], the root mean square under `weight` [m,
-    g].
+def stand_for(
+    seen: Look, queries: NDArray[np.float32], n: int, p: CentroidParams
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]:
+    """Keys [m, d_k] and values [m, d_v] for up to n groups of the lost rows, and the group of each
+    of these. queries [n_queries, d_k]: see `draw`.
     """
-    rest = (weight * (wanted - queries @ start.T)).T @ queries
-    step = np.stack([_step(queries, w, r, ridge) for w, r in zip(weight.T, rest, strict=True)])
-    keys = (start + step).astype(np.float32)
-    return keys, np.sqrt((weight * np.square(queries @ keys.T - wanted)).sum(axis=0))
+    from edgekv.native.centroids import centroids  # methods are chosen without the library
 
-
-def _step(
-    queries: NDArray[np.float32],
-    weight: NDArray[np.float32],
-    rest: NDArray[np.float32],
-    ridge: float,
-) -> NDArray[np.float64]:
-    """Of one group. A wide head's matrix [d, d] is megabytes, so they do not stand together."""
-    moments = ((queries.T * weight) @ queries).astype(np.float64)
-    moments.flat[:: len(moments) + 1] += ridge * np.trace(moments) / len(moments)
-    return np.linalg.solve(moments, rest).astype(np.float64, copy=False)
+    return centroids(
+        seen.keys,
+        seen.values,
+        seen.kept,
+        queries,
+        (seen.each, seen.each_kept),
+        {
+            "n_groups": n,
+            "rounds": ROUNDS,
+            "jitter": JITTER,
+            "ridge": p.ridge,
+            "worst": p.worst,
+            "longest": LONGEST,
+        },
+    )
 
 
 def draw(mean: NDArray[np.float32], cov: NDArray[np.float32], n: int) -> NDArray[np.float32]:
@@ -368,15 +271,3 @@ def draw(mean: NDArray[np.float32], cov: NDArray[np.float32], n: int) -> NDArray
 @lru_cache(maxsize=4)
 def _normal(n: int, d: int) -> NDArray[np.float64]:
     return np.random.default_rng(0).standard_normal((n, d))
-
-
-def _attend(logits: NDArray[np.float32]) -> Row:
-    """Overwrites logits [m, n] with the attention of queries to rows among themselves; that, and
-    the logarithm [m] of the sum of the exponentials.
-    """
-    most = logits.max(axis=1, keepdims=True)
-    logits -= most
-    np.exp(logits, out=logits)
-    total = logits.sum(axis=1, keepdims=True)
-    logits /= total
-    return logits, (np.log(total) + most)[:, 0]

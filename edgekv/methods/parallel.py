@@ -27,13 +27,12 @@ def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T
     """
     if n_rows < MANY or n_heads < 2:
         return [function(k) for k in range(n_heads)]
-    return list(_pool().map(function, range(n_heads)))
+    return list(_pool(min(8, os.cpu_count() or 1)).map(function, range(n_heads)))
 
 
 def pairs_of_heads(function: Callable[[int], T], n_heads: int) -> list[T]:
     """The same, always in threads but PAIR heads at a time: of work that takes much memory."""
-    pairs = (range(k, min(k + PAIR, n_heads)) for k in range(0, n_heads, PAIR))
-    return [found for pair in pairs for found in _pool().map(function, pair)]
+    return list(_pool(PAIR).map(function, range(n_heads)))
 
 
 class _OneThread:
@@ -84,8 +83,8 @@ def one_thread_for_products() -> AbstractContextManager[None]:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(8, os.cpu_count() or 1), "edgekv")
+def _pool(n_threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n_threads, "edgekv")
 
 
 if hasattr(os, "register_at_fork"):

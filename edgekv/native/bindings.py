@@ -121,6 +121,23 @@ class CMerge(Structure):
     ]
 
 
+class CLost(Structure):
+    _fields_ = [
+        *((n, F32P) for n in ("keys", "values", "kept", "queries")),
+        *((n, c_int32) for n in ("n", "n_kept", "n_queries", "d_k", "d_v")),
+        ("each", c_float),
+        ("each_kept", c_float),
+    ]
+
+
+class CCentroidParams(Structure):
+    _fields_ = [
+        ("n_groups", c_int32),
+        ("rounds", c_int32),
+        *((n, c_float) for n in ("jitter", "ridge", "worst", "longest")),
+    ]
+
+
 P, I32 = c_void_p, c_int32
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("last_error", c_char_p),
@@ -169,6 +186,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("prefill_free", None, P),
     ("prefill_nearest", c_int, P, I32, I32, I32, I32P, I32, I32P, F32P, I32P),
     ("prefill_merge", c_int, P, I32, I32, POINTER(CMerge)),
+    ("centroids", c_int, POINTER(CLost), POINTER(CCentroidParams), F32P, F32P, P, I32P),
 )
 """Name, result and arguments of every function that is called here."""
 

@@ -5,6 +5,7 @@
 // says why, in one line that can be shown to a user. Nothing here throws or aborts for a user's
 // mistake. A context belongs to one thread at a time, as in llama.h.
 
+#include "edgekv-lost.h"
 #include "llama.h"
 
 #ifdef __cplusplus
@@ -76,7 +77,9 @@ LLAMA_API int32_t edgekv_model_n_head_kv(const struct llama_model * model, int32
 // values of a token's hidden state between two layers: n_embd, or several streams of them
 LLAMA_API int32_t edgekv_model_hidden_width(const struct llama_model * model);
 // bytes that products with its quantised weights work with on the CPU while a prompt is read in
-// chunks of up to n_chunk tokens;
+// chunks of up to n_chunk tokens; again: several chunks meet the same weights
+LLAMA_API int64_t edgekv_model_product_bytes(
+    const struct llama_model * model, int64_t n_chunk, bool again);
 LLAMA_API bool edgekv_has_store(const struct llama_context * ctx);
 // EDGEKV_INVALID if llama.cpp's own cache holds values that are no numbers, which a loaded state
 // may have brought. Without flash attention they reach every later token, of other conversations
@@ -259,6 +262,12 @@ struct edgekv_merge {
 // merge: summed in f32, written in the type of the cache; other rows keep their bytes
 LLAMA_API int edgekv_prefill_merge(
     struct edgekv_prefill * p, int32_t il, int32_t head, const struct edgekv_merge * m);
+
+// summary: up to n_groups rows that stand for those that a head loses. keys [n_groups, d_k], values
+// [n_groups, d_v]: the first *n_found; label [n] or null: the group of each lost row
+LLAMA_API int edgekv_centroids(const struct edgekv_lost * lost,
+    const struct edgekv_centroid_params * params, float * keys, float * values, int32_t * n_found,
+    int32_t * label);
 
 // a finished layer shrinks to its first counts[k] rows
 LLAMA_API int edgekv_prefill_shrink(struct edgekv_prefill * p, int32_t il, const int32_t * counts);

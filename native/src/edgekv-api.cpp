@@ -415,6 +415,23 @@ int edgekv_prefill_merge(edgekv_prefill * p, int32_t il, int32_t head, const edg
     return guard([&] { reading(p).keeper.merge(il, head, given(m)); });
 }
 
+int edgekv_centroids(const edgekv_lost * lost, const edgekv_centroid_params * params, float * keys,
+    float * values, int32_t * n_found, int32_t * label) {
+    return guard([&] {
+        const auto & l = given(lost);
+        const auto & p = given(params);
+        given(l.keys), given(l.values), given(l.queries), given(keys), given(values);
+        if (l.n_kept > 0) given(l.kept);
+        constexpr int32_t MOST = 1 << 20; // so that products of two of them are far from overflow
+        for (const int32_t x : { l.n, l.n_queries, l.d_k, l.d_v, p.n_groups, p.rounds })
+            if (x < 1 || x > MOST)
+                throw edgekv_error { EDGEKV_INVALID, "that many rows cannot be summed up" };
+        if (l.n_kept < 0 || l.n_kept > MOST || p.n_groups > l.n)
+            throw edgekv_error { EDGEKV_INVALID, "that many rows cannot be summed up" };
+        given(n_found) = edgekv_cpu().centroids(&l, &p, keys, values, label);
+    });
+}
+
 int edgekv_prefill_shrink(edgekv_prefill * p, int32_t il, const int32_t * counts) {
     return guard([&] { reading(p).keeper.shrink(il, &given(counts)); });
 }

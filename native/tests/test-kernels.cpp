@@ -8,6 +8,8 @@
 
 #include "ggml-cpu.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <thread>
 
@@ -235,6 +237,37 @@ void test_fwht(random_source & rnd) {
     }
 }
 
+// ---- centroids: tests/test_centroid_merge.py has the reference; here, sizes that fill nothing
+
+void test_centroids(random_source & rnd) {
+    for (const auto & [n, n_kept, n_queries, d_k, d_v, n_groups] :
+        { std::array { 1, 0, 1, 4, 4, 1 }, std::array { 65, 7, 19, 20, 36, 3 },
+            std::array { 200, 64, 50, 64, 48, 64 }, std::array { 5, 1, 100, 130, 8, 5 } }) {
+        std::vector<float> keys((size_t) n * d_k), values((size_t) n * d_v),
+            kept((size_t) n_kept * d_k), queries((size_t) n_queries * d_k),
+            found_keys((size_t) n_groups * d_k), found_values((size_t) n_groups * d_v);
+        for (auto * x : { &keys, &values, &kept, &queries })
+            for (float & v : *x) v = 0.3f * rnd.normal();
+        std::vector<int32_t> label(n, -1);
+        const edgekv_lost lost = { keys.data(), values.data(), kept.data(), queries.data(), n,
+            n_kept, n_queries, d_k, d_v, 1.5f, 2.0f };
+        const edgekv_centroid_params params = { n_groups, 3, 1e-3f, 0.1f, 1e9f, 1e9f };
+        const int n_found = edgekv_cpu_centroids(
+            &lost, &params, found_keys.data(), found_values.data(), label.data());
+        check(n_found >= 1 && n_found <= n_groups, "centroids: %d of %d groups", n_found, n_groups);
+        std::vector<bool> has(n_groups);
+        for (const int32_t g : label) {
+            check(g >= 0 && g < n_groups, "centroids: a row is in group %d", g);
+            if (g >= 0 && g < n_groups) has[g] = true;
+        }
+        check(std::count(has.begin(), has.end(), true) == n_found, "centroids: a group is missing");
+        bool finite = true;
+        for (int i = 0; i < n_found * d_k; ++i) finite &= std::isfinite(found_keys[i]);
+        for (int i = 0; i < n_found * d_v; ++i) finite &= std::isfinite(found_values[i]);
+        check(finite, "centroids: a row is not finite");
+    }
+}
+
 void run(const test_case & c, random_source & rnd) {
     const inputs in(c, rnd);
     const auto a = attend_reference(in);
@@ -276,6 +309,7 @@ int main(int argc, char ** argv) {
     test_rows_to_f32(rnd);
     test_predict(rnd);
     test_fwht(rnd);
+    test_centroids(rnd);
     test_merge(rnd, n_random);
     each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) { run(c, rnd); });
     print_table();

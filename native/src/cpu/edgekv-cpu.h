@@ -2,6 +2,7 @@
 // CPU kernels of edgekv. They are compiled into the CPU backend, so that they get its instruction
 // set, and work on plain memory: no graph, no allocation outside the thread's own workspace.
 
+#include "../../include/edgekv-lost.h"
 #include "../edgekv-alibi.h"
 
 #include "ggml.h"
@@ -161,6 +162,10 @@ GGML_BACKEND_API void edgekv_cpu_predict(const struct edgekv_numbered * keys,
 // FWHT, for ggml's node of it: part ith of nth, to the same bits. false: it is left to ggml
 GGML_BACKEND_API bool edgekv_cpu_fwht(struct ggml_tensor * dst, int ith, int nth);
 
+// centroids: see edgekv_centroids; how many there are
+GGML_BACKEND_API int edgekv_cpu_centroids(const struct edgekv_lost * lost,
+    const struct edgekv_centroid_params * params, float * keys, float * values, int32_t * label);
+
 // rows [r0, r0 + n) of a tensor of flat rows as f32
 GGML_BACKEND_API void edgekv_cpu_rows_to_f32(
     enum ggml_type type, const char * base, size_t nb, int64_t r0, int n, int d, float * out);
@@ -180,6 +185,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_merge_fold) merge_fold;
     decltype(&edgekv_cpu_key_sum) key_sum;
     decltype(&edgekv_cpu_predict) predict;
+    decltype(&edgekv_cpu_centroids) centroids;
     decltype(&edgekv_cpu_rows_to_f32) rows_to_f32;
     // ggml's own: those of ggml-base know no vectors
     void (*f16_to_f32)(const ggml_fp16_t * x, float * y, int64_t n);
