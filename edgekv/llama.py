@@ -26,6 +26,7 @@ from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
     from edgekv.engine import Engine
+    from edgekv.session.pace import Pace
 
 
 class Llama(Evaluation):
@@ -54,6 +55,11 @@ class Llama(Evaluation):
     `with` block, or call `close`, to give its memory back at a place of your choice.
 
     Raises the EdgeKVError family (one line that says what to do) for user mistakes.
+    """
+
+    pace: Pace | None = None
+    """Chooses the threads that write; None: those that the model was loaded with. Only a compressed
+    cache's answers do not depend on their number, so others keep it.
     """
 
     # ---- from the beginning to the end
@@ -147,6 +153,8 @@ class Llama(Evaluation):
                             "another prompt was given to this model before this answer was complete"
                         )
                     self._guard.step()
+                    if self.pace is not None and self._kv is not None:
+                        self.pace.keep(self.set_n_threads)
                     try:
                         token = inner.send(reply)
                     except StopIteration:

@@ -15,7 +15,6 @@ from edgekv.commands.options import (
     engine_options,
     sampling_options,
 )
-from edgekv.commands.pace import Pace
 from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import or_larger
 from edgekv.commands.template import warnings
@@ -51,8 +50,6 @@ def command(
     conversation.learn = lambda share: load.learn(
         replace(engine, kv=replace(engine.kv, ratio=share))
     )
-    if engine.threads is None:
-        conversation.pace = Pace(load.count_threads(None))
     if pack and found:
         conversation.open(found, pack)
         slash.say(f"{pack}: {', '.join(map(str, conversation.documents))}")

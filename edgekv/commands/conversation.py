@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgekv.commands.pace import Pace
 from edgekv.commands.saved import messages_of, note_of
 from edgekv.commands.stream import Chunks, Stream
 from edgekv.commands.template import Template
@@ -50,8 +49,6 @@ class Conversation:
         """The last turn's, with its numbers."""
         self.learn: Callable[[float], None] = lambda ratio: None
         """Makes what a ratio needs the first time that it is used."""
-        self.pace: Pace | None = None
-        """Chooses the threads that write, where the user named none."""
         self.set_system(system)
 
     def set_system(self, text: str) -> None:
@@ -97,7 +94,7 @@ class Conversation:
 
     def _take_turn(self, before: list[dict[str, Any]], question: dict[str, Any]) -> Iterator[str]:
         """Yields the reply to `question` behind the messages `before`, then the conversation."""
-        self.stream = Stream(self.llm, lambda: self._complete([*before, question]), self.pace)
+        self.stream = Stream(self.llm, lambda: self._complete([*before, question]))
         pieces = [OPEN] if self.template.opens_thought else []
         try:
             for piece in self.stream:

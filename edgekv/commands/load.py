@@ -14,6 +14,7 @@ from edgekv.commands import terminal
 from edgekv.commands.options import EngineOptions, SamplingOptions
 from edgekv.config import MOST
 from edgekv.errors import BadInput
+from edgekv.session.pace import Pace
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -46,11 +47,14 @@ def load_llama(options: EngineOptions) -> Llama:
     learn(options)
     with terminal.killable():
         try:
-            return Llama(path, **llama_arguments(options))
+            llm = Llama(path, **llama_arguments(options))
         except MemoryError:
             raise BadInput(
                 "the machine has not the memory for these settings: give a smaller -b or -c"
             ) from None
+    if options.threads is None:
+        llm.pace = Pace(count_threads(None))
+    return llm
 
 
 def llama_arguments(options: EngineOptions) -> dict[str, Any]:

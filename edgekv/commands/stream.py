@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from edgekv.commands.pace import EVERY, Pace
 from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError
 
 if TYPE_CHECKING:
@@ -27,10 +26,8 @@ class Stream:
     cannot be read.
     """
 
-    def __init__(self, llm: Llama, begin: Callable[[], Chunks], pace: Pace | None = None) -> None:
-        """pace: chooses the threads that write; None: those that the model was loaded with."""
+    def __init__(self, llm: Llama, begin: Callable[[], Chunks]) -> None:
         self._llm = llm
-        self._pace = pace
         self._begin = begin
         self._reading = False
         self._stopped = False
@@ -62,15 +59,12 @@ class Stream:
     def __iter__(self) -> Iterator[str]:
         chunk: dict[str, Any] | None
         chunks, chunk = self._read()
-        n_before, start, n_chunks = self._llm.n_evaluated, time.perf_counter(), 0
+        n_before, start = self._llm.n_evaluated, time.perf_counter()
         while chunk is not None:
             choice = chunk["choices"][0]
             self.finish = choice["finish_reason"] or self.finish
             if piece := choice["text"] if "text" in choice else choice["delta"].get("content"):
                 yield piece
-            n_chunks += 1
-            if self._pace and n_chunks % EVERY == 1:
-                self._pace.keep(self._llm)
             chunk = None if self._stopped else next(chunks, None)
         chunks.close()
         self.n_decoded = self._llm.n_evaluated - n_before

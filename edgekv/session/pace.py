@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 EVERY = 16
 """Tokens between two looks at the machine."""
@@ -40,6 +36,7 @@ class Pace:
         self.n = n_most
         """Threads for the next tokens."""
         self._was_free = False
+        self._n_tokens = 0
 
     def look(self) -> bool:
         """Look at the machine. Whether `n` is another one now.
@@ -59,7 +56,10 @@ class Pace:
         self.n = wish
         return True
 
-    def keep(self, llm: Llama) -> None:
-        """Look at the machine, and let `llm` write its next tokens with as many threads."""
-        if self.look():
-            llm.set_n_threads(self.n)
+    def keep(self, set_n_threads: Callable[[int], None]) -> None:
+        """Called before each token: now and then, look at the machine, and say if the next tokens
+        are to be written by another number of threads.
+        """
+        if self._n_tokens % EVERY == 0 and self.look():
+            set_n_threads(self.n)
+        self._n_tokens += 1
