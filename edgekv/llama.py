@@ -44,6 +44,9 @@ class Llama(Evaluation):
     "REGEX=BUFFER,..." (or several such texts) puts the tensors whose name has REGEX in it into
     buffers of a type, CPU or a GPU's such as CUDA0; cpu_moe keeps the experts of all layers in main
     memory, n_cpu_moe those of the first layers.
+    repack: whether weights in main memory are repacked for the processor, as llama.cpp does; None:
+    if the whole model fits into the memory that is free. Where it does not, a prompt of a
+    compressed cache reads each layer's weights from the file once.
     rpc_servers: llama.cpp's RPC servers, "host:port,..." or a list, which take a share of the
     layers with their cache; kv_ratio stays at 1 then.
     lora_path, lora_scale: one LoRA adapter or a list of them, and by how much of each the weights

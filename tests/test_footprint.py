@@ -335,14 +335,19 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
     (tmp_path / "max").write_text("3000000\n")
     (tmp_path / "used").write_text("1500000\n")
     (tmp_path / "stat").write_text("anon 900000\ninactive_file 300000\nactive_file 200000\n")
+    files = ("max", "used", "stat")
     monkeypatch.setattr(
-        machine,
-        "_CGROUP",
-        (
-            tuple(str(tmp_path / n) for n in ("no", "no", "no")),
-            tuple(str(tmp_path / n) for n in ("max", "used", "stat")),
-        ),
+        machine, "_CGROUP", (("", str(tmp_path / "no"), files), ("memory", str(tmp_path), files))
     )
     assert machine.memory_free() == 2_000_000, "cached files give way"
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for name, text in zip(files, ("1200000", "200000", "anon 200000"), strict=True):
+        (inner / name).write_text(text)
+    (tmp_path / "own").write_text("5:cpu,cpuacct:/\n4:memory:/outer/inner\n0::/x\n")
+    monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
+    assert machine.memory_free() == 1_000_000, "a group in a group has the least of both"
+    (tmp_path / "own").write_text("4:memory:/that/is/not/seen/here\n")
+    assert machine.memory_free() == 2_000_000
     (tmp_path / "max").write_text("max\n")
     assert machine.memory_free() > 2_000_000

@@ -15,6 +15,7 @@ import pytest
 import edgekv
 from edgekv.commands import load as seam
 from edgekv.errors import BadInput
+from edgekv.memory.room import fits_twice
 from edgekv.model.header import tensor_sizes
 from tests import models
 from tests.cli import refused, typed
@@ -189,19 +190,44 @@ def test_all_spellings_reach_the_model(tiny, arguments, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("", (1, None, 0, True, False)),
-        ("-sm none -mg 1 --no-mmap", (0, None, 1, False, False)),
-        ("-sm row -ts 3,1 --mlock", (2, [3, 1], 0, True, True)),
+        ("", (1, None, 0, True, False, None)),
+        ("-sm none -mg 1 --no-mmap -nr", (0, None, 1, False, False, False)),
+        ("-sm row -ts 3,1 --mlock --repack", (2, [3, 1], 0, True, True, True)),
         (
-            "--split-mode layer --tensor-split 0.5/0/1 --main-gpu 2",
-            (1, [0.5, 0, 1], 2, True, False),
+            "--split-mode layer --tensor-split 0.5/0/1 --main-gpu 2 --no-repack",
+            (1, [0.5, 0, 1], 2, True, False, False),
         ),
     ],
 )
 def test_splits_and_memory_reach_the_model(tiny, arguments, flags, expected):
     given = arguments(f"-m {tiny('llama-moe')} {flags}")
-    names = ("split_mode", "tensor_split", "main_gpu", "use_mmap", "use_mlock")
+    names = ("split_mode", "tensor_split", "main_gpu", "use_mmap", "use_mlock", "repack")
     assert tuple(given[name] for name in names) == expected
+
+
+@pytest.mark.parametrize(
+    ("repack", "free", "expected"),
+    [(None, 1, False), (None, 2**40, True), (True, 1, True), (False, 2**40, False)],
+)
+def test_weights_that_do_not_fit_twice_stay_in_their_file(
+    tiny, monkeypatch, repack, free, expected
+):
+    path = tiny("llama-q4")
+    monkeypatch.setattr(
+        "edgekv.memory.room.memory_free", lambda swap=False: 2**40 if swap else free
+    )
+    llm = load(path, kv_ratio=0.3, repack=repack)
+    assert llm.model_params.use_extra_bufts == expected
+    assert fits_twice(str(path), 0) == (free > 1)
+
+
+def test_all_parts_of_a_model_count(tmp_path, monkeypatch):
+    for i in (1, 2):
+        (tmp_path / f"big[1]-0000{i}-of-00002.gguf").write_bytes(bytes(600))
+    (tmp_path / "big[1]-00001-of-00003.gguf").write_bytes(bytes(900))
+    for free, fits in ((1199, False), (1200, True)):
+        monkeypatch.setattr("edgekv.memory.room.memory_free", lambda swap, free=free: free)
+        assert fits_twice(str(tmp_path / "big[1]-00001-of-00002.gguf"), 0) == fits
 
 
 @pytest.mark.parametrize("flags", ["--no-mmap", "--mlock", "--no-mmap --mlock", "-sm row -ts 1"])

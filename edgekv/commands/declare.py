@@ -12,8 +12,9 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def option(*names: str, env: str | None = None, help: str, **attributes: Any) -> Decorator:
     """An option whose default and environment name stand in its help. names: "-c", "--ctx-size",
-    or "-c --ctx-size" in one."""
-    words = " ".join(names).split()
+    or "-c --ctx-size" in one; " /-nr" is a name of no alone, as click writes it.
+    """
+    words = [word for name in names for word in ([name] if name[:2] == " /" else name.split())]
     return click.option(
         *words, envvar=env, help=help, show_default=True, show_envvar=True, **attributes
     )

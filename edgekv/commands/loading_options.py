@@ -175,6 +175,16 @@ PLACES: tuple[Decorator, ...] = (
         is_flag=True,
         help="Keep the weights in main memory: the system must not swap them out.",
     ),
+    llama(
+        " /-nr",
+        "--repack/--no-repack repack",
+        env="REPACK",
+        default=None,
+        help=(
+            "Repack weights in main memory for the processor, or leave them in the model's file;"
+            " without it: repack them if the whole model fits into the memory that is free."
+        ),
+    ),
 )
 """Those that change where weights lie, and nothing else."""
 LOADING: tuple[Decorator, ...] = (

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edgekv.errors import EdgeKVError
 
 _CGROUP = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat"),
+    ("", "/sys/fs/cgroup", ("memory.max", "memory.current", "memory.stat")),
     (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "/sys/fs/cgroup/memory/memory.stat",
+        "memory",
+        "/sys/fs/cgroup/memory",
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
     ),
 )
-"""Files of a container's limit, use and details, version 2 and 1; a process in a container sees the
-whole machine in /proc.
+"""Control groups, version 2 and 1: the controller's name, the root's folder, and files of the
+limit, the use and details. A process in a group or a container sees the whole machine in /proc.
 """
+_OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 def memory_total() -> int:
@@ -32,7 +33,7 @@ def memory_free(swap: bool = False) -> int:
     """
     free = _read("virtual_memory").available + (_read("swap_memory").free if swap else 0)
     return int(
-        min([free, *(max(limit - used, 0) for limit, used in map(_limit, _CGROUP) if limit)])
+        min([free, *(max(limit - used, 0) for limit, used in map(_limit, _groups()) if limit)])
     )
 
 
@@ -48,13 +49,35 @@ def _read(what: str) -> Any:
         ) from None
 
 
-def _limit(files: tuple[str, str, str]) -> tuple[int, int]:
-    """Bytes a container may use and uses, (0, 0) where there is no limit. Cached files do not
+def _groups() -> list[tuple[Path, ...]]:
+    """Files of this process's group and of those that it is in, up to the root; of a container
+    that sees no more than its own group, the root's.
+    """
+    try:
+        lines = _OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        lines = []
+    own = {
+        name: path
+        for _, names, path in (x.split(":", 2) for x in lines)
+        for name in names.split(",")
+    }
+    found = []
+    for name, root, files in _CGROUP:
+        path = PurePosixPath(own.get(name, "/"))
+        for group in (path, *path.parents):
+            folder = Path(root) / group.relative_to("/")
+            found.append(tuple(folder / file for file in files))
+    return found
+
+
+def _limit(files: tuple[Path, ...]) -> tuple[int, int]:
+    """Bytes a group may use and uses, (0, 0) where there is no limit. Cached files do not
     count: they give way.
     """
     try:
-        limit, used = (int(Path(name).read_text()) for name in files[:2])
-        details = dict(line.split() for line in Path(files[2]).read_text().splitlines())
+        limit, used = (int(file.read_text()) for file in files[:2])
+        details = dict(line.split() for line in files[2].read_text().splitlines())
         return limit, used - sum(
             int(details.get(key, 0)) for key in ("inactive_file", "active_file")
         )

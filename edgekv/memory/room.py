@@ -5,6 +5,10 @@ than memory ends the process.
 
 from __future__ import annotations
 
+import glob
+import re
+from pathlib import Path
+
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import WHOLE, PromptBytes, row_bytes
 from edgekv.memory.machine import memory_free
@@ -31,6 +35,18 @@ def check_prompt(need: PromptBytes, n_tokens: int, offloaded: bool) -> None:
             f" {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter"
             " prompt, a smaller --kv-ratio or cache type (-ctk, -ctv), or --kv-hidden disk"
         )
+
+
+def fits_twice(path: str, n_gpu_layers: int) -> bool:
+    """Whether weights of the model at `path` may be copied: repacked they are memory of the
+    process, and where that has less than the whole model it is ended. In the file they can be read
+    again, once for each layer of a long prompt.
+    """
+    if facts.is_offloaded(n_gpu_layers):
+        return True
+    first = Path(path)
+    parts = first.parent.glob(re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", glob.escape(first.name)))
+    return sum(part.stat().st_size for part in parts) <= memory_free(swap=False)
 
 
 def check_whole_cache(

@@ -21,7 +21,7 @@ from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import picked
-from edgekv.memory.room import check_whole_cache
+from edgekv.memory.room import check_whole_cache, fits_twice
 from edgekv.memory.sizes import size_text
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
 from edgekv.session import statistics
@@ -57,6 +57,7 @@ class LoadedModel(llama_cpp.Llama):
         override_tensor: str | Sequence[str] | None = None,
         cpu_moe: bool = False,
         n_cpu_moe: int = 0,
+        repack: bool | None = None,
         rpc_servers: str | Sequence[str] | None = None,
         lora_path: str | Sequence[str] | None = None,
         lora_scale: float | Sequence[float] = 1.0,
@@ -74,6 +75,10 @@ class LoadedModel(llama_cpp.Llama):
             "n_cpu_moe": n_cpu_moe,
         }
         self._kv_tensor_overrides = placement.as_array(placement.placements(**self._kv_places))
+        self._kv_places["repack"] = repack
+        if repack is None:
+            repack = fits_twice(path, kwargs.get("n_gpu_layers") or 0)
+        self._kv_repack = repack
         self._kv_servers = remote.endpoints(rpc_servers)
         overrides = metadata.check(kv_overrides, path) or None
         self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
@@ -165,12 +170,13 @@ class LoadedModel(llama_cpp.Llama):
 
     @property
     def model_params(self) -> Any:
-        """The parent's, with the tensors' places and the devices."""
+        """The parent's, with the tensors' places, the devices, and whether weights are repacked."""
         return self._kv_model_params
 
     @model_params.setter
     def model_params(self, params: Any) -> None:
         self._kv_model_params = params
+        params.use_extra_bufts = self._kv_repack
         if self._kv_tensor_overrides is not None:
             params.tensor_buft_overrides = addressof(self._kv_tensor_overrides)
         if self._kv_devices is not None:

@@ -26,6 +26,7 @@ class Loading:
     main_gpu: int = 0
     mmap: bool = True
     mlock: bool = False
+    repack: bool | None = None
     lora: tuple[Adapter, ...] = ()
     lora_scaled: tuple[Adapter, ...] = ()
     override_kv: tuple[tuple[str, bool | int | float | str], ...] = ()
@@ -47,6 +48,7 @@ class Loading:
             "main_gpu": self.main_gpu,
             "use_mmap": self.mmap,
             "use_mlock": self.mlock,
+            "repack": self.repack,
         }
 
     @property
