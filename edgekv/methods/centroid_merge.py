@@ -156,9 +156,11 @@ class CentroidMerge:
         places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[
             :n_rows
         ]  # the least worth, then the window's oldest
-        stay = ~np.isin(keep, places)
-        first, rest = int(stay[:n_safe].sum()), keep[stay]
-        lost = np.setdiff1d(np.arange(n, dtype=np.int32), rest, assume_unique=True)
+        stays = np.zeros(n, bool)
+        stays[keep] = True
+        stays[places] = False
+        first, rest = int(stays[keep[:n_safe]].sum()), keep[stays[keep]]
+        lost = np.flatnonzero(~stays).astype(np.int32)
         return Loss(
             np.concatenate([rest[:first], places, rest[first:]]).astype(np.int32),
             first,

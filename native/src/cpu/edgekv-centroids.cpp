@@ -63,17 +63,7 @@ private:
     bool ready = false;
 };
 
-float dot(const float * x, const float * y, int n) {
-    reg sum = lanes::set(0.0f);
-    int i = 0;
-    for (; i + lanes::N <= n; i += lanes::N)
-        sum = lanes::fma(lanes::load(x + i), lanes::load(y + i), sum);
-    float part[lanes::N], all = 0;
-    lanes::store(part, sum);
-    for (float p : part) all += p;
-    for (; i < n; ++i) all += x[i] * y[i];
-    return all;
-}
+float dot(const float * x, const float * y, int n) { return edgekv::dot<lanes>(x, y, n); }
 
 void add(float * to, const float * x, float weight, int n) {
     for (int i = 0; i < n; ++i) to[i] += weight * x[i];
@@ -356,9 +346,7 @@ private:
                             exp2<lanes>(lanes::sub(
                                 lanes::load(&logits[(size_t) j * n_q + q]), lanes::load(sums + q))),
                             sum);
-                    float part[lanes::N], weight = 0;
-                    lanes::store(part, sum);
-                    for (float y : part) weight += y;
+                    const float weight = sum_of<lanes>(sum);
                     const float * k = x + (size_t) j * d;
                     longest = std::max(longest, dot(k, k, d));
                     add(key, k, weight, d);

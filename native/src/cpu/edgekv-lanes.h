@@ -149,4 +149,23 @@ typename L::reg exp2(typename L::reg x) {
     return L::if_less(x, L::set(-125.0f), L::set(0.0f), L::add_exponent(p, y));
 }
 
+// the sum of a register's values
+template <class L>
+float sum_of(typename L::reg x) {
+    float each[L::N], sum = 0;
+    L::store(each, x);
+    for (float y : each) sum += y;
+    return sum;
+}
+
+template <class L>
+float dot(const float * x, const float * y, int n) {
+    auto sum = L::set(0.0f);
+    int i = 0;
+    for (; i + L::N <= n; i += L::N) sum = L::fma(L::load(x + i), L::load(y + i), sum);
+    float all = sum_of<L>(sum);
+    for (; i < n; ++i) all += x[i] * y[i];
+    return all;
+}
+
 } // namespace edgekv

@@ -1,6 +1,8 @@
 // predict: the linear map of the score kvzap, row by row; edgekv/methods/kvzap.py says what the
 // map sees
 #include "edgekv-aligned.h"
+#include "edgekv-hadamard.h"
+#include "edgekv-lanes.h"
 #include "edgekv-tile.h"
 
 using namespace edgekv;
@@ -14,17 +16,9 @@ struct workspace {
     aligned_floats keys, values, logs, map;
 };
 
-float length(const float * x, int d) {
-    float square;
-    ggml_vec_dot_f32(d, &square, 0, x, 0, x, 0, 1);
-    return std::sqrt(square);
-}
+float dot(const float * x, const float * y, int d) { return edgekv::dot<best_lanes>(x, y, d); }
 
-float dot(const float * x, const float * y, int d) {
-    float sum;
-    ggml_vec_dot_f32(d, &sum, 0, x, 0, y, 0, 1);
-    return sum;
-}
+float length(const float * x, int d) { return std::sqrt(dot(x, x, d)); }
 
 // the natural logarithm of normal numbers, without a call, so that the compiler takes several at
 // once: with x = 2^e m and m around 1, log m = 2 artanh((m - 1)/(m + 1)), whose series is short
@@ -45,6 +39,12 @@ void logarithms(float * x, int n) {
 
 // x [d] times a Walsh-Hadamard matrix, block by block; size: a power of two that divides d
 void turn(float * x, int d, int size) {
+#if defined(__AVX__)
+    if (size >= hadamard_register::N && size <= HADAMARD_MOST) {
+        for (int i = 0; i < d; i += size) hadamard(x + i, x + i, size, 1 / std::sqrt((float) size));
+        return;
+    }
+#endif
     for (int half = 1; half < size; half *= 2) {
         for (int i = 0; i < d; i += 2 * half)
             for (int j = i; j < i + half; ++j) {
