@@ -130,7 +130,7 @@ class Engine:
             kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
             for p in layers:
                 kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
-                clock.ms["observe"] = p.score_ms
+                clock.ms["observe"], clock.work = p.score_ms, p.work
         self.memory.folding = folding
         if not recent:
             self.memory.spread = (

@@ -88,6 +88,10 @@ class KVStats:
     """What each of STAGES took of the last prompt; empty if nothing was compressed."""
 
 
+Work = Mapping[str, tuple[float, float]]
+"""What the CPU's kernels did of reading a prompt: "weights" (products with quantised ones) and
+"attention", each with milliseconds and multiply-adds. What llama.cpp computes itself is not there.
+"""
 STAGES = ("observe", "score", "budget", "select", "merge", "evict")
 """Observe: statistics of attention, native, while the prompt is read (a probe's own reading is no
 part of it); the others come after each layer.
@@ -99,6 +103,7 @@ class StageClock:
 
     def __init__(self) -> None:
         self.ms = dict.fromkeys(STAGES, 0.0)
+        self.work: Work = {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:

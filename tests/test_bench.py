@@ -1014,3 +1014,41 @@ def test_the_lowest_of_a_number_is_seen_while_something_runs():
     with Lowest(lambda: now[0]) as lowest:
         now[0] = 30
     assert lowest.value == 30  # the end is looked at, however short it was
+
+
+# ---- stages
+
+
+def test_a_prompts_time_is_told_apart_by_what_it_went_to(tiny):
+    words = "-p 300 -n 0 -pg 40,2 -r 2 --no-warmup --kv-method snapkv --full q8_0 --stages"
+    result = typed(f"bench -m {tiny('llama-q4')} {words}")
+    assert result.exit_code == 0, result.output
+    table = result.stdout[result.stdout.index("| test | setting | stage") :].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert {row[0] for row in rows} == {"pp300"}, "a full cache, and what writes, have no stages"
+    found = {row[2]: row[3:] for row in rows}
+    assert {"products with weights", "attention", "the rest", "all"} <= found.keys()
+    assert sum(float(x[0]) for x in found.values()) == pytest.approx(
+        2 * float(found["all"][0]), abs=0.06
+    )
+    for name in ("products with weights", "attention"):
+        assert int(found[name][3].rstrip("%")) >= 0 and found[name][2].endswith(" G")
+    assert [name for name, x in found.items() if x[2]][-1] == "all", "others multiply little"
+
+
+def test_the_multiplications_of_a_prompt_are_counted(tiny, text):
+    llm, n = load(tiny("llama-q4"), kv_ratio=0.3), 300
+    llm.eval(list(text(n)))
+    work, info = llm._kv.clock.work, llm._kv.store.layers[0]
+    pairs = n * (n + 1) / 2 * info.n_head * (info.d_k + info.d_v) * len(llm._kv.store.layers)
+    assert work["attention"][1] == pairs
+    shapes = [t.shape for t in gguf.GGUFReader(tiny("llama-q4")).tensors if t.name[:4] == "blk."]
+    weights = [int(a) * int(b) for a, b in (shape for shape in shapes if len(shape) == 2)]
+    assert 0.5 * n * sum(weights) < work["weights"][1] <= n * sum(weights)
+    assert min(ms for ms, _ in work.values()) > 0
+
+
+def test_stages_of_rows_that_read_nothing_are_one_line(tiny):
+    words = "-p 0 -n 2 -r 1 --no-warmup --kv-method snapkv --full none --stages"
+    result = typed(f"bench -m {tiny('llama-q4')} {words}")
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1].startswith("No row read")

@@ -12,6 +12,7 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
+from edgekv.bench import stages
 from edgekv.bench.lowest import Lowest
 from edgekv.bench.reads import weights_read
 from edgekv.bench.spec import FILL_FIRST, Case
@@ -60,13 +61,14 @@ def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:
             fill(llm, tokens(llm, FILL_FIRST), case.n_depth)
         depth_ns = 0 if case.is_filled else timed(llm, case.n_depth)
         ns = timed(llm, case.n_prompt)
-    stats = llm.kv_stats()
+    stats, work = llm.kv_stats(), stages.of(llm, case.n_threads) if case.n_prompt else None
     ns += timed(llm, 0, case.n_gen)
     after = llm.kv_stats()
     devices = facts.devices()
     found = {
         "ns": ns,
         "depth_ns": depth_ns,
+        "work": work,
         "method": stats.method,
         "mode": stats.mode,
         "kv_tokens_full": after.n_seen,

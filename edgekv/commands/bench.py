@@ -28,6 +28,7 @@ NOT_LONG = {
     "output": "-o",
     "compare": "--compare",
     "equal_bytes": "--equal-bytes",
+    "stages": "--stages",
     "evaluation": "--eval",
 }
 """What --long decides itself."""
@@ -70,6 +71,11 @@ def command(ctx: click.Context, options: BenchOptions, named: list[str]) -> None
         table = measure(rows, options)
         needles = needles_of(table, options.eval_cases) if options.evaluation else {}
         show(table, options.output, options.compare or options.equal_bytes, needles)
+        if options.stages:
+            from edgekv.bench import stages
+
+            parts = stages.as_md(table.cases, table.samples)
+            click.echo(f"\n{parts}", nl=False, err=options.output != "md")
 
 
 def given(ctx: click.Context) -> Given:

@@ -45,6 +45,7 @@ class BenchOptions:
     verbose: bool
     compare: bool
     equal_bytes: bool
+    stages: bool
     evaluation: str | None
     eval_cases: int
     synthetic: str | None
@@ -240,6 +241,13 @@ bench_options = grouped(
             is_flag=True,
             help="Full q8_0 and q4_0 caches, each beside larger types at the ratio that takes the "
             "same bytes, instead of --kv-ratio.",
+        ),
+        option(
+            "--stages",
+            is_flag=True,
+            help="Also print where the time of each compressed prompt goes on the CPU, and which "
+            "share of the processor's peak products with weights and attention reach (with -o "
+            "other than md: on standard error).",
         ),
         option(
             "--eval evaluation",

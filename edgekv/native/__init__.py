@@ -16,6 +16,7 @@ from edgekv.native.context import (
     model_heads,
     next_context,
     product_bytes,
+    product_peak,
     trim_heap,
     why_unsupported,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "context_error",
     "hidden_width",
     "product_bytes",
+    "product_peak",
     "llama_cpp",
     "model_heads",
     "next_context",

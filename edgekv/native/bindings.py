@@ -169,6 +169,8 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("prefill_begin", c_void_p, P, POINTER(CPrefillParams)),
     ("prefill_by_layer", c_bool, P),
     ("prefill_score_ms", c_double, P),
+    ("prefill_work", c_int, P, POINTER(c_double)),
+    ("product_peak", c_double),
     ("prefill_run", c_int, P, I32),
     ("prefill_old", c_int, P, I32, I32P),
     ("prefill_stat", c_int, P, I32, c_int, F32P),

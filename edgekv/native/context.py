@@ -64,6 +64,13 @@ def hidden_width(model: Any) -> int:
     return int(lib.edgekv_model_hidden_width(model))
 
 
+def product_peak() -> float:
+    """Multiply-adds that a thread can do in a second as products with quantised weights are made
+    while a prompt is read, with everything in the nearest cache. Takes some 20 ms.
+    """
+    return float(lib.edgekv_product_peak())
+
+
 def product_bytes(model: Any, n_chunk: int, again: bool) -> int:
     """Bytes that products with a llama_model's quantised weights work with on the CPU while a
     prompt is read in chunks of up to n_chunk tokens; again: several of them meet the same weights.

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import c_double
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from edgekv.native.store import Store, listed
 
 if TYPE_CHECKING:
     from edgekv.methods.merge import FoldPlan
+    from edgekv.stats import Work
 
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3, "whole": 4}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
@@ -141,6 +143,13 @@ class Prefill:
     @property
     def score_ms(self) -> float:
         return float(lib.edgekv_prefill_score_ms(self._p))
+
+    @property
+    def work(self) -> Work:
+        """What products with weights and attention have done so far; see `Work`."""
+        found = (c_double * 4)()
+        check(lib.edgekv_prefill_work(self._p, found))
+        return {"weights": (found[0], found[1]), "attention": (found[2], found[3])}
 
     def run(self, il: int) -> None:
         """Compute layer il; layers come in order and each must be kept before the next."""

@@ -204,6 +204,11 @@ LLAMA_API bool edgekv_prefill_by_layer(const struct edgekv_prefill * p);
 LLAMA_API int edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);
 // milliseconds that column statistics have taken so far
 LLAMA_API double edgekv_prefill_score_ms(const struct edgekv_prefill * p);
+// what the CPU's kernels have done so far: milliseconds and multiply-adds of products with weights,
+// then of attention; llama.cpp's own are not counted
+LLAMA_API int edgekv_prefill_work(const struct edgekv_prefill * p, double out[4]);
+// multiply-adds that a thread can do in a second as products with weights are made here
+LLAMA_API double edgekv_product_peak(void);
 // rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens
 LLAMA_API int edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
 // statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(edgekv_len) + n_tokens;

@@ -344,6 +344,16 @@ edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_
 
 bool edgekv_prefill_by_layer(const edgekv_prefill * p) { return p && p->prompt.by_layer; }
 double edgekv_prefill_score_ms(const edgekv_prefill * p) { return p ? p->observers.ms : 0.0; }
+int edgekv_prefill_work(const edgekv_prefill * p, double out[4]) {
+    return guard([&] {
+        const edgekv_work &w = given(p).prompt.weights, &a = given(p).prompt.attention;
+        const double all[] = { w.ms, w.n, a.ms, a.n };
+        std::copy(std::begin(all), std::end(all), &given(out));
+    });
+}
+
+double edgekv_product_peak(void) { return edgekv_cpu().product_peak(); }
+
 int edgekv_prefill_run(edgekv_prefill * p, int32_t il) {
     return guard([&] { reading(p).run(il); });
 }

@@ -78,7 +78,8 @@ static ggml_tensor * attend_prefill_node(const llm_graph_context & g, edgekv_pre
 }
 
 // src: q [d_k, n_head, n_tokens], k, v, (sinks); dst [d_v, n_head, n_tokens]
-static void attend_prompt(ggml_tensor * dst, int, int nth, void * userdata) {
+static void attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const int64_t begin = ggml_time_us();
     const auto & prompt = *(const edgekv_prompt_rows *) userdata;
     edgekv_rows rows = prompt.rows;
     const ggml_tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2], *sinks = dst->src[3];
@@ -91,6 +92,16 @@ static void attend_prompt(ggml_tensor * dst, int, int nth, void * userdata) {
         (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
         prompt.start.empty() ? nullptr : prompt.start.data() };
     edgekv_cpu().attend_prompt(&rows, &qs, (float *) dst->data, prompt.norm, &prompt.next, nth);
+    if (ith > 0) return;
+    double n_seen = 0; // pairs of a token and a row
+    for (int k = 0; k < rows.n_head_kv; ++k)
+        for (int t = 0; t < qs.n_tokens; ++t) {
+            int lo, hi;
+            edgekv::visible(rows, qs, t, k, lo, hi);
+            n_seen += std::max(0, hi - lo);
+        }
+    prompt.work->n += n_seen * (rows.n_head / rows.n_head_kv) * (rows.d_k + rows.d_v);
+    prompt.work->ms += (double) (ggml_time_us() - begin) / 1e3;
 }
 
 ggml_tensor * edgekv_prefill::attend(

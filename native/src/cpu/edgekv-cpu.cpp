@@ -13,6 +13,7 @@ const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
         edgekv_cpu_product_room,
         edgekv_cpu_product_unpacked,
         edgekv_cpu_product,
+        edgekv_cpu_product_peak,
         edgekv_cpu_merge_nearest,
         edgekv_cpu_merge_fold,
         edgekv_cpu_key_sum,

@@ -114,10 +114,15 @@ struct edgekv_product_job {
     uint32_t * unpacked;
     bool is_unpacked;
     std::atomic<int32_t> n_ready, next; // 0 when the node begins
+    double ms;                          // that it took, from thread 0
 };
 // The function of a custom node with the sources of that MUL_MAT; job: edgekv_product_job. All nth
 // threads have to run it side by side.
 GGML_BACKEND_API void edgekv_cpu_product(struct ggml_tensor * dst, int ith, int nth, void * job);
+
+// multiply-adds that a thread can do in a second as these products are made, with what is
+// multiplied in the nearest cache; takes some 20 ms
+GGML_BACKEND_API double edgekv_cpu_product_peak(void);
 
 // merge, search: for each of `gone` the row of `kept` (at least one) whose key has the largest
 // cosine, the first of equal ones; keys of length 0 have cosine 0. Part p of n_parts of `gone`;
@@ -181,6 +186,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_product_room) product_room;
     decltype(&edgekv_cpu_product_unpacked) product_unpacked;
     decltype(&edgekv_cpu_product) product;
+    decltype(&edgekv_cpu_product_peak) product_peak;
     decltype(&edgekv_cpu_merge_nearest) merge_nearest;
     decltype(&edgekv_cpu_merge_fold) merge_fold;
     decltype(&edgekv_cpu_key_sum) key_sum;

@@ -7,6 +7,7 @@
 #include "repack.h"
 
 #include <thread>
+#include <vector>
 
 using namespace edgekv;
 
@@ -67,8 +68,30 @@ static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) 
         workspace, job.next, nth, job.unpacked ? aligned(job.unpacked) : nullptr, job.is_unpacked);
 }
 
-void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * job) {
-    with_fastest([&](auto, auto words) {
-        run<decltype(words)>(dst, ith, nth, *(edgekv_product_job *) job);
+void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * data) {
+    auto & job = *(edgekv_product_job *) data;
+    const int64_t begin = ggml_time_us();
+    with_fastest([&](auto, auto words) { run<decltype(words)>(dst, ith, nth, job); });
+    if (ith == 0) job.ms = (double) (ggml_time_us() - begin) / 1e3;
+}
+
+double edgekv_cpu_product_peak() {
+    return with_fastest([](auto, auto words) {
+        using kernel = product<decltype(words)>;
+        constexpr int N_IN = 128, P = kernel::P, ROWS = decltype(words)::ROWS, TIMES = 100;
+        [[maybe_unused]] const typename decltype(words)::scope scope;
+        std::vector<uint32_t> tokens(kernel::n_all_words(N_IN, ROWS) + SPARE),
+            panel(kernel::panel_size(N_IN) + SPARE);
+        std::vector<float> sums((size_t) P * ROWS);
+        const kernel p = { {}, N_IN, P, ROWS, nullptr, sums.data(), aligned(tokens.data()) };
+        double most = 0;
+        for (const int64_t begin = ggml_time_us(); ggml_time_us() < begin + 20000;) {
+            const int64_t now = ggml_time_us();
+            for (int i = 0; i < TIMES; ++i)
+                p.block(aligned(panel.data()), 0, 0, 0, kernel::n_words(N_IN));
+            const auto us = (double) std::max<int64_t>(1, ggml_time_us() - now);
+            most = std::max(most, 1e6 * TIMES * N_IN * P * ROWS / us);
+        }
+        return most;
     });
 }

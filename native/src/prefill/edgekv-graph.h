@@ -21,6 +21,7 @@ struct edgekv_prompt_rows {
     std::vector<int32_t> first, len, start;
     edgekv_rows rows;
     float * norm = nullptr;
+    edgekv_work * work = nullptr;
     mutable std::atomic<int32_t> next { 0 }; // the kernel's threads share its work out by it
 };
 

@@ -50,12 +50,14 @@ void edgekv_products::rest() {
     edgekv_give_back_pages(unpacked.get(), n_unpacked * sizeof(uint32_t));
 }
 
-edgekv_products::running::running(edgekv_products & products) : products(products) {
+edgekv_products::running::running(edgekv_products & products, edgekv_work & work)
+    : products(products), work(work) {
     for (auto & n : products.nodes) {
         n.job.words = products.words.get();
         n.job.unpacked = n.kept ? products.unpacked.get() + n.kept->begin : nullptr;
         n.job.is_unpacked = n.kept && n.kept->is_unpacked;
         n.job.n_ready = n.job.next = 0;
+        n.job.ms = 0;
         memcpy(n.params.data(), n.node->op_params, sizeof(n.node->op_params));
         const ggml_custom_op_params custom = { edgekv_cpu().product, GGML_N_TASKS_MAX, &n.job };
         memset(n.node->op_params, 0, sizeof(n.node->op_params));
@@ -68,6 +70,8 @@ edgekv_products::running::~running() {
     for (auto & n : products.nodes) {
         memcpy(n.node->op_params, n.params.data(), sizeof(n.node->op_params));
         n.node->op = GGML_OP_MUL_MAT;
+        work.ms += n.job.ms;
+        work.n += (double) ggml_nelements(n.node->src[0]) * (double) ggml_nrows(n.node->src[1]);
         if (n.kept && done) n.kept->is_unpacked = true;
     }
 }

@@ -3,6 +3,7 @@
 // custom nodes while it is computed. Planned and allocated they are llama.cpp's own.
 
 #include "edgekv-pages.h"
+#include "edgekv-prompt.h"
 #include "cpu/edgekv-cpu.h"
 
 #include "ggml-impl.h"
@@ -25,11 +26,12 @@ public:
     void rest(); // until the next layer
 
     struct running { // while it lives
-        explicit running(edgekv_products & products);
+        running(edgekv_products & products, edgekv_work & work);
         ~running();
         running(const running &) = delete;
         running & operator=(const running &) = delete;
         edgekv_products & products;
+        edgekv_work & work;
         bool done = false; // all nodes have run
     };
 

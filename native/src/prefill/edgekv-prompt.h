@@ -27,6 +27,11 @@ struct edgekv_seen {
     }
 };
 
+// by the CPU's kernels
+struct edgekv_work {
+    double ms = 0, n = 0; // multiply-adds
+};
+
 struct edgekv_prompt {
     llama_context * ctx = nullptr; // null: it was freed
     edgekv_store * store = nullptr;
@@ -40,6 +45,8 @@ struct edgekv_prompt {
     bool rounded = false;
     bool by_layer = true;  // false: its graphs cannot be cut, all layers are read at once
     std::vector<int> ends; // [n_slice] the layer behind each slice, see cut
+
+    mutable edgekv_work weights, attention;
 
     int il_done = -1; // the layer in work
     bool ended = false;
