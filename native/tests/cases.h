@@ -227,4 +227,17 @@ std::vector<merge_case> merge_cases(random_source & rnd, int n_random, const tak
     return cases;
 }
 
+// x times a Walsh-Hadamard matrix
+inline void hadamard_loop(const float * x, float * y, int n) {
+    const float scale = 1.0f / sqrtf((float) n);
+    for (int i = 0; i < n; ++i) y[i] = x[i] * scale;
+    for (int half = 1; half < n; half *= 2)
+        for (int i = 0; i < n; i += 2 * half)
+            for (int j = i; j < i + half; ++j) {
+                const float a = y[j], b = y[j + half];
+                y[j] = a + b;
+                y[j + half] = a - b;
+            }
+}
+
 } // namespace

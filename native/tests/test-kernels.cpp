@@ -197,18 +197,6 @@ void test_predict(random_source & rnd) {
 
 // ---- fwht
 
-void hadamard_loop(const float * x, float * y, int n) {
-    const float scale = 1.0f / sqrtf((float) n);
-    for (int i = 0; i < n; ++i) y[i] = x[i] * scale;
-    for (int half = 1; half < n; half *= 2)
-        for (int i = 0; i < n; i += 2 * half)
-            for (int j = i; j < i + half; ++j) {
-                const float a = y[j], b = y[j + half];
-                y[j] = a + b;
-                y[j + half] = a - b;
-            }
-}
-
 void test_fwht(random_source & rnd) {
     for (const int n : { 2, 8, 16, 64, 128, 512, 1024 }) {
         // rows of x lie apart, those of y do not

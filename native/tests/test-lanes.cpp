@@ -3,6 +3,7 @@
 //     test-lanes [seed] [number of random cases]
 #include "cases.h"
 #include "cpu/edgekv-columns.h"
+#include "cpu/edgekv-hadamard.h"
 #include "cpu/edgekv-product.h"
 #include "cpu/edgekv-prompt.h"
 
@@ -151,6 +152,21 @@ void run(const test_case & c, random_source & rnd) {
 #endif
 }
 
+void test_hadamard(random_source & rnd) {
+#if defined(__AVX__)
+    for (int n = edgekv::hadamard_register::N; n <= edgekv::HADAMARD_MOST; n *= 2) {
+        std::vector<float> x(n), y(n), want(n);
+        for (float & v : x) v = rnd.normal();
+        edgekv::hadamard(x.data(), y.data(), n, 1.0f / sqrtf((float) n));
+        hadamard_loop(x.data(), want.data(), n);
+        check(!memcmp(y.data(), want.data(), n * sizeof(float)),
+            "hadamard: %d values have other bits than those of a loop", n);
+    }
+#else
+    (void) rnd;
+#endif
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
@@ -159,6 +175,7 @@ int main(int argc, char ** argv) {
     printf("seed %u, registers of %d values\n", seed, edgekv::best_lanes::N);
     ggml_cpu_init();
     random_source rnd(seed);
+    test_hadamard(rnd);
     each_register([](auto lanes, const char * name) { test_exp2<decltype(lanes)>(name); });
     each_register([](auto lanes, const char * name) {
         test_product<edgekv::f32_words<decltype(lanes)>>(name, MAX_NMSE);
