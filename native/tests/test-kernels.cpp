@@ -225,6 +225,31 @@ void test_fwht(random_source & rnd) {
     }
 }
 
+// ---- moments
+
+void test_moments(random_source & rnd) {
+    for (const auto & [n, d] : { std::pair { 1, 1 }, std::pair { 3, 20 }, std::pair { 300, 64 },
+             std::pair { 129, 100 }, std::pair { 128, 33 } }) {
+        const int step = d + 7;
+        std::vector<float> x((size_t) n * step), mean(d), lower(d * (d + 1) / 2 + 1, 0.5f);
+        for (auto * v : { &x, &mean })
+            for (float & one : *v) one = rnd.normal();
+        lower.back() = NAN;
+        edgekv_cpu_moments(x.data(), step, n, d, mean.data(), lower.data());
+        nmse e;
+        for (int i = 0, at = 0; i < d; ++i)
+            for (int j = 0; j <= i; ++j) {
+                double want = 0.5;
+                for (int t = 0; t < n; ++t)
+                    want +=
+                        ((double) x[t * step + i] - mean[i]) * ((double) x[t * step + j] - mean[j]);
+                e.add(lower[at++], want);
+            }
+        check(e.value() < 1e-10, "moments: %d rows of %d values: NMSE %g", n, d, e.value());
+        check(std::isnan(lower.back()), "moments: behind the last");
+    }
+}
+
 // ---- centroids: tests/test_centroid_merge.py has the reference; here, sizes that fill nothing
 
 void test_centroids(random_source & rnd) {
@@ -297,6 +322,7 @@ int main(int argc, char ** argv) {
     test_rows_to_f32(rnd);
     test_predict(rnd);
     test_fwht(rnd);
+    test_moments(rnd);
     test_centroids(rnd);
     test_merge(rnd, n_random);
     each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) { run(c, rnd); });

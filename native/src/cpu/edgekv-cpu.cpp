@@ -18,6 +18,7 @@ const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
         edgekv_cpu_merge_fold,
         edgekv_cpu_key_sum,
         edgekv_cpu_predict,
+        edgekv_cpu_moments,
         edgekv_cpu_centroids,
         edgekv_cpu_rows_to_f32,
         ggml_cpu_fp16_to_fp32,

@@ -164,6 +164,11 @@ GGML_BACKEND_API void edgekv_cpu_predict(const struct edgekv_numbered * keys,
     const struct edgekv_numbered * values, const float * sum, const struct edgekv_map * map,
     int first, int n, float * out, float * unlike);
 
+// moments: lower [d (d + 1)/2], row by row, += the sum over n rows x, `step` floats apart, of the
+// products of x - mean [d] with itself
+GGML_BACKEND_API void edgekv_cpu_moments(
+    const float * x, int64_t step, int n, int d, const float * mean, float * lower);
+
 // FWHT, for ggml's node of it: part ith of nth, to the same bits. false: it is left to ggml
 GGML_BACKEND_API bool edgekv_cpu_fwht(struct ggml_tensor * dst, int ith, int nth);
 
@@ -191,6 +196,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_merge_fold) merge_fold;
     decltype(&edgekv_cpu_key_sum) key_sum;
     decltype(&edgekv_cpu_predict) predict;
+    decltype(&edgekv_cpu_moments) moments;
     decltype(&edgekv_cpu_centroids) centroids;
     decltype(&edgekv_cpu_rows_to_f32) rows_to_f32;
     // ggml's own: those of ggml-base know no vectors

@@ -4,6 +4,7 @@
 #include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-error.h"
+#include "edgekv-kernels.h"
 #include "edgekv-observers.h"
 
 #include "llama-graph.h"
@@ -81,8 +82,44 @@ ggml_tensor * edgekv_observers::capture_raw_queries(const llm_graph_context & g,
     return ggml_cpy(g.ctx0, src, dst);
 }
 
-// queries of tokens [begin, end) of span c join the running mean and the running sum of products
-// (Chan's formula, so that large means lose nothing)
+namespace {
+
+// n queries of all heads, `step` floats apart, that join those of a tally (Chan's formula, so that
+// large means lose nothing)
+struct joining {
+    const float * x;
+    int64_t step, n, d, n_head, n_seen;
+    float *mean, *m2;   // [n_head][d], [n_head][n_lower(d)]
+    float *now, *delta; // [n_head][d] to work with: a thread of ggml's cannot throw
+};
+
+void join_head(const joining & j, int64_t h) {
+    const int64_t d = j.d;
+    const float * x = j.x + h * d;
+    float *mean = j.mean + h * d, *m2 = j.m2 + h * n_lower(d);
+    float *now = j.now + h * d, *delta = j.delta + h * d;
+    std::fill_n(now, d, 0.0f);
+    for (int64_t t = 0; t < j.n; ++t)
+        for (int64_t i = 0; i < d; ++i) now[i] += x[t * j.step + i];
+    const auto na = (float) j.n_seen, nb = (float) j.n, both = na * nb / (na + nb);
+    for (int64_t i = 0; i < d; ++i) {
+        now[i] /= nb;
+        delta[i] = now[i] - mean[i];
+        mean[i] += delta[i] * nb / (na + nb);
+    }
+    edgekv_cpu().moments(x, j.step, (int) j.n, (int) d, now, m2);
+    for (int64_t i = 0; i < d; ++i)
+        for (int64_t k = 0; k <= i; ++k) *m2++ += delta[i] * delta[k] * both;
+}
+
+void join_heads(ggml_tensor *, int ith, int nth, void * data) {
+    const auto & j = *(const joining *) data;
+    for (int64_t h = ith; h < j.n_head; h += nth) join_head(j, h);
+}
+
+} // namespace
+
+// queries of tokens [begin, end) of span c join the tally
 void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span & c, int64_t begin,
     int64_t end, int64_t every, edgekv_tally & tally) {
     if (!query_paths[l.il].rope) return;
@@ -90,54 +127,19 @@ void edgekv_observers::tally_queries(const edgekv_layer & l, const edgekv_span &
                   n = next_multiple(end - c.first, every) / every - first / every;
     if (n == 0) return;
     const int64_t first_captured = next_multiple(seen(c).queries.first, query_step); // token
-    const int64_t d = l.d_k, H = l.n_head, w = d * H, step = every / query_step * w;
+    const int64_t d = l.d_k, H = l.n_head, w = d * H;
     const auto * raw = (const float *) captured[capture_of[l.il]].raw_queries.t->data;
-    const float * x = raw + (first - first_captured) / query_step * w;
-    std::vector<float> mean(w, 0.0f);
-    for (int64_t t = 0; t < n; ++t)
-        for (int64_t i = 0; i < w; ++i) mean[i] += x[t * step + i];
-    for (float & m : mean) m /= (float) n;
     if (tally.q_mean.empty()) {
         tally.q_mean.assign(w, 0.0f);
         tally.q_m2.assign(H * n_lower(d), 0.0f);
     }
-    const float na = (float) tally.q_seen, nb = (float) n, both = na * nb / (na + nb);
-    std::vector<float> delta(w);
-    for (int64_t i = 0; i < w; ++i) {
-        delta[i] = mean[i] - tally.q_mean[i];
-        tally.q_mean[i] += delta[i] * nb / (na + nb);
-    }
-    // heads at once, as many as take half a MiB: of wide ones all would be as large as the sums
-    // are, and what is larger than a MiB comes from the system anew each time
-    const int64_t most = std::max<int64_t>(1, (1 << 17) / (d * (d + n)));
-    for (int64_t h0 = 0; h0 < H; h0 += most) {
-        const int64_t n_heads = std::min(most, H - h0);
-        ggml_tensor * centred = nullptr;
-        edgekv_compute(
-            edgekv_context::cpu(*prompt.ctx),
-            [&](ggml_context * c0) {
-                centred = ggml_new_tensor_3d(c0, GGML_TYPE_F32, n, d, n_heads);
-                return ggml_mul_mat(c0, centred, centred);
-            },
-            [&] {
-                auto * y = (float *) centred->data;
-                const int64_t begin = h0 * d, end = (h0 + n_heads) * d;
-                const int64_t near = 16; // values of a query that lie in one cache line
-                for (int64_t i0 = begin; i0 < end; i0 += near)
-                    for (int64_t t = 0; t < n; ++t) {
-                        for (int64_t i = i0; i < std::min(i0 + near, end); ++i)
-                            y[(i - begin) * n + t] = x[t * step + i] - mean[i];
-                    }
-            },
-            [&](const ggml_tensor * out) {
-                const auto * products = (const float *) out->data;
-                float * m2 = tally.q_m2.data() + h0 * n_lower(d);
-                for (int64_t h = h0; h < h0 + n_heads; ++h)
-                    for (int64_t i = 0; i < d; ++i, products += d)
-                        for (int64_t j = 0; j <= i; ++j)
-                            *m2++ += products[j] + delta[h * d + i] * delta[h * d + j] * both;
-            });
-    }
+    std::vector<float> work(2 * w);
+    joining j { raw + (first - first_captured) / query_step * w, every / query_step * w, n, d, H,
+        tally.q_seen, tally.q_mean.data(), tally.q_m2.data(), work.data(), work.data() + w };
+    edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
+        return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, join_heads,
+            (int) std::min<int64_t>(H, 64), &j);
+    });
     tally.q_seen += n;
 }
 
