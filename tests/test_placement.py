@@ -248,13 +248,14 @@ def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkey
 def test_bench_measures_with_experts_there_and_says_so(tiny):
     words = (
         "-p 16 -n 0 -r 1 --no-warmup --kv-method snapkv --full none -o json"
-        " -ncmoe 2 -ot attn_q=CPU --no-mmap -ts 3,1"
+        " -ncmoe 2 -ot attn_q=CPU --no-mmap -ts 3,1 -nr"
     )
     result = typed(f"bench -m {tiny('llama-moe')} {words}")
     assert result.exit_code == 0, result.output
     row = json.loads(result.stdout)[0]
     names = ("n_cpu_moe", "tensor_buft_overrides", "split_mode", "tensor_split", "load_mode")
     assert [row[name] for name in names] == [2, "attn_q=CPU", "layer", "3.00/1.00", "none"]
+    assert row["repack"] is False
 
 
 # ---- fit

@@ -160,6 +160,7 @@ def record(
         "stddev_ts": deviation(ts),
         **{name: first[name] for name in FIRSTS},
         **{name: max(s[name] for s in samples) for name in PEAKS},
+        "repack": first.get("repack", True),
         "kv_method": first["method"],
         "kv_ratio": case.kv_ratio,
         "kv_tokens_kept": round(first["kv_tokens_kept"]),

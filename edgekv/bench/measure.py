@@ -185,6 +185,7 @@ def about(llm: Any, devices: list[dict[str, Any]]) -> dict[str, Any]:
         "model_type": text.value.decode(),
         "model_size": llama_cpp.llama_model_size(model),
         "model_n_params": llama_cpp.llama_model_n_params(model),
+        "repack": bool(llm.model_params.use_extra_bufts),
         "cpu_info": ", ".join(d["description"] for d in devices if d not in gpus),
         "gpu_info": ", ".join(d["description"] for d in gpus),
         "backends": ",".join(sorted({d["name"].rstrip("0123456789") for d in gpus})) or "CPU",
