@@ -805,3 +805,19 @@ def test_results_of_another_budget_or_profile_are_not_kept(run, tiny, tmp_path, 
         model = str(tiny("llama-gqa"))
         run("needle", "-m", model, "-n", "1", "--lengths", "200", "--ratios", "0.5", *words)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_auto_stores_is_asked_once_the_model_is_prepared(tiny, monkeypatch):
+    """On the first use nobody knows it before."""
+    from edgekv.memory import dense
+
+    prepared, make = [], command.model
+    monkeypatch.setattr(command, "model", lambda *args: prepared.append(1) or make(*args))
+    monkeypatch.setattr(dense, "stored_as", lambda *_: "q8_0" if prepared else "f16")
+    words = "-n 1 --lengths 60 -c 512 --methods snapkv --full f16 -o json"
+    rows = json.loads(typed(f"eval needle -m {tiny('llama-gqa')} {words}").stdout)
+    assert [(x["method"], x["type"]) for x in rows] == [
+        ("full", "f16"),
+        ("random", "q8_0"),
+        ("snapkv", "q8_0"),
+    ]

@@ -215,8 +215,8 @@ def run(
     o = options
     if o.plot:
         picture.check(o.plot)
-    grid = grid_of(engine, o, is_full_given)
-    llm = model(engine, grid)
+    llm = model(engine, grid_of(engine, o, is_full_given))
+    grid = grid_of(engine, o, is_full_given)  # what `auto` stores, once the model is prepared
     check_lengths(llm, [n + o.n_next for n in o.n_tokens])
     request = Request(
         max(engine.seed, 0),
