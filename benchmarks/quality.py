@@ -23,6 +23,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from process import machine
+
 FULL = "f16,q8_0,q5_1,q4_0"
 METHODS = "auto;snapkv;adakv;streaming"
 RATIOS = "0.5,0.2,0.1,0.05"
@@ -148,12 +150,6 @@ def tables(folder: Path, commit: str) -> dict[str, Any]:
                 "rows": [row for model, some in records for row in rows(model, some)],
             }
     return {"date": date.today().isoformat(), "machine": machine(), "tables": found}
-
-
-def machine() -> str:
-    from process import machine as name
-
-    return name()
 
 
 def scores(record: dict[str, Any]) -> list[str]:

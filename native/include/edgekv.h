@@ -207,7 +207,8 @@ LLAMA_API double edgekv_prefill_score_ms(const struct edgekv_prefill * p);
 // what the CPU's kernels have done so far: milliseconds and multiply-adds of products with weights,
 // then of attention; llama.cpp's own are not counted
 LLAMA_API int edgekv_prefill_work(const struct edgekv_prefill * p, double out[4]);
-// multiply-adds that a thread can do in a second as products with weights are made here
+// multiply-adds that a thread can do in a second as products with weights are made here; 0 if that
+// cannot be measured
 LLAMA_API double edgekv_product_peak(void);
 // rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens
 LLAMA_API int edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);

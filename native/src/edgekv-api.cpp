@@ -352,7 +352,11 @@ int edgekv_prefill_work(const edgekv_prefill * p, double out[4]) {
     });
 }
 
-double edgekv_product_peak(void) { return edgekv_cpu().product_peak(); }
+double edgekv_product_peak(void) {
+    double peak = 0;
+    guard([&] { peak = edgekv_cpu().product_peak(); });
+    return peak;
+}
 
 int edgekv_prefill_run(edgekv_prefill * p, int32_t il) {
     return guard([&] { reading(p).run(il); });

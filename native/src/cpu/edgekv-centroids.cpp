@@ -22,7 +22,7 @@ using reg = lanes::reg;
 using floats = std::vector<float>;
 
 constexpr int BLOCK = 64; // rows that meet the queries at once
-constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
+constexpr float LN2 = 0.693147181f;
 constexpr float NOTHING = -1e30f; // the maximum before a row was seen
 constexpr float TINY = 1e-12f, LEAST = 1e-6f;
 

@@ -75,11 +75,6 @@ struct column_scores : panels<L, W> {
         for (int i = 0; i < L::N; ++i) x += lanes[i];
         return x;
     }
-    static float add_up(typename L::reg x) {
-        float lanes[L::N];
-        L::store(lanes, x);
-        return add_up(lanes);
-    }
 
     // mean and squared deviations of each query head's weights: exact within a panel, Chan's
     // formula between panels
@@ -96,14 +91,14 @@ struct column_scores : panels<L, W> {
                 auto total = L::set(0), squares = L::set(0);
                 for (int i = 0; i < P; i += L::N)
                     total = L::fma(L::load(s + (size_t) r * P + i), L::load(of_head + i), total);
-                const float mu = add_up(total) / nb, delta = mu - mean[r];
+                const float mu = sum_of<L>(total) / nb, delta = mu - mean[r];
                 for (int i = 0; i < P; i += L::N) {
                     const auto d = L::mul(
                         L::sub(L::load(s + (size_t) r * P + i), L::set(mu)), L::load(of_head + i));
                     squares = L::fma(d, d, squares);
                 }
                 mean[r] += delta * nb / (na + nb);
-                m2[r] += add_up(squares) + delta * delta * na * nb / (na + nb);
+                m2[r] += sum_of<L>(squares) + delta * delta * na * nb / (na + nb);
             }
         }
     }

@@ -134,6 +134,8 @@ using best_lanes = simd_lanes<4, 4, 5>;
 using best_lanes = simd_lanes<4, 4, 3>; // 16
 #endif
 
+constexpr float LOG2E = 1.44269504f;
+
 // 2^x = 2^k 2^f, |f| <= 1/2, relative error below 2e-7 (a polynomial for the least largest error,
 // with 2^0 = 1); 0 below 2^-125
 template <class L>

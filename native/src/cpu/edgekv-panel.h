@@ -25,8 +25,6 @@
 
 namespace edgekv {
 
-constexpr float LOG2E = 1.44269504f;
-
 template <class L, class W = f32_words<L>>
 struct panels {
     static constexpr int P = L::N * L::VECTORS; // queries of a panel
