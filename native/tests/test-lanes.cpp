@@ -4,6 +4,7 @@
 #include "cases.h"
 #include "cpu/edgekv-columns.h"
 #include "cpu/edgekv-hadamard.h"
+#include "cpu/edgekv-int16.h"
 #include "cpu/edgekv-product.h"
 #include "cpu/edgekv-prompt.h"
 
@@ -143,6 +144,9 @@ void run(const test_case & c, random_source & rnd) {
     each_register([&](auto lanes, const char * name) {
         test(lanes, edgekv::f32_words<decltype(lanes)>(), name, MAX_NMSE);
     });
+#if defined(__AVX2__)
+    test(edgekv::int16_words::L(), edgekv::int16_words(), "pairs of int16", 5e-6); // worst 2.0e-6
+#endif
 #if defined(__AVX512BF16__)
     test(edgekv::best_lanes(), edgekv::bf16_words(), "pairs of bf16", 2e-4); // worst 1.1e-4
 #endif
@@ -180,6 +184,9 @@ int main(int argc, char ** argv) {
     each_register([](auto lanes, const char * name) {
         test_product<edgekv::f32_words<decltype(lanes)>>(name, MAX_NMSE);
     });
+#if defined(__AVX2__)
+    test_product<edgekv::int16_words>("pairs of int16", 1e-6);
+#endif
 #if defined(__AVX512BF16__)
     test_product<edgekv::bf16_words>("pairs of bf16", 5e-5); // of 8 bits: a single one 2.3e-5
 #if EDGEKV_TILES

@@ -1,6 +1,7 @@
 #pragma once
-// What a prompt is multiplied with on this processor, where rounding to bf16 is allowed.
+// What a prompt is multiplied with on this processor, where rounding is allowed.
 
+#include "edgekv-int16.h"
 #include "edgekv-tiles.h"
 
 #if defined(__AVX512BF16__)
@@ -33,7 +34,11 @@ auto with_fastest(F && f) {
 #if defined(__AVX512BF16__)
     if (has_fast_pairs()) return f(best_lanes(), bf16_words());
 #endif
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    return f(int16_words::L(), int16_words());
+#else
     return f(best_lanes(), exact_words());
+#endif
 }
 
 } // namespace edgekv

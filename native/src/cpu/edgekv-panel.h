@@ -14,7 +14,7 @@
 
 #include "edgekv-aligned.h"
 #include "edgekv-cpu.h"
-#include "edgekv-lanes.h"
+#include "edgekv-multiply.h"
 #include "edgekv-tiles.h"
 #include "edgekv-words.h"
 
@@ -56,13 +56,15 @@ struct panels {
         const float * pos;                            // of the head's rows, or null
         int lo_min, lo_max, hi_min, hi_max, first, n; // n queries from number `first` on
     };
+    // words of n rows of V, of one value
+    static constexpr int v_words(int n) { return W::SCALED + n / W::PER; }
     size_t floats() const { return (size_t) (n_k + n_o + 6) * P; } // of a panel
 
     // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels,
     // rows that become words
     struct workspace {
         aligned_floats k_room, v_room, s_room, panel_room, row_room, pair_room;
-        uint32_t *k, *v; // [T][n_k], [T / W::PER][d_o], of tiles [n_o][T / W::PER]
+        uint32_t *k, *v; // [T][n_k], [v_words(T)][d_o], of tiles [n_o][T / W::PER]
         float * s;       // [T][P]
         float * rows;    // [T][d_k or d_o]
         std::vector<panel> panels;
@@ -80,7 +82,7 @@ struct panels {
     // queries [first, first + n) of KV head k
     void make_block(workspace & w, int k, int first, int n) const {
         w.k = (uint32_t *) w.k_room.get((size_t) T * n_k);
-        w.v = (uint32_t *) w.v_room.get((size_t) T / W::PER * n_o);
+        w.v = (uint32_t *) w.v_room.get((size_t) v_words(T) * n_o);
         w.s = w.s_room.get((size_t) T * P);
         w.rows = w.row_room.get((size_t) T * std::max(rows.d_k, d_o));
         float * memory = w.panel_room.get(floats() * ((n + P - 1) / P));
@@ -146,7 +148,8 @@ struct panels {
     void load_v(int k, int at, int n, workspace & w) const {
         float * tile = W::PER == 1 ? (float *) w.v : w.rows;
         load(rows.type_v, rows.v, rows.nb_v, rows.first[k] + at, n, rows.d_v, tile);
-        if constexpr (W::PER > 1) {
+        if constexpr (W::SCALED) W::template columns<T>(tile, d_o, w.v);
+        else if constexpr (W::PER > 1) {
             auto * pairs = W::TILES ? (uint32_t *) w.pair_room.get((size_t) T / W::PER * n_o) : w.v;
             for (int r = 0; r < T; r += W::PER)
                 join_rows(tile + (size_t) r * d_o, pairs + (size_t) r / W::PER * n_o);
@@ -191,7 +194,7 @@ struct panels {
             if constexpr (W::TILES) multiply_tiles(k, n_k, 16, q, P, n_k, s, P);
             else
 #endif
-                multiply<L::ROWS, false>(k, n_k, 1, q, n_k, s);
+                multiply<W, L::ROWS, L::VECTORS, false>(k, n_k, 1, q, n_k, s);
     }
 
     // n words of V with a panel's weights, added to o [n_o][P]
@@ -207,35 +210,11 @@ struct panels {
         {
             int j = 0;
             for (; j + L::ROWS <= d_o; j += L::ROWS)
-                multiply<L::ROWS, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
-            for (; j < d_o; ++j) multiply<1, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
+                multiply<W, L::ROWS, L::VECTORS, true>(
+                    v + j, 1, d_o, weights, n, o + (size_t) j * P);
+            for (; j < d_o; ++j)
+                multiply<W, 1, L::VECTORS, true>(v + j, 1, d_o, weights, n, o + (size_t) j * P);
         }
-    }
-
-    // a block of ROWS results of a whole panel in registers: s[i][P] = (s[i][P], if ADD) + sum over
-    // n words j of a[i*to_row + j*to_step] b[j][P]
-    template <int ROWS, bool ADD>
-    static void multiply(
-        const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n, float * s) {
-        typename W::reg acc[ROWS][L::VECTORS];
-        for (int i = 0; i < ROWS; ++i)
-            for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = W::zero();
-        for (int j = 0; j < n; ++j) {
-            typename W::operand x[L::VECTORS];
-            for (int v = 0; v < L::VECTORS; ++v) x[v] = W::load(b + (size_t) j * P + v * L::N);
-            for (int i = 0; i < ROWS; ++i) {
-                const auto y = W::set(a + i * to_row + j * to_step);
-                for (int v = 0; v < L::VECTORS; ++v) acc[i][v] = W::fma(x[v], y, acc[i][v]);
-            }
-        }
-// gcc 12 would write all results to the stack first
-#pragma GCC unroll 16
-        for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 16
-            for (int v = 0; v < L::VECTORS; ++v) {
-                float * to = s + (size_t) i * P + v * L::N;
-                L::store(to, ADD ? L::add(L::load(to), acc[i][v]) : acc[i][v]);
-            }
     }
 
     // ---- a panel and a tile
@@ -301,7 +280,7 @@ struct panels {
                 L::mul(L::load(p.o + (size_t) j * P + v * L::N), c));
     }
 
-    // s becomes words of 2^(s - m), [n / W::PER][P]; as they were rounded they are added to the sum
+    // s becomes words of 2^(s - m), [v_words(n)][P]; as they were rounded they are added to the sum
     void soften(const panel & p, int n, float * s) const {
         for (int v = 0; v < L::VECTORS; ++v) {
             float * x = s + v * L::N;
@@ -318,17 +297,24 @@ struct panels {
                 scale_anew(p, v, m, m_new);
                 m = m_new;
             }
+            // what has a scale begins at the tile's own maximum
+            const auto from =
+                W::SCALED ? L::sub(L::max(a, L::set(NOTHING)), L::set(W::LOG2_MOST)) : m;
             // of the tile: thousands of rows added one by one would lose two digits
             typename W::reg sum = W::zero();
+            auto * words = (uint32_t *) x;
             for (int r = 0; r < n; r += W::PER) {
                 typename L::reg e[W::PER];
                 for (int i = 0; i < W::PER; ++i)
-                    e[i] = exp2<L>(L::sub(L::load(x + (size_t) (r + i) * P), m));
+                    e[i] = exp2<L>(L::sub(L::load(x + (size_t) (r + i) * P), from));
                 const auto word = W::join(e);
-                W::store((uint32_t *) x + (size_t) r / W::PER * P, word);
+                W::store(words + (size_t) v_words(r) * P, word);
                 sum = W::add_up(word, sum);
             }
-            L::store(p.sum + v * L::N, L::add(L::load(p.sum + v * L::N), sum));
+            if (W::SCALED) L::store(x, exp2<L>(L::sub(from, m)));
+            const float one = 1;
+            L::store(p.sum + v * L::N,
+                L::add(L::load(p.sum + v * L::N), W::result(sum, (const uint32_t *) &one, words)));
         }
     }
 };

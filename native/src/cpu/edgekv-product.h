@@ -5,6 +5,7 @@
 // while they are in the nearest cache. Which thread has which rows changes no result.
 
 #include "edgekv-aligned.h"
+#include "edgekv-multiply.h"
 #include "edgekv-tiles.h"
 #include "edgekv-unpack.h"
 #include "edgekv-words.h"
@@ -21,9 +22,10 @@ struct product {
     static constexpr int P = W::N * W::VECTORS; // rows of the weight at once
     // words of a row that stay in the nearest cache; tiles have their sums in registers until the
     // end
-    static constexpr int STEP = W::TILES ? INT32_MAX : 512;
+    static constexpr int STEP = W::TILES ? INT32_MAX : W::SCALED ? 8 * (W::BLOCK + 1) : 512;
     // bytes of panels that meet a block of tokens one after the other, in the second cache
     static constexpr size_t NEAR = W::TILES ? 1u << 20 : 0;
+    static constexpr int GROUP = W::SCALED ? 64 : W::ROWS;
     static constexpr int GAP = 16; // words between tokens: else they meet in a cache
 
     R w;
@@ -74,13 +76,13 @@ struct product {
         constexpr int B = 16;
         for (int k = 0; k < n; k += B) {
             const int m = std::min(B, n - k);
-            for (int r = 0; r < P; r += W::N) {
-                if (W::N == B && m == B) {
+            for (int r = 0; r < P; r += B) {
+                if (P % B == 0 && m == B) {
                     turn_16(from + (size_t) r * n + k, n, to + (size_t) k * P + r, P);
                     continue;
                 }
                 for (int i = 0; i < m; ++i)
-                    for (int j = 0; j < W::N; ++j)
+                    for (int j = 0; j < std::min(B, P - r); ++j)
                         to[(size_t) (k + i) * P + r + j] = from[(size_t) (r + j) * n + k + i];
             }
         }
@@ -100,7 +102,7 @@ struct product {
             if (whole) return;
         } else
 #endif
-            multiply(a, step, b, n, sums);
+            multiply<W, W::ROWS, W::VECTORS, false>(a, step, 1, b, n, sums[0]);
         for (int t = 0; t < n_t; ++t, to += n_rows) {
             if (k == 0) memcpy(to, sums[t], n_r * sizeof(float));
             else
@@ -108,30 +110,13 @@ struct product {
         }
     }
 
-    static void multiply(
-        const uint32_t * a, size_t step, const uint32_t * b, int n, float (*sums)[P]) {
-        typename W::reg acc[W::ROWS][W::VECTORS];
-        for (auto & row : acc)
-            for (auto & x : row) x = W::zero();
-        for (int i = 0; i < n; ++i, b += P, ++a) {
-            typename W::operand column[W::VECTORS];
-            for (int j = 0; j < W::VECTORS; ++j) column[j] = W::load(b + j * W::N);
-            for (int t = 0; t < W::ROWS; ++t) {
-                const auto value = W::set(a + t * step);
-                for (int j = 0; j < W::VECTORS; ++j)
-                    acc[t][j] = W::fma(value, column[j], acc[t][j]);
-            }
-        }
-        for (int t = 0; t < W::ROWS; ++t)
-            for (int j = 0; j < W::VECTORS; ++j) W::store(&sums[t][j * W::N], acc[t][j]);
-    }
-
     static size_t n_panels(int n_rows) { return (n_rows + P - 1) / P; }
     static size_t panel_size(int n_in) { return (size_t) P * n_words(n_in); }
 
     // panels that lie side by side: as many as are near, but every thread shall have some
     int panels_at_once(int nth) const {
-        const int most = std::max(1, (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t))));
+        const int most =
+            W::SCALED ? 8 : std::max(1, (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t))));
         return std::min(most, std::max(1, (int) n_panels(n_rows) / (4 * nth)));
     }
 
@@ -148,9 +133,10 @@ struct product {
             for (int i = 0; i < n_here && !ready; ++i)
                 make_panel(s, (first + i) * P, panels + i * size);
             for (int k = 0; k < n; k += STEP)
-                for (int t = 0; t < n_tokens; t += W::ROWS)
+                for (int t0 = 0; t0 < n_tokens; t0 += GROUP)
                     for (int i = 0; i < n_here; ++i)
-                        block(panels + i * size, (first + i) * P, t, k, std::min(STEP, n - k));
+                        for (int t = t0; t < std::min(t0 + GROUP, n_tokens); t += W::ROWS)
+                            block(panels + i * size, (first + i) * P, t, k, std::min(STEP, n - k));
         }
     }
 };

@@ -29,7 +29,7 @@ struct prompt_attention : panels<L, W> {
         n = this->logits(p, w.k, at, n, w.s);
         if (n == 0) return;
         this->soften(p, n, w.s);
-        this->multiply_v(w.v, (const uint32_t *) w.s, n / W::PER, p.o);
+        this->multiply_v(w.v, (const uint32_t *) w.s, this->v_words(n), p.o);
     }
 
     void finish(const panel & p, int k) const {
@@ -58,7 +58,8 @@ struct prompt_attention : panels<L, W> {
         for (int at = w.lo / T * T; at < w.hi; at += T) {
             const int n_rows = std::min(T, w.hi - at);
             this->load_k(k, at, n_rows, w);
-            if (d_o > 0) this->load_v(k, at, n_rows, w);
+            // a tile's scales are of all its rows: they may not depend on who asks
+            if (d_o > 0) this->load_v(k, at, std::min(T, rows.len[k] - at), w);
             for (const panel & p : w.panels) fold(p, w, at, n_rows);
         }
         for (const panel & p : w.panels) finish(p, k);

@@ -2,9 +2,14 @@
 // Words of 32 bits that a processor multiplies and adds to f32: one f32, or a pair of bf16 where
 // there are instructions for such pairs.
 //     n_words: of a row of d values
+//     L: the lanes that results have
 //     TILES: blocks are multiplied by edgekv-tiles.h, not by fma
+//     SCALED: BLOCK words have a scale, which stands before them in a word of its own, an f32;
+//     joined values are at most
+//       2^LOG2_MOST
 //     scope: lives on a thread while it multiplies
 //     PER: values in a word; row: makes words of one row of f32, filled with 0
+//     result: of a block's sums, whose first words are a and b
 //     fma: acc[i] += the product of words b[i] and a, summed over the values of a word
 //     join: word i has the i-th value of each of PER registers; add_up: acc[i] += its values
 
@@ -13,16 +18,18 @@
 #include <cstddef>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
 namespace edgekv {
 
-template <class L>
+template <class LANES>
 struct f32_words {
-    static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
-    static constexpr bool TILES = false;
+    using L = LANES;
+    static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, BLOCK = 0;
+    static constexpr bool TILES = false, SCALED = false;
+    static constexpr float LOG2_MOST = 0;
     struct scope {};
     static int n_words(int d) { return d; }
     using reg = typename L::reg;
@@ -35,12 +42,36 @@ struct f32_words {
         return L::set(x);
     }
     static reg fma(operand a, operand b, reg c) { return L::fma(a, b, c); }
-    static void store(float * p, reg a) { L::store(p, a); }
+    static reg result(reg sum, const uint32_t *, const uint32_t *) { return sum; }
     static void store(uint32_t * p, operand a) { L::store((float *) p, a); }
     static operand join(const reg * x) { return x[0]; }
     static reg add_up(operand a, reg c) { return L::add(c, a); }
     static void row(const float * x, int n, uint32_t * words) { memcpy(words, x, n * sizeof(*x)); }
 };
+
+#if defined(__AVX__)
+// 8 rows of 8 words become columns
+inline void turn_8(const uint32_t * from, size_t step, uint32_t * to, size_t to_step) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; ++i) a[i] = _mm256_loadu_ps((const float *) (from + i * step));
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    // a[4 g + j] has, of columns j and j + 4, the four values of rows 4 g to 4 g + 3
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            a[i + 2 * j] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0x44);
+            a[i + 2 * j + 1] = _mm256_shuffle_ps(b[i + j], b[i + j + 2], 0xee);
+        }
+    for (int j = 0; j < 4; ++j) {
+        _mm256_storeu_ps(
+            (float *) (to + j * to_step), _mm256_permute2f128_ps(a[j], a[4 + j], 0x20));
+        _mm256_storeu_ps(
+            (float *) (to + (j + 4) * to_step), _mm256_permute2f128_ps(a[j], a[4 + j], 0x31));
+    }
+}
+#endif
 
 // 16 rows of 16 words become columns
 inline void turn_16(const uint32_t * from, size_t step, uint32_t * to, size_t to_step) {
@@ -69,6 +100,10 @@ inline void turn_16(const uint32_t * from, size_t step, uint32_t * to, size_t to
         b[j + 12] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
     }
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * to_step, b[i]);
+#elif defined(__AVX__)
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 16; j += 8)
+            turn_8(from + i * step + j, step, to + j * to_step + i, to_step);
 #else
     for (int i = 0; i < 16; ++i)
         for (int j = 0; j < 16; ++j) to[j * to_step + i] = from[i * step + j];
@@ -77,8 +112,10 @@ inline void turn_16(const uint32_t * from, size_t step, uint32_t * to, size_t to
 
 #if defined(__AVX512BF16__)
 struct bf16_words {
-    static constexpr int PER = 2, N = 16, ROWS = 12, VECTORS = 2;
-    static constexpr bool TILES = false;
+    using L = best_lanes;
+    static constexpr int PER = 2, N = 16, ROWS = 12, VECTORS = 2, BLOCK = 0;
+    static constexpr bool TILES = false, SCALED = false;
+    static constexpr float LOG2_MOST = 0;
     struct scope {};
     static int n_words(int d) { return (d + 1) / 2; }
     using reg = __m512;
@@ -87,7 +124,7 @@ struct bf16_words {
     static operand load(const uint32_t * p) { return (__m512bh) _mm512_loadu_si512(p); }
     static operand set(const uint32_t * p) { return (__m512bh) _mm512_set1_epi32((int) *p); }
     static reg fma(operand a, operand b, reg c) { return _mm512_dpbf16_ps(c, a, b); }
-    static void store(float * p, reg a) { _mm512_storeu_ps(p, a); }
+    static reg result(reg sum, const uint32_t *, const uint32_t *) { return sum; }
     static void store(uint32_t * p, operand a) { _mm512_storeu_si512(p, (__m512i) a); }
     template <class R> // a register of edgekv-lanes.h
     static operand join(const R * x) {

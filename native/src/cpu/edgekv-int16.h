@@ -1,0 +1,133 @@
+#pragma once
+// Words of two integers of 16 bits, for AVX2: it multiplies and adds such pairs at twice the rate
+// of f32 (vpmaddwd). Values stand in blocks; before the words of a block stands its scale, an f32.
+// The words' integers are at most MOST, so that 32 bits hold the sum of a block's products:
+// 64 * MOST^2 < 2^31. The largest of a block is exact to 1/11584; bf16 has 1/512 of every value.
+
+#include "edgekv-lanes.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+
+namespace edgekv {
+
+struct int16_words {
+    using L = simd_lanes<8, 4, 2>;
+    static constexpr int PER = 2, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
+    static constexpr bool TILES = false, SCALED = true;
+    static constexpr int BLOCK = 32;                        // words
+    static constexpr float MOST = 5792, LOG2_MOST = 12.49f; // 2^12.49 = 5752
+    struct scope {};
+    static int n_words(int d) { return d / (2 * BLOCK) * (BLOCK + 1) + n_rest(d % (2 * BLOCK)); }
+
+    using reg = __m256i; // sums of a block
+    using operand = __m256i;
+    static reg zero() { return _mm256_setzero_si256(); }
+    static operand load(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
+    static operand set(const uint32_t * p) { return _mm256_set1_epi32((int) *p); }
+    static reg fma(operand a, operand b, reg c) {
+#if defined(__GNUC__)
+        // gcc 12 would do all products of a block of results first and write sums to the stack
+        __m256i product;
+        __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0"
+            : "+x"(c), "=&x"(product)
+            : "x"(a), "x"(b));
+        return c;
+#else
+        return _mm256_add_epi32(c, _mm256_madd_epi16(a, b));
+#endif
+    }
+    static L::reg result(reg sum, const uint32_t * a, const uint32_t * b) {
+        const L::reg scale = _mm256_broadcast_ss((const float *) a);
+        return L::mul(_mm256_cvtepi32_ps(sum), L::mul(scale, L::load((const float *) b)));
+    }
+    static void store(uint32_t * p, operand a) { _mm256_storeu_si256((__m256i *) p, a); }
+
+    static operand join(const L::reg * x) { return pairs(x[0], x[1], L::set(1)); }
+    static reg add_up(operand a, reg c) { return fma(a, _mm256_set1_epi16(1), c); }
+
+    static void row(const float * x, int n, uint32_t * words) {
+        for (; n >= 2 * BLOCK; n -= 2 * BLOCK, x += 2 * BLOCK, words += BLOCK + 1)
+            block(x, BLOCK, words);
+        if (n == 0) return;
+        float rest[2 * BLOCK] = {};
+        uint32_t of_rest[BLOCK + 1];
+        const int half = (n + 1) / 2;
+        std::copy_n(x, half, rest);
+        std::copy_n(x + half, n - half, rest + BLOCK);
+        block(rest, BLOCK, of_rest);
+        std::copy_n(of_rest, half + 1, words);
+    }
+
+    // a tile's rows [T][d] as one block of every value: [1 + T/2][d], the scales before the words
+    template <int T>
+    static void columns(const float * x, int d, uint32_t * words) {
+        static_assert(T == 2 * BLOCK, "a tile is a block");
+        int j = 0;
+        for (; j + N <= d; j += N) columns_at<T>(x + j, d, words + j, d);
+        if (j == d) return;
+        float rest[T * N] = {};
+        uint32_t of_rest[(1 + T / 2) * N];
+        for (int r = 0; r < T; ++r) std::copy_n(x + (size_t) r * d + j, d - j, rest + r * N);
+        columns_at<T>(rest, N, of_rest, N);
+        for (int r = 0; r <= T / 2; ++r)
+            std::copy_n(of_rest + r * N, d - j, words + (size_t) r * d + j);
+    }
+
+private:
+    static int n_rest(int n) { return n == 0 ? 0 : 1 + (n + 1) / 2; }
+
+    // the low bits of x / scale + 1.5 * 2^23 are a whole number
+    static operand pairs(L::reg x, L::reg y, L::reg factor) {
+        const auto magic = L::set(12582912.0f);
+        const auto low = (__m256i) L::fma(x, factor, magic),
+                   high = (__m256i) L::fma(y, factor, magic);
+        return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+    }
+    // of their bits, so that what is not a number is more than any number, and stays
+    static __m256i larger(__m256i most, L::reg x) {
+        return _mm256_max_epi32(most, _mm256_and_si256((__m256i) x, _mm256_set1_epi32(INT32_MAX)));
+    }
+    static float factor(float most) { return most > 0 ? MOST / most : 0; }
+
+    // values i and i + half share a word
+    static void block(const float * x, int half, uint32_t * words) {
+        auto most = zero();
+        for (int i = 0; i < 2 * half; i += N) most = larger(most, L::load(x + i));
+        int32_t bits[N];
+        store((uint32_t *) bits, most);
+        const int32_t largest = *std::max_element(bits, bits + N);
+        float value;
+        memcpy(&value, &largest, sizeof(value));
+        const auto f = L::set(factor(value));
+        value /= MOST;
+        memcpy(words, &value, sizeof(value));
+        for (int i = 0; i < half; i += N)
+            store(words + 1 + i, pairs(L::load(x + i), L::load(x + half + i), f));
+    }
+
+    template <int T>
+    static void columns_at(const float * x, size_t step, uint32_t * words, size_t to_step) {
+        auto most = zero();
+        for (int r = 0; r < T; ++r) most = larger(most, L::load(x + r * step));
+        float value[N], f[N];
+        store((uint32_t *) value, most);
+        for (int i = 0; i < N; ++i) {
+            f[i] = factor(value[i]);
+            value[i] /= MOST;
+        }
+        memcpy(words, value, sizeof(value));
+        const auto factors = L::load(f);
+        for (int r = 0; r < T; r += 2)
+            store(words + (1 + r / 2) * to_step,
+                pairs(L::load(x + r * step), L::load(x + (r + 1) * step), factors));
+    }
+};
+
+} // namespace edgekv
+#endif
