@@ -89,9 +89,11 @@ class KVStats:
 
 
 Work = Mapping[str, tuple[float, float]]
-"""What the CPU's kernels did of reading a prompt: "weights" (products with quantised ones) and
-"attention", each with milliseconds and multiply-adds. What llama.cpp computes itself is not there.
+"""What the CPU's kernels did of reading a prompt: for each of WORK, milliseconds and multiply-adds.
+What llama.cpp computes itself is not there.
 """
+WORK = ("weights", "levels", "attention")
+"""Weights: products with quantised ones; levels: such products in 8 bits."""
 STAGES = ("observe", "score", "budget", "select", "merge", "evict")
 """Observe: statistics of attention, native, while the prompt is read (a probe's own reading is no
 part of it); the others come after each layer.

@@ -25,7 +25,9 @@ PROGRAMS = ("test-kernels", "test-lanes", "test-product", "test-store", "test-en
 REGISTERS = {
     "test-lanes": [],
     "test-lanes-avx2": ["avx2", "fma"],
+    "test-lanes-avxvnni": ["avx_vnni", "avx2", "fma"],
     "test-lanes-avx512": ["avx512f", "avx512bw", "avx512dq", "avx512vl"],
+    "test-lanes-avx512vnni": ["avx512_vnni", "avx512f", "avx512bw", "avx512dq", "avx512vl"],
     "test-lanes-avx512bf16": ["avx512_bf16", "avx512f", "avx512bw", "avx512dq", "avx512vl"],
 }
 SANITIZED = ROOT / "build" / "sanitize"

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from edgekv.bench.spec import Case
+from edgekv.stats import WORK
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -19,6 +20,7 @@ LEAST = 0.005
 """Of the time: a stage that takes less is in the rest."""
 NAMES = {
     "weights": "products with weights",
+    "levels": "products with weights, in 8 bits",
     "attention": "attention",
     "observe": "statistics of attention",
     "score": "scores",
@@ -31,7 +33,7 @@ NAMES = {
 
 def of(llm: Llama, n_threads: int) -> dict[str, Any] | None:
     """What the last prompt took by stage: milliseconds, of some also multiply-adds; and how many of
-    these the threads can do in a millisecond. None if nothing was compressed on the CPU.
+    these the threads can do in a millisecond, of WORK. None if nothing was compressed on the CPU.
     """
     from edgekv import native
 
@@ -39,7 +41,9 @@ def of(llm: Llama, n_threads: int) -> dict[str, Any] | None:
         return None
     work = {name: list(pair) for name, pair in llm._kv.clock.work.items()}
     stages = {**work, **{name: [ms, 0.0] for name, ms in llm._kv.clock.ms.items()}}
-    return {"stages": stages, "peak": native.product_peak() * n_threads / 1e3}
+    peak, of_levels = (native.product_peak(x) * n_threads / 1e3 for x in (False, True))
+    peaks = {name: of_levels if name == "levels" else peak for name in WORK}
+    return {"stages": stages, "peak": peaks}
 
 
 def as_md(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) -> str:
@@ -57,14 +61,18 @@ def as_md(cases: Sequence[Case], samples: Sequence[Sequence[dict[str, Any]]]) ->
 
 def _rows(rounds: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     total = median(x["ns"] for x in rounds) / 1e6
-    peak = median(x["work"]["peak"] for x in rounds)
     rest = total
     for name, title in NAMES.items():
         found = [x["work"]["stages"][name] for x in rounds]
         ms, n = (median(values) for values in zip(*found, strict=True))
         if ms >= LEAST * total:
-            speed = (f"{n / ms / 1e6:,.0f} G", f"{n / ms / peak:.0%}") if n else ("", "")
             rest -= ms
-            yield title, f"{ms / 1e3:.2f}", f"{ms / total:.0%}", *speed
+            yield title, f"{ms / 1e3:.2f}", f"{ms / total:.0%}", *_speed(name, n / ms, rounds)
     yield "the rest", f"{rest / 1e3:.2f}", f"{rest / total:.0%}", "", ""
-    yield "all", f"{total / 1e3:.2f}", "100%", f"{peak / 1e6:,.0f} G", "100%"
+    yield "all", f"{total / 1e3:.2f}", "100%", "", ""
+
+
+def _speed(name: str, speed: float, rounds: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    if name not in WORK:
+        return "", ""
+    return f"{speed / 1e6:,.0f} G", f"{speed / median(x['work']['peak'][name] for x in rounds):.0%}"

@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 15
+ABI = 16
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -170,7 +170,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("prefill_by_layer", c_bool, P),
     ("prefill_score_ms", c_double, P),
     ("prefill_work", c_int, P, POINTER(c_double)),
-    ("product_peak", c_double),
+    ("product_peak", c_double, c_bool),
     ("prefill_run", c_int, P, I32),
     ("prefill_old", c_int, P, I32, I32P),
     ("prefill_stat", c_int, P, I32, c_int, F32P),

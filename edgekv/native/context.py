@@ -64,11 +64,12 @@ def hidden_width(model: Any) -> int:
     return int(lib.edgekv_model_hidden_width(model))
 
 
-def product_peak() -> float:
+def product_peak(levels: bool) -> float:
     """Multiply-adds that a thread can do in a second as products with quantised weights are made
-    while a prompt is read, with everything in the nearest cache. Takes some 20 ms.
+    while a prompt is read, with everything in the nearest cache: in 8 bits (levels), or as the
+    others and attention's. Takes some 20 ms.
     """
-    return float(lib.edgekv_product_peak())
+    return float(lib.edgekv_product_peak(levels))
 
 
 def product_bytes(model: Any, n_chunk: int, again: bool) -> int:

@@ -24,6 +24,7 @@ from edgekv.native.bindings import (
     lib,
 )
 from edgekv.native.store import Store, listed
+from edgekv.stats import WORK
 
 if TYPE_CHECKING:
     from edgekv.methods.merge import FoldPlan
@@ -146,10 +147,10 @@ class Prefill:
 
     @property
     def work(self) -> Work:
-        """What products with weights and attention have done so far; see `Work`."""
-        found = (c_double * 4)()
+        """What products with weights and attention have done so far."""
+        found = (c_double * 6)()
         check(lib.edgekv_prefill_work(self._p, found))
-        return {"weights": (found[0], found[1]), "attention": (found[2], found[3])}
+        return dict(zip(WORK, zip(found[::2], found[1::2], strict=True), strict=True))
 
     def run(self, il: int) -> None:
         """Compute layer il; layers come in order and each must be kept before the next."""

@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 15 // changes with any signature or struct below
+#define EDGEKV_ABI 16 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -205,11 +205,12 @@ LLAMA_API int edgekv_prefill_run(struct edgekv_prefill * p, int32_t il);
 // milliseconds that column statistics have taken so far
 LLAMA_API double edgekv_prefill_score_ms(const struct edgekv_prefill * p);
 // what the CPU's kernels have done so far: milliseconds and multiply-adds of products with weights,
-// then of attention; llama.cpp's own are not counted
-LLAMA_API int edgekv_prefill_work(const struct edgekv_prefill * p, double out[4]);
-// multiply-adds that a thread can do in a second as products with weights are made here; 0 if that
+// of those in 8 bits, then of attention; llama.cpp's own are not counted
+LLAMA_API int edgekv_prefill_work(const struct edgekv_prefill * p, double out[6]);
+// multiply-adds that a thread can do in a second as products with weights are made here, in 8 bits
+// (levels) or not; 0 if that
 // cannot be measured
-LLAMA_API double edgekv_product_peak(void);
+LLAMA_API double edgekv_product_peak(bool levels);
 // rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens
 LLAMA_API int edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);
 // statistic of one observer: out [n_head_kv, n_rows_max], n_rows_max = max(edgekv_len) + n_tokens;

@@ -344,17 +344,18 @@ edgekv_prefill * edgekv_prefill_begin(llama_context * ctx, const edgekv_prefill_
 
 bool edgekv_prefill_by_layer(const edgekv_prefill * p) { return p && p->prompt.by_layer; }
 double edgekv_prefill_score_ms(const edgekv_prefill * p) { return p ? p->observers.ms : 0.0; }
-int edgekv_prefill_work(const edgekv_prefill * p, double out[4]) {
+int edgekv_prefill_work(const edgekv_prefill * p, double out[6]) {
     return guard([&] {
-        const edgekv_work &w = given(p).prompt.weights, &a = given(p).prompt.attention;
-        const double all[] = { w.ms, w.n, a.ms, a.n };
+        const auto & x = given(p).prompt;
+        const double all[] = { x.weights.ms, x.weights.n, x.levels.ms, x.levels.n, x.attention.ms,
+            x.attention.n };
         std::copy(std::begin(all), std::end(all), &given(out));
     });
 }
 
-double edgekv_product_peak(void) {
+double edgekv_product_peak(bool levels) {
     double peak = 0;
-    guard([&] { peak = edgekv_cpu().product_peak(); });
+    guard([&] { peak = edgekv_cpu().product_peak(levels); });
     return peak;
 }
 

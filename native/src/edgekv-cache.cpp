@@ -305,7 +305,7 @@ int64_t edgekv_product_bytes(const llama_model & model, int64_t n_chunk, bool ag
         if (!of_layer || t->ne[2] > 1) continue;
         const size_t n = edgekv_cpu().product_room(t, n_chunk);
         n_words = std::max(n_words, n);
-        if (n > 0 && again) unpacked[il] += edgekv_cpu().product_unpacked(t->ne[0], t->ne[1]);
+        if (n > 0 && again) unpacked[il] += edgekv_cpu().product_unpacked(t);
     }
     size_t n_most = 0;
     for (const auto & [il, n] : unpacked) n_most = std::max(n_most, n);

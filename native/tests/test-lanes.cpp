@@ -5,6 +5,7 @@
 #include "cpu/edgekv-columns.h"
 #include "cpu/edgekv-hadamard.h"
 #include "cpu/edgekv-int16.h"
+#include "cpu/edgekv-int8.h"
 #include "cpu/edgekv-product.h"
 #include "cpu/edgekv-prompt.h"
 
@@ -72,26 +73,50 @@ void test_score(
 struct plain_rows {
     static constexpr int AT_ONCE = 3;
     const float * x;
+    const edgekv::weight_block * blocks;
     void unpack(int r0, int n, int n_in, float * out) const {
         memcpy(out, x + (size_t) r0 * n_in, (size_t) n * n_in * sizeof(float));
     }
+    void levels(int r0, int n, int n_in, edgekv::weight_block * to) const {
+        std::copy_n(blocks + (size_t) r0 * n_in / 32, (size_t) n * n_in / 32, to);
+    }
 };
+
+// blocks of levels up to `most`, the largest among them, and the values that they stand for
+void random_levels(random_source & rnd, int most, std::vector<edgekv::weight_block> & blocks,
+    std::vector<float> & x) {
+    for (size_t i = 0; i < blocks.size(); ++i) {
+        auto & b = blocks[i];
+        b.scale = rnd.normal();
+        b.low = 10 * rnd.normal();
+        int sum = 0;
+        for (int j = 0; j < 32; ++j) {
+            b.u[j] = (uint8_t) (rnd.below(2) ? most : rnd.range(0, most));
+            sum += b.u[j];
+            x[i * 32 + j] = b.scale * b.u[j] + b.low;
+        }
+        b.sum = b.scale * (float) sum;
+    }
+}
 
 // sizes around those of a block, of a panel and of what stays in a cache
 template <class W>
 void test_product(const char * name, double max_nmse) {
     using kernel = edgekv::product<W, plain_rows>;
     random_source rnd(7);
-    for (const int n_in : { 1, 33, 512, 1029 })
+    const bool levels = W::LEVELS;
+    for (const int n_in : { levels ? 32 : 1, levels ? 64 : 33, 512, levels ? 1056 : 1029 })
         for (const int n_rows : { 1, kernel::P - 1, 2 * kernel::P + 1 })
             for (const int n_tokens : { 1, W::ROWS, 2 * W::ROWS + 1 }) {
                 std::vector<float> w((size_t) n_rows * n_in), x((size_t) n_tokens * n_in);
                 for (auto * all : { &w, &x })
                     for (float & value : *all) value = rnd.normal();
+                std::vector<edgekv::weight_block> blocks(w.size() / 32);
+                if constexpr (W::LEVELS) random_levels(rnd, W::MOST, blocks, w);
                 std::vector<float> got((size_t) n_tokens * n_rows, NAN);
                 std::vector<uint32_t> words(kernel::n_all_words(n_in, n_tokens));
-                const kernel p = { { w.data() }, n_in, n_rows, n_tokens, x.data(), got.data(),
-                    words.data() };
+                const kernel p = { { w.data(), blocks.data() }, n_in, n_rows, n_tokens, x.data(),
+                    got.data(), words.data() };
                 for (int ith = 0; ith < 3; ++ith) p.make_words(ith, 3);
                 typename kernel::workspace s;
                 std::atomic<int32_t> next { 0 };
@@ -186,6 +211,7 @@ int main(int argc, char ** argv) {
     });
 #if defined(__AVX2__)
     test_product<edgekv::int16_words>("pairs of int16", 1e-6);
+    test_product<edgekv::int8_words>("int8", 2e-4); // tokens have 8 bits: a single one 8.1e-5
 #endif
 #if defined(__AVX512BF16__)
     test_product<edgekv::bf16_words>("pairs of bf16", 5e-5); // of 8 bits: a single one 2.3e-5

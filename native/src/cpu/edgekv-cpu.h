@@ -104,9 +104,9 @@ GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(void);
 GGML_BACKEND_API size_t edgekv_cpu_product_room(
     const struct ggml_tensor * weight, int64_t n_tokens);
 
-// words of a weight of n_rows rows of n_in values, unpacked as the kernel reads it; 0 if it would
+// words of a weight, unpacked as the kernel reads it; 0 if it would
 // not be read faster so
-GGML_BACKEND_API size_t edgekv_cpu_product_unpacked(int64_t n_in, int64_t n_rows);
+GGML_BACKEND_API size_t edgekv_cpu_product_unpacked(const struct ggml_tensor * weight);
 
 struct edgekv_product_job {
     uint32_t * words;
@@ -114,15 +114,16 @@ struct edgekv_product_job {
     uint32_t * unpacked;
     bool is_unpacked;
     std::atomic<int32_t> n_ready, next; // 0 when the node begins
-    double ms;                          // that it took, from thread 0
+    double ms = 0;                      // that it took, from thread 0
+    bool levels = false;                // weights and tokens were multiplied in 8 bits
 };
 // The function of a custom node with the sources of that MUL_MAT; job: edgekv_product_job. All nth
 // threads have to run it side by side.
 GGML_BACKEND_API void edgekv_cpu_product(struct ggml_tensor * dst, int ith, int nth, void * job);
 
-// multiply-adds that a thread can do in a second as these products are made, with what is
-// multiplied in the nearest cache; takes some 20 ms
-GGML_BACKEND_API double edgekv_cpu_product_peak(void);
+// multiply-adds that a thread can do in a second as these products are made, in 8 bits or not, with
+// what is multiplied in the nearest cache; takes some 20 ms
+GGML_BACKEND_API double edgekv_cpu_product_peak(bool levels);
 
 // merge, search: for each of `gone` the row of `kept` (at least one) whose key has the largest
 // cosine, the first of equal ones; keys of length 0 have cosine 0. Part p of n_parts of `gone`;

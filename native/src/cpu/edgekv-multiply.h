@@ -18,14 +18,16 @@ void multiply_block(
     typename W::reg acc[ROWS][VECTORS];
     for (auto & row : acc)
         for (auto & x : row) x = W::zero();
-    const uint32_t *a_j = a + W::SCALED * to_step, *b_j = b + W::SCALED * P;
-    for (int j = W::SCALED; j < n; ++j, a_j += to_step, b_j += P) {
+    const uint32_t *a_j = a + W::SCALES * to_step, *b_j = b + W::SCALES * P;
+    for (int j = W::SCALES; j < n; j += W::AT_ONCE) {
         typename W::operand x[VECTORS];
         for (int v = 0; v < VECTORS; ++v) x[v] = W::load(b_j + v * W::N);
         for (int i = 0; i < ROWS; ++i) {
             const auto y = W::set(a_j + i * to_row);
             for (int v = 0; v < VECTORS; ++v) acc[i][v] = W::fma(x[v], y, acc[i][v]);
         }
+        a_j += W::AT_ONCE * to_step;
+        b_j += W::AT_ONCE * P;
     }
 // gcc 12 would write all results to the stack first
 #pragma GCC unroll 16
@@ -41,7 +43,7 @@ void multiply_block(
 template <class W, int ROWS, int VECTORS, bool ADD>
 void multiply(
     const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n, float * s) {
-    const int step = W::SCALED ? W::BLOCK + 1 : n;
+    const int step = W::SCALES ? W::BLOCK + W::SCALES : n;
     multiply_block<W, ROWS, VECTORS, ADD>(a, to_row, to_step, b, std::min(n, step), s);
     for (int j = step; j < n; j += step)
         multiply_block<W, ROWS, VECTORS, true>(a + j * to_step, to_row, to_step,

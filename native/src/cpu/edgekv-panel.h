@@ -57,7 +57,7 @@ struct panels {
         int lo_min, lo_max, hi_min, hi_max, first, n; // n queries from number `first` on
     };
     // words of n rows of V, of one value
-    static constexpr int v_words(int n) { return W::SCALED + n / W::PER; }
+    static constexpr int v_words(int n) { return W::SCALES + n / W::PER; }
     size_t floats() const { return (size_t) (n_k + n_o + 6) * P; } // of a panel
 
     // all memory of a thread: a tile of K and of V, its weights for a panel, a block of panels,
@@ -148,7 +148,7 @@ struct panels {
     void load_v(int k, int at, int n, workspace & w) const {
         float * tile = W::PER == 1 ? (float *) w.v : w.rows;
         load(rows.type_v, rows.v, rows.nb_v, rows.first[k] + at, n, rows.d_v, tile);
-        if constexpr (W::SCALED) W::template columns<T>(tile, d_o, w.v);
+        if constexpr (W::SCALES) W::template columns<T>(tile, d_o, w.v);
         else if constexpr (W::PER > 1) {
             auto * pairs = W::TILES ? (uint32_t *) w.pair_room.get((size_t) T / W::PER * n_o) : w.v;
             for (int r = 0; r < T; r += W::PER)
@@ -299,7 +299,7 @@ struct panels {
             }
             // what has a scale begins at the tile's own maximum
             const auto from =
-                W::SCALED ? L::sub(L::max(a, L::set(NOTHING)), L::set(W::LOG2_MOST)) : m;
+                W::SCALES ? L::sub(L::max(a, L::set(NOTHING)), L::set(W::LOG2_MOST)) : m;
             // of the tile: thousands of rows added one by one would lose two digits
             typename W::reg sum = W::zero();
             auto * words = (uint32_t *) x;
@@ -311,7 +311,7 @@ struct panels {
                 W::store(words + (size_t) v_words(r) * P, word);
                 sum = W::add_up(word, sum);
             }
-            if (W::SCALED) L::store(x, exp2<L>(L::sub(from, m)));
+            if (W::SCALES) L::store(x, exp2<L>(L::sub(from, m)));
             const float one = 1;
             L::store(p.sum + v * L::N,
                 L::add(L::load(p.sum + v * L::N), W::result(sum, (const uint32_t *) &one, words)));

@@ -14,8 +14,8 @@ using namespace edgekv;
 constexpr size_t SPARE = LINE / sizeof(uint32_t); // words, so that the others can be aligned
 
 int64_t edgekv_cpu_product_min_repacked() {
-    return with_fastest([](auto, auto words) -> int64_t {
-        return words.TILES ? EDGEKV_PRODUCT_MIN : words.PER == 2 ? 160 : INT64_MAX;
+    return with_words(GGML_TYPE_Q4_0, [](auto words) -> int64_t {
+        return words.TILES ? EDGEKV_PRODUCT_MIN : words.PER > 1 ? 160 : INT64_MAX;
     });
 }
 
@@ -37,13 +37,14 @@ size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
         (w->ne[1] % 8 || !knows_side_by_side(w->type) ||
             n_tokens < edgekv_cpu_product_min_repacked()))
         return 0;
-    return with_fastest([&](auto, auto words) {
+    return with_words(w->type, [&](auto words) {
         return product<decltype(words)>::n_all_words((int) w->ne[0], (int) n_tokens) + SPARE;
     });
 }
 
-size_t edgekv_cpu_product_unpacked(int64_t n_in, int64_t n_rows) {
-    return with_fastest([&](auto, auto words) -> size_t {
+size_t edgekv_cpu_product_unpacked(const ggml_tensor * w) {
+    const int64_t n_in = w->ne[0], n_rows = w->ne[1];
+    return with_words(w->type, [&](auto words) -> size_t {
         using kernel = product<decltype(words)>;
         // f32 is multiplied so slowly that unpacking is nothing beside it
         if (words.PER == 1 || n_in > INT32_MAX / 2 || n_rows > INT32_MAX / 2) return 0;
@@ -71,12 +72,15 @@ static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) 
 void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * data) {
     auto & job = *(edgekv_product_job *) data;
     const int64_t begin = ggml_time_us();
-    with_fastest([&](auto, auto words) { run<decltype(words)>(dst, ith, nth, job); });
+    with_words(dst->src[0]->type, [&](auto words) {
+        run<decltype(words)>(dst, ith, nth, job);
+        if (ith == 0) job.levels = words.LEVELS;
+    });
     if (ith == 0) job.ms = (double) (ggml_time_us() - begin) / 1e3;
 }
 
-double edgekv_cpu_product_peak() {
-    return with_fastest([](auto, auto words) {
+double edgekv_cpu_product_peak(bool levels) {
+    return with_words(levels ? GGML_TYPE_Q4_0 : GGML_TYPE_COUNT, [](auto words) {
         using kernel = product<decltype(words)>;
         constexpr int N_IN = 128, P = kernel::P, ROWS = decltype(words)::ROWS, TIMES = 100;
         [[maybe_unused]] const typename decltype(words)::scope scope;

@@ -21,11 +21,14 @@ template <class W, class R = weight_rows>
 struct product {
     static constexpr int P = W::N * W::VECTORS; // rows of the weight at once
     // words of a row that stay in the nearest cache; tiles have their sums in registers until the
-    // end
-    static constexpr int STEP = W::TILES ? INT32_MAX : W::SCALED ? 8 * (W::BLOCK + 1) : 512;
-    // bytes of panels that meet a block of tokens one after the other, in the second cache
+    // end, and words with scales are whole blocks of 20 KiB
+    static constexpr int OF_BLOCK = W::SCALES + W::BLOCK;
+    static constexpr int STEP = W::TILES ? INT32_MAX
+        : W::SCALES                      ? (20 << 10) / (P * 4) / OF_BLOCK * OF_BLOCK
+                                         : 512;
+    // bytes of panels that meet a group of tokens one after the other, in the second cache
     static constexpr size_t NEAR = W::TILES ? 1u << 20 : 0;
-    static constexpr int GROUP = W::SCALED ? 64 : W::ROWS;
+    static constexpr int GROUP = W::SCALES ? (32 + W::ROWS - 1) / W::ROWS * W::ROWS : W::ROWS;
     static constexpr int GAP = 16; // words between tokens: else they meet in a cache
 
     R w;
@@ -59,10 +62,14 @@ struct product {
     // rows [r0, r0 + P) as [n_words][P], those beyond the last as 0
     void make_panel(workspace & s, int r0, uint32_t * panel) const {
         const int n = n_words(n_in), n_here = std::min(P, n_rows - r0);
-        auto * words = (uint32_t *) s.words.get((size_t) P * n);
-        float * rows = s.rows.get((size_t) R::AT_ONCE * n_in);
+        auto * words = (uint32_t *) s.words.get((size_t) (P + R::AT_ONCE) * n);
+        float * rows = W::LEVELS ? nullptr : s.rows.get((size_t) R::AT_ONCE * n_in);
         for (int r = 0; r < n_here; r += R::AT_ONCE) {
             const int n_got = std::min<int>(R::AT_ONCE, n_here - r);
+            if constexpr (W::LEVELS) {
+                w.levels(r0 + r, n_got, n_in, (weight_block *) (words + (size_t) r * n));
+                continue;
+            }
             w.unpack(r0 + r, n_got, n_in, rows);
             for (int i = 0; i < n_got; ++i)
                 W::row(rows + (size_t) i * n_in, n_in, words + (size_t) (r + i) * n);
@@ -116,7 +123,7 @@ struct product {
     // panels that lie side by side: as many as are near, but every thread shall have some
     int panels_at_once(int nth) const {
         const int most =
-            W::SCALED ? 8 : std::max(1, (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t))));
+            W::SCALES ? 8 : std::max(1, (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t))));
         return std::min(most, std::max(1, (int) n_panels(n_rows) / (4 * nth)));
     }
 

@@ -129,6 +129,10 @@ EDGEKV_TILE_CODE void multiply_tiles(const uint32_t * a, size_t step_a, size_t n
 // lanes of the panels (edgekv-panel.h) that are multiplied so
 using tile_lanes = simd_lanes<16, 32, 2>;
 
+#else
+
+inline bool has_tiles() { return false; }
+
 #endif
 
 } // namespace edgekv

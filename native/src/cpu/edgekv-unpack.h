@@ -1,6 +1,8 @@
 #pragma once
-// Rows of a quantised weight as f32, from where the CPU backend keeps them: as in the file, or
-// with the blocks of eight rows side by side (ggml-cpu's repack.cpp).
+// Rows of a quantised weight as f32 or as levels, from where the CPU backend keeps them: as in the
+// file, or with the blocks of eight rows side by side (ggml-cpu's repack.cpp).
+
+#include "edgekv-levels.h"
 
 #include "ggml.h"
 
@@ -18,6 +20,8 @@ struct weight_rows {
 
     // n rows from r0 on, a multiple of 8; out [n][n_in]
     void unpack(int r0, int n, int n_in, float * out) const;
+    // [n][n_in/32], of a type that has levels
+    void levels(int r0, int n, int n_in, weight_block * to) const;
 };
 
 // whether side by side is a form that `unpack` knows; found out once, on rows of known values

@@ -1,17 +1,18 @@
 #pragma once
-// Words of 32 bits that a processor multiplies and adds to f32: one f32, or a pair of bf16 where
-// there are instructions for such pairs.
+// Words of 32 bits that a processor multiplies and adds up: one f32 or, where it has instructions
+// for them, a pair of bf16, a pair of int16 (edgekv-int16.h) or four int8 (edgekv-int8.h).
+//     L: the lanes of results; N of them in a register; ROWS x VECTORS: a block of results
 //     n_words: of a row of d values
-//     L: the lanes that results have
+//     LEVELS: those of weights are levels (edgekv-levels.h), not made of f32
 //     TILES: blocks are multiplied by edgekv-tiles.h, not by fma
-//     SCALED: BLOCK words have a scale, which stands before them in a word of its own, an f32;
-//     joined values are at most
-//       2^LOG2_MOST
+//     SCALES: words that stand before each BLOCK words of integers, as f32; 0: there are none
 //     scope: lives on a thread while it multiplies
 //     PER: values in a word; row: makes words of one row of f32, filled with 0
+//     AT_ONCE: words that fma takes: acc[i] += the product of words b[i] and a, summed over values
 //     result: of a block's sums, whose first words are a and b
-//     fma: acc[i] += the product of words b[i] and a, summed over the values of a word
-//     join: word i has the i-th value of each of PER registers; add_up: acc[i] += its values
+// and for attention
+//     join: word i has the i-th value of each of PER registers, up to 2^LOG2_MOST if they are
+//     integers; add_up: acc[i] += its values
 
 #include "edgekv-lanes.h"
 
@@ -28,7 +29,8 @@ template <class LANES>
 struct f32_words {
     using L = LANES;
     static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, BLOCK = 0;
-    static constexpr bool TILES = false, SCALED = false;
+    static constexpr int SCALES = 0, AT_ONCE = 1;
+    static constexpr bool TILES = false, LEVELS = false;
     static constexpr float LOG2_MOST = 0;
     struct scope {};
     static int n_words(int d) { return d; }
@@ -114,7 +116,8 @@ inline void turn_16(const uint32_t * from, size_t step, uint32_t * to, size_t to
 struct bf16_words {
     using L = best_lanes;
     static constexpr int PER = 2, N = 16, ROWS = 12, VECTORS = 2, BLOCK = 0;
-    static constexpr bool TILES = false, SCALED = false;
+    static constexpr int SCALES = 0, AT_ONCE = 1;
+    static constexpr bool TILES = false, LEVELS = false;
     static constexpr float LOG2_MOST = 0;
     struct scope {};
     static int n_words(int d) { return (d + 1) / 2; }

@@ -33,7 +33,7 @@ void edgekv_products::keep_unpacked() {
     size_t n_all = 0;
     for (auto & n : nodes) {
         const ggml_tensor * w = n.node->src[0];
-        const size_t size = edgekv_cpu().product_unpacked(w->ne[0], w->ne[1]);
+        const size_t size = edgekv_cpu().product_unpacked(w);
         if (is_first && size > 0 && (n_all + size) * sizeof(uint32_t) <= MOST_UNPACKED &&
             weights.emplace(w->data, weight { n_all, false }).second)
             n_all += size;
@@ -50,8 +50,9 @@ void edgekv_products::rest() {
     edgekv_give_back_pages(unpacked.get(), n_unpacked * sizeof(uint32_t));
 }
 
-edgekv_products::running::running(edgekv_products & products, edgekv_work & work)
-    : products(products), work(work) {
+edgekv_products::running::running(
+    edgekv_products & products, edgekv_work & work, edgekv_work & of_levels)
+    : products(products), work(work), of_levels(of_levels) {
     for (auto & n : products.nodes) {
         n.job.words = products.words.get();
         n.job.unpacked = n.kept ? products.unpacked.get() + n.kept->begin : nullptr;
@@ -70,8 +71,9 @@ edgekv_products::running::~running() {
     for (auto & n : products.nodes) {
         memcpy(n.node->op_params, n.params.data(), sizeof(n.node->op_params));
         n.node->op = GGML_OP_MUL_MAT;
-        work.ms += n.job.ms;
-        work.n += (double) ggml_nelements(n.node->src[0]) * (double) ggml_nrows(n.node->src[1]);
+        edgekv_work & done_in = n.job.levels ? of_levels : work;
+        done_in.ms += n.job.ms;
+        done_in.n += (double) ggml_nelements(n.node->src[0]) * (double) ggml_nrows(n.node->src[1]);
         if (n.kept && done) n.kept->is_unpacked = true;
     }
 }

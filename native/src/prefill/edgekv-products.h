@@ -26,12 +26,12 @@ public:
     void rest(); // until the next layer
 
     struct running { // while it lives
-        running(edgekv_products & products, edgekv_work & work);
+        running(edgekv_products & products, edgekv_work & work, edgekv_work & of_levels);
         ~running();
         running(const running &) = delete;
         running & operator=(const running &) = delete;
         edgekv_products & products;
-        edgekv_work & work;
+        edgekv_work &work, &of_levels;
         bool done = false; // all nodes have run
     };
 

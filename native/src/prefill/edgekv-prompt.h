@@ -46,7 +46,7 @@ struct edgekv_prompt {
     bool by_layer = true;  // false: its graphs cannot be cut, all layers are read at once
     std::vector<int> ends; // [n_slice] the layer behind each slice, see cut
 
-    mutable edgekv_work weights, attention;
+    mutable edgekv_work weights, levels, attention;
 
     int il_done = -1; // the layer in work
     bool ended = false;

@@ -110,7 +110,7 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
     const edgekv_unrecorded graphs(edgekv_context::backends(ctx));
     ggml_status status;
     {
-        edgekv_products::running as_ours(products, prompt.weights);
+        edgekv_products::running as_ours(products, prompt.weights, prompt.levels);
         status = ctx.graph_compute(&planned.gf, true);
         // of what was stopped too: its memory is about to go
         ggml_backend_sched_synchronize(ctx.get_sched());

@@ -1,0 +1,132 @@
+#pragma once
+// Words of four integers of 8 bits, for weights that are such integers: w = scale*u + low, u up to
+// MOST (edgekv-levels.h). Tokens are rounded, block by block, as llama.cpp rounds them for such
+// weights, but to x = step*q + middle: a block is seldom as far below 0 as above.
+//     sum of w x = scale*step * sum of u q + low * sum of x + middle * scale * sum of u
+
+#include "edgekv-lanes.h"
+#include "edgekv-levels.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+
+namespace edgekv {
+
+struct token_block {
+    float step, sum, middle; // sum: of its values, as they were rounded
+    int8_t q[32];
+
+    explicit token_block(const float * x) {
+        float least = x[0], most = x[0], total = 0;
+        for (int i = 0; i < 32; ++i) {
+            least = std::min(least, x[i]);
+            most = std::max(most, x[i]);
+            total += x[i];
+        }
+        middle = 0.5f * most + 0.5f * least + 0.0f * total; // what is not a number stays so
+        step = (most - middle) / 127;
+        const float factor = step > 0 ? 1 / step : 0;
+        int all = 0;
+        for (int i = 0; i < 32; ++i) {
+            // the low bits of 1.5 * 2^23 and a number are the number
+            const float rounded = (x[i] - middle) * factor + 12582912.0f;
+            int32_t bits;
+            memcpy(&bits, &rounded, sizeof(bits));
+            q[i] = (int8_t) bits;
+            all += q[i];
+        }
+        sum = step * (float) all + 32 * middle;
+    }
+};
+
+// registers of bytes, or of sums of 32 bits
+#if defined(__AVX512VNNI__)
+using bytes = __m512i;
+using byte_lanes = simd_lanes<16, 12, 2>;
+inline bytes load_bytes(const uint32_t * p) { return _mm512_loadu_si512(p); }
+inline bytes set_bytes(uint32_t word) { return _mm512_set1_epi32((int) word); }
+inline byte_lanes::reg sums_to_f32(bytes sums) {
+    return (byte_lanes::reg) _mm512_cvtepi32_ps(sums);
+}
+#else
+using bytes = __m256i;
+using byte_lanes = simd_lanes<8, 4, 2>;
+inline bytes load_bytes(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
+inline bytes set_bytes(uint32_t word) { return _mm256_set1_epi32((int) word); }
+inline byte_lanes::reg sums_to_f32(bytes sums) {
+    return (byte_lanes::reg) _mm256_cvtepi32_ps(sums);
+}
+#endif
+
+struct int8_words {
+    using L = byte_lanes;
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+    static constexpr int MOST = 255, AT_ONCE = 1;
+#else
+    // 16 bits hold the sum of four products: 4 * 63 * 127 < 2^15
+    static constexpr int MOST = 63, AT_ONCE = 2;
+#endif
+    static constexpr int PER = 4, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, P = N * VECTORS;
+    static constexpr int BLOCK = 8, SCALES = sizeof(token_block) / 4 - BLOCK;
+    static constexpr bool TILES = false, LEVELS = true;
+    struct scope {};
+    static int n_words(int d) { return d / 32 * (BLOCK + SCALES); }
+
+    static void row(const float * x, int n, uint32_t * words) {
+        for (int i = 0; i < n; i += 32, words += BLOCK + SCALES) {
+            const token_block block(x + i);
+            memcpy(words, &block, sizeof(block));
+        }
+    }
+
+    using reg = bytes;
+    struct operand {
+        bytes of[AT_ONCE];
+    };
+    static reg zero() { return set_bytes(0); }
+    static operand load(const uint32_t * p) {
+        operand x;
+        for (int i = 0; i < AT_ONCE; ++i) x.of[i] = load_bytes(p + i * P);
+        return x;
+    }
+    static operand set(const uint32_t * p) {
+        operand x;
+        for (int i = 0; i < AT_ONCE; ++i) x.of[i] = set_bytes(p[i]);
+        return x;
+    }
+    static reg fma(const operand & weights, const operand & tokens, reg c) {
+#if defined(__AVX512VNNI__)
+        return _mm512_dpbusd_epi32(c, weights.of[0], tokens.of[0]);
+#elif defined(__AVXVNNI__)
+        return _mm256_dpbusd_avx_epi32(c, weights.of[0], tokens.of[0]);
+#elif defined(__GNUC__)
+        // gcc 12 would do all products of a block of results first and write sums to the stack
+        bytes x, y;
+        __asm__("vpmaddubsw %4, %3, %1\n\tvpmaddubsw %6, %5, %2\n\tvpaddw %2, %1, %1\n\t"
+                "vpmaddwd %7, %1, %1\n\tvpaddd %1, %0, %0"
+            : "+x"(c), "=&x"(x), "=&x"(y)
+            : "x"(weights.of[0]), "x"(tokens.of[0]), "x"(weights.of[1]), "x"(tokens.of[1]),
+            "xm"(_mm256_set1_epi16(1)));
+        return c;
+#else
+        const bytes x = _mm256_add_epi16(_mm256_maddubs_epi16(weights.of[0], tokens.of[0]),
+            _mm256_maddubs_epi16(weights.of[1], tokens.of[1]));
+        return _mm256_add_epi32(c, _mm256_madd_epi16(x, _mm256_set1_epi16(1)));
+#endif
+    }
+    // a: of a token, b: of the weights, [SCALES][P]
+    static L::reg result(reg sum, const uint32_t * a, const uint32_t * b) {
+        const auto *x = (const float *) a, *w = (const float *) b;
+        const auto products = L::mul(sums_to_f32(sum), L::mul(L::set(x[0]), L::load(w)));
+        return L::fma(
+            L::set(x[1]), L::load(w + P), L::fma(L::set(x[2]), L::load(w + 2 * P), products));
+    }
+};
+
+} // namespace edgekv
+#endif

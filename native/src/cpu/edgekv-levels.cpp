@@ -1,0 +1,166 @@
+#include "edgekv-levels.h"
+
+#include "repack.h"
+#include "simd-mappings.h"
+
+#include <cstring>
+
+namespace edgekv {
+
+namespace {
+
+float f32(ggml_fp16_t x) { return GGML_CPU_FP16_TO_FP32(x); }
+
+// what blocks that have both begin with; their names differ between compilers
+struct scale_and_low {
+    float scale, low;
+    explicit scale_and_low(const void * block) {
+        ggml_fp16_t x[2];
+        memcpy(x, block, sizeof(x));
+        scale = f32(x[0]);
+        low = f32(x[1]);
+    }
+};
+
+void finish(weight_block & b, float scale, float low) {
+    int sum = 0;
+    for (uint8_t u : b.u) sum += u;
+    b.scale = scale;
+    b.low = low;
+    b.sum = scale * (float) sum;
+}
+
+// 16 bytes have the first half in their low bits, the second in the others
+void halves(const uint8_t * q, uint8_t * u) {
+    for (int i = 0; i < 16; ++i) {
+        u[i] = q[i] & 15;
+        u[i + 16] = q[i] >> 4;
+    }
+}
+// ... and a fifth bit elsewhere
+void halves(const uint8_t * q, const uint8_t * fifth, uint8_t * u) {
+    uint32_t bits;
+    memcpy(&bits, fifth, sizeof(bits));
+    halves(q, u);
+    for (int i = 0; i < 32; ++i) u[i] |= (uint8_t) ((bits >> i & 1) << 4);
+}
+
+void read(const block_q4_0 & b, weight_block * to) {
+    halves(b.qs, to->u);
+    finish(*to, f32(b.d), -8 * f32(b.d));
+}
+void read(const block_q4_1 & b, weight_block * to) {
+    halves(b.qs, to->u);
+    const scale_and_low x(&b);
+    finish(*to, x.scale, x.low);
+}
+void read(const block_q5_0 & b, weight_block * to) {
+    halves(b.qs, b.qh, to->u);
+    finish(*to, f32(b.d), -16 * f32(b.d));
+}
+void read(const block_q5_1 & b, weight_block * to) {
+    halves(b.qs, b.qh, to->u);
+    const scale_and_low x(&b);
+    finish(*to, x.scale, x.low);
+}
+void read(const block_q8_0 & b, weight_block * to) {
+    for (int i = 0; i < 32; ++i) to->u[i] = (uint8_t) (b.qs[i] + 128);
+    finish(*to, f32(b.d), -128 * f32(b.d));
+}
+
+// six bits of scale and of low for each of eight blocks, packed into 12 bytes
+struct scales_K {
+    uint8_t scale[8], low[8];
+    explicit scales_K(const uint8_t * s) {
+        for (int i = 0; i < 4; ++i) {
+            scale[i] = s[i] & 63;
+            low[i] = s[4 + i] & 63;
+            scale[4 + i] = (uint8_t) ((s[8 + i] & 15) | (s[i] >> 6) << 4);
+            low[4 + i] = (uint8_t) (s[8 + i] >> 4 | (s[4 + i] >> 6) << 4);
+        }
+    }
+};
+
+// 64 values in the halves of 32 bytes; fifth: null, or 32 bytes with a bit of each block
+template <class Block>
+void read_K(const Block & b, const uint8_t * fifth, weight_block * to) {
+    const scales_K s(b.scales);
+    const scale_and_low x(&b);
+    for (int i = 0; i < 8; ++i, ++to) {
+        for (int j = 0; j < 32; ++j) {
+            to->u[j] = b.qs[i / 2 * 32 + j] >> i % 2 * 4 & 15;
+            if (fifth) to->u[j] |= (uint8_t) ((fifth[j] >> i & 1) << 4);
+        }
+        finish(*to, x.scale * s.scale[i], -x.low * s.low[i]);
+    }
+}
+void read(const block_q4_K & b, weight_block * to) { read_K(b, nullptr, to); }
+void read(const block_q5_K & b, weight_block * to) { read_K(b, b.qh, to); }
+
+// 8 bytes of each row in turn; repacking turned each value's highest bit
+void read(const block_q4_0x8 & b, weight_block * to, int step) {
+    for (int row = 0; row < 8; ++row, to += step) {
+        for (int i = 0; i < 16; ++i) {
+            const uint8_t x = (uint8_t) b.qs[(i / 8 * 8 + row) * 8 + i % 8] ^ 0x88;
+            to->u[i] = x & 15;
+            to->u[i + 16] = x >> 4;
+        }
+        finish(*to, f32(b.d[row]), -8 * f32(b.d[row]));
+    }
+}
+// the scales of eight rows are packed as those of a row's eight blocks were
+void read(const block_q4_Kx8 & b, weight_block * to, int step) {
+    for (int i = 0; i < 8; ++i, ++to) {
+        const scales_K s(b.scales + i * 12);
+        for (int row = 0; row < 8; ++row) {
+            weight_block & block = to[(size_t) row * step];
+            for (int j = 0; j < 32; ++j)
+                block.u[j] = b.qs[((i / 2 * 4 + j / 8) * 8 + row) * 8 + j % 8] >> i % 2 * 4 & 15;
+            finish(block, f32(b.d[row]) * s.scale[row], -f32(b.dmin[row]) * s.low[row]);
+        }
+    }
+}
+
+template <class Block, class... Step>
+void read_all(const char * data, int n, int size, weight_block * to, Step... step) {
+    const auto * b = (const Block *) data;
+    for (int i = 0; i < n; i += size) read(*b++, to + i / 32, step...);
+}
+
+} // namespace
+
+int most_level(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q4_1:
+        case GGML_TYPE_Q4_K: return 15;
+        case GGML_TYPE_Q5_0:
+        case GGML_TYPE_Q5_1:
+        case GGML_TYPE_Q5_K: return 31;
+        case GGML_TYPE_Q8_0: return 255;
+        default: return 0;
+    }
+}
+
+void read_levels(ggml_type type, const char * row, int n, weight_block * to) {
+    switch (type) {
+        case GGML_TYPE_Q4_0: return read_all<block_q4_0>(row, n, 32, to);
+        case GGML_TYPE_Q4_1: return read_all<block_q4_1>(row, n, 32, to);
+        case GGML_TYPE_Q5_0: return read_all<block_q5_0>(row, n, 32, to);
+        case GGML_TYPE_Q5_1: return read_all<block_q5_1>(row, n, 32, to);
+        case GGML_TYPE_Q8_0: return read_all<block_q8_0>(row, n, 32, to);
+        case GGML_TYPE_Q4_K: return read_all<block_q4_K>(row, n, 256, to);
+        case GGML_TYPE_Q5_K: return read_all<block_q5_K>(row, n, 256, to);
+        default: return;
+    }
+}
+
+bool read_levels_of_eight(ggml_type type, const char * data, int n, weight_block * to) {
+    switch (type) {
+        case GGML_TYPE_Q4_0: read_all<block_q4_0x8>(data, n, 32, to, n / 32); return true;
+        case GGML_TYPE_Q4_K: read_all<block_q4_Kx8>(data, n, 256, to, n / 32); return true;
+        default: return false;
+    }
+}
+
+} // namespace edgekv

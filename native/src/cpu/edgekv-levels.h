@@ -1,0 +1,26 @@
+#pragma once
+// Rows of a quantised weight as the integers that they are: blocks of 32 values scale*u + low.
+
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgekv {
+
+struct weight_block {
+    float scale, low, sum; // sum: of scale*u
+    uint8_t u[32];
+};
+
+// the largest u of a type; 0 for types that are no such blocks
+int most_level(ggml_type type);
+
+// the n/32 blocks of a row as it is in a file
+void read_levels(ggml_type type, const char * row, int n, weight_block * to);
+
+// of the eight rows that begin at data, their blocks side by side (ggml-cpu's repack.cpp); row i is
+// at to + i * n/32. false: a form that is not known
+bool read_levels_of_eight(ggml_type type, const char * data, int n, weight_block * to);
+
+} // namespace edgekv
