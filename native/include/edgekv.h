@@ -208,8 +208,7 @@ LLAMA_API double edgekv_prefill_score_ms(const struct edgekv_prefill * p);
 // of those in 8 bits, then of attention; llama.cpp's own are not counted
 LLAMA_API int edgekv_prefill_work(const struct edgekv_prefill * p, double out[6]);
 // multiply-adds that a thread can do in a second as products with weights are made here, in 8 bits
-// (levels) or not; 0 if that
-// cannot be measured
+// (levels) or not; 0 if that cannot be measured
 LLAMA_API double edgekv_product_peak(bool levels);
 // rows of the layer in work: head k has old[k] rows of earlier turns, then n_tokens
 LLAMA_API int edgekv_prefill_old(const struct edgekv_prefill * p, int32_t il, int32_t * old);

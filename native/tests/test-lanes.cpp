@@ -169,7 +169,7 @@ void run(const test_case & c, random_source & rnd) {
     each_register([&](auto lanes, const char * name) {
         test(lanes, edgekv::f32_words<decltype(lanes)>(), name, MAX_NMSE);
     });
-#if defined(__AVX2__)
+#if defined(__AVX2__) && defined(__GNUC__)
     test(edgekv::int16_words::L(), edgekv::int16_words(), "pairs of int16", 5e-6); // worst 2.0e-6
 #endif
 #if defined(__AVX512BF16__)
@@ -209,7 +209,7 @@ int main(int argc, char ** argv) {
     each_register([](auto lanes, const char * name) {
         test_product<edgekv::f32_words<decltype(lanes)>>(name, MAX_NMSE);
     });
-#if defined(__AVX2__)
+#if defined(__AVX2__) && defined(__GNUC__)
     test_product<edgekv::int16_words>("pairs of int16", 1e-6);
     test_product<edgekv::int8_words>("int8", 2e-4); // tokens have 8 bits: a single one 8.1e-5
 #endif

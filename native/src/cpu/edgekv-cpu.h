@@ -104,8 +104,7 @@ GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(void);
 GGML_BACKEND_API size_t edgekv_cpu_product_room(
     const struct ggml_tensor * weight, int64_t n_tokens);
 
-// words of a weight, unpacked as the kernel reads it; 0 if it would
-// not be read faster so
+// words of a weight, unpacked as the kernel reads it; 0 if it would not be read faster so
 GGML_BACKEND_API size_t edgekv_cpu_product_unpacked(const struct ggml_tensor * weight);
 
 struct edgekv_product_job {

@@ -15,6 +15,12 @@ namespace edgekv {
 
 using exact_words = f32_words<best_lanes>;
 
+#if defined(__AVX2__) && !defined(__AVX512F__) && defined(__GNUC__)
+#define EDGEKV_INT16 1
+#else
+#define EDGEKV_INT16 0
+#endif
+
 // Intel's processors multiply pairs of bf16 at half the rate of f32, AMD's at twice
 inline bool has_fast_pairs() {
 #if defined(__AVX512BF16__)
@@ -37,14 +43,14 @@ auto with_fastest(F && f) {
 #if defined(__AVX512BF16__)
     if (has_fast_pairs()) return f(best_lanes(), bf16_words());
 #endif
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if EDGEKV_INT16
     return f(int16_words::L(), int16_words());
 #else
     return f(best_lanes(), exact_words());
 #endif
 }
 
-#if defined(__AVX512VNNI__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#if EDGEKV_INT16 || (defined(__AVX512VNNI__) && defined(__GNUC__))
 #define EDGEKV_LEVELS 1
 // Beside pairs of bf16 levels were never measured. EDGEKV_LEVELS=0 or 1: without them, or with
 inline bool multiplies_levels() {

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) && defined(__GNUC__) // with the lanes of edgekv-lanes.h
 #include <immintrin.h>
 
 namespace edgekv {
@@ -31,16 +31,12 @@ struct int16_words {
     static operand load(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
     static operand set(const uint32_t * p) { return _mm256_set1_epi32((int) *p); }
     static reg fma(operand a, operand b, reg c) {
-#if defined(__GNUC__)
         // gcc 12 would do all products of a block of results first and write sums to the stack
         __m256i product;
         __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0"
             : "+x"(c), "=&x"(product)
             : "x"(a), "x"(b));
         return c;
-#else
-        return _mm256_add_epi32(c, _mm256_madd_epi16(a, b));
-#endif
     }
     static L::reg result(reg sum, const uint32_t * a, const uint32_t * b) {
         const L::reg scale = _mm256_broadcast_ss((const float *) a);

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) && defined(__GNUC__) // with the lanes of edgekv-lanes.h
 #include <immintrin.h>
 
 namespace edgekv {
@@ -100,24 +100,20 @@ struct int8_words {
         return x;
     }
     static reg fma(const operand & weights, const operand & tokens, reg c) {
+        // written out: gcc 12 would do products of a whole block first and write sums to the stack
 #if defined(__AVX512VNNI__)
-        return _mm512_dpbusd_epi32(c, weights.of[0], tokens.of[0]);
+        __asm__("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(weights.of[0]), "v"(tokens.of[0]));
 #elif defined(__AVXVNNI__)
-        return _mm256_dpbusd_avx_epi32(c, weights.of[0], tokens.of[0]);
-#elif defined(__GNUC__)
-        // gcc 12 would do all products of a block of results first and write sums to the stack
+        __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(c) : "x"(weights.of[0]), "x"(tokens.of[0]));
+#else
         bytes x, y;
         __asm__("vpmaddubsw %4, %3, %1\n\tvpmaddubsw %6, %5, %2\n\tvpaddw %2, %1, %1\n\t"
                 "vpmaddwd %7, %1, %1\n\tvpaddd %1, %0, %0"
             : "+x"(c), "=&x"(x), "=&x"(y)
             : "x"(weights.of[0]), "x"(tokens.of[0]), "x"(weights.of[1]), "x"(tokens.of[1]),
             "xm"(_mm256_set1_epi16(1)));
-        return c;
-#else
-        const bytes x = _mm256_add_epi16(_mm256_maddubs_epi16(weights.of[0], tokens.of[0]),
-            _mm256_maddubs_epi16(weights.of[1], tokens.of[1]));
-        return _mm256_add_epi32(c, _mm256_madd_epi16(x, _mm256_set1_epi16(1)));
 #endif
+        return c;
     }
     // a: of a token, b: of the weights, [SCALES][P]
     static L::reg result(reg sum, const uint32_t * a, const uint32_t * b) {
