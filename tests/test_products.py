@@ -41,7 +41,8 @@ def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, ftype):
     shape = replace(synthetic.SHAPES["llama-1b"], **SMALL)
     synthetic.write(tmp_path / "f16.gguf", shape, "f16")
     path = copy(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
-    references = [read(copy(path, tmp_path / "f32.gguf", F32), tokens) for tokens in PROMPTS]
+    exact = copy(path, tmp_path / "f32.gguf", F32)
+    references = [read(exact, tokens) for tokens in PROMPTS]
 
     def error():
         found = [read(path, tokens, kv_budget=1000) for tokens in PROMPTS]

@@ -97,7 +97,7 @@ GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node
 
 // tokens from which weights are taken that llama.cpp has repacked, and multiplies in 8 bits: bf16
 // is faster from so many on, f32 never is
-GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(void);
+GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(enum ggml_type type);
 
 // words of work for a weight and that many tokens, 0 if the kernel does not take it: they are too
 // few, or it is not quantised. One that is not loaded is as in its file

@@ -13,8 +13,8 @@ using namespace edgekv;
 
 constexpr size_t SPARE = LINE / sizeof(uint32_t); // words, so that the others can be aligned
 
-int64_t edgekv_cpu_product_min_repacked() {
-    return with_words(GGML_TYPE_Q4_0, [](auto words) -> int64_t {
+int64_t edgekv_cpu_product_min_repacked(ggml_type type) {
+    return with_words(type, [](auto words) -> int64_t {
         return words.TILES ? EDGEKV_PRODUCT_MIN : words.PER > 1 ? 160 : INT64_MAX;
     });
 }
@@ -35,7 +35,7 @@ size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
     if (buft && !repacked && !ggml_backend_buft_is_host(buft)) return 0;
     if (repacked && w->extra &&
         (w->ne[1] % 8 || !knows_side_by_side(w->type) ||
-            n_tokens < edgekv_cpu_product_min_repacked()))
+            n_tokens < edgekv_cpu_product_min_repacked(w->type)))
         return 0;
     return with_words(w->type, [&](auto words) {
         return product<decltype(words)>::n_all_words((int) w->ne[0], (int) n_tokens) + SPARE;

@@ -62,17 +62,17 @@ struct product {
     // rows [r0, r0 + P) as [n_words][P], those beyond the last as 0
     void make_panel(workspace & s, int r0, uint32_t * panel) const {
         const int n = n_words(n_in), n_here = std::min(P, n_rows - r0);
-        auto * words = (uint32_t *) s.words.get((size_t) (P + R::AT_ONCE) * n);
-        float * rows = W::LEVELS ? nullptr : s.rows.get((size_t) R::AT_ONCE * n_in);
+        auto * words = (uint32_t *) s.words.get((size_t) P * n);
         for (int r = 0; r < n_here; r += R::AT_ONCE) {
             const int n_got = std::min<int>(R::AT_ONCE, n_here - r);
-            if constexpr (W::LEVELS) {
-                w.levels(r0 + r, n_got, n_in, (weight_block *) (words + (size_t) r * n));
-                continue;
+            uint32_t * to = words + (size_t) r * n;
+            if constexpr (W::LEVELS) w.levels(r0 + r, n_got, n_in, (weight_block *) to);
+            else {
+                float * rows = s.rows.get((size_t) R::AT_ONCE * n_in);
+                w.unpack(r0 + r, n_got, n_in, rows);
+                for (int i = 0; i < n_got; ++i)
+                    W::row(rows + (size_t) i * n_in, n_in, to + (size_t) i * n);
             }
-            w.unpack(r0 + r, n_got, n_in, rows);
-            for (int i = 0; i < n_got; ++i)
-                W::row(rows + (size_t) i * n_in, n_in, words + (size_t) (r + i) * n);
         }
         memset(words + (size_t) n_here * n, 0, (size_t) (P - n_here) * n * sizeof(*words));
         turn(words, n, panel);
