@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from edgekv import BadInput, Cancelled
 from edgekv.model import parts
 from tests import lib, models
-from tests.engine import load, logits
+from tests.engine import MAX_NMSE, load, logits, positions
 
 DOCUMENT = "the rain in the air is an art and the sun is on the ear " * 20
 LONG = (
@@ -100,7 +101,9 @@ def test_another_question_about_a_document_reads_only_the_question(tiny, model, 
     assert third == said(other, [message(DOCUMENT, "is it so? " + question)])[0], (
         "as if it had been the first question"
     )
-    assert lib.nmse(logits(llm), logits(other)) < 1e-9
+    assert all(map(np.array_equal, sum(positions(llm), []), sum(positions(other), [])))
+    # sums in another order, after which the rounding of a row to f16 may fall the other way
+    assert lib.nmse(logits(llm), logits(other)) < MAX_NMSE["f16"]
 
 
 @pytest.mark.parametrize(
