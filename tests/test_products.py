@@ -14,6 +14,13 @@ from tests.engine import load, logits
 from tests.lib import nmse
 
 SMALL = dict(n_layer=4, n_embd=256, n_ff=512, n_head=4, n_head_kv=2, d_head=64, n_vocab=512)
+SHAPES = {
+    "dense": replace(synthetic.SHAPES["llama-1b"], **SMALL),
+    # all of them are chosen: a choice by chance would hide the rounding
+    "experts": replace(
+        synthetic.SHAPES["lfm2-moe-1b"], **SMALL, n_expert=4, n_used=4, n_ff_expert=256, n_dense=0
+    ),
+}
 TOKENS = [7 * i % 500 + 6 for i in range(200)]
 PROMPTS = [[i * factor % 500 + 6 for i in range(200)] for factor in (3, 7, 11, 13, 17, 23)]
 F32, Q4_0, Q8_0, Q4_K, Q5_0, Q6_K = 0, 2, 7, 15, 8, 18
@@ -37,9 +44,9 @@ def read(path, tokens=TOKENS, **options):
 
 
 @pytest.mark.parametrize("ftype", [Q4_0, Q8_0, Q4_K, Q5_0, Q6_K])
-def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, ftype):
-    shape = replace(synthetic.SHAPES["llama-1b"], **SMALL)
-    synthetic.write(tmp_path / "f16.gguf", shape, "f16")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, shape, ftype):
+    synthetic.write(tmp_path / "f16.gguf", SHAPES[shape], "f16")
     path = copy(tmp_path / "f16.gguf", tmp_path / "quantised.gguf", ftype)
     exact = copy(path, tmp_path / "f32.gguf", F32)
     references = [read(exact, tokens) for tokens in PROMPTS]
@@ -54,7 +61,7 @@ def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, ftype):
 
 
 def test_a_short_turn_and_ratio_1_are_llama_cpps(tmp_path, monkeypatch):
-    synthetic.write(tmp_path / "m.gguf", replace(synthetic.SHAPES["llama-1b"], **SMALL), "q8_0")
+    synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q8_0")
     whole = read(tmp_path / "m.gguf")
     monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
     assert (whole == read(tmp_path / "m.gguf")).all()

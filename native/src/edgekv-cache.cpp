@@ -302,8 +302,9 @@ int64_t edgekv_product_bytes(const llama_model & model, int64_t n_chunk, bool ag
     for (const auto & [name, t] : llama_internal_get_tensor_map(&model)) {
         int il;
         const bool of_layer = sscanf(name.c_str(), "blk.%d.", &il) == 1 && t->ne[1] > 1;
-        if (!of_layer || t->ne[2] > 1) continue;
-        const size_t n = edgekv_cpu().product_room(t, n_chunk);
+        if (!of_layer) continue;
+        const int64_t n_used = t->ne[2] > 1 ? model.hparams.n_expert_used(il) : 1;
+        const size_t n = edgekv_cpu().product_room(t, n_chunk * n_used);
         n_words = std::max(n_words, n);
         if (n > 0 && again) unpacked[il] += edgekv_cpu().product_unpacked(t);
     }

@@ -6,16 +6,17 @@
 #include "ggml-cpu.h"
 #include "repack.h"
 
+#include <array>
 #include <cstring>
 #include <thread>
 #include <vector>
 
 namespace {
 
-// operands have 8 bits where pairs of bf16 are multiplied; measured worst 2.8e-6
-constexpr double MAX_NMSE = 1e-5;
-// of tokens that were rounded to 8 bits, block by block
-constexpr double MAX_NMSE_LEVELS = 1e-4;
+// where pairs of bf16 are multiplied weights, tokens too, are rounded by at most 2^-8 of themselves
+constexpr double MAX_NMSE = 1.0 / (1 << 16);
+// in 8 bits nothing of a weight is rounded, and tokens are, block by block
+constexpr double MAX_NMSE_LEVELS = 1e-12, MAX_NMSE_TOKENS = 1e-4;
 
 // whether it was multiplied in 8 bits
 bool run(ggml_tensor * node, size_t n_words, int nth, uint32_t * unpacked = nullptr,
@@ -89,10 +90,67 @@ void test(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows,
                         sum += (double) w[(size_t) r * n_in + i] * x[(size_t) t * n_in + i];
                     error.add(got[(size_t) t * n_rows + r], sum);
                 }
-            const double most = levels && !whole ? MAX_NMSE_LEVELS : MAX_NMSE;
+            const double most = !levels ? MAX_NMSE : whole ? MAX_NMSE_LEVELS : MAX_NMSE_TOKENS;
             check(error.value() < most, "%s in %s, %d threads: NMSE %g", ggml_type_name(type),
                 ggml_backend_buft_name(buft), nth, error.value());
             test_kept(node, n_words, nth);
+        }
+    }
+    for (auto * buffer : { here, there }) ggml_backend_buffer_free(buffer);
+    for (auto * c : { of_weight, ctx }) ggml_free(c);
+}
+
+// each token meets the weights of the experts that it chose, experts that nobody chose among them
+void test_experts(ggml_type type, ggml_backend_buffer_type_t buft, bool each_its_own) {
+    constexpr int n_in = 256, n_rows = 40, n_expert = 5, n_used = 3, n_tokens = 70, n = 210;
+    random_source rnd(5);
+    std::vector<float> w(n_expert * n_rows * n_in), x((each_its_own ? n : n_tokens) * n_in);
+    for (auto * all : { &w, &x })
+        for (float & value : *all) value = rnd.normal();
+    std::vector<char> rows(n_expert * n_rows * ggml_row_size(type, n_in));
+    const std::vector<float> weights(n_in, 1.0f);
+    ggml_quantize_chunk(type, w.data(), rows.data(), 0, n_expert * n_rows, n_in, weights.data());
+    ggml_get_type_traits(type)->to_float(rows.data(), w.data(), (int64_t) w.size());
+
+    const ggml_init_params params = { 8 * ggml_tensor_overhead(), nullptr, true };
+    ggml_context *of_weight = ggml_init(params), *ctx = ggml_init(params);
+    ggml_tensor * weight = ggml_new_tensor_3d(of_weight, type, n_in, n_rows, n_expert);
+    ggml_tensor * tokens =
+        ggml_new_tensor_3d(ctx, GGML_TYPE_F32, n_in, each_its_own ? n_used : 1, n_tokens);
+    // the first of a sorted list of all experts, as in a model
+    ggml_tensor * sorted = ggml_new_tensor_2d(ctx, GGML_TYPE_I32, n_expert, n_tokens);
+    ggml_tensor * chosen = ggml_view_2d(ctx, sorted, n_used, n_tokens, sorted->nb[1], 0);
+    ggml_tensor * node = ggml_mul_mat_id(ctx, weight, tokens, chosen);
+    auto * here = ggml_backend_alloc_ctx_tensors_from_buft(of_weight, buft);
+    auto * there = ggml_backend_alloc_ctx_tensors_from_buft(ctx, ggml_backend_cpu_buffer_type());
+    const bool repacked = buft == ggml_backend_cpu_repack_buffer_type();
+    if (!repacked || weight->extra) {
+        ggml_backend_tensor_set(weight, rows.data(), 0, rows.size());
+        memcpy(tokens->data, x.data(), x.size() * sizeof(float));
+        auto * ids = (int32_t *) sorted->data;
+        for (int t = 0; t < n_tokens; ++t)
+            for (int j = 0; j < n_expert; ++j) // everybody has expert 4, nobody 1
+                ids[t * n_expert + j] = std::array { 4, t % 3 ? 0 : 3, 2, 1, 0 }[j];
+        const size_t n_words = edgekv_cpu_product_words(node);
+        const bool is_f32 = edgekv_cpu_product_min_repacked(type) == INT64_MAX;
+        check(repacked || (n_words > 0) == !is_f32, "%s: experts are %s", ggml_type_name(type),
+            n_words ? "taken" : "not taken");
+        for (int nth = 1; n_words && nth <= 3; nth += 2) {
+            std::fill_n((float *) node->data, n * n_rows, NAN);
+            const bool levels = run(node, n_words, nth);
+            nmse error;
+            for (int i = 0; i < n; ++i)
+                for (int r = 0; r < n_rows; ++r) {
+                    const int e = ids[i / n_used * n_expert + i % n_used];
+                    double sum = 0;
+                    for (int k = 0; k < n_in; ++k)
+                        sum += (double) w[(e * n_rows + r) * n_in + k] *
+                            x[(each_its_own ? i : i / n_used) * n_in + k];
+                    error.add(((const float *) node->data)[i * n_rows + r], sum);
+                }
+            check(error.value() < (levels ? MAX_NMSE_TOKENS : MAX_NMSE),
+                "experts of %s in %s, %d threads: NMSE %g", ggml_type_name(type),
+                ggml_backend_buft_name(buft), nth, error.value());
         }
     }
     for (auto * buffer : { here, there }) ggml_backend_buffer_free(buffer);
@@ -108,9 +166,11 @@ int main() {
         const auto * traits = ggml_get_type_traits(type);
         if (!ggml_is_quantized(type) || !traits->to_float || !traits->from_float_ref) continue;
         for (auto * buft :
-            { ggml_backend_cpu_buffer_type(), ggml_backend_cpu_repack_buffer_type() })
+            { ggml_backend_cpu_buffer_type(), ggml_backend_cpu_repack_buffer_type() }) {
             for (int n_tokens : { 70, 200 })
                 for (bool whole : { true, false }) test(type, buft, 512, 40, n_tokens, whole);
+            for (bool each_its_own : { false, true }) test_experts(type, buft, each_its_own);
+        }
     }
     return finish();
 }

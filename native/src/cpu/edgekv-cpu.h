@@ -90,8 +90,8 @@ struct edgekv_numbered {
     int d;
 };
 
-// product of a quantised weight with many tokens, for a MUL_MAT node: how many words of work it
-// takes, 0 if the kernel takes no such node
+// product of a quantised weight with many tokens, for a MUL_MAT node, or for a MUL_MAT_ID node of
+// experts' weights: how many words of work it takes, 0 if the kernel takes no such node
 #define EDGEKV_PRODUCT_MIN 64
 GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node);
 
@@ -99,8 +99,9 @@ GGML_BACKEND_API size_t edgekv_cpu_product_words(const struct ggml_tensor * node
 // is faster from so many on, f32 never is
 GGML_BACKEND_API int64_t edgekv_cpu_product_min_repacked(enum ggml_type type);
 
-// words of work for a weight and that many tokens, 0 if the kernel does not take it: they are too
-// few, or it is not quantised. One that is not loaded is as in its file
+// words of work for a weight and that many tokens, those of all experts together, 0 if the kernel
+// does not take it: they are too few, or it is not quantised. One that is not loaded is as in its
+// file
 GGML_BACKEND_API size_t edgekv_cpu_product_room(
     const struct ggml_tensor * weight, int64_t n_tokens);
 
@@ -116,8 +117,8 @@ struct edgekv_product_job {
     double ms = 0;                      // that it took, from thread 0
     bool levels = false;                // weights and tokens were multiplied in 8 bits
 };
-// The function of a custom node with the sources of that MUL_MAT; job: edgekv_product_job. All nth
-// threads have to run it side by side.
+// The function of a custom node with the sources of that MUL_MAT or MUL_MAT_ID; job:
+// edgekv_product_job. All nth threads have to run it side by side.
 GGML_BACKEND_API void edgekv_cpu_product(struct ggml_tensor * dst, int ith, int nth, void * job);
 
 // multiply-adds that a thread can do in a second as these products are made, in 8 bits or not, with

@@ -2,10 +2,7 @@
 // What a prompt is multiplied with on this processor, where rounding is allowed.
 
 #include "edgekv-int16.h"
-#include "edgekv-int8.h"
 #include "edgekv-tiles.h"
-
-#include <cstdlib>
 
 #if defined(__AVX512BF16__)
 #include <cpuid.h>
@@ -48,32 +45,6 @@ auto with_fastest(F && f) {
 #else
     return f(best_lanes(), exact_words());
 #endif
-}
-
-#if EDGEKV_INT16 || (defined(__AVX512VNNI__) && defined(__GNUC__))
-#define EDGEKV_LEVELS 1
-// Beside pairs of bf16 levels were never measured. EDGEKV_LEVELS=0 or 1: without them, or with
-inline bool multiplies_levels() {
-    static const bool does = [] {
-        const char * set = std::getenv("EDGEKV_LEVELS");
-        return set && *set ? *set != '0' : !has_tiles() && !has_fast_pairs();
-    }();
-    return does;
-}
-#else
-#define EDGEKV_LEVELS 0
-#endif
-
-// f(words): for products with weights of a type
-template <class F>
-auto with_words(ggml_type type, F && f) {
-#if EDGEKV_LEVELS
-    const int most = most_level(type);
-    if (most > 0 && most <= int8_words::MOST && multiplies_levels()) return f(int8_words());
-#else
-    (void) type;
-#endif
-    return with_fastest([&](auto, auto words) { return f(words); });
 }
 
 } // namespace edgekv

@@ -1,17 +1,85 @@
 // Products of quantised weights with many tokens, for the registers that this file is compiled for
 #include "edgekv-cpu.h"
 #include "edgekv-fastest.h"
+#include "edgekv-int8.h"
 #include "edgekv-product.h"
 
 #include "ggml-backend-impl.h"
 #include "repack.h"
 
+#include <cstdlib>
+#include <numeric>
 #include <thread>
 #include <vector>
 
 using namespace edgekv;
 
+// tokens that an expert has on average from which its weights are worth unpacking: llama.cpp
+// multiplies each of them by itself
+constexpr int64_t EXPERT_MIN = 8;
 constexpr size_t SPARE = LINE / sizeof(uint32_t); // words, so that the others can be aligned
+
+// Multiply-adds of one thread in a second, with what is multiplied in the nearest cache
+template <class W>
+static double peak(int64_t us) {
+    using kernel = product<W>;
+    constexpr int N_IN = 128, P = kernel::P, ROWS = W::ROWS, TIMES = 100;
+    [[maybe_unused]] const typename W::scope scope;
+    std::vector<uint32_t> tokens(kernel::n_all_words(N_IN, ROWS) + SPARE),
+        panel(kernel::panel_size(N_IN) + SPARE);
+    std::vector<float> sums((size_t) P * ROWS);
+    const kernel p = { {}, N_IN, P, ROWS, nullptr, sums.data(), aligned(tokens.data()) };
+    double most = 0;
+    for (const int64_t begin = ggml_time_us(); ggml_time_us() < begin + us;) {
+        const int64_t now = ggml_time_us();
+        for (int i = 0; i < TIMES; ++i)
+            p.block(aligned(panel.data()), 0, 0, 0, kernel::n_words(N_IN));
+        const auto took = (double) std::max<int64_t>(1, ggml_time_us() - now);
+        most = std::max(most, 1e6 * TIMES * N_IN * P * ROWS / took);
+    }
+    return most;
+}
+
+#if EDGEKV_INT16 || (defined(__AVX512VNNI__) && defined(__GNUC__))
+#if defined(__AVX512BF16__)
+// Pairs of bf16 round less, so levels have to be faster by a quarter. Both are timed in turns,
+// since a processor that wakes up gets faster.
+static bool levels_beat_pairs() {
+    double of_levels = 0, of_pairs = 0;
+    for (int i = 0; i < 5; ++i) {
+        of_levels = std::max(of_levels, peak<int8_words>(1000));
+        of_pairs = std::max(of_pairs, peak<bf16_words>(1000));
+    }
+    return of_levels > 1.25 * of_pairs;
+}
+#else
+static bool levels_beat_pairs() { return true; }
+#endif
+
+static bool multiplies_levels() {
+    static const bool does = [] {
+        const char * set = std::getenv("EDGEKV_LEVELS");
+        if (set && *set) return *set != '0';
+        return !has_tiles() && (!has_fast_pairs() || levels_beat_pairs());
+    }();
+    return does;
+}
+#define EDGEKV_LEVELS 1
+#else
+#define EDGEKV_LEVELS 0
+#endif
+
+// f(words): for products with weights of a type
+template <class F>
+static auto with_words(ggml_type type, F && f) {
+#if EDGEKV_LEVELS
+    const int most = most_level(type);
+    if (most > 0 && most <= int8_words::MOST && multiplies_levels()) return f(int8_words());
+#else
+    (void) type;
+#endif
+    return with_fastest([&](auto, auto words) { return f(words); });
+}
 
 int64_t edgekv_cpu_product_min_repacked(ggml_type type) {
     return with_words(type, [](auto words) -> int64_t {
@@ -20,30 +88,38 @@ int64_t edgekv_cpu_product_min_repacked(ggml_type type) {
 }
 
 size_t edgekv_cpu_product_words(const ggml_tensor * node) {
-    const ggml_tensor *w = node->src[0], *x = node->src[1];
-    if (node->op != GGML_OP_MUL_MAT || !w->buffer) return 0;
+    const ggml_tensor *w = node->src[0], *x = node->src[1], *ids = node->src[2];
+    const bool by_expert = node->op == GGML_OP_MUL_MAT_ID;
+    if ((node->op != GGML_OP_MUL_MAT && !by_expert) || !w->buffer) return 0;
     const bool is_plain = x->type == GGML_TYPE_F32 && ggml_is_contiguous(x) &&
-        ggml_is_contiguous(w) && ggml_is_contiguous(node) && w->ne[2] == 1 && w->ne[3] == 1;
-    return is_plain ? edgekv_cpu_product_room(w, ggml_nrows(x)) : 0;
+        ggml_is_contiguous(w) && ggml_is_contiguous(node) && w->ne[3] == 1 && x->ne[3] == 1;
+    if (!is_plain || (!by_expert && w->ne[2] != 1)) return 0;
+    return edgekv_cpu_product_room(w, by_expert ? ggml_nelements(ids) : ggml_nrows(x));
 }
 
 size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
-    if (!ggml_is_quantized(w->type)) return 0;
-    if (n_tokens < EDGEKV_PRODUCT_MIN || n_tokens > INT32_MAX / 2) return 0;
+    const int64_t n_expert = w->ne[2], n_each = n_tokens / n_expert;
+    if (!ggml_is_quantized(w->type) || n_tokens > INT32_MAX / 2) return 0;
+    if (n_each < (n_expert > 1 ? EXPERT_MIN : EDGEKV_PRODUCT_MIN)) return 0;
     auto * buft = w->buffer ? w->buffer->buft : nullptr;
-    const bool repacked = buft && buft == ggml_backend_cpu_repack_buffer_type();
-    if (buft && !repacked && !ggml_backend_buft_is_host(buft)) return 0;
-    if (repacked && w->extra &&
-        (w->ne[1] % 8 || !knows_side_by_side(w->type) ||
-            n_tokens < edgekv_cpu_product_min_repacked(w->type)))
+    const bool repacked = buft && buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
+    if (buft && buft != ggml_backend_cpu_repack_buffer_type() && !ggml_backend_buft_is_host(buft))
         return 0;
+    const int64_t min_repacked = edgekv_cpu_product_min_repacked(w->type);
+    if (n_expert > 1 && min_repacked == INT64_MAX) return 0; // f32 is slower for few tokens
+    if (repacked && n_expert == 1 && n_each < min_repacked) return 0;
+    if (repacked && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
     return with_words(w->type, [&](auto words) {
-        return product<decltype(words)>::n_all_words((int) w->ne[0], (int) n_tokens) + SPARE;
+        using kernel = product<decltype(words)>;
+        // each expert's tokens are filled up
+        const int64_t n_all = n_expert > 1 ? n_tokens + n_expert * (words.ROWS - 1) : n_tokens;
+        return kernel::n_all_words((int) w->ne[0], (int) n_all) + SPARE;
     });
 }
 
 size_t edgekv_cpu_product_unpacked(const ggml_tensor * w) {
     const int64_t n_in = w->ne[0], n_rows = w->ne[1];
+    if (w->ne[2] > 1) return 0; // all experts together are too many
     return with_words(w->type, [&](auto words) -> size_t {
         using kernel = product<decltype(words)>;
         // f32 is multiplied so slowly that unpacking is nothing beside it
@@ -52,21 +128,56 @@ size_t edgekv_cpu_product_unpacked(const ggml_tensor * w) {
     });
 }
 
+// what a node is made of: one product, or one for each expert that has tokens; at: their rows
+template <class W>
+static std::vector<product<W>> products_of(
+    const ggml_tensor * node, uint32_t * words, std::vector<int32_t> & at) {
+    const ggml_tensor *w = node->src[0], *x = node->src[1], *ids = node->src[2];
+    const bool sides = w->buffer->buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
+    product<W> p = { { (const char *) w->data, w->nb[1], w->type, sides }, (int) w->ne[0],
+        (int) w->ne[1], (int) ggml_nrows(x), (const float *) x->data, (float *) node->data, words };
+    if (!ids) return { p };
+
+    const auto n_used = (int) ids->ne[0], n = (int) ggml_nelements(ids), n_expert = (int) w->ne[2];
+    const auto expert = [&](int i) {
+        const char * row = (const char *) ids->data + i / n_used * ids->nb[1];
+        return *(const int32_t *) (row + i % n_used * ids->nb[0]);
+    };
+    std::vector<int32_t> ends(n_expert + 1); // in `at`, of the experts before
+    for (int i = 0; i < n; ++i) ++ends[expert(i) + 1];
+    std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    at.resize(n);
+    for (int i = 0; i < n; ++i) at[ends[expert(i)]++] = i;
+
+    std::vector<product<W>> found;
+    p.share = x->ne[1] == 1 ? n_used : 1;
+    for (int e = 0, begin = 0; e < n_expert; begin = ends[e++]) {
+        p.n_tokens = ends[e] - begin;
+        p.at = at.data() + begin;
+        p.w.data = (const char *) w->data + e * w->nb[2];
+        if (p.n_tokens == 0) continue;
+        found.push_back(p);
+        p.words += product<W>::n_all_words(p.n_in, p.n_tokens);
+    }
+    return found;
+}
+
 template <class W>
 static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) {
     static thread_local typename product<W>::workspace workspace;
-    const ggml_tensor *w = node->src[0], *x = node->src[1];
-    const bool sides = w->buffer->buft == ggml_backend_cpu_repack_buffer_type() && w->extra;
-    const product<W> p = { { (const char *) w->data, w->nb[1], w->type, sides }, (int) w->ne[0],
-        (int) w->ne[1], (int) ggml_nrows(x), (const float *) x->data, (float *) node->data,
-        aligned(job.words) };
-    p.make_words(ith, nth);
+    static thread_local std::vector<int32_t> at;
+    const auto products = products_of<W>(node, aligned(job.words), at);
+    for (const auto & p : products) p.make_words(ith, nth);
     // everybody's words are wanted by all; the threads run side by side, so the wait is short
     job.n_ready.fetch_add(1, std::memory_order_acq_rel);
     for (int spins = 0; job.n_ready.load(std::memory_order_acquire) < nth; ++spins)
         if (spins > 1000) std::this_thread::yield();
-    p.run(
-        workspace, job.next, nth, job.unpacked ? aligned(job.unpacked) : nullptr, job.is_unpacked);
+    int taken = job.next++, before = 0;
+    for (const auto & p : products) {
+        p.run_after(before, workspace, job.next, taken, nth,
+            job.unpacked ? aligned(job.unpacked) : nullptr, job.is_unpacked);
+        before += p.n_groups(nth);
+    }
 }
 
 void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * data) {
@@ -80,22 +191,6 @@ void edgekv_cpu_product(ggml_tensor * dst, int ith, int nth, void * data) {
 }
 
 double edgekv_cpu_product_peak(bool levels) {
-    return with_words(levels ? GGML_TYPE_Q4_0 : GGML_TYPE_COUNT, [](auto words) {
-        using kernel = product<decltype(words)>;
-        constexpr int N_IN = 128, P = kernel::P, ROWS = decltype(words)::ROWS, TIMES = 100;
-        [[maybe_unused]] const typename decltype(words)::scope scope;
-        std::vector<uint32_t> tokens(kernel::n_all_words(N_IN, ROWS) + SPARE),
-            panel(kernel::panel_size(N_IN) + SPARE);
-        std::vector<float> sums((size_t) P * ROWS);
-        const kernel p = { {}, N_IN, P, ROWS, nullptr, sums.data(), aligned(tokens.data()) };
-        double most = 0;
-        for (const int64_t begin = ggml_time_us(); ggml_time_us() < begin + 20000;) {
-            const int64_t now = ggml_time_us();
-            for (int i = 0; i < TIMES; ++i)
-                p.block(aligned(panel.data()), 0, 0, 0, kernel::n_words(N_IN));
-            const auto us = (double) std::max<int64_t>(1, ggml_time_us() - now);
-            most = std::max(most, 1e6 * TIMES * N_IN * P * ROWS / us);
-        }
-        return most;
-    });
+    return with_words(levels ? GGML_TYPE_Q4_0 : GGML_TYPE_COUNT,
+        [](auto words) { return peak<decltype(words)>(20000); });
 }

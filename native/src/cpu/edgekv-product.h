@@ -36,6 +36,9 @@ struct product {
     const float * x; // [n_tokens][n_in]
     float * dst;     // [n_tokens][n_rows]
     uint32_t * words;
+    // null, or of each token its row of dst, with `share` of which it has a row of x
+    const int32_t * at = nullptr;
+    int share = 1;
 
     struct workspace {
         aligned_floats rows, words, panel;
@@ -54,7 +57,7 @@ struct product {
         const size_t step = stride(n_in);
         for (int t = ith; t < n_all; t += nth) {
             uint32_t * to = words + t * step;
-            if (t < n_tokens) W::row(x + (size_t) t * n_in, n_in, to);
+            if (t < n_tokens) W::row(x + (size_t) (at ? at[t] / share : t) * n_in, n_in, to);
             else memset(to, 0, n_words(n_in) * sizeof(*to));
         }
     }
@@ -104,13 +107,14 @@ struct product {
         float sums[W::ROWS][P];
 #if EDGEKV_TILES
         if constexpr (W::TILES) {
-            const bool whole = n_t == W::ROWS && n_r == P;
+            const bool whole = n_t == W::ROWS && n_r == P && !at;
             multiply_tiles(a, step, 16, b, P, n, whole ? to : sums[0], whole ? n_rows : P);
             if (whole) return;
         } else
 #endif
             multiply<W, W::ROWS, W::VECTORS, false>(a, step, 1, b, n, sums[0]);
-        for (int t = 0; t < n_t; ++t, to += n_rows) {
+        for (int t = 0; t < n_t; ++t) {
+            to = dst + (size_t) (at ? at[t0 + t] : t0 + t) * n_rows + r0;
             if (k == 0) memcpy(to, sums[t], n_r * sizeof(float));
             else
                 for (int r = 0; r < n_r; ++r) to[r] += sums[t][r];
@@ -127,15 +131,27 @@ struct product {
         return std::min(most, std::max(1, (int) n_panels(n_rows) / (4 * nth)));
     }
 
-    // Panels are taken by whoever is free. kept: null, or [n_panels] where they stay, and are
-    // already if `ready`
+    int n_groups(int nth) const {
+        const int many = panels_at_once(nth);
+        return ((int) n_panels(n_rows) + many - 1) / many;
+    }
+
+    // Groups of panels are taken by whoever is free. kept: null, or [n_panels] where they stay, and
+    // are already if `ready`
     void run(workspace & s, std::atomic<int32_t> & next, int nth, uint32_t * kept = nullptr,
         bool ready = false) const {
+        int taken = next++;
+        run_after(0, s, next, taken, nth, kept, ready);
+    }
+
+    // ... behind those of other products, `before` in number; taken: this thread's group
+    void run_after(int before, workspace & s, std::atomic<int32_t> & next, int & taken, int nth,
+        uint32_t * kept, bool ready) const {
         [[maybe_unused]] const typename W::scope scope;
         const int n = n_words(n_in), n_all = (int) n_panels(n_rows), many = panels_at_once(nth);
         const size_t size = panel_size(n_in);
-        for (int first = next++ * many; first < n_all; first = next++ * many) {
-            const int n_here = std::min(many, n_all - first);
+        for (; taken < before + n_groups(nth); taken = next++) {
+            const int first = (taken - before) * many, n_here = std::min(many, n_all - first);
             auto * panels = kept ? kept + first * size : (uint32_t *) s.panel.get(size * many);
             for (int i = 0; i < n_here && !ready; ++i)
                 make_panel(s, (first + i) * P, panels + i * size);

@@ -22,6 +22,7 @@ void edgekv_products::find(const ggml_cgraph & graph, bool again) {
         n_most = std::max(n_most, n);
         nodes.emplace_back();
         nodes.back().node = graph.nodes[i];
+        nodes.back().op = graph.nodes[i]->op;
     }
     grow(words, n_words, n_most);
     if (again) keep_unpacked();
@@ -70,10 +71,10 @@ edgekv_products::running::running(
 edgekv_products::running::~running() {
     for (auto & n : products.nodes) {
         memcpy(n.node->op_params, n.params.data(), sizeof(n.node->op_params));
-        n.node->op = GGML_OP_MUL_MAT;
+        n.node->op = n.op;
         edgekv_work & done_in = n.job.levels ? of_levels : work;
         done_in.ms += n.job.ms;
-        done_in.n += (double) ggml_nelements(n.node->src[0]) * (double) ggml_nrows(n.node->src[1]);
+        done_in.n += (double) ggml_nelements(n.node) * (double) n.node->src[0]->ne[0];
         if (n.kept && done) n.kept->is_unpacked = true;
     }
 }

@@ -42,7 +42,8 @@ private:
     };
     struct taken {
         ggml_tensor * node;
-        std::array<int32_t, GGML_MAX_OP_PARAMS / sizeof(int32_t)> params; // MUL_MAT's
+        ggml_op op;
+        std::array<int32_t, GGML_MAX_OP_PARAMS / sizeof(int32_t)> params; // llama.cpp's
         edgekv_product_job job;
         weight * kept = nullptr;
     };
