@@ -1,8 +1,9 @@
 #pragma once
-// Words of two integers of 16 bits, for AVX2: it multiplies and adds such pairs at twice the rate
-// of f32 (vpmaddwd). Values stand in blocks; before the words of a block stands its scale, an f32.
-// The words' integers are at most MOST, so that 32 bits hold the sum of a block's products:
-// 64 * MOST^2 < 2^31. The largest of a block is exact to 1/11584; bf16 has 1/512 of every value.
+// Words of two integers of 16 bits, for AVX2 and AVX512-VNNI: they multiply and add such pairs at
+// twice the rate of f32 (vpmaddwd, vpdpwssd). Values stand in blocks; before the words of a block
+// stands its scale, an f32. The words' integers are at most MOST, so that 32 bits hold the sum of a
+// block's products: 64 * MOST^2 < 2^31. The largest of a block is exact to 1/11584; bf16 has 1/512
+// of every value.
 
 #include "edgekv-lanes.h"
 
@@ -12,12 +13,14 @@
 #include <cstring>
 
 #if defined(__AVX2__) && defined(__GNUC__) // with the lanes of edgekv-lanes.h
-#include <immintrin.h>
-
 namespace edgekv {
 
 struct int16_words {
+#if defined(__AVX512VNNI__)
+    using L = simd_lanes<16, 8, 3>;
+#else
     using L = simd_lanes<8, 4, 2>;
+#endif
     static constexpr int PER = 2, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
     static constexpr int BLOCK = 32, SCALES = 1, AT_ONCE = 1;
     static constexpr bool TILES = false, LEVELS = false;
@@ -25,27 +28,37 @@ struct int16_words {
     struct scope {};
     static int n_words(int d) { return d / (2 * BLOCK) * (BLOCK + 1) + n_rest(d % (2 * BLOCK)); }
 
-    using reg = __m256i; // sums of a block
-    using operand = __m256i;
-    static reg zero() { return _mm256_setzero_si256(); }
-    static operand load(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
-    static operand set(const uint32_t * p) { return _mm256_set1_epi32((int) *p); }
+    using integers = int32_t __attribute__((vector_size(4 * N)));
+    using memory = int32_t __attribute__((vector_size(4 * N), aligned(4), may_alias));
+    using reg = integers; // sums of a block
+    using operand = integers;
+    static reg zero() { return reg {}; }
+    static operand load(const uint32_t * p) { return *(const memory *) p; }
+    static operand set(const uint32_t * p) { return operand {} + (int32_t) *p; }
     static reg fma(operand a, operand b, reg c) {
         // gcc 12 would do all products of a block of results first and write sums to the stack
-        __m256i product;
+#if defined(__AVX512VNNI__)
+        __asm__("vpdpwssd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+#elif defined(__AVXVNNI__)
+        __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+#else
+        operand product;
         __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0"
             : "+x"(c), "=&x"(product)
             : "x"(a), "x"(b));
+#endif
         return c;
     }
     static L::reg result(reg sum, const uint32_t * a, const uint32_t * b) {
-        const L::reg scale = _mm256_broadcast_ss((const float *) a);
-        return L::mul(_mm256_cvtepi32_ps(sum), L::mul(scale, L::load((const float *) b)));
+        float scale;
+        memcpy(&scale, a, sizeof(scale));
+        const auto sums = __builtin_convertvector(sum, typename L::reg);
+        return L::mul(sums, L::mul(L::set(scale), L::load((const float *) b)));
     }
-    static void store(uint32_t * p, operand a) { _mm256_storeu_si256((__m256i *) p, a); }
+    static void store(uint32_t * p, operand a) { *(memory *) p = a; }
 
     static operand join(const L::reg * x) { return pairs(x[0], x[1], L::set(1)); }
-    static reg add_up(operand a, reg c) { return fma(a, _mm256_set1_epi16(1), c); }
+    static reg add_up(operand a, reg c) { return fma(a, operand {} + 0x00010001, c); }
 
     static void row(const float * x, int n, uint32_t * words) {
         for (; n >= 2 * BLOCK; n -= 2 * BLOCK, x += 2 * BLOCK, words += BLOCK + 1)
@@ -81,13 +94,14 @@ private:
     // the low bits of x / scale + 1.5 * 2^23 are a whole number
     static operand pairs(L::reg x, L::reg y, L::reg factor) {
         const auto magic = L::set(12582912.0f);
-        const auto low = (__m256i) L::fma(x, factor, magic),
-                   high = (__m256i) L::fma(y, factor, magic);
-        return _mm256_blend_epi16(low, _mm256_slli_epi32(high, 16), 0xaa);
+        const auto low = (integers) L::fma(x, factor, magic),
+                   high = (integers) L::fma(y, factor, magic);
+        return (low & 0xffff) | (high << 16);
     }
     // of their bits, so that what is not a number is more than any number, and stays
-    static __m256i larger(__m256i most, L::reg x) {
-        return _mm256_max_epi32(most, _mm256_and_si256((__m256i) x, _mm256_set1_epi32(INT32_MAX)));
+    static integers larger(integers most, L::reg x) {
+        const auto bits = (integers) x & INT32_MAX;
+        return most > bits ? most : bits;
     }
     static float factor(float most) { return most > 0 ? MOST / most : 0; }
 
