@@ -39,14 +39,14 @@ def fake(monkeypatch):
     """The model that the next command loads; `fake.options` says how."""
     llm = FakeLlama()
 
-    def load_llama(engine):
+    def load_llama(engine, later=None):
         llm.options = engine
         llm.kv_set(ratio=engine.kv.ratio)
         return llm
 
     monkeypatch.setattr(load, "load_llama", load_llama)
     monkeypatch.setattr(load, "end_tokens", lambda llm: [7, 9])
-    monkeypatch.setattr(load, "learn", lambda options: llm.learned.append(options.kv.ratio))
+    monkeypatch.setattr(load, "learn", lambda options, *_: llm.learned.append(options.kv.ratio))
     for name in [n for n in os.environ if n.startswith(("LLAMA_ARG_", "EDGEKV_"))]:
         monkeypatch.delenv(name)
     return llm
@@ -868,7 +868,7 @@ class Llama(FakeLlama):
         print("counts", file=sys.stderr, flush=True)
         time.sleep(10 * self.step_s)
         return super().tokenize(*args, **more)
-load.load_llama = lambda options: Llama(step_s={step_s})
+load.load_llama = lambda options, *_: Llama(step_s={step_s})
 load.end_tokens = lambda llm: []
 commands.main({args!r}, prog_name="edgekv")
 """

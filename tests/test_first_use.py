@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import ClassVar
 
 import pytest
 
+from edgekv.commands.options import EngineOptions
 from edgekv.commands.progress import WorkBar, about
+from edgekv.config import KVConfig
 from edgekv.methods.choose import WITHOUT_PROFILE
 from edgekv.profiles import contest, find, probe_profile
 from edgekv.profiles.winners import METHODS
@@ -239,3 +242,97 @@ def test_a_profile_that_is_stopped_by_its_progress_goes_on(model, monkeypatch):
     steps = []
     edgekv.make_profile(model, lambda *step: steps.append(step), n_threads=1)
     assert 0 < steps[0][0] < steps[0][1] and edgekv.has_profile(model)
+
+
+# ---- in stages
+
+
+def engine(model):
+    return EngineOptions(
+        model=model,
+        ctx_size=2048,
+        batch_size=512,
+        ubatch_size=512,
+        threads=1,
+        threads_batch=None,
+        gpu_layers=0,
+        flash_attn="on",
+        cache_type_k=None,
+        cache_type_v=None,
+        seed=1,
+        verbose=False,
+        kv=KVConfig(ratio=0.3),
+    )
+
+
+def test_the_longer_stage_is_another_process_while_somebody_types(model, monkeypatch, capsys):
+    from edgekv.commands.later import Later
+    from edgekv.commands.load import learn
+
+    options = engine(model)
+    with Later() as later:
+        learn(options, later)
+        first = find(model, predicts=True)
+        assert first is not None and first.contest is None, "it can be used already"
+        assert "goes on while you type" in capsys.readouterr().err
+        assert not later.is_done()
+        learn(options, later)  # as when a ratio is set: nothing is made twice
+        assert find(model).contest is None
+        later.go_on()
+        assert later._process.wait(timeout=120) == 0 and later.is_done()
+    assert find(model).contest is not None
+    with Later() as later:
+        learn(options, later)
+        assert not later.has_begun
+
+
+def test_nothing_is_left_for_later_where_memory_has_no_room(model, monkeypatch):
+    from edgekv.commands.later import Later
+    from edgekv.commands.load import learn
+
+    monkeypatch.setattr("edgekv.memory.room.memory_free", lambda swap: 2**30)
+    with Later() as later:
+        learn(engine(model), later)
+        assert not later.has_begun and find(model).contest is not None
+
+
+def test_a_chat_that_ends_ends_the_other_process(model):
+    from edgekv.commands.later import Later
+
+    with Later() as later:
+        later.begin(model, {"n_threads": 1})
+        process = later._process
+    assert not process.is_running() and not later.is_done()
+
+
+def test_a_chat_takes_up_what_was_found_before_its_first_question(monkeypatch):
+    from edgekv.commands import chat, load
+    from edgekv.commands.conversation import Conversation
+    from tests.fakes import FakeLlama
+
+    class Done:
+        seen: ClassVar[list[str]] = []
+
+        def go_on(self):
+            self.seen.append("on")
+
+        def stand_still(self):
+            self.seen.append("still")
+
+        def is_done(self):
+            return True
+
+    class Closed(FakeLlama):
+        def close(self):
+            self.closed = True
+
+    old, new = Closed(), Closed()
+    monkeypatch.setattr(load, "load_llama", lambda options, later: new)
+    conversation = Conversation(old, {})
+    lines = chat.with_later(iter(["a", "b"]), Done(), conversation, engine("m"))
+    assert next(lines) == "a" and conversation.llm is new and old.closed
+    assert Done.seen == ["on", "still"]
+    conversation.messages.append({"role": "user", "content": "a"})
+    conversation.llm = old
+    assert next(lines) == "b" and conversation.llm is old, "a conversation keeps its cache"
+    assert list(lines) == [] and Done.seen == ["on", "still"] * 3

@@ -9,6 +9,7 @@ import click
 
 from edgekv.commands import llama_cli, packed, slash, terminal
 from edgekv.commands.conversation import Conversation
+from edgekv.commands.later import Later
 from edgekv.commands.options import (
     EngineOptions,
     SamplingOptions,
@@ -44,26 +45,52 @@ def command(
     found = packed.read(pack, system_prompt) if pack else None
     if pack and found:
         engine = packed.with_settings(engine, found, pack)
-    llm = load.load_llama(engine)
-    arguments = load.sampling_arguments(llm, sampling)
-    conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
-    conversation.learn = lambda share: load.learn(
-        replace(engine, kv=replace(engine.kv, ratio=share))
-    )
-    if pack and found:
-        conversation.open(found, pack)
-        slash.say(f"{pack}: {', '.join(map(str, conversation.documents))}")
-    for line in warnings(llm, conversation.template, engine.ctx_size):
-        slash.say(line)
-    if not terminal.is_interactive():
-        return talk(conversation, terminal.piped_lines(), typed=False)
-    slash.say(
-        f"{engine.model}: context of {llm.n_ctx():,} tokens; /help lists the commands, Ctrl-D ends"
-    )
-    slash.say(compression_line(llm.kv_stats(), engine))
-    names = [*slash.COMMANDS, *slash.ALIASES]
-    talk(conversation, terminal.typed_lines(names, slash.WITH_PATH), typed=True)
-    return 0
+    with Later() as later:
+        typed = terminal.is_interactive()
+        llm = load.load_llama(engine, later) if typed else load.load_llama(engine)
+        arguments = load.sampling_arguments(llm, sampling)
+        conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
+        conversation.learn = lambda share: load.learn(
+            replace(engine, kv=replace(engine.kv, ratio=share)), *[later] * typed
+        )
+        if pack and found:
+            conversation.open(found, pack)
+            slash.say(f"{pack}: {', '.join(map(str, conversation.documents))}")
+        for line in warnings(llm, conversation.template, engine.ctx_size):
+            slash.say(line)
+        if not typed:
+            return talk(conversation, terminal.piped_lines(), typed=False)
+        slash.say(
+            f"{engine.model}: context of {llm.n_ctx():,} tokens; /help lists the commands,"
+            " Ctrl-D ends"
+        )
+        slash.say(compression_line(llm.kv_stats(), engine))
+        names = [*slash.COMMANDS, *slash.ALIASES]
+        lines = terminal.typed_lines(names, slash.WITH_PATH)
+        talk(conversation, with_later(lines, later, conversation, engine), typed=True)
+        return 0
+
+
+def with_later(
+    lines: Iterator[str], later: Later, conversation: Conversation, engine: EngineOptions
+) -> Iterator[str]:
+    """The lines, while whose typing `later` works; the model is loaded anew with what it found, if
+    nothing was asked yet."""
+    from edgekv.commands import load
+
+    while True:
+        later.go_on()
+        try:
+            line = next(lines, None)
+        finally:
+            later.stand_still()
+        if line is None:
+            return
+        if later.is_done() and conversation.is_new:
+            conversation.llm.close()
+            conversation.llm = load.load_llama(engine, later)
+            slash.say(compression_line(conversation.llm.kv_stats(), engine))
+        yield line
 
 
 def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:

@@ -56,6 +56,11 @@ class Conversation:
         others = [m for m in self.messages if m["role"] != "system"]
         self.messages = [*([{"role": "system", "content": text}] if text else []), *others]
 
+    @property
+    def is_new(self) -> bool:
+        """Nothing was asked yet."""
+        return all(m["role"] == "system" for m in self.messages)
+
     def reset(self) -> None:
         """Forgets everything but the system message."""
         self.messages = [m for m in self.messages if m["role"] == "system"]

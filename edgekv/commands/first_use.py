@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from edgekv.commands.later import Later
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.methods.choose import learns, wants_predictions
@@ -16,14 +17,17 @@ SKIPPED = (
 )
 
 
-def make_profile(options: EngineOptions, path: str, threads: int) -> None:
+def make_profile(
+    options: EngineOptions, path: str, threads: int, later: Later | None = None
+) -> None:
     """Make the profile of the model at `path` if the method wants one, none is found, and none was
     named or refused.
 
     It says how long that takes. Ctrl-C leaves it for the next time: `auto` then goes without. What
-    cannot be done is said in one line.
+    cannot be done is said in one line. later: takes the longer part if it may, since the profile
+    can be used without.
     """
-    if not is_wanted(options, path):
+    if (later and later.has_begun) or not is_wanted(options, path):
         return
     from edgekv.commands.progress import WorkBar
     from edgekv.profiles import probe_profile
@@ -31,17 +35,21 @@ def make_profile(options: EngineOptions, path: str, threads: int) -> None:
     def line(about: str) -> str:
         return f"edgekv: {WHAT}, {about}; Ctrl-C starts now, documents are then read slower"
 
+    arguments = {
+        "n_threads": threads,
+        "n_threads_batch": threads,
+        "n_gpu_layers": options.gpu_layers,
+        **options.loading.places(),
+    }
+    if later and not later.may(options, path):
+        later = None
     try:
         with WorkBar(line) as progress:
-            probe_profile.cache(
-                path,
-                progress,
-                n_threads=threads,
-                n_threads_batch=threads,
-                n_gpu_layers=options.gpu_layers,
-                **options.loading.places(),
-            )
-        if not progress.said:
+            probe_profile.cache(path, progress, holds_contest=not later, **arguments)
+        if later:
+            later.begin(path, {**arguments, "repack": False})  # so that both map one file
+            click.echo(f"edgekv: {WHAT} goes on while you type", err=True)
+        elif not progress.said:
             click.echo(f"edgekv: {WHAT} is done", err=True)
     except KeyboardInterrupt:
         click.echo("\n" * sys.stderr.isatty() + f"edgekv: {SKIPPED}", err=True)  # behind the ^C

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekv.commands import terminal
+from edgekv.commands.later import Later
 from edgekv.commands.options import EngineOptions, SamplingOptions
 from edgekv.config import MOST
 from edgekv.errors import BadInput
@@ -30,8 +31,10 @@ def model_path(name: str) -> str:
     return path_of(name, terminal.status)
 
 
-def load_llama(options: EngineOptions) -> Llama:
-    """The model with its context, after the first use also with its profile. Raises EdgeKVError."""
+def load_llama(options: EngineOptions, later: Later | None = None) -> Llama:
+    """The model with its context, after the first use also with its profile. later: see `learn`.
+    Raises EdgeKVError.
+    """
     with terminal.killable():
         from edgekv import Llama
         from edgekv.model import kind
@@ -44,7 +47,7 @@ def load_llama(options: EngineOptions) -> Llama:
     check_gguf(path)
     kind.check(path, writes=True)  # before a profile is made
     options.loading.check(path)
-    learn(options)
+    learn(options, later)
     with terminal.killable():
         try:
             llm = Llama(path, **llama_arguments(options))
@@ -80,13 +83,13 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
     )
 
 
-def learn(options: EngineOptions) -> None:
-    """Make the model's profile if `options` want one and there is none; Ctrl-C leaves it for
-    later.
+def learn(options: EngineOptions, later: Later | None = None) -> None:
+    """Make the model's profile if `options` want one and there is none; Ctrl-C leaves it for the
+    next time. later: does what need not be waited for.
     """
     from edgekv.commands.first_use import make_profile
 
-    make_profile(options, model_path(options.model), count_threads(options.threads))
+    make_profile(options, model_path(options.model), count_threads(options.threads), later)
 
 
 def build_info() -> dict[str, Any]:

@@ -18,6 +18,10 @@ from edgekv.model.header import DAMAGE, Header, opened
 from edgekv.model.identity import shape
 
 F16 = 1
+WORK_ROOM = 2**30
+"""Bytes of a process that prepares a model, beside its weights: its cache, and what the model
+predicts behind hundreds of tokens.
+"""
 
 
 def check_prompt(need: PromptBytes, n_tokens: int, offloaded: bool) -> None:
@@ -42,11 +46,19 @@ def fits_twice(path: str, n_gpu_layers: int) -> bool:
     process, and where that has less than the whole model it is ended. In the file they can be read
     again, once for each layer of a long prompt.
     """
-    if facts.is_offloaded(n_gpu_layers):
-        return True
+    return facts.is_offloaded(n_gpu_layers) or _n_bytes(path) <= memory_free(swap=False)
+
+
+def fits_beside(path: str) -> bool:
+    """Whether another process can work with the model at `path` too, while this one loads it."""
+    return 2 * _n_bytes(path) + WORK_ROOM <= memory_free(swap=False)
+
+
+def _n_bytes(path: str) -> int:
+    """Of the file, or of all parts of a model."""
     first = Path(path)
     parts = first.parent.glob(re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", glob.escape(first.name)))
-    return sum(part.stat().st_size for part in parts) <= memory_free(swap=False)
+    return sum(part.stat().st_size for part in parts)
 
 
 def check_whole_cache(

@@ -147,14 +147,19 @@ def with_contest(
 
 
 def cache(
-    path: str, progress: Progress | None = None, n_tokens: int = N_FIRST, **options: Any
+    path: str,
+    progress: Progress | None = None,
+    n_tokens: int = N_FIRST,
+    *,
+    holds_contest: bool = True,
+    **options: Any,
 ) -> Profile:
     """Make the profile of the model at `path` from texts of edgekv, let methods compete on others
     (`edgekv.profiles.contest`), and put it where `find` finds it: what first use does.
 
     It can be stopped (`progress` raises) and goes on the next time; before the contest the profile
-    can be used already. options: as for `load`. Raises as `make`, and BadInput if the cache cannot
-    be written.
+    can be used already. holds_contest: else that is left to a later call. options: as for `load`.
+    Raises as `make`, and BadInput if the cache cannot be written.
     """
     from edgekv.profiles import contest
 
@@ -166,11 +171,13 @@ def cache(
             f"{target.parent} cannot be made ({error.strerror}); use --kv-profile none or a file of"
             " your own"
         ) from None
-    first, second = two_stages(progress, contest.cost())
+    first, second = two_stages(progress, contest.cost()) if holds_contest else (progress, None)
     learned = [text for name, text in named_texts().items() if name not in contest.ASKED]
+    profile = _without_contest(target, path, hash_of(learned))
+    if profile is not None and not holds_contest:
+        return profile
     llm = load(path, n_tokens, **options)
     try:
-        profile = _without_contest(target, path, hash_of(learned))
         if profile is None:
             profile = make(
                 llm,
@@ -181,10 +188,11 @@ def cache(
                 command=FIRST_USE,
             )
             write(profile, target, is_ours=True)
-        profile = contest.judged(llm, profile, target, second)
+        if holds_contest:
+            profile = contest.judged(llm, profile, target, second)
+            write(profile, target, is_ours=True)
     finally:
         llm.close()
-    write(profile, target, is_ours=True)
     return profile
 
 
