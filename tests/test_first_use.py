@@ -232,8 +232,10 @@ def test_a_profile_that_is_stopped_by_its_progress_goes_on(model, monkeypatch):
         lambda: {"fog": "the fog came in at nine. " * 12, "nails": "nails, a saw; " * 20},
     )
 
+    monkeypatch.setattr(contest, "cost", lambda llm: 8000)
+
     def stop(done, total):
-        if done > (total - contest.cost()) / 2:
+        if done > (total - 8000) / 2:
             raise TimeoutError
 
     with pytest.raises(TimeoutError):

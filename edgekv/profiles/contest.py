@@ -88,11 +88,18 @@ def n_tokens() -> int:
     return (len(TYPES) + 1) * N_READ + N_TRIES * N_FED
 
 
-def cost() -> int:
+def cost(llm: Llama) -> int:
     """The time that it takes, in the unit of a probe profile: a token that is read twice and
-    scored. The factor makes the bar move evenly; no script measures it.
+    scored, with many others. A token that is fed goes through the model with few others, and
+    through the output matrix, which is most of a small model with a large vocabulary. The factors
+    are between those of two processors.
     """
-    return n_tokens() * 3 // 4
+    from edgekv.native import llama_cpp
+
+    output = llm.n_vocab() * llm.n_embd()
+    others = max(llama_cpp.llama_model_n_params(llm._model.model) - output, 1)
+    per_fed = 1.5 * (1 + output / others)
+    return int((len(TYPES) + 1) * N_READ / 2 + N_TRIES * N_FED * per_fed)
 
 
 def judged(llm: Llama, profile: Profile, path: Path, progress: Progress | None = None) -> Profile:
@@ -110,7 +117,7 @@ def hold(llm: Llama, profile: str, progress: Progress | None = None) -> Winners:
     profile: the file of its profile, which has maps. progress: see `edgekv.profiles.work`.
     A model that no contest can be held with has none, and a line in the log says why.
     """
-    work = Work([cost()], (), progress)
+    work = Work([cost(llm)], (), progress)
     try:
         return _Contest(llm, profile, work).winners()
     except Cancelled:

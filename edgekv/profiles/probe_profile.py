@@ -140,7 +140,7 @@ def with_contest(
     """
     from edgekv.profiles import contest
 
-    first, second = two_stages(progress, contest.cost())
+    first, second = two_stages(progress, contest.cost(llm))
     profile = make(llm, contexts, ratios, progress=first, **more)
     write(profile, path)
     return contest.judged(llm, profile, Path(path), second)
@@ -171,12 +171,14 @@ def cache(
             f"{target.parent} cannot be made ({error.strerror}); use --kv-profile none or a file of"
             " your own"
         ) from None
-    first, second = two_stages(progress, contest.cost()) if holds_contest else (progress, None)
     learned = [text for name, text in named_texts().items() if name not in contest.ASKED]
     profile = _without_contest(target, path, hash_of(learned))
     if profile is not None and not holds_contest:
         return profile
     llm = load(path, n_tokens, **options)
+    first, second = progress, None
+    if holds_contest:
+        first, second = two_stages(progress, contest.cost(llm))
     try:
         if profile is None:
             profile = make(
