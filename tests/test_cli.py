@@ -110,7 +110,7 @@ def test_a_mistake_is_one_line_and_code_2(fake, args, says):
 
 
 def test_what_the_engine_refuses_is_one_line(fake, monkeypatch):
-    def load_llama(engine):
+    def load_llama(engine, later=None):
         raise Unsupported("no such luck; try another")
 
     monkeypatch.setattr(load, "load_llama", load_llama)

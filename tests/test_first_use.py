@@ -267,7 +267,7 @@ def engine(model):
     )
 
 
-def test_the_longer_stage_is_another_process_while_somebody_types(model, monkeypatch, capsys):
+def test_the_longer_stage_is_another_process_while_somebody_types(model, capsys):
     from edgekv.commands.later import Later
     from edgekv.commands.load import learn
 
@@ -314,6 +314,7 @@ def test_a_chat_takes_up_what_was_found_before_its_first_question(monkeypatch):
 
     class Done:
         seen: ClassVar[list[str]] = []
+        is_ready = True
 
         def go_on(self):
             self.seen.append("on")
@@ -322,19 +323,30 @@ def test_a_chat_takes_up_what_was_found_before_its_first_question(monkeypatch):
             self.seen.append("still")
 
         def is_done(self):
-            return True
+            return self.is_ready
 
     class Closed(FakeLlama):
         def close(self):
             self.closed = True
 
     old, new = Closed(), Closed()
-    monkeypatch.setattr(load, "load_llama", lambda options, later: new)
+    loads = []
+    monkeypatch.setattr(load, "load_llama", lambda options, later: loads.append(1) or new)
     conversation = Conversation(old, {})
-    lines = chat.with_later(iter(["a", "b"]), Done(), conversation, engine("m"))
+    lines = chat.with_later(iter(["a", "/help", "b"]), Done(), conversation, engine("m"))
     assert next(lines) == "a" and conversation.llm is new and old.closed
     assert Done.seen == ["on", "still"]
-    conversation.messages.append({"role": "user", "content": "a"})
-    conversation.llm = old
-    assert next(lines) == "b" and conversation.llm is old, "a conversation keeps its cache"
-    assert list(lines) == [] and Done.seen == ["on", "still"] * 3
+    assert next(lines) == "/help" and loads == [1], "it is loaded once"
+    assert list(lines) == ["b"] and Done.seen == ["on", "still"] * 4
+
+    asked, chosen = Conversation(Closed(), {}), Conversation(Closed(), {})
+    for talk in (asked, chosen):
+        lines = chat.with_later(iter(["a", "b"]), Done(), talk, engine("m"))
+        Done.is_ready = False
+        assert next(lines) == "a"
+        if talk is asked:
+            talk.messages.append({"role": "user", "content": "a"})
+        else:
+            talk.llm.kv_set(ratio=0.5)
+        Done.is_ready = True
+        assert next(lines) == "b" and loads == [1], "what was asked or chosen stays"

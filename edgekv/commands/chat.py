@@ -47,11 +47,12 @@ def command(
         engine = packed.with_settings(engine, found, pack)
     with Later() as later:
         typed = terminal.is_interactive()
-        llm = load.load_llama(engine, later) if typed else load.load_llama(engine)
+        waiting = later if typed else None
+        llm = load.load_llama(engine, waiting)
         arguments = load.sampling_arguments(llm, sampling)
         conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
         conversation.learn = lambda share: load.learn(
-            replace(engine, kv=replace(engine.kv, ratio=share)), *[later] * typed
+            replace(engine, kv=replace(engine.kv, ratio=share)), waiting
         )
         if pack and found:
             conversation.open(found, pack)
@@ -74,10 +75,12 @@ def command(
 def with_later(
     lines: Iterator[str], later: Later, conversation: Conversation, engine: EngineOptions
 ) -> Iterator[str]:
-    """The lines, while whose typing `later` works; the model is loaded anew with what it found, if
-    nothing was asked yet."""
+    """The lines, while whose typing `later` works. The model is loaded anew with what it found, but
+    once, and only if nothing was asked yet and no command has chosen otherwise.
+    """
     from edgekv.commands import load
 
+    first, is_open = _choice(conversation), True
     while True:
         later.go_on()
         try:
@@ -86,11 +89,17 @@ def with_later(
             later.stand_still()
         if line is None:
             return
-        if later.is_done() and conversation.is_new:
+        if is_open and later.is_done() and conversation.is_new and _choice(conversation) == first:
+            is_open = False
             conversation.llm.close()
             conversation.llm = load.load_llama(engine, later)
             slash.say(compression_line(conversation.llm.kv_stats(), engine))
         yield line
+
+
+def _choice(conversation: Conversation) -> tuple[str, float]:
+    stats = conversation.llm.kv_stats()
+    return stats.method, stats.ratio
 
 
 def talk(conversation: Conversation, lines: Iterable[str], typed: bool) -> int:

@@ -39,7 +39,7 @@ class Later:
         from edgekv.memory.room import fits_beside
         from edgekv.model.facts import is_offloaded
 
-        return not is_offloaded(options.gpu_layers or 0) and fits_beside(path)
+        return not is_offloaded(options.gpu_layers) and fits_beside(path)
 
     @property
     def has_begun(self) -> bool:

@@ -91,8 +91,8 @@ def n_tokens() -> int:
 def cost(llm: Llama) -> int:
     """The time that it takes, in the unit of a probe profile: a token that is read twice and
     scored, with many others. A token that is fed goes through the model with few others, and
-    through the output matrix, which is most of a small model with a large vocabulary. The factors
-    are between those of two processors.
+    through the output matrix, which is most of a small model with a large vocabulary. No script
+    measures the factors, which make the bar move evenly.
     """
     from edgekv.native import llama_cpp
 
