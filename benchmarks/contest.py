@@ -54,7 +54,7 @@ def rows(model: str, profile: str, before: str) -> list[Row]:
             ("random", ratio, "q8_0", choose("random", model)),
         ]
     order = list(dict.fromkeys(row[2] for row in found))
-    return sorted(found, key=lambda row: order.index(row[2]))
+    return sorted(found, key=lambda row: (order.index(row[2]), not row[3].keeps_all))
 
 
 def passages(llm: Any, books: Sequence[str], n: int) -> Iterator[tuple[str, list[int]]]:
@@ -101,11 +101,11 @@ def measure(o: argparse.Namespace) -> None:
 
 def one(llm: Any, asked: Sequence[Row], text: list[int], fed: list[int]) -> list[dict[str, Any]]:
     """The distances of one passage."""
-    found, reading, whole, now = [], None, None, ""
+    found, reading, whole, now = [], None, None, ("", False)
     for name, ratio, kinds, preset in asked:
-        if kinds != now:
-            reading, now = None, kinds  # frees its state
-            store_as(llm, kinds)
+        if (kinds, preset.keeps_all) != now:
+            reading, now = None, (kinds, preset.keeps_all)  # frees its state
+            store_as(llm, kinds, plain=preset.keeps_all)
             here = {row[3].name: row[3] for row in asked if row[2] == kinds}
             reading = Reading(llm, text, list(here.values()))
         assert reading is not None

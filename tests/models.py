@@ -44,6 +44,8 @@ class Shape:
     sliding_window: int = 0
     swa_layers: tuple[bool, ...] = ()
     qkv_bias: bool = False
+    key_bias: float = 0.0
+    """Size of a bias in the pairs of a key that positions turn least, as Qwen 2 has learned it."""
     qk_norm: bool = False
     post_norm: bool = False
     fused: bool = False
@@ -82,6 +84,7 @@ ARCHITECTURES = tuple(name for name, shape in SHAPES.items() if shape.weights ==
 """Names of the models with f32 weights, one per attention variant: what the torch reference is
 compared with.
 """
+SHAPES["qwen2-bias"] = replace(SHAPES["qwen2"], key_bias=60.0)
 
 
 def finish(writer: gguf.GGUFWriter, path: Path | None = None) -> None:
@@ -259,6 +262,10 @@ def _layer(shape: Shape, matrix, vector) -> list[tuple[str, np.ndarray]]:
             (f"attn_{part}.bias", vector(n, 0.0, 0.5))
             for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv))
         ]
+        half = shape.d_head // 2
+        for head in range(shape.n_head_kv if shape.key_bias else 0):
+            for first in (half, 2 * half):  # the last pairs are (half - i, d_head - i)
+                parts[-2][1][head * 2 * half + first - half // 4 :][: half // 4] += shape.key_bias
     if shape.qk_norm:
         parts += [(f"attn_{part}_norm.weight", vector(shape.d_head, 1.2, 0.2)) for part in "qk"]
     if shape.post_norm:

@@ -29,6 +29,8 @@ class Reader:
         self.llm = llm
         """The model whose cache is what was compressed last."""
         self._kind = kind_of(llm)
+        self._plain = False
+        """Whether keys are stored as llama.cpp's cache stores them, and edgekv would not."""
         by_kind = names if isinstance(names, Mapping) else {self._kind: names}
         self._presets = {
             kind: {name: list(self._meant(name, kind)) for name in names}
@@ -54,25 +56,31 @@ class Reader:
 
     def compress(self, name: str, ratio: float, kind: str | None = None) -> KVStats:
         """Make the cache what a method leaves of the text; return what it holds then. kind: None
-        for the present one."""
+        for the present one. The full cache is llama.cpp's, with the bias of quantised keys: where
+        edgekv would store them without it, the text is read for it alone.
+        """
         kind = self._kind if kind is None else kind
         wanted = self._choose(name, kind, ratio).name
         preset = next(one for one in self._presets[kind][name] if one.name == wanted)
-        if kind != self._kind:
+        if kind != self._kind or self._other_keys(preset.keeps_all):
             self._reading = None  # frees the text's state before the next one's is made
-            store_as(self.llm, kind)
-            self._kind = kind
+            self._kind, self._plain = kind, store_as(self.llm, kind, plain=preset.keeps_all)
         self._read_once().compress(
             preset, replace(self.llm._kv_settings, ratio=ratio, preset=preset)
         )
         return self.llm.kv_stats()
+
+    def _other_keys(self, plain: bool) -> bool:
+        """Whether the context's keys are not those of the full cache, or of a compressed one."""
+        centred = self.llm._kv is not None and self.llm._kv.store.centred
+        return plain != self._plain and (self._plain or centred)
 
     def _read_once(self) -> Reading:
         """The text, read in the present cache type."""
         assert self._tokens, "read a text first"
         if self._reading is None:
             presets = [one for some in self._presets[self._kind].values() for one in some]
-            by_name = {one.name: one for one in presets}
+            by_name = {one.name: one for one in presets if one.keeps_all or not self._plain}
             self._reading = Reading(self.llm, self._tokens, list(by_name.values()))
         return self._reading
 
@@ -100,10 +108,15 @@ def kind_of(llm: Any) -> str:
     return k if k == v else f"{k}/{v}"
 
 
-def store_as(llm: Any, kind: str) -> None:
-    """Give a model a cache of another type; the conversation starts anew. Raises EdgeKVError if
-    there is no room."""
+def store_as(llm: Any, kind: str, *, plain: bool = False) -> bool:
+    """Give a model a cache of another type; the conversation starts anew. plain: keys are stored
+    as llama.cpp's cache stores them, with their bias; returns whether that makes a difference.
+    Raises EdgeKVError if there is no room."""
     k, _, v = kind.partition("/")
     llm.context_params.type_k = facts.cache_types[k][0]
     llm.context_params.type_v = facts.cache_types[v or k][0]
     llm._kv_new_context()
+    if not (plain and llm._kv and llm._kv.store.centred):
+        return False
+    llm._kv.store.keep_bias()
+    return True

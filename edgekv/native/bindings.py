@@ -66,6 +66,7 @@ class CLayerInfo(Structure):
             "bytes_row",
             "reads",
             "v_in_k",
+            "centred",
         )
     ]
 
@@ -161,6 +162,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("mark_tokens", c_int, P),
     ("evict", c_int, P, I32, I32P, I32P),
     ("write_rows", c_int, P, I32, I32, I32, I32P, F32P, F32P),
+    ("keep_bias", c_int, P),
     ("trim_capacity", c_int, P),
     ("parked_new", c_void_p, P),
     ("parked_swap", c_int, P, P),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,10 @@ class LayerInfo:
     """The layer whose K and V it attends to, where layers share them; -1: not said, its own."""
     v_in_k: int = 0
     """1: V is the first d_v values of K (latent attention), and takes no bytes of its own."""
+    centred: int = field(default=0, compare=False)
+    """1: the mean of the keys' bias is taken from them before they are stored in a quantised type,
+    which changes no softmax. `Store.rows` gives it back.
+    """
 
     @property
     def selects(self) -> bool:
@@ -83,6 +87,18 @@ class Store:
         info = CLayerInfo()
         check(lib.edgekv_layer_get(self.ctx, il, info))
         return LayerInfo(*(getattr(info, n) for n, *_ in CLayerInfo._fields_))
+
+    @property
+    def centred(self) -> bool:
+        """Whether keys of any layer are stored without the mean of their bias."""
+        return any(layer.centred for layer in self.layers)
+
+    def keep_bias(self) -> None:
+        """Store keys with their bias, as llama.cpp's cache does. Raises EdgeKVError unless the
+        store is empty.
+        """
+        check(lib.edgekv_keep_bias(self.ctx))
+        self.layers = [self._layer(il) for il in range(len(self.layers))]
 
     def memory(self) -> MemoryInfo:
         info = CMemoryInfo()

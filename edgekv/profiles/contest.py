@@ -167,8 +167,8 @@ class _Contest:
         for name, ratio in entrants:
             self.found[Entrant(name, ratio, kind)] = self._distance(reading, name, ratio)
 
-    def _read(self, kind: str, presets: Sequence[Preset]) -> Reading:
-        store_as(self._llm, kind)
+    def _read(self, kind: str, presets: Sequence[Preset], *, plain: bool = False) -> Reading:
+        store_as(self._llm, kind, plain=plain)
         once = {preset.name: preset for preset in presets}
         reading = Reading(self._llm, self._text.read, list(once.values()))
         self._tell(len(self._text.read))
@@ -211,7 +211,7 @@ class _Contest:
         return Winner(ratio, best.method, k, v or k, self.found[best], self._plain(ratio))
 
     def _four(self) -> Distance:
-        return self._distance(self._read(FOUR, []), FULL, 1.0)
+        return self._distance(self._read(FOUR, [], plain=True), FULL, 1.0)
 
 
 def text(llm: Llama) -> Text:

@@ -105,6 +105,9 @@ struct edgekv_layer_info {
     int32_t reads;
     // 1: V is the first d_v values of K (latent attention), and has no bytes of its own
     int32_t v_in_k;
+    // 1: the mean of the keys' bias is taken from them before they are stored, and given back
+    // where rows are read as f32; no softmax changes by it
+    int32_t centred;
 };
 LLAMA_API int32_t edgekv_n_layer(const struct llama_context * ctx);
 LLAMA_API int edgekv_layer_get(
@@ -146,6 +149,9 @@ LLAMA_API int edgekv_evict(
 // as f16; other rows keep their bytes. Where V is part of K, v must say the same
 LLAMA_API int edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n,
     const int32_t * rows, const float * k, const float * v);
+// from now on keys are stored with their bias, as llama.cpp's cache stores them; EDGEKV_INVALID
+// unless the store is empty
+LLAMA_API int edgekv_keep_bias(struct llama_context * ctx);
 // room that no row uses goes back to the allocator
 LLAMA_API int edgekv_trim_capacity(struct llama_context * ctx);
 

@@ -1,6 +1,7 @@
 // The C API: checks arguments, turns exceptions into codes.
 #include "edgekv.h"
 #include "edgekv-cache.h"
+#include "edgekv-centre.h"
 #include "edgekv-error.h"
 #include "edgekv-parked.h"
 #include "edgekv-prefill.h"
@@ -139,7 +140,7 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
         given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
             (int32_t) (l.row_bytes_k() + l.row_bytes_v() +
                 (l.max_bias != 0.0f ? sizeof(float) : 0)),
-            l.reads, l.v_in_k };
+            l.reads, l.v_in_k, (bool) l.centre };
     });
 }
 
@@ -180,6 +181,7 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
             edgekv_cpu().rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
         };
         read(l.t.k, l.d_k, k);
+        if (k) edgekv_give_centre(l, head, l.len[head], k);
         read(l.t.v, l.d_v, v);
     });
 }
@@ -251,10 +253,12 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
                 throw edgekv_error { EDGEKV_INVALID, "a row to write does not exist" };
         }
         settled(ctx);
-        const float *keys = &given(k), *values = &given(v);
+        const float * values = &given(v);
+        std::vector<float> keys(&given(k), &given(k) + (int64_t) n * l.d_k);
+        edgekv_take_centre(l, head, n, keys.data());
         for (int64_t i = 0; i < n && l.v_in_k; ++i) {
             const float * value = values + i * l.d_v;
-            if (!std::equal(value, value + l.d_v, keys + i * l.d_k))
+            if (!std::equal(value, value + l.d_v, keys.begin() + i * l.d_k))
                 throw edgekv_error { EDGEKV_INVALID, "V of this model is the beginning of K" };
         }
         struct part {
@@ -262,7 +266,7 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
             int d;
             const float * x;
         };
-        std::vector<part> parts = { { l.t.k, l.d_k, keys } };
+        std::vector<part> parts = { { l.t.k, l.d_k, keys.data() } };
         if (!l.v_in_k) parts.push_back({ l.t.v, l.d_v, values });
         // nothing is written unless all can be: an infinite half, of a value or a block's scale,
         // would reach every later token
@@ -280,6 +284,17 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
                     t, row.data(), (l.first[head] + rows[i]) * t->nb[1], row.size());
             }
         }
+    });
+}
+
+int edgekv_keep_bias(llama_context * ctx) {
+    return guard([&] {
+        auto & s = store_of(ctx);
+        if (s.active || s.paused || s.n_past > 0)
+            throw edgekv_error { EDGEKV_INVALID, "there are keys already" };
+        ctx->synchronize();
+        for (auto & l : s.layers) l->centre = nullptr;
+        ++s.version;
     });
 }
 

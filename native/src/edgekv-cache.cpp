@@ -1,6 +1,7 @@
 // The memory class that owns a store, and which models may have one
 #include "edgekv-cache.h"
 #include "edgekv.h"
+#include "edgekv-centre.h"
 #include "edgekv-hooks.h"
 #include "edgekv-switches.h"
 #include "edgekv-kernels.h"
@@ -46,6 +47,13 @@ llama_kv_cache * edgekv_access::cache(const llama_kv_cache_context * mctx) { ret
 
 bool edgekv_access::has_layer(const llama_kv_cache & kv, int32_t il) {
     return kv.map_layer_ids.count(il) > 0;
+}
+
+int edgekv_access::key_turn(const llama_kv_cache & kv) {
+    const ggml_context_ptr ctx { ggml_init({ ggml_tensor_overhead(), nullptr, true }) };
+    if (!ctx) throw std::bad_alloc();
+    const ggml_tensor * t = kv.build_input_k_rot(ctx.get());
+    return t ? (int) t->ne[0] : 0;
 }
 
 bool edgekv_access::finite(const llama_kv_cache & kv) {
@@ -429,6 +437,11 @@ static llama_memory_i * create_memory(
         for (auto * c : caches(*kv)) {
             edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX);
             c->edgekv = kv->store.get();
+        }
+        for (auto & l : kv->store->layers) {
+            const auto both = caches(*kv); // of layers that attend to everything, and of windows
+            const auto * of = l->n_swa ? both.back() : both.front();
+            l->centre = edgekv_centre::make(model, cparams, *l, edgekv_access::key_turn(*of));
         }
         if (model.pos_embd) kv->n_positions = model.pos_embd->ne[1];
         kv->n_ctx = (uint32_t) std::min<int64_t>(cparams.n_ctx_seq, kv->n_positions);

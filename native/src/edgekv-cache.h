@@ -18,6 +18,8 @@ struct edgekv_access {
     static void fill_cells(llama_kv_cache & kv, uint32_t n);
     static llama_kv_cache * cache(const llama_kv_cache_context * mctx);
     static bool has_layer(const llama_kv_cache & kv, int32_t il);
+    // size of the Walsh-Hadamard matrix by which keys are stored, 0: as they are
+    static int key_turn(const llama_kv_cache & kv);
     // whether all rows are numbers
     static bool finite(const llama_kv_cache & kv);
 };

@@ -54,6 +54,11 @@ struct matrix {
             else traits->to_float(&bytes[r * nb], &f32[(size_t) r * d], d);
         }
     }
+
+    // rows mean what is stored and a centre; rows that nobody owns stay NaN
+    void centre(const std::vector<float> & c) {
+        for (size_t i = 0; i < f32.size(); ++i) f32[i] += c[i % c.size()];
+    }
 };
 
 struct inputs {

@@ -131,6 +131,13 @@ void test_rows_to_f32(random_source & rnd) {
             }
 }
 
+// what was taken from each key before it was stored: as long as the rows are
+std::vector<float> some_centre(int d, random_source & rnd) {
+    std::vector<float> centre(d);
+    for (float & x : centre) x = rnd.normal();
+    return centre;
+}
+
 // ---- merge
 
 constexpr double MAX_COSINE_ERROR = 2e-6;
@@ -162,14 +169,19 @@ void test_nearest(const merge_case & c, const merge_inputs & in) {
 void test_fold(const merge_case & c, const merge_inputs & in, random_source & rnd) {
     const merge_shares s(c, in, rnd);
     auto bytes = in.m.bytes;
-    const edgekv_numbered to { bytes.data(), in.m.nb, c.type, c.d };
+    const edgekv_numbered to { bytes.data(), in.m.nb, c.type, c.d, in.view.centre };
     edgekv_cpu_merge_fold(&to, &s.view);
     judge_fold(c, in, s, bytes);
 }
 
 void test_merge(random_source & rnd, int n_random) {
     for (const auto & c : merge_cases(rnd, n_random, ON_CPU)) {
-        const merge_inputs in(c, rnd);
+        merge_inputs in(c, rnd);
+        test_nearest(c, in);
+        test_fold(c, in, rnd);
+        const auto centre = some_centre(c.d, rnd);
+        in.m.centre(centre);
+        in.view.centre = centre.data();
         test_nearest(c, in);
         test_fold(c, in, rnd);
     }
@@ -177,22 +189,30 @@ void test_merge(random_source & rnd, int n_random) {
 
 // ---- predict
 
-void test_predict(random_source & rnd) {
-    for (const auto & c : predict_cases(TYPES, HEAD_SIZES)) {
-        const predict_inputs in(c, rnd);
-        const edgekv_numbered k = in.keys_at(in.keys.bytes.data()),
-                              v = in.values_at(in.values.bytes.data());
-        std::vector<float> sum(c.d_k + 1, NAN), rest(c.d_k, NAN), out(c.n + 1, NAN),
-            unlike(c.n + 1, NAN);
-        edgekv_cpu_key_sum(&k, 0, c.n / 2, sum.data());
-        edgekv_cpu_key_sum(&k, c.n / 2, c.n - c.n / 2, rest.data());
-        for (int j = 0; j < c.d_k; ++j) sum[j] += rest[j];
-        edgekv_cpu_predict(
-            &k, &v, sum.data(), &in.map, c.n / 3, c.n - c.n / 3, out.data(), unlike.data());
-        edgekv_cpu_predict(&k, &v, sum.data(), &in.map, 0, c.n / 3, out.data(), unlike.data());
-        check(std::isnan(sum[c.d_k]), "predict: %s: sums behind the last", c.name().c_str());
-        judge_predict(c, in, out, unlike, 1e-4);
+void test_predict(const predict_case & c, random_source & rnd, bool centred) {
+    predict_inputs in(c, rnd);
+    const auto centre = some_centre(c.d_k, rnd);
+    edgekv_numbered k = in.keys_at(in.keys.bytes.data());
+    const edgekv_numbered v = in.values_at(in.values.bytes.data());
+    if (centred) {
+        in.keys.centre(centre);
+        k.centre = centre.data();
     }
+    std::vector<float> sum(c.d_k + 1, NAN), rest(c.d_k, NAN), out(c.n + 1, NAN),
+        unlike(c.n + 1, NAN);
+    edgekv_cpu_key_sum(&k, 0, c.n / 2, sum.data());
+    edgekv_cpu_key_sum(&k, c.n / 2, c.n - c.n / 2, rest.data());
+    for (int j = 0; j < c.d_k; ++j) sum[j] += rest[j];
+    edgekv_cpu_predict(
+        &k, &v, sum.data(), &in.map, c.n / 3, c.n - c.n / 3, out.data(), unlike.data());
+    edgekv_cpu_predict(&k, &v, sum.data(), &in.map, 0, c.n / 3, out.data(), unlike.data());
+    check(std::isnan(sum[c.d_k]), "predict: %s: sums behind the last", c.name().c_str());
+    judge_predict(c, in, out, unlike, 1e-4);
+}
+
+void test_predict(random_source & rnd) {
+    for (const auto & c : predict_cases(TYPES, HEAD_SIZES))
+        for (bool centred : { false, true }) test_predict(c, rnd, centred);
 }
 
 // ---- fwht

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .cache import round_keys, round_queries, round_values
+from .cache import QUANTISED, round_keys, round_queries, round_values
 from .weights import Weights, load
 
 NEOX = ("qwen2", "qwen3", "gemma3", "phi3")  # rotate (i, i + d/2); llama rotates (2i, 2i + 1)
 ALIBI = ("refact",)  # no rotation: scores fall with distance
 QUERY_CHUNK = 256
+CENTRE_POSITIONS = 8192
 Rows = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """K and V of each layer, [n_head_kv, n_rows, d_head]."""
 
@@ -172,7 +173,11 @@ class Reference:
             part if w.arch in ALIBI else rope(part, pos, base, w.arch in NEOX)
             for part in (raw_q, k)
         )
-        k, v = stored or (round_keys(k, self.type_k), round_values(v, self.type_v))
+        centre = self.centre(il)
+        k, v = stored or (
+            round_keys(k - centre, self.type_k) + centre,
+            round_values(v, self.type_v),
+        )
         layer.k, layer.v = torch.cat([layer.k, k], 1), torch.cat([layer.v, v], 1)
         layer.pos = torch.cat([layer.pos, pos])
         layer.visible = torch.cat(
@@ -203,6 +208,19 @@ class Reference:
         return out @ w.get(il, "attn_output.weight").T, LayerPass(
             q, raw_q, torch.cat(observed, 2), col_sum
         )
+
+    def centre(self, il: int) -> torch.Tensor:
+        """[n_head_kv, 1, d_head]: the mean of the keys' bias over the first positions, which
+        quantised rows are stored without.
+        """
+        w = self.weights
+        bias = w.get(il, "attn_k.bias")
+        if bias is None or self.type_k not in QUANTISED:
+            return torch.zeros(w.n_head_kv, 1, w.d_head)
+        base = w.freq_base_swa if w.swa[il] else w.freq_base
+        heads = bias.reshape(w.n_head_kv, 1, w.d_head).expand(-1, CENTRE_POSITIONS, -1)
+        turned = rope(heads, torch.arange(CENTRE_POSITIONS), base, w.arch in NEOX)
+        return turned.double().mean(1, keepdim=True).float()
 
     def _probabilities(self, il: int, q: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
         """Softmax over the visible, causal rows: [n_head_kv, G, n_q, n_rows] for queries q

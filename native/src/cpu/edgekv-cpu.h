@@ -88,6 +88,8 @@ struct edgekv_numbered {
     size_t nb;
     enum ggml_type type;
     int d;
+    const float * centre =
+        nullptr; // [d] what was taken from each row before it was stored; null: nothing
 };
 
 // product of a quantised weight with many tokens, for a MUL_MAT node, or for a MUL_MAT_ID node of

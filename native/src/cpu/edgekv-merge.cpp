@@ -20,7 +20,7 @@ struct workspace {
 // rows as f32 with length 1; a row of length 0 stays
 void load_unit(const edgekv_numbered & keys, const int32_t * rows, int n, float * out) {
     for (int i = 0; i < n; ++i, out += keys.d) {
-        edgekv_cpu_rows_to_f32(keys.type, keys.base, keys.nb, rows[i], 1, keys.d, out);
+        edgekv_cpu_numbered_to_f32(keys, rows[i], 1, out);
         float square;
         ggml_vec_dot_f32(keys.d, &square, 0, out, 0, out, 0, 1);
         if (square > 0) ggml_vec_scale_f32(keys.d, out, 1.0f / sqrtf(square));
@@ -87,12 +87,13 @@ void edgekv_cpu_merge_fold(const edgekv_numbered * to, const edgekv_shares * sha
     const int32_t * source = shares->sources;
     const float * weight = shares->weights;
     for (int i = 0; i < shares->n; ++i) {
-        edgekv_cpu_rows_to_f32(to->type, to->base, to->nb, shares->rows[i], 1, to->d, sum.data());
+        edgekv_cpu_numbered_to_f32(*to, shares->rows[i], 1, sum.data());
         ggml_vec_scale_f32(to->d, sum.data(), shares->own[i]);
         for (int j = 0; j < shares->counts[i]; ++j) {
-            edgekv_cpu_rows_to_f32(to->type, to->base, to->nb, *source++, 1, to->d, row.data());
+            edgekv_cpu_numbered_to_f32(*to, *source++, 1, row.data());
             ggml_vec_mad_f32(to->d, sum.data(), row.data(), *weight++);
         }
+        if (to->centre) ggml_vec_mad_f32(to->d, sum.data(), to->centre, -1.0f);
         ggml_quantize_chunk(
             to->type, sum.data(), to->base + shares->rows[i] * to->nb, 0, 1, to->d, nullptr);
     }

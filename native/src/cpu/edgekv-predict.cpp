@@ -65,7 +65,7 @@ void edgekv_cpu_key_sum(const edgekv_numbered * keys, int first, int n, float * 
     std::fill_n(sum, d, 0.0f);
     for (int r = first; r < first + n; r += BLOCK) {
         const int n_rows = std::min(BLOCK, first + n - r);
-        edgekv_cpu_rows_to_f32(keys->type, keys->base, keys->nb, r, n_rows, d, rows);
+        edgekv_cpu_numbered_to_f32(*keys, r, n_rows, rows);
         for (int i = 0; i < n_rows; ++i)
             ggml_vec_mad_f32(d, sum, rows + (size_t) i * d,
                 1 / std::max(length(rows + (size_t) i * d, d), 1e-12f));
@@ -86,8 +86,8 @@ void edgekv_cpu_predict(const edgekv_numbered * keys, const edgekv_numbered * va
                 constant = of_logs[half + 3];
     for (int r = first; r < first + n; r += BLOCK) {
         const int n_rows = std::min(BLOCK, first + n - r);
-        edgekv_cpu_rows_to_f32(keys->type, keys->base, keys->nb, r, n_rows, d_k, k);
-        edgekv_cpu_rows_to_f32(values->type, values->base, values->nb, r, n_rows, d_v, v);
+        edgekv_cpu_numbered_to_f32(*keys, r, n_rows, k);
+        edgekv_cpu_numbered_to_f32(*values, r, n_rows, v);
         for (int i = 0; i < n_rows; ++i) {
             float * key = k + (size_t) i * d_k;
             const float * value = v + (size_t) i * d_v;

@@ -47,3 +47,9 @@ void edgekv_cpu_rows_to_f32(
     }
     for (int i = 0; i < n; ++i) to_f32(type, base + (r0 + i) * nb, d, out + (size_t) i * d);
 }
+
+void edgekv_cpu_numbered_to_f32(const edgekv_numbered & rows, int64_t first, int n, float * out) {
+    edgekv_cpu_rows_to_f32(rows.type, rows.base, rows.nb, first, n, rows.d, out);
+    for (int i = 0; rows.centre && i < n; ++i)
+        ggml_vec_acc_f32(rows.d, out + (size_t) i * rows.d, rows.centre);
+}

@@ -13,6 +13,10 @@
 
 #define EDGEKV_TILE 32
 
+// rows [first, first + n) as they were before the centre was taken from them
+void edgekv_cpu_numbered_to_f32(
+    const struct edgekv_numbered & rows, int64_t first, int n, float * out);
+
 namespace edgekv {
 
 // where GGML has no SIMD mapping for f32 (GGML_F32_EPR undefined), plain loops do the same

@@ -1,4 +1,5 @@
 // Rows of the layer in work for the program, as f32
+#include "edgekv-centre.h"
 #include "edgekv-device.h"
 #include "edgekv-error.h"
 #include "edgekv-host-rows.h"
@@ -35,7 +36,10 @@ void fetch_some(const ggml_tensor * t, int64_t first, int64_t n, const std::vect
 
 void edgekv_keeper::rows(int head, float * k, float * v) const {
     const auto r = scratches.rows_read(head);
-    if (k) fetch(r.t->k, r.first, r.n, k);
+    if (k) {
+        fetch(r.t->k, r.first, r.n, k);
+        edgekv_give_centre(scratches.in_work(), head, r.n, k);
+    }
     if (v) fetch(r.t->v, r.first, r.n, v);
 }
 
@@ -47,6 +51,9 @@ void edgekv_keeper::some_rows(int head, const edgekv_row_list & which, float * k
     if (std::any_of(rows.begin(), rows.end(), [&](int32_t i) { return i < 0 || i >= r.n; }))
         throw edgekv_error { EDGEKV_INVALID, "a row to read does not exist" };
     if (rows.empty()) return;
-    if (k) fetch_some(r.t->k, r.first, r.n, rows, scratches.device_work, k);
+    if (k) {
+        fetch_some(r.t->k, r.first, r.n, rows, scratches.device_work, k);
+        edgekv_give_centre(scratches.in_work(), head, which.n, k);
+    }
     if (v) fetch_some(r.t->v, r.first, r.n, rows, scratches.device_work, v);
 }

@@ -1,5 +1,6 @@
 // merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they
 // go
+#include "edgekv-centre.h"
 #include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-device.h"
@@ -14,9 +15,9 @@ namespace {
 
 constexpr int64_t TASK_SIZE = 1 << 22; // products that are worth a thread
 
-// kernels of ours for the rows of a layer's tensor where they lie, or null
+// kernels of ours for the rows of a layer's tensor where they lie, or null; they know no centre
 const edgekv_device * device_for(const edgekv_layer & l, const ggml_tensor * t) {
-    const auto * device = l.kernels();
+    const auto * device = l.centre ? nullptr : l.kernels();
     return device && device->takes(t->type, (int) t->ne[0]) ? device : nullptr;
 }
 
@@ -69,7 +70,8 @@ void edgekv_keeper::nearest(int il, int head, const edgekv_row_list & gone,
             edgekv_rows_at(rows.t->k, rows.first), from, to, cosine, nearest);
         return;
     }
-    const edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
+    edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
+    keys.view.centre = edgekv_centre_of(prompt.layer(il), head);
     search_job job { keys.view, from, to, cosine, nearest };
     const int64_t n_tasks = (int64_t) from.size() * to.size() * keys.view.d / TASK_SIZE;
     edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
@@ -106,7 +108,8 @@ void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
                 edgekv_rows_at(t, rows.first), shares);
             continue;
         }
-        const edgekv_host_rows host(t, rows.first, rows.n);
+        edgekv_host_rows host(t, rows.first, rows.n);
+        if (t == rows.t->k) host.view.centre = edgekv_centre_of(prompt.layer(il), head);
         edgekv_cpu().merge_fold(&host.view, &shares);
         if (host.copy.empty()) continue;
         for (int32_t r : to)

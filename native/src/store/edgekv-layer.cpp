@@ -105,6 +105,7 @@ std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     l->chunked = chunked;
     l->buft = buft;
     l->max_bias = max_bias;
+    l->centre = centre;
     l->row_step = row_step;
     l->pos.resize(n_head_kv);
     return l;

@@ -130,7 +130,12 @@ void edgekv_store::shrink_to_fit() {
 
 // ---- state: header, then per layer the lengths, positions and rows of each head
 
-static constexpr uint32_t STATE_MAGIC = 0x31766b65; // "ekv1"
+// "ekv1", and "ekv2" where keys are stored without their centre
+static uint32_t magic_of(const edgekv_store & s) {
+    const bool centred = std::any_of(
+        s.layers.begin(), s.layers.end(), [](const auto & l) { return (bool) l->centre; });
+    return centred ? 0x32766b65 : 0x31766b65;
+}
 
 template <typename T>
 static void put(llama_io_write_i & io, const T & x) {
@@ -160,7 +165,7 @@ static void write_rows(llama_io_write_i & io, const ggml_tensor * t, int64_t fir
 }
 
 void edgekv_store::write(llama_io_write_i & io) const {
-    put(io, STATE_MAGIC);
+    put(io, magic_of(*this));
     put(io, (uint32_t) layers.size());
     put(io, n_past);
     put(io, boundary);
@@ -242,7 +247,7 @@ static std::unique_ptr<edgekv_layer> read_layer(
 }
 
 void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens) {
-    if (get<uint32_t>(io) != STATE_MAGIC || get<uint32_t>(io) != layers.size())
+    if (get<uint32_t>(io) != magic_of(*this) || get<uint32_t>(io) != layers.size())
         throw std::runtime_error("the state is not of this model");
     const auto n_past_new = get<llama_pos>(io);
     const auto boundary_new = get<llama_pos>(io);

@@ -1,0 +1,131 @@
+"""Keys with a large bias: what quantised rows are stored without, and what still sees it."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from edgekv.errors import EdgeKVError
+from tests import lib
+from tests.engine import job, load, logits, positions, read
+from tests.reference.cache import hadamard
+from tests.reference.model import CENTRE_POSITIONS, Reference, rope
+from tests.reference.weights import load as load_weights
+
+MODEL, N_PROMPT = "qwen2-bias", 500
+
+
+def stored_keys(store, il: int, head: int) -> np.ndarray:
+    """Keys [rows, d_head] as their bytes say, without the cache's rotation."""
+    kind = gguf.GGMLQuantizationType(store.layers[il].type_k)
+    data = np.frombuffer(store.row_bytes(il, head)[0], np.uint8)
+    return gguf.quants.dequantize(data, kind).reshape(-1, store.layers[il].d_k)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_what_is_taken_is_the_mean_of_the_bias(tiny, text, kind):
+    llm = load(tiny(MODEL), kind, kv_ratio=0.5, after=text(N_PROMPT))
+    store = llm._kv.store
+    w = load_weights(tiny(MODEL))
+    for il in range(w.n_layer):
+        for head in range(w.n_head_kv):
+            bias = w.get(il, "attn_k.bias").reshape(w.n_head_kv, -1)[head]
+            turned = rope(
+                bias.expand(1, CENTRE_POSITIONS, -1),
+                torch.arange(CENTRE_POSITIONS),
+                w.freq_base,
+                True,
+            )
+            mean = turned.double().mean((0, 1)).numpy() @ hadamard(w.d_head).double().numpy()
+            taken = store.rows(il, head)[0] - stored_keys(store, il, head)
+            assert np.abs(taken - mean).max() < 1e-3 * np.abs(mean).max()
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q4_0"])
+def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, kind):
+    path, prompt, more = tiny(MODEL), text(N_PROMPT), text(5, seed=1)
+    exact = read(load(path, kv_ratio=0.99), prompt, more)
+    llm = load(path, kind, kv_ratio=0.99)
+    assert llm._kv.store.centred
+    near = nmse(read(llm, prompt, more), exact)
+    plain = load(path, kind, kv_ratio=0.99)
+    plain._kv.store.keep_bias()
+    assert not plain._kv.store.centred
+    assert near < 0.1 * nmse(read(plain, prompt, more), exact)
+
+
+def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock_lib):
+    from edgekv.eval.reader import Reader
+
+    path, prompt = tiny(MODEL), text(N_PROMPT)
+    llm = load(path, "q8_0", kv_ratio=0.5)
+    reader = Reader(llm, ["full", "snapkv"])
+    reader.read(prompt)
+    for name, plain in (("full", True), ("snapkv", False), ("full", True)):
+        reader.compress(name, 1.0 if name == "full" else 0.5)
+        assert llm._kv.store.centred is not plain
+        if plain:
+            with_bias = reader.logits
+    stock = lib.run(stock_lib, [job(path, "q8_0", prompt, ())])[0][0]
+    # llama.cpp's attention rounds queries to 8 bits, so the reference says how far that is
+    exact, rounded = (
+        Reference(path, "q8_0", "q8_0", rounded_queries=how).prefill(prompt).logits[-1].numpy()
+        for how in (False, True)
+    )
+    assert nmse(with_bias, stock) < 2 * nmse(exact, stock) + nmse(rounded, exact)
+
+
+@pytest.mark.parametrize("method", ["keydiff", "knorm", "expected", "kvzip", "snapkv"])
+def test_scores_are_those_of_whole_keys(tiny, text, method):
+    """8 bits without the bias and f16 with it are near enough for nearly the same rows."""
+    kept = [
+        [head for layer in positions(llm) for head in layer]
+        for llm in (
+            load(tiny(MODEL), kind, kv_budget=150, kv_method=method, after=text(N_PROMPT))
+            for kind in ("q8_0", "f16")
+        )
+    ]
+    same = [len(np.intersect1d(a, b)) / len(a) for a, b in zip(*kept, strict=True)]
+    assert min(same) > 0.95
+
+
+def test_a_saved_conversation_goes_on(tiny, text, tmp_path):
+    llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
+    state = llm.save_state()
+    llm.eval(list(text(3, seed=1)))
+    before = logits(llm)
+    other = load(tiny(MODEL), "q8_0", kv_ratio=0.5)
+    other.load_state(state)
+    other.eval(list(text(3, seed=1)))
+    assert np.array_equal(logits(other), before)
+
+
+def test_rows_without_the_bias_are_not_read_as_rows_with_it(tiny, text, tmp_path):
+    llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
+    with pytest.raises(EdgeKVError, match="there are keys already"):
+        llm._kv.store.keep_bias()
+    state = llm.save_state()
+    other = load(tiny(MODEL), "q8_0", kv_ratio=0.5)
+    other._kv.store.keep_bias()
+    with pytest.raises(Exception, match="state"):
+        other.load_state(state)
+
+
+def test_a_written_row_is_read_again(tiny, text):
+    llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
+    store = llm._kv.store
+    k, v = store.rows(0, 1)
+    some = np.array([3, 7], np.int32)
+    store.write(0, 1, some, k[:2], v[:2])
+    again, _ = store.rows(0, 1)
+    step = np.abs(stored_keys(store, 0, 1)[some]).max() / 127
+    assert np.abs(again[some] - k[:2]).max() <= step
+
+
+@pytest.mark.parametrize("model", ["llama-gqa", "gemma3", "qwen3"])
+def test_models_without_a_bias_and_f16_are_left_alone(tiny, model):
+    for name, kind in ((model, "q8_0"), (MODEL, "f16")):
+        llm = load(tiny(name), kind, kv_ratio=0.5)
+        assert not llm._kv.store.centred
