@@ -188,6 +188,40 @@ def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
     assert far == pytest.approx(one.distance.text, rel=0.02)
 
 
+@pytest.fixture
+def with_lukv(learned, tmp_path):
+    """(model, file of its profile with maps, beside which a LU-KV profile lies)."""
+    model, _, path = learned
+    here = tmp_path / "m.gguf"
+    shutil.copy(model, here)
+    identity = profiles.identify(str(here))
+    shares = np.full((1, identity.n_layer, max(identity.n_head_kv)), 0.3, np.float32)
+    lukv = profiles.Profile(identity, "lukv", (0.3,), shares, score="snapkv")
+    profiles.write(lukv, tmp_path / "kvbudget-m.lukv-snapkv.gguf")
+    return str(here), str(path)
+
+
+def test_lukv_takes_part_where_it_has_a_profile(with_lukv, learned):
+    for model, path, is_there in ((*with_lukv, True), (learned[0], str(learned[2]), False)):
+        with probe_profile.load(model, 128, n_threads=1) as llm:
+            held = contest._Contest(llm, path, contest.Work([1], (), None))
+            held.winners()
+        ratios = {one.ratio for one in held.found if one.method == "lukv"}
+        assert ratios == (set(contest.DECIDING) if is_there else set())
+
+
+def test_auto_follows_lukv_while_its_profile_is_there(with_lukv, tmp_path):
+    model, path = with_lukv
+    won = Winners((Winner(0.2, "lukv", "q8_0", "q4_0", NEAR, FAR),), None, 1280, 190)
+    judged = tmp_path / "judged.gguf"
+    profiles.write(replace(profiles.read(path), contest=won), judged)
+    preset = choose("auto", model, str(judged), 0.2)
+    lukv = tmp_path / "kvbudget-m.lukv-snapkv.gguf"
+    assert (preset.name, preset.types, preset.profile) == ("lukv", ("q8_0", "q4_0"), str(lukv))
+    lukv.unlink()
+    assert choose("auto", model, str(judged), 0.2).name == "edgekv"
+
+
 # ---- what auto does with it
 
 

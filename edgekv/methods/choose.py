@@ -18,6 +18,7 @@ from edgekv.errors import BadInput
 from edgekv.methods import Preset
 from edgekv.methods.kvzap import KVzap
 from edgekv.profiles import NONE, find
+from edgekv.profiles.winners import OFFLINE
 
 AUTO = "auto"
 WITH_PROFILE = "edgekv"
@@ -64,13 +65,17 @@ def _winner(
     winner = contest.at(ratio) if contest and ratio else None
     if profile is None or contest is None or winner is None or types not in (None, winner.types):
         return None
-    preset = _with_profile(methods.get(winner.method), winner.method, model_path, profile.path)
+    offline = winner.method in OFFLINE  # which have a profile of their own
+    if offline and not find(model_path, kind=winner.method):
+        return None
+    wish = None if offline else profile.path
+    preset = _with_profile(methods.get(winner.method), winner.method, model_path, wish)
     return replace(
         preset,
         why="nearest to the full cache in this model's contest",
         types=winner.types,
         measured=contest.line(winner.ratio),
-        profile=profile.path,
+        profile=preset.profile if offline else profile.path,
     )
 
 

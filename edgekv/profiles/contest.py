@@ -7,6 +7,8 @@ a cache that still writes well may have lost facts. A candidate is judged by the
 the model's predictions from those with the full f16 cache, in the bytes that the ratio allows: by
 the product of the mean over the one kind of token and over the other.
 
+LU-KV and EvolKV take part where the model has a profile of that kind.
+
 Not every pair is tried. All methods compete with q8_0 entries; the best of them at each ratio is
 tried with fewer bits for V. A full q4_0 cache is measured beside them.
 
@@ -33,7 +35,17 @@ from edgekv.methods import Preset, get
 from edgekv.methods.choose import choose
 from edgekv.model.facts import model_info
 from edgekv.profiles.calibration import TEXTS
-from edgekv.profiles.winners import METHODS, PLAIN, RATIOS, TYPES, Distance, Winner, Winners
+from edgekv.profiles.places import find
+from edgekv.profiles.winners import (
+    METHODS,
+    OFFLINE,
+    PLAIN,
+    RATIOS,
+    TYPES,
+    Distance,
+    Winner,
+    Winners,
+)
 from edgekv.profiles.work import Work
 from edgekv.reading import STEP, Reading, feed
 from edgekv.stats import Progress
@@ -137,6 +149,9 @@ class _Contest:
         self._presets = {FULL: get(FULL)} | {
             name: choose(name, llm.model_path, profile) for name in METHODS
         }
+        for name in OFFLINE:
+            if find(llm.model_path, kind=name):
+                self._presets[name] = choose(name, llm.model_path)
         self._whole: list[NDArray[np.float32]] = []
         """Log-probabilities of the judged tokens with the full f16 cache, see `_predict`."""
         self.found: dict[Entrant, Distance] = {}
@@ -144,7 +159,7 @@ class _Contest:
     def winners(self) -> Winners:
         shape = model_info(self._llm.model_path)
         kinds = [kind(*types) for types in TYPES if can_have(shape, types)]
-        all_of_them = [(name, ratio) for name in METHODS for ratio in DECIDING]
+        all_of_them = [(name, r) for name in self._presets if name != FULL for r in DECIDING]
         rest = [(name, r) for r in RATIOS if r not in DECIDING for name in (METHODS[0], PLAIN)]
         first = EIGHT if EIGHT in kinds else F16
         self._try(F16, rest[:1] if first != F16 else [*all_of_them, *rest])
