@@ -9,52 +9,84 @@
 #include <cstring>
 #include <type_traits>
 
-// The types of a cache get loops that the compiler vectorises for the backend's instruction set;
-// the base library's reference conversions are built for the oldest processor. Those with a least
-// value may differ from them in the last bit, where a product and a sum become one instruction.
+// The types of a cache have conversions of their own: the base library's are built for the oldest
+// processor. Types with a least value may differ from those in the last bit, where a product and a
+// sum become one instruction.
 
-static void q8_0_to_f32(const block_q8_0 * x, int64_t n, float * y) {
-    for (int64_t b = 0; b < n / QK8_0; ++b) {
-        const float d = GGML_CPU_FP16_TO_FP32(x[b].d);
-        for (int i = 0; i < QK8_0; ++i) y[b * QK8_0 + i] = d * x[b].qs[i];
+namespace {
+
+constexpr int HALF = 16; // values of half a block
+
+#if defined(__GNUC__)
+// the compiler makes as many registers of 16 values as the processor needs
+typedef uint8_t bytes __attribute__((vector_size(HALF)));
+typedef int32_t whole __attribute__((vector_size(4 * HALF)));
+typedef float values __attribute__((vector_size(4 * HALF)));
+
+// gcc 12 extends only bytes without a sign in one instruction
+inline void q8_0_half(const int8_t * qs, float d, float * y) {
+    bytes q;
+    memcpy(&q, qs, sizeof(q));
+    const whole number = __builtin_convertvector(q ^ 128, whole) - 128;
+    const values x = __builtin_convertvector(number, values) * d;
+    memcpy(y, &x, sizeof(x));
+}
+
+// y = d (q - zero) + least of the lower or upper four bits of 16 bytes; high: a fifth bit of each
+inline void four_bits_half(
+    const uint8_t * qs, int shift, uint32_t high, int zero, float d, float least, float * y) {
+    bytes q;
+    memcpy(&q, qs, sizeof(q));
+    const whole place { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    const whole fifth = ((int32_t) high >> place & 1) << 4;
+    const whole number = __builtin_convertvector((q >> (uint8_t) shift) & 15, whole) + fifth;
+    const values x = __builtin_convertvector(number - zero, values) * d + least;
+    memcpy(y, &x, sizeof(x));
+}
+#else
+inline void q8_0_half(const int8_t * qs, float d, float * y) {
+    for (int i = 0; i < HALF; ++i) y[i] = d * qs[i];
+}
+
+inline void four_bits_half(
+    const uint8_t * qs, int shift, uint32_t high, int zero, float d, float least, float * y) {
+    for (int i = 0; i < HALF; ++i)
+        y[i] = d * (float) ((qs[i] >> shift & 15 | (high >> i & 1) << 4) - zero) + least;
+}
+#endif
+
+void blocks_to_f32(const block_q8_0 * x, int64_t n, float * y) {
+    for (int64_t b = 0; b < n / QK8_0; ++b, ++x) {
+        const float d = GGML_CPU_FP16_TO_FP32(x->d);
+        for (int i = 0; i < QK8_0; i += HALF, y += HALF) q8_0_half(x->qs + i, d, y);
     }
 }
 
-// a block of 32 values of 4 bits, value i beside value i + 16, or of 5 bits, of which the highest
-// are in qh, one after another; what becomes of each number of 0 to 15 or 31, is `value`
-template <typename F>
-inline void nibbles_to_f32(const uint8_t * qs, const uint8_t * qh, float * y, F && value) {
-    uint32_t high = 0;
-    if (qh) memcpy(&high, qh, sizeof(high));
-    for (uint32_t i = 0; i < 16; ++i) {
-        y[i] = value((int) ((qs[i] & 0x0F) | (high >> i & 1) << 4));
-        y[i + 16] = value((int) (qs[i] >> 4 | (high >> (i + 16) & 1) << 4));
-    }
-}
-
+// blocks of 32 values of 4 or 5 bits: value i in the lower four bits of a byte, value i + 16 in
+// the upper ones
 template <typename B>
-inline void blocks_to_f32(const B * x, int64_t n, float * y) {
+void blocks_to_f32(const B * x, int64_t n, float * y) {
     constexpr bool five = std::is_same_v<B, block_q5_0> || std::is_same_v<B, block_q5_1>;
-    for (int64_t b = 0; b < n / 32; ++b, ++x, y += 32) {
+    constexpr bool least = std::is_same_v<B, block_q4_1> || std::is_same_v<B, block_q5_1>;
+    for (int64_t b = 0; b < n / (2 * HALF); ++b, ++x) {
         ggml_half first[2]; // the step, and the least value of types that have one
         memcpy(first, x, sizeof(first));
-        const float d = GGML_CPU_FP16_TO_FP32(first[0]);
-        const uint8_t * qh = nullptr;
-        if constexpr (five) qh = x->qh;
-        if constexpr (std::is_same_v<B, block_q4_1> || std::is_same_v<B, block_q5_1>) {
-            const float least = GGML_CPU_FP16_TO_FP32(first[1]);
-            nibbles_to_f32(x->qs, qh, y, [=](int q) { return d * (float) q + least; });
-        } else {
-            nibbles_to_f32(x->qs, qh, y, [=](int q) { return d * (float) (q - (five ? 16 : 8)); });
-        }
+        uint32_t high = 0;
+        if constexpr (five) memcpy(&high, x->qh, sizeof(high));
+        const float d = GGML_CPU_FP16_TO_FP32(first[0]),
+                    m = least ? GGML_CPU_FP16_TO_FP32(first[1]) : 0.0f;
+        for (int half = 0; half < 2; ++half, y += HALF, high >>= HALF)
+            four_bits_half(x->qs, 4 * half, high, least ? 0 : five ? 16 : 8, d, m, y);
     }
 }
+
+} // namespace
 
 static void to_f32(enum ggml_type type, const char * x, int64_t n, float * y) {
     switch (type) {
         case GGML_TYPE_F16: ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) x, y, n); break;
         case GGML_TYPE_F32: memcpy(y, x, n * sizeof(float)); break;
-        case GGML_TYPE_Q8_0: q8_0_to_f32((const block_q8_0 *) x, n, y); break;
+        case GGML_TYPE_Q8_0: blocks_to_f32((const block_q8_0 *) x, n, y); break;
         case GGML_TYPE_Q4_0: blocks_to_f32((const block_q4_0 *) x, n, y); break;
         case GGML_TYPE_Q4_1: blocks_to_f32((const block_q4_1 *) x, n, y); break;
         case GGML_TYPE_Q5_0: blocks_to_f32((const block_q5_0 *) x, n, y); break;
