@@ -188,6 +188,21 @@ def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
     assert far == pytest.approx(one.distance.text, rel=0.02)
 
 
+def test_methods_that_are_nearly_as_good_are_tried_with_all_types(learned):
+    model, _, path = learned
+    with probe_profile.load(model, 128, n_threads=1) as llm:
+        held = contest._Contest(llm, str(path), contest.Work([1], (), None))
+        held.winners()
+    kinds = {one.kind for one in held.found} - {"f16"}
+    assert len(kinds) == 3
+    for ratio in contest.DECIDING:
+        first = {x.method: d for x, d in held.found.items() if (x.ratio, x.kind) == (ratio, "q8_0")}
+        nearest = min(d.judged for d in first.values() if d.text <= first[PLAIN].text)
+        for name in (m for m, d in first.items() if d.judged <= contest.CLOSE * nearest):
+            tried = {x.kind for x in held.found if (x.method, x.ratio) == (name, ratio)}
+            assert tried == kinds
+
+
 @pytest.fixture
 def with_lukv(learned, tmp_path):
     """(model, file of its profile with maps, beside which a LU-KV profile lies)."""
