@@ -10,7 +10,8 @@ the product of the mean over the one kind of token and over the other.
 LU-KV and EvolKV take part where the model has a profile of that kind.
 
 Not every pair is tried. All methods compete with q8_0 entries; the best of them at each ratio, and
-those that are nearly as good, are tried with fewer bits for V. A full q4_0 cache is measured beside them.
+those that are nearly as good, are tried with fewer bits for V. A full q4_0 cache is measured beside
+them.
 
 Work: five times N_READ tokens are read, and about 22 times 200 tokens are fed. That are 10,800
 tokens, whatever the model.
