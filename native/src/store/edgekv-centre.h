@@ -5,7 +5,9 @@
 // then spends its bits on the bias. The softmax of a query does not change if the same vector is
 // taken from all keys of a head. So quantised caches take the mean of the bias, as the positions
 // turn it, over the first POSITIONS tokens; pairs of values that turn fast have a mean near 0.
-// Which vector it is changes only how well the rows are stored.
+// Which vector it is changes only how well the rows are stored. SageAttention (arXiv 2410.02367)
+// takes the mean of a prompt's keys from them for products in 8 bits; here the vector has to be the
+// same for rows that come later, so it follows from the weights.
 
 #include "edgekv-matrix.h"
 
