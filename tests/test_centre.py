@@ -71,7 +71,7 @@ def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock
     stock = lib.run(stock_lib, [job(path, "q8_0", prompt, ())])[0][0]
     # llama.cpp's attention rounds queries to 8 bits, so the reference says how far that is
     exact, rounded = (
-        Reference(path, "q8_0", "q8_0", rounded_queries=how).prefill(prompt).logits[-1].numpy()
+        Reference(path, "q8_0", "q8_0", how, keeps_bias=True).prefill(prompt).logits[-1].numpy()
         for how in (False, True)
     )
     assert nmse(with_bias, stock) < 2 * nmse(exact, stock) + nmse(rounded, exact)

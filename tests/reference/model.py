@@ -66,7 +66,7 @@ class Reference:
 
     type_k, type_v: cache types that rows are stored in; a prompt, too, attends to them as stored.
     rounded_queries: round queries as ggml's own CPU attention does before quantised keys (see
-    cache.round_queries).
+    cache.round_queries). keeps_bias: store quantised keys with their bias, as llama.cpp does.
     """
 
     def __init__(
@@ -75,9 +75,11 @@ class Reference:
         type_k: str = "f16",
         type_v: str = "f16",
         rounded_queries: bool = False,
+        keeps_bias: bool = False,
     ):
         self.weights = model if isinstance(model, Weights) else load(model)
         self.type_k, self.type_v, self.rounded_queries = type_k, type_v, rounded_queries
+        self.keeps_bias = keeps_bias
         self.reset()
 
     def reset(self) -> None:
@@ -129,7 +131,9 @@ class Reference:
 
     def fork(self) -> Reference:
         """Another conversation that goes on from here: same weights, same rows."""
-        other = Reference(self.weights, self.type_k, self.type_v, self.rounded_queries)
+        other = Reference(
+            self.weights, self.type_k, self.type_v, self.rounded_queries, self.keeps_bias
+        )
         # tensors are never changed in place
         other.layers = [replace(layer) for layer in self.layers]
         return other
@@ -215,7 +219,7 @@ class Reference:
         """
         w = self.weights
         bias = w.get(il, "attn_k.bias")
-        if bias is None or self.type_k not in QUANTISED:
+        if bias is None or self.keeps_bias or self.type_k not in QUANTISED:
             return torch.zeros(w.n_head_kv, 1, w.d_head)
         base = w.freq_base_swa if w.swa[il] else w.freq_base
         heads = bias.reshape(w.n_head_kv, 1, w.d_head).expand(-1, CENTRE_POSITIONS, -1)
