@@ -101,11 +101,11 @@ def measure(o: argparse.Namespace) -> None:
 
 def one(llm: Any, asked: Sequence[Row], text: list[int], fed: list[int]) -> list[dict[str, Any]]:
     """The distances of one passage."""
-    found, reading, whole, now = [], None, None, ("", False)
+    found, reading, whole, now, plain = [], None, None, "", False
     for name, ratio, kinds, preset in asked:
-        if (kinds, preset.keeps_all) != now:
-            reading, now = None, (kinds, preset.keeps_all)  # frees its state
-            store_as(llm, kinds, plain=preset.keeps_all)
+        if kinds != now or plain and not preset.keeps_all:
+            reading, now = None, kinds  # frees its state
+            plain = store_as(llm, kinds, plain=preset.keeps_all)
             here = {row[3].name: row[3] for row in asked if row[2] == kinds}
             reading = Reading(llm, text, list(here.values()))
         assert reading is not None

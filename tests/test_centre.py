@@ -9,7 +9,7 @@ import torch
 
 from edgekv.errors import EdgeKVError
 from tests import lib
-from tests.engine import job, load, logits, positions, read
+from tests.engine import job, load, logits, positions, random_profile, read
 from tests.reference.cache import hadamard
 from tests.reference.model import CENTRE_POSITIONS, Reference, rope
 from tests.reference.weights import load as load_weights
@@ -77,13 +77,17 @@ def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock
     assert nmse(with_bias, stock) < 2 * nmse(exact, stock) + nmse(rounded, exact)
 
 
-@pytest.mark.parametrize("method", ["keydiff", "knorm", "expected", "kvzip", "snapkv"])
-def test_scores_are_those_of_whole_keys(tiny, text, method):
+@pytest.mark.parametrize("method", ["keydiff", "knorm", "expected", "kvzip", "snapkv", "kvzap"])
+def test_scores_are_those_of_whole_keys(tiny, text, tmp_path, method):
     """8 bits without the bias and f16 with it are near enough for nearly the same rows."""
+    more = {}
+    if method == "kvzap":
+        more["kv_profile"] = str(tmp_path / "p.gguf")
+        random_profile(tiny(MODEL), tmp_path / "p.gguf", "halves")
     kept = [
         [head for layer in positions(llm) for head in layer]
         for llm in (
-            load(tiny(MODEL), kind, kv_budget=150, kv_method=method, after=text(N_PROMPT))
+            load(tiny(MODEL), kind, kv_budget=150, kv_method=method, after=text(N_PROMPT), **more)
             for kind in ("q8_0", "f16")
         )
     ]
@@ -91,7 +95,7 @@ def test_scores_are_those_of_whole_keys(tiny, text, method):
     assert min(same) > 0.95
 
 
-def test_a_saved_conversation_goes_on(tiny, text, tmp_path):
+def test_a_saved_conversation_goes_on(tiny, text):
     llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
     state = llm.save_state()
     llm.eval(list(text(3, seed=1)))
@@ -102,7 +106,7 @@ def test_a_saved_conversation_goes_on(tiny, text, tmp_path):
     assert np.array_equal(logits(other), before)
 
 
-def test_rows_without_the_bias_are_not_read_as_rows_with_it(tiny, text, tmp_path):
+def test_rows_without_the_bias_are_not_read_as_rows_with_it(tiny, text):
     llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
     with pytest.raises(EdgeKVError, match="there are keys already"):
         llm._kv.store.keep_bias()

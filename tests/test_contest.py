@@ -188,18 +188,23 @@ def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
     assert far == pytest.approx(one.distance.text, rel=0.02)
 
 
-def test_methods_that_are_nearly_as_good_are_tried_with_all_types(learned):
-    model, _, path = learned
+def competed(model: str, path: str) -> dict[contest.Entrant, Distance]:
+    """What took part in a contest, and how far away it was."""
     with probe_profile.load(model, 128, n_threads=1) as llm:
-        held = contest._Contest(llm, str(path), contest.Work([1], (), None))
+        held = contest._Contest(llm, path, contest.Work([1], (), None))
         held.winners()
-    kinds = {one.kind for one in held.found} - {"f16"}
+    return held.found
+
+
+def test_methods_that_are_nearly_as_good_are_tried_with_all_types(learned):
+    found = competed(learned[0], str(learned[2]))
+    kinds = {one.kind for one in found} - {"f16"}
     assert len(kinds) == 3
     for ratio in contest.DECIDING:
-        first = {x.method: d for x, d in held.found.items() if (x.ratio, x.kind) == (ratio, "q8_0")}
+        first = {x.method: d for x, d in found.items() if (x.ratio, x.kind) == (ratio, "q8_0")}
         nearest = min(d.judged for d in first.values() if d.text <= first[PLAIN].text)
         for name in (m for m, d in first.items() if d.judged <= contest.CLOSE * nearest):
-            tried = {x.kind for x in held.found if (x.method, x.ratio) == (name, ratio)}
+            tried = {x.kind for x in found if (x.method, x.ratio) == (name, ratio)}
             assert tried == kinds
 
 
@@ -218,10 +223,7 @@ def with_lukv(learned, tmp_path):
 
 def test_lukv_takes_part_where_it_has_a_profile(with_lukv, learned):
     for model, path, is_there in ((*with_lukv, True), (learned[0], str(learned[2]), False)):
-        with probe_profile.load(model, 128, n_threads=1) as llm:
-            held = contest._Contest(llm, path, contest.Work([1], (), None))
-            held.winners()
-        ratios = {one.ratio for one in held.found if one.method == "lukv"}
+        ratios = {one.ratio for one in competed(model, path) if one.method == "lukv"}
         assert ratios == (set(contest.DECIDING) if is_there else set())
 
 

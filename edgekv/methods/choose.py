@@ -75,7 +75,7 @@ def _winner(
         why="nearest to the full cache in this model's contest",
         types=winner.types,
         measured=contest.line(winner.ratio),
-        profile=preset.profile if offline else profile.path,
+        profile=preset.profile or profile.path,
     )
 
 

@@ -438,11 +438,11 @@ static llama_memory_i * create_memory(
             edgekv_access::resize_cells(*c, cparams.n_ctx_seq + EDGEKV_PROBE_MAX);
             c->edgekv = kv->store.get();
         }
-        for (auto & l : kv->store->layers) {
-            const auto both = caches(*kv); // of layers that attend to everything, and of windows
-            const auto * of = l->n_swa ? both.back() : both.front();
-            l->centre = edgekv_centre::make(model, cparams, *l, edgekv_access::key_turn(*of));
-        }
+        const auto both = caches(*kv); // of layers that attend to everything, and of windows
+        const int turn = edgekv_access::key_turn(*both.front()),
+                  turn_swa = edgekv_access::key_turn(*both.back());
+        for (auto & l : kv->store->layers)
+            l->centre = edgekv_centre::make(model, cparams, *l, l->n_swa ? turn_swa : turn);
         if (model.pos_embd) kv->n_positions = model.pos_embd->ne[1];
         kv->n_ctx = (uint32_t) std::min<int64_t>(cparams.n_ctx_seq, kv->n_positions);
         kv->n_outputs_max = cparams.n_outputs_max;
