@@ -97,13 +97,27 @@ void read_K(const Block & b, const uint8_t * fifth, weight_block * to) {
 void read(const block_q4_K & b, weight_block * to) { read_K(b, nullptr, to); }
 void read(const block_q5_K & b, weight_block * to) { read_K(b, b.qh, to); }
 
-// 8 bytes of each row in turn; repacking turned each value's highest bit
+// Values lie as eight bytes of each row in turn: the low bits of a byte are a value of one run of
+// eight, the high bits of another
+struct two_runs {
+    static constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
+    uint64_t both;
+    explicit two_runs(const void * bytes) { memcpy(&both, bytes, sizeof(both)); }
+    void put_low(uint8_t * u) const { put(both & LOW, u); }
+    void put_high(uint8_t * u) const { put(both >> 4 & LOW, u); }
+
+private:
+    static void put(uint64_t x, uint8_t * u) { memcpy(u, &x, sizeof(x)); }
+};
+
+// repacking turned each value's highest bit
 void read(const block_q4_0x8 & b, weight_block * to, int step) {
     for (int row = 0; row < 8; ++row, to += step) {
-        for (int i = 0; i < 16; ++i) {
-            const uint8_t x = (uint8_t) b.qs[(i / 8 * 8 + row) * 8 + i % 8] ^ 0x88;
-            to->u[i] = x & 15;
-            to->u[i + 16] = x >> 4;
+        for (int i = 0; i < 16; i += 8) {
+            two_runs x(b.qs + (i + row) * 8);
+            x.both ^= 0x8888888888888888;
+            x.put_low(to->u + i);
+            x.put_high(to->u + 16 + i);
         }
         finish(*to, f32(b.d[row]), -8 * f32(b.d[row]));
     }
@@ -114,8 +128,11 @@ void read(const block_q4_Kx8 & b, weight_block * to, int step) {
         const scales_K s(b.scales + i * 12);
         for (int row = 0; row < 8; ++row) {
             weight_block & block = to[(size_t) row * step];
-            for (int j = 0; j < 32; ++j)
-                block.u[j] = b.qs[((i / 2 * 4 + j / 8) * 8 + row) * 8 + j % 8] >> i % 2 * 4 & 15;
+            for (int j = 0; j < 32; j += 8) {
+                const two_runs x(b.qs + ((i / 2 * 4 + j / 8) * 8 + row) * 8);
+                if (i % 2) x.put_high(block.u + j);
+                else x.put_low(block.u + j);
+            }
             finish(block, f32(b.d[row]) * s.scale[row], -f32(b.dmin[row]) * s.low[row]);
         }
     }
