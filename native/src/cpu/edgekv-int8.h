@@ -18,15 +18,24 @@
 namespace edgekv {
 
 struct token_block {
+    using E = simd_lanes<8, 4, 2>;
     float step, sum, middle; // sum: of its values, as they were rounded
     int8_t q[32];
 
     explicit token_block(const float * x) {
-        float least = x[0], most = x[0], total = 0;
-        for (int i = 0; i < 32; ++i) {
-            least = std::min(least, x[i]);
-            most = std::max(most, x[i]);
-            total += x[i];
+        // written in vectors: gcc's own code goes from value to value
+        auto low = E::load(x), high = low, sums = low;
+        for (int i = E::N; i < 32; i += E::N) {
+            const auto v = E::load(x + i);
+            low = E::if_less(v, low, v, low);
+            high = E::max(v, high);
+            sums = E::add(sums, v);
+        }
+        float least = low[0], most = high[0], total = sums[0];
+        for (int i = 1; i < E::N; ++i) {
+            least = std::min(least, low[i]);
+            most = std::max(most, high[i]);
+            total += sums[i];
         }
         middle = 0.5f * most + 0.5f * least + 0.0f * total; // what is not a number stays so
         step = (most - middle) / 127;
