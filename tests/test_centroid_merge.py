@@ -23,6 +23,7 @@ from edgekv.methods.query_moments import JITTER, PackedMoments
 from edgekv.native import Prefill
 from edgekv.reading import Reading
 from tests.engine import feed, load, positions, share
+from tests.reference.summary import fitted
 from tests.reference.summary import groups as reference_groups
 from tests.reference.summary import summary as reference
 
@@ -83,7 +84,8 @@ def summed(
 
 
 def labels(keys: np.ndarray, values: np.ndarray, queries: np.ndarray, n: int) -> np.ndarray:
-    return stand_for(Look(keys, values, 1, keys[:0], 1), queries, n, CentroidParams())[2]
+    none = keys[:0], values[:0]
+    return stand_for(Look(keys, values, 1, none, 1), queries, n, CentroidParams())[2]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -97,10 +99,15 @@ def test_a_row_is_what_the_reference_says(seed, rows):
     label = labels(keys[gone], values[gone], queries, rows)
     groups = [gone[label == j] for j in np.unique(label)]
     assert len(found.keys) == len(groups) == rows
-    for i, (key, value, error) in enumerate(reference(keys, values, queries, groups, 0.1)):
-        np.testing.assert_allclose(found.keys[i], key, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(found.values[i], value, rtol=1e-3, atol=1e-4)
-        assert error < 2
+    wanted = list(zip(*reference(keys, values, queries, groups, 0.1), strict=True))
+    np.testing.assert_allclose(found.keys, wanted[0], rtol=1e-3, atol=1e-4)
+    stays = np.setdiff1d(found.keep, places)
+    moved = fitted(keys, values, queries, stays, (wanted[0], wanted[1]), 0.1)
+    assert np.abs(moved - wanted[1]).max() > 1e-3
+    np.testing.assert_allclose(found.values, moved, rtol=1e-3, atol=2e-4)
+    assert max(wanted[2]) < 2
+    found = summed(keys, values, kept(300, 100), asked(seed=seed), rows=rows, fit=1e9)
+    np.testing.assert_allclose(found.values, wanted[1], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -141,7 +148,10 @@ def test_equal_rows_are_summed_up_exactly():
     keep = np.concatenate(
         [np.arange(4), np.arange(268, 300), np.arange(4, 100), np.arange(200, 268)]
     ).astype(np.int32)
-    found, queries = summed(keys, values, keep, moments, rows=2, ridge=1e-9), draw(*moments, 64)
+    found, queries = (
+        summed(keys, values, keep, moments, rows=2, ridge=1e-9, fit=1e9),
+        draw(*moments, 64),
+    )
     assert sorted(found.keep[found.first : found.first + 2]) == [266, 267]
     nearest = np.abs(found.values - values[100]).sum(axis=1).argmin()
     # one other row is with them
@@ -237,6 +247,7 @@ def test_a_conversation_keeps_the_queries_in_a_quarter_of_the_bytes():
         ("recent=-1", "0 or more"),
         ("ridge=0", "above 0"),
         ("worst=nan", "above 0"),
+        ("fit=0", "above 0"),
     ],
 )
 def test_wrong_parameters_are_one_line(text, message):

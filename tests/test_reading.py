@@ -37,6 +37,27 @@ def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
             for x, y in zip(positions(llm), positions(one), strict=True)
         ]
         assert all(map(all, same)), name
-        # a summary's value on the edge between two steps of q8_0 may fall on either side
-        most = 1e-7 if kind == "q8_0" and "summary" in name else 1e-9
+        # a summary's value on the edge between two steps of q8_0, or of a block's scale, may fall
+        # on either side
+        flips = n_flips(llm, one) if kind == "q8_0" and "summary" in name else 0
+        assert flips <= 4
+        most = 1e-6 if flips else 1e-9
         assert nmse(decode(llm, text(3, seed=1)), decode(one, text(3, seed=1))) < most
+
+
+def n_flips(llm, one) -> int:
+    """Blocks of the same tokens' q8_0 rows that are not equal; no values are further than a step
+    apart.
+    """
+    found = 0
+    for il, info in enumerate(llm._kv.store.layers):
+        for k in range(info.n_head_kv):
+            order = [np.argsort(x._kv.store.positions(il, k)) for x in (llm, one)]
+            both = [x._kv.store.rows(il, k) for x in (llm, one)]
+            for a, b in zip(*both, strict=True):
+                a, b = a[order[0]], b[order[1]]
+                a, b = (x.reshape(len(x), -1, 32) for x in (a, b))
+                step = np.abs(a).max(axis=2, keepdims=True) / 127
+                assert (np.abs(a - b) <= 1.01 * step).all()
+                found += int((a != b).any(axis=2).sum())
+    return found

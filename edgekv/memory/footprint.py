@@ -203,8 +203,8 @@ def _moments(x: LayerInfo) -> int:
     return 0 if x.v_in_k else x.n_head * x.d_k * (x.d_k + 3) // 2
 
 
-WORK_OF_QUERY = 192
-"""Numbers for each drawn query: logits of a block of rows, and shares of the groups."""
+WORK_OF_QUERY = 256
+"""Numbers for each drawn query: logits of a block of rows, and three for each group."""
 
 
 def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int:
@@ -221,9 +221,9 @@ def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int
     for x in (x for x in layers if x.selects and not x.v_in_k):
         n, square, asked = n_looked_at(2 * x.d_k), x.d_k**2, x.n_head // x.n_head_kv * n_drawn
         moments = _moments(x) + MOMENTS_WORK * square
-        work = asked * (WORK_OF_QUERY + 6 * x.d_k) + 5 * square  # native/src/cpu/edgekv-centroids
-        look = min(PAIR, x.n_head_kv) * (n * (x.d_k + x.d_v + 2) + KEPT * x.d_k + work)
-        waiting = at_once * x.n_head_kv * (n * (x.d_k + x.d_v) + KEPT * x.d_k)
+        work = asked * (WORK_OF_QUERY + 6 * x.d_k + 2 * x.d_v) + 9 * square  # edgekv-centroids.cpp
+        look = min(PAIR, x.n_head_kv) * ((n + KEPT) * (x.d_k + x.d_v) + 2 * n + work)
+        waiting = at_once * x.n_head_kv * (n + KEPT) * (x.d_k + x.d_v)
         drawn = x.n_head * n_drawn * x.d_k + 2 * square  # and what turned them, f64
         most = max(most, 4 * (max(moments, look) + waiting + drawn))
         packed += x.n_head * (x.d_k + 5) * x.d_k

@@ -13,7 +13,11 @@ count as much. The key k of a group is wanted to be, for such queries q,
 
 k is the average of the k_j under that attention, which is the slope of the right side, averaged
 too, and what it leaves over, the logarithm of their number above all, by ridge regression. The
-value is the average of the v_j under the same attention. Queries are drawn from the normal
+value is the average of the v_j under the same attention. Keys miss what they are wanted to be by a
+little, and then all that is kept counts for too much or too little. So all values of a head's
+summary are moved together, by ridge regression, to where attention over what is kept and the
+summary is what it was over all rows. (Fitting values so is also what GRKV, arXiv 2605.31105, and
+Attention Matching, arXiv 2602.16284, do, to rows that stay.) Queries are drawn from the normal
 distribution that Expected Attention takes them for (arXiv 2510.00636): mean and covariance of the
 prompt's queries before RoPE, turned to later positions.
 
@@ -42,7 +46,9 @@ RECENT_SHARE = 5
 MAX_SHARE = 4
 """A head's summary takes one of this many of its rows, at most."""
 LONGEST = 4
-"""A key may be this much longer than the longest of the rows that it stands for."""
+"""A key may be this much longer than the longest of the rows that it stands for, and a value than
+the longest of what is lost.
+"""
 LOST, KEPT, MOST_VALUES = 4096, 512, 1 << 21
 """Rows of what a head loses, and of what it keeps, that are looked at where there are more, evenly
 spaced; of wide heads no more than take 8 MiB as f32.
@@ -59,6 +65,8 @@ class CentroidParams:
     """Added to the second moments of the queries (relative to their mean)."""
     worst: float = 2.0
     """Error of a key, root mean square of the logarithm, above which its group is dropped."""
+    fit: float = 0.1
+    """The ridge of the values' regression, relative to the mean of the queries' powers."""
     later: int = 64
     """Later positions that queries are turned to, on average."""
     draws: int = 64
@@ -77,7 +85,7 @@ class CentroidParams:
         ):
             if value < least:
                 raise BadInput(f"{name} {value} is no number of them; give {least} or more")
-        for name, number in (("ridge", self.ridge), ("worst", self.worst)):
+        for name, number in (("ridge", self.ridge), ("worst", self.worst), ("fit", self.fit)):
             if not 0 < number < np.inf:
                 raise BadInput(f"{name} {number:g} is out of range; give a number above 0")
 
@@ -188,14 +196,14 @@ class CentroidMerge:
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """Rows of a head that are looked at: keys [n, d_k] and values [n, d_v] of what it loses, keys
-    [m, d_k] of what it keeps, and how many rows each of them stands for.
+    """Rows of a head that are looked at: keys [n, d_k] and values [n, d_v] of what it loses, kept
+    ([m, d_k], [m, d_v]) of what it keeps, and how many rows each of them stands for.
     """
 
     keys: NDArray[np.float32]
     values: NDArray[np.float32]
     each: float
-    kept: NDArray[np.float32]
+    kept: tuple[NDArray[np.float32], NDArray[np.float32]]
     each_kept: float
 
 
@@ -226,7 +234,7 @@ def _look(rows: PartReader, head: int, loss: Loss, width: int) -> Look:
         rows(head, some, "k"),
         rows(head, some, "v"),
         len(loss.lost) / len(some),
-        rows(head, some_kept, "k"),
+        (rows(head, some_kept, "k"), rows(head, some_kept, "v")),
         len(kept) / max(1, len(some_kept)),
     )
 
@@ -256,6 +264,7 @@ def stand_for(
             "ridge": p.ridge,
             "worst": p.worst,
             "longest": LONGEST,
+            "fit": p.fit,
         },
     )
 

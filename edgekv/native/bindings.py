@@ -124,7 +124,7 @@ class CMerge(Structure):
 
 class CLost(Structure):
     _fields_ = [
-        *((n, F32P) for n in ("keys", "values", "kept", "queries")),
+        *((n, F32P) for n in ("keys", "values", "kept", "kept_values", "queries")),
         *((n, c_int32) for n in ("n", "n_kept", "n_queries", "d_k", "d_v")),
         ("each", c_float),
         ("each_kept", c_float),
@@ -135,7 +135,7 @@ class CCentroidParams(Structure):
     _fields_ = [
         ("n_groups", c_int32),
         ("rounds", c_int32),
-        *((n, c_float) for n in ("jitter", "ridge", "worst", "longest")),
+        *((n, c_float) for n in ("jitter", "ridge", "worst", "longest", "fit")),
     ]
 
 

@@ -451,7 +451,7 @@ int edgekv_centroids(const edgekv_lost * lost, const edgekv_centroid_params * pa
         const auto & l = given(lost);
         const auto & p = given(params);
         given(l.keys), given(l.values), given(l.queries), given(keys), given(values);
-        if (l.n_kept > 0) given(l.kept);
+        if (l.n_kept > 0) given(l.kept), given(l.kept_values);
         constexpr int32_t MOST = 1 << 20; // so that products of two of them are far from overflow
         for (const int32_t x : { l.n, l.n_queries, l.d_k, l.d_v, p.n_groups, p.rounds })
             if (x < 1 || x > MOST)

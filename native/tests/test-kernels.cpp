@@ -282,14 +282,15 @@ void test_centroids(random_source & rnd) {
         { std::array { 1, 0, 1, 4, 4, 1 }, std::array { 65, 7, 19, 20, 36, 3 },
             std::array { 200, 64, 50, 64, 48, 64 }, std::array { 5, 1, 100, 130, 8, 5 } }) {
         std::vector<float> keys((size_t) n * d_k), values((size_t) n * d_v),
-            kept((size_t) n_kept * d_k), queries((size_t) n_queries * d_k),
-            found_keys((size_t) n_groups * d_k), found_values((size_t) n_groups * d_v);
-        for (auto * x : { &keys, &values, &kept, &queries })
+            kept((size_t) n_kept * d_k), kept_values((size_t) n_kept * d_v),
+            queries((size_t) n_queries * d_k), found_keys((size_t) n_groups * d_k),
+            found_values((size_t) n_groups * d_v);
+        for (auto * x : { &keys, &values, &kept, &kept_values, &queries })
             for (float & v : *x) v = 0.3f * rnd.normal();
         std::vector<int32_t> label(n, -1);
-        const edgekv_lost lost = { keys.data(), values.data(), kept.data(), queries.data(), n,
-            n_kept, n_queries, d_k, d_v, 1.5f, 2.0f };
-        const edgekv_centroid_params params = { n_groups, 3, 1e-3f, 0.1f, 1e9f, 1e9f };
+        const edgekv_lost lost = { keys.data(), values.data(), kept.data(), kept_values.data(),
+            queries.data(), n, n_kept, n_queries, d_k, d_v, 1.5f, 2.0f };
+        const edgekv_centroid_params params = { n_groups, 3, 1e-3f, 0.1f, 1e9f, 1e9f, 0.1f };
         const int n_found = edgekv_cpu_centroids(
             &lost, &params, found_keys.data(), found_values.data(), label.data());
         check(n_found >= 1 && n_found <= n_groups, "centroids: %d of %d groups", n_found, n_groups);

@@ -1,4 +1,4 @@
-"""Summary rows of one head, in float64: groups by SciPy, the regression as a least-squares problem,
+"""Summary rows of one head, in float64: groups by SciPy, the regressions as least-squares problems,
 attention as a loop over queries.
 """
 
@@ -69,3 +69,27 @@ def summary(
             (key.numpy(), (weight[:, None] * torch.stack(outputs)).sum(0).numpy(), float(error))
         )
     return found
+
+
+def fitted(
+    keys: np.ndarray,
+    values: np.ndarray,
+    queries: np.ndarray,
+    kept: np.ndarray,
+    rows: tuple[np.ndarray, np.ndarray],
+    ridge: float,
+) -> np.ndarray:
+    """The values of the summary `rows`, keys [n, d] and values [n, d_v], such that attention over
+    the rows `kept` and them is what it was over all.
+    """
+    new_keys, new_values = (torch.from_numpy(np.asarray(x, np.float64)) for x in rows)
+    k, v, q = (torch.from_numpy(np.asarray(x, np.float64)) for x in (keys, values, queries))
+    stays = torch.from_numpy(kept)
+    there, then = torch.cat([k[stays], new_keys]), torch.cat([v[stays], new_values])
+    weights = [(there @ query).softmax(0) for query in q]
+    missing = [(k @ x).softmax(0) @ v - w @ then for x, w in zip(q, weights, strict=True)]
+    part = torch.stack(weights)[:, len(stays) :]
+    power = ridge * part.square().sum() / len(q)
+    left = torch.cat([part, power.sqrt() * torch.eye(len(new_keys), dtype=q.dtype)])
+    right = torch.cat([torch.stack(missing), torch.zeros_like(new_values)])
+    return (new_values + torch.linalg.lstsq(left, right).solution).numpy()

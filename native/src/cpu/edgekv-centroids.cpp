@@ -83,26 +83,28 @@ double trace(const double * a, int d) {
     return sum;
 }
 
-// x of a x = b, for a symmetric and positive [d][d], which becomes its Cholesky factor; b becomes
-// x. false: it is not positive
-bool solve(double * a, double * b, int d) {
+// x of a x = b [d][n], for a symmetric and positive [d][d], which becomes its Cholesky factor; b
+// becomes x. false: it is not positive
+bool solve(double * a, double * b, int d, int n) {
     for (int k = 0; k < d; ++k) { // row k of the upper factor; what lies below is never read
         double * row = a + (size_t) k * d;
         if (!(row[k] > 0)) return false;
         const double scale = 1 / std::sqrt(row[k]);
         for (int j = k; j < d; ++j) row[j] *= scale;
-        b[k] *= scale;
+        for (int c = 0; c < n; ++c) b[(size_t) k * n + c] *= scale;
         for (int i = k + 1; i < d; ++i) {
             const double f = row[i];
             double * below = a + (size_t) i * d;
             for (int j = i; j < d; ++j) below[j] -= f * row[j];
-            b[i] -= f * b[k];
+            for (int c = 0; c < n; ++c) b[(size_t) i * n + c] -= f * b[(size_t) k * n + c];
         }
     }
     for (int k = d; k-- > 0;) {
         const double * row = a + (size_t) k * d;
-        for (int j = k + 1; j < d; ++j) b[k] -= row[j] * b[j];
-        b[k] /= row[k];
+        double * to = b + (size_t) k * n;
+        for (int j = k + 1; j < d; ++j)
+            for (int c = 0; c < n; ++c) to[c] -= row[j] * b[(size_t) j * n + c];
+        for (int c = 0; c < n; ++c) to[c] /= row[k];
     }
     return true;
 }
@@ -131,6 +133,7 @@ public:
             const float error = regress(g, &share[(size_t) g * n_q], across, moments, key);
             n_found += error <= p.worst && dot(key, key, d) <= p.longest * p.longest * longest;
         }
+        fit(keys, values, n_found);
         return n_found;
     }
 
@@ -143,6 +146,8 @@ private:
     floats logits;                     // [BLOCK][n_q]
     std::vector<int32_t> order, begin; // rows, group by group, and where each of these begins
     floats own;                        // [groups][n_q] log2 of the sum of a group's exponentials
+    floats total;                      // [n_q] the same of all rows
+    floats stays;                      // [n_q] what part of it is of what is kept
 
     floats scaled(const float * queries) const {
         floats x((size_t) n_q * d);
@@ -304,7 +309,9 @@ private:
     // own becomes what it is of all rows, of which some were looked at.
     floats shares() {
         const int n_groups = (int) begin.size() - 1;
-        floats total(n_q), kept(n_q, NOTHING), share(own.size());
+        floats kept(n_q, NOTHING), share(own.size());
+        total.assign(n_q, 0.0f);
+        stays.assign(n_q, 0.0f);
         if (h.n_kept) {
             std::vector<int32_t> all(h.n_kept);
             std::iota(all.begin(), all.end(), 0);
@@ -319,6 +326,7 @@ private:
             for (int g = 0; g < n_groups; ++g)
                 sum += std::exp2(own[(size_t) g * n_q + q] + more - most);
             total[q] = most + std::log2(sum);
+            stays[q] = std::exp2(kept[q] + more_kept - total[q]);
         }
         for (int g = 0; g < n_groups; ++g) {
             float *to = &share[(size_t) g * n_q], sum = 0;
@@ -375,11 +383,85 @@ private:
         };
         for (int q = 0; q < m; ++q) misses[q] = miss(q);
         for (int i = 0; i < d; ++i) right[i] = dot(&weighted[(size_t) i * m], misses.data(), m);
-        if (!solve(left.data(), right.data(), d)) return INFINITY;
+        if (!solve(left.data(), right.data(), d, 1)) return INFINITY;
         for (int i = 0; i < d; ++i) key[i] += (float) right[i];
         double error = 0;
         for (int q = 0; q < m; ++q) error += (double) share[q] * miss(q) * miss(q);
         return (float) std::sqrt(error);
+    }
+
+    // adds to out [n_queries][d_v] the values of n rows, each of which stands for `each`, by the
+    // attention that they got among all
+    void attend(const float * keys, const float * values, int n, float each, floats & out) {
+        const reg more = lanes::set(std::log2(each));
+        for (int i = 0; i < n; i += BLOCK) {
+            const int m = std::min(BLOCK, n - i);
+            asked(keys + (size_t) i * d, m, logits.data());
+            for (int j = 0; j < m; ++j)
+                for (int q = 0; q < n_q; q += lanes::N) {
+                    float * x = &logits[(size_t) j * n_q + q];
+                    lanes::store(x,
+                        exp2<lanes>(
+                            lanes::add(more, lanes::sub(lanes::load(x), lanes::load(&total[q])))));
+                }
+            for (int q = 0; q < h.n_queries; ++q)
+                for (int j = 0; j < m; ++j)
+                    add(&out[(size_t) q * h.d_v], values + (size_t) (i + j) * h.d_v,
+                        logits[(size_t) j * n_q + q], h.d_v);
+        }
+    }
+
+    // values [n][d_v], moved to where attention over what is kept and them is what it was over all
+    void fit(const float * keys, float * values, int n) {
+        if (n == 0) return;
+        const int m = h.n_queries, d_v = h.d_v;
+        floats want((size_t) m * d_v), has(want.size()), part((size_t) n * n_q), z(stays);
+        attend(h.kept, h.kept_values, h.n_kept, h.each_kept, has);
+        want = has;
+        attend(h.keys, h.values, h.n, h.each, want);
+        for (int g = 0; g < n; ++g) {
+            float * to = &part[(size_t) g * n_q];
+            asked(keys + (size_t) g * d, 1, to);
+            for (int q = 0; q < m; ++q) z[q] += to[q] = std::exp2(to[q] - total[q]);
+        }
+        for (int g = 0; g < n; ++g)
+            for (int q = 0; q < m; ++q) part[(size_t) g * n_q + q] /= z[q];
+        for (int q = 0; q < m; ++q) { // want becomes what is missing
+            float * to = &want[(size_t) q * d_v];
+            add(to, &has[(size_t) q * d_v], -1 / z[q], d_v);
+            for (int g = 0; g < n; ++g)
+                add(to, values + (size_t) g * d_v, -part[(size_t) g * n_q + q], d_v);
+        }
+        move(part, want, values, n);
+    }
+
+    void move(const floats & part, const floats & missing, float * values, int n) const {
+        const int m = h.n_queries, d_v = h.d_v;
+        std::vector<double> left((size_t) n * n), right((size_t) n * d_v);
+        for (int g = 0; g < n; ++g) {
+            const float * p_g = &part[(size_t) g * n_q];
+            for (int i = g; i < n; ++i)
+                left[(size_t) g * n + i] = left[(size_t) i * n + g] =
+                    dot(p_g, &part[(size_t) i * n_q], m);
+            for (int q = 0; q < m; ++q)
+                for (int c = 0; c < d_v; ++c)
+                    right[(size_t) g * d_v + c] += (double) p_g[q] * missing[(size_t) q * d_v + c];
+        }
+        const double ridge = p.fit * trace(left.data(), n) / m;
+        for (int g = 0; g < n; ++g) left[(size_t) g * n + g] += ridge;
+        if (!solve(left.data(), right.data(), n, d_v)) return;
+        float longest = 0;
+        for (int i = 0; i < h.n; ++i) {
+            const float * v = h.values + (size_t) i * d_v;
+            longest = std::max(longest, dot(v, v, d_v));
+        }
+        floats moved(d_v);
+        for (int g = 0; g < n; ++g) {
+            float * v = values + (size_t) g * d_v;
+            for (int c = 0; c < d_v; ++c) moved[c] = v[c] + (float) right[(size_t) g * d_v + c];
+            if (dot(moved.data(), moved.data(), d_v) <= p.longest * p.longest * longest)
+                std::copy(moved.begin(), moved.end(), v);
+        }
     }
 };
 
