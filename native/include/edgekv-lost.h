@@ -22,5 +22,5 @@ struct edgekv_centroid_params {
     float ridge;      // added to their second moments, relative to their mean
     float worst;      // error of a key, as a logarithm, above which its group is dropped
     float longest;    // so much longer a key or a value may be than those that it stands for
-    float fit;        // ridge of the fit of values, relative to what a query asks of all of them
+    float fit;        // ridge of the regression of values, relative to the mean of queries' powers
 };
