@@ -159,7 +159,6 @@ def turns(o: argparse.Namespace) -> dict[str, Any]:
                 )
             right = sum(a["right"] for a in own)
             print(f"{cache}, {path.stem}: {right} of {len(own)} right", file=sys.stderr, flush=True)
-        del llm
     return {"caches": [FULL, *caches], "turns": conversations}
 
 
@@ -178,14 +177,13 @@ def script(llm: Any, text: str, n_tokens: int, seed: int) -> Iterator[tuple[str,
     first, second = things[:N_FACTS], things[N_FACTS:]
     later = [x for pair in zip(second, first, strict=True) for x in pair]
     order = [*first, *later, *second]
-    rng.shuffle(order[:N_FACTS])
     for turn, thing in enumerate(order):
         late = "second text" if thing in second else "first text later"
         about = "first text" if turn < N_FACTS else late
-        said = f"What is the secret code of the {thing}? Answer with the code alone."
+        question = f"What is the secret code of the {thing}? Answer with the code alone."
         if turn in (0, N_FACTS):
-            said = f"Here is a text:\n\n{texts[turn // N_FACTS]}\n\n{said}"
-        yield said, codes[thing], about
+            question = f"Here is a text:\n\n{texts[turn // N_FACTS]}\n\n{question}"
+        yield question, codes[thing], about
 
 
 def with_facts(text: str, things: Sequence[str], codes: dict[str, str]) -> str:
@@ -216,9 +214,9 @@ def converse(
         llm.eval(tokens_of(llm, prompt[len(before) :]))
         answer: list[int] = []
         log_p = []
+        given = answers[turn] if answers is not None else None
         while len(answer) < MOST:
             log_p.append(said(llm))
-            given = answers[turn] if answers is not None else None
             if given is not None and len(answer) == len(given):
                 break
             token = given[len(answer)] if given is not None else int(log_p[-1].argmax())
