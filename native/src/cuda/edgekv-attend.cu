@@ -8,6 +8,8 @@
 #include "edgekv-cuda.h"
 #include "edgekv-rows.cuh"
 
+#include <climits>
+
 namespace edgekv_cuda {
 namespace {
 
@@ -26,12 +28,33 @@ struct attend_args {
     float * values; // [n_slots][n_q][d_v]
     float * dst;
     int n_parts, n_q; // n_q: queries of a KV head, tokens x group
+    int n_warps;      // of a block that reads a part
 };
 
 // bytes of n rows at any address, fetched in pieces of 16
 __host__ __device__ constexpr size_t tile_bytes(size_t nb) {
     return (ROWS * nb + 2 * ALIGN - 1) / ALIGN * ALIGN;
 }
+
+// What rows are like. A kernel for a type T is for heads of exactly D values: its loops have a
+// known length, which is half of the instructions.
+template <int T, int D>
+struct row_kind {
+    int type, d;
+    size_t nb;
+    __host__ __device__ static row_kind keys(const edgekv_rows & rows) {
+        if (T != ANY_TYPE) return { T, D, row_bytes(T, D) };
+        return { (int) rows.type_k, rows.d_k, rows.nb_k };
+    }
+    __host__ __device__ static row_kind values(const edgekv_rows & rows) {
+        if (T != ANY_TYPE) return { T, D, row_bytes(T, D) };
+        return { (int) rows.type_v, rows.d_v, rows.nb_v };
+    }
+    // of 16 bytes, where they lie in another order: 0 = as they are
+    __device__ int pieces() const {
+        return !has_blocks(type) && nb % 128 == 0 ? (int) nb / ALIGN : 0;
+    }
+};
 
 // ---- who does what
 
@@ -51,10 +74,17 @@ __device__ __forceinline__ tiles tiles_of(const edgekv_rows & rows, int k, int l
     return { first, max(0, (rows.len[k] + ROWS - 1) / ROWS - first) };
 }
 
-__device__ __forceinline__ int total_tiles(const edgekv_rows & rows, int lo) {
+// of the heads before k, by all lanes of a warp
+__device__ __forceinline__ int tiles_before(const edgekv_rows & rows, int k, int lo) {
     int n = 0;
-    for (int k = 0; k < rows.n_head_kv; ++k) n += tiles_of(rows, k, lo).n;
+    for (int i = threadIdx.x % WARP; i < k; i += WARP) n += tiles_of(rows, i, lo).n;
+    for (int i = 1; i < WARP; i *= 2) n += __shfl_xor_sync(ALL_LANES, n, i);
     return n;
+}
+
+// a tile for each warp of a part, where there are so many
+__device__ __forceinline__ int parts_of(const attend_args & a, int total) {
+    return min(a.n_parts, max(1, total / a.n_warps));
 }
 
 // part p is tiles [part_begin(p), part_begin(p + 1)) of all heads; no part is empty
@@ -81,35 +111,44 @@ __device__ __forceinline__ query query_of(const attend_args & a, int k, int i) {
         a.rows.len[k] - hidden };
 }
 
-__device__ __forceinline__ void load_queries(const attend_args & a, int k, uint4 * to) {
-    const int n = (a.rows.d_k + CHUNK - 1) / CHUNK * 2 * WARP;
+template <int T, int D>
+__device__ __forceinline__ void load_queries(
+    const attend_args & a, const row_kind<T, D> & keys, int k, uint4 * to) {
+    const int n = (keys.d + CHUNK - 1) / CHUNK * 2 * WARP;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const int row = i % WARP / 4;
-        to[i] = query_fragment(
-            a.rows.type_k, a.rows.d_k, i, query_of(a, k, row).q, query_of(a, k, row + 8).q);
+        to[i] =
+            query_fragment(keys.type, keys.d, i, query_of(a, k, row).q, query_of(a, k, row + 8).q);
     }
 }
 
-// where the rows of a tile lie, in memory or in shared memory: bytes in front of the first because
-// copies are aligned
+// The rows of a head from a tile's first one on: bytes in front of it because copies are aligned. A
+// tile has a multiple of 16 bytes, so `shift` is that of all tiles.
 struct stretch {
     const char * from;
-    int shift, n_bytes;
-    __device__ stretch(const char * base, size_t nb, int64_t row, int n_rows) {
-        const char * p = base + row * nb;
-        shift = (int) ((uintptr_t) p % ALIGN);
+    int shift;
+
+    template <int T, int D>
+    __device__ stretch(const char * base, const row_kind<T, D> & kind, int64_t row) {
+        const char * p = base + row * kind.nb;
+        // rows without blocks are read as pieces where they lie
+        shift = has_blocks(kind.type) ? (int) ((uintptr_t) p % ALIGN) : 0;
         from = p - shift;
-        n_bytes = shift + n_rows * (int) nb;
     }
-    // n_pieces: of a row in another order, 0 = as they are
-    __device__ void fetch(char * to, int n_pieces) const {
-        // i*inverse/65536 is i/n_pieces for the at most 16*32 pieces of a tile; a division takes 40
-        // instructions
-        const int inverse = n_pieces ? 65536 / n_pieces + 1 : 0;
-        for (int i = threadIdx.x % WARP; i * ALIGN < n_bytes; i += WARP) {
+    // n rows of a tile; i: its number from `from` on
+    template <int T, int D>
+    __device__ void fetch(char * to, const row_kind<T, D> & kind, int i, int n) const {
+        const int nb = (int) kind.nb, n_pieces = kind.pieces(), lane = threadIdx.x % WARP,
+                  n_bytes = shift + n * nb;
+        const int n_turns =
+            (int) ((n_pieces ? ROWS * nb : tile_bytes(nb)) / ALIGN + WARP - 1) / WARP;
+        const char * p = from + (int64_t) i * ROWS * nb + lane * ALIGN;
+#pragma unroll(T == ANY_TYPE ? 1 : 4)
+        for (int turn = 0; turn < n_turns; ++turn) {
+            const int piece = turn * WARP + lane;
             // a row has a multiple of eight
-            const int at = n_pieces ? i ^ swizzle(i * inverse >> 16) : i;
-            copy16(to + at * ALIGN, from + i * ALIGN);
+            const int at = n_pieces ? piece ^ swizzle(piece / n_pieces) : piece;
+            if (piece * ALIGN < n_bytes) copy16(to + at * ALIGN, p + turn * WARP * ALIGN);
         }
     }
 
@@ -117,27 +156,22 @@ struct stretch {
     // lanes that read eight rows of K nor those that read four rows of V meet: rows 2n and 2n + 1
     // differ in bit 2, rows 2n of a tile in bits 1 and 2.
     __device__ static int swizzle(int row) { return (row & 6) ^ (row & 1) * 5; }
-    __device__ static int pieces(int type, size_t nb) {
-        return (type == GGML_TYPE_F16 || type == GGML_TYPE_BF16) && nb % 128 == 0 ? (int) nb / ALIGN
-                                                                                  : 0;
-    }
 };
 
 // logits of 16 queries and 16 rows: s[j] has rows 8j.. of the tile
 template <int T, int D>
 __device__ __forceinline__ void multiply_keys(
-    const attend_args & a, const uint4 * queries, const char * tile, float (&s)[2][4]) {
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4,
-              type = T == ANY_TYPE ? (int) a.rows.type_k : T;
+    const row_kind<T, D> & keys, const uint4 * queries, const char * tile, float (&s)[2][4]) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     // row g + 8 has the same
-    const int swizzle = stretch::pieces(type, a.rows.nb_k) ? stretch::swizzle(g) : 0;
+    const int swizzle = keys.pieces() ? stretch::swizzle(g) : 0;
     for (int j = 0; j < 2; ++j)
         for (int x = 0; x < 4; ++x) s[j][x] = 0;
 #pragma unroll
     for (int i = 0; i < D / CHUNK; ++i) {
-        if (i * CHUNK >= a.rows.d_k) break;
-        const half8 k0 = read8(type, tile + g * a.rows.nb_k, i, t, a.rows.d_k, swizzle);
-        const half8 k1 = read8(type, tile + (g + 8) * a.rows.nb_k, i, t, a.rows.d_k, swizzle);
+        if (i * CHUNK >= keys.d) break;
+        const half8 k0 = read8(keys.type, tile + g * keys.nb, i, t, keys.d, swizzle);
+        const half8 k1 = read8(keys.type, tile + (g + 8) * keys.nb, i, t, keys.d, swizzle);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const uint4 q = queries[(2 * i + half) * WARP + lane];
@@ -147,27 +181,29 @@ __device__ __forceinline__ void multiply_keys(
     }
 }
 
-// o[8i + e]: values of 64 columns i, eight at a time; p: weights of 16 queries and 16 rows, of
-// which n are there
-template <int T, int D>
-__device__ __forceinline__ void multiply_values(
-    const attend_args & a, const uint4 & p, const char * tile, int n, float (&o)[D / 8][4]) {
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4,
-              type = T == ANY_TYPE ? (int) a.rows.type_v : T;
-    const bool swizzled = stretch::pieces(type, a.rows.nb_v) > 0;
-    int row[4], swizzle[4];
-    for (int j = 0; j < 4; ++j) {
-        // weights behind n are 0, what lies there need not be
-        row[j] = min(2 * t + j % 2 + j / 2 * 8, n - 1);
-        swizzle[j] = swizzled ? stretch::swizzle(row[j]) : 0;
+// the four rows of a tile whose values this lane multiplies; weights behind its n rows are 0, what
+// lies there need not be
+struct value_rows {
+    int row[4];
+    __device__ explicit value_rows(int n) {
+        for (int j = 0; j < 4; ++j)
+            row[j] = min(2 * (int) (threadIdx.x % 4) + j % 2 + j / 2 * 8, n - 1);
     }
+};
+
+// o[8i + e]: values of 64 columns i, eight at a time; p: weights of 16 queries and 16 rows
+template <int T, int D>
+__device__ __forceinline__ void multiply_values(const row_kind<T, D> & values, const uint4 & p,
+    const char * tile, const value_rows & rows, float (&o)[D / 8][4]) {
+    const int g = threadIdx.x % WARP / 4;
+    const bool swizzled = values.pieces() > 0;
 #pragma unroll
     for (int i = 0; i < D / 64; ++i) {
-        if (i * 64 >= a.rows.d_v) break;
+        if (i * 64 >= values.d) break;
         half8 v[4];
         for (int j = 0; j < 4; ++j)
-            v[j] = read8(
-                type, tile + row[j] * a.rows.nb_v, 2 * i + g / 4, g % 4, a.rows.d_v, swizzle[j]);
+            v[j] = read8(values.type, tile + rows.row[j] * values.nb, 2 * i + g / 4, g % 4,
+                values.d, swizzled ? stretch::swizzle(rows.row[j]) : 0);
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
             const uint32_t pick = e % 2 ? 0x7632 : 0x5410;
@@ -228,10 +264,9 @@ struct state {
 // the warps
 struct shared_layout {
     size_t queries, tile_k, tile_v, sums;
-    __host__ __device__ shared_layout(const edgekv_rows & rows, int D)
-        : queries((size_t) D / CHUNK * 2 * WARP * sizeof(uint4)), tile_k(tile_bytes(rows.nb_k)),
-          tile_v(tile_bytes(rows.nb_v)),
-          sums((QUERIES * D + 2 * MAX_WARPS * QUERIES) * sizeof(float)) {}
+    __host__ __device__ shared_layout(size_t nb_k, size_t nb_v, int D)
+        : queries((size_t) D / CHUNK * 2 * WARP * sizeof(uint4)), tile_k(tile_bytes(nb_k)),
+          tile_v(tile_bytes(nb_v)), sums((QUERIES * D + 2 * MAX_WARPS * QUERIES) * sizeof(float)) {}
     __host__ __device__ size_t stage() const { return tile_k + tile_v; }
     __host__ __device__ size_t total(int n_warps) const {
         const size_t n = n_warps * STAGES * stage();
@@ -239,48 +274,83 @@ struct shared_layout {
     }
 };
 
+// what a lane's two queries see, and what becomes of their logits
+struct sight {
+    query q[2];
+    alibi lower[2];
+    int lo, hi; // rows that all queries of the block see, where none is lowered
+
+    __device__ sight(const attend_args & a, int k)
+        : q { query_of(a, k, threadIdx.x % WARP / 4), query_of(a, k, threadIdx.x % WARP / 4 + 8) },
+          lower { alibi(a.rows, k, q[0].h, q[0].hi), alibi(a.rows, k, q[1].h, q[1].hi) }, lo(0),
+          hi(INT_MAX) {
+        for (int i = 0; i < 2; ++i) {
+            if (!q[i].q) continue;
+            lo = max(lo, q[i].lo);
+            hi = min(hi, q[i].hi);
+        }
+        for (int i = 4; i < WARP; i *= 2) {
+            lo = max(lo, __shfl_xor_sync(ALL_LANES, lo, i));
+            hi = min(hi, __shfl_xor_sync(ALL_LANES, hi, i));
+        }
+        if (a.rows.max_bias != 0.0f) hi = 0;
+    }
+
+    // s[j][x]: of rows first + 8j.. A loop for each case: branches in a loop over registers nest
+    __device__ void operator()(const attend_args & a, float (&s)[2][4], int first) const {
+        const float scale = a.rows.scale, softcap = a.rows.softcap;
+        if (softcap == 0.0f) each([&](int, int, float y) { return y * scale; }, s);
+        else each([&](int, int, float y) { return logit(y, scale, softcap); }, s);
+        if (first >= lo && first + ROWS <= hi) return;
+        const int r0 = first + 2 * (int) (threadIdx.x % 4);
+        if (lower[0].pos || lower[1].pos)
+            each([&](int i, int r,
+                     float y) { return y + (r0 + r < q[i].hi ? lower[i](r0 + r) : 0); },
+                s);
+        each([&](int i, int r,
+                 float y) { return r0 + r >= q[i].lo && r0 + r < q[i].hi ? y : -INFINITY; },
+            s);
+    }
+
+    // f(query, row from the lane's first on, logit)
+    template <typename F>
+    __device__ static void each(F f, float (&s)[2][4]) {
+        for (int j = 0; j < 2; ++j)
+            for (int x = 0; x < 4; ++x) s[j][x] = f(x / 2, 8 * j + x % 2, s[j][x]);
+    }
+};
+
 template <int T, int D>
 __device__ __forceinline__ void attend_tiles(const attend_args & a, const shared_layout & at,
     uint4 * queries, char * stages, int k, int begin, int end, state<D> & st) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP,
-              len = a.rows.len[k], first = a.rows.first[k];
-    const query q[2] = { query_of(a, k, lane / 4), query_of(a, k, lane / 4 + 8) };
-    const alibi lower[2] = { alibi(a.rows, k, q[0].h, q[0].hi), alibi(a.rows, k, q[1].h, q[1].hi) };
-    const int pieces_k = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_k : T, a.rows.nb_k);
-    const int pieces_v = stretch::pieces(T == ANY_TYPE ? (int) a.rows.type_v : T, a.rows.nb_v);
+    const int warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP, len = a.rows.len[k];
+    const auto keys = row_kind<T, D>::keys(a.rows), values = row_kind<T, D>::values(a.rows);
+    const int64_t row = (int64_t) a.rows.first[k] + begin * ROWS;
+    const stretch from_k(a.rows.k, keys, row), from_v(a.rows.v, values, row);
     auto fetch = [&](int tile, int stage) {
         if (tile < end) {
-            const int64_t row = (int64_t) first + tile * ROWS;
             const int n = min(ROWS, len - tile * ROWS);
-            stretch(a.rows.k, a.rows.nb_k, row, n).fetch(stages + stage * at.stage(), pieces_k);
-            stretch(a.rows.v, a.rows.nb_v, row, n)
-                .fetch(stages + stage * at.stage() + at.tile_k, pieces_v);
+            from_k.fetch(stages + stage * at.stage(), keys, tile - begin, n);
+            from_v.fetch(stages + stage * at.stage() + at.tile_k, values, tile - begin, n);
         }
         copy_commit();
     };
     fetch(begin + warp, 0);
-    load_queries(a, k, queries);
+    load_queries(a, keys, k, queries);
+    const sight see(a, k);
     __syncthreads();
     int stage = 0;
     for (int tile = begin + warp; tile < end; tile += n_warps, stage = 1 - stage) {
         fetch(tile + n_warps, 1 - stage);
         copy_wait<1>();
         __syncwarp();
-        const int64_t row = (int64_t) first + tile * ROWS;
-        const char * tile_k =
-            stages + stage * at.stage() + stretch(a.rows.k, a.rows.nb_k, row, 0).shift;
-        const char * tile_v =
-            stages + stage * at.stage() + at.tile_k + stretch(a.rows.v, a.rows.nb_v, row, 0).shift;
+        const char * tile_k = stages + stage * at.stage() + from_k.shift;
+        const char * tile_v = stages + stage * at.stage() + at.tile_k + from_v.shift;
         float s[2][4];
-        multiply_keys<T, D>(a, queries, tile_k, s);
-        for (int j = 0; j < 2; ++j)
-            for (int x = 0; x < 4; ++x) {
-                const int r = tile * ROWS + 8 * j + 2 * (lane % 4) + x % 2;
-                s[j][x] = r >= q[x / 2].lo && r < q[x / 2].hi
-                    ? logit(s[j][x], a.rows.scale, a.rows.softcap) + lower[x / 2](r)
-                    : -INFINITY;
-            }
-        multiply_values<T, D>(a, st.fold(s), tile_v, min(ROWS, len - tile * ROWS), st.o);
+        multiply_keys(keys, queries, tile_k, s);
+        see(a, s, tile * ROWS);
+        const value_rows rows(min(ROWS, len - tile * ROWS));
+        multiply_values(values, st.fold(s), tile_v, rows, st.o);
         __syncwarp(); // the stage is free
     }
     copy_wait<0>();
@@ -290,8 +360,8 @@ __device__ __forceinline__ void attend_tiles(const attend_args & a, const shared
 template <int T, int D>
 __device__ __forceinline__ void store_segment(
     const attend_args & a, float * sums, int slot, state<D> & st) {
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP,
-              type = T == ANY_TYPE ? (int) a.rows.type_v : T;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
+    const auto values = row_kind<T, D>::values(a.rows);
     float (*tops)[QUERIES][2] = (float (*)[QUERIES][2])(sums + QUERIES * D);
     for (int i = 0; i < 2; ++i) {
         st.l[i] = sum_over(st.l[i], 4);
@@ -305,7 +375,7 @@ __device__ __forceinline__ void store_segment(
         for (int w = 0; w < n_warps; ++w)
             l[i] += tops[w][lane / 4 + 8 * i][1] * exp_below(tops[w][lane / 4 + 8 * i][0], m[i]);
     }
-    const int q0 = blockIdx.y * QUERIES, n = min(QUERIES, a.n_q - q0), d = a.rows.d_v;
+    const int q0 = blockIdx.y * QUERIES, n = min(QUERIES, a.n_q - q0), d = values.d;
     for (int w = 0; w < n_warps; ++w) {
         if (w == warp) {
 #pragma unroll
@@ -313,7 +383,7 @@ __device__ __forceinline__ void store_segment(
                 for (int x = 0; x < 4; ++x) {
                     if (lane / 4 + x / 2 * 8 >= n) continue; // of no query
                     float & to = sums[(lane / 4 + x / 2 * 8) * D +
-                        value_of(type, j, 2 * (lane % 4) + x % 2)];
+                        value_of(values.type, j, 2 * (lane % 4) + x % 2)];
                     const float y = st.o[j][x] * exp_below(st.m[x / 2], m[x / 2]);
                     to = w ? to + y : y;
                 }
@@ -332,14 +402,14 @@ __device__ __forceinline__ void store_segment(
     __syncthreads(); // the shared memory is free
 }
 
-// T: type of K and V, or ANY_TYPE; D: 64, 128 or 256, at least the heads' sizes
+// T: type of K and V, of D values each, or ANY_TYPE; D: 64, 128 or 256, at least the heads' sizes
 template <int T, int D>
 __global__ void __launch_bounds__(MAX_WARPS * WARP, D == 256 ? 2 : 3)
     attend_part(const attend_args a) {
     char * shared = dynamic_shared();
-    const shared_layout at(a.rows, D);
-    const int lo = first_seen(a.qs), total = total_tiles(a.rows, lo),
-              n_parts = min(a.n_parts, total), p = blockIdx.x;
+    const shared_layout at(row_kind<T, D>::keys(a.rows).nb, row_kind<T, D>::values(a.rows).nb, D);
+    const int lo = first_seen(a.qs), total = tiles_before(a.rows, a.rows.n_head_kv, lo),
+              n_parts = parts_of(a, total), p = blockIdx.x;
     if (p >= n_parts) return;
     const int begin = part_begin(total, p, n_parts), end = part_begin(total, p + 1, n_parts);
     int base = 0;
@@ -351,11 +421,11 @@ __global__ void __launch_bounds__(MAX_WARPS * WARP, D == 256 ? 2 : 3)
         state<D> st;
         st.clear();
         char * stages = shared + at.queries;
-        attend_tiles<T, D>(a, at, (uint4 *) shared,
-            stages + threadIdx.x / WARP * STAGES * at.stage(), k, t.first + b, t.first + e, st);
+        attend_tiles<T>(a, at, (uint4 *) shared, stages + threadIdx.x / WARP * STAGES * at.stage(),
+            k, t.first + b, t.first + e, st);
         __syncthreads();
         // p + k grows from segment to segment: a slot for each
-        store_segment<T, D>(a, (float *) stages, p + k, st);
+        store_segment<T>(a, (float *) stages, p + k, st);
     }
 }
 
@@ -365,10 +435,8 @@ __global__ void __launch_bounds__(FOLDERS * WARP) attend_combine(const attend_ar
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int h = blockIdx.x, t = blockIdx.y, G = a.rows.n_head / a.rows.n_head_kv, k = h / G,
               q = t * G + h % G, d = a.rows.d_v;
-    const int lo = first_seen(a.qs), total = total_tiles(a.rows, lo),
-              n_parts = min(a.n_parts, total);
-    int base = 0;
-    for (int i = 0; i < k; ++i) base += tiles_of(a.rows, i, lo).n;
+    const int lo = first_seen(a.qs), total = tiles_before(a.rows, a.rows.n_head_kv, lo),
+              n_parts = parts_of(a, total), base = tiles_before(a.rows, k, lo);
     const int n = tiles_of(a.rows, k, lo).n;
     const int p0 = n ? part_of(total, base, n_parts) : 0,
               p1 = n ? part_of(total, base + n - 1, n_parts) + 1 : 0;
@@ -381,6 +449,7 @@ __global__ void __launch_bounds__(FOLDERS * WARP) attend_combine(const attend_ar
     __syncthreads();
     for (int w = 0; w < FOLDERS; ++w) m = fmaxf(m, tops[w]);
     float y[MAX_D / WARP] = {}, l = 0;
+#pragma unroll 4
     for (int p = p0 + warp; p < p1; p += FOLDERS) {
         const float c = exp_below(a.top[slot(p) * 2], m);
         l += a.top[slot(p) * 2 + 1] * c;
@@ -407,13 +476,14 @@ typedef void (*attend_kernel)(attend_args);
 
 template <int D>
 attend_kernel kernel_for(const edgekv_rows & rows) {
-    if (rows.type_k != rows.type_v) return attend_part<ANY_TYPE, D>;
-    switch (rows.type_k) {
-        case GGML_TYPE_F16: return attend_part<GGML_TYPE_F16, D>;
-        case GGML_TYPE_Q8_0: return attend_part<GGML_TYPE_Q8_0, D>;
-        case GGML_TYPE_Q4_0: return attend_part<GGML_TYPE_Q4_0, D>;
-        default: return attend_part<ANY_TYPE, D>;
-    }
+    const int type = rows.type_k;
+    const size_t nb = row_bytes(type, D);
+    const bool alike =
+        rows.type_v == type && rows.d_k == D && rows.d_v == D && rows.nb_k == nb && rows.nb_v == nb;
+    if (alike && type == GGML_TYPE_F16) return attend_part<GGML_TYPE_F16, D>;
+    if (alike && type == GGML_TYPE_Q8_0) return attend_part<GGML_TYPE_Q8_0, D>;
+    if (alike && type == GGML_TYPE_Q4_0) return attend_part<GGML_TYPE_Q4_0, D>;
+    return attend_part<ANY_TYPE, D>;
 }
 
 struct plan {
@@ -433,7 +503,7 @@ static cudaError_t make_plan(const edgekv_rows & rows, plan & p) {
     p.kernel = p.D == 64 ? kernel_for<64>(rows)
         : p.D == 128     ? kernel_for<128>(rows)
                          : kernel_for<256>(rows);
-    const shared_layout at(rows, p.D);
+    const shared_layout at(rows.nb_k, rows.nb_v, p.D);
     p.n_warps = MAX_WARPS;
     while (p.n_warps > 1 && at.total(p.n_warps) > (size_t) limit) p.n_warps /= 2;
     p.n_shared = (int) at.total(p.n_warps);
@@ -480,7 +550,7 @@ int edgekv_cuda_attend(const edgekv_rows * rows, const edgekv_queries * qs, floa
     cudaError_t e = make_plan(*rows, p);
     if (e != cudaSuccess) return e;
     attend_args a = { *rows, *qs, nullptr, nullptr, dst, n_parts,
-        qs->n_tokens * (rows->n_head / rows->n_head_kv) };
+        qs->n_tokens * (rows->n_head / rows->n_head_kv), p.n_warps };
     a.top = (float *) workspace;
     a.values = a.top + n_slots(*rows, n_parts) * a.n_q * 2;
     e = launch(p.kernel, dim3(n_parts, (a.n_q + QUERIES - 1) / QUERIES), p.n_warps * WARP,

@@ -22,6 +22,13 @@ __host__ __device__ constexpr bool has_blocks(int type) {
     return type != GGML_TYPE_F16 && type != GGML_TYPE_BF16;
 }
 
+// of a row of d values, of the types that kernels are made for
+__host__ __device__ constexpr size_t row_bytes(int type, int d) {
+    return type == GGML_TYPE_Q8_0 ? d / CHUNK * 34
+        : type == GGML_TYPE_Q4_0  ? d / CHUNK * 18
+                                  : 2 * d;
+}
+
 // column within its chunk of value e (0..7) of lane t (0..3). Blocks: where the lanes' nibbles lie
 // together; of q8_0 too, whose lanes would else read words of few banks
 __host__ __device__ constexpr int value_column(int type, int t, int e) {
@@ -121,10 +128,11 @@ __device__ __forceinline__ half8 read8(
     int type, const char * p, int i, int t, int d, int swizzle = 0) {
     if (i * CHUNK + (has_blocks(type) ? 0 : 8 * t) >= d) return { { 0, 0, 0, 0 } };
     const __half2 none = halves(0);
+    const int piece = (i / 2 * 8 + ((i % 2 * 4 + t) ^ swizzle)) * 16; // a swizzle is less than 8
     constexpr uint32_t LOW = 0x0f0f0f0f;
     switch (type) {
-        case GGML_TYPE_F16: return read_f16(p + ((4 * i + t) ^ swizzle) * 16);
-        case GGML_TYPE_BF16: return read_bf16(p + ((4 * i + t) ^ swizzle) * 16);
+        case GGML_TYPE_F16: return read_f16(p + piece);
+        case GGML_TYPE_BF16: return read_bf16(p + piece);
         case GGML_TYPE_Q8_0: {
             p += i * 34;
             return scaled8(read4(p + 2 + 4 * t) ^ 0x80808080, read4(p + 18 + 4 * t) ^ 0x80808080,
