@@ -205,8 +205,9 @@ class KVConfig:
         help=(
             "Where a prompt's hidden states wait: in main memory as f32 or f16, in a temporary "
             "file, or on the GPU that has all layers (f32; spares the copies, takes memory there). "
-            "whole: nowhere, all layers are read at once and each is compressed then. auto: f32; "
-            "whole or f16 where that saves a tenth of the full cache or more."
+            "whole: nowhere, all layers are read at once and each is compressed then. auto: device "
+            "where that has room, else f32; without a GPU whole or f16 where that saves a tenth of "
+            "the full cache or more."
         ),
     )
     tail: int = _option(

@@ -24,7 +24,7 @@ from edgekv.budget.profile import from_shares
 from edgekv.errors import EdgeKVError
 from edgekv.memory.dense import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
-from edgekv.memory.hidden import definite, planned
+from edgekv.memory.hidden import AUTO, DEVICE, definite, on_gpu, planned
 from edgekv.memory.room import check_prompt
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import CentroidMerge
@@ -49,8 +49,10 @@ class Engine:
         self.ctx, self.store, self.settings, self.tokenize = ctx, store, settings, tokenize
         self.offloaded = False
         """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they
-        are asked to.
+        are asked to, or may be.
         """
+        self.device_free: Callable[[], int] = int
+        """Bytes free on the device that has all layers; 0 where there is no such one."""
         self.clock = StageClock()
         """What compressing the last prompt took."""
         self.recurs = store.memory().bytes_recurrent > 0
@@ -380,13 +382,18 @@ class Engine:
         """The bytes that a prompt is going to take, on top of what the process has, and by which
         way.
         """
-        lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
-        even = self.settings.table is None and preset.budget.name == "uniform"
         wish = self.settings.hidden
         if not self.can_cut:
             wish = WHOLE
-        elif self.offloaded:  # they wait beside the device's memory
-            wish = definite(wish)
+        elif self.offloaded and wish == AUTO:
+            there = self._planned(DEVICE, observer, plan, on_gpu=True)
+            wish = on_gpu(there, self.device_free())
+        return self._planned(wish, observer, plan)
+
+    def _planned(self, wish: str, observer: QueryObserver, plan: Plan, **more: Any) -> PromptBytes:
+        """What reading takes if hidden states are to wait there. more: of `prompt_bytes`."""
+        lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
+        even = self.settings.table is None and preset.budget.name == "uniform"
         model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
         what = observer.extent(n_ubatch)
         longest = max(what.n_tokens, what.n_rows - what.n_tokens)  # a probe's pieces stand alone
@@ -404,6 +411,7 @@ class Engine:
             recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
             words=0 if self.offloaded else words,
+            **more,
         )
 
     def _check_room(self, observer: QueryObserver, plan: Plan) -> PromptBytes:

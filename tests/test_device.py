@@ -208,11 +208,11 @@ def check(result: dict, kind: str, bias: bool = False) -> None:
     assert result["n_pinned"] != 0  # hidden states wait where the device copies from at full speed
 
 
-def check_unharmed(result: dict) -> None:
+def check_unharmed(result: dict, loaded: float = 1e-6) -> None:
     """A turn that was cancelled leaves no trace; what is loaded differs by rounding, with sliding
     windows (8e-8 was seen on the stand-in).
     """
-    assert result["harm"]["cancelled"] == 0 and result["harm"]["loaded"] < 1e-6, result["harm"]
+    assert result["harm"]["cancelled"] == 0 and result["harm"]["loaded"] < loaded, result["harm"]
 
 
 def check_used(result: dict, bias: bool = False) -> None:
@@ -244,7 +244,7 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     assert result["nmse"]["random"] < (1e-3 if kind == "f16" else 3e-2)
     assert result["nmse"]["score=random,merge=d2o"] < 3e-2
     assert min(result["same"].values()) > 0.95, result["same"]
-    check_unharmed(result)
+    check_unharmed(result, loaded=1e-5)  # 5e-6 was seen on an H200, with q4_0 and gemma3
     check_used(result, bias=name == "qwen2" and kind not in ("f16", "bf16"))
 
 

@@ -217,6 +217,9 @@ def test_on_a_gpu_what_lies_in_main_memory_is_no_part_of_the_peak():
     assert full.peak == there.weights + full.kv + full.compute and full.masks == 0
     plan = Planner(FakeBlueprint(), preset, replace(wish, n_bytes=there.peak), on_gpu=True)
     assert plan.best(32768) == replace(there, chosen=True)  # states in a file would not help it
+    wish = replace(wish, n_bytes=waiting.peak, ratios=[0.2])
+    plan = Planner(FakeBlueprint(), preset, wish, on_gpu=True)
+    assert plan.best(32768) == replace(waiting, chosen=True)  # there is room for them
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3", "qwen2", "refact"])

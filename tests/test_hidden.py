@@ -11,7 +11,7 @@ import pytest
 from edgekv import methods
 from edgekv.commands.report import stats_table
 from edgekv.memory.footprint import extent, f16_full_bytes, prompt_bytes, row_bytes
-from edgekv.memory.hidden import AUTO, WAYS, choose, planned
+from edgekv.memory.hidden import AUTO, DEVICE, EXACT, SPARE, WAYS, choose, on_gpu, planned
 from edgekv.methods.observer import QueryObserver
 from edgekv.native import LayerInfo
 from tests import models
@@ -211,3 +211,29 @@ def test_a_graph_that_cannot_be_cut_is_planned_as_it_is_read(tiny, text, monkeyp
         QueryObserver(llm._kv_settings, tokens, None), llm._kv.plan(len(tokens))
     )
     assert need.way == "whole"
+
+
+def test_on_a_gpu_they_wait_where_there_is_room():
+    what = extent(methods.get("snapkv"), N, 32, 512)
+    need = planned(
+        DEVICE,
+        llama_8b("f16"),
+        what,
+        N // 5,
+        n_seen=N,
+        n_embd=4096,
+        n_ubatch=512,
+        on_gpu=True,
+        old_bytes=1000,
+    )
+    assert need.waits_there and need.hidden == 4 * 4096 * N
+    enough = need.peak - 1000 + SPARE  # what old entries take is taken already
+    assert (on_gpu(need, enough), on_gpu(need, enough - 1)) == (DEVICE, EXACT)
+
+
+@pytest.mark.parametrize("free", [2**40, 0])
+def test_the_engine_asks_the_device_before_each_prompt(tiny, text, free):
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="auto")
+    llm._kv.offloaded, llm._kv.device_free = True, lambda: free
+    llm.eval(list(text(600)))
+    assert llm.kv_stats().hidden == (DEVICE if free else EXACT)

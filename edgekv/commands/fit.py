@@ -326,8 +326,11 @@ class Report:
         return "\n".join(parts + (self.costs(self.best) if self.best else []))
 
     def costs(self, point: Point) -> list[str]:
+        from edgekv.memory.hidden import DEVICE
+
         full = f" (a full f16 cache {mib(point.kv_full)})" if point.ratio < 1 else ""
         there = " in main memory" if self.place.is_gpu else ""  # no part of the device's peak
+        aside = there if point.hidden != DEVICE else ""
         rows = [
             ("weights", mib(point.weights)),
             ("other weights, in main memory", mib(point.host_weights)),
@@ -335,7 +338,7 @@ class Report:
             ("new tokens, at most", mib(point.tail)),
             (f"{'all layers' if point.is_whole else 'one layer'} in full", mib(point.layer)),
             ("masks, and the layer as f16", mib(point.masks)),
-            (f"hidden states ({point.hidden}){there}", mib(point.hidden_bytes)),
+            (f"hidden states ({point.hidden}){aside}", mib(point.hidden_bytes)),
             (f"queries and inputs{there}", mib(point.inputs)),
             ("compute buffers", mib(point.compute)),
             ("process", mib(point.process)),

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgekv import native
@@ -19,7 +20,7 @@ from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.memory import dense
 from edgekv.memory.footprint import WHOLE, extent
-from edgekv.memory.hidden import AUTO, EXACT, planned
+from edgekv.memory.hidden import AUTO, DEVICE, EXACT, planned
 from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ class Planner:
         context = b.context(compressed, n_ctx, *kinds, n_outputs)
         host = b.on_host if self._on_gpu else 0
         cost = self._compressed if compressed else self._full
-        return cost(
+        found = partial(
+            cost,
             context,
-            hidden,
             n_ctx=n_ctx,
             ratio=ratio,
             type_k=types[0],
@@ -163,6 +164,10 @@ class Planner:
             host_weights=host,
             picked=picked,
         )
+        if self._on_gpu and hidden == AUTO:  # there where they fit, as the engine does
+            there = replace(found(DEVICE), chosen=True)
+            return there if there.fits(self.wish.n_bytes) else replace(found(EXACT), chosen=True)
+        return found(hidden)
 
     def _full(self, context: Context, hidden: str, **shared: Any) -> Point:
         """llama.cpp's whole cache."""

@@ -2,7 +2,9 @@
 
 Read layer by layer, a prompt has 4 x n_embd bytes a token waiting between two layers. In a model
 whose few attention layers have few KV heads that is as much as its full cache. So each prompt takes
-the way whose peak is smaller by enough to be worth it.
+the way whose peak is smaller by enough to be worth it. On a GPU they wait in its own memory where
+that has room: the copies to main memory and back took as long as the whole reading did (on an H200,
+docs/results/gpu.md).
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 EXACT = "f32"
+DEVICE = "device"
+"""As exact, in the memory of the device that has all layers."""
 WAYS = (EXACT, WHOLE, "f16")
 """What `auto` chooses from. Reading all layers at once is as exact as f32, so it goes before f16,
 which rounds. A file is never chosen: it writes to a disk where nobody expects it.
 """
 ENOUGH = 0.5
 """A peak of this share of the full f16 cache is small enough for f32."""
+SPARE = 2**28
+"""Bytes of a device that nothing is planned for: pools of its backend, other programs' windows."""
 WORTH = 0.1
 """Share of the full f16 cache by which another way has to be smaller: rounded states cost about as
 much as a q8_0 cache does, and a dense Llama would save 6 % of its cache at ratio 0.5.
@@ -37,6 +43,11 @@ def choose(peaks: Mapping[str, int], n_bytes_full: int) -> str:
         if is_large and peaks[way] < peaks[best] - WORTH * n_bytes_full:
             best = way
     return best
+
+
+def on_gpu(need: PromptBytes, n_bytes_free: int) -> str:
+    """DEVICE or EXACT. need: what the prompt takes with DEVICE; n_bytes_free: on the device now."""
+    return DEVICE if need.peak - need.old + SPARE <= n_bytes_free else EXACT
 
 
 def definite(wish: str) -> str:
