@@ -100,7 +100,9 @@ def test_tables_of_results_are_what_the_data_give(page):
 
 def test_no_page_of_results_has_a_table_without_data():
     pages = {path.stem for path in RESULTS.glob("*.md")}
-    assert pages - {path.stem for path in RESULTS.glob("data/*.json")} == {"index"}
+    by_script = {"gpu"}  # a report of benchmarks/gpu.sh, as it was printed
+    with_data = {path.stem for path in RESULTS.glob("data/*.json")}
+    assert pages - with_data - by_script == {"index"}
 
 
 def test_the_patches_are_described():
