@@ -101,7 +101,10 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
         throw edgekv_error { EDGEKV_UNSUPPORTED,
             "this model gives no logits: it is made for embeddings" };
     if (prompt.by_layer && !g.find_cuts(prompt.n_slice())) throw not_by_layer();
-    if (!prompt.by_layer) g.cut = { 0, g.gf->n_nodes };
+    if (!prompt.by_layer) {
+        g.cut = { 0, g.gf->n_nodes };
+        g.find_slices();
+    }
     for (int i = 0; i < g.gf->n_leafs; ++i)
         if (g.gf->leafs[i]->flags & GGML_TENSOR_FLAG_INPUT) g.inputs.push_back(g.gf->leafs[i]);
     if (ggml_backend_sched_get_n_backends(prompt.ctx->get_sched()) > 1) g.keep_sources();

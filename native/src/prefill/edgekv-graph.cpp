@@ -50,22 +50,23 @@ bool edgekv_graph::find_cuts(int n_slice) {
         cut.push_back(it->second + 1);
     }
     cut.push_back(gf->n_nodes); // the last slice takes the head
-    std::vector<ggml_tensor *> nodes, replay;
-    for (int s = 0; s < n_slice; ++s)
-        if (!slice_nodes(s, nodes, replay)) return false;
+    return find_slices();
+}
+
+bool edgekv_graph::find_slices() {
+    slices.resize(cut.size() - 1);
+    for (size_t i = 0; i < slices.size(); ++i)
+        if (!find_slice((int) i, slices[i])) return false;
     return true;
 }
 
 // Nodes of one slice. What it needs from before the cut, other than the hidden states, is computed
 // again (scaled positions and the like); false if that leads back to another layer's output.
-bool edgekv_graph::slice_nodes(
-    int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const {
-    nodes.clear();
-    replay.clear();
-    const int i0 = cut[slice], i1 = cut[slice + 1];
+bool edgekv_graph::find_slice(int i, edgekv_slice & slice) const {
+    const int i0 = cut[i], i1 = cut[i + 1];
     std::unordered_set<const ggml_tensor *> have(gf->nodes + i0, gf->nodes + i1);
     have.insert(gf->leafs, gf->leafs + gf->n_leafs);
-    if (slice > 0) have.insert(resid[slice - 1]);
+    if (i > 0) have.insert(resid[i - 1]);
 
     const std::unordered_set<const ggml_tensor *> other(resid.begin(), resid.end());
     // depth first; the chains are a few nodes long
@@ -77,16 +78,27 @@ bool edgekv_graph::slice_nodes(
             if (!self(self, s)) return false;
         if (!self(self, t->view_src)) return false;
         have.insert(t);
-        replay.push_back(t);
+        slice.nodes.push_back(t);
         return true;
     };
-    for (int i = i0; i < i1; ++i) {
-        for (ggml_tensor * s : gf->nodes[i]->src)
+    for (int j = i0; j < i1; ++j) {
+        for (ggml_tensor * s : gf->nodes[j]->src)
             if (!need(need, s)) return false;
-        if (!need(need, gf->nodes[i]->view_src)) return false;
+        if (!need(need, gf->nodes[j]->view_src)) return false;
     }
-    nodes = replay;
-    nodes.insert(nodes.end(), gf->nodes + i0, gf->nodes + i1);
+    slice.nodes.insert(slice.nodes.end(), gf->nodes + i0, gf->nodes + i1);
+
+    std::unordered_set<const ggml_tensor *> read;
+    for (const ggml_tensor * t : slice.nodes) {
+        read.insert(std::begin(t->src), std::end(t->src));
+        read.insert(t->view_src);
+        for (const ggml_tensor * s : t->src) // a view's tensor may be nobody's source
+            if (s) read.insert(s->view_src);
+    }
+    for (int j = 0; j < gf->n_leafs; ++j) {
+        ggml_tensor * t = gf->leafs[j];
+        if (!(t->flags & GGML_TENSOR_FLAG_INPUT) && read.count(t)) slice.weights.push_back(t);
+    }
     return true;
 }
 

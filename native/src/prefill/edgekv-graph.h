@@ -25,6 +25,11 @@ struct edgekv_prompt_rows {
     mutable std::atomic<int32_t> next { 0 }; // the kernel's threads share its work out by it
 };
 
+// what a slice of a graph computes, in order, and the weights and rows of the cache that it reads
+struct edgekv_slice {
+    std::vector<ggml_tensor *> nodes, weights;
+};
+
 // One of llama.cpp's graphs. Chunks that are alike take turns in it: a graph takes about a
 // megabyte, and a long prompt has many chunks.
 struct edgekv_graph {
@@ -35,6 +40,7 @@ struct edgekv_graph {
     int32_t cleared = -1; // the recurrent state that begins anew, of the conversation's first chunk
     edgekv_seen observed; // tokens of the chunk whose queries are captured
     std::vector<int> cut; // [n_slice + 1] node where each slice begins
+    std::vector<edgekv_slice> slices; // [n_slice]
     std::vector<ggml_tensor *> resid; // [n_slice - 1] hidden states behind each slice
     std::vector<ggml_op> resid_op;
     std::vector<ggml_tensor *> inputs;
@@ -49,10 +55,9 @@ struct edgekv_graph {
 
     // behind each layer, one slice for each; false if it cannot be cut there
     bool find_cuts(int n_slice);
-    // one slice, and before it what is computed again; false if that leads to the output of
-    // another layer
-    bool slice_nodes(
-        int slice, std::vector<ggml_tensor *> & nodes, std::vector<ggml_tensor *> & replay) const;
+    // between the cuts, as the graph was built: once, because it takes longer than a small model's
+    // layer. False if what comes before a slice leads to the output of another layer
+    bool find_slices();
     // hidden states that go into a slice, and that come out of it; null: the first, the last
     ggml_tensor * into(int slice) const { return slice > 0 ? resid[slice - 1] : nullptr; }
     ggml_tensor * out_of(int slice) const {
@@ -61,6 +66,9 @@ struct edgekv_graph {
     void keep_sources();
     void restore_sources();
     void restore(); // as it was built, before a slice was planned
+
+private:
+    bool find_slice(int i, edgekv_slice & slice) const;
 };
 
 // tokens of the prompt and of the pieces behind it that go through a layer together

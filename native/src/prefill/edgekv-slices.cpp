@@ -35,19 +35,15 @@ void edgekv_slices::prepare(edgekv_graph & g, int slice) {
     auto & p = planned;
     p.graph = nullptr; // until all went well
     g.restore();
-    std::vector<ggml_tensor *> replay;
-    if (!g.slice_nodes(slice, p.nodes, replay)) {
-        throw edgekv_error { EDGEKV_FAILED, "the graph changed between chunks" };
-    }
+    p.nodes = g.slices[slice].nodes;
     for (auto * t : p.nodes) { // it may still point to where an earlier plan had it
         if (!t->view_src || t->view_src->op != GGML_OP_NONE) t->data = nullptr;
         t->buffer = nullptr;
     }
     p.leafs = g.inputs;
-    for (int i = 0; i < g.gf->n_leafs; ++i) { // weights: the scheduler must know where they are
-        ggml_tensor * t = g.gf->leafs[i];
-        if (t->buffer && !(t->flags & GGML_TENSOR_FLAG_INPUT)) p.leafs.push_back(t);
-    }
+    // weights: the scheduler must know where they are
+    for (auto * t : g.slices[slice].weights)
+        if (t->buffer) p.leafs.push_back(t);
     p.moved.clear();
     std::unordered_set<const ggml_tensor *> moving(g.inputs.begin(), g.inputs.end());
     ggml_tensor *in = g.into(slice), *out = g.out_of(slice);
