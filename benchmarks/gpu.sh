@@ -22,7 +22,10 @@
 # EDGEKV_GPU_OUT      where the report goes, instead of docs/results/gpu.md
 # EDGEKV_GPU_KEEP     an archive (.tgz) that holds build/gpu-report after each step: the parts, and all that was printed
 # EDGEKV_GPU_LIMIT    seconds after which a step is ended, instead of 1200; EDGEKV_GPU_END: after which no step begins
-# EDGEKV_COMMIT       the commit, where this is no checkout or git is missing
+# EDGEKV_GPU_BUILT=1  builds nothing: build/gpu-kernels/tests and build/gpu-engine were brought along (sm_90 alone takes two cores
+#                     twenty minutes to compile, and needs no GPU: -DGGML_CUDA=ON -DEDGEKV_CUDA_TESTS=ON -DEDGEKV_TESTS=ON
+#                     -DCMAKE_CUDA_ARCHITECTURES=90-real -DGGML_NATIVE=OFF)
+# EDGEKV_COMMIT       the commit, instead of what git says
 # EDGEKV_GPU_RESUME=1 leaves out steps that went well before, at the same commit
 # EDGEKV_GPU_DEPTHS   contexts of bench, instead of 32768,131072; EDGEKV_GPU_SHAPE its model, instead of llama-8b; EDGEKV_GPU_NGL its layers
 #                     on the GPU, instead of 99
@@ -37,7 +40,7 @@ depths=${EDGEKV_GPU_DEPTHS:-32768,131072}
 ngl=${EDGEKV_GPU_NGL:-99}
 parts=build/gpu-report
 call=$(date -u +%Y%m%dT%H%M%S)
-commit=$(git describe --always --dirty 2> /dev/null || echo "${EDGEKV_COMMIT:-unknown}")
+commit=${EDGEKV_COMMIT:-$(git describe --always --dirty 2> /dev/null || echo unknown)}
 failed=0
 export PYTHONUNBUFFERED=1 EDGEKV_COMMIT=$commit
 
@@ -104,6 +107,7 @@ step() {
 # a build has a part only where it failed
 build() { step "$1" "$2" tail_of make_targets "${@:3}" && rm -f "$parts/$1.md" "$parts/$1.done" && assemble; }
 make_targets() { # folder, target, ..., --, options of cmake
+    [ -z "${EDGEKV_GPU_BUILT:-}" ] || return 0
     local folder=$1 targets=(); shift
     while [ "$1" != -- ]; do targets+=("$1"); shift; done
     shift
