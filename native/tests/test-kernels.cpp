@@ -110,9 +110,14 @@ void test_score(const inputs & in, const std::vector<attention> & a) {
 
 // ---- rows as f32
 
+// the types of a cache, and those that most weights have
 void test_rows_to_f32(random_source & rnd) {
-    for (ggml_type type : TYPES)
-        for (int d : HEAD_SIZES)
+    std::vector<ggml_type> types(std::begin(TYPES), std::end(TYPES));
+    types.insert(types.end(), { GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K });
+    std::vector<int> sizes(std::begin(HEAD_SIZES), std::end(HEAD_SIZES));
+    sizes.push_back(768);
+    for (ggml_type type : types)
+        for (int d : sizes)
             for (bool gaps : { false, true }) {
                 if (!fits(type, d)) continue;
                 const int n = 37;
@@ -124,10 +129,11 @@ void test_rows_to_f32(random_source & rnd) {
                     edgekv_cpu_rows_to_f32(type, m.bytes.data(), m.nb, r0, n_rows, d, out.data());
                     const float * want = m.f32.data() + (size_t) r0 * d;
                     // product and sum in one instruction
-                    const float most = type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_1 ? 1e-6f : 0;
+                    const bool has_least = type == GGML_TYPE_Q4_1 || type == GGML_TYPE_Q5_1 ||
+                        type == GGML_TYPE_Q4_K || type == GGML_TYPE_Q5_K;
                     bool same = std::isnan(out.back());
                     for (int i = 0; i < n_rows * d; ++i)
-                        same = same && std::fabs(out[i] - want[i]) <= most;
+                        same = same && std::fabs(out[i] - want[i]) <= (has_least ? 1e-6f : 0);
                     check(same, "rows_to_f32: %s d %d rows %d+%d%s", ggml_type_name(type), d, r0,
                         n_rows, gaps ? " gaps" : "");
                 }

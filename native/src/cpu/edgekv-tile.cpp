@@ -1,4 +1,4 @@
-// Rows of any cache type as f32
+// Rows of any type as f32
 #include "edgekv-tile.h"
 
 #define GGML_COMMON_DECL_CPP
@@ -9,9 +9,9 @@
 #include <cstring>
 #include <type_traits>
 
-// The types of a cache have conversions of their own: the base library's are built for the oldest
-// processor. Types with a least value may differ from those in the last bit, where a product and a
-// sum become one instruction.
+// The types of a cache, and those that most weights have, have conversions of their own: the base
+// library's are built for the oldest processor. Types with a least value may differ from those in
+// the last bit, where a product and a sum become one instruction.
 
 namespace {
 
@@ -32,6 +32,11 @@ inline void q8_0_half(const int8_t * qs, float d, float * y) {
     memcpy(y, &x, sizeof(x));
 }
 
+inline void put(whole number, int zero, float d, float least, float * y) {
+    const values x = __builtin_convertvector(number - zero, values) * d + least;
+    memcpy(y, &x, sizeof(x));
+}
+
 // y = d (q - zero) + least of the lower or upper four bits of 16 bytes; high: a fifth bit of each
 inline void four_bits_half(
     const uint8_t * qs, int shift, uint32_t high, int zero, float d, float least, float * y) {
@@ -39,9 +44,17 @@ inline void four_bits_half(
     memcpy(&q, qs, sizeof(q));
     const whole place { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
     const whole fifth = ((int32_t) high >> place & 1) << 4;
-    const whole number = __builtin_convertvector((q >> (uint8_t) shift) & 15, whole) + fifth;
-    const values x = __builtin_convertvector(number - zero, values) * d + least;
-    memcpy(y, &x, sizeof(x));
+    put(__builtin_convertvector((q >> (uint8_t) shift) & 15, whole) + fifth, zero, d, least, y);
+}
+
+// the same where the bits above the four are `mask` of the bytes at `qh`, shifted by `above`
+inline void more_bits_half(const uint8_t * qs, int shift, const uint8_t * qh, int above, int mask,
+    int zero, float d, float least, float * y) {
+    bytes q, h;
+    memcpy(&q, qs, sizeof(q));
+    memcpy(&h, qh, sizeof(h));
+    const bytes all = (q >> (uint8_t) shift & 15) | (h >> (uint8_t) above & (uint8_t) mask) << 4;
+    put(__builtin_convertvector(all, whole), zero, d, least, y);
 }
 #else
 inline void q8_0_half(const int8_t * qs, float d, float * y) {
@@ -52,6 +65,12 @@ inline void four_bits_half(
     const uint8_t * qs, int shift, uint32_t high, int zero, float d, float least, float * y) {
     for (int i = 0; i < HALF; ++i)
         y[i] = d * (float) ((qs[i] >> shift & 15 | (high >> i & 1) << 4) - zero) + least;
+}
+
+inline void more_bits_half(const uint8_t * qs, int shift, const uint8_t * qh, int above, int mask,
+    int zero, float d, float least, float * y) {
+    for (int i = 0; i < HALF; ++i)
+        y[i] = d * (float) ((qs[i] >> shift & 15 | (qh[i] >> above & mask) << 4) - zero) + least;
 }
 #endif
 
@@ -80,6 +99,46 @@ void blocks_to_f32(const B * x, int64_t n, float * y) {
     }
 }
 
+// 6 bits each of the step and the least value of group i of 32 values, in 12 bytes
+inline void group_scales(const uint8_t * p, int i, int & step, int & least) {
+    step = i < 4 ? p[i] & 63 : (p[i + 4] & 15) | p[i - 4] >> 6 << 4;
+    least = i < 4 ? p[i + 4] & 63 : p[i + 4] >> 4 | p[i] >> 6 << 4;
+}
+
+// q4_K, q5_K: groups of 32 values, two of them in the lower and upper four bits of 32 bytes; bit i
+// of the bytes of qh is the fifth of group i
+template <typename B>
+void groups_to_f32(const B * x, int64_t n, float * y) {
+    for (int64_t b = 0; b < n / QK_K; ++b, ++x) {
+        ggml_half first[2];
+        memcpy(first, x, sizeof(first));
+        const float d = GGML_CPU_FP16_TO_FP32(first[0]), m = GGML_CPU_FP16_TO_FP32(first[1]);
+        for (int i = 0; i < QK_K / 32; ++i) {
+            int step, least;
+            group_scales(x->scales, i, step, least);
+            const uint8_t * qs = x->qs + i / 2 * 32;
+            for (int half = 0; half < 32; half += HALF, y += HALF) {
+                if constexpr (std::is_same_v<B, block_q5_K>)
+                    more_bits_half(
+                        qs + half, i % 2 * 4, x->qh + half, i, 1, 0, d * step, -m * least, y);
+                else four_bits_half(qs + half, i % 2 * 4, 0, 0, d * step, -m * least, y);
+            }
+        }
+    }
+}
+
+// 128 values in 64 bytes of four bits and 32 of two more, a step for each 16
+void blocks_to_f32(const block_q6_K * x, int64_t n, float * y) {
+    for (int64_t b = 0; b < n / QK_K; ++b, ++x) {
+        const float d = GGML_CPU_FP16_TO_FP32(x->d);
+        for (int i = 0; i < QK_K / HALF; ++i, y += HALF) {
+            const int part = i / 8, group = i / 2 % 4, half = i % 2 * HALF;
+            more_bits_half(x->ql + 64 * part + group % 2 * 32 + half, group / 2 * 4,
+                x->qh + 32 * part + half, 2 * group, 3, 32, d * x->scales[i], 0, y);
+        }
+    }
+}
+
 } // namespace
 
 static void to_f32(enum ggml_type type, const char * x, int64_t n, float * y) {
@@ -91,6 +150,9 @@ static void to_f32(enum ggml_type type, const char * x, int64_t n, float * y) {
         case GGML_TYPE_Q4_1: blocks_to_f32((const block_q4_1 *) x, n, y); break;
         case GGML_TYPE_Q5_0: blocks_to_f32((const block_q5_0 *) x, n, y); break;
         case GGML_TYPE_Q5_1: blocks_to_f32((const block_q5_1 *) x, n, y); break;
+        case GGML_TYPE_Q4_K: groups_to_f32((const block_q4_K *) x, n, y); break;
+        case GGML_TYPE_Q5_K: groups_to_f32((const block_q5_K *) x, n, y); break;
+        case GGML_TYPE_Q6_K: blocks_to_f32((const block_q6_K *) x, n, y); break;
         default: ggml_get_type_traits(type)->to_float(x, y, n); break;
     }
 }

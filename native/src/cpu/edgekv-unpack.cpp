@@ -1,4 +1,5 @@
 #include "edgekv-unpack.h"
+#include "edgekv-cpu.h"
 
 #include "ggml-backend.h"
 #include "repack.h"
@@ -73,8 +74,7 @@ void weight_rows::unpack(int r0, int n, int n_in, float * out) const {
         unpack_sides(type, data + (size_t) r0 * nb, n_in, out);
         return;
     }
-    const auto to_float = ggml_get_type_traits(type)->to_float;
-    for (int i = 0; i < n; ++i) to_float(data + (r0 + i) * nb, out + (size_t) i * n_in, n_in);
+    edgekv_cpu_rows_to_f32(type, data, nb, r0, n, n_in, out);
 }
 
 } // namespace edgekv
