@@ -24,7 +24,7 @@ from edgekv.budget.profile import from_shares
 from edgekv.errors import EdgeKVError
 from edgekv.memory.dense import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
-from edgekv.memory.hidden import AUTO, DEVICE, definite, on_gpu, planned
+from edgekv.memory.hidden import AUTO, DEVICE, EXACT, definite, planned, where_offloaded
 from edgekv.memory.room import check_prompt
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import CentroidMerge
@@ -51,8 +51,6 @@ class Engine:
         """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they
         are asked to, or may be.
         """
-        self.device_free: Callable[[], int] = int
-        """Bytes free on the device that has all layers; 0 where there is no such one."""
         self.clock = StageClock()
         """What compressing the last prompt took."""
         self.recurs = store.memory().bytes_recurrent > 0
@@ -180,7 +178,8 @@ class Engine:
 
     def _used(self, hidden: str) -> str:
         """Where hidden states wait that were meant to wait there."""
-        return "f32" if hidden == "device" and not self.offloaded else hidden
+        there = hidden != DEVICE or native.device_free(self.ctx) > 0
+        return hidden if there else EXACT
 
     @property
     def by_layer(self) -> bool:
@@ -387,7 +386,7 @@ class Engine:
             wish = WHOLE
         elif self.offloaded and wish == AUTO:
             there = self._planned(DEVICE, observer, plan, on_gpu=True)
-            wish = on_gpu(there, self.device_free())
+            wish = where_offloaded(there, native.device_free(self.ctx))
         return self._planned(wish, observer, plan)
 
     def _planned(self, wish: str, observer: QueryObserver, plan: Plan, **more: Any) -> PromptBytes:

@@ -8,10 +8,10 @@ import gguf
 import numpy as np
 import pytest
 
-from edgekv import methods
+from edgekv import methods, native
 from edgekv.commands.report import stats_table
 from edgekv.memory.footprint import extent, f16_full_bytes, prompt_bytes, row_bytes
-from edgekv.memory.hidden import AUTO, DEVICE, EXACT, SPARE, WAYS, choose, on_gpu, planned
+from edgekv.memory.hidden import AUTO, DEVICE, EXACT, SPARE, WAYS, choose, planned, where_offloaded
 from edgekv.methods.observer import QueryObserver
 from edgekv.native import LayerInfo
 from tests import models
@@ -228,12 +228,13 @@ def test_on_a_gpu_they_wait_where_there_is_room():
     )
     assert need.waits_there and need.hidden == 4 * 4096 * N
     enough = need.peak - 1000 + SPARE  # what old entries take is taken already
-    assert (on_gpu(need, enough), on_gpu(need, enough - 1)) == (DEVICE, EXACT)
+    assert (where_offloaded(need, enough), where_offloaded(need, enough - 1)) == (DEVICE, EXACT)
 
 
 @pytest.mark.parametrize("free", [2**40, 0])
-def test_the_engine_asks_the_device_before_each_prompt(tiny, text, free):
+def test_the_engine_asks_the_device_before_each_prompt(tiny, text, free, monkeypatch):
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="auto")
-    llm._kv.offloaded, llm._kv.device_free = True, lambda: free
+    llm._kv.offloaded = True
+    monkeypatch.setattr(native, "device_free", lambda ctx: free)
     llm.eval(list(text(600)))
     assert llm.kv_stats().hidden == (DEVICE if free else EXACT)

@@ -3,8 +3,7 @@
 Read layer by layer, a prompt has 4 x n_embd bytes a token waiting between two layers. In a model
 whose few attention layers have few KV heads that is as much as its full cache. So each prompt takes
 the way whose peak is smaller by enough to be worth it. On a GPU they wait in its own memory where
-that has room: the copies to main memory and back took as long as the whole reading did (on an H200,
-docs/results/gpu.md).
+that has room: through main memory a prompt took 1.6 times as long (docs/results/gpu.md).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def choose(peaks: Mapping[str, int], n_bytes_full: int) -> str:
     return best
 
 
-def on_gpu(need: PromptBytes, n_bytes_free: int) -> str:
+def where_offloaded(need: PromptBytes, n_bytes_free: int) -> str:
     """DEVICE or EXACT. need: what the prompt takes with DEVICE; n_bytes_free: on the device now."""
     return DEVICE if need.peak - need.old + SPARE <= n_bytes_free else EXACT
 

@@ -50,12 +50,6 @@ def is_offloaded(n_gpu_layers: int) -> bool:
     return bool(n_gpu_layers) and any(d["name"].upper() != "CPU" for d in devices())
 
 
-def free_beside_layers(n_gpu_layers: int, n_layer: int) -> int:
-    """Bytes free on the only device, if all layers are there; else 0."""
-    free = [d["memory_free"] for d in devices() if d["name"].upper() != "CPU"]
-    return free[0] if len(free) == 1 and not 0 <= n_gpu_layers < n_layer else 0
-
-
 def build_info() -> dict[str, Any]:
     """Versions, the pin, the patches in the loaded library, and the backends' devices (memory in
     bytes).

@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from ctypes import addressof
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import partial
 from typing import Any
 
 import edgekv.llama_cpp as llama_cpp
@@ -267,10 +266,7 @@ class LoadedModel(llama_cpp.Llama):
             self._kv_settings,
             lambda text: model.tokenize(text.encode(), add_bos=False, special=False),
         )
-        n_gpu_layers = self.model_params.n_gpu_layers
-        self._kv.offloaded = facts.is_offloaded(n_gpu_layers)
-        n_layer = llama_cpp.llama_model_n_layer(model.model)
-        self._kv.device_free = partial(facts.free_beside_layers, n_gpu_layers, n_layer)
+        self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
 
     def _kv_check_remote(self, settings: Settings) -> None:
         """Raises BadInput if layers on other machines would be compressed."""

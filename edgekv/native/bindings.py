@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 16
+ABI = 17
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -152,6 +152,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("has_store", c_bool, P),
     ("check_finite", c_int, P),
     ("context_bytes_get", c_int, P, POINTER(CContextBytes)),
+    ("device_free", c_int64, P),
     ("n_layer", I32, P),
     ("layer_get", c_int, P, I32, POINTER(CLayerInfo)),
     ("len", c_int, P, I32, I32P),

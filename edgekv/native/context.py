@@ -45,6 +45,11 @@ def context_bytes(ctx: Any) -> tuple[int, int]:
     return bytes_.cache, bytes_.compute
 
 
+def device_free(ctx: Any) -> int:
+    """Bytes free on the device that has the entries of all layers; 0 where there is no such one."""
+    return int(lib.edgekv_device_free(ctx))
+
+
 def why_unsupported(model: Any) -> str | None:
     """Why this llama_model keeps llama.cpp's own cache, one line; None if it need not."""
     why = lib.edgekv_why_unsupported(model)

@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 16 // changes with any signature or struct below
+#define EDGEKV_ABI 17 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -94,6 +94,8 @@ struct edgekv_context_bytes {
 };
 LLAMA_API int edgekv_context_bytes_get(
     const struct llama_context * ctx, struct edgekv_context_bytes * out);
+// bytes free on the device that has the rows of all layers; 0 where there is no such one
+LLAMA_API int64_t edgekv_device_free(const struct llama_context * ctx);
 
 struct edgekv_layer_info {
     int32_t n_head, n_head_kv, d_k, d_v;

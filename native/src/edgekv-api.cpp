@@ -8,6 +8,7 @@
 #include "edgekv-kernels.h"
 
 #include "llama-context.h"
+#include "llama-model.h"
 
 #include <cmath>
 #include <cstring>
@@ -115,6 +116,14 @@ int edgekv_context_bytes_get(const llama_context * ctx, edgekv_context_bytes * o
         }
         given(out) = sum;
     });
+}
+
+int64_t edgekv_device_free(const llama_context * ctx) {
+    const auto * s = ctx ? edgekv_store_of(ctx->get_memory()) : nullptr;
+    const auto device = s ? s->only_device(ctx->get_model().hparams.n_layer()) : nullptr;
+    size_t free = 0, total = 0;
+    if (device) ggml_backend_dev_memory(device, &free, &total);
+    return (int64_t) free;
 }
 
 int edgekv_check_finite(const llama_context * ctx) {

@@ -68,19 +68,6 @@ void read(const block_q8_0 & b, weight_block * to) {
     finish(*to, f32(b.d), -128 * f32(b.d));
 }
 
-// six bits of scale and of low for each of eight blocks, packed into 12 bytes
-struct scales_K {
-    uint8_t scale[8], low[8];
-    explicit scales_K(const uint8_t * s) {
-        for (int i = 0; i < 4; ++i) {
-            scale[i] = s[i] & 63;
-            low[i] = s[4 + i] & 63;
-            scale[4 + i] = (uint8_t) ((s[8 + i] & 15) | (s[i] >> 6) << 4);
-            low[4 + i] = (uint8_t) (s[8 + i] >> 4 | (s[4 + i] >> 6) << 4);
-        }
-    }
-};
-
 // 64 values in the halves of 32 bytes; fifth: null, or 32 bytes with a bit of each block
 template <class Block>
 void read_K(const Block & b, const uint8_t * fifth, weight_block * to) {

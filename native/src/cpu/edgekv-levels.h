@@ -13,6 +13,19 @@ struct weight_block {
     uint8_t u[32];
 };
 
+// six bits of scale and of low for each of eight blocks, packed into 12 bytes
+struct scales_K {
+    uint8_t scale[8], low[8];
+    explicit scales_K(const uint8_t * s) {
+        for (int i = 0; i < 4; ++i) {
+            scale[i] = s[i] & 63;
+            low[i] = s[4 + i] & 63;
+            scale[4 + i] = (uint8_t) ((s[8 + i] & 15) | (s[i] >> 6) << 4);
+            low[4 + i] = (uint8_t) (s[8 + i] >> 4 | (s[4 + i] >> 6) << 4);
+        }
+    }
+};
+
 // the largest u of a type; 0 for types that are no such blocks
 int most_level(ggml_type type);
 

@@ -1,5 +1,6 @@
 // Rows of any type as f32
 #include "edgekv-tile.h"
+#include "edgekv-levels.h"
 
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
@@ -99,12 +100,6 @@ void blocks_to_f32(const B * x, int64_t n, float * y) {
     }
 }
 
-// 6 bits each of the step and the least value of group i of 32 values, in 12 bytes
-inline void group_scales(const uint8_t * p, int i, int & step, int & least) {
-    step = i < 4 ? p[i] & 63 : (p[i + 4] & 15) | p[i - 4] >> 6 << 4;
-    least = i < 4 ? p[i + 4] & 63 : p[i + 4] >> 4 | p[i] >> 6 << 4;
-}
-
 // q4_K, q5_K: groups of 32 values, two of them in the lower and upper four bits of 32 bytes; bit i
 // of the bytes of qh is the fifth of group i
 template <typename B>
@@ -113,15 +108,14 @@ void groups_to_f32(const B * x, int64_t n, float * y) {
         ggml_half first[2];
         memcpy(first, x, sizeof(first));
         const float d = GGML_CPU_FP16_TO_FP32(first[0]), m = GGML_CPU_FP16_TO_FP32(first[1]);
+        const edgekv::scales_K s(x->scales);
         for (int i = 0; i < QK_K / 32; ++i) {
-            int step, least;
-            group_scales(x->scales, i, step, least);
+            const float step = d * s.scale[i], least = -m * s.low[i];
             const uint8_t * qs = x->qs + i / 2 * 32;
             for (int half = 0; half < 32; half += HALF, y += HALF) {
                 if constexpr (std::is_same_v<B, block_q5_K>)
-                    more_bits_half(
-                        qs + half, i % 2 * 4, x->qh + half, i, 1, 0, d * step, -m * least, y);
-                else four_bits_half(qs + half, i % 2 * 4, 0, 0, d * step, -m * least, y);
+                    more_bits_half(qs + half, i % 2 * 4, x->qh + half, i, 1, 0, step, least, y);
+                else four_bits_half(qs + half, i % 2 * 4, 0, 0, step, least, y);
             }
         }
     }

@@ -24,8 +24,5 @@ ggml_backend_dev_t edgekv_prompt::device() const {
 }
 
 bool edgekv_prompt::on_one_device() const {
-    const auto & all = store->layers;
-    const auto is_there = [&](const auto & l) { return l->buft == all[0]->buft; };
-    return device() && all.size() == ctx->get_model().hparams.n_layer() &&
-        std::all_of(all.begin(), all.end(), is_there);
+    return store->only_device(ctx->get_model().hparams.n_layer());
 }

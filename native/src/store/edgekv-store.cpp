@@ -23,6 +23,14 @@ size_t edgekv_store::n_bytes() const {
     return n;
 }
 
+ggml_backend_dev_t edgekv_store::only_device(uint32_t n_layer) const {
+    const auto is_there = [&](const auto & l) { return l->buft == layers[0]->buft; };
+    const bool one = !layers.empty() && layers.size() == n_layer &&
+        std::all_of(layers.begin(), layers.end(), is_there);
+    if (!one || ggml_backend_buft_is_host(layers[0]->buft)) return nullptr;
+    return ggml_backend_buft_get_device(layers[0]->buft);
+}
+
 void edgekv_store::note_peak(size_t n_bytes_extra) {
     n_bytes_peak = std::max(n_bytes_peak, n_bytes() + n_bytes_extra);
 }

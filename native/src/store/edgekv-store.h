@@ -54,6 +54,8 @@ struct edgekv_store {
     edgekv_reader * active = nullptr; // null: no prompt is being read
     edgekv_reader * paused = nullptr; // whose prompt waits half read, null: nobody's
 
+    // that has the rows of all n_layer layers of the model; null: the CPU, or several
+    ggml_backend_dev_t only_device(uint32_t n_layer) const;
     size_t n_bytes() const;
     void note_peak(size_t n_bytes_extra = 0);
     // waits for graphs that are still at work on the rows: a device goes on behind our back
