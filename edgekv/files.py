@@ -6,7 +6,6 @@ killed; where the system has no such files, it stands beside the target under a 
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat
@@ -138,10 +137,9 @@ def _replaceable(target: Path, name: str, is_ours: IsOurs, kind: str) -> int | N
             now = os.fstat(f.fileno())
             if now.st_size and not is_ours(f):
                 raise BadInput(f"'{name}' exists and is no {kind}; choose another name")
-    except FileNotFoundError:
+        os.close(os.open(target, os.O_WRONLY))  # replacing it would need no permission
+    except FileNotFoundError:  # or no more: whoever else writes it may be done with it
         return None
-    if not os.access(target, os.W_OK):  # replacing it would need no permission
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     return stat.S_IMODE(now.st_mode)
 
 

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -52,6 +53,19 @@ def test_ours_is_replaced_and_keeps_its_permissions(tmp_path, way, before):
     write(tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == MAGIC + b"new" and names(tmp_path) == ["x"]
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+def test_what_goes_while_it_is_looked_at_is_written_anew(tmp_path, way):
+    """Another process may be done with the file, and remove it."""
+
+    def gone(f: BinaryIO) -> bool:
+        (tmp_path / "x").unlink()
+        return True
+
+    (tmp_path / "x").write_bytes(MAGIC)
+    with replaced(tmp_path / "x", gone, "file of ours") as f:
+        f.write(b"new")
+    assert (tmp_path / "x").read_bytes() == b"new" and names(tmp_path) == ["x"]
 
 
 def test_a_link_stays_one(tmp_path, way):
