@@ -41,19 +41,17 @@ __host__ __device__ constexpr size_t tile_bytes(size_t nb) {
 template <int T, int D>
 struct row_kind {
     int type, d;
-    size_t nb;
+    int nb;
     __host__ __device__ static row_kind keys(const edgekv_rows & rows) {
-        if (T != ANY_TYPE) return { T, D, row_bytes(T, D) };
-        return { (int) rows.type_k, rows.d_k, rows.nb_k };
+        if (T != ANY_TYPE) return { T, D, (int) row_bytes(T, D) };
+        return { (int) rows.type_k, rows.d_k, (int) rows.nb_k };
     }
     __host__ __device__ static row_kind values(const edgekv_rows & rows) {
-        if (T != ANY_TYPE) return { T, D, row_bytes(T, D) };
-        return { (int) rows.type_v, rows.d_v, rows.nb_v };
+        if (T != ANY_TYPE) return { T, D, (int) row_bytes(T, D) };
+        return { (int) rows.type_v, rows.d_v, (int) rows.nb_v };
     }
     // of 16 bytes, where they lie in another order: 0 = as they are
-    __device__ int pieces() const {
-        return !has_blocks(type) && nb % 128 == 0 ? (int) nb / ALIGN : 0;
-    }
+    __device__ int pieces() const { return !has_blocks(type) && nb % 128 == 0 ? nb / ALIGN : 0; }
 };
 
 // ---- who does what
@@ -138,7 +136,7 @@ struct stretch {
     // n rows of a tile; i: its number from `from` on
     template <int T, int D>
     __device__ void fetch(char * to, const row_kind<T, D> & kind, int i, int n) const {
-        const int nb = (int) kind.nb, n_pieces = kind.pieces(), lane = threadIdx.x % WARP,
+        const int nb = kind.nb, n_pieces = kind.pieces(), lane = threadIdx.x % WARP,
                   n_bytes = shift + n * nb;
         const int n_turns =
             (int) ((n_pieces ? ROWS * nb : tile_bytes(nb)) / ALIGN + WARP - 1) / WARP;
@@ -431,7 +429,7 @@ __global__ void __launch_bounds__(MAX_WARPS * WARP, D == 256 ? 2 : 3)
 
 // One block per head and token. The head's parts are some fifty on a large GPU: the warps share
 // them, so that their loads wait together.
-__global__ void __launch_bounds__(FOLDERS * WARP) attend_combine(const attend_args a) {
+__global__ void __launch_bounds__(FOLDERS * WARP, 2) attend_combine(const attend_args a) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int h = blockIdx.x, t = blockIdx.y, G = a.rows.n_head / a.rows.n_head_kv, k = h / G,
               q = t * G + h % G, d = a.rows.d_v;
