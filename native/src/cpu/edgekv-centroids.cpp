@@ -69,6 +69,28 @@ void add(float * to, const float * x, float weight, int n) {
     for (int i = 0; i < n; ++i) to[i] += weight * x[i];
 }
 
+// adds to out [n][width] the sums over m rows x [m][width] with weights [m][n]; n: whole registers
+void add_weighted(const float * weights, const float * x, int m, int n, int width, float * out) {
+    constexpr int Q = std::min(8, lanes::N); // sums side by side, so that none waits for another
+    const int whole = width / lanes::N * lanes::N;
+    for (int q = 0; q < n; q += Q, out += (size_t) Q * width) {
+        for (int c = 0; c < whole; c += lanes::N) {
+            reg sums[Q];
+            for (int i = 0; i < Q; ++i) sums[i] = lanes::load(out + (size_t) i * width + c);
+            for (int j = 0; j < m; ++j) {
+                const reg v = lanes::load(x + (size_t) j * width + c);
+                for (int i = 0; i < Q; ++i)
+                    sums[i] = lanes::fma(lanes::set(weights[(size_t) j * n + q + i]), v, sums[i]);
+            }
+            for (int i = 0; i < Q; ++i) lanes::store(out + (size_t) i * width + c, sums[i]);
+        }
+        for (int i = 0; i < Q && whole < width; ++i)
+            for (int j = 0; j < m; ++j)
+                add(out + (size_t) i * width + whole, x + (size_t) j * width + whole,
+                    weights[(size_t) j * n + q + i], width - whole);
+    }
+}
+
 // [n][d] to [d][n]
 floats turned(const float * x, int n, int d) {
     floats to((size_t) n * d);
@@ -390,7 +412,7 @@ private:
         return (float) std::sqrt(error);
     }
 
-    // adds to out [n_queries][d_v] the values of n rows, each of which stands for `each`, by the
+    // adds to out [n_q][d_v] the values of n rows, each of which stands for `each`, by the
     // attention that they got among all
     void attend(const float * keys, const float * values, int n, float each, floats & out) {
         const reg more = lanes::set(std::log2(each));
@@ -404,10 +426,7 @@ private:
                         exp2<lanes>(
                             lanes::add(more, lanes::sub(lanes::load(x), lanes::load(&total[q])))));
                 }
-            for (int q = 0; q < h.n_queries; ++q)
-                for (int j = 0; j < m; ++j)
-                    add(&out[(size_t) q * h.d_v], values + (size_t) (i + j) * h.d_v,
-                        logits[(size_t) j * n_q + q], h.d_v);
+            add_weighted(logits.data(), values + (size_t) i * h.d_v, m, n_q, h.d_v, out.data());
         }
     }
 
@@ -415,7 +434,7 @@ private:
     void fit(const float * keys, float * values, int n) {
         if (n == 0) return;
         const int m = h.n_queries, d_v = h.d_v;
-        floats want((size_t) m * d_v), has(want.size()), part((size_t) n * n_q), z(stays);
+        floats want((size_t) n_q * d_v), has(want.size()), part((size_t) n * n_q), z(stays);
         attend(h.kept, h.kept_values, h.n_kept, h.each_kept, has);
         want = has;
         attend(h.keys, h.values, h.n, h.each, want);
