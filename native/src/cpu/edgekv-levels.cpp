@@ -22,50 +22,50 @@ struct scale_and_low {
     }
 };
 
-void finish(weight_block & b, float scale, float low) {
+void finish(weight_block & b, float scale, float low = 0) {
     int sum = 0;
-    for (uint8_t u : b.u) sum += u;
+    for (int8_t u : b.u) sum += u;
     b.scale = scale;
     b.low = low;
     b.sum = scale * (float) sum;
 }
 
 // 16 bytes have the first half in their low bits, the second in the others
-void halves(const uint8_t * q, uint8_t * u) {
+void halves(const uint8_t * q, int less, int8_t * u) {
     for (int i = 0; i < 16; ++i) {
-        u[i] = q[i] & 15;
-        u[i + 16] = q[i] >> 4;
+        u[i] = (int8_t) ((q[i] & 15) - less);
+        u[i + 16] = (int8_t) ((q[i] >> 4) - less);
     }
 }
 // ... and a fifth bit elsewhere
-void halves(const uint8_t * q, const uint8_t * fifth, uint8_t * u) {
+void halves(const uint8_t * q, const uint8_t * fifth, int less, int8_t * u) {
     uint32_t bits;
     memcpy(&bits, fifth, sizeof(bits));
-    halves(q, u);
-    for (int i = 0; i < 32; ++i) u[i] |= (uint8_t) ((bits >> i & 1) << 4);
+    halves(q, less, u);
+    for (int i = 0; i < 32; ++i) u[i] = (int8_t) (u[i] + (int) ((bits >> i & 1) << 4));
 }
 
 void read(const block_q4_0 & b, weight_block * to) {
-    halves(b.qs, to->u);
-    finish(*to, f32(b.d), -8 * f32(b.d));
+    halves(b.qs, 8, to->u);
+    finish(*to, f32(b.d));
 }
 void read(const block_q4_1 & b, weight_block * to) {
-    halves(b.qs, to->u);
+    halves(b.qs, 0, to->u);
     const scale_and_low x(&b);
     finish(*to, x.scale, x.low);
 }
 void read(const block_q5_0 & b, weight_block * to) {
-    halves(b.qs, b.qh, to->u);
-    finish(*to, f32(b.d), -16 * f32(b.d));
+    halves(b.qs, b.qh, 16, to->u);
+    finish(*to, f32(b.d));
 }
 void read(const block_q5_1 & b, weight_block * to) {
-    halves(b.qs, b.qh, to->u);
+    halves(b.qs, b.qh, 0, to->u);
     const scale_and_low x(&b);
     finish(*to, x.scale, x.low);
 }
 void read(const block_q8_0 & b, weight_block * to) {
-    for (int i = 0; i < 32; ++i) to->u[i] = (uint8_t) (b.qs[i] + 128);
-    finish(*to, f32(b.d), -128 * f32(b.d));
+    memcpy(to->u, b.qs, sizeof(to->u));
+    finish(*to, f32(b.d));
 }
 
 // 64 values in the halves of 32 bytes; fifth: null, or 32 bytes with a bit of each block
@@ -75,8 +75,9 @@ void read_K(const Block & b, const uint8_t * fifth, weight_block * to) {
     const scale_and_low x(&b);
     for (int i = 0; i < 8; ++i, ++to) {
         for (int j = 0; j < 32; ++j) {
-            to->u[j] = b.qs[i / 2 * 32 + j] >> i % 2 * 4 & 15;
-            if (fifth) to->u[j] |= (uint8_t) ((fifth[j] >> i & 1) << 4);
+            int level = b.qs[i / 2 * 32 + j] >> i % 2 * 4 & 15;
+            if (fifth) level |= (fifth[j] >> i & 1) << 4;
+            to->u[j] = (int8_t) level;
         }
         finish(*to, x.scale * s.scale[i], -x.low * s.low[i]);
     }
@@ -90,23 +91,23 @@ struct two_runs {
     static constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
     uint64_t both;
     explicit two_runs(const void * bytes) { memcpy(&both, bytes, sizeof(both)); }
-    void put_low(uint8_t * u) const { put(both & LOW, u); }
-    void put_high(uint8_t * u) const { put(both >> 4 & LOW, u); }
+    void put_low(int8_t * u) const { put(both & LOW, u); }
+    void put_high(int8_t * u) const { put(both >> 4 & LOW, u); }
 
 private:
-    static void put(uint64_t x, uint8_t * u) { memcpy(u, &x, sizeof(x)); }
+    static void put(uint64_t x, int8_t * u) { memcpy(u, &x, sizeof(x)); }
 };
 
 // repacking turned each value's highest bit
 void read(const block_q4_0x8 & b, weight_block * to, int step) {
     for (int row = 0; row < 8; ++row, to += step) {
         for (int i = 0; i < 16; i += 8) {
-            two_runs x(b.qs + (i + row) * 8);
-            x.both ^= 0x8888888888888888;
+            const two_runs x(b.qs + (i + row) * 8);
             x.put_low(to->u + i);
             x.put_high(to->u + 16 + i);
         }
-        finish(*to, f32(b.d[row]), -8 * f32(b.d[row]));
+        for (int8_t & u : to->u) u = (int8_t) ((u ^ 8) - 8);
+        finish(*to, f32(b.d[row]));
     }
 }
 // the scales of eight rows are packed as those of a row's eight blocks were
@@ -135,15 +136,19 @@ void read_all(const char * data, int n, int size, weight_block * to, Step... ste
 
 int most_level(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_Q4_0: return 8;
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q4_K: return 15;
-        case GGML_TYPE_Q5_0:
+        case GGML_TYPE_Q5_0: return 16;
         case GGML_TYPE_Q5_1:
         case GGML_TYPE_Q5_K: return 31;
-        case GGML_TYPE_Q8_0: return 255;
+        case GGML_TYPE_Q8_0: return 128;
         default: return 0;
     }
+}
+
+bool has_low(ggml_type type) {
+    return type != GGML_TYPE_Q4_0 && type != GGML_TYPE_Q5_0 && type != GGML_TYPE_Q8_0;
 }
 
 void read_levels(ggml_type type, const char * row, int n, weight_block * to) {

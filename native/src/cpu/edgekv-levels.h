@@ -9,8 +9,8 @@
 namespace edgekv {
 
 struct weight_block {
-    float scale, low, sum; // sum: of scale*u
-    uint8_t u[32];
+    float scale, sum, low; // sum: of scale*u
+    int8_t u[32];
 };
 
 // six bits of scale and of low for each of eight blocks, packed into 12 bytes
@@ -26,8 +26,11 @@ struct scales_K {
     }
 };
 
-// the largest u of a type; 0 for types that are no such blocks
+// the largest |u| of a type; 0 for types that are no such blocks
 int most_level(ggml_type type);
+
+// whether blocks of a type have a `low` of their own; else it is 0
+bool has_low(ggml_type type);
 
 // the n/32 blocks of a row as it is in a file
 void read_levels(ggml_type type, const char * row, int n, weight_block * to);

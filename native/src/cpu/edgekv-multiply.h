@@ -1,7 +1,7 @@
 #pragma once
 // The block of results that a matrix kernel holds in registers, of words (edgekv-words.h):
-//     s[i][P] = (s[i][P], if ADD) + sum over n words j of a[i*to_row + j*to_step] b[j][P]
-// for i below ROWS, P being VECTORS registers of lanes.
+//     s[i*s_row + p] = (the same, if ADD) + sum over n words j of a[i*to_row + j*to_step] b[j][p]
+// for i below ROWS and p below P, which is VECTORS registers of lanes.
 
 #include "edgekv-words.h"
 
@@ -11,8 +11,8 @@ namespace edgekv {
 
 // words of one block, the scales before them included
 template <class W, int ROWS, int VECTORS, bool ADD>
-void multiply_block(
-    const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n, float * s) {
+void multiply_block(const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n,
+    float * s, size_t s_row = W::N * VECTORS) {
     using L = typename W::L;
     constexpr int P = W::N * VECTORS;
     typename W::reg acc[ROWS][VECTORS];
@@ -34,20 +34,25 @@ void multiply_block(
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) {
-            float * to = s + (size_t) i * P + v * W::N;
-            const auto x = W::result(acc[i][v], a + i * to_row, b + v * W::N);
-            L::store(to, ADD ? L::add(L::load(to), x) : x);
+            float * to = s + i * s_row + v * W::N;
+            const uint32_t *a_i = a + i * to_row, *b_v = b + v * W::N;
+            if constexpr (W::LEVELS) {
+                L::store(to, W::add(acc[i][v], a_i, b_v, ADD ? L::load(to) : L::set(0.0f)));
+            } else {
+                const auto x = W::result(acc[i][v], a_i, b_v);
+                L::store(to, ADD ? L::add(L::load(to), x) : x);
+            }
         }
 }
 
 template <class W, int ROWS, int VECTORS, bool ADD>
-void multiply(
-    const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n, float * s) {
+void multiply(const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n,
+    float * s, size_t s_row = W::N * VECTORS) {
     const int step = W::SCALES ? W::BLOCK + W::SCALES : n;
-    multiply_block<W, ROWS, VECTORS, ADD>(a, to_row, to_step, b, std::min(n, step), s);
+    multiply_block<W, ROWS, VECTORS, ADD>(a, to_row, to_step, b, std::min(n, step), s, s_row);
     for (int j = step; j < n; j += step)
         multiply_block<W, ROWS, VECTORS, true>(a + j * to_step, to_row, to_step,
-            b + (size_t) j * W::N * VECTORS, std::min(n - j, step), s);
+            b + (size_t) j * W::N * VECTORS, std::min(n - j, step), s, s_row);
 }
 
 } // namespace edgekv

@@ -47,7 +47,7 @@ static double peak(int64_t us) {
 static bool levels_beat_pairs() {
     double of_levels = 0, of_pairs = 0;
     for (int i = 0; i < 5; ++i) {
-        of_levels = std::max(of_levels, peak<int8_words>(1000));
+        of_levels = std::max(of_levels, peak<int8_words<true>>(1000));
         of_pairs = std::max(of_pairs, peak<bf16_words>(1000));
     }
     return of_levels > 1.25 * of_pairs;
@@ -74,7 +74,8 @@ template <class F>
 static auto with_words(ggml_type type, F && f) {
 #if EDGEKV_LEVELS
     const int most = most_level(type);
-    if (most > 0 && most <= int8_words::MOST && multiplies_levels()) return f(int8_words());
+    if (most > 0 && most <= int8_words<true>::MOST && multiplies_levels())
+        return has_low(type) ? f(int8_words<true>()) : f(int8_words<false>());
 #else
     (void) type;
 #endif

@@ -104,15 +104,21 @@ struct product {
         const uint32_t *b = panel + (size_t) k * P, *a = words + t0 * step + k;
         float * to = dst + (size_t) t0 * n_rows + r0;
         const int n_t = std::min<int>(W::ROWS, n_tokens - t0), n_r = std::min(P, n_rows - r0);
+        const bool whole = n_t == W::ROWS && n_r == P && !at;
         float sums[W::ROWS][P];
+        float * s = whole ? to : sums[0];
+        const size_t s_row = whole ? n_rows : P;
 #if EDGEKV_TILES
         if constexpr (W::TILES) {
-            const bool whole = n_t == W::ROWS && n_r == P && !at;
-            multiply_tiles(a, step, 16, b, P, n, whole ? to : sums[0], whole ? n_rows : P);
-            if (whole) return;
+            multiply_tiles(a, step, 16, b, P, n, s, s_row);
         } else
 #endif
-            multiply<W, W::ROWS, W::VECTORS, false>(a, step, 1, b, n, sums[0]);
+        {
+            const auto f = whole && k ? multiply<W, W::ROWS, W::VECTORS, true>
+                                      : multiply<W, W::ROWS, W::VECTORS, false>;
+            f(a, step, 1, b, n, s, s_row);
+        }
+        if (whole) return;
         for (int t = 0; t < n_t; ++t) {
             to = dst + (size_t) (at ? at[t0 + t] : t0 + t) * n_rows + r0;
             if (k == 0) memcpy(to, sums[t], n_r * sizeof(float));

@@ -20,7 +20,7 @@ bool unpack_sides(ggml_type type, const char * data, int n_in, float * out) {
     blocks.resize((size_t) SIDES * n_in / 32);
     if (!read_levels_of_eight(type, data, n_in, blocks.data())) return false;
     for (const weight_block & b : blocks)
-        for (uint8_t u : b.u) *out++ = b.scale * (float) u + b.low;
+        for (int8_t u : b.u) *out++ = b.scale * (float) u + b.low;
     return true;
 }
 

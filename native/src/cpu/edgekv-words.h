@@ -9,7 +9,7 @@
 //     scope: lives on a thread while it multiplies
 //     PER: values in a word; row: makes words of one row of f32, filled with 0
 //     AT_ONCE: words that fma takes: acc[i] += the product of words b[i] and a, summed over values
-//     result: of a block's sums, whose first words are a and b
+//     result: of a block's sums, whose first words are a and b; `add` of levels adds it to others
 // and for attention
 //     join: word i has the i-th value of each of PER registers, up to 2^LOG2_MOST if they are
 //     integers; add_up: acc[i] += its values
