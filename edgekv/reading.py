@@ -161,11 +161,9 @@ def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.flo
             blocks.append(_decode(llm, part))
         else:
             llm.eval(part)
-    return (
-        np.concatenate(blocks)
-        if every
-        else np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
-    )
+    if every:  # one block is most often all: those of a large vocabulary are not copied then
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
 
 
 STEP = native.OUTPUTS

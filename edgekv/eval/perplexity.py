@@ -96,5 +96,8 @@ def _compare(
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """logits [n, n_vocab] as log-probabilities."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    shifted = np.empty_like(logits)
+    for row, to in zip(logits, shifted, strict=True):  # a row at a time stays in the cache
+        np.subtract(row, row.max(), out=to)
+        to -= np.log(np.exp(to).sum())
+    return shifted

@@ -108,14 +108,15 @@ def n_tokens() -> int:
 def cost(llm: Llama) -> int:
     """The time that it takes, in the unit of a probe profile: a token that is read twice and
     scored, with many others. A token that is fed goes through the model with few others, and
-    through the output matrix, which is most of a small model with a large vocabulary. No script
-    measures the factors, which make the bar move evenly.
+    through the output matrix, which is most of a small model with a large vocabulary; and the
+    log-probability of a word takes as long as some hundred weights. No script measures the
+    factors, which make the bar move evenly.
     """
     from edgekv.native import llama_cpp
 
     output = llm.n_vocab() * llm.n_embd()
     others = max(llama_cpp.llama_model_n_params(llm._model.model) - output, 1)
-    per_fed = 1.5 * (1 + output / others)
+    per_fed = 1.5 * (1 + output / others) + 800 * llm.n_vocab() / others
     return int((len(TYPES) + 1) * N_READ / 2 + N_TRIES * N_FED * per_fed)
 
 
