@@ -68,7 +68,7 @@ NEXT, FAMILIES = ("--next", "128"), ("--families", RETRIEVAL)
 MEASURES = {
     "kl-2000": Measure("ppl", 1, 2000, more=NEXT, **WIDE),
     "ruler-16000-agnostic": Measure("ruler", 5, 16000, "agnostic", 205, more=FAMILIES),
-    "ruler-16000-aware": Measure("ruler", 2, 16000, "aware", 206, more=FAMILIES),
+    "ruler-16000-aware": Measure("ruler", 5, 16000, "aware", 206, more=FAMILIES),
     "needle-4000-agnostic": Measure("needle", 20, 4000, "agnostic", 207, **WIDE),
     "needle-4000-aware": Measure("needle", 20, 4000, "aware", 208, **WIDE),
     "gsm8k-aware": Measure("gsm8k", 100, 0, "aware", 203, ratios="0.2"),
