@@ -46,7 +46,7 @@ def read(path, tokens=TOKENS, **options):
 def multiplies_in_8_bits(path):
     llm = load(path, kv_budget=1000)
     llm.eval(TOKENS)
-    return "levels" in llm._kv.clock.work
+    return llm._kv.clock.work["levels"][0] > 0
 
 
 @pytest.mark.parametrize("ftype", [Q4_0, Q8_0, Q4_K, Q5_0, Q6_K])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-MARKED = re.compile(r"(<!-- table: (\S+) -->\n\n)(?:\|.*\n)*")
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n\n)(?:\|.*\n)*\n*")
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -28,7 +28,8 @@ def updated(page: str) -> str:
     """The text of PAGE.md with the tables that its data give."""
     tables = data_of(page)["tables"]
     text = (HERE / f"{page}.md").read_text(encoding="utf-8")
-    return MARKED.sub(lambda found: found[1] + table(tables[found[2]]), text)
+    # what follows a table without an empty line is a row of it
+    return MARKED.sub(lambda x: f"{x[1]}{table(tables[x[2]])}\n", text).rstrip("\n") + "\n"
 
 
 def table(data: dict[str, Any]) -> str:
