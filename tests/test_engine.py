@@ -10,7 +10,7 @@ import torch
 
 from edgekv.stats import STAGES
 from tests import lib, models
-from tests.engine import MAX_NMSE, evict_likewise, feed, job, load, logits, positions, read
+from tests.engine import MAX_NMSE, TYPES, evict_likewise, feed, job, load, logits, positions, read
 from tests.reference.cache import turned_back
 from tests.reference.model import Reference
 from tests.reference.scores import columns, keep_best, snapkv
@@ -77,6 +77,25 @@ def test_same_rows_same_logits_as_the_reference(tiny, text, nmse, name, kind):
 def test_every_cache_type_and_mixed_ones(tiny, text, nmse, name, kind):
     type_k, type_v = (kind.split(",") * 2)[:2]
     check_against_reference(tiny(name), text, nmse, kind, type_k, type_v)
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_window"),
+    [("q8_0,q4_0", "q8_0"), ("q5_1,q4_0", "q5_1"), ("q4_0,q8_0", "q8_0"), ("f16,q8_0", "q8_0")],
+)
+def test_windows_store_values_no_coarser_than_quantised_keys(tiny, text, kind, in_window):
+    llm = load(tiny("gemma3"), kind, after=text(N_PROMPT), kv_ratio=0.3)
+    type_k, type_v = (TYPES[x] for x in kind.split(","))
+    layers = llm._kv.store.layers
+    assert {x.type_k for x in layers} == {type_k}
+    assert {x.type_v for x in layers if x.n_swa} == {TYPES[in_window]}
+    assert {x.type_v for x in layers if not x.n_swa} == {type_v}
+    stored = sum(
+        x.bytes_row * len(rows)
+        for x, heads in zip(layers, positions(llm), strict=True)
+        for rows in heads
+    )
+    assert llm.kv_stats().n_bytes_used >= stored
 
 
 def check_against_reference(path, text, nmse, kind, type_k, type_v):

@@ -135,14 +135,15 @@ class FakeBlueprint:
     def context(
         self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1
     ) -> Context:
-        from edgekv.memory.footprint import full_bytes, row_bytes
+        from edgekv.memory.footprint import row_bytes
 
         layers = [
             LayerInfo(
                 32, 8, 128, 128, type_k, type_v, 0, row_bytes(type_k, 128) + row_bytes(type_v, 128)
             )
         ] * 32
-        return Context(tuple(layers) if compressed else (), 100 * 2**20, full_bytes(layers, n_ctx))
+        full = sum(x.bytes_row * x.n_head_kv * n_ctx for x in layers)
+        return Context(tuple(layers) if compressed else (), 100 * 2**20, full)
 
 
 def planner(n_bytes: int, n_ctx: int = 32768, **more) -> Planner:

@@ -152,7 +152,7 @@ def _n_alone(layers: Sequence[LayerInfo], whole: bool) -> int:
 
 
 def _shape(layer: LayerInfo) -> tuple[int, ...]:
-    return layer.n_head_kv, layer.n_head, layer.d_k, layer.d_v
+    return layer.n_head_kv, layer.n_head, layer.d_k, layer.d_v, layer.type_k, layer.type_v
 
 
 def column_bytes(layer: LayerInfo, what: Extent, n_rows: int) -> int:
@@ -236,13 +236,6 @@ def f16_full_bytes(layers: Sequence[LayerInfo], n_tokens: int) -> int:
         f16_bytes(x) * x.n_head_kv * (min(n_tokens, x.n_swa) if x.n_swa else n_tokens)
         for x in layers
     )
-
-
-def full_bytes(layers: Sequence[LayerInfo], n_ctx: int) -> int:
-    """llama.cpp's own cache for n_ctx tokens (sliding-window layers in full, as the bindings ask
-    for).
-    """
-    return sum((x.bytes_row - index_bytes(x)) * x.n_head_kv * n_ctx for x in layers)
 
 
 @dataclass(frozen=True)

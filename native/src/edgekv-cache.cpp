@@ -339,6 +339,15 @@ static int row_step(const edgekv_layer & l) {
     return n;
 }
 
+// of V: where quantised keys have more bits than values, a window has as many for both. Its rows
+// are few, whatever the length, and no budget takes one (docs/results/quality.md).
+static ggml_type type_in_window(ggml_type k, ggml_type v, int d_v) {
+    constexpr int64_t n = 256;
+    const bool wider = ggml_is_quantized(k) && ggml_is_quantized(v) &&
+        ggml_row_size(k, n) > ggml_row_size(v, n) && d_v % ggml_blck_size(k) == 0;
+    return wider ? k : v;
+}
+
 // attends: [n_layer] whether a layer keeps K and V; the others are layers without heads
 static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
     const llama_memory_params & p, const llama_cparams & c, const std::vector<bool> & attends) {
@@ -359,6 +368,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
         l->type_v = p.type_v;
         l->v_in_k = hp.is_mla();
         l->n_swa = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
+        if (l->n_swa) l->type_v = type_in_window(l->type_k, l->type_v, l->d_v);
         l->chunked = l->n_swa && hp.swa_type == LLAMA_SWA_TYPE_CHUNKED;
         l->max_bias = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
         l->buft = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il))
