@@ -197,17 +197,26 @@ def test_recurrent_layers_under_sanitizers(sanitized, tmp_path):
 
 # ---- NEON without an ARM machine
 
+NEON_PROGRAMS = {  # with the arguments behind the seed; emulated bf16 is slow
+    "test-kernels": (10,),
+    "test-lanes": (5,),
+    "test-lanes-dotprod": (0, "few"),
+    "test-lanes-i8mm": (0, "few"),
+    "test-lanes-bf16": (0, "few"),
+    "test-product": (),
+}
+
 
 @pytest.fixture(scope="module")
 def neon() -> Path:
-    """The kernels' tests for ARM with NEON and its dot product, where Debian's
-    g++-aarch64-linux-gnu is.
+    """The kernels' tests for ARM with NEON and its dot product, some for products of matrices and
+    of bf16 too, where Debian's g++-aarch64-linux-gnu is.
     """
     if not shutil.which("aarch64-linux-gnu-g++"):
         pytest.skip("aarch64-linux-gnu-g++ is missing")
     return compiled(
         NEON,
-        ("test-kernels", "test-lanes"),
+        tuple(NEON_PROGRAMS),
         "-DCMAKE_BUILD_TYPE=Release",
         "-DCMAKE_SYSTEM_NAME=Linux",
         "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
@@ -220,8 +229,8 @@ def neon() -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "n_random"), [("test-kernels", 10), ("test-lanes", 5)])
-def test_kernels_for_neon_under_emulation(neon, name, n_random):
+@pytest.mark.parametrize(("name", "arguments"), NEON_PROGRAMS.items())
+def test_kernels_for_neon_under_emulation(neon, name, arguments):
     """What they compute; nothing of their speed."""
     if not shutil.which("qemu-aarch64-static"):
         pytest.skip("compiled; qemu-aarch64-static is missing")
@@ -232,7 +241,7 @@ def test_kernels_for_neon_under_emulation(neon, name, n_random):
             "/usr/aarch64-linux-gnu",
             neon / name,
             3,
-            n_random,
+            *arguments,
             timeout=1200,
         )
     )

@@ -1,6 +1,6 @@
 // The kernels for prompts with every register that the flags allow, against plain loops in double
 // precision
-//     test-lanes [seed] [number of random cases]
+//     test-lanes [seed] [number of random cases] [few: every ninth of the others]
 #include "cases.h"
 #include "cpu/edgekv-columns.h"
 #include "cpu/edgekv-hadamard.h"
@@ -173,7 +173,7 @@ void run(const test_case & c, random_source & rnd) {
 #if defined(__AVX2__) && defined(__GNUC__)
     test(edgekv::int16_words::L(), edgekv::int16_words(), "pairs of int16", 5e-6); // worst 2.0e-6
 #endif
-#if defined(__AVX512BF16__)
+#if EDGEKV_PAIRS
     test(edgekv::best_lanes(), edgekv::bf16_words(), "pairs of bf16", 2e-4); // worst 1.1e-4
 #endif
 #if EDGEKV_TILES
@@ -212,17 +212,20 @@ int main(int argc, char ** argv) {
     });
 #if defined(__AVX2__) && defined(__GNUC__)
     test_product<edgekv::int16_words>("pairs of int16", 1e-6);
+#endif
+#if EDGEKV_INT8
     // tokens have 8 bits: a single one 1.0e-4
     test_product<edgekv::int8_words<true>>("int8", 2e-4);
     test_product<edgekv::int8_words<false>, false>("int8 without low", 2e-4);
 #endif
-#if defined(__AVX512BF16__)
+#if EDGEKV_PAIRS
     test_product<edgekv::bf16_words>("pairs of bf16", 5e-5); // of 8 bits: a single one 2.3e-5
 #if EDGEKV_TILES
     if (edgekv::has_tiles()) test_product<edgekv::tile_words>("tiles of bf16", 5e-5);
 #endif
 #endif
-    each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) {
+    const bool few = argc > 3 && !strcmp(argv[3], "few");
+    each_case(rnd, n_random, few, ON_CPU, [&](const test_case & c) {
         if (c.n_tokens > 2) run(c, rnd);
     });
     print_table();

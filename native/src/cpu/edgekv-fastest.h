@@ -28,7 +28,7 @@ inline bool has_fast_pairs() {
     }();
     return fast;
 #else
-    return false;
+    return EDGEKV_PAIRS; // ARM's have twice as many products in an instruction
 #endif
 }
 
@@ -38,7 +38,7 @@ auto with_fastest(F && f) {
 #if EDGEKV_TILES
     if (has_tiles()) return f(tile_lanes(), tile_words());
 #endif
-#if defined(__AVX512BF16__)
+#if EDGEKV_PAIRS
     if (has_fast_pairs()) return f(best_lanes(), bf16_words());
 #endif
 #if EDGEKV_INT16

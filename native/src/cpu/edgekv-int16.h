@@ -22,7 +22,7 @@ struct int16_words {
     using L = simd_lanes<8, 4, 2>;
 #endif
     static constexpr int PER = 2, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
-    static constexpr int BLOCK = 32, SCALES = 1, AT_ONCE = 1;
+    static constexpr int BLOCK = 32, SCALES = 1, AT_ONCE = 1, HEIGHT = 1;
     static constexpr bool TILES = false, LEVELS = false;
     static constexpr float MOST = 5792, LOG2_MOST = 12.49f; // 2^12.49 = 5752
     struct scope {};

@@ -9,21 +9,29 @@
 
 namespace edgekv {
 
+template <class W>
+auto set(const uint32_t * a, [[maybe_unused]] size_t to_row) {
+    if constexpr (W::LEVELS) return W::set(a, to_row);
+    else return W::set(a);
+}
+
 // words of one block, the scales before them included
 template <class W, int ROWS, int VECTORS, bool ADD>
 void multiply_block(const uint32_t * a, size_t to_row, size_t to_step, const uint32_t * b, int n,
     float * s, size_t s_row = W::N * VECTORS) {
     using L = typename W::L;
     constexpr int P = W::N * VECTORS;
-    typename W::reg acc[ROWS][VECTORS];
+    constexpr int H = W::HEIGHT;
+    static_assert(ROWS % H == 0, "registers of results are whole");
+    typename W::reg acc[ROWS / H][VECTORS];
     for (auto & row : acc)
         for (auto & x : row) x = W::zero();
     const uint32_t *a_j = a + W::SCALES * to_step, *b_j = b + W::SCALES * P;
     for (int j = W::SCALES; j < n; j += W::AT_ONCE) {
         typename W::operand x[VECTORS];
         for (int v = 0; v < VECTORS; ++v) x[v] = W::load(b_j + v * W::N);
-        for (int i = 0; i < ROWS; ++i) {
-            const auto y = W::set(a_j + i * to_row);
+        for (int i = 0; i < ROWS / H; ++i) {
+            const auto y = set<W>(a_j + i * H * to_row, to_row);
             for (int v = 0; v < VECTORS; ++v) acc[i][v] = W::fma(x[v], y, acc[i][v]);
         }
         a_j += W::AT_ONCE * to_step;
@@ -37,7 +45,8 @@ void multiply_block(const uint32_t * a, size_t to_row, size_t to_step, const uin
             float * to = s + i * s_row + v * W::N;
             const uint32_t *a_i = a + i * to_row, *b_v = b + v * W::N;
             if constexpr (W::LEVELS) {
-                L::store(to, W::add(acc[i][v], a_i, b_v, ADD ? L::load(to) : L::set(0.0f)));
+                const auto before = ADD ? L::load(to) : L::set(0.0f);
+                L::store(to, W::add(W::to_f32(acc[i / H][v], i % H), a_i, b_v, before));
             } else {
                 const auto x = W::result(acc[i][v], a_i, b_v);
                 L::store(to, ADD ? L::add(L::load(to), x) : x);

@@ -40,8 +40,8 @@ static double peak(int64_t us) {
     return most;
 }
 
-#if EDGEKV_INT16 || (defined(__AVX512VNNI__) && defined(__GNUC__))
-#if defined(__AVX512BF16__)
+#if EDGEKV_INT8
+#if EDGEKV_PAIRS
 // Pairs of bf16 round less, so levels have to be faster by a quarter. Both are timed in turns,
 // since a processor that wakes up gets faster.
 static bool levels_beat_pairs() {
@@ -64,15 +64,12 @@ static bool multiplies_levels() {
     }();
     return does;
 }
-#define EDGEKV_LEVELS 1
-#else
-#define EDGEKV_LEVELS 0
 #endif
 
 // f(words): for products with weights of a type
 template <class F>
 static auto with_words(ggml_type type, F && f) {
-#if EDGEKV_LEVELS
+#if EDGEKV_INT8
     const int most = most_level(type);
     if (most > 0 && most <= int8_words<true>::MOST && multiplies_levels())
         return has_low(type) ? f(int8_words<true>()) : f(int8_words<false>());
@@ -82,10 +79,20 @@ static auto with_words(ggml_type type, F && f) {
     return with_fastest([&](auto, auto words) { return f(words); });
 }
 
+static bool multiplies_f32(ggml_type type) {
+    return with_words(type, [](auto words) { return words.PER == 1; });
+}
+
 int64_t edgekv_cpu_product_min_repacked(ggml_type type) {
+#if defined(__aarch64__)
+    // llama.cpp's have the same instructions there, and which are faster was not measured
+    (void) type;
+    return INT64_MAX;
+#else
     return with_words(type, [](auto words) -> int64_t {
         return words.TILES ? EDGEKV_PRODUCT_MIN : words.PER > 1 ? 160 : INT64_MAX;
     });
+#endif
 }
 
 size_t edgekv_cpu_product_words(const ggml_tensor * node) {
@@ -107,8 +114,8 @@ size_t edgekv_cpu_product_room(const ggml_tensor * w, int64_t n_tokens) {
     if (buft && buft != ggml_backend_cpu_repack_buffer_type() && !ggml_backend_buft_is_host(buft))
         return 0;
     const int64_t min_repacked = edgekv_cpu_product_min_repacked(w->type);
-    if (n_expert > 1 && min_repacked == INT64_MAX) return 0; // f32 is slower for few tokens
-    if (repacked && n_expert == 1 && n_each < min_repacked) return 0;
+    if (n_expert > 1 && multiplies_f32(w->type)) return 0; // f32 is slower for few tokens
+    if (repacked && (n_expert > 1 ? min_repacked == INT64_MAX : n_each < min_repacked)) return 0;
     if (repacked && (w->ne[1] % 8 || !knows_side_by_side(w->type))) return 0;
     return with_words(w->type, [&](auto words) {
         using kernel = product<decltype(words)>;

@@ -9,6 +9,7 @@
 //     scope: lives on a thread while it multiplies
 //     PER: values in a word; row: makes words of one row of f32, filled with 0
 //     AT_ONCE: words that fma takes: acc[i] += the product of words b[i] and a, summed over values
+//     HEIGHT: rows of a whose results share a register
 //     result: of a block's sums, whose first words are a and b; `add` of levels adds it to others
 // and for attention
 //     join: word i has the i-th value of each of PER registers, up to 2^LOG2_MOST if they are
@@ -21,6 +22,16 @@
 
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#include <arm_neon.h>
+#endif
+
+// whether the flags have products of pairs of bf16
+#if defined(__AVX512BF16__) || \
+    (defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__aarch64__) && defined(__GNUC__))
+#define EDGEKV_PAIRS 1
+#else
+#define EDGEKV_PAIRS 0
 #endif
 
 namespace edgekv {
@@ -29,7 +40,7 @@ template <class LANES>
 struct f32_words {
     using L = LANES;
     static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, BLOCK = 0;
-    static constexpr int SCALES = 0, AT_ONCE = 1;
+    static constexpr int SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
     static constexpr bool TILES = false, LEVELS = false;
     static constexpr float LOG2_MOST = 0;
     struct scope {};
@@ -116,7 +127,7 @@ inline void turn_16(const uint32_t * from, size_t step, uint32_t * to, size_t to
 struct bf16_words {
     using L = best_lanes;
     static constexpr int PER = 2, N = 16, ROWS = 12, VECTORS = 2, BLOCK = 0;
-    static constexpr int SCALES = 0, AT_ONCE = 1;
+    static constexpr int SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
     static constexpr bool TILES = false, LEVELS = false;
     static constexpr float LOG2_MOST = 0;
     struct scope {};
@@ -153,6 +164,50 @@ struct bf16_words {
         _mm512_storeu_si512(
             last, (__m512i) _mm512_cvtne2ps_pbh(_mm512_loadu_ps(rest + 16), _mm512_loadu_ps(rest)));
         memcpy(words + i / 2, last, (size_t) (n - i + 1) / 2 * sizeof(*last));
+    }
+};
+#elif EDGEKV_PAIRS
+struct bf16_words {
+    using L = best_lanes;
+    static constexpr int PER = 2, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, BLOCK = 0;
+    static constexpr int SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
+    static constexpr bool TILES = false, LEVELS = false;
+    static constexpr float LOG2_MOST = 0;
+    struct scope {};
+    static int n_words(int d) { return (d + 1) / 2; }
+    using reg = L::reg;
+    using operand = bfloat16x8_t;
+    static reg zero() { return L::set(0.0f); }
+    static operand load(const uint32_t * p) { return vreinterpretq_bf16_u32(vld1q_u32(p)); }
+    static operand set(const uint32_t * p) { return vreinterpretq_bf16_u32(vld1q_dup_u32(p)); }
+    static reg fma(operand a, operand b, reg c) { return (reg) vbfdotq_f32((float32x4_t) c, a, b); }
+    static reg result(reg sum, const uint32_t *, const uint32_t *) { return sum; }
+    static void store(uint32_t * p, operand a) { vst1q_u32(p, vreinterpretq_u32_bf16(a)); }
+    static operand join(const reg * x) {
+        const uint16x8_t both = vreinterpretq_u16_bf16(in_turn(x[0], x[1]));
+        const uint16x4_t first = vget_low_u16(both), second = vget_high_u16(both);
+        return vreinterpretq_bf16_u16(
+            vcombine_u16(vzip1_u16(first, second), vzip2_u16(first, second)));
+    }
+    static reg add_up(operand a, reg c) { // gcc 12 takes ones of bf16 for ones of f16
+        const auto words = (L::bits) a;
+        return L::add(L::add(c, (reg) (words << 16)), (reg) (words & 0xffff0000));
+    }
+    static void row(const float * x, int n, uint32_t * words) {
+        int i = 0;
+        for (; i + 8 <= n; i += 8)
+            store(words + i / 2, in_turn(L::load(x + i), L::load(x + i + 4)));
+        if (i == n) return;
+        float rest[8] = {};
+        memcpy(rest, x + i, (n - i) * sizeof(*x));
+        uint32_t last[4];
+        store(last, in_turn(L::load(rest), L::load(rest + 4)));
+        memcpy(words + i / 2, last, (size_t) (n - i + 1) / 2 * sizeof(*last));
+    }
+
+private:
+    static operand in_turn(reg x, reg y) {
+        return vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t) x), (float32x4_t) y);
     }
 };
 #endif
