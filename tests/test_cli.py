@@ -238,10 +238,12 @@ def test_run_reads_files_and_standard_input(fake, tmp_path):
     (tmp_path / "doc.txt").write_text("a text\n")
     call(f"run -m m -f {tmp_path / 'doc.txt'} -p", "a question")
     call("run -m m -", stdin="piped\n")
+    call("run -m m -f - -p", "a question", stdin="piped\n")
     call(f"run -m m -f {tmp_path / 'doc.txt'}", "as with Ollama")
     assert [c["messages"][-1]["content"] for c in fake.calls] == [
         "a text\n\na question",
         "piped",
+        "piped\n\na question",
         "a text\n\nas with Ollama",
     ]
 

@@ -39,7 +39,7 @@ STDIN = "-"
 @llama_cli.RUN
 @packed.PACK
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
-@click.option("-f", "--file", metavar="FILE", help="A text file with the prompt.")
+@click.option("-f", "--file", metavar="FILE", help="A text file with the prompt, or -.")
 @click.option(
     "--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template."
 )
@@ -98,7 +98,8 @@ def command(
 
 def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
     """The prompt from where it was given. Raises BadInput if that is nowhere, twice, or empty."""
-    if file and words == STDIN:
+    piped = STDIN in (file, words)
+    if piped and file not in (None, STDIN):
         raise BadInput("give -f FILE or -, not both")
     if words not in (None, STDIN):
         if prompt is not None:
@@ -107,9 +108,9 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
             )
         prompt = words
     parts = []
-    if file:
+    if file and not piped:
         parts.append(read_document(file, may_be_pipe=True))
-    if words == STDIN:
+    if piped:
         parts.append(decode(read_bounded(sys.stdin.buffer, "standard input"), "standard input"))
     if prompt is not None:
         parts.append(encodable(prompt))
