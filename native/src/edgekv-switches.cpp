@@ -1,5 +1,5 @@
 // The only place in libllama that reads variables for tests; the CPU backend has EDGEKV_TILES
-// (cpu/edgekv-tiles.h) and EDGEKV_LEVELS (cpu/edgekv-fastest.h)
+// (cpu/edgekv-tiles.h) and EDGEKV_LEVELS (cpu/edgekv-product.cpp)
 #include "edgekv-switches.h"
 
 #include <cstdlib>
