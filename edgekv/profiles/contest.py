@@ -70,6 +70,8 @@ CLOSE = 1.5
 """A candidate that is judged to be this much further away than the best one may be nearer with
 other cache types: 200 tokens do not tell them apart.
 """
+ALIKE = 1.25
+"""N_NEXT tokens do not tell apart two distances that differ by less than this factor."""
 FULL, EIGHT, F16, FOUR = "full", "q8_0", "f16", "q4_0"
 ROOM = 512
 """Tokens that are judged, at most."""
@@ -218,9 +220,9 @@ class _Contest:
         self._report(min(self._done, n_tokens()), n_tokens())
 
     def _best(self, ratio: float) -> Entrant:
-        """The nearest one so far; by text alone it is no further away than PLAIN."""
-        plain = self._plain(ratio)
-        at = [one for one, x in self.found.items() if one.ratio == ratio and x.text <= plain.text]
+        """The nearest one so far; by text alone it is about as near as PLAIN."""
+        most = ALIKE * self._plain(ratio).text
+        at = [one for one, x in self.found.items() if one.ratio == ratio and x.text <= most]
         return min(at, key=lambda one: self.found[one].judged)
 
     def _close(self, ratio: float) -> list[str]:
