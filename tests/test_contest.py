@@ -150,6 +150,16 @@ def test_the_winner_is_the_nearest_and_never_further_than_uniform(learned):
     assert steps == sorted(steps) and steps[-1] == (cost, cost)
 
 
+@pytest.mark.parametrize(("text", "winner"), [(0.022, METHODS[0]), (0.026, PLAIN)])
+def test_the_nearest_may_be_a_little_behind_uniform_by_text_alone(text, winner):
+    held = object.__new__(contest._Contest)  # no model: only what was found
+    held.found = {
+        contest.Entrant(PLAIN, 0.2, "q8_0"): Distance(0.02, 0.4),
+        contest.Entrant(METHODS[0], 0.2, "q8_0"): Distance(text, 0.2),
+    }
+    assert held._best(0.2).method == winner
+
+
 def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
     """The number of a winner, measured again by reading and compressing as a chat does."""
     from edgekv.eval.perplexity import log_softmax

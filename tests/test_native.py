@@ -198,7 +198,7 @@ def test_recurrent_layers_under_sanitizers(sanitized, tmp_path):
 # ---- NEON without an ARM machine
 
 NEON_PROGRAMS = {  # with the arguments behind the seed; emulated floating point is slow
-    "test-kernels": (0,),
+    "test-kernels": (0, "few"),
     "test-lanes": (0, "few"),
     "test-lanes-dotprod": (0, "few"),
     "test-lanes-i8mm": (0, "few"),

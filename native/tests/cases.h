@@ -7,6 +7,7 @@
 #include "merge-cases.h"
 
 #include <array>
+#include <cstring>
 
 namespace {
 
@@ -196,6 +197,9 @@ test_case random_case(random_source & rnd, const taken_cases & taken) {
         if (taken.has(c)) return c;
     }
 }
+
+// PROGRAM SEED N_RANDOM few: where a case takes long
+inline bool asks_few(int argc, char ** argv) { return argc > 3 && !strcmp(argv[3], "few"); }
 
 // of the fixed cases every one, or a few; then random ones
 template <typename R>

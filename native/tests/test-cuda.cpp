@@ -260,7 +260,7 @@ int main(int argc, char ** argv) {
     asked(argc, argv, "--test");
     const uint32_t seed = argc > 1 ? (uint32_t) strtoul(argv[1], nullptr, 10) : 1;
     const int n_random = argc > 2 ? atoi(argv[2]) : 20;
-    const bool few = argc > 3 && !strcmp(argv[3], "few");
+    const bool few = asks_few(argc, argv);
 #ifdef EDGEKV_STANDIN
     const taken_cases taken = ON_CUDA_STANDIN;
 #else

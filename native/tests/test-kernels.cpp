@@ -1,5 +1,5 @@
 // The CPU kernels against plain loops in double precision over the same dequantised rows.
-//     test-kernels [--test] [seed] [number of random cases]
+//     test-kernels [--test] [seed] [number of random cases] [few: one of nine fixed cases]
 //     test-kernels --perf [threads] [repetitions]
 //     test-kernels --support
 #include "cases.h"
@@ -357,7 +357,8 @@ int main(int argc, char ** argv) {
     test_moments(rnd);
     test_centroids(rnd);
     test_merge(rnd, n_random);
-    each_case(rnd, n_random, false, ON_CPU, [&](const test_case & c) { run(c, rnd); });
+    each_case(
+        rnd, n_random, asks_few(argc, argv), ON_CPU, [&](const test_case & c) { run(c, rnd); });
     print_table();
     return finish();
 }

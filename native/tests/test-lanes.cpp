@@ -1,6 +1,6 @@
 // The kernels for prompts with every register that the flags allow, against plain loops in double
 // precision
-//     test-lanes [seed] [number of random cases] [few: every ninth of the others]
+//     test-lanes [seed] [number of random cases] [few: one of nine fixed cases]
 #include "cases.h"
 #include "cpu/edgekv-columns.h"
 #include "cpu/edgekv-hadamard.h"
@@ -224,8 +224,7 @@ int main(int argc, char ** argv) {
     if (edgekv::has_tiles()) test_product<edgekv::tile_words>("tiles of bf16", 5e-5);
 #endif
 #endif
-    const bool few = argc > 3 && !strcmp(argv[3], "few");
-    each_case(rnd, n_random, few, ON_CPU, [&](const test_case & c) {
+    each_case(rnd, n_random, asks_few(argc, argv), ON_CPU, [&](const test_case & c) {
         if (c.n_tokens > 2) run(c, rnd);
     });
     print_table();

@@ -243,11 +243,10 @@ int main(int argc, char ** argv) {
     test_chain(metal.get(), cpu.get(), rnd);
     const long before = fake_device_n_ours();
     long n_cases = 0;
-    each_case(
-        rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), ON_METAL, [&](const test_case & c) {
-            test_case_on(metal.get(), cpu.get(), c, rnd);
-            ++n_cases;
-        });
+    each_case(rnd, n_random, asks_few(argc, argv), ON_METAL, [&](const test_case & c) {
+        test_case_on(metal.get(), cpu.get(), c, rnd);
+        ++n_cases;
+    });
     check(fake_device_n_ours() - before == 2 * n_cases, "%ld calls of kernels for %ld cases",
         fake_device_n_ours() - before, n_cases);
     print_table();

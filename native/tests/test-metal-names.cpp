@@ -233,15 +233,14 @@ int main(int argc, char ** argv) {
                     test_evict(rnd, n_bytes, 100, n_kept, named, place);
                 }
     for (const auto & c : merge_cases(rnd, n_random, ON_METAL)) test_merge(c, rnd);
-    each_case(
-        rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), ON_METAL, [&](const test_case & c) {
-            standin::backwards = !standin::backwards;
-            const inputs in(c, rnd);
-            const columns_reference expected(in, attend_reference(in));
-            test_score(in, expected, 1);
-            if (c.n_tokens > 2) test_score(in, expected, 3);
-            if (!c.window && !c.sinks && !c.alibi) test_score_of_sums_only(in, expected);
-        });
+    each_case(rnd, n_random, asks_few(argc, argv), ON_METAL, [&](const test_case & c) {
+        standin::backwards = !standin::backwards;
+        const inputs in(c, rnd);
+        const columns_reference expected(in, attend_reference(in));
+        test_score(in, expected, 1);
+        if (c.n_tokens > 2) test_score(in, expected, 3);
+        if (!c.window && !c.sinks && !c.alibi) test_score_of_sums_only(in, expected);
+    });
     print_table();
     return finish();
 }

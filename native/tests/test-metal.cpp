@@ -230,8 +230,8 @@ int main(int argc, char ** argv) {
         for (int n_kept : { 0, 1, 17, 100 })
             for (bool named : { false, true }) test_evict(rnd, n_bytes, 100, n_kept, named);
     for (const auto & c : merge_cases(rnd, n_random, ON_METAL)) test_merge(c, rnd);
-    each_case(rnd, n_random, argc > 3 && !strcmp(argv[3], "few"), ON_METAL,
-        [&](const test_case & c) { run(c, rnd); });
+    each_case(
+        rnd, n_random, asks_few(argc, argv), ON_METAL, [&](const test_case & c) { run(c, rnd); });
     print_table();
     return finish();
 }

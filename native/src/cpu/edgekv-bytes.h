@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__GNUC__) && (defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD))
 #define EDGEKV_INT8 1 // with the lanes of edgekv-lanes.h
@@ -27,64 +28,49 @@
 
 namespace edgekv {
 
-// Products are written out: gcc 12 would do those of a whole block first and write sums to the
-// stack
-#if defined(__AVX512VNNI__)
-struct byte_products {
-    using L = simd_lanes<16, 12, 2>;
-    using reg = __m512i;
-    using operand = __m512i;
-    using token = uint8_t;
-    static constexpr int MOST = 128, AT_ONCE = 1, HEIGHT = 1, LEAST = 0;
-    static reg zero() { return _mm512_setzero_si512(); }
-    static operand load(const uint32_t * p, size_t) { return _mm512_loadu_si512(p); }
-    static operand set(const uint32_t * p, size_t) { return _mm512_set1_epi32((int) *p); }
-    static reg fma(operand weights, operand tokens, reg c) {
-        __asm__("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(tokens), "v"(weights));
-        return c;
-    }
-    static L::reg to_f32(reg c, int) { return (L::reg) _mm512_cvtepi32_ps(c); }
-};
-#elif defined(__AVXVNNI__)
-struct byte_products {
-    using L = simd_lanes<8, 4, 2>;
-    using reg = __m256i;
-    using operand = __m256i;
-    using token = uint8_t;
-    static constexpr int MOST = 128, AT_ONCE = 1, HEIGHT = 1, LEAST = 0;
-    static reg zero() { return _mm256_setzero_si256(); }
-    static operand load(const uint32_t * p, size_t) {
-        return _mm256_loadu_si256((const __m256i *) p);
-    }
-    static operand set(const uint32_t * p, size_t) { return _mm256_set1_epi32((int) *p); }
-    static reg fma(operand weights, operand tokens, reg c) {
-        __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(c) : "x"(tokens), "x"(weights));
-        return c;
-    }
-    static L::reg to_f32(reg c, int) { return (L::reg) _mm256_cvtepi32_ps(c); }
-};
-#elif defined(__AVX2__)
-struct byte_products {
-#if defined(__AVX512BW__)
-    using L = simd_lanes<16, 10, 2>;
+#if defined(__AVX2__)
+// Registers of bytes, and of their sums
+struct byte_registers {
+#if defined(__AVX512VNNI__) || (defined(__AVX512BW__) && !defined(__AVXVNNI__))
+    static constexpr bool WIDE = true;
     using reg = __m512i;
     static reg zero() { return _mm512_setzero_si512(); }
     static reg row(const uint32_t * p) { return _mm512_loadu_si512(p); }
     static reg all(uint32_t word) { return _mm512_set1_epi32((int) word); }
-    static reg ones() { return _mm512_set1_epi16(1); }
-    static L::reg to_f32(reg c, int) { return (L::reg) _mm512_cvtepi32_ps(c); }
+    static auto f32(reg c) { return (simd<16>::reg) _mm512_cvtepi32_ps(c); }
 #else
-    using L = simd_lanes<8, 4, 2>;
+    static constexpr bool WIDE = false;
     using reg = __m256i;
     static reg zero() { return _mm256_setzero_si256(); }
     static reg row(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
     static reg all(uint32_t word) { return _mm256_set1_epi32((int) word); }
-    static reg ones() { return _mm256_set1_epi16(1); }
-    static L::reg to_f32(reg c, int) { return (L::reg) _mm256_cvtepi32_ps(c); }
+    static auto f32(reg c) { return (simd<8>::reg) _mm256_cvtepi32_ps(c); }
 #endif
+};
+
+// Products are written out: gcc 12 would do those of a whole block first and write sums to the
+// stack
+struct byte_products : byte_registers {
     using token = uint8_t;
+    static constexpr int HEIGHT = 1, LEAST = 0;
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+    using L = std::conditional_t<WIDE, simd_lanes<16, 12, 2>, simd_lanes<8, 4, 2>>;
+    using operand = reg;
+    static constexpr int MOST = 128, AT_ONCE = 1;
+    static operand load(const uint32_t * p, size_t) { return row(p); }
+    static operand set(const uint32_t * p, size_t) { return all(*p); }
+    static reg fma(operand weights, operand tokens, reg c) {
+#if defined(__AVX512VNNI__)
+        __asm__("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(tokens), "v"(weights));
+#else
+        __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(c) : "x"(tokens), "x"(weights));
+#endif
+        return c;
+    }
+#else
+    using L = std::conditional_t<WIDE, simd_lanes<16, 10, 2>, simd_lanes<8, 4, 2>>;
     // 16 bits hold the sum of four products: 4 * 31 * 254 < 2^15
-    static constexpr int MOST = 31, AT_ONCE = 2, HEIGHT = 1, LEAST = 0;
+    static constexpr int MOST = 31, AT_ONCE = 2;
     struct operand {
         reg x, y;
     };
@@ -95,9 +81,11 @@ struct byte_products {
         __asm__("vpmaddubsw %4, %3, %1\n\tvpmaddubsw %6, %5, %2\n\tvpaddw %2, %1, %1\n\t"
                 "vpmaddwd %7, %1, %1\n\tvpaddd %1, %0, %0"
             : "+v"(c), "=&v"(x), "=&v"(y)
-            : "v"(tokens.x), "v"(weights.x), "v"(tokens.y), "v"(weights.y), "vm"(ones()));
+            : "v"(tokens.x), "v"(weights.x), "v"(tokens.y), "v"(weights.y), "vm"(all(0x00010001)));
         return c;
     }
+#endif
+    static L::reg to_f32(reg c, int) { return f32(c); }
 };
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 // an instruction multiplies two words of two tokens with those of two rows of the weight

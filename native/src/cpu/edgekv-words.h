@@ -36,14 +36,18 @@
 
 namespace edgekv {
 
-template <class LANES>
-struct f32_words {
-    using L = LANES;
-    static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, BLOCK = 0;
-    static constexpr int SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
+// what words of floats have in common
+struct float_words {
+    static constexpr int BLOCK = 0, SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
     static constexpr bool TILES = false, LEVELS = false;
     static constexpr float LOG2_MOST = 0;
     struct scope {};
+};
+
+template <class LANES>
+struct f32_words : float_words {
+    using L = LANES;
+    static constexpr int PER = 1, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
     static int n_words(int d) { return d; }
     using reg = typename L::reg;
     using operand = typename L::reg;
@@ -123,68 +127,44 @@ inline void turn_16(const uint32_t * from, size_t step, uint32_t * to, size_t to
 #endif
 }
 
-#if defined(__AVX512BF16__)
-struct bf16_words {
+#if EDGEKV_PAIRS
+struct bf16_words : float_words {
     using L = best_lanes;
-    static constexpr int PER = 2, N = 16, ROWS = 12, VECTORS = 2, BLOCK = 0;
-    static constexpr int SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
-    static constexpr bool TILES = false, LEVELS = false;
-    static constexpr float LOG2_MOST = 0;
-    struct scope {};
+    static constexpr int PER = 2, N = L::N;
     static int n_words(int d) { return (d + 1) / 2; }
+#if defined(__AVX512BF16__)
+    static constexpr int ROWS = 12, VECTORS = 2;
     using reg = __m512;
     using operand = __m512bh;
     static reg zero() { return _mm512_setzero_ps(); }
     static operand load(const uint32_t * p) { return (__m512bh) _mm512_loadu_si512(p); }
     static operand set(const uint32_t * p) { return (__m512bh) _mm512_set1_epi32((int) *p); }
     static reg fma(operand a, operand b, reg c) { return _mm512_dpbf16_ps(c, a, b); }
-    static reg result(reg sum, const uint32_t *, const uint32_t *) { return sum; }
     static void store(uint32_t * p, operand a) { _mm512_storeu_si512(p, (__m512i) a); }
     template <class R> // a register of edgekv-lanes.h
     static operand join(const R * x) {
         const __m512i in_turn = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25,
             9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        return (__m512bh) _mm512_permutexvar_epi16(
-            in_turn, (__m512i) _mm512_cvtne2ps_pbh(x[1], x[0]));
+        return (__m512bh) _mm512_permutexvar_epi16(in_turn, (__m512i) behind(x[0], x[1]));
     }
     static reg add_up(operand a, reg c) {
         return fma(a, (__m512bh) _mm512_set1_epi16(0x3f80), c); // of ones
     }
-    static void row(const float * x, int n, uint32_t * words) {
-        int i = 0;
-        for (; i + 32 <= n; i += 32) {
-            const auto pairs =
-                _mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + i + 16), _mm512_loadu_ps(x + i));
-            _mm512_storeu_si512(words + i / 2, (__m512i) pairs);
-        }
-        if (i == n) return;
-        float rest[32] = {};
-        memcpy(rest, x + i, (n - i) * sizeof(*x));
-        uint32_t last[16];
-        _mm512_storeu_si512(
-            last, (__m512i) _mm512_cvtne2ps_pbh(_mm512_loadu_ps(rest + 16), _mm512_loadu_ps(rest)));
-        memcpy(words + i / 2, last, (size_t) (n - i + 1) / 2 * sizeof(*last));
+    // the values of x, then those of y
+    static operand behind(L::reg x, L::reg y) {
+        return _mm512_cvtne2ps_pbh((__m512) y, (__m512) x);
     }
-};
-#elif EDGEKV_PAIRS
-struct bf16_words {
-    using L = best_lanes;
-    static constexpr int PER = 2, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, BLOCK = 0;
-    static constexpr int SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
-    static constexpr bool TILES = false, LEVELS = false;
-    static constexpr float LOG2_MOST = 0;
-    struct scope {};
-    static int n_words(int d) { return (d + 1) / 2; }
+#else
+    static constexpr int ROWS = L::ROWS, VECTORS = L::VECTORS;
     using reg = L::reg;
     using operand = bfloat16x8_t;
     static reg zero() { return L::set(0.0f); }
     static operand load(const uint32_t * p) { return vreinterpretq_bf16_u32(vld1q_u32(p)); }
     static operand set(const uint32_t * p) { return vreinterpretq_bf16_u32(vld1q_dup_u32(p)); }
     static reg fma(operand a, operand b, reg c) { return (reg) vbfdotq_f32((float32x4_t) c, a, b); }
-    static reg result(reg sum, const uint32_t *, const uint32_t *) { return sum; }
     static void store(uint32_t * p, operand a) { vst1q_u32(p, vreinterpretq_u32_bf16(a)); }
     static operand join(const reg * x) {
-        const uint16x8_t both = vreinterpretq_u16_bf16(in_turn(x[0], x[1]));
+        const uint16x8_t both = vreinterpretq_u16_bf16(behind(x[0], x[1]));
         const uint16x4_t first = vget_low_u16(both), second = vget_high_u16(both);
         return vreinterpretq_bf16_u16(
             vcombine_u16(vzip1_u16(first, second), vzip2_u16(first, second)));
@@ -193,21 +173,21 @@ struct bf16_words {
         const auto words = (L::bits) a;
         return L::add(L::add(c, (reg) (words << 16)), (reg) (words & 0xffff0000));
     }
+    static operand behind(reg x, reg y) {
+        return vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t) x), (float32x4_t) y);
+    }
+#endif
+    static reg result(reg sum, const uint32_t *, const uint32_t *) { return sum; }
     static void row(const float * x, int n, uint32_t * words) {
         int i = 0;
-        for (; i + 8 <= n; i += 8)
-            store(words + i / 2, in_turn(L::load(x + i), L::load(x + i + 4)));
+        for (; i + 2 * N <= n; i += 2 * N)
+            store(words + i / 2, behind(L::load(x + i), L::load(x + i + N)));
         if (i == n) return;
-        float rest[8] = {};
+        float rest[2 * N] = {};
         memcpy(rest, x + i, (n - i) * sizeof(*x));
-        uint32_t last[4];
-        store(last, in_turn(L::load(rest), L::load(rest + 4)));
+        uint32_t last[N];
+        store(last, behind(L::load(rest), L::load(rest + N)));
         memcpy(words + i / 2, last, (size_t) (n - i + 1) / 2 * sizeof(*last));
-    }
-
-private:
-    static operand in_turn(reg x, reg y) {
-        return vcvtq_high_bf16_f32(vcvtq_low_bf16_f32((float32x4_t) x), (float32x4_t) y);
     }
 };
 #endif
