@@ -86,6 +86,11 @@ struct byte_products : byte_registers {
     }
 #endif
     static L::reg to_f32(reg c, int) { return f32(c); }
+    // not to be loaded again
+    static L::reg held(L::reg x) {
+        __asm__("" : "+v"(x));
+        return x;
+    }
 };
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 // an instruction multiplies two words of two tokens with those of two rows of the weight
@@ -118,6 +123,7 @@ struct byte_products {
         const auto sums = i == 0 ? vzip1q_s64(x, y) : vzip2q_s64(x, y);
         return (L::reg) vcvtq_f32_s32(vreinterpretq_s32_s64(sums));
     }
+    static L::reg held(L::reg x) { return x; } // there are too few registers
 };
 #else
 struct byte_products {
@@ -133,6 +139,7 @@ struct byte_products {
     }
     static reg fma(operand weights, operand tokens, reg c) { return vdotq_s32(c, weights, tokens); }
     static L::reg to_f32(reg c, int) { return (L::reg) vcvtq_f32_s32(c); }
+    static L::reg held(L::reg x) { return x; }
 };
 #endif
 

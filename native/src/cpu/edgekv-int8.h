@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 
 #if EDGEKV_INT8
 namespace edgekv {
@@ -66,19 +67,32 @@ struct int8_words : byte_products {
     struct scope {};
     static int n_words(int d) { return d / 32 * (BLOCK + SCALES); }
 
-    static void row(const float * x, int n, uint32_t * words) {
-        for (int i = 0; i < n; i += 32, words += BLOCK + SCALES) {
-            const token_block block(x + i);
-            memcpy(words, &block, sizeof(block));
+    // block by block, `step` words apart
+    static void row(const float * x, int n, uint32_t * words, size_t step) {
+        for (int i = 0; i < n; i += 32, words += step) {
+            // in place: a copy would wait until what it reads is written
+            new (words) token_block(x + i);
         }
     }
     static operand load(const uint32_t * p) { return byte_products::load(p, P); }
-    // c and a block's sum; a: of a token, b: of the weights, [SCALES][P]
-    static L::reg add(L::reg sum, const uint32_t * a, const uint32_t * b, L::reg c) {
-        const auto *x = (const float *) a, *w = (const float *) b;
-        c = L::fma(L::set(x[1]), L::load(w + P), c);
-        if constexpr (LOW) c = L::fma(L::set(x[2]), L::load(w + 2 * P), c);
-        return L::fma(sum, L::mul(L::set(x[0]), L::load(w)), c);
+    // what stands before a block of them, [SCALES][P]: in registers, since gcc 12 would load it
+    // for every row of results
+    struct weights {
+        L::reg scale, sum, low;
+        weights() = default;
+        explicit weights(const uint32_t * b) {
+            const auto * w = (const float *) b;
+            scale = held(L::load(w));
+            sum = held(L::load(w + P));
+            if constexpr (LOW) low = held(L::load(w + 2 * P));
+        }
+    };
+    // c and a block's sum; a: of a token
+    static L::reg add(L::reg sum, const uint32_t * a, const weights & w, L::reg c) {
+        const auto * x = (const float *) a;
+        c = L::fma(L::set(x[1]), w.sum, c);
+        if constexpr (LOW) c = L::fma(L::set(x[2]), w.low, c);
+        return L::fma(sum, L::mul(L::set(x[0]), w.scale), c);
     }
 };
 

@@ -1,7 +1,8 @@
 #pragma once
 // The block of results that a matrix kernel holds in registers, of words (edgekv-words.h):
 //     s[i*s_row + p] = (the same, if ADD) + sum over n words j of a[i*to_row + j*to_step] b[j][p]
-// for i below ROWS and p below P, which is VECTORS registers of lanes.
+// for i below ROWS and p below P, which is VECTORS registers of lanes. Rows of LEVELS lie block by
+// block, [n / a block][ROWS][a block], so that one stream is read.
 
 #include "edgekv-words.h"
 
@@ -23,6 +24,7 @@ void multiply_block(const uint32_t * a, size_t to_row, size_t to_step, const uin
     constexpr int P = W::N * VECTORS;
     constexpr int H = W::HEIGHT;
     static_assert(ROWS % H == 0, "registers of results are whole");
+    if constexpr (W::LEVELS) to_row = W::SCALES + W::BLOCK; // known to the compiler
     typename W::reg acc[ROWS / H][VECTORS];
     for (auto & row : acc)
         for (auto & x : row) x = W::zero();
@@ -37,18 +39,19 @@ void multiply_block(const uint32_t * a, size_t to_row, size_t to_step, const uin
         a_j += W::AT_ONCE * to_step;
         b_j += W::AT_ONCE * P;
     }
+    [[maybe_unused]] typename W::weights w[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) w[v] = typename W::weights(b + v * W::N);
 // gcc 12 would write all results to the stack first
 #pragma GCC unroll 16
-    for (int i = 0; i < ROWS; ++i)
+    for (int i = 0; i < ROWS; ++i, a += to_row, s += s_row)
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) {
-            float * to = s + i * s_row + v * W::N;
-            const uint32_t *a_i = a + i * to_row, *b_v = b + v * W::N;
+            float * to = s + v * W::N;
             if constexpr (W::LEVELS) {
                 const auto before = ADD ? L::load(to) : L::set(0.0f);
-                L::store(to, W::add(W::to_f32(acc[i / H][v], i % H), a_i, b_v, before));
+                L::store(to, W::add(W::to_f32(acc[i / H][v], i % H), a, w[v], before));
             } else {
-                const auto x = W::result(acc[i][v], a_i, b_v);
+                const auto x = W::result(acc[i][v], a, w[v]);
                 L::store(to, ADD ? L::add(L::load(to), x) : x);
             }
         }
@@ -59,8 +62,9 @@ void multiply(const uint32_t * a, size_t to_row, size_t to_step, const uint32_t 
     float * s, size_t s_row = W::N * VECTORS) {
     const int step = W::SCALES ? W::BLOCK + W::SCALES : n;
     multiply_block<W, ROWS, VECTORS, ADD>(a, to_row, to_step, b, std::min(n, step), s, s_row);
+    const size_t to_next = W::LEVELS ? ROWS : to_step;
     for (int j = step; j < n; j += step)
-        multiply_block<W, ROWS, VECTORS, true>(a + j * to_step, to_row, to_step,
+        multiply_block<W, ROWS, VECTORS, true>(a + j * to_next, to_row, to_step,
             b + (size_t) j * W::N * VECTORS, std::min(n - j, step), s, s_row);
 }
 

@@ -26,10 +26,14 @@ struct product {
     static constexpr int STEP = W::TILES ? INT32_MAX
         : W::SCALES                      ? (20 << 10) / (P * 4) / OF_BLOCK * OF_BLOCK
                                          : 512;
-    // bytes of panels that meet a group of tokens one after the other, in the second cache
-    static constexpr size_t NEAR = W::TILES ? 1u << 20 : 0;
-    static constexpr int GROUP = W::SCALES ? (32 + W::ROWS - 1) / W::ROWS * W::ROWS : W::ROWS;
-    static constexpr int GAP = 16; // words between tokens: else they meet in a cache
+    // Bytes of panels that meet a group of tokens one after the other, in the second cache; the
+    // group's sums stay there until they are complete. Other words have one panel for all tokens.
+    static constexpr size_t NEAR = W::TILES ? 1u << 20 : W::SCALES ? 1u << 19 : 0;
+    static constexpr int GROUP = W::TILES ? W::ROWS
+        : W::SCALES                       ? (32 + W::ROWS - 1) / W::ROWS * W::ROWS
+                                          : INT32_MAX;
+    // words between tokens: else they meet in a cache
+    static constexpr int GAP = W::LEVELS ? 0 : 16;
 
     R w;
     int n_in, n_rows, n_tokens;
@@ -51,14 +55,16 @@ struct product {
         return (size_t) (n_tokens + W::ROWS - 1) / W::ROWS * W::ROWS * stride(n_in);
     }
 
-    // part ith of nth of the tokens as words
+    // part ith of nth of the tokens as words; those that fill up are the last again
     void make_words(int ith, int nth) const {
         const int n_all = (n_tokens + W::ROWS - 1) / W::ROWS * W::ROWS;
         const size_t step = stride(n_in);
         for (int t = ith; t < n_all; t += nth) {
-            uint32_t * to = words + t * step;
-            if (t < n_tokens) W::row(x + (size_t) (at ? at[t] / share : t) * n_in, n_in, to);
-            else memset(to, 0, n_words(n_in) * sizeof(*to));
+            const int token = std::min(t, n_tokens - 1), r = t % W::ROWS;
+            const float * from = x + (size_t) (at ? at[token] / share : token) * n_in;
+            uint32_t * to = words + (t - r) * step;
+            if constexpr (W::LEVELS) W::row(from, n_in, to + r * OF_BLOCK, W::ROWS * OF_BLOCK);
+            else W::row(from, n_in, to + r * step);
         }
     }
 
@@ -101,7 +107,8 @@ struct product {
     // words [k, k + n) of a block of tokens with a panel; begins the sums, or adds to them
     void block(const uint32_t * panel, int r0, int t0, int k, int n) const {
         const size_t step = stride(n_in);
-        const uint32_t *b = panel + (size_t) k * P, *a = words + t0 * step + k;
+        const uint32_t * b = panel + (size_t) k * P;
+        const uint32_t * a = words + t0 * step + k * (W::LEVELS ? W::ROWS : 1);
         float * to = dst + (size_t) t0 * n_rows + r0;
         const int n_t = std::min<int>(W::ROWS, n_tokens - t0), n_r = std::min(P, n_rows - r0);
         const bool whole = n_t == W::ROWS && n_r == P && !at;
@@ -132,8 +139,7 @@ struct product {
 
     // panels that lie side by side: as many as are near, but every thread shall have some
     int panels_at_once(int nth) const {
-        const int most =
-            W::SCALES ? 8 : std::max(1, (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t))));
+        const int most = std::max(1, (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t))));
         return std::min(most, std::max(1, (int) n_panels(n_rows) / (4 * nth)));
     }
 
@@ -161,8 +167,8 @@ struct product {
             auto * panels = kept ? kept + first * size : (uint32_t *) s.panel.get(size * many);
             for (int i = 0; i < n_here && !ready; ++i)
                 make_panel(s, (first + i) * P, panels + i * size);
-            for (int k = 0; k < n; k += STEP)
-                for (int t0 = 0; t0 < n_tokens; t0 += GROUP)
+            for (int t0 = 0; t0 < n_tokens; t0 += GROUP)
+                for (int k = 0; k < n; k += STEP)
                     for (int i = 0; i < n_here; ++i)
                         for (int t = t0; t < std::min(t0 + GROUP, n_tokens); t += W::ROWS)
                             block(panels + i * size, (first + i) * P, t, k, std::min(STEP, n - k));
