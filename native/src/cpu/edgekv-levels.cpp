@@ -22,12 +22,15 @@ struct scale_and_low {
     }
 };
 
-void finish(weight_block & b, float scale, float low = 0) {
-    int sum = 0;
-    for (int8_t u : b.u) sum += u;
+void finish(weight_block & b, float scale, float low, int sum) {
     b.scale = scale;
     b.low = low;
     b.sum = scale * (float) sum;
+}
+void finish(weight_block & b, float scale, float low = 0) {
+    int sum = 0;
+    for (int8_t u : b.u) sum += u;
+    finish(b, scale, low, sum);
 }
 
 // 16 bytes have the first half in their low bits, the second in the others
@@ -86,28 +89,27 @@ void read(const block_q4_K & b, weight_block * to) { read_K(b, nullptr, to); }
 void read(const block_q5_K & b, weight_block * to) { read_K(b, b.qh, to); }
 
 // Values lie as eight bytes of each row in turn: the low bits of a byte are a value of one run of
-// eight, the high bits of another
-struct two_runs {
-    static constexpr uint64_t LOW = 0x0f0f0f0f0f0f0f0f;
+// eight, the high bits of another. Runs are added up in their register: to read them as a vector
+// would wait until they are written.
+constexpr uint64_t EACH = 0x0101010101010101;
+uint64_t run(const void * bytes, bool high) {
     uint64_t both;
-    explicit two_runs(const void * bytes) { memcpy(&both, bytes, sizeof(both)); }
-    void put_low(int8_t * u) const { put(both & LOW, u); }
-    void put_high(int8_t * u) const { put(both >> 4 & LOW, u); }
-
-private:
-    static void put(uint64_t x, int8_t * u) { memcpy(u, &x, sizeof(x)); }
-};
+    memcpy(&both, bytes, sizeof(both));
+    return both >> (high ? 4 : 0) & 15 * EACH;
+}
+int sum_of(uint64_t run) { return (int) (run * EACH >> 56); }
+void put(uint64_t run, int8_t * u) { memcpy(u, &run, sizeof(run)); }
 
 // repacking turned each value's highest bit
 void read(const block_q4_0x8 & b, weight_block * to, int step) {
     for (int row = 0; row < 8; ++row, to += step) {
-        for (int i = 0; i < 16; i += 8) {
-            const two_runs x(b.qs + (i + row) * 8);
-            x.put_low(to->u + i);
-            x.put_high(to->u + 16 + i);
+        int sum = -8 * 32;
+        for (int i = 0; i < 32; i += 8) {
+            const uint64_t x = run(b.qs + (i % 16 + row) * 8, i >= 16) ^ 8 * EACH;
+            sum += sum_of(x);
+            put(((x | 128 * EACH) - 8 * EACH) ^ 128 * EACH, to->u + i);
         }
-        for (int8_t & u : to->u) u = (int8_t) ((u ^ 8) - 8);
-        finish(*to, f32(b.d[row]));
+        finish(*to, f32(b.d[row]), 0, sum);
     }
 }
 // the scales of eight rows are packed as those of a row's eight blocks were
@@ -116,12 +118,13 @@ void read(const block_q4_Kx8 & b, weight_block * to, int step) {
         const scales_K s(b.scales + i * 12);
         for (int row = 0; row < 8; ++row) {
             weight_block & block = to[(size_t) row * step];
+            int sum = 0;
             for (int j = 0; j < 32; j += 8) {
-                const two_runs x(b.qs + ((i / 2 * 4 + j / 8) * 8 + row) * 8);
-                if (i % 2) x.put_high(block.u + j);
-                else x.put_low(block.u + j);
+                const uint64_t x = run(b.qs + ((i / 2 * 4 + j / 8) * 8 + row) * 8, i % 2);
+                sum += sum_of(x);
+                put(x, block.u + j);
             }
-            finish(block, f32(b.d[row]) * s.scale[row], -f32(b.dmin[row]) * s.low[row]);
+            finish(block, f32(b.d[row]) * s.scale[row], -f32(b.dmin[row]) * s.low[row], sum);
         }
     }
 }
