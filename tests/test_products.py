@@ -64,7 +64,8 @@ def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, shape, ftyp
     ours = error()
     alike = ftype == Q8_0 and multiplies_in_8_bits(path)
     monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
-    assert ours < 1e-3 and ours < error() * (1.25 if alike else 1)
+    # for Q4_K both round tokens in steps of 256 values
+    assert ours < (2e-3 if ftype == Q4_K else 1e-3) and ours < error() * (1.25 if alike else 1)
 
 
 def test_a_short_turn_and_ratio_1_are_llama_cpps(tmp_path, monkeypatch):

@@ -83,19 +83,19 @@ struct plain_rows {
 };
 
 // blocks of levels up to `most`, the largest among them, and the values that they stand for
-void random_levels(random_source & rnd, int most, bool low,
+void random_levels(random_source & rnd, int most, bool low, bool two_scales,
     std::vector<edgekv::weight_block> & blocks, std::vector<float> & x) {
     for (size_t i = 0; i < blocks.size(); ++i) {
         auto & b = blocks[i];
         b.scale = rnd.normal();
-        b.low = low ? 10 * rnd.normal() : 0;
-        int sum = 0;
+        b.low = two_scales ? rnd.normal() : low ? 10 * rnd.normal() : 0;
+        b.sum = 0;
         for (int j = 0; j < 32; ++j) {
             b.u[j] = (int8_t) (rnd.below(2) ? most : rnd.range(low ? 0 : -most, most));
-            sum += b.u[j];
-            x[i * 32 + j] = b.scale * b.u[j] + b.low;
+            const float scaled = (two_scales && j >= 16 ? b.second : b.scale) * b.u[j];
+            b.sum += scaled;
+            x[i * 32 + j] = scaled + (low ? b.low : 0);
         }
-        b.sum = b.scale * (float) sum;
     }
 }
 
@@ -104,16 +104,18 @@ template <class W, bool LOW = true>
 void test_product(const char * name, double max_nmse) {
     using kernel = edgekv::product<W, plain_rows>;
     random_source rnd(7);
-    const bool levels = W::LEVELS;
-    for (const int n_in : { levels ? 32 : 1, levels ? 64 : 33, 512, levels ? 1056 : 1029 })
+    constexpr int LEAST = W::LEVELS ? 32 * W::SPAN : 1;
+    for (const int n_in : { LEAST, 2 * LEAST, 512, W::LEVELS ? 33 * LEAST : 1029, 33 })
         for (const int n_rows : { 1, kernel::P - 1, 2 * kernel::P + 1 })
             for (const int n_tokens : { 1, W::ROWS, 2 * W::ROWS + 1 }) {
+                if (n_in % LEAST) continue;
                 std::vector<float> w((size_t) n_rows * n_in), x((size_t) n_tokens * n_in);
                 for (auto * all : { &w, &x })
                     for (float & value : *all) value = rnd.normal();
                 std::vector<edgekv::weight_block> blocks(w.size() / 32);
                 if constexpr (W::LEVELS)
-                    random_levels(rnd, std::min<int>(W::MOST, INT8_MAX), LOW, blocks, w);
+                    random_levels(
+                        rnd, std::min<int>(W::MOST, INT8_MAX), LOW, W::PARTS > 1, blocks, w);
                 std::vector<float> got((size_t) n_tokens * n_rows, NAN);
                 std::vector<uint32_t> words(kernel::n_all_words(n_in, n_tokens));
                 const kernel p = { { w.data(), blocks.data() }, n_in, n_rows, n_tokens, x.data(),
@@ -217,6 +219,8 @@ int main(int argc, char ** argv) {
     // tokens have 8 bits: a single one 1.0e-4
     test_product<edgekv::int8_words<true>>("int8", 2e-4);
     test_product<edgekv::int8_words<false>, false>("int8 without low", 2e-4);
+    test_product<edgekv::int8_words<true, 8>>("int8 of eight blocks", 6e-4); // 4.6e-4
+    test_product<edgekv::int8_words<false, 1, 2>, false>("int8 with two scales", 2e-4);
 #endif
 #if EDGEKV_PAIRS
     test_product<edgekv::bf16_words>("pairs of bf16", 5e-5); // of 8 bits: a single one 2.3e-5

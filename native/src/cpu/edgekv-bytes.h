@@ -11,7 +11,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #if defined(__GNUC__) && (defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD))
 #define EDGEKV_INT8 1 // with the lanes of edgekv-lanes.h
@@ -32,19 +31,19 @@ namespace edgekv {
 // Registers of bytes, and of their sums
 struct byte_registers {
 #if defined(__AVX512VNNI__) || (defined(__AVX512BW__) && !defined(__AVXVNNI__))
-    static constexpr bool WIDE = true;
+    using L = simd_lanes<16, 6, 2>;
     using reg = __m512i;
     static reg zero() { return _mm512_setzero_si512(); }
     static reg row(const uint32_t * p) { return _mm512_loadu_si512(p); }
     static reg all(uint32_t word) { return _mm512_set1_epi32((int) word); }
-    static auto f32(reg c) { return (simd<16>::reg) _mm512_cvtepi32_ps(c); }
+    static L::reg f32(reg c) { return (L::reg) _mm512_cvtepi32_ps(c); }
 #else
-    static constexpr bool WIDE = false;
+    using L = simd_lanes<8, 4, 2>;
     using reg = __m256i;
     static reg zero() { return _mm256_setzero_si256(); }
     static reg row(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
     static reg all(uint32_t word) { return _mm256_set1_epi32((int) word); }
-    static auto f32(reg c) { return (simd<8>::reg) _mm256_cvtepi32_ps(c); }
+    static L::reg f32(reg c) { return (L::reg) _mm256_cvtepi32_ps(c); }
 #endif
 };
 
@@ -54,7 +53,6 @@ struct byte_products : byte_registers {
     using token = uint8_t;
     static constexpr int HEIGHT = 1, LEAST = 0;
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-    using L = std::conditional_t<WIDE, simd_lanes<16, 12, 2>, simd_lanes<8, 4, 2>>;
     using operand = reg;
     static constexpr int MOST = 128, AT_ONCE = 1;
     static operand load(const uint32_t * p, size_t) { return row(p); }
@@ -68,9 +66,8 @@ struct byte_products : byte_registers {
         return c;
     }
 #else
-    using L = std::conditional_t<WIDE, simd_lanes<16, 10, 2>, simd_lanes<8, 4, 2>>;
-    // 16 bits hold the sum of four products: 4 * 31 * 254 < 2^15
-    static constexpr int MOST = 31, AT_ONCE = 2;
+    // 16 bits hold the sum of four products: 4 * 32 * 254 < 2^15
+    static constexpr int MOST = 32, AT_ONCE = 2;
     struct operand {
         reg x, y;
     };
@@ -86,11 +83,6 @@ struct byte_products : byte_registers {
     }
 #endif
     static L::reg to_f32(reg c, int) { return f32(c); }
-    // not to be loaded again
-    static L::reg held(L::reg x) {
-        __asm__("" : "+v"(x));
-        return x;
-    }
 };
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 // an instruction multiplies two words of two tokens with those of two rows of the weight
@@ -123,7 +115,6 @@ struct byte_products {
         const auto sums = i == 0 ? vzip1q_s64(x, y) : vzip2q_s64(x, y);
         return (L::reg) vcvtq_f32_s32(vreinterpretq_s32_s64(sums));
     }
-    static L::reg held(L::reg x) { return x; } // there are too few registers
 };
 #else
 struct byte_products {
@@ -139,7 +130,6 @@ struct byte_products {
     }
     static reg fma(operand weights, operand tokens, reg c) { return vdotq_s32(c, weights, tokens); }
     static L::reg to_f32(reg c, int) { return (L::reg) vcvtq_f32_s32(c); }
-    static L::reg held(L::reg x) { return x; }
 };
 #endif
 

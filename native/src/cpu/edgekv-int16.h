@@ -22,10 +22,9 @@ struct int16_words {
     using L = simd_lanes<8, 4, 2>;
 #endif
     static constexpr int PER = 2, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS;
-    static constexpr int BLOCK = 32, SCALES = 1, AT_ONCE = 1, HEIGHT = 1;
+    static constexpr int BLOCK = 32, SCALES = 1, SPAN = 1;
     static constexpr bool TILES = false, LEVELS = false;
     static constexpr float MOST = 5792, LOG2_MOST = 12.49f; // 2^12.49 = 5752
-    using weights = const uint32_t *;
     struct scope {};
     static int n_words(int d) { return d / (2 * BLOCK) * (BLOCK + 1) + n_rest(d % (2 * BLOCK)); }
 

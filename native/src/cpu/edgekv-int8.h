@@ -6,11 +6,14 @@
 //     sum of w x = scale*step * sum of u q + base * scale * sum of u + low * sum of x
 // Weights without a `low` need no third term: what is done for a block beside its products counts,
 // since 8 instructions add 32 values of a register of results up.
+// Tokens for Q4_K and Q5_K have one step and base in 256 values, as in llama.cpp, so that those two
+// come in once for 8 blocks.
 
 #include "edgekv-bytes.h"
 #include "edgekv-levels.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -22,27 +25,36 @@ namespace edgekv {
 struct token_block {
     using E = simd_lanes<8, 4, 2>;
     static constexpr float LEAST = byte_products::LEAST;
-    float step, base, sum; // sum: of its values, as they were rounded
+    float step, base, sum; // sum: of its values, as they were rounded; in steps, where asked
     byte_products::token q[32];
 
-    explicit token_block(const float * x) {
-        // written in vectors: gcc's own code goes from value to value
-        auto low = E::load(x), high = low, sums = low;
-        for (int i = E::N; i < 32; i += E::N) {
-            const auto v = E::load(x + i);
-            low = E::if_less(v, low, v, low);
-            high = E::max(v, high);
-            sums = E::add(sums, v);
+    // of n values
+    struct range {
+        float least, step;
+        range(const float * x, int n) {
+            // written in vectors: gcc's own code goes from value to value
+            auto low = E::load(x), high = low, sums = low;
+            for (int i = E::N; i < n; i += E::N) {
+                const auto v = E::load(x + i);
+                low = E::if_less(v, low, v, low);
+                high = E::max(v, high);
+                sums = E::add(sums, v);
+            }
+            float most = high[0], total = sums[0];
+            least = low[0];
+            for (int i = 1; i < E::N; ++i) {
+                least = std::min(least, low[i]);
+                most = std::max(most, high[i]);
+                total += sums[i];
+            }
+            least += 0.0f * total; // what is not a number stays so
+            step = (0.5f * most - 0.5f * least) / 127;
+            if (!(step > FLT_MIN)) step = 1;
         }
-        float least = low[0], most = high[0], total = sums[0];
-        for (int i = 1; i < E::N; ++i) {
-            least = std::min(least, low[i]);
-            most = std::max(most, high[i]);
-            total += sums[i];
-        }
-        least += 0.0f * total; // what is not a number stays so
-        step = (0.5f * most - 0.5f * least) / 127;
-        const float factor = step > 0 ? 1 / step : 0;
+    };
+
+    token_block(const float * x, const range & of, bool in_steps) : step(of.step) {
+        const float least = of.least, factor = 1 / step;
         int all = 0;
         for (int i = 0; i < 32; ++i) {
             // the low bits of 1.5 * 2^23 and a number are the number
@@ -53,14 +65,16 @@ struct token_block {
             all += q[i];
         }
         base = least - LEAST * step;
-        sum = step * (float) all + 32 * base;
+        sum = in_steps ? (float) all + 32 * base * factor : step * (float) all + 32 * base;
     }
 };
 static_assert(sizeof(token_block) == sizeof(weight_block), "their words meet");
 
 // LOW: whether weights have a `low`
-template <bool LOW>
+template <bool LOW, int N_SPAN = 1, int N_PARTS = 1>
 struct int8_words : byte_products {
+    static_assert(!LOW || N_PARTS == 1, "a block has one or the other");
+    static constexpr int SPAN = N_SPAN, PARTS = N_PARTS;
     static constexpr int PER = 4, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, P = N * VECTORS;
     static constexpr int BLOCK = 32 / PER, SCALES = sizeof(token_block) / 4 - BLOCK;
     static constexpr bool TILES = false, LEVELS = true;
@@ -69,30 +83,39 @@ struct int8_words : byte_products {
 
     // block by block, `step` words apart
     static void row(const float * x, int n, uint32_t * words, size_t step) {
-        for (int i = 0; i < n; i += 32, words += step) {
+        for (int i = 0; i < n; i += 32 * SPAN) {
+            const token_block::range range(x + i, 32 * SPAN);
             // in place: a copy would wait until what it reads is written
-            new (words) token_block(x + i);
+            for (int j = 0; j < 32 * SPAN; j += 32, words += step)
+                new (words) token_block(x + i + j, range, SPAN > 1);
         }
     }
     static operand load(const uint32_t * p) { return byte_products::load(p, P); }
-    // what stands before a block of them, [SCALES][P]: in registers, since gcc 12 would load it
-    // for every row of results
+    // what stands before a block of them, [SCALES][P]
     struct weights {
         L::reg scale, sum, low;
         weights() = default;
-        explicit weights(const uint32_t * b) {
+        weights(const uint32_t * b, int part) {
             const auto * w = (const float *) b;
-            scale = held(L::load(w));
-            sum = held(L::load(w + P));
-            if constexpr (LOW) low = held(L::load(w + 2 * P));
+            scale = L::load(part == 0 ? w : w + 2 * P);
+            if constexpr (SPAN == 1) sum = L::load(w + P);
+            if constexpr (LOW) low = L::load(w + 2 * P);
         }
     };
-    // c and a block's sum; a: of a token
-    static L::reg add(L::reg sum, const uint32_t * a, const weights & w, L::reg c) {
+    // c and a block's sum, or that of one of its parts; a: of a token
+    static L::reg add(L::reg sum, const uint32_t * a, const weights & w, int part, L::reg c) {
         const auto * x = (const float *) a;
-        c = L::fma(L::set(x[1]), w.sum, c);
+        if (SPAN == 1 && part == 0) c = L::fma(L::set(x[1]), w.sum, c);
         if constexpr (LOW) c = L::fma(L::set(x[2]), w.low, c);
-        return L::fma(sum, L::mul(L::set(x[0]), w.scale), c);
+        if constexpr (SPAN == 1) return L::fma(sum, L::mul(L::set(x[0]), w.scale), c);
+        else return L::fma(sum, w.scale, c);
+    }
+    // of a block
+    static L::reg sum_of_weights(const uint32_t * b) { return L::load((const float *) b + P); }
+    // c and what `add` made of a span's blocks
+    static L::reg add_span(L::reg sums, const uint32_t * a, L::reg of_weights, L::reg c) {
+        const auto * x = (const float *) a;
+        return L::fma(L::set(x[0]), sums, L::fma(L::set(x[1]), of_weights, c));
     }
 };
 

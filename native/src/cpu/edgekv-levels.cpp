@@ -27,48 +27,49 @@ void finish(weight_block & b, float scale, float low, int sum) {
     b.low = low;
     b.sum = scale * (float) sum;
 }
-void finish(weight_block & b, float scale, float low = 0) {
-    int sum = 0;
-    for (int8_t u : b.u) sum += u;
-    finish(b, scale, low, sum);
-}
 
-// 16 bytes have the first half in their low bits, the second in the others
-void halves(const uint8_t * q, int less, int8_t * u) {
+// 16 bytes have the first half in their low bits, the second in the others; their sum
+int halves(const uint8_t * q, int less, int8_t * u) {
+    int sum = -32 * less;
     for (int i = 0; i < 16; ++i) {
         u[i] = (int8_t) ((q[i] & 15) - less);
         u[i + 16] = (int8_t) ((q[i] >> 4) - less);
+        sum += (q[i] & 15) + (q[i] >> 4);
     }
+    return sum;
 }
 // ... and a fifth bit elsewhere
-void halves(const uint8_t * q, const uint8_t * fifth, int less, int8_t * u) {
+int halves(const uint8_t * q, const uint8_t * fifth, int less, int8_t * u) {
     uint32_t bits;
     memcpy(&bits, fifth, sizeof(bits));
-    halves(q, less, u);
-    for (int i = 0; i < 32; ++i) u[i] = (int8_t) (u[i] + (int) ((bits >> i & 1) << 4));
+    int sum = halves(q, less, u);
+    for (int i = 0; i < 32; ++i) {
+        const int high = (int) (bits >> i & 1) << 4;
+        u[i] = (int8_t) (u[i] + high);
+        sum += high;
+    }
+    return sum;
 }
 
 void read(const block_q4_0 & b, weight_block * to) {
-    halves(b.qs, 8, to->u);
-    finish(*to, f32(b.d));
+    finish(*to, f32(b.d), 0, halves(b.qs, 8, to->u));
 }
 void read(const block_q4_1 & b, weight_block * to) {
-    halves(b.qs, 0, to->u);
     const scale_and_low x(&b);
-    finish(*to, x.scale, x.low);
+    finish(*to, x.scale, x.low, halves(b.qs, 0, to->u));
 }
 void read(const block_q5_0 & b, weight_block * to) {
-    halves(b.qs, b.qh, 16, to->u);
-    finish(*to, f32(b.d));
+    finish(*to, f32(b.d), 0, halves(b.qs, b.qh, 16, to->u));
 }
 void read(const block_q5_1 & b, weight_block * to) {
-    halves(b.qs, b.qh, 0, to->u);
     const scale_and_low x(&b);
-    finish(*to, x.scale, x.low);
+    finish(*to, x.scale, x.low, halves(b.qs, b.qh, 0, to->u));
 }
 void read(const block_q8_0 & b, weight_block * to) {
     memcpy(to->u, b.qs, sizeof(to->u));
-    finish(*to, f32(b.d));
+    int sum = 0;
+    for (int8_t u : b.qs) sum += u;
+    finish(*to, f32(b.d), 0, sum);
 }
 
 // 64 values in the halves of 32 bytes; fifth: null, or 32 bytes with a bit of each block
@@ -77,16 +78,37 @@ void read_K(const Block & b, const uint8_t * fifth, weight_block * to) {
     const scales_K s(b.scales);
     const scale_and_low x(&b);
     for (int i = 0; i < 8; ++i, ++to) {
+        int sum = 0;
         for (int j = 0; j < 32; ++j) {
             int level = b.qs[i / 2 * 32 + j] >> i % 2 * 4 & 15;
             if (fifth) level |= (fifth[j] >> i & 1) << 4;
             to->u[j] = (int8_t) level;
+            sum += level;
         }
-        finish(*to, x.scale * s.scale[i], -x.low * s.low[i]);
+        finish(*to, x.scale * s.scale[i], -x.low * s.low[i], sum);
     }
 }
 void read(const block_q4_K & b, weight_block * to) { read_K(b, nullptr, to); }
 void read(const block_q5_K & b, weight_block * to) { read_K(b, b.qh, to); }
+
+// in each half of the 256 values, two low bits of 32 bytes are the high bits of 32 values
+void read(const block_q6_K & b, weight_block * to) {
+    for (int i = 0; i < 8; ++i, ++to) {
+        const uint8_t *low = b.ql + i / 4 * 64 + i % 2 * 32, *high = b.qh + i / 4 * 32;
+        const int shift_low = i % 4 / 2 * 4, shift_high = i % 4 * 2;
+        int sums[2] = { -16 * 32, -16 * 32 };
+        for (int half = 0; half < 2; ++half)
+            for (int j = 16 * half; j < 16 * half + 16; ++j) {
+                const int level = (low[j] >> shift_low & 15) | (high[j] >> shift_high & 3) << 4;
+                to->u[j] = (int8_t) (level - 32);
+                sums[half] += level;
+            }
+        const float d = f32(b.d);
+        to->scale = d * b.scales[2 * i];
+        to->second = d * b.scales[2 * i + 1];
+        to->sum = to->scale * (float) sums[0] + to->second * (float) sums[1];
+    }
+}
 
 // Values lie as eight bytes of each row in turn: the low bits of a byte are a value of one run of
 // eight, the high bits of another. Runs are added up in their register: to read them as a vector
@@ -137,21 +159,18 @@ void read_all(const char * data, int n, int size, weight_block * to, Step... ste
 
 } // namespace
 
-int most_level(ggml_type type) {
+level_form form_of(ggml_type type) {
     switch (type) {
-        case GGML_TYPE_Q4_0: return 8;
-        case GGML_TYPE_Q4_1:
-        case GGML_TYPE_Q4_K: return 15;
-        case GGML_TYPE_Q5_0: return 16;
-        case GGML_TYPE_Q5_1:
-        case GGML_TYPE_Q5_K: return 31;
-        case GGML_TYPE_Q8_0: return 128;
-        default: return 0;
+        case GGML_TYPE_Q4_0: return { 8, false, false, false };
+        case GGML_TYPE_Q4_1: return { 15, true, false, false };
+        case GGML_TYPE_Q5_0: return { 16, false, false, false };
+        case GGML_TYPE_Q5_1: return { 31, true, false, false };
+        case GGML_TYPE_Q8_0: return { 128, false, false, false };
+        case GGML_TYPE_Q4_K: return { 15, true, false, true };
+        case GGML_TYPE_Q5_K: return { 31, true, false, true };
+        case GGML_TYPE_Q6_K: return { 32, false, true, false };
+        default: return {};
     }
-}
-
-bool has_low(ggml_type type) {
-    return type != GGML_TYPE_Q4_0 && type != GGML_TYPE_Q5_0 && type != GGML_TYPE_Q8_0;
 }
 
 void read_levels(ggml_type type, const char * row, int n, weight_block * to) {
@@ -163,6 +182,7 @@ void read_levels(ggml_type type, const char * row, int n, weight_block * to) {
         case GGML_TYPE_Q8_0: return read_all<block_q8_0>(row, n, 32, to);
         case GGML_TYPE_Q4_K: return read_all<block_q4_K>(row, n, 256, to);
         case GGML_TYPE_Q5_K: return read_all<block_q5_K>(row, n, 256, to);
+        case GGML_TYPE_Q6_K: return read_all<block_q6_K>(row, n, 256, to);
         default: return;
     }
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Rows of a quantised weight as the integers that they are: blocks of 32 values scale*u + low.
+// Rows of a quantised weight as the integers that they are: blocks of 32 values scale*u + low, or
+// scale*u and, behind the first 16, second*u.
 
 #include "ggml.h"
 
@@ -9,7 +10,10 @@
 namespace edgekv {
 
 struct weight_block {
-    float scale, sum, low; // sum: of scale*u
+    float scale, sum; // sum: of scale*u
+    union {
+        float low, second;
+    };
     int8_t u[32];
 };
 
@@ -26,11 +30,13 @@ struct scales_K {
     }
 };
 
-// the largest |u| of a type; 0 for types that are no such blocks
-int most_level(ggml_type type);
-
-// whether blocks of a type have a `low` of their own; else it is 0
-bool has_low(ggml_type type);
+// What the blocks of a type are. most: the largest |u|; 0 for types that are no such blocks. low:
+// whether they have one that is not 0; of_eight: llama.cpp rounds tokens for eight of them together
+struct level_form {
+    int most;
+    bool low, two_scales, of_eight;
+};
+level_form form_of(ggml_type type);
 
 // the n/32 blocks of a row as it is in a file
 void read_levels(ggml_type type, const char * row, int n, weight_block * to);

@@ -70,9 +70,12 @@ static bool multiplies_levels() {
 template <class F>
 static auto with_words(ggml_type type, F && f) {
 #if EDGEKV_INT8
-    const int most = most_level(type);
-    if (most > 0 && most <= int8_words<true>::MOST && multiplies_levels())
-        return has_low(type) ? f(int8_words<true>()) : f(int8_words<false>());
+    const level_form form = form_of(type);
+    if (form.most > 0 && form.most <= byte_products::MOST && multiplies_levels()) {
+        if (form.two_scales) return f(int8_words<false, 1, 2>());
+        if (form.of_eight) return f(int8_words<true, 8>());
+        return form.low ? f(int8_words<true>()) : f(int8_words<false>());
+    }
 #else
     (void) type;
 #endif

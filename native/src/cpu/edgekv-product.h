@@ -5,6 +5,7 @@
 // while they are in the nearest cache. Which thread has which rows changes no result.
 
 #include "edgekv-aligned.h"
+#include "edgekv-multiply-levels.h"
 #include "edgekv-multiply.h"
 #include "edgekv-tiles.h"
 #include "edgekv-unpack.h"
@@ -22,9 +23,9 @@ struct product {
     static constexpr int P = W::N * W::VECTORS; // rows of the weight at once
     // words of a row that stay in the nearest cache; tiles have their sums in registers until the
     // end, and words with scales are whole blocks of 20 KiB
-    static constexpr int OF_BLOCK = W::SCALES + W::BLOCK;
+    static constexpr int OF_BLOCK = W::SCALES + W::BLOCK, OF_SPAN = OF_BLOCK * W::SPAN;
     static constexpr int STEP = W::TILES ? INT32_MAX
-        : W::SCALES                      ? (20 << 10) / (P * 4) / OF_BLOCK * OF_BLOCK
+        : W::SCALES                      ? (20 << 10) / (P * 4) / OF_SPAN * OF_SPAN
                                          : 512;
     // Bytes of panels that meet a group of tokens one after the other, in the second cache; the
     // group's sums stay there until they are complete. Other words have one panel for all tokens.
@@ -120,7 +121,9 @@ struct product {
             multiply_tiles(a, step, 16, b, P, n, s, s_row);
         } else
 #endif
-        {
+            if constexpr (W::LEVELS) {
+            multiply_levels<W, W::ROWS, W::VECTORS>(a, b, n, s, s_row, whole && k);
+        } else {
             const auto f = whole && k ? multiply<W, W::ROWS, W::VECTORS, true>
                                       : multiply<W, W::ROWS, W::VECTORS, false>;
             f(a, step, 1, b, n, s, s_row);

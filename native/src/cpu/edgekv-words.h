@@ -6,13 +6,16 @@
 //     LEVELS: those of weights are levels (edgekv-levels.h), not made of f32
 //     TILES: blocks are multiplied by edgekv-tiles.h, not by fma
 //     SCALES: words that stand before each BLOCK words of integers, as f32; 0: there are none
+//     SPAN: blocks whose tokens have one step
 //     scope: lives on a thread while it multiplies
 //     PER: values in a word; row: makes words of one row of f32, filled with 0; of levels with a
 //     step from block to block
-//     AT_ONCE: words that fma takes: acc[i] += the product of words b[i] and a, summed over values
-//     HEIGHT: rows of a whose results share a register
-//     weights: what stands before a block of weights
-//     result: of a block's sums, whose first words are a and b; `add` of levels adds it to others
+//     fma: acc[i] += the product of words b[i] and a, summed over values
+//     result: of a block's sums, whose first words are a and b
+// of levels
+//     PARTS: scales of a weight's block
+//     AT_ONCE: words that fma takes; HEIGHT: rows of a whose results share a register
+//     weights: what stands before a block of weights; add: a block's sums to others
 // and for attention
 //     join: word i has the i-th value of each of PER registers, up to 2^LOG2_MOST if they are
 //     integers; add_up: acc[i] += its values
@@ -40,10 +43,9 @@ namespace edgekv {
 
 // what words of floats have in common
 struct float_words {
-    static constexpr int BLOCK = 0, SCALES = 0, AT_ONCE = 1, HEIGHT = 1;
+    static constexpr int BLOCK = 0, SCALES = 0, SPAN = 1;
     static constexpr bool TILES = false, LEVELS = false;
     static constexpr float LOG2_MOST = 0;
-    using weights = const uint32_t *;
     struct scope {};
 };
 
