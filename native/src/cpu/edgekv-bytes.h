@@ -33,17 +33,17 @@ struct byte_registers {
 #if defined(__AVX512VNNI__) || (defined(__AVX512BW__) && !defined(__AVXVNNI__))
     using L = simd_lanes<16, 6, 2>;
     using reg = __m512i;
+    typedef int32_t sums __attribute__((vector_size(64)));
     static reg zero() { return _mm512_setzero_si512(); }
     static reg row(const uint32_t * p) { return _mm512_loadu_si512(p); }
     static reg all(uint32_t word) { return _mm512_set1_epi32((int) word); }
-    static L::reg f32(reg c) { return (L::reg) _mm512_cvtepi32_ps(c); }
 #else
     using L = simd_lanes<8, 4, 2>;
     using reg = __m256i;
+    typedef int32_t sums __attribute__((vector_size(32)));
     static reg zero() { return _mm256_setzero_si256(); }
     static reg row(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
     static reg all(uint32_t word) { return _mm256_set1_epi32((int) word); }
-    static L::reg f32(reg c) { return (L::reg) _mm256_cvtepi32_ps(c); }
 #endif
 };
 
@@ -82,7 +82,7 @@ struct byte_products : byte_registers {
         return c;
     }
 #endif
-    static L::reg to_f32(reg c, int) { return f32(c); }
+    static L::reg to_f32(reg c, int) { return __builtin_convertvector((sums) c, L::reg); }
 };
 #elif defined(__ARM_FEATURE_MATMUL_INT8)
 // an instruction multiplies two words of two tokens with those of two rows of the weight
