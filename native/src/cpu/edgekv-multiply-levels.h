@@ -44,8 +44,8 @@ void multiply_levels(
     const uint32_t * a, const uint32_t * b, int n, float * s, size_t s_row, bool add) {
     using L = typename W::L;
     constexpr int P = W::N * VECTORS, WORDS = W::SCALES + W::BLOCK;
-    constexpr bool SPANS =
-        W::SPAN > 1; // their sums are in steps, and come to the others at its end
+    // sums of a span are in steps of its tokens, and come to the others at its end
+    constexpr bool SPANS = W::SPAN > 1;
     const int span = SPANS ? W::SPAN * WORDS : n;
     for (; n > 0; n -= span, a += ROWS * span, b += P * span, add = true) {
         typename L::reg sums[ROWS][VECTORS], of_weights[VECTORS];
