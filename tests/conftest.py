@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # of an example: other processes may have the core
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+# A shell that starts the tests in the background has children ignore Ctrl-C, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tests run beside each other: threads that wait must not keep a core busy.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
