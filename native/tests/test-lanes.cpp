@@ -142,6 +142,44 @@ void test_product(const char * name, double max_nmse) {
             }
 }
 
+#if EDGEKV_INT8
+// what 8 bits make of blocks whose values are alike, nearly alike or no numbers
+void test_token_blocks() {
+    using edgekv::token_block;
+    const auto worst = [](std::vector<float> x) {
+        double most = 0;
+        const token_block::range range(x.data(), (int) x.size());
+        for (size_t i = 0; i < x.size(); i += 32) {
+            const token_block b(x.data() + i, range, false), in_steps(x.data() + i, range, true);
+            float sum = 0;
+            for (int j = 0; j < 32; ++j) {
+                const float value = b.step * b.q[j] + b.base;
+                sum += value;
+                most = std::max(most, std::fabs((double) value - x[i + j]));
+            }
+            const double tolerance = 1e-4 * (1 + std::fabs(sum));
+            check(std::fabs(b.sum - sum) < tolerance &&
+                    std::fabs(in_steps.step * in_steps.sum - sum) < tolerance,
+                "token block: sums %g and %g steps for %g", b.sum, in_steps.sum, sum);
+        }
+        return most;
+    };
+    std::vector<float> x(256, 3.0f);
+    check(worst(x) == 0, "token block: values that are alike");
+    check(worst(std::vector<float>(32)) == 0, "token block: zeros");
+    x.assign(32, 0.0f);
+    x[7] = 1e-40f; // a step without an inverse
+    check(worst(x) <= 1e-40, "token block: nearly alike");
+    for (int i = 0; i < 32; ++i) x[i] = 0.1f * (float) i - 1;
+    check(worst(x) <= 3.1 / 254 / 2 * 1.001, "token block: half a step");
+    for (float none : { NAN, INFINITY }) {
+        x[20] = none;
+        const token_block b(x.data(), { x.data(), 32 }, false);
+        check(std::isnan(b.base), "token block: %g becomes a number", none);
+    }
+}
+#endif
+
 // f(lanes, name)
 template <typename F>
 void each_register(F && f) {
@@ -216,6 +254,7 @@ int main(int argc, char ** argv) {
     test_product<edgekv::int16_words>("pairs of int16", 1e-6);
 #endif
 #if EDGEKV_INT8
+    test_token_blocks();
     // tokens have 8 bits: a single one 1.0e-4
     test_product<edgekv::int8_words<true>>("int8", 2e-4);
     test_product<edgekv::int8_words<false>, false>("int8 without low", 2e-4);

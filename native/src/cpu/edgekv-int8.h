@@ -49,7 +49,7 @@ struct token_block {
             }
             least += 0.0f * total; // what is not a number stays so
             step = (0.5f * most - 0.5f * least) / 127;
-            if (!(step > FLT_MIN)) step = 1;
+            if (!(step > FLT_MIN)) step = 1; // less has no inverse
         }
     };
 
