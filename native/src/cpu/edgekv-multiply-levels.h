@@ -7,9 +7,10 @@
 
 namespace edgekv {
 
-// part PART of a block of weights
+// part PART of a block of weights; a call would send all sums through memory
 template <class W, int ROWS, int VECTORS, int PART>
-void add_block(const uint32_t * a, const uint32_t * b, typename W::L::reg (&sums)[ROWS][VECTORS]) {
+[[gnu::always_inline]] inline void add_block(
+    const uint32_t * a, const uint32_t * b, typename W::L::reg (&sums)[ROWS][VECTORS]) {
     constexpr int P = W::N * VECTORS, WORDS = W::SCALES + W::BLOCK, H = W::HEIGHT;
     constexpr int N_PART = W::BLOCK / W::PARTS, BEGIN = W::SCALES + PART * N_PART;
     static_assert(ROWS % H == 0, "registers of results are whole");
