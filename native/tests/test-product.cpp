@@ -21,11 +21,13 @@ constexpr double MAX_NMSE_WEIGHTS = 1.0 / (1 << 16);
 // by block
 constexpr double MAX_NMSE_LEVELS = 1e-11, MAX_NMSE_TOKENS = 1e-4;
 
+using work = std::vector<uint32_t>;
+
 // whether it was multiplied in 8 bits
-bool run(ggml_tensor * node, size_t n_words, int nth, uint32_t * unpacked = nullptr,
-    bool is_unpacked = false) {
-    std::vector<uint32_t> words(n_words);
-    edgekv_product_job job = { words.data(), unpacked, is_unpacked, { 0 }, { 0 }, 0, false };
+bool run(ggml_tensor * node, work & words, int nth, bool has_words = false,
+    uint32_t * unpacked = nullptr, bool is_unpacked = false) {
+    edgekv_product_job job = { words.data(), has_words, unpacked, is_unpacked, { 0 }, { 0 }, 0,
+        false };
     std::vector<std::thread> threads;
     for (int ith = 0; ith < nth; ++ith)
         threads.emplace_back([&, ith] { edgekv_cpu_product(node, ith, nth, &job); });
@@ -43,8 +45,9 @@ std::vector<char> quantised(ggml_type type, std::vector<float> & w, int n_in) {
     return rows;
 }
 
-// a weight that stays unpacked gives the same sums, when it is unpacked and later
-void test_kept(ggml_tensor * node, size_t n_words, int nth) {
+// a weight that stays unpacked gives the same sums, when it is unpacked and later; so do tokens
+// that another product has made words of
+void test_kept(ggml_tensor * node, work & words, int nth) {
     auto * got = (float *) node->data;
     const std::vector<float> expected(got, got + ggml_nelements(node));
     const ggml_tensor * weight = node->src[0];
@@ -55,10 +58,14 @@ void test_kept(ggml_tensor * node, size_t n_words, int nth) {
     for (bool is_unpacked : { false, true }) {
         if (unpacked.empty()) break;
         std::fill_n(got, expected.size(), NAN);
-        run(node, n_words, nth, unpacked.data(), is_unpacked);
+        run(node, words, nth, false, unpacked.data(), is_unpacked);
         check(!memcmp(got, expected.data(), ggml_nbytes(node)), "%s, %d threads: %s differs",
             ggml_type_name(weight->type), nth, is_unpacked ? "an unpacked weight" : "unpacking");
     }
+    std::fill_n(got, expected.size(), NAN);
+    run(node, words, nth, true);
+    check(!memcmp(got, expected.data(), ggml_nbytes(node)), "%s, %d threads: another's words",
+        ggml_type_name(weight->type), nth);
 }
 
 // whole: tokens that 8 bits hold, with which any rounding of weights would show
@@ -91,7 +98,8 @@ void test(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows,
             ggml_type_name(type), ggml_backend_buft_name(buft), taken ? "not taken" : "taken");
         const auto * got = (const float *) node->data;
         for (int nth = 1; n_words && nth <= 3; nth += 2) {
-            const bool levels = run(node, n_words, nth);
+            work words(n_words);
+            const bool levels = run(node, words, nth);
             nmse error;
             for (int t = 0; t < n_tokens; ++t)
                 for (int r = 0; r < n_rows; ++r) {
@@ -104,7 +112,7 @@ void test(ggml_type type, ggml_backend_buffer_type_t buft, int n_in, int n_rows,
                                       : (levels ? MAX_NMSE_TOKENS : MAX_NMSE);
             check(error.value() < most, "%s in %s, %d threads: NMSE %g", ggml_type_name(type),
                 ggml_backend_buft_name(buft), nth, error.value());
-            test_kept(node, n_words, nth);
+            test_kept(node, words, nth);
         }
     }
     for (auto * buffer : { here, there }) ggml_backend_buffer_free(buffer);
@@ -147,7 +155,8 @@ void test_experts(ggml_type type, ggml_backend_buffer_type_t buft, bool each_its
             n_words ? "taken" : "not taken");
         for (int nth = 1; n_words && nth <= 3; nth += 2) {
             std::fill_n((float *) node->data, n * n_rows, NAN);
-            const bool levels = run(node, n_words, nth);
+            work words(n_words);
+            const bool levels = run(node, words, nth);
             nmse error;
             for (int i = 0; i < n; ++i)
                 for (int r = 0; r < n_rows; ++r) {

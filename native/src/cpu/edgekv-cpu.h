@@ -112,6 +112,7 @@ GGML_BACKEND_API size_t edgekv_cpu_product_unpacked(const struct ggml_tensor * w
 
 struct edgekv_product_job {
     uint32_t * words;
+    bool has_words; // the product before made them: same tokens, a weight of the same type
     // null, or where the unpacked weight stays; is_unpacked: it is there
     uint32_t * unpacked;
     bool is_unpacked;

@@ -179,11 +179,13 @@ static void run(ggml_tensor * node, int ith, int nth, edgekv_product_job & job) 
     static thread_local typename product<W>::workspace workspace;
     static thread_local std::vector<int32_t> at;
     const auto products = products_of<W>(node, aligned(job.words), at);
-    for (const auto & p : products) p.make_words(ith, nth);
-    // everybody's words are wanted by all; the threads run side by side, so the wait is short
-    job.n_ready.fetch_add(1, std::memory_order_acq_rel);
-    for (int spins = 0; job.n_ready.load(std::memory_order_acquire) < nth; ++spins)
-        if (spins > 1000) std::this_thread::yield();
+    if (!job.has_words) {
+        for (const auto & p : products) p.make_words(ith, nth);
+        // everybody's words are wanted by all; the threads run side by side, so the wait is short
+        job.n_ready.fetch_add(1, std::memory_order_acq_rel);
+        for (int spins = 0; job.n_ready.load(std::memory_order_acquire) < nth; ++spins)
+            if (spins > 1000) std::this_thread::yield();
+    }
     int taken = job.next++, before = 0;
     for (const auto & p : products) {
         p.run_after(before, workspace, job.next, taken, nth,

@@ -13,6 +13,11 @@ static void grow(std::unique_ptr<uint32_t[]> & p, size_t & n, size_t n_wanted) {
     edgekv_want_large_pages(p.get(), n * sizeof(uint32_t));
 }
 
+// whether the tokens of two products are the same as words, and lie at the same place
+static bool same_words(const ggml_tensor & a, const ggml_tensor & b) {
+    return a.src[1] == b.src[1] && a.src[2] == b.src[2] && a.src[0]->type == b.src[0]->type;
+}
+
 void edgekv_products::find(const ggml_cgraph & graph, bool again) {
     nodes.clear();
     size_t n_most = 0;
@@ -20,9 +25,12 @@ void edgekv_products::find(const ggml_cgraph & graph, bool again) {
         const size_t n = edgekv_cpu().product_words(graph.nodes[i]);
         if (n == 0) continue;
         n_most = std::max(n_most, n);
+        const ggml_tensor * before = nodes.empty() ? nullptr : nodes.back().node;
         nodes.emplace_back();
-        nodes.back().node = graph.nodes[i];
-        nodes.back().op = graph.nodes[i]->op;
+        auto & now = nodes.back();
+        now.node = graph.nodes[i];
+        now.op = now.node->op;
+        now.job.has_words = before && same_words(*before, *now.node);
     }
     grow(words, n_words, n_most);
     if (again) keep_unpacked();
