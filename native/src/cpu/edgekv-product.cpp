@@ -45,7 +45,7 @@ static double peak(int64_t us) {
 #if EDGEKV_PAIRS
 // Pairs of bf16 round less, so levels have to be faster by a seventh. Both are timed in turns, and
 // most turns decide: the processor may wake up, or another program have the core, in any of them.
-// With the choice, what a model says may change, so that chance shall not make it.
+// The choice changes how results are rounded, so chance must not make it.
 static bool levels_beat_pairs() {
     constexpr int TURNS = 9;
     int n_won = 0;
