@@ -5,6 +5,7 @@ rounds activations to 8 bits first; as near, where both do that for weights of 8
 import ctypes
 from dataclasses import replace
 
+import gguf
 import numpy as np
 import pytest
 
@@ -66,6 +67,35 @@ def test_a_prompts_products_are_nearer_to_f32(tmp_path, monkeypatch, shape, ftyp
     monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
     # for Q4_K both round tokens in steps of 256 values
     assert ours < (2e-3 if ftype == Q4_K else 1e-3) and ours < error() * (1.25 if alike else 1)
+
+
+def with_values_of(path, other):
+    """Values' weights of `path` become those of `other` in Q4_K, whose rows take as many bytes."""
+    raw, n = bytearray(path.read_bytes()), 0
+    of_other = {tensor.name: tensor for tensor in gguf.GGUFReader(other).tensors}
+    for tensor in gguf.GGUFReader(path).tensors:
+        got = of_other[tensor.name]
+        if "attn_v" not in tensor.name or got.tensor_type != gguf.GGMLQuantizationType.Q4_K:
+            continue
+        assert tensor.n_bytes == got.n_bytes
+        at = raw.index(tensor.name.encode()) + len(tensor.name) + 4 + 8 * len(tensor.shape)
+        raw[at : at + 4] = int(got.tensor_type).to_bytes(4, "little")
+        raw[tensor.data_offset : tensor.data_offset + got.n_bytes] = got.data.tobytes()
+        n += 1
+    assert n > 0
+    path.write_bytes(raw)
+    return path
+
+
+def test_weights_of_other_types_read_the_tokens_anew(tmp_path, monkeypatch):
+    """Queries and keys in q4_0 have tokens in steps of 32 values, values in Q4_K of 256."""
+    synthetic.write(tmp_path / "f16.gguf", SHAPES["dense"], "f16")
+    q4_0, q4_k = (copy(tmp_path / "f16.gguf", tmp_path / f"{f}.gguf", f) for f in (Q4_0, Q4_K))
+    path = with_values_of(q4_0, q4_k)
+    exact = read(copy(path, tmp_path / "f32.gguf", F32))
+    ours = nmse(read(path, kv_budget=1000), exact)
+    monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
+    assert ours < 2e-3 and ours < nmse(read(path, kv_budget=1000), exact)
 
 
 def test_a_short_turn_and_ratio_1_are_llama_cpps(tmp_path, monkeypatch):

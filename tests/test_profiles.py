@@ -912,9 +912,6 @@ def test_ctrl_c_while_a_text_is_read_is_not_lost(llm):
     """Python raises it where a callback from C begins, and throws away what leaves a callback; so
     nothing may be raised there.
     """
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs begin without one
     raised = []
 
     def progress(done, total):

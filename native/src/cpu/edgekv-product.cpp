@@ -20,11 +20,11 @@ constexpr int64_t EXPERT_MIN = 8;
 constexpr size_t SPARE = LINE / sizeof(uint32_t); // words, so that the others can be aligned
 
 // Multiply-adds of one thread in a second, with what is multiplied in the nearest cache. TIMES
-// products take a hundred times as long as the clock's step.
+// products take about a hundred times as long as the clock's step, or longer.
 template <class W>
 static double peak(int64_t us) {
     using kernel = product<W>;
-    constexpr int N_IN = 256, P = kernel::P, ROWS = W::ROWS, TIMES = 500;
+    constexpr int N_IN = 128, P = kernel::P, ROWS = W::ROWS, TIMES = 1000;
     [[maybe_unused]] const typename W::scope scope;
     std::vector<uint32_t> tokens(kernel::n_all_words(N_IN, ROWS) + SPARE),
         panel(kernel::panel_size(N_IN) + SPARE);
