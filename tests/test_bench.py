@@ -1038,7 +1038,7 @@ def test_a_prompts_time_is_told_apart_by_what_it_went_to(tiny):
 
 
 def test_the_multiplications_of_a_prompt_are_counted(tiny, text):
-    llm, n = load(tiny("llama-q4"), kv_ratio=0.3), 300
+    llm, n = load(tiny("llama-q4"), kv_ratio=0.3, n_ubatch=512), 300
     llm.eval(list(text(n)))
     work, info = llm._kv.clock.work, llm._kv.store.layers[0]
     pairs = n * (n + 1) / 2 * info.n_head * (info.d_k + info.d_v) * len(llm._kv.store.layers)
@@ -1048,6 +1048,24 @@ def test_the_multiplications_of_a_prompt_are_counted(tiny, text):
     done = work["weights"][1] + work["levels"][1]
     assert 0.5 * n * sum(weights) < done <= n * sum(weights)
     assert all((ms > 0) == (count > 0) for ms, count in work.values())
+
+
+@pytest.mark.parametrize(("method", "n_last"), [("snapkv", 100), ("h2o", 300)])
+def test_of_the_last_layer_only_what_is_wanted_is_computed(tiny, text, method, n_last):
+    """Its K and V, what is observed, and what the last token becomes: of 300 tokens in chunks of
+    100, nobody asks what the first 200 become. The answer is that of one chunk.
+    """
+    work, found = [], []
+    for n_ubatch in (100, 512):
+        llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=method, n_ubatch=n_ubatch)
+        llm.eval(list(text(300)))
+        work.append(llm._kv.clock.work["attention"][1])
+        found.append(logits(llm))
+    info, n_layer = llm._kv.store.layers[0], len(llm._kv.store.layers)
+    all_pairs, skipped = 300 * 301 / 2, (300 - n_last) * (301 - n_last) / 2
+    each = info.n_head * (info.d_k + info.d_v)
+    assert work == [(n_layer * all_pairs - skipped) * each, n_layer * all_pairs * each]
+    assert nmse(*found) < 1e-10
 
 
 def test_stages_of_rows_that_read_nothing_are_one_line(tiny):

@@ -126,6 +126,8 @@ ggml_tensor * edgekv_prefill::attend(
     r->rows.softcap = edgekv_softcap(g);
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * src[] = { q, s.t.k, s.t.v, a.sinks };
-    return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, src,
+    ggml_tensor * node = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, src,
         a.sinks ? 4 : 3, attend_prompt, GGML_N_TASKS_MAX, r);
+    if (r->norm) chunks.observes(node);
+    return node;
 }

@@ -139,7 +139,8 @@ edgekv_prompt_rows * edgekv_chunks::prompt_rows(const edgekv_layer & l, int il) 
     for (int k = 0; k < l.n_head_kv; ++k) r.first.push_back((int32_t) s.origin(l, k, 0));
     r.len.resize(l.n_head_kv);
     r.start.resize(l.n_swa ? building->n_tokens : 0);
-    r.norm = observers.norm_of(il);
+    const auto & columns = building->observed.columns;
+    r.norm = columns.first < columns.second ? observers.norm_of(il) : nullptr;
     r.work = &prompt.attention;
     r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv,
         r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr, s.pos.empty() ? nullptr : s.pos.data(),

@@ -38,6 +38,8 @@ public:
     // rows of layer l in the scratch, which layer il asks for the tokens of the chunk in work; kept
     // until the prompt is read
     edgekv_prompt_rows * prompt_rows(const edgekv_layer & l, int il);
+    // this node leaves something for observers
+    void observes(const ggml_tensor * node) { building->observing.push_back(node); }
 
 private:
     int64_t window_step() const;

@@ -87,6 +87,7 @@ bool edgekv_graph::find_slice(int i, edgekv_slice & slice) const {
         if (!need(need, gf->nodes[j]->view_src)) return false;
     }
     slice.nodes.insert(slice.nodes.end(), gf->nodes + i0, gf->nodes + i1);
+    if (!has_output && i1 == gf->n_nodes) drop_unread(slice.nodes);
 
     std::unordered_set<const ggml_tensor *> read;
     for (const ggml_tensor * t : slice.nodes) {
@@ -100,6 +101,28 @@ bool edgekv_graph::find_slice(int i, edgekv_slice & slice) const {
         if (!(t->flags & GGML_TENSOR_FLAG_INPUT) && read.count(t)) slice.weights.push_back(t);
     }
     return true;
+}
+
+// whether a node's result lies in another tensor: rows of the cache, a recurrent state
+static bool writes(const ggml_tensor & t) {
+    const bool is_view = t.op == GGML_OP_VIEW || t.op == GGML_OP_RESHAPE ||
+        t.op == GGML_OP_PERMUTE || t.op == GGML_OP_TRANSPOSE;
+    return t.view_src && !is_view;
+}
+
+// Behind the last layer's K and V nobody reads what its tokens become, but for the prompt's last
+// one: of the others' nodes stays what writes, what observers want, and what these are made of.
+void edgekv_graph::drop_unread(std::vector<ggml_tensor *> & nodes) const {
+    std::unordered_set<const ggml_tensor *> read(observing.begin(), observing.end());
+    std::vector<ggml_tensor *> left;
+    for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
+        ggml_tensor * t = *it;
+        if (!writes(*t) && !read.count(t)) continue;
+        read.insert(std::begin(t->src), std::end(t->src));
+        read.insert(t->view_src);
+        left.push_back(t);
+    }
+    nodes.assign(left.rbegin(), left.rend());
 }
 
 void edgekv_graph::keep_sources() {

@@ -49,6 +49,7 @@ struct edgekv_graph {
     // input: where each head's rows lie, see edgekv-op.h
     std::vector<std::pair<const edgekv_layer *, ggml_tensor *>> heads;
     std::vector<std::unique_ptr<edgekv_prompt_rows>> prompt_rows; // of each layer
+    std::vector<const ggml_tensor *> observing; // nodes that leave something for observers
     // [n_nodes] as built, where there is more than one backend: the scheduler puts copies of its
     // own in their place, and forgets them
     std::vector<std::array<ggml_tensor *, GGML_MAX_SRC>> sources;
@@ -69,6 +70,7 @@ struct edgekv_graph {
 
 private:
     bool find_slice(int i, edgekv_slice & slice) const;
+    void drop_unread(std::vector<ggml_tensor *> & nodes) const;
 };
 
 // tokens of the prompt and of the pieces behind it that go through a layer together

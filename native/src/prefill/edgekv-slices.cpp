@@ -25,7 +25,8 @@ void edgekv_slices::reserve(edgekv_hidden_mode mode, const std::string & dir) {
     const size_t last = (prompt.n_tokens + prompt.n_ubatch - 1) / prompt.n_ubatch - 1;
     for (size_t i = last > 0 ? last - 1 : 0; i < all.size(); ++i) {
         for (int slice : { 0, 1, n_slice - 1 })
-            if (slice < n_slice) prepare(*all[i].graph, slice);
+            if (slice < n_slice && !all[i].graph->slices[slice].nodes.empty())
+                prepare(*all[i].graph, slice);
     }
 }
 
@@ -93,6 +94,11 @@ void edgekv_slices::plan(edgekv_graph & g, int slice) {
 void edgekv_slices::run(const edgekv_chunk & c, int slice) {
     auto & ctx = *prompt.ctx;
     auto & g = *c.graph;
+    const bool is_last = slice + 1 == prompt.n_slice();
+    if (g.slices[slice].nodes.empty()) { // a last layer without rows or states
+        if (hidden) hidden->drop(c.first, c.n_tokens);
+        return;
+    }
     chunks.bind(c);
     if (planned.graph != &g || planned.slice != slice) plan(g, slice);
     ggml_tensor *in = g.into(slice), *out = g.out_of(slice);
@@ -122,7 +128,6 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
     if (out && !hidden->save(c.first, c.n_tokens, out))
         throw edgekv_error { EDGEKV_FAILED,
             "the disk is full: the hidden states could not be written" };
-    const bool is_last = slice + 1 == prompt.n_slice();
     if (in && is_last) hidden->drop(c.first, c.n_tokens);
     if (is_last && c.has_output) { edgekv_context::take_logits(ctx, g.res->get_logits()); }
 }
