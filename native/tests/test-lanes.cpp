@@ -38,6 +38,24 @@ void test_exp2(const char * name) {
     }
 }
 
+template <class W>
+void test_power(const char * name) {
+    using L = typename W::L;
+    double worst = 0;
+    float y[L::N];
+    for (float x = -120; x < 8; x += 0.01f) {
+        L::store(y, W::power(L::set(x)));
+        worst = std::max(worst, std::fabs(y[L::N - 1] / std::exp2((double) x) - 1));
+    }
+    check(worst < 1.1e-4, "power, %s: relative error %g", name, worst);
+    for (const float x : { -1000.0f, -1e30f, -INFINITY }) {
+        L::store(y, W::power(L::set(x)));
+        check(y[0] == 0, "power, %s: of %g: %g", name, x, y[0]);
+    }
+    L::store(y, W::power(L::set(NAN)));
+    check(std::isnan(y[0]), "power, %s: what is no number became %g", name, y[0]);
+}
+
 template <class L, class W>
 void test_prompt(
     const char * name, const inputs & in, const std::vector<double> & expected, double max_nmse) {
@@ -262,6 +280,7 @@ int main(int argc, char ** argv) {
     test_product<edgekv::int8_words<false, 1, 2>, false>("int8 with two scales", 2e-4);
 #endif
 #if EDGEKV_PAIRS
+    test_power<edgekv::bf16_words>("pairs of bf16");
     test_product<edgekv::bf16_words>("pairs of bf16", 5e-5); // of 8 bits: a single one 2.3e-5
 #if EDGEKV_TILES
     if (edgekv::has_tiles()) test_product<edgekv::tile_words>("tiles of bf16", 5e-5);

@@ -57,6 +57,7 @@ struct int16_words {
     }
     static void store(uint32_t * p, operand a) { *(memory *) p = a; }
 
+    static L::reg power(L::reg x) { return exp2<L>(x); }
     static operand join(const L::reg * x) { return pairs(x[0], x[1], L::set(1)); }
     static reg add_up(operand a, reg c) { return fma(a, operand {} + 0x00010001, c); }
 

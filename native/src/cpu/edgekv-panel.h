@@ -306,7 +306,7 @@ struct panels {
             for (int r = 0; r < n; r += W::PER) {
                 typename L::reg e[W::PER];
                 for (int i = 0; i < W::PER; ++i)
-                    e[i] = exp2<L>(L::sub(L::load(x + (size_t) (r + i) * P), from));
+                    e[i] = W::power(L::sub(L::load(x + (size_t) (r + i) * P), from));
                 const auto word = W::join(e);
                 W::store(words + (size_t) v_words(r) * P, word);
                 sum = W::add_up(word, sum);
