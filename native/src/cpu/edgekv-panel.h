@@ -72,11 +72,13 @@ struct panels {
     };
 
     // panels that share a converted tile: they stay in the second-level cache; but every thread
-    // shall have some
+    // shall have some blocks of them, and all threads as many
     int panels_of_block(int nth) const {
         const int most = std::max<int>(2, (int) ((256u << 10) / (floats() * sizeof(float))));
-        const int64_t n_panels = ((int64_t) qs.n_tokens * G + P - 1) / P * rows.n_head_kv;
-        return (int) std::min<int64_t>(most, std::max<int64_t>(2, n_panels / (4 * nth)));
+        const int n = (int) (((int64_t) qs.n_tokens * G + P - 1) / P), H = rows.n_head_kv;
+        int n_blocks = std::max((n + most - 1) / most, (4 * nth + H - 1) / H); // of a head
+        while (n_blocks * H % nth != 0 && 2 * n_blocks < n) ++n_blocks;
+        return std::max(2, (n + n_blocks - 1) / n_blocks);
     }
 
     // queries [first, first + n) of KV head k

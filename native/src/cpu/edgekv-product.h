@@ -140,10 +140,15 @@ struct product {
     static size_t n_panels(int n_rows) { return (n_rows + P - 1) / P; }
     static size_t panel_size(int n_in) { return (size_t) P * n_words(n_in); }
 
-    // panels that lie side by side: as many as are near, but every thread shall have some
+    // panels that lie side by side: as many as are near, but every thread shall have some, and no
+    // thread much more than another
     int panels_at_once(int nth) const {
-        const int most = std::max(1, (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t))));
-        return std::min(most, std::max(1, (int) n_panels(n_rows) / (4 * nth)));
+        const int n = (int) n_panels(n_rows),
+                  near = (int) (NEAR / (panel_size(n_in) * sizeof(uint32_t)));
+        int many = std::min(near, (n + 4 * nth - 1) / (4 * nth));
+        const auto turns = [&] { return ((n + many - 1) / many + nth - 1) / nth; };
+        while (many > 1 && turns() * nth * many > n + n / 32) --many;
+        return std::max(many, 1);
     }
 
     int n_groups(int nth) const {
