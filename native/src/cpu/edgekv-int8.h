@@ -28,6 +28,16 @@ struct token_block {
     float step, base, sum; // sum: of its values, as they were rounded; in steps, where asked
     byte_products::token q[32];
 
+    // f over the values of a register: halves with each other, else each would wait for the last
+    template <class F>
+    static float fold(const E::reg & x, F && f) {
+        simd<E::N / 2>::reg half[2];
+        memcpy(half, &x, sizeof(half));
+        const auto four = f(half[0], half[1]);
+        static_assert(sizeof(four) == 4 * sizeof(float), "a quarter of a register is a value");
+        return f(f(four[0], four[1]), f(four[2], four[3]));
+    }
+
     // of n values
     struct range {
         float least, step;
@@ -40,13 +50,11 @@ struct token_block {
                 high = E::max(v, high);
                 sums = E::add(sums, v);
             }
-            float most = high[0], total = sums[0];
-            least = low[0];
-            for (int i = 1; i < E::N; ++i) {
-                least = std::min(least, low[i]);
-                most = std::max(most, high[i]);
-                total += sums[i];
-            }
+            const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
+            const auto larger = [](auto a, auto b) { return a > b ? a : b; };
+            const auto sum = [](auto a, auto b) { return a + b; };
+            least = fold(low, smaller);
+            const float most = fold(high, larger), total = fold(sums, sum);
             least += 0.0f * total; // what is not a number stays so
             step = (0.5f * most - 0.5f * least) / 127;
             if (!(step > FLT_MIN)) step = 1; // less has no inverse
