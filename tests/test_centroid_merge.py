@@ -120,6 +120,18 @@ def test_groups_are_k_means_of_logits_and_values(seed, d_v):
     assert (found == wanted).mean() > 0.99
 
 
+@pytest.mark.parametrize("n", [60, 700])
+def test_threads_change_no_result(n):
+    """The work is cut into the same parts however many threads there are."""
+    keys, values = head(n)
+    kept_rows = tuple(x[:40] for x in head(50, seed=1))
+    seen, queries = Look(keys, values, 2.5, kept_rows, 1.5), draw(*asked(), 64)
+    one, *others = (stand_for(seen, queries, 24, CentroidParams(), t) for t in (1, 2, 5, 40))
+    for other in others:
+        for a, b in zip(one, other, strict=True):
+            assert len(a) > 0 and np.array_equal(a, b)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("n", [300, 20000])
 def test_attention_is_nearer_to_that_over_all_rows(seed, n):

@@ -1,5 +1,5 @@
-"""Threads of numpy's BLAS: lowered while somebody multiplies small matrices, and put back by the
-last one who does.
+"""Heads side by side. And threads of numpy's BLAS: lowered while somebody multiplies small
+matrices, and put back by the last one who does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from edgekv.methods.parallel import one_thread_for_products
+from edgekv.methods.parallel import one_thread_for_products, pairs_of_heads
 
 
 def n_threads() -> int:
@@ -49,3 +49,16 @@ def test_threads_that_come_and_go_leave_the_number_as_it_was(two_threads):
     for thread in threads:
         thread.join()
     assert set(seen) == {1} and n_threads() == 2
+
+
+@pytest.mark.parametrize("n_heads", [0, 1, 2, 3, 8])
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
+def test_heads_side_by_side_share_the_threads(n_heads, n_threads):
+    """Two heads at a time; the last of an odd number has all threads, as each has if there is but
+    one.
+    """
+    found = pairs_of_heads(lambda k, n: (k, n), n_heads, n_threads)
+    n_paired = n_heads // 2 * 2 if n_threads > 1 else 0
+    assert found == [
+        (k, max(1, n_threads // 2) if k < n_paired else n_threads) for k in range(n_heads)
+    ]

@@ -177,21 +177,25 @@ class CentroidMerge:
         )
 
     def centroids(
-        self, losses: list[Loss], look: Callable[[int], Look], queries: NDArray[np.float32]
+        self,
+        losses: list[Loss],
+        look: Callable[[int], Look],
+        queries: NDArray[np.float32],
+        n_threads: int = 1,
     ) -> list[HeadCentroids]:
-        """The summaries of a layer's heads. look: see `looking`; queries: see `draw`, turned to
-        later positions.
+        """The summaries of a layer's heads, by n_threads threads. look: see `looking`; queries: see
+        `draw`, turned to later positions.
         """
         asked = np.split(queries, len(losses))
 
-        def summed(k: int) -> HeadCentroids:
+        def summed(k: int, n_threads: int) -> HeadCentroids:
             loss = losses[k]
             if not loss.n_places:
                 return HeadCentroids(loss.first, *np.zeros((2, 0, 0), np.float32))
-            keys, values, _ = stand_for(look(k), asked[k], loss.n_places, self.params)
+            keys, values, _ = stand_for(look(k), asked[k], loss.n_places, self.params, n_threads)
             return HeadCentroids(loss.first, keys, values)
 
-        return pairs_of_heads(summed, len(losses))
+        return pairs_of_heads(summed, len(losses), n_threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +248,7 @@ def _spaced(rows: NDArray[np.int32], most: int) -> NDArray[np.int32]:
 
 
 def stand_for(
-    seen: Look, queries: NDArray[np.float32], n: int, p: CentroidParams
+    seen: Look, queries: NDArray[np.float32], n: int, p: CentroidParams, n_threads: int = 1
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]:
     """Keys [m, d_k] and values [m, d_v] for up to n groups of the lost rows, and the group of each
     of these. queries [n_queries, d_k]: see `draw`.
@@ -265,6 +269,7 @@ def stand_for(
             "worst": p.worst,
             "longest": LONGEST,
             "fit": p.fit,
+            "n_threads": n_threads,
         },
     )
 

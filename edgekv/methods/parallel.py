@@ -30,9 +30,14 @@ def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T
     return list(_pool(min(8, os.cpu_count() or 1)).map(function, range(n_heads)))
 
 
-def pairs_of_heads(function: Callable[[int], T], n_heads: int) -> list[T]:
-    """The same, always in threads but PAIR heads at a time: of work that takes much memory."""
-    return list(_pool(PAIR).map(function, range(n_heads)))
+def pairs_of_heads(function: Callable[[int, int], T], n_heads: int, n_threads: int) -> list[T]:
+    """[function(0, n), ...] of work that takes much memory and can itself use n threads: PAIR heads
+    at a time, which share n_threads; what is left has them all.
+    """
+    n_paired = n_heads // PAIR * PAIR if n_threads >= PAIR else 0
+    each = max(1, n_threads // PAIR)
+    paired = list(_pool(PAIR).map(lambda k: function(k, each), range(n_paired)))
+    return paired + [function(k, n_threads) for k in range(n_paired, n_heads)]
 
 
 class _OneThread:

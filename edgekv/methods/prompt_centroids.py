@@ -90,7 +90,7 @@ class PromptCentroids:
         losses = self._merge.losses(keep, layer.pos, layer.n_seen, self._sink, self._window)
         self._wait()  # so that rows of one layer at most wait for the thread
         look = looking(layer.some_rows, losses, 2 * drawn.shape[1], at_once=self._aside is not None)
-        make = partial(self._merge.centroids, losses, look, drawn)
+        make = partial(self._merge.centroids, losses, look, drawn, p.n_threads)
         self._found[layer.il] = self._aside.submit(make) if self._aside else make()
         return [head.keep for head in losses]
 

@@ -136,6 +136,7 @@ class CCentroidParams(Structure):
         ("n_groups", c_int32),
         ("rounds", c_int32),
         *((n, c_float) for n in ("jitter", "ridge", "worst", "longest", "fit")),
+        ("n_threads", c_int32),
     ]
 
 

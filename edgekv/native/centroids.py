@@ -20,7 +20,8 @@ def centroids(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int32]]:
     """Keys [m, d_k] and values [m, d_v] that stand for the rows keys [n, d_k], values [n, d_v] of a
     head that keeps the keys and values kept [n_kept, d_k] and [n_kept, d_v], for queries
-    [n_queries, d_k]; and the group [n] of each row. One thread, which leaves the interpreter alone.
+    [n_queries, d_k]; and the group [n] of each row. Its threads leave the interpreter alone; how
+    many they are changes no result.
 
     each: how many rows each of `keys`, of `kept` stands for; params: the fields of the C structure.
     Raises BadInput if there are no rows.

@@ -22,6 +22,7 @@ from edgekv.native.bindings import (
     f32,
     i32,
     lib,
+    llama_cpp,
 )
 from edgekv.native.store import Store, listed
 from edgekv.stats import WORK
@@ -270,6 +271,12 @@ class Prefill:
     def drop_queries(self, observer: int) -> None:
         """The layer's queries have been looked at: their memory goes back."""
         check(lib.edgekv_prefill_drop_queries(self._p, observer))
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that read a prompt."""
+        n: int = llama_cpp.llama_n_threads_batch(self._store.ctx)
+        return n
 
     def rotation(self, n_future: int) -> NDArray[np.float32]:
         """float32 [d_k, d_k]: R such that k . (R q) is the logit of a stored key k for a query q

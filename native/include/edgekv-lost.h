@@ -16,11 +16,12 @@ struct edgekv_lost {
 };
 
 struct edgekv_centroid_params {
-    int32_t n_groups; // up to n
-    int32_t rounds;   // of k-means
-    float jitter;     // added to the variances of queries, relative to their mean
-    float ridge;      // added to their second moments, relative to their mean
-    float worst;      // error of a key, as a logarithm, above which its group is dropped
-    float longest;    // so much longer a key or a value may be than those that it stands for
-    float fit;        // ridge of the regression of values, relative to the mean of queries' powers
+    int32_t n_groups;  // up to n
+    int32_t rounds;    // of k-means
+    float jitter;      // added to the variances of queries, relative to their mean
+    float ridge;       // added to their second moments, relative to their mean
+    float worst;       // error of a key, as a logarithm, above which its group is dropped
+    float longest;     // so much longer a key or a value may be than those that it stands for
+    float fit;         // ridge of the regression of values, relative to the mean of queries' powers
+    int32_t n_threads; // that share the work; they change no result
 };

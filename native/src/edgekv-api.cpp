@@ -462,7 +462,8 @@ int edgekv_centroids(const edgekv_lost * lost, const edgekv_centroid_params * pa
         given(l.keys), given(l.values), given(l.queries), given(keys), given(values);
         if (l.n_kept > 0) given(l.kept), given(l.kept_values);
         constexpr int32_t MOST = 1 << 20; // so that products of two of them are far from overflow
-        for (const int32_t x : { l.n, l.n_queries, l.d_k, l.d_v, p.n_groups, p.rounds })
+        for (const int32_t x :
+            { l.n, l.n_queries, l.d_k, l.d_v, p.n_groups, p.rounds, p.n_threads })
             if (x < 1 || x > MOST)
                 throw edgekv_error { EDGEKV_INVALID, "that many rows cannot be summed up" };
         if (l.n_kept < 0 || l.n_kept > MOST || p.n_groups > l.n)

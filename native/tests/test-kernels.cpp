@@ -296,7 +296,7 @@ void test_centroids(random_source & rnd) {
         std::vector<int32_t> label(n, -1);
         const edgekv_lost lost = { keys.data(), values.data(), kept.data(), kept_values.data(),
             queries.data(), n, n_kept, n_queries, d_k, d_v, 1.5f, 2.0f };
-        const edgekv_centroid_params params = { n_groups, 3, 1e-3f, 0.1f, 1e9f, 1e9f, 0.1f };
+        const edgekv_centroid_params params = { n_groups, 3, 1e-3f, 0.1f, 1e9f, 1e9f, 0.1f, 3 };
         const int n_found = edgekv_cpu_centroids(
             &lost, &params, found_keys.data(), found_values.data(), label.data());
         check(n_found >= 1 && n_found <= n_groups, "centroids: %d of %d groups", n_found, n_groups);

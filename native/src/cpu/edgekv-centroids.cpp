@@ -1,17 +1,16 @@
 // centroids: rows that stand for those that a head loses. edgekv/methods/centroid_merge.py says
-// what they are; here is how they are found, for one head, by one thread.
+// what they are; here is how they are found, for one head. What its threads share is cut into parts
+// that do not depend on how many threads there are, and neither do the results.
 //
 // Logits of a block of rows for all queries are a product (edgekv-product.h) whose results have the
 // queries side by side. They are made twice, once for the sums over each group and once for the
-// averages under the attention that these sums give, because all of them together would be larger
-// than all else.
+// attention that these sums give, because all of them together would be larger than all else.
 #include "edgekv-cpu.h"
-#include "edgekv-lanes.h"
-#include "edgekv-product.h"
+#include "edgekv-groups.h"
+#include "edgekv-parts.h"
 
 #include <cmath>
 #include <numeric>
-#include <vector>
 
 using namespace edgekv;
 
@@ -19,55 +18,12 @@ namespace {
 
 using lanes = best_lanes;
 using reg = lanes::reg;
-using floats = std::vector<float>;
 
 constexpr int BLOCK = 64; // rows that meet the queries at once
 constexpr float LN2 = 0.693147181f;
 constexpr float NOTHING = -1e30f; // the maximum before a row was seen
-constexpr float TINY = 1e-12f, LEAST = 1e-6f;
-
-struct f32_rows {
-    static constexpr int AT_ONCE = 8;
-    const float * x;
-    void unpack(int r0, int n, int n_in, float * out) const {
-        memcpy(out, x + (size_t) r0 * n_in, (size_t) n * n_in * sizeof(*x));
-    }
-};
-
-// Products of rows with [n][d] others, which are arranged once.
-class meeting {
-    using kernel = product<f32_words<lanes>, f32_rows>;
-
-public:
-    meeting(const float * others, int n, int d)
-        : others(others), n(n), d(d),
-          panels(kernel::n_panels(n) * kernel::panel_size(d) + LINE / sizeof(uint32_t)) {}
-
-    void changed() { ready = false; } // the others
-
-    // out [n_rows][n]: the products of x [n_rows][d]
-    void operator()(const float * x, int n_rows, float * out) {
-        words.resize(kernel::n_all_words(d, n_rows) + LINE / sizeof(uint32_t));
-        const kernel p = { { others }, d, n, n_rows, x, out, aligned(words.data()) };
-        p.make_words(0, 1);
-        std::atomic<int32_t> next { 0 };
-        p.run(workspace, next, 1, aligned(panels.data()), ready);
-        ready = true;
-    }
-
-private:
-    const float * others;
-    const int n, d;
-    std::vector<uint32_t> panels, words;
-    kernel::workspace workspace;
-    bool ready = false;
-};
-
-float dot(const float * x, const float * y, int n) { return edgekv::dot<lanes>(x, y, n); }
-
-void add(float * to, const float * x, float weight, int n) {
-    for (int i = 0; i < n; ++i) to[i] += weight * x[i];
-}
+constexpr float LEAST = 1e-6f;
+constexpr float MOST = 100; // a power of two that is far from the largest float
 
 // adds to out [n][width] the sums over m rows x [m][width] with weights [m][n]; n: whole registers
 void add_weighted(const float * weights, const float * x, int m, int n, int width, float * out) {
@@ -89,14 +45,6 @@ void add_weighted(const float * weights, const float * x, int m, int n, int widt
                 add(out + (size_t) i * width + whole, x + (size_t) j * width + whole,
                     weights[(size_t) j * n + q + i], width - whole);
     }
-}
-
-// [n][d] to [d][n]
-floats turned(const float * x, int n, int d) {
-    floats to((size_t) n * d);
-    for (int i = 0; i < n; ++i)
-        for (int j = 0; j < d; ++j) to[(size_t) j * n + i] = x[(size_t) i * d + j];
-    return to;
 }
 
 double trace(const double * a, int d) {
@@ -131,29 +79,32 @@ bool solve(double * a, double * b, int d, int n) {
     return true;
 }
 
+// memory of a thread
+struct workspace {
+    floats logits, keys, values; // [BLOCK][n_q], [BLOCK][d_k], [BLOCK][d_v]
+    std::vector<uint32_t> words;
+};
+
 class head {
 public:
     head(const edgekv_lost & lost, const edgekv_centroid_params & params)
         : h(lost), p(params), d(lost.d_k),
-          n_q((lost.n_queries + lanes::N - 1) / lanes::N * lanes::N), powers(scaled(lost.queries)),
-          asked(powers.data(), n_q, d), logits((size_t) BLOCK * n_q) {}
+          n_q((lost.n_queries + arranged::STEP - 1) / arranged::STEP * arranged::STEP),
+          powers(scaled(lost.queries)), asked(powers.data(), n_q, d) {}
 
     int run(float * keys, float * values, int32_t * label) {
-        find_groups(label);
-        const int n_groups = (int) begin.size() - 1;
-        own.assign((size_t) n_groups * n_q, 0.0f);
-        for (int g = 0; g < n_groups; ++g)
-            log_sums(
-                h.keys, order.data() + begin[g], begin[g + 1] - begin[g], &own[(size_t) g * n_q]);
+        const auto found = find_groups(h, p);
+        if (label) std::copy(found.begin(), found.end(), label);
+        list(found);
+        add_up();
         const floats share = shares();
-        const floats across = turned(h.queries, h.n_queries, d); // [d][n_queries]
-        meeting moments(across.data(), d, h.n_queries);
+        const auto is_near = stand(share, keys, values);
         int n_found = 0;
-        for (int g = 0; g < n_groups; ++g) {
-            float *key = keys + (size_t) n_found * d, *value = values + (size_t) n_found * h.d_v;
-            const float longest = averages(g, &share[(size_t) g * n_q], key, value);
-            const float error = regress(g, &share[(size_t) g * n_q], across, moments, key);
-            n_found += error <= p.worst && dot(key, key, d) <= p.longest * p.longest * longest;
+        for (int g = 0; g < n_groups(); ++g) {
+            if (!is_near[g]) continue;
+            std::copy_n(keys + (size_t) g * d, d, keys + (size_t) n_found * d);
+            std::copy_n(values + (size_t) g * h.d_v, h.d_v, values + (size_t) n_found * h.d_v);
+            ++n_found;
         }
         fit(keys, values, n_found);
         return n_found;
@@ -162,14 +113,17 @@ public:
 private:
     const edgekv_lost & h;
     const edgekv_centroid_params & p;
-    const int d, n_q;    // queries, filled up to whole registers
+    const int d, n_q;    // queries, a multiple of arranged::STEP
     const floats powers; // queries, such that a logit is a power of two
-    meeting asked;
-    floats logits;                     // [BLOCK][n_q]
+    const arranged asked;
     std::vector<int32_t> order, begin; // rows, group by group, and where each of these begins
     floats own;                        // [groups][n_q] log2 of the sum of a group's exponentials
-    floats total;                      // [n_q] the same of all rows
+    floats of_kept;                    // [n_q] the same of what is kept
+    floats total;                      // [n_q] and of all rows, of which some were looked at
     floats stays;                      // [n_q] what part of it is of what is kept
+    floats want, has;                  // [n_q][d_v] values by attention: of all rows, of kept ones
+
+    int n_groups() const { return (int) begin.size() - 1; }
 
     floats scaled(const float * queries) const {
         floats x((size_t) n_q * d);
@@ -177,122 +131,37 @@ private:
         return x;
     }
 
-    // f(rows side by side, their numbers, how many)
+    workspace room() const {
+        return { floats((size_t) BLOCK * n_q), floats((size_t) BLOCK * d),
+            floats((size_t) BLOCK * h.d_v), {} };
+    }
+
+    // f(part, workspace, first group, last group); the part behind them has what is kept
     template <class F>
-    void in_blocks(
-        const float * x, int width, const int32_t * rows, int n, floats & block, F && f) {
-        block.resize((size_t) BLOCK * width);
+    void in_groups(F && f) const {
+        const auto first = [&](int part) {
+            const int64_t row = (int64_t) h.n * part / PARTS;
+            return (int) (std::lower_bound(begin.begin(), begin.end() - 1, row) - begin.begin());
+        };
+        in_parts(PARTS + 1, p.n_threads, [&](int part) {
+            workspace w = room();
+            f(part, w, part < PARTS ? first(part) : 0, part < PARTS ? first(part + 1) : 0);
+        });
+    }
+
+    // f(how many, keys, values, logits) for blocks of rows; rows: their numbers, null: all
+    template <class F>
+    void meet(const float * keys, const float * values, const int32_t * rows, int n, workspace & w,
+        F && f) const {
         for (int i = 0; i < n; i += BLOCK) {
             const int m = std::min(BLOCK, n - i);
-            for (int j = 0; j < m; ++j)
-                std::copy_n(x + (size_t) rows[i + j] * width, width, &block[(size_t) j * width]);
-            f(block.data(), rows + i, m);
-        }
-    }
-
-    // how far apart the logits of two keys are for these queries: a form [d][d]
-    floats distance() const {
-        floats mean(d), spread(h.queries, h.queries + (size_t) h.n_queries * d),
-            form((size_t) d * d);
-        for (int i = 0; i < h.n_queries; ++i)
-            add(mean.data(), h.queries + (size_t) i * d, 1.0f / h.n_queries, d);
-        for (int i = 0; i < h.n_queries; ++i) add(&spread[(size_t) i * d], mean.data(), -1, d);
-        const floats across = turned(spread.data(), h.n_queries, d);
-        meeting(across.data(), d, h.n_queries)(across.data(), d, form.data());
-        double sum = 0;
-        for (int i = 0; i < d; ++i) sum += form[(size_t) i * d + i];
-        for (float & x : form) x /= h.n_queries;
-        for (int i = 0; i < d; ++i)
-            form[(size_t) i * d + i] += (float) (p.jitter * sum / h.n_queries / d + TINY);
-        return form;
-    }
-
-    // of x [n][width], all dimensions together; form [width][width], null: the identity
-    double variance(const float * x, int width, meeting * form) {
-        floats turned, mean(width), sum(width);
-        double squares = 0;
-        turned.resize((size_t) BLOCK * width);
-        for (int i = 0; i < h.n; i += BLOCK) {
-            const int m = std::min(BLOCK, h.n - i);
-            const float *from = x + (size_t) i * width, *to = from;
-            if (form) {
-                (*form)(from, m, turned.data());
-                to = turned.data();
-            }
             for (int j = 0; j < m; ++j) {
-                squares += dot(from + (size_t) j * width, to + (size_t) j * width, width);
-                add(sum.data(), from + (size_t) j * width, 1, width);
+                const size_t row = rows ? rows[i + j] : i + j;
+                std::copy_n(keys + row * d, d, &w.keys[(size_t) j * d]);
+                if (values) std::copy_n(values + row * h.d_v, h.d_v, &w.values[(size_t) j * h.d_v]);
             }
-        }
-        for (int i = 0; i < width; ++i) mean[i] = sum[i] / (float) h.n;
-        if (form) (*form)(mean.data(), 1, turned.data());
-        else turned = mean;
-        return std::max(0.0, squares / h.n - dot(mean.data(), turned.data(), width));
-    }
-
-    // k-means; a centre is the average of its rows, in both parts
-    void find_groups(int32_t * label) {
-        const int n = h.n, d_v = h.d_v, n_groups = p.n_groups;
-        const floats form = distance();
-        meeting formed(form.data(), d, d);
-        const float share =
-            (float) (variance(h.keys, d, &formed) / (variance(h.values, d_v, nullptr) + TINY));
-        floats keys((size_t) n_groups * d), values((size_t) n_groups * d_v), pull(keys.size()),
-            least(n_groups), by_key((size_t) BLOCK * n_groups), by_value(by_key.size());
-        for (int g = 0; g < n_groups; ++g) {
-            const int64_t row = n_groups == 1 ? 0 : (int64_t) g * (n - 1) / (n_groups - 1);
-            std::copy_n(h.keys + row * d, d, &keys[(size_t) g * d]);
-            std::copy_n(h.values + row * d_v, d_v, &values[(size_t) g * d_v]);
-        }
-        meeting near_keys(pull.data(), n_groups, d), near_values(values.data(), n_groups, d_v);
-        std::vector<int32_t> found(n);
-        for (int round = 0; round < p.rounds; ++round) {
-            if (round) average(found, keys, values);
-            formed(keys.data(), n_groups, pull.data());
-            for (int g = 0; g < n_groups; ++g) {
-                const float *value = &values[(size_t) g * d_v], *key = &keys[(size_t) g * d];
-                least[g] =
-                    dot(key, &pull[(size_t) g * d], d) / 2 + share * dot(value, value, d_v) / 2;
-            }
-            near_keys.changed();
-            near_values.changed();
-            for (int i = 0; i < n; i += BLOCK) {
-                const int m = std::min(BLOCK, n - i);
-                near_keys(h.keys + (size_t) i * d, m, by_key.data());
-                near_values(h.values + (size_t) i * d_v, m, by_value.data());
-                for (int j = 0; j < m; ++j) {
-                    const float *k = &by_key[(size_t) j * n_groups],
-                                *v = &by_value[(size_t) j * n_groups];
-                    float most = -INFINITY;
-                    int nearest = 0;
-                    for (int g = 0; g < n_groups; ++g) {
-                        const float x = k[g] + share * v[g] - least[g];
-                        if (x > most) most = x, nearest = g;
-                    }
-                    found[i + j] = nearest;
-                }
-            }
-        }
-        list(found);
-        if (label) std::copy(found.begin(), found.end(), label);
-    }
-
-    // centres without rows stay where they are
-    void average(const std::vector<int32_t> & label, floats & keys, floats & values) const {
-        const int n_groups = p.n_groups;
-        floats new_keys(keys.size()), new_values(values.size()), size(n_groups);
-        for (int i = 0; i < h.n; ++i) {
-            const int g = label[i];
-            size[g] += 1;
-            add(&new_keys[(size_t) g * d], h.keys + (size_t) i * d, 1, d);
-            add(&new_values[(size_t) g * h.d_v], h.values + (size_t) i * h.d_v, 1, h.d_v);
-        }
-        for (int g = 0; g < n_groups; ++g) {
-            if (size[g] == 0) continue;
-            for (int i = 0; i < d; ++i)
-                keys[(size_t) g * d + i] = new_keys[(size_t) g * d + i] / size[g];
-            for (int i = 0; i < h.d_v; ++i)
-                values[(size_t) g * h.d_v + i] = new_values[(size_t) g * h.d_v + i] / size[g];
+            asked.multiply(w.keys.data(), m, w.logits.data(), w.words);
+            f(m, w.keys.data(), w.values.data(), w.logits.data());
         }
     }
 
@@ -306,96 +175,160 @@ private:
         begin.push_back(h.n);
     }
 
-    // out [n_q]: log2 of the sum of the exponentials of n rows' logits
-    void log_sums(const float * keys, const int32_t * rows, int n, float * out) {
-        floats most(n_q, NOTHING), sum(n_q), block;
-        in_blocks(keys, d, rows, n, block, [&](const float * x, const int32_t *, int m) {
-            asked(x, m, logits.data());
-            for (int q = 0; q < n_q; q += lanes::N) {
-                const reg before = lanes::load(&most[q]);
-                reg now = before;
-                for (int j = 0; j < m; ++j)
-                    now = lanes::max(now, lanes::load(&logits[(size_t) j * n_q + q]));
-                reg s = lanes::mul(lanes::load(&sum[q]), exp2<lanes>(lanes::sub(before, now)));
-                for (int j = 0; j < m; ++j)
-                    s = lanes::add(s,
-                        exp2<lanes>(lanes::sub(lanes::load(&logits[(size_t) j * n_q + q]), now)));
-                lanes::store(&most[q], now);
-                lanes::store(&sum[q], s);
-            }
+    // of every group and of what is kept
+    void add_up() {
+        own.resize((size_t) n_groups() * n_q);
+        of_kept.assign(n_q, NOTHING);
+        in_groups([&](int part, workspace & w, int first, int end) {
+            for (int g = first; g < end; ++g)
+                log_sums(
+                    h.keys, &order[begin[g]], begin[g + 1] - begin[g], w, &own[(size_t) g * n_q]);
+            if (part == PARTS && h.n_kept) log_sums(h.kept, nullptr, h.n_kept, w, of_kept.data());
         });
+    }
+
+    // out [n_q]: log2 of the sum of the exponentials of n rows' logits
+    void log_sums(
+        const float * keys, const int32_t * rows, int n, workspace & w, float * out) const {
+        floats most(n_q, NOTHING), sum(n_q);
+        meet(keys, nullptr, rows, n, w,
+            [&](int m, const float *, const float *, const float * logits) {
+                for (int q = 0; q < n_q; q += lanes::N) {
+                    const reg before = lanes::load(&most[q]);
+                    reg now = before;
+                    for (int j = 0; j < m; ++j)
+                        now = lanes::max(now, lanes::load(logits + (size_t) j * n_q + q));
+                    reg s = lanes::mul(lanes::load(&sum[q]), exp2<lanes>(lanes::sub(before, now)));
+                    for (int j = 0; j < m; ++j)
+                        s = lanes::add(s,
+                            exp2<lanes>(
+                                lanes::sub(lanes::load(logits + (size_t) j * n_q + q), now)));
+                    lanes::store(&most[q], now);
+                    lanes::store(&sum[q], s);
+                }
+            });
         for (int q = 0; q < n_q; ++q) out[q] = most[q] + std::log2(sum[q]);
     }
 
-    // [groups][n_q]: what part of a query's attention a group gets, over all queries together 1.
-    // own becomes what it is of all rows, of which some were looked at.
+    // [groups][n_q]: what part of a query's attention a group gets, over all queries together 1
     floats shares() {
-        const int n_groups = (int) begin.size() - 1;
-        floats kept(n_q, NOTHING), share(own.size());
-        total.assign(n_q, 0.0f);
-        stays.assign(n_q, 0.0f);
-        if (h.n_kept) {
-            std::vector<int32_t> all(h.n_kept);
-            std::iota(all.begin(), all.end(), 0);
-            log_sums(h.kept, all.data(), h.n_kept, kept.data());
-        }
+        floats share(own.size()), most(n_q), sum(n_q);
+        total.resize(n_q);
+        stays.resize(n_q);
         const float more = std::log2(h.each), more_kept = h.n_kept ? std::log2(h.each_kept) : 0.0f;
-        for (int q = 0; q < h.n_queries; ++q) {
-            float most = kept[q] + more_kept;
-            for (int g = 0; g < n_groups; ++g)
-                most = std::max(most, own[(size_t) g * n_q + q] + more);
-            float sum = std::exp2(kept[q] + more_kept - most);
-            for (int g = 0; g < n_groups; ++g)
-                sum += std::exp2(own[(size_t) g * n_q + q] + more - most);
-            total[q] = most + std::log2(sum);
-            stays[q] = std::exp2(kept[q] + more_kept - total[q]);
+        const auto power = [](const float * x, float more, const float * from) {
+            return exp2<lanes>(
+                lanes::sub(lanes::add(lanes::load(x), lanes::set(more)), lanes::load(from)));
+        };
+        for (int q = 0; q < n_q; q += lanes::N) {
+            reg m = lanes::add(lanes::load(&of_kept[q]), lanes::set(more_kept));
+            for (int g = 0; g < n_groups(); ++g)
+                m = lanes::max(
+                    m, lanes::add(lanes::load(&own[(size_t) g * n_q + q]), lanes::set(more)));
+            lanes::store(&most[q], m);
+            reg s = power(&of_kept[q], more_kept, &most[q]);
+            for (int g = 0; g < n_groups(); ++g)
+                s = lanes::add(s, power(&own[(size_t) g * n_q + q], more, &most[q]));
+            lanes::store(&sum[q], s);
         }
-        for (int g = 0; g < n_groups; ++g) {
-            float *to = &share[(size_t) g * n_q], sum = 0;
-            for (int q = 0; q < h.n_queries; ++q)
-                sum += to[q] = std::exp2(own[(size_t) g * n_q + q] + more - total[q]) + LEAST;
-            for (int q = 0; q < h.n_queries; ++q) to[q] /= sum;
+        for (int q = 0; q < n_q; ++q) total[q] = most[q] + std::log2(sum[q]);
+        for (int q = 0; q < n_q; q += lanes::N)
+            lanes::store(&stays[q], power(&of_kept[q], more_kept, &total[q]));
+        for (int g = 0; g < n_groups(); ++g) {
+            float *to = &share[(size_t) g * n_q], all = 0;
+            for (int q = 0; q < n_q; q += lanes::N)
+                lanes::store(to + q, power(&own[(size_t) g * n_q + q], more, &total[q]));
+            for (int q = 0; q < h.n_queries; ++q) all += to[q] += LEAST;
+            for (int q = 0; q < n_q; ++q) to[q] = q < h.n_queries ? to[q] / all : 0.0f;
         }
         return share;
     }
 
+    // a row for each group, key and value, and whether it is near enough to what it stands for;
+    // and what attention over the rows is
+    std::vector<char> stand(const floats & share, float * keys, float * values) {
+        const floats across = turned(h.queries, h.n_queries, d); // [d][n_queries]
+        const arranged moments(across.data(), d, h.n_queries);
+        std::vector<char> is_near(n_groups());
+        std::vector<floats> attended(PARTS + 1);
+        in_groups([&](int part, workspace & w, int first, int end) {
+            auto & out = attended[part];
+            out.resize((size_t) n_q * h.d_v);
+            for (int g = first; g < end; ++g) {
+                float *key = keys + (size_t) g * d, *value = values + (size_t) g * h.d_v;
+                const float * part_of = &share[(size_t) g * n_q];
+                const float longest = averages(g, part_of, w, key, value, out);
+                const float error = regress(g, part_of, across, moments, w.words, key);
+                is_near[g] =
+                    error <= p.worst && dot(key, key, d) <= p.longest * p.longest * longest;
+            }
+            if (part == PARTS)
+                meet(h.kept, h.kept_values, nullptr, h.n_kept, w,
+                    [&](int m, const float *, const float * values, float * logits) {
+                        attend(logits, values, m, h.each_kept, out);
+                    });
+        });
+        has = std::move(attended[PARTS]);
+        want = has;
+        for (int part = 0; part < PARTS; ++part)
+            add(want.data(), attended[part].data(), 1, (int) want.size());
+        return is_near;
+    }
+
+    // m rows' logits become the attention that they get among all, each of them standing for `each`
+    // rows, and their values by that are added to out [n_q][d_v]
+    void attend(float * logits, const float * values, int m, float each, floats & out) const {
+        const reg more = lanes::set(std::log2(each));
+        for (int j = 0; j < m; ++j)
+            for (int q = 0; q < n_q; q += lanes::N) {
+                float * x = logits + (size_t) j * n_q + q;
+                lanes::store(x,
+                    exp2<lanes>(
+                        lanes::add(more, lanes::sub(lanes::load(x), lanes::load(&total[q])))));
+            }
+        add_weighted(logits, values, m, n_q, h.d_v, out.data());
+    }
+
     // key and value of a group's rows under its attention, averaged; the square of the longest key
-    float averages(int g, const float * share, float * key, float * value) {
-        const float * sums = &own[(size_t) g * n_q];
+    float averages(
+        int g, const float * share, workspace & w, float * key, float * value, floats & out) const {
+        // of all attention the group has a part, of that part its rows have theirs
+        floats in_group(n_q);
+        const float more = std::log2(h.each);
+        for (int q = 0; q < n_q; ++q)
+            in_group[q] =
+                share[q] * std::exp2(std::min(total[q] - more - own[(size_t) g * n_q + q], MOST));
         float longest = 0;
-        floats block;
         std::fill_n(key, d, 0.0f);
         std::fill_n(value, h.d_v, 0.0f);
-        in_blocks(h.keys, d, &order[begin[g]], begin[g + 1] - begin[g], block,
-            [&](const float * x, const int32_t * rows, int m) {
-                asked(x, m, logits.data());
+        meet(h.keys, h.values, &order[begin[g]], begin[g + 1] - begin[g], w,
+            [&](int m, const float * keys, const float * values, float * logits) {
+                attend(logits, values, m, h.each, out);
                 for (int j = 0; j < m; ++j) {
                     reg sum = lanes::set(0.0f);
                     for (int q = 0; q < n_q; q += lanes::N)
-                        sum = lanes::fma(lanes::load(share + q),
-                            exp2<lanes>(lanes::sub(
-                                lanes::load(&logits[(size_t) j * n_q + q]), lanes::load(sums + q))),
-                            sum);
+                        sum = lanes::fma(lanes::load(&in_group[q]),
+                            lanes::load(logits + (size_t) j * n_q + q), sum);
                     const float weight = sum_of<lanes>(sum);
-                    const float * k = x + (size_t) j * d;
+                    const float * k = keys + (size_t) j * d;
                     longest = std::max(longest, dot(k, k, d));
                     add(key, k, weight, d);
-                    add(value, h.values + (size_t) rows[j] * h.d_v, weight, h.d_v);
+                    add(value, values + (size_t) j * h.d_v, weight, h.d_v);
                 }
             });
         return longest;
     }
 
     // the key near to what it is, whose logits are what a group wants; its error
-    float regress(
-        int g, const float * share, const floats & across, meeting & moments, float * key) {
+    float regress(int g, const float * share, const floats & across, const arranged & moments,
+        std::vector<uint32_t> & words, float * key) const {
         const int m = h.n_queries;
         const float more = std::log2(h.each);
         const float * sums = &own[(size_t) g * n_q];
         floats weighted(across), square((size_t) d * d);
         for (int i = 0; i < d; ++i)
             for (int q = 0; q < m; ++q) weighted[(size_t) i * m + q] *= share[q];
-        moments(weighted.data(), d, square.data());
+        moments.multiply(weighted.data(), d, square.data(), words);
         std::vector<double> left(square.begin(), square.end()), right(d);
         const double ridge = p.ridge * trace(left.data(), d) / d;
         for (int i = 0; i < d; ++i) left[(size_t) i * d + i] += ridge;
@@ -412,37 +345,20 @@ private:
         return (float) std::sqrt(error);
     }
 
-    // adds to out [n_q][d_v] the values of n rows, each of which stands for `each`, by the
-    // attention that they got among all
-    void attend(const float * keys, const float * values, int n, float each, floats & out) {
-        const reg more = lanes::set(std::log2(each));
-        for (int i = 0; i < n; i += BLOCK) {
-            const int m = std::min(BLOCK, n - i);
-            asked(keys + (size_t) i * d, m, logits.data());
-            for (int j = 0; j < m; ++j)
-                for (int q = 0; q < n_q; q += lanes::N) {
-                    float * x = &logits[(size_t) j * n_q + q];
-                    lanes::store(x,
-                        exp2<lanes>(
-                            lanes::add(more, lanes::sub(lanes::load(x), lanes::load(&total[q])))));
-                }
-            add_weighted(logits.data(), values + (size_t) i * h.d_v, m, n_q, h.d_v, out.data());
-        }
-    }
-
     // values [n][d_v], moved to where attention over what is kept and them is what it was over all
     void fit(const float * keys, float * values, int n) {
         if (n == 0) return;
         const int m = h.n_queries, d_v = h.d_v;
-        floats want((size_t) n_q * d_v), has(want.size()), part((size_t) n * n_q), z(stays);
-        attend(h.kept, h.kept_values, h.n_kept, h.each_kept, has);
-        want = has;
-        attend(h.keys, h.values, h.n, h.each, want);
-        for (int g = 0; g < n; ++g) {
-            float * to = &part[(size_t) g * n_q];
-            asked(keys + (size_t) g * d, 1, to);
-            for (int q = 0; q < m; ++q) z[q] += to[q] = std::exp2(to[q] - total[q]);
-        }
+        floats part((size_t) n * n_q), z(stays);
+        std::vector<uint32_t> words;
+        asked.multiply(keys, n, part.data(), words);
+        for (int g = 0; g < n; ++g)
+            for (int q = 0; q < n_q; q += lanes::N) {
+                float * to = &part[(size_t) g * n_q + q];
+                const reg x = exp2<lanes>(lanes::sub(lanes::load(to), lanes::load(&total[q])));
+                lanes::store(to, x);
+                lanes::store(&z[q], lanes::add(lanes::load(&z[q]), x));
+            }
         for (int g = 0; g < n; ++g)
             for (int q = 0; q < m; ++q) part[(size_t) g * n_q + q] /= z[q];
         for (int q = 0; q < m; ++q) { // want becomes what is missing
