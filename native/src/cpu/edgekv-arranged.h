@@ -20,6 +20,7 @@ struct f32_rows {
 struct arranged_words : f32_words<best_lanes> {
     static constexpr int VECTORS = 2; // what rows meet is a multiple of so many registers
 };
+
 // [n][d] others, arranged once for products of rows with them
 class arranged {
     using kernel = product<arranged_words, f32_rows>;
