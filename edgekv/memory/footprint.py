@@ -203,12 +203,16 @@ def _moments(x: LayerInfo) -> int:
     return 0 if x.v_in_k else x.n_head * x.d_k * (x.d_k + 3) // 2
 
 
-WORK_OF_QUERY = 3 * 64 + 5 * 64
-"""Numbers for each drawn query: three for each of 64 groups, and logits of a block of 64 rows for
-each of a head's threads.
-"""
-ATTENDED = 11
-"""Sums over a head's values for each query: of its nine parts, and two of them all."""
+def _centroids(d_k: int, d_v: int, n_queries: int) -> int:
+    """Values that edgekv-centroids.cpp works with for one head. Of each query: three for each of 64
+    groups, sums over the values of nine parts and of all, and what is arranged four ways. Each
+    thread has blocks of 64 rows with their logits, and what it regresses with.
+    """
+    from edgekv.methods.parallel import OF_HEAD
+
+    shared = n_queries * (3 * 64 + 4 * d_k + 10 * d_v) + 6 * d_k**2
+    of_thread = n_queries * (64 + 2 * d_k) + 64 * (2 * d_k + d_v) + 3 * d_k**2
+    return shared + OF_HEAD * of_thread
 
 
 def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int:
@@ -225,8 +229,7 @@ def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int
     for x in (x for x in layers if x.selects and not x.v_in_k):
         n, square, asked = n_looked_at(2 * x.d_k), x.d_k**2, x.n_head // x.n_head_kv * n_drawn
         moments = _moments(x) + MOMENTS_WORK * square
-        # edgekv-centroids.cpp
-        work = asked * (WORK_OF_QUERY + 6 * x.d_k + ATTENDED * x.d_v) + 9 * square
+        work = _centroids(x.d_k, x.d_v, asked)
         look = min(PAIR, x.n_head_kv) * ((n + KEPT) * (x.d_k + x.d_v) + 2 * n + work)
         waiting = at_once * x.n_head_kv * (n + KEPT) * (x.d_k + x.d_v)
         drawn = x.n_head * n_drawn * x.d_k + 2 * square  # and what turned them, f64

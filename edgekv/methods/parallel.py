@@ -19,6 +19,8 @@ MANY = 8192
 """Rows of a head that are worth a thread."""
 PAIR = 2
 """Heads whose work stands in memory side by side."""
+OF_HEAD = 2
+"""Threads that share one of these heads, at most: each works in memory of its own."""
 
 
 def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T]:
@@ -32,12 +34,12 @@ def each_head(function: Callable[[int], T], n_heads: int, n_rows: int) -> list[T
 
 def pairs_of_heads(function: Callable[[int, int], T], n_heads: int, n_threads: int) -> list[T]:
     """[function(0, n), ...] of work that takes much memory and can itself use n threads: PAIR heads
-    at a time, which share n_threads; what is left has them all.
+    at a time, which share n_threads, or what is left alone. No head has more than OF_HEAD.
     """
     n_paired = n_heads // PAIR * PAIR if n_threads >= PAIR else 0
-    each = max(1, n_threads // PAIR)
+    each, alone = (min(OF_HEAD, n) for n in (n_threads // PAIR, n_threads))
     paired = list(_pool(PAIR).map(lambda k: function(k, each), range(n_paired)))
-    return paired + [function(k, n_threads) for k in range(n_paired, n_heads)]
+    return paired + [function(k, alone) for k in range(n_paired, n_heads)]
 
 
 class _OneThread:

@@ -102,8 +102,10 @@ public:
         int n_found = 0;
         for (int g = 0; g < n_groups(); ++g) {
             if (!is_near[g]) continue;
-            std::copy_n(keys + (size_t) g * d, d, keys + (size_t) n_found * d);
-            std::copy_n(values + (size_t) g * h.d_v, h.d_v, values + (size_t) n_found * h.d_v);
+            if (n_found < g) {
+                std::copy_n(keys + (size_t) g * d, d, keys + (size_t) n_found * d);
+                std::copy_n(values + (size_t) g * h.d_v, h.d_v, values + (size_t) n_found * h.d_v);
+            }
             ++n_found;
         }
         fit(keys, values, n_found);

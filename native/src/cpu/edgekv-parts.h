@@ -1,5 +1,6 @@
 #pragma once
-// Work that threads share, cut into parts that do not depend on how many threads there are
+// Work that threads share, cut into parts that do not depend on how many threads there are. Not by
+// ggml's threads: those of a context may be at work on the next layer meanwhile
 
 #include <algorithm>
 #include <atomic>

@@ -81,7 +81,8 @@ struct tile_words : bf16_words {
     static constexpr int ROWS = 32, VECTORS = 2;
     static constexpr bool TILES = true;
     using scope = tiles_configured;
-    static L::reg power(L::reg x) { return exp2<L>(x); }     // Intel's processors: not measured
+    // bf16_words' is not measured on Intel's processors
+    static L::reg power(L::reg x) { return exp2<L>(x); }
     static int n_words(int d) { return (d + 31) / 32 * 16; } // whole tiles
     static void row(const float * x, int d, uint32_t * words) {
         bf16_words::row(x, d, words);

@@ -32,7 +32,7 @@
 #endif
 
 // whether the flags have products of pairs of bf16
-#if (defined(__AVX512BF16__) && defined(__AVX512DQ__)) || \
+#if defined(__AVX512BF16__) || \
     (defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__aarch64__) && defined(__GNUC__))
 #define EDGEKV_PAIRS 1
 #else
