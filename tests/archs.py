@@ -81,7 +81,8 @@ FAMILIES = {
 
 def write(folder: Path, *names: str) -> Path:
     """Write the models of some architectures, or of all, into `folder` and return it. Their weights
-    are the same in every run: with some seeds MPT's answers lie a little beyond the tests' limit.
+    are the same in every run: behind the prompt MPT's ALiBi goes through llama.cpp's flash
+    attention, whose f16 sums lie beyond the tests' limit with some seeds.
     """
     for chosen in [["-a", name] for name in names] or [[]]:
         run(program("test-llama-archs"), *chosen, "-s", "1", "-o", folder, timeout=900)
