@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from edgekv.commands.load import end_tokens
+from edgekv.serve.answer import Answer
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.sampling import Sampling
 from tests.engine import load
@@ -62,8 +65,20 @@ def test_a_message_is_answered_looked_at_and_stopped(tiny, endless, tmp_path):
             assert page.faults == []
 
 
+@pytest.fixture
+def slow_model(monkeypatch):
+    """A tiny model fills its window in a second: before a busy machine's browser has clicked."""
+    step = Answer.step
+
+    def slowly(answer: Answer, is_current: bool) -> bool:
+        time.sleep(0.03)
+        return step(answer, is_current)
+
+    monkeypatch.setattr(Answer, "step", slowly)
+
+
 @pytest.mark.parametrize("how", ["button", "key"])
-def test_an_answer_is_stopped(tiny, endless, tmp_path, how):
+def test_an_answer_is_stopped(tiny, endless, slow_model, tmp_path, how):
     with serving(tiny("llama-gqa"), ServeOptions(sampling=endless)) as (url, server):
         with browser.opened(url, tmp_path) as page:
             page.click("#text")
