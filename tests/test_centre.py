@@ -48,11 +48,11 @@ def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, kind):
     path, prompt, more = tiny(MODEL), text(N_PROMPT), text(5, seed=1)
     exact = read(load(path, kv_ratio=0.99), prompt, more)
     llm = load(path, kind, kv_ratio=0.99)
-    assert llm._kv.store.centred
+    assert any(layer.centred for layer in llm._kv.store.layers)
     near = nmse(read(llm, prompt, more), exact)
     plain = load(path, kind, kv_ratio=0.99)
-    plain._kv.store.keep_bias()
-    assert not plain._kv.store.centred
+    plain._kv.store.make_plain()
+    assert plain._kv.store.plain
     assert near < 0.1 * nmse(read(plain, prompt, more), exact)
 
 
@@ -65,7 +65,7 @@ def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock
     reader.read(prompt)
     for name, plain in (("full", True), ("snapkv", False), ("full", True)):
         reader.compress(name, 1.0 if name == "full" else 0.5)
-        assert llm._kv.store.centred is not plain
+        assert llm._kv.store.plain is plain
         if plain:
             with_bias = reader.logits
     stock = lib.run(stock_lib, [job(path, "q8_0", prompt, ())])[0][0]
@@ -109,10 +109,10 @@ def test_a_saved_conversation_goes_on(tiny, text):
 def test_rows_without_the_bias_are_not_read_as_rows_with_it(tiny, text):
     llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
     with pytest.raises(EdgeKVError, match="there are keys already"):
-        llm._kv.store.keep_bias()
+        llm._kv.store.make_plain()
     state = llm.save_state()
     other = load(tiny(MODEL), "q8_0", kv_ratio=0.5)
-    other._kv.store.keep_bias()
+    other._kv.store.make_plain()
     with pytest.raises(Exception, match="state"):
         other.load_state(state)
 
@@ -132,4 +132,4 @@ def test_a_written_row_is_read_again(tiny, text):
 def test_models_without_a_bias_and_f16_are_left_alone(tiny, model):
     for name, kind in ((model, "q8_0"), (MODEL, "f16")):
         llm = load(tiny(name), kind, kv_ratio=0.5)
-        assert not llm._kv.store.centred
+        assert not any(layer.centred for layer in llm._kv.store.layers)

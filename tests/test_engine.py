@@ -333,8 +333,9 @@ def test_paths_of_other_backends_agree(tiny, text, nmse, monkeypatch, name, kind
     backend without our kernels.
 
     EDGEKV_ATTEND=node: the one node over all heads, and the table of their lengths, that a backend
-    with our kernel gets.
+    with our kernel gets. Both round new rows at once.
     """
+    monkeypatch.setenv("EDGEKV_RECENT", "rounded")
 
     def run() -> np.ndarray:
         llm = load(tiny(name), kind, kv_ratio=0.3, kv_method="random")

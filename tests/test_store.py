@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from edgekv.budget.memory import RECENT
 from edgekv.errors import BadInput
 from tests import models
 from tests.engine import load, logits, per_f16, positions
@@ -208,6 +209,7 @@ class Conversation(RuleBasedStateMachine):
                 assert sum(map(len, self.store.row_bytes(il, k))) == len(head) * info.bytes_row
                 used += len(head) * info.bytes_row
                 spare += (GROWTH + self.now.spare + (SLACK if info.n_swa else 0)) * info.bytes_row
+                spare += RECENT * info.bytes_recent
         assert used <= stats.n_bytes <= used + spare + 1024
         assert stats.n_bytes == memory.bytes_now <= stats.n_bytes_peak
 

@@ -22,6 +22,10 @@ by layer. A full one grows by as many.
 """
 SWA_SLACK = 64
 """Rows behind the window that a sliding-window layer keeps (native/src/store/edgekv-store.cpp)."""
+RECENT, RECENT_STAY, RECENT_STEP = 192, 128, 64
+"""New rows of a head that wait in f16 before they are rounded: at most, and how many are left then;
+their room grows in steps (native/src/store/edgekv-layer.cpp).
+"""
 LAYER_BYTES = 256
 """What aligning a layer's two tensors may take, on any backend."""
 
@@ -31,11 +35,17 @@ def reserve(layers: Sequence[LayerInfo], tail: int, window: int) -> int:
     layers.
     """
     n_tail = max(tail, window) + APPEND_MAX
-    return sum(
-        LAYER_BYTES
-        + x.bytes_row * x.n_head_kv * (x.n_swa + SWA_SLACK + APPEND_MAX if x.n_swa else n_tail)
-        for x in layers
-    )
+    return sum(LAYER_BYTES + x.n_head_kv * _beside_kept(x, n_tail) for x in layers)
+
+
+def _beside_kept(layer: LayerInfo, n_tail: int) -> int:
+    """The same of one head."""
+    if layer.n_swa:
+        return layer.bytes_row * (layer.n_swa + SWA_SLACK + APPEND_MAX)
+    if not layer.bytes_recent:
+        return layer.bytes_row * n_tail
+    n_recent = min(-(-n_tail // RECENT_STEP) * RECENT_STEP, RECENT)
+    return layer.bytes_recent * n_recent + layer.bytes_row * max(n_tail - RECENT_STAY, 0)
 
 
 def rows_within(

@@ -62,7 +62,7 @@ class Reader:
         kind = self._kind if kind is None else kind
         wanted = self._choose(name, kind, ratio).name
         preset = next(one for one in self._presets[kind][name] if one.name == wanted)
-        if kind != self._kind or self._other_keys(preset.keeps_all):
+        if kind != self._kind or self._other_rows(preset.keeps_all):
             self._reading = None  # frees the text's state before the next one's is made
             self._kind, self._plain = kind, store_as(self.llm, kind, plain=preset.keeps_all)
         self._read_once().compress(
@@ -70,10 +70,10 @@ class Reader:
         )
         return self.llm.kv_stats()
 
-    def _other_keys(self, plain: bool) -> bool:
-        """Whether the context's keys are not those of the full cache, or of a compressed one."""
-        centred = self.llm._kv is not None and self.llm._kv.store.centred
-        return plain != self._plain and (self._plain or centred)
+    def _other_rows(self, plain: bool) -> bool:
+        """Whether the context's rows are not those of the full cache, or of a compressed one."""
+        own = self.llm._kv is not None and not self.llm._kv.store.plain
+        return plain != self._plain and (self._plain or own)
 
     def _read_once(self) -> Reading:
         """The text, read in the present cache type."""
@@ -109,14 +109,14 @@ def kind_of(llm: Any) -> str:
 
 
 def store_as(llm: Any, kind: str, *, plain: bool = False) -> bool:
-    """Give a model a cache of another type; the conversation starts anew. plain: keys are stored
-    as llama.cpp's cache stores them, with their bias; returns whether that makes a difference.
+    """Give a model a cache of another type; the conversation starts anew. plain: rows are stored
+    as llama.cpp's cache stores them (`Store.plain`); returns whether that makes a difference.
     Raises EdgeKVError if there is no room."""
     k, _, v = kind.partition("/")
     llm.context_params.type_k = facts.cache_types[k][0]
     llm.context_params.type_v = facts.cache_types[v or k][0]
     llm._kv_new_context()
-    if not (plain and llm._kv and llm._kv.store.centred):
+    if not plain or not llm._kv or llm._kv.store.plain:
         return False
-    llm._kv.store.keep_bias()
+    llm._kv.store.make_plain()
     return True

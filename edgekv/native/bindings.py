@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 17
+ABI = 18
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -67,6 +67,7 @@ class CLayerInfo(Structure):
             "reads",
             "v_in_k",
             "centred",
+            "bytes_recent",
         )
     ]
 
@@ -164,7 +165,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("mark_tokens", c_int, P),
     ("evict", c_int, P, I32, I32P, I32P),
     ("write_rows", c_int, P, I32, I32, I32, I32P, F32P, F32P),
-    ("keep_bias", c_int, P),
+    ("make_plain", c_int, P),
     ("trim_capacity", c_int, P),
     ("parked_new", c_void_p, P),
     ("parked_swap", c_int, P, P),

@@ -34,6 +34,10 @@ class LayerInfo:
     """1: the mean of the keys' bias is taken from them before they are stored in a quantised type,
     which changes no softmax. `Store.rows` gives it back.
     """
+    bytes_recent: int = field(default=0, compare=False)
+    """Of one new K row and V row of one KV head while they wait in f16 before they are rounded to
+    the cache's types (`edgekv.budget.memory.RECENT`); 0: they are rounded at once.
+    """
 
     @property
     def selects(self) -> bool:
@@ -89,15 +93,15 @@ class Store:
         return LayerInfo(*(getattr(info, n) for n, *_ in CLayerInfo._fields_))
 
     @property
-    def centred(self) -> bool:
-        """Whether keys of any layer are stored without the mean of their bias."""
-        return any(layer.centred for layer in self.layers)
-
-    def keep_bias(self) -> None:
-        """Store keys with their bias, as llama.cpp's cache does. Raises EdgeKVError unless the
-        store is empty.
+    def plain(self) -> bool:
+        """Whether rows are stored as llama.cpp's cache stores them: keys with their bias, and
+        rounded at once.
         """
-        check(lib.edgekv_keep_bias(self.ctx))
+        return not any(layer.centred or layer.bytes_recent for layer in self.layers)
+
+    def make_plain(self) -> None:
+        """See `plain`. Raises EdgeKVError unless the store is empty."""
+        check(lib.edgekv_make_plain(self.ctx))
         self.layers = [self._layer(il) for il in range(len(self.layers))]
 
     def memory(self) -> MemoryInfo:

@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 17 // changes with any signature or struct below
+#define EDGEKV_ABI 18 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -110,6 +110,9 @@ struct edgekv_layer_info {
     // 1: the mean of the keys' bias is taken from them before they are stored, and given back
     // where rows are read as f32; no softmax changes by it
     int32_t centred;
+    // one new row of K and V of one KV head while it waits in halves before it is rounded to the
+    // cache's types; 0: rows are rounded at once
+    int32_t bytes_recent;
 };
 LLAMA_API int32_t edgekv_n_layer(const struct llama_context * ctx);
 LLAMA_API int edgekv_layer_get(
@@ -151,9 +154,9 @@ LLAMA_API int edgekv_evict(
 // as f16; other rows keep their bytes. Where V is part of K, v must say the same
 LLAMA_API int edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n,
     const int32_t * rows, const float * k, const float * v);
-// from now on keys are stored with their bias, as llama.cpp's cache stores them; EDGEKV_INVALID
-// unless the store is empty
-LLAMA_API int edgekv_keep_bias(struct llama_context * ctx);
+// from now on rows are stored as llama.cpp's cache stores them: keys with their bias, and rounded at
+// once; EDGEKV_INVALID unless the store is empty
+LLAMA_API int edgekv_make_plain(struct llama_context * ctx);
 // room that no row uses goes back to the allocator
 LLAMA_API int edgekv_trim_capacity(struct llama_context * ctx);
 

@@ -149,7 +149,8 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
         given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
             (int32_t) (l.row_bytes_k() + l.row_bytes_v() +
                 (l.max_bias != 0.0f ? sizeof(float) : 0)),
-            l.reads, l.v_in_k, (bool) l.centre };
+            l.reads, l.v_in_k, (bool) l.centre,
+            l.rounds_late ? (int32_t) sizeof(ggml_fp16_t) * (l.d_k + l.d_v) : 0 };
     });
 }
 
@@ -171,11 +172,16 @@ int edgekv_rows_bytes(const llama_context * ctx, int32_t il, int32_t head, void 
     return guard([&] {
         const auto & l = layer_of(ctx, il, head);
         settled(ctx);
-        auto read = [&](const ggml_tensor * t, void * out) {
-            if (out) edgekv_get_rows(t, l.first[head], l.len[head], out);
+        auto read = [&](const ggml_tensor * t, const ggml_tensor * recent, void * out) {
+            if (!out) return;
+            const int32_t n = l.n_rounded(head);
+            edgekv_get_rows(t, l.first[head], n, out);
+            if (l.n_recent)
+                edgekv_convert_rows(recent, (int64_t) head * l.cap_recent, l.n_recent, t->type,
+                    (char *) out + n * t->nb[1]);
         };
-        read(l.t.k, k);
-        if (!l.v_in_k) read(l.t.v, v);
+        read(l.t.k, l.recent.k, k);
+        if (!l.v_in_k) read(l.t.v, l.recent.v, v);
     });
 }
 
@@ -183,15 +189,19 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
     return guard([&] {
         const auto & l = layer_of(ctx, il, head);
         settled(ctx);
-        auto read = [&](const ggml_tensor * t, int d, float * out) {
-            if (!out) return;
-            std::vector<char> host(l.len[head] * t->nb[1]);
-            edgekv_get_rows(t, l.first[head], l.len[head], host.data());
-            edgekv_cpu().rows_to_f32(t->type, host.data(), t->nb[1], 0, l.len[head], d, out);
+        auto read = [&](const ggml_tensor * t, int64_t first, int32_t n, int d, float * out) {
+            if (!out || n == 0) return;
+            std::vector<char> host(n * t->nb[1]);
+            edgekv_get_rows(t, first, n, host.data());
+            edgekv_cpu().rows_to_f32(t->type, host.data(), t->nb[1], 0, n, d, out);
         };
-        read(l.t.k, l.d_k, k);
+        const int32_t n = l.n_rounded(head);
+        const int64_t first = l.first[head], recent = (int64_t) head * l.cap_recent;
+        read(l.t.k, first, n, l.d_k, k);
+        read(l.t.v, first, n, l.d_v, v);
+        read(l.recent.k, recent, l.n_recent, l.d_k, k ? k + (int64_t) n * l.d_k : nullptr);
+        read(l.recent.v, recent, l.n_recent, l.d_v, v ? v + (int64_t) n * l.d_v : nullptr);
         if (k) edgekv_give_centre(l, head, l.len[head], k);
-        read(l.t.v, l.d_v, v);
     });
 }
 
@@ -225,6 +235,7 @@ int edgekv_evict(llama_context * ctx, int32_t il, const int32_t * counts, const 
         if (!l.n_head_kv) throw edgekv_error { EDGEKV_INVALID, "this layer has no attention" };
         given(counts);
         settled(ctx);
+        s.round_all();
         std::vector<std::vector<int32_t>> keep(l.n_head_kv);
         std::vector<std::vector<llama_pos>> pos(l.n_head_kv);
         std::vector<int64_t> base(l.first.begin(), l.first.end());
@@ -262,6 +273,7 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
                 throw edgekv_error { EDGEKV_INVALID, "a row to write does not exist" };
         }
         settled(ctx);
+        store_of(ctx).round_all();
         const float * values = &given(v);
         std::vector<float> keys(&given(k), &given(k) + (int64_t) n * l.d_k);
         edgekv_take_centre(l, head, n, keys.data());
@@ -296,13 +308,16 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
     });
 }
 
-int edgekv_keep_bias(llama_context * ctx) {
+int edgekv_make_plain(llama_context * ctx) {
     return guard([&] {
         auto & s = store_of(ctx);
         if (s.active || s.paused || s.n_past > 0)
             throw edgekv_error { EDGEKV_INVALID, "there are keys already" };
         ctx->synchronize();
-        for (auto & l : s.layers) l->centre = nullptr;
+        for (auto & l : s.layers) {
+            l->centre = nullptr;
+            l->rounds_late = false;
+        }
         ++s.version;
     });
 }

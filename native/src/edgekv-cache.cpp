@@ -180,7 +180,7 @@ void edgekv_mark(llama_memory_i * mem) {
 template <typename T>
 std::map<ggml_backend_buffer_type_t, size_t> edgekv_cache<T>::memory_breakdown() const {
     std::map<ggml_backend_buffer_type_t, size_t> r;
-    for (const auto & l : store->layers) r[l->buft] += l->t.n_bytes();
+    for (const auto & l : store->layers) r[l->buft] += l->t.n_bytes() + l->recent.n_bytes();
     const auto * recr = edgekv_recurrent_of(const_cast<edgekv_cache<T> *>(this));
     if (recr)
         for (const auto & [buft, n] : recr->memory_breakdown()) r[buft] += n;
@@ -348,6 +348,18 @@ static ggml_type type_in_window(ggml_type k, ggml_type v, int d_v) {
     return wider ? k : v;
 }
 
+// whether new rows wait in halves before they are rounded: our kernel on the CPU reads both kinds.
+// Other types than those that are rounded have to be halves too
+static bool rounds_late(const edgekv_layer & l, const edgekv_store & store) {
+    const auto fits = [](ggml_type type) {
+        return ggml_is_quantized(type) || type == GGML_TYPE_F16;
+    };
+    const bool rounds = ggml_is_quantized(l.type_k) || ggml_is_quantized(l.type_v);
+    return rounds && fits(l.type_k) && fits(l.type_v) && l.selects() && !l.v_in_k &&
+        l.max_bias == 0.0f && ggml_backend_buft_is_host(l.buft) && !store.graph_attend &&
+        !store.node_attend && !edgekv_switches::rounded();
+}
+
 // attends: [n_layer] whether a layer keeps K and V; the others are layers without heads
 static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
     const llama_memory_params & p, const llama_cparams & c, const std::vector<bool> & attends) {
@@ -374,6 +386,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
         l->buft = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il))
                                 : ggml_backend_cpu_buffer_type();
         l->row_step = row_step(*l);
+        l->rounds_late = rounds_late(*l, *store);
         l->len.assign(l->n_head_kv, 0);
         l->pos.resize(l->n_head_kv);
         l->layout(std::vector<int32_t>(l->n_head_kv, 0));

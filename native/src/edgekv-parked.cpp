@@ -44,6 +44,7 @@ void edgekv_parked::swap(llama_memory_i * mem) {
 size_t edgekv_parked::n_bytes() const {
     size_t n = recurrent.n_bytes() + mark.n_bytes();
     for (const auto & l : layers)
-        n += l->t.n_bytes() + l->row_pos.n_bytes() + l->n_rows() * sizeof(llama_pos);
+        n += l->t.n_bytes() + l->recent.n_bytes() + l->row_pos.n_bytes() +
+            l->n_rows() * sizeof(llama_pos);
     return n;
 }

@@ -14,6 +14,8 @@ bool edgekv_switches::graph_attend() { return is("EDGEKV_ATTEND", "graph"); }
 bool edgekv_switches::f32_attend() { return is("EDGEKV_ATTEND", "f32"); }
 bool edgekv_switches::node_attend() { return is("EDGEKV_ATTEND", "node"); }
 
+bool edgekv_switches::rounded() { return is("EDGEKV_RECENT", "rounded"); }
+
 bool edgekv_switches::products() { return !is("EDGEKV_PRODUCTS", "0"); }
 
 bool edgekv_switches::whole() {

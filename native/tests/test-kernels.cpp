@@ -43,6 +43,38 @@ void test_attend_parts(const inputs & in, const std::vector<double> & expected) 
     }
 }
 
+// the last rows of each head lie elsewhere, in halves; where they lay is no number
+std::vector<ggml_fp16_t> take_recent(inputs & in, matrix & m, int d, int n, int cap) {
+    std::vector<ggml_fp16_t> recent((size_t) in.n_head_kv * cap * d, 0x7e00);
+    for (int k = 0; k < in.n_head_kv; ++k)
+        for (int r = 0; r < n; ++r) {
+            const int64_t at = in.first[k] + in.len[k] - n + r;
+            std::fill_n(m.bytes.begin() + at * m.nb, m.nb, '\xff');
+            for (int i = 0; i < d; ++i) {
+                float & x = m.f32[at * d + i];
+                const auto half = ggml_fp32_to_fp16(x);
+                recent[((size_t) k * cap + r) * d + i] = half;
+                x = ggml_fp16_to_fp32(half);
+            }
+        }
+    return recent;
+}
+
+void test_attend_recent(inputs in, random_source & rnd) {
+    const auto & c = in.c;
+    const int n = rnd.below(*std::min_element(in.len.begin(), in.len.end()) + 1),
+              cap = n + rnd.below(4);
+    if (n == 0 || c.alibi || c.v_in_k) return; // whose rows are rounded at once
+    const auto k = take_recent(in, in.k, c.d_k, n, cap), v = take_recent(in, in.v, c.d_v, n, cap);
+    in.rows.k = in.k.bytes.data();
+    in.rows.v = in.v.bytes.data();
+    in.rows.recent_k = (const char *) k.data();
+    in.rows.recent_v = (const char *) v.data();
+    in.rows.n_recent = n;
+    in.rows.cap_recent = cap;
+    test_attend_parts(in, values_reference(in, attend_reference(in)));
+}
+
 void test_attend_prompt(const inputs & in, const std::vector<double> & expected) {
     std::vector<float> out(expected.size()), other(expected.size()),
         norm((size_t) in.n_head * in.c.n_tokens * 2, NAN), norm_alone(norm);
@@ -318,6 +350,7 @@ void run(const test_case & c, random_source & rnd) {
     const auto a = attend_reference(in);
     const auto expected = values_reference(in, a);
     test_attend_parts(in, expected);
+    test_attend_recent(in, rnd);
     test_attend_prompt(in, expected);
     test_score(in, a);
 }

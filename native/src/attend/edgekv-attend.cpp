@@ -66,7 +66,9 @@ private:
         std::vector<int64_t> idx((size_t) n * l.n_head_kv);
         for (int t = 0; t < n; ++t)
             for (int k = 0; k < l.n_head_kv; ++k) {
-                idx[(size_t) t * l.n_head_kv + k] = l.first[k] + l.len[k] - n + t;
+                idx[(size_t) t * l.n_head_kv + k] = l.rounds_late
+                    ? (int64_t) k * l.cap_recent + l.n_recent - n + t
+                    : l.first[k] + l.len[k] - n + t;
             }
         if (l.n_swa) {
             pl.start.resize(n);
@@ -110,7 +112,13 @@ edgekv_rows rows_of(const attend_input::per_layer & pl, const ggml_tensor * k,
 void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const ggml_tensor * q = dst->src[0];
-    const edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], nullptr);
+    edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], nullptr);
+    if (pl.l->n_recent) {
+        rows.recent_k = (const char *) dst->src[3]->data;
+        rows.recent_v = (const char *) dst->src[4]->data;
+        rows.n_recent = pl.l->n_recent;
+        rows.cap_recent = pl.l->cap_recent;
+    }
     const edgekv_queries qs = { (const float *) q->data, (int64_t) (q->nb[2] / sizeof(float)),
         (int64_t) (q->nb[1] / sizeof(float)), (int) q->ne[2], nullptr,
         pl.start.empty() ? nullptr : pl.start.data() };
@@ -137,9 +145,9 @@ static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_l
     ggml_tensor * q, ggml_tensor * sinks) {
     const edgekv_layer & l = *pl.l;
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
-    ggml_tensor * a[] = { q, l.t.k, l.t.v };
+    ggml_tensor * a[] = { q, l.t.k, l.t.v, l.recent.k, l.recent.v };
     ggml_tensor * parts = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, g.n_tokens,
-        pl.parts, a, 3, attend_part, GGML_N_TASKS_MAX, &pl);
+        pl.parts, a, l.recent.k ? 5 : 3, attend_part, GGML_N_TASKS_MAX, &pl);
     ggml_tensor * b[] = { parts, l.t.k, l.t.v, sinks };
     return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, b, sinks ? 4 : 3,
         attend_combine, GGML_N_TASKS_MAX, &pl);
@@ -207,7 +215,9 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     if (k) {
         pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv * g.n_tokens);
         ggml_set_input(pl.idx);
-        edgekv_store_rows(g, l.t, k, v, pl.idx);
+        // a graph that is only reserved comes before such rows
+        const bool waits = l.rounds_late && l.recent.k;
+        edgekv_store_rows(g, waits ? l.recent : l.t, k, v, pl.idx);
     }
     return on_cpu && !store->graph_attend ? attend_cpu(g, pl, q, sinks)
                                           : attend_graph(g, in, pl, q, sinks);

@@ -59,6 +59,15 @@ struct queries_block {
         }
     }
 
+    // rows [r, r + n) of head k, all rounded or all recent
+    void load(const edgekv_rows & rows, const char * t, ggml_type type, size_t nb, int d,
+        const char * recent, int k, int r, int n) {
+        const int seam = rows.len[k] - rows.n_recent;
+        if (r < seam) return edgekv_cpu_rows_to_f32(type, t, nb, rows.first[k] + r, n, d, tile);
+        edgekv_cpu_rows_to_f32(GGML_TYPE_F16, recent, d * sizeof(ggml_fp16_t),
+            (int64_t) k * rows.cap_recent + r - seam, n, d, tile);
+    }
+
     // fold the n_rows logits in s (rows r..) into the running softmax and the value sums
     void fold(const edgekv_rows & rows, int k, int r, int n_rows) {
         for (int i = 0; i < n; ++i) {
@@ -81,8 +90,7 @@ struct queries_block {
             for (int j = b; j < n_rows; ++j) s[i][j] = 0;
             o[i][1] += (float) ggml_vec_soft_max_f32(b - a, s[i] + a, s[i] + a, m);
         }
-        edgekv_cpu_rows_to_f32(
-            rows.type_v, rows.v, rows.nb_v, rows.first[k] + r, n_rows, rows.d_v, tile);
+        load(rows, rows.v, rows.type_v, rows.nb_v, rows.d_v, rows.recent_v, k, r, n_rows);
         tile_mad(tile, p.data(), n, n_rows, rows.d_v, values.data());
     }
 };
@@ -101,10 +109,10 @@ void clear_state(float * o, int64_t n, int d_v) {
 static void attend_rows(const edgekv_rows & rows, int k, int r0, int r1, queries_block & b) {
     r0 = std::max(r0, b.lo_min);
     r1 = std::min(r1, b.hi_max);
-    for (int r = r0; r < r1; r += EDGEKV_TILE) {
-        const int n = std::min(EDGEKV_TILE, r1 - r);
-        edgekv_cpu_rows_to_f32(
-            rows.type_k, rows.k, rows.nb_k, rows.first[k] + r, n, rows.d_k, b.tile);
+    const int seam = rows.len[k] - rows.n_recent;
+    for (int r = r0, n; r < r1; r += n) {
+        n = std::min(EDGEKV_TILE, (r < seam ? std::min(r1, seam) : r1) - r);
+        b.load(rows, rows.k, rows.type_k, rows.nb_k, rows.d_k, rows.recent_k, k, r, n);
         tile_logits(rows, b.tile, b.q.data(), b.n, n, b.s.data());
         b.fold(rows, k, r, n);
     }

@@ -37,6 +37,10 @@ struct edgekv_rows {
     // a prompt's: what is multiplied may be rounded to bf16, where the processor is faster with
     // that (edgekv-fastest.h). Norms and the columns made of them have to agree on it
     bool rounded = false;
+    // the last n_recent rows of each head lie elsewhere, in halves: head k's in rows
+    // [k*cap_recent, ..) of these. For few tokens only
+    const char *recent_k = nullptr, *recent_v = nullptr;
+    int n_recent = 0, cap_recent = 0;
 };
 
 // Queries: row of token t, head h at q + t*nb_t + h*nb_h (floats).

@@ -101,7 +101,11 @@ void edgekv_scratches::lay_out_old(const edgekv_layer & l) {
     auto & s = *all[index(l)];
     std::vector<int32_t> to(l.n_head_kv);
     for (int k = 0; k < l.n_head_kv; ++k) to[k] = (int32_t) s.origin(l, k, 0);
-    s.t.copy_heads(l.t, l.first, to, l.len);
+    std::vector<int32_t> n_rounded(l.n_head_kv);
+    for (int k = 0; k < l.n_head_kv; ++k) n_rounded[k] = l.n_rounded(k);
+    s.t.copy_heads(l.t, l.first, to, n_rounded);
+    for (int k = 0; k < l.n_head_kv && l.n_recent; ++k)
+        s.t.copy_rows(l.recent, (int64_t) k * l.cap_recent, to[k] + n_rounded[k], l.n_recent);
     for (int k = 0; k < l.n_head_kv && !s.pos.empty(); ++k) {
         float * p = s.pos.data() + to[k];
         for (llama_pos x : l.pos[k]) *p++ = (float) x;

@@ -37,9 +37,25 @@ std::vector<ggml_tensor *> edgekv_tensors::own() const {
 
 size_t edgekv_tensors::n_bytes() const { return buf ? ggml_backend_buffer_get_size(buf.get()) : 0; }
 
+void edgekv_convert_rows(
+    const ggml_tensor * t, int64_t first, int64_t n, ggml_type type, void * out) {
+    const int d = (int) t->ne[0];
+    std::vector<float> values(n * d);
+    std::vector<char> rows(n * t->nb[1]);
+    edgekv_get_rows(t, first, n, rows.data());
+    edgekv_cpu().rows_to_f32(t->type, rows.data(), t->nb[1], 0, (int) n, d, values.data());
+    ggml_quantize_chunk(type, values.data(), out, 0, n, d, nullptr);
+}
+
 static void copy_tensor_rows(
     const ggml_tensor * from, ggml_tensor * to, int64_t src, int64_t dst, int64_t n) {
-    const size_t nb = from->nb[1];
+    const size_t nb = to->nb[1];
+    if (from->type != to->type) {
+        std::vector<char> rows(n * nb);
+        edgekv_convert_rows(from, src, n, to->type, rows.data());
+        ggml_backend_tensor_set(to, rows.data(), dst * nb, rows.size());
+        return;
+    }
     if (ggml_backend_buffer_is_host(from->buffer) && ggml_backend_buffer_is_host(to->buffer)) {
         memcpy((char *) to->data + dst * nb, (const char *) from->data + src * nb, n * nb);
         return;
@@ -107,6 +123,7 @@ std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     l->max_bias = max_bias;
     l->centre = centre;
     l->row_step = row_step;
+    l->rounds_late = rounds_late;
     l->pos.resize(n_head_kv);
     return l;
 }
@@ -128,15 +145,54 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
     std::vector<int32_t> first_new;
     const int64_t n = assign_first(cap_new, first_new, row_step);
     auto fresh = edgekv_tensors::make(buft, *this, n, std::to_string(il).c_str());
+    std::vector<int32_t> n_there(n_head_kv);
     for (int k = 0; k < n_head_kv; ++k) {
-        len[k] = std::min(len[k], cap_new[k]);
+        n_there[k] = std::min(n_rounded(k), cap_new[k]);
+        len[k] = n_there[k] + n_recent;
         pos[k].resize(len[k]);
     }
-    if (t.k) fresh.copy_heads(t, first, first_new, len);
+    if (t.k) fresh.copy_heads(t, first, first_new, n_there);
     t = std::move(fresh);
     row_pos = {};
     first = std::move(first_new);
     cap = cap_new;
+}
+
+// Rows of a head that wait at most, and are left when it is full: 128 is what KIVI leaves as it is
+// (arXiv 2402.02750)
+static constexpr int32_t RECENT_MAX = 192, RECENT_STAY = 128, RECENT_STEP = 64;
+
+void edgekv_layer::make_room(int32_t n) {
+    if (n_recent + n > RECENT_MAX)
+        round(std::clamp(RECENT_MAX - n, 0, std::min(n_recent, RECENT_STAY)));
+    const int32_t n_new = (n_recent + n + RECENT_STEP - 1) / RECENT_STEP * RECENT_STEP;
+    if (n_new == cap_recent) return;
+    edgekv_shape halves = *this;
+    halves.type_k = halves.type_v = GGML_TYPE_F16;
+    auto fresh = edgekv_tensors::make(buft, halves, (int64_t) n_new * n_head_kv, "recent");
+    for (int k = 0; k < n_head_kv && n_recent; ++k)
+        fresh.copy_rows(recent, (int64_t) k * cap_recent, (int64_t) k * n_new, n_recent);
+    recent = std::move(fresh);
+    cap_recent = n_new;
+}
+
+void edgekv_layer::round(int32_t n_stay) {
+    const int32_t n = n_recent - n_stay;
+    if (n <= 0) return;
+    auto cap_new = cap;
+    for (int k = 0; k < n_head_kv; ++k) cap_new[k] = std::max(cap[k], n_rounded(k) + n);
+    if (cap_new != cap) layout(cap_new);
+    for (int k = 0; k < n_head_kv; ++k) {
+        t.copy_rows(recent, (int64_t) k * cap_recent, first[k] + n_rounded(k), n);
+    }
+    for (int k = 0; k < n_head_kv; ++k) { // nothing can fail any more
+        const int64_t at = (int64_t) k * cap_recent;
+        for (int32_t i = 0; i < n_stay; ++i) recent.copy_rows(recent, at + n + i, at + i, 1);
+    }
+    n_recent = n_stay;
+    if (n_recent) return;
+    recent = {};
+    cap_recent = 0;
 }
 
 void edgekv_layer::place_pos(llama_pos n_past) {

@@ -43,8 +43,8 @@ struct edgekv_tensors {
     // K, and V unless it is a view of K: those whose rows are copied, saved and written
     std::vector<ggml_tensor *> own() const;
     size_t n_bytes() const;
-    // rows [src, src + n) of another set of tensors of the same shape to rows [dst, dst + n), K and
-    // V
+    // rows [src, src + n) of another set of tensors of the same sizes to rows [dst, dst + n), K and
+    // V; where types differ they are converted
     void copy_rows(const edgekv_tensors & from, int64_t src, int64_t dst, int64_t n);
     // the same of each head: n[h] rows from src[h] on to dst[h]
     void copy_heads(const edgekv_tensors & from, const std::vector<int32_t> & src,
@@ -72,6 +72,11 @@ struct edgekv_layer : edgekv_shape {
     edgekv_tensors t;
     std::vector<int32_t> first, len, cap;    // [n_head_kv], in rows
     std::vector<std::vector<llama_pos>> pos; // [n_head_kv][len]: token index of each row
+    // The newest rows wait in halves before the cache's types round them: of each head its last
+    // n_recent rows, in rows [k*cap_recent, ..) of `recent`. Only where `rounds_late`
+    bool rounds_late = false;
+    edgekv_tensors recent;
+    int32_t n_recent = 0, cap_recent = 0;
     // with ALiBi: the same for kernels, F32 [1, rows]; gone whenever rows move, see place_pos
     edgekv_matrix row_pos;
 
@@ -91,8 +96,16 @@ struct edgekv_layer : edgekv_shape {
     int64_t n_rows() const; // used rows of all heads
     // of the same shape, in the same place, without rows
     std::unique_ptr<edgekv_layer> alike() const;
-    // new tensors with the given capacities; the first len[k] rows of each head come along
+    // new tensors with the given capacities; the first rows of each head come along, but for those
+    // that wait
     void layout(const std::vector<int32_t> & cap_new);
+    int32_t n_rounded(int head) const { return len[head] - n_recent; }
+    // whether n more rows can wait, and room for them: those that have waited longest are rounded
+    // where they are too many
+    bool has_room(int32_t n) const { return n_recent + n <= cap_recent; }
+    void make_room(int32_t n);
+    // all but the newest n_stay of them are rounded
+    void round(int32_t n_stay);
     // with ALiBi: the rows' tokens go to where the rows lie, those of rows to come as well: the
     // tail is without gaps. n_past: tokens that went in
     void place_pos(llama_pos n_past);
@@ -101,6 +114,10 @@ struct edgekv_layer : edgekv_shape {
 // bytes of n rows from row `first` on, with what lies between them; where V is part of K, V's are
 // K's
 void edgekv_get_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out);
+
+// n rows from row `first` on as rows of another type
+void edgekv_convert_rows(
+    const ggml_tensor * t, int64_t first, int64_t n, ggml_type type, void * out);
 
 // whether n rows from row `first` on are numbers; throws std::bad_alloc
 bool edgekv_rows_finite(const ggml_tensor * t, int64_t first, int64_t n);

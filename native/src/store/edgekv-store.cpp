@@ -19,7 +19,7 @@ edgekv_store::~edgekv_store() {
 
 size_t edgekv_store::n_bytes() const {
     size_t n = 0;
-    for (const auto & l : layers) n += l->t.n_bytes() + l->row_pos.n_bytes();
+    for (const auto & l : layers) n += l->t.n_bytes() + l->recent.n_bytes() + l->row_pos.n_bytes();
     return n;
 }
 
@@ -55,11 +55,16 @@ static void drop_window(edgekv_layer & l, llama_pos n_past) {
 
 void edgekv_store::reserve_tail(int32_t n) {
     for (auto & l : layers) {
-        bool fits = true;
-        for (int k = 0; k < l->n_head_kv; ++k) fits = fits && l->len[k] + n <= l->cap[k];
+        bool fits = l->rounds_late ? l->has_room(n) : true;
+        for (int k = 0; k < l->n_head_kv && !l->rounds_late; ++k)
+            fits = fits && l->len[k] + n <= l->cap[k];
         if (fits) continue;
         settle();
-        ++version; // first: one of the two may move the tensors and the other fail
+        ++version; // first: one of the steps may move the tensors and another fail
+        if (l->rounds_late) {
+            l->make_room(n);
+            continue;
+        }
         drop_window(*l, n_past);
         std::vector<int32_t> cap(l->n_head_kv);
         for (int k = 0; k < l->n_head_kv; ++k) cap[k] = l->len[k] + std::max(n, TAIL_STEP);
@@ -75,6 +80,7 @@ void edgekv_store::append(const llama_pos * pos, int32_t n) {
             l->pos[k].insert(l->pos[k].end(), pos, pos + n);
             l->len[k] += n;
         }
+        if (l->rounds_late) l->n_recent += n;
     }
     n_past = pos[n - 1] + 1;
 }
@@ -102,11 +108,13 @@ bool edgekv_store::trim(llama_pos p0) {
 void edgekv_store::take_back(llama_pos p0) noexcept {
     for (auto & l : layers) {
         // tokens since the boundary lie at the end, in order
+        const int32_t n_before = l->len_max();
         for (int k = 0; k < l->n_head_kv; ++k) {
             auto & pos = l->pos[k];
             while (!pos.empty() && pos.back() >= p0) pos.pop_back();
             l->len[k] = (int32_t) pos.size();
         }
+        l->n_recent = std::max(0, l->n_recent - (n_before - l->len_max()));
     }
     n_past = p0;
 }
@@ -115,6 +123,8 @@ void edgekv_store::clear() noexcept {
     for (auto & l : layers) {
         std::fill(l->len.begin(), l->len.end(), 0);
         for (auto & pos : l->pos) pos.clear();
+        l->n_recent = l->cap_recent = 0;
+        l->recent = {};
         l->row_pos = {};
     }
     n_past = boundary = 0;
@@ -127,12 +137,23 @@ void edgekv_store::clear() noexcept {
     } catch (const std::exception &) {} // the room of some layers stays, for the next tokens
 }
 
-void edgekv_store::shrink_to_fit() {
+void edgekv_store::round_all() {
+    settle();
     for (auto & l : layers)
-        if (l->len != l->cap) {
-            l->layout(l->len);
+        if (l->n_recent) {
+            l->round(0);
             ++version;
         }
+}
+
+void edgekv_store::shrink_to_fit() {
+    for (auto & l : layers) {
+        std::vector<int32_t> n(l->n_head_kv);
+        for (int k = 0; k < l->n_head_kv; ++k) n[k] = l->n_rounded(k);
+        if (n == l->cap) continue;
+        l->layout(n);
+        ++version;
+    }
     place_pos();
 }
 
@@ -172,7 +193,8 @@ static void write_rows(llama_io_write_i & io, const ggml_tensor * t, int64_t fir
     put_all(io, host);
 }
 
-void edgekv_store::write(llama_io_write_i & io) const {
+void edgekv_store::write(llama_io_write_i & io) {
+    round_all();
     put(io, magic_of(*this));
     put(io, (uint32_t) layers.size());
     put(io, n_past);
