@@ -43,6 +43,9 @@ class Reading:
         self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {
             p.name: [] for p in scored
         }
+        self._halves: list[list[tuple[NDArray[np.float16], NDArray[np.float16]]]] = []
+        """Of each layer and head all rows as a prompt has them, before they are rounded: what
+        summaries are made from."""
         llm.reset()
         self._read(scored)
         self.logits: NDArray[np.float32] = np.ctypeslib.as_array(
@@ -81,7 +84,7 @@ class Reading:
             first.append(counts[i, : layer.n_head_kv].copy())
         for i, (scores, layer) in enumerate(read):
             keep = select.keep(scores, first[i], layer.pos, layer.n_seen, plan.sink, plan.window)
-            self._evict(plan.layers[i], keep, counts[i], layer, preset, plan)
+            self._evict(plan.layers[i], keep, counts[i], layer, preset, plan, i)
 
     def _evict(
         self,
@@ -91,9 +94,10 @@ class Reading:
         layer: LayerStats,
         preset: Preset,
         plan: Plan,
+        i: int,
     ) -> None:
         """keep: what stayed when the layer had been read, which a summary is made for; counts: how
-        many of each head's in the end.
+        many of each head's in the end; i: the layer's number among those whose rows are chosen.
         """
         store, found = self._engine.store, []
         if isinstance(preset.merge, CentroidMerge) and layer.future and layer.n_new >= ENOUGH:
@@ -102,7 +106,10 @@ class Reading:
             losses = merge.losses(keep, layer.pos, layer.n_seen, plan.sink, plan.window)
 
             def rows(head: int, some: NDArray[np.int32], part: str) -> NDArray[np.float32]:
-                return store.rows(il, head, some)["kv".index(part)]
+                at = "kv".index(part)
+                if self._halves:
+                    return self._halves[i][head][at][some].astype(np.float32)
+                return store.rows(il, head, some)[at]
 
             look = looking(rows, losses, 2 * drawn.shape[1], at_once=False)
             found = merge.centroids(losses, look, drawn)
@@ -122,6 +129,7 @@ class Reading:
         pieces = next((x.pieces for x in query_observers if x.pieces), [])
         first = np.cumsum([0] + [len(x.ranges) for x in query_observers])
         everything = np.arange(len(self._tokens), dtype=np.int32)
+        sums_up = any(isinstance(p.merge, CentroidMerge) for p in presets)
         with self._engine.layers(self._tokens, observers, every=every, pieces=pieces) as layers:
             for p in layers:
                 for preset, observer, at in zip(presets, query_observers, first, strict=False):
@@ -131,9 +139,18 @@ class Reading:
                         layer, rows=None, predicted_scores=None, future=_later(layer, preset)
                     )
                     self._scores[preset.name].append((scores, alone))
-                p.keep([everything] * len(p.n_old()))
+                heads = range(len(p.n_old()))
+                if sums_up and self._engine.store.layers[p.il].rounds_late:
+                    self._halves.append([_halves(*p.rows(k)) for k in heads])
+                p.keep([everything for _ in heads])
         self._llm.input_ids[: len(self._tokens)] = self._tokens
         self._llm.n_tokens = len(self._tokens)
+
+
+def _halves(
+    keys: NDArray[np.float32], values: NDArray[np.float32]
+) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+    return keys.astype(np.float16), values.astype(np.float16)
 
 
 def _later(layer: LayerStats, preset: Preset) -> Future | None:

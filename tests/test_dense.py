@@ -134,13 +134,13 @@ def test_a_model_without_such_a_cache_is_loaded_as_ever(tmp_path):
 
 
 def test_a_limit_in_bytes_holds_more_rows_and_the_ratio_is_of_bytes(tiny, text):
-    limit = 300 * 1024
-    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32, after=text(N_PROMPT))
+    limit, n = 900 * 1024, 1000  # new rows wait in f16 in both
+    llm = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32, after=text(n))
     in_f16 = auto(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=32, type_k=1, type_v=1)
-    in_f16.eval(list(text(N_PROMPT)))
+    in_f16.eval(list(text(n)))
     stats = llm.kv_stats()
     assert stats.n_kept > 1.5 * in_f16.kv_stats().n_kept and stats.n_bytes <= limit
-    assert stats.ratio == pytest.approx(stats.n_kept / N_PROMPT / MORE)
+    assert stats.ratio == pytest.approx(stats.n_kept / n / MORE)
 
 
 def test_a_ratio_that_is_set_later_picks_too_and_stays_with_the_cache(tiny, text):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from edgekv.budget.memory import SWA_SLACK
 from edgekv.memory.dense import f16_bytes
+from edgekv.native.store import F16
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
@@ -33,7 +34,6 @@ INPUT_BYTES = 8
 """Of each token that is read: its number and its position."""
 SMALL = 16384
 """Inputs that no node reads, and alignment."""
-F16 = 1
 PLAIN = (0, F16, 30)
 """f32, f16, bf16: types that are stored as they are."""
 FLASH_ROWS = 256
@@ -375,7 +375,7 @@ def prompt_bytes(
     whole, n_seen = hidden == WHOLE, n_old + what.n_tokens
     kept = kept_bytes(layers, n_seen, n_rows)
     beside = kept_bytes(layers[:-1], n_seen, n_rows) if even else kept
-    scratch = in_full(layers, whole)
+    scratch = [x if whole else x.in_full for x in in_full(layers, whole)]
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
     full = [

@@ -67,7 +67,7 @@ class CLayerInfo(Structure):
             "reads",
             "v_in_k",
             "centred",
-            "bytes_recent",
+            "rounds_late",
         )
     ]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.native.bindings import CLayerInfo, CMemoryInfo, check, f32, i32, lib
+
+F16 = 1
+"""ggml's number of the type."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,29 @@ class LayerInfo:
     """1: the mean of the keys' bias is taken from them before they are stored in a quantised type,
     which changes no softmax. `Store.rows` gives it back.
     """
-    bytes_recent: int = field(default=0, compare=False)
-    """Of one new K row and V row of one KV head while they wait in f16 before they are rounded to
-    the cache's types (`edgekv.budget.memory.RECENT`); 0: they are rounded at once.
+    rounds_late: int = field(default=0, compare=False)
+    """1: rows are f16 until they have to be rounded to the cache's types: while a prompt is read,
+    and the newest behind it (`edgekv.budget.memory.RECENT`).
     """
 
     @property
     def selects(self) -> bool:
         """Whether entries of the layer are chosen: it attends, and to everything."""
         return self.n_head_kv > 0 and self.n_swa == 0
+
+    @property
+    def bytes_recent(self) -> int:
+        """Of a new entry of one KV head while it waits; 0: new entries are rounded at once."""
+        return 2 * (self.d_k + self.d_v) if self.rounds_late and self.selects else 0
+
+    @property
+    def in_full(self) -> LayerInfo:
+        """What its entries are while a prompt is read layer by layer."""
+        return (
+            replace(self, type_k=F16, type_v=F16, bytes_row=2 * (self.d_k + self.d_v))
+            if self.rounds_late
+            else self
+        )
 
     @property
     def stored(self) -> list[tuple[int, int]]:
@@ -97,7 +114,7 @@ class Store:
         """Whether rows are stored as llama.cpp's cache stores them: keys with their bias, and
         rounded at once.
         """
-        return not any(layer.centred or layer.bytes_recent for layer in self.layers)
+        return not any(layer.centred or layer.rounds_late for layer in self.layers)
 
     def make_plain(self) -> None:
         """See `plain`. Raises EdgeKVError unless the store is empty."""

@@ -110,9 +110,9 @@ struct edgekv_layer_info {
     // 1: the mean of the keys' bias is taken from them before they are stored, and given back
     // where rows are read as f32; no softmax changes by it
     int32_t centred;
-    // one new row of K and V of one KV head while it waits in halves before it is rounded to the
-    // cache's types; 0: rows are rounded at once
-    int32_t bytes_recent;
+    // 1: rows are f16 until they have to be rounded to the cache's types, while a prompt is read and
+    // the newest behind it
+    int32_t rounds_late;
 };
 LLAMA_API int32_t edgekv_n_layer(const struct llama_context * ctx);
 LLAMA_API int edgekv_layer_get(

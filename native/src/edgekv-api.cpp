@@ -149,8 +149,7 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
         given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
             (int32_t) (l.row_bytes_k() + l.row_bytes_v() +
                 (l.max_bias != 0.0f ? sizeof(float) : 0)),
-            l.reads, l.v_in_k, (bool) l.centre,
-            l.rounds_late ? (int32_t) sizeof(ggml_fp16_t) * (l.d_k + l.d_v) : 0 };
+            l.reads, l.v_in_k, (bool) l.centre, l.rounds_late };
     });
 }
 

@@ -348,16 +348,16 @@ static ggml_type type_in_window(ggml_type k, ggml_type v, int d_v) {
     return wider ? k : v;
 }
 
-// whether new rows wait in halves before they are rounded: our kernel on the CPU reads both kinds.
+// whether rows are halves until they have to be rounded: our kernels on the CPU read both kinds.
 // Other types than those that are rounded have to be halves too
 static bool rounds_late(const edgekv_layer & l, const edgekv_store & store) {
     const auto fits = [](ggml_type type) {
         return ggml_is_quantized(type) || type == GGML_TYPE_F16;
     };
     const bool rounds = ggml_is_quantized(l.type_k) || ggml_is_quantized(l.type_v);
-    return rounds && fits(l.type_k) && fits(l.type_v) && l.selects() && !l.v_in_k &&
-        l.max_bias == 0.0f && ggml_backend_buft_is_host(l.buft) && !store.graph_attend &&
-        !store.node_attend && !edgekv_switches::rounded();
+    return rounds && fits(l.type_k) && fits(l.type_v) && !l.v_in_k && l.max_bias == 0.0f &&
+        ggml_backend_buft_is_host(l.buft) && !store.graph_attend && !store.node_attend &&
+        !edgekv_switches::rounded();
 }
 
 // attends: [n_layer] whether a layer keeps K and V; the others are layers without heads

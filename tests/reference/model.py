@@ -67,6 +67,8 @@ class Reference:
     type_k, type_v: cache types that rows are stored in; a prompt, too, attends to them as stored.
     rounded_queries: round queries as ggml's own CPU attention does before quantised keys (see
     cache.round_queries). keeps_bias: store quantised keys with their bias, as llama.cpp does.
+    late: rows of quantised types are f16 until `keep` rounds them; new rows behind it stay so, but
+    for those of windows.
     """
 
     def __init__(
@@ -76,14 +78,17 @@ class Reference:
         type_v: str = "f16",
         rounded_queries: bool = False,
         keeps_bias: bool = False,
+        late: bool = False,
     ):
         self.weights = model if isinstance(model, Weights) else load(model)
         self.type_k, self.type_v, self.rounded_queries = type_k, type_v, rounded_queries
         self.keeps_bias = keeps_bias
+        self.late = late
         self.reset()
 
     def reset(self) -> None:
         """Forget the conversation."""
+        self.has_kept = False
         shape = (self.weights.n_head_kv, 0, self.weights.d_head)
         self.layers = [
             LayerCache(
@@ -121,19 +126,23 @@ class Reference:
         """Let KV head k of layer il see only rows[il][k] (row indices, any order) of what is there;
         a layer without entries keeps all.
         """
-        for layer, heads in zip(self.layers, rows, strict=True):
+        for il, (layer, heads) in enumerate(zip(self.layers, rows, strict=True)):
+            if self.late:
+                layer.k, layer.v = self._stored(il, layer.k, layer.v)
             visible = layer.visible.clone()
             for k, kept in enumerate(heads):
                 mask = torch.zeros(visible.shape[1], dtype=torch.bool)
                 mask[torch.as_tensor(np.asarray(kept, dtype=np.int64))] = True
                 visible[k] &= mask
             layer.visible = visible
+        self.has_kept = True
 
     def fork(self) -> Reference:
         """Another conversation that goes on from here: same weights, same rows."""
         other = Reference(
-            self.weights, self.type_k, self.type_v, self.rounded_queries, self.keeps_bias
+            self.weights, self.type_k, self.type_v, self.rounded_queries, self.keeps_bias, self.late
         )
+        other.has_kept = self.has_kept
         # tensors are never changed in place
         other.layers = [replace(layer) for layer in self.layers]
         return other
@@ -177,11 +186,10 @@ class Reference:
             part if w.arch in ALIBI else rope(part, pos, base, w.arch in NEOX)
             for part in (raw_q, k)
         )
-        centre = self.centre(il)
-        k, v = stored or (
-            round_keys(k - centre, self.type_k) + centre,
-            round_values(v, self.type_v),
-        )
+        if self.late and not (self.has_kept and w.swa[il]):
+            k, v = k.half().float(), v.half().float()
+        else:
+            k, v = stored or self._stored(il, k, v)
         layer.k, layer.v = torch.cat([layer.k, k], 1), torch.cat([layer.v, v], 1)
         layer.pos = torch.cat([layer.pos, pos])
         layer.visible = torch.cat(
@@ -212,6 +220,13 @@ class Reference:
         return out @ w.get(il, "attn_output.weight").T, LayerPass(
             q, raw_q, torch.cat(observed, 2), col_sum
         )
+
+    def _stored(
+        self, il: int, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows as the cache's types give them back."""
+        centre = self.centre(il)
+        return round_keys(k - centre, self.type_k) + centre, round_values(v, self.type_v)
 
     def centre(self, il: int) -> torch.Tensor:
         """[n_head_kv, 1, d_head]: the mean of the keys' bias over the first positions, which

@@ -66,7 +66,7 @@ private:
         std::vector<int64_t> idx((size_t) n * l.n_head_kv);
         for (int t = 0; t < n; ++t)
             for (int k = 0; k < l.n_head_kv; ++k) {
-                idx[(size_t) t * l.n_head_kv + k] = l.rounds_late
+                idx[(size_t) t * l.n_head_kv + k] = l.waits()
                     ? (int64_t) k * l.cap_recent + l.n_recent - n + t
                     : l.first[k] + l.len[k] - n + t;
             }
@@ -216,7 +216,7 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
         pl.idx = ggml_new_tensor_1d(g.ctx0, GGML_TYPE_I64, (int64_t) l.n_head_kv * g.n_tokens);
         ggml_set_input(pl.idx);
         // a graph that is only reserved comes before such rows
-        const bool waits = l.rounds_late && l.recent.k;
+        const bool waits = l.waits() && l.recent.k;
         edgekv_store_rows(g, waits ? l.recent : l.t, k, v, pl.idx);
     }
     return on_cpu && !store->graph_attend ? attend_cpu(g, pl, q, sinks)

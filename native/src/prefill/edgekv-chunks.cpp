@@ -142,9 +142,9 @@ edgekv_prompt_rows * edgekv_chunks::prompt_rows(const edgekv_layer & l, int il) 
     const auto & columns = building->observed.columns;
     r.norm = columns.first < columns.second ? observers.norm_of(il) : nullptr;
     r.work = &prompt.attention;
-    r.rows = { nullptr, nullptr, 0, 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head, l.n_head_kv,
-        r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr, s.pos.empty() ? nullptr : s.pos.data(),
-        l.max_bias, prompt.rounded };
+    r.rows = { nullptr, nullptr, 0, 0, s.shape.type_k, s.shape.type_v, l.d_k, l.d_v, l.n_head,
+        l.n_head_kv, r.first.data(), r.len.data(), 1.0f, 0.0f, nullptr,
+        s.pos.empty() ? nullptr : s.pos.data(), l.max_bias, prompt.rounded };
     return &r;
 }
 

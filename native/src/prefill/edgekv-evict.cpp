@@ -65,14 +65,22 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
         for (int32_t r : lists[k]) {
             f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : prompt.pos0 + r - l.len[k]);
         }
-    for (int k = 0; k < l.n_head_kv && s.window; ++k) { // rows in front of these are gone
-        const int32_t first_row = lists[k].front();
-        base[k] += first_row;
-        for (int32_t & r : lists[k]) r -= first_row;
-    }
-    edgekv_gather(s.t, base, lists, *f);
+    if (s.shape == l) gather(base, std::move(lists), *f);
+    else round(base, lists, *f);
+    folded.clear();
     fresh[l.il] = std::move(f);
     evicted = evicted || !all;
+}
+
+void edgekv_keeper::gather(
+    std::vector<int64_t> base, std::vector<std::vector<int32_t>> keep, edgekv_layer & to) const {
+    const auto & s = scratches.of(to);
+    for (int k = 0; k < to.n_head_kv && s.window; ++k) { // rows in front of these are gone
+        const int32_t first_row = keep[k].front();
+        base[k] += first_row;
+        for (int32_t & r : keep[k]) r -= first_row;
+    }
+    edgekv_gather(s.t, base, keep, to);
 }
 
 edgekv_layer & edgekv_keeper::finished(int il, int head) const {

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
+#include <utility>
 #include <vector>
 
 struct edgekv_map;
@@ -39,7 +41,7 @@ public:
     void nearest(int il, int head, const edgekv_row_list & gone, const edgekv_row_list & kept,
         float * cosine, int32_t * nearest) const;
     // evicted rows are folded into kept ones where they lie
-    void merge(int il, int head, const edgekv_merge & m) const;
+    void merge(int il, int head, const edgekv_merge & m);
 
     // ---- of the layer in work
     // its rows as f32; k, v: may be null
@@ -52,6 +54,13 @@ public:
 private:
     edgekv_layer & finished(int il, int head) const;  // a layer that was kept, and a head of it
     edgekv_head_rows rows_of(int il, int head) const; // before they are evicted
+    bool is_kept(int il) const { return il >= 0 && il < (int) fresh.size() && fresh[il]; }
+    // What stays of the layer in work: row i of head k, numbered with those of earlier turns, lies
+    // at base[k] + i of the scratch. Rows go as bytes, or are rounded to the cache's types
+    void gather(
+        std::vector<int64_t> base, std::vector<std::vector<int32_t>> keep, edgekv_layer & to) const;
+    void round(const std::vector<int64_t> & base, const std::vector<std::vector<int32_t>> & keep,
+        edgekv_layer & to) const;
 
     const edgekv_prompt & prompt;
     const edgekv_scratches & scratches;
@@ -59,5 +68,7 @@ private:
     // [n_layer][n_head_kv] rows of a head that is still whole, best first: it lies in token order,
     // but may have to shrink
     std::vector<std::vector<std::vector<int32_t>>> ranked;
+    // head and row of earlier turns' rows in the scratch that received something
+    std::set<std::pair<int, int32_t>> folded;
     bool evicted = false;
 };

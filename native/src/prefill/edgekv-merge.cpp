@@ -50,7 +50,7 @@ std::vector<int32_t> located(const edgekv_head_rows & head, int32_t n, const int
 } // namespace
 
 edgekv_head_rows edgekv_keeper::rows_of(int il, int head) const {
-    if (il != prompt.il_done || (il >= 0 && il < (int) fresh.size() && fresh[il])) {
+    if (il != prompt.il_done || is_kept(il)) {
         const auto & f = finished(il, head);
         const auto & best = ranked[il][head];
         return { &f.t, f.first[head], f.len[head], best.empty() ? nullptr : best.data() };
@@ -80,7 +80,7 @@ void edgekv_keeper::nearest(int il, int head, const edgekv_row_list & gone,
     });
 }
 
-void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
+void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) {
     const auto rows = rows_of(il, head);
     const auto to = located(rows, m.n, m.rows);
     if (to.empty()) return;
@@ -101,6 +101,7 @@ void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) const {
     }
     for (int64_t i = 0; i < n_sources; ++i)
         if (receives[m.sources[i]]) throw invalid("a row cannot be merged and receive");
+    for (int i = 0; i < m.n && !is_kept(il); ++i) folded.emplace(head, m.rows[i]);
     const edgekv_shares shares { m.n, to.data(), m.own, m.counts, from.data(), m.weights };
     for (ggml_tensor * t : rows.t->own()) {
         if (const auto * device = device_for(prompt.layer(il), t)) {

@@ -94,8 +94,8 @@ void edgekv_observers::score(const edgekv_layer & l, int il, const edgekv_span &
     }
 
     score_job job;
-    job.rows = { k, nullptr, s.t.k->nb[1], 0, l.type_k, l.type_v, l.d_k, l.d_v, l.n_head,
-        l.n_head_kv, first.data(), len.data(), sp.scale, sp.softcap,
+    job.rows = { k, nullptr, s.t.k->nb[1], 0, s.shape.type_k, s.shape.type_v, l.d_k, l.d_v,
+        l.n_head, l.n_head_kv, first.data(), len.data(), sp.scale, sp.softcap,
         sinks.empty() ? nullptr : sinks.data(), s.pos.empty() ? nullptr : s.pos.data(), l.max_bias,
         prompt.rounded };
     const int64_t width = (int64_t) l.d_k * l.n_head;

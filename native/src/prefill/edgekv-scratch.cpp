@@ -16,6 +16,14 @@ bool edgekv_scratches::taken(int scratch, int slice) const {
     return std::find(first, last, scratch) != last;
 }
 
+// of a layer in full
+static edgekv_shape in_full(const edgekv_layer & l, bool by_layer) {
+    edgekv_shape shape = l;
+    for (ggml_type * type : { &shape.type_k, &shape.type_v })
+        if (by_layer && l.rounds_late) *type = GGML_TYPE_F16;
+    return shape;
+}
+
 static int64_t nobodys(const edgekv_layer & l) {
     return ggml_backend_buft_is_host(l.buft) ? 0 : EDGEKV_FLASH_ROWS - 1;
 }
@@ -82,7 +90,8 @@ void edgekv_scratches::make() {
             n_rows = n;
         }
         s.cap = (n_rows + l.row_step - 1) / l.row_step * l.row_step;
-        s.t = edgekv_tensors::make(l.buft, l, s.cap * l.n_head_kv, "scratch");
+        s.shape = in_full(l, prompt.by_layer);
+        s.t = edgekv_tensors::make(l.buft, s.shape, s.cap * l.n_head_kv, "scratch");
         if (l.max_bias != 0.0f) s.pos.resize(s.cap * l.n_head_kv);
         if (l.row_step > 1 || !ggml_backend_buft_is_host(l.buft)) {
             // masked rows are multiplied too: they must be numbers

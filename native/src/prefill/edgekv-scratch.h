@@ -17,7 +17,12 @@ constexpr int EDGEKV_FLASH_ROWS = 256;
 //
 // A window needs no more than its own rows in front of a chunk. Where a prompt is longer, they
 // slide: whenever the next chunk finds no room, the last `window` rows go back to `front`.
+//
+// Rows that the cache will round wait in halves: attention within a prompt does not suffer, and a
+// row is rounded once, when it is known to stay. Layers that are read all at once have the cache's
+// types: there is no room for halves of all.
 struct edgekv_scratch {
+    edgekv_shape shape;
     edgekv_tensors t;
     std::vector<float> pos; // with ALiBi: token of each row
     int64_t cap = 0, n_old = 0;

@@ -1,7 +1,7 @@
 #pragma once
 // Rows of one layer: one K and one V tensor of flat rows [d_head, n_rows]. KV head k owns rows
 // [first[k], first[k] + cap[k]), of which len[k] are used: kept rows first, then the tail of new
-// tokens. Rows move as bytes and are never quantised again.
+// tokens. Rows move as bytes and are rounded once.
 
 #include "edgekv-matrix.h"
 
@@ -72,9 +72,10 @@ struct edgekv_layer : edgekv_shape {
     edgekv_tensors t;
     std::vector<int32_t> first, len, cap;    // [n_head_kv], in rows
     std::vector<std::vector<llama_pos>> pos; // [n_head_kv][len]: token index of each row
-    // The newest rows wait in halves before the cache's types round them: of each head its last
-    // n_recent rows, in rows [k*cap_recent, ..) of `recent`. Only where `rounds_late`
+    // Rows are halves until they have to be rounded to the cache's types: while a prompt is read,
+    // and the newest behind it
     bool rounds_late = false;
+    // those: of each head its last n_recent rows, in rows [k*cap_recent, ..)
     edgekv_tensors recent;
     int32_t n_recent = 0, cap_recent = 0;
     // with ALiBi: the same for kernels, F32 [1, rows]; gone whenever rows move, see place_pos
@@ -99,6 +100,8 @@ struct edgekv_layer : edgekv_shape {
     // new tensors with the given capacities; the first rows of each head come along, but for those
     // that wait
     void layout(const std::vector<int32_t> & cap_new);
+    // whether new rows wait
+    bool waits() const { return rounds_late && selects(); }
     int32_t n_rounded(int head) const { return len[head] - n_recent; }
     // whether n more rows can wait, and room for them: those that have waited longest are rounded
     // where they are too many

@@ -55,13 +55,13 @@ static void drop_window(edgekv_layer & l, llama_pos n_past) {
 
 void edgekv_store::reserve_tail(int32_t n) {
     for (auto & l : layers) {
-        bool fits = l->rounds_late ? l->has_room(n) : true;
-        for (int k = 0; k < l->n_head_kv && !l->rounds_late; ++k)
+        bool fits = l->waits() ? l->has_room(n) : true;
+        for (int k = 0; k < l->n_head_kv && !l->waits(); ++k)
             fits = fits && l->len[k] + n <= l->cap[k];
         if (fits) continue;
         settle();
         ++version; // first: one of the steps may move the tensors and another fail
-        if (l->rounds_late) {
+        if (l->waits()) {
             l->make_room(n);
             continue;
         }
@@ -80,7 +80,7 @@ void edgekv_store::append(const llama_pos * pos, int32_t n) {
             l->pos[k].insert(l->pos[k].end(), pos, pos + n);
             l->len[k] += n;
         }
-        if (l->rounds_late) l->n_recent += n;
+        if (l->waits()) l->n_recent += n;
     }
     n_past = pos[n - 1] + 1;
 }
