@@ -84,22 +84,21 @@ class Reading:
             first.append(counts[i, : layer.n_head_kv].copy())
         for i, (scores, layer) in enumerate(read):
             keep = select.keep(scores, first[i], layer.pos, layer.n_seen, plan.sink, plan.window)
-            self._evict(plan.layers[i], keep, counts[i], layer, preset, plan, i)
+            self._evict(i, keep, counts[i], layer, preset, plan)
 
     def _evict(
         self,
-        il: int,
+        i: int,
         keep: list[NDArray[np.int32]],
         counts: NDArray[np.int32],
         layer: LayerStats,
         preset: Preset,
         plan: Plan,
-        i: int,
     ) -> None:
-        """keep: what stayed when the layer had been read, which a summary is made for; counts: how
-        many of each head's in the end; i: the layer's number among those whose rows are chosen.
+        """i: the layer's number among those whose rows are chosen; keep: what stayed when it had
+        been read, which a summary is made for; counts: how many of each head's in the end.
         """
-        store, found = self._engine.store, []
+        store, il, found = self._engine.store, plan.layers[i], []
         if isinstance(preset.merge, CentroidMerge) and layer.future and layer.n_new >= ENOUGH:
             merge = preset.merge
             drawn = draw(*layer.future(merge.params.later), merge.params.draws)

@@ -86,7 +86,7 @@ def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, monkeypatch, kind)
 def test_other_types_are_left_alone(tiny, text, monkeypatch, kind):
     prompt, more = text(N_PROMPT), text(20, seed=1)
     llm = load(tiny(NAME), kind, kv_ratio=0.3)
-    assert not any(layer.bytes_recent for layer in llm._kv.store.layers)
+    assert not any(layer.rounds_late for layer in llm._kv.store.layers)
     expected = read(llm, prompt, more)
     monkeypatch.setenv("EDGEKV_RECENT", "rounded")
     assert np.array_equal(read(load(tiny(NAME), kind, kv_ratio=0.3), prompt, more), expected)
@@ -133,7 +133,9 @@ def test_a_parked_conversation_comes_back_with_rows_that_wait(tiny, text):
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 def test_the_next_prompt_reads_them_and_rounds_them(tiny, text, kind):
     llm = continued(tiny(NAME), kind, text, 100)
+    before = llm._kv.store.rows(0, 0)[0]
     llm.eval(list(text(N_PROMPT, seed=2)))
+    assert not np.isin(before[-100:, 0], llm._kv.store.rows(0, 0)[0][:, 0]).all(), "they waited"
     assert np.isfinite(logits(llm)).all()
     k, v = llm._kv.store.row_bytes(0, 0)
     stored = llm._kv.store.rows(0, 0)

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
 
 from edgekv.budget.memory import RECENT
 from edgekv.errors import BadInput
+from edgekv.memory.dense import f16_bytes
 from tests import models
 from tests.engine import load, logits, per_f16, positions
 
@@ -209,7 +210,7 @@ class Conversation(RuleBasedStateMachine):
                 assert sum(map(len, self.store.row_bytes(il, k))) == len(head) * info.bytes_row
                 used += len(head) * info.bytes_row
                 spare += (GROWTH + self.now.spare + (SLACK if info.n_swa else 0)) * info.bytes_row
-                spare += RECENT * info.bytes_recent
+                spare += RECENT * f16_bytes(info) * info.waits
         assert used <= stats.n_bytes <= used + spare + 1024
         assert stats.n_bytes == memory.bytes_now <= stats.n_bytes_peak
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgekv.errors import BadInput
+from edgekv.memory.dense import f16_bytes
 from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def _beside_kept(layer: LayerInfo, n_tail: int) -> int:
     """The same of one head."""
     if layer.n_swa:
         return layer.bytes_row * (layer.n_swa + SWA_SLACK + APPEND_MAX)
-    if not layer.bytes_recent:
+    if not layer.waits:
         return layer.bytes_row * n_tail
     n_recent = min(-(-n_tail // RECENT_STEP) * RECENT_STEP, RECENT)
-    return layer.bytes_recent * n_recent + layer.bytes_row * max(n_tail - RECENT_STAY, 0)
+    return f16_bytes(layer) * n_recent + layer.bytes_row * max(n_tail - RECENT_STAY, 0)
 
 
 def rows_within(

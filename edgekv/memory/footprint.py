@@ -12,13 +12,12 @@ library allocates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from edgekv.budget.memory import SWA_SLACK
 from edgekv.memory.dense import f16_bytes
-from edgekv.native.store import F16
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
@@ -34,6 +33,7 @@ INPUT_BYTES = 8
 """Of each token that is read: its number and its position."""
 SMALL = 16384
 """Inputs that no node reads, and alignment."""
+F16 = 1
 PLAIN = (0, F16, 30)
 """f32, f16, bf16: types that are stored as they are."""
 FLASH_ROWS = 256
@@ -117,7 +117,15 @@ def in_full(layers: Sequence[LayerInfo], whole: bool) -> list[LayerInfo]:
     together = [x for x in layers[alone:] if x.n_head_kv]
     by_one = sorted((x for x in layers[:alone] if x.n_head_kv), key=lambda x: x.selects)
     shapes = {_shape(x): x for x in by_one}  # of equal ones the one that needs all rows
-    return [x for shape, x in shapes.items() if shape not in map(_shape, together)] + together
+    found = [x for shape, x in shapes.items() if shape not in map(_shape, together)] + together
+    return found if whole else [_in_halves(x) for x in found]
+
+
+def _in_halves(layer: LayerInfo) -> LayerInfo:
+    """The layer as a prompt that is read layer by layer has it."""
+    if not layer.rounds_late:
+        return layer
+    return replace(layer, type_k=F16, type_v=F16, bytes_row=f16_bytes(layer))
 
 
 def rows_in_full(
@@ -375,7 +383,7 @@ def prompt_bytes(
     whole, n_seen = hidden == WHOLE, n_old + what.n_tokens
     kept = kept_bytes(layers, n_seen, n_rows)
     beside = kept_bytes(layers[:-1], n_seen, n_rows) if even else kept
-    scratch = [x if whole else x.in_full for x in in_full(layers, whole)]
+    scratch = in_full(layers, whole)
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
     full = [

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.native.bindings import CLayerInfo, CMemoryInfo, check, f32, i32, lib
-
-F16 = 1
-"""ggml's number of the type."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +45,9 @@ class LayerInfo:
         return self.n_head_kv > 0 and self.n_swa == 0
 
     @property
-    def bytes_recent(self) -> int:
-        """Of a new entry of one KV head while it waits; 0: new entries are rounded at once."""
-        return 2 * (self.d_k + self.d_v) if self.rounds_late and self.selects else 0
-
-    @property
-    def in_full(self) -> LayerInfo:
-        """What its entries are while a prompt is read layer by layer."""
-        return (
-            replace(self, type_k=F16, type_v=F16, bytes_row=2 * (self.d_k + self.d_v))
-            if self.rounds_late
-            else self
-        )
+    def waits(self) -> bool:
+        """Whether new entries wait in f16 before they are rounded. Those of windows do not."""
+        return bool(self.rounds_late) and self.selects
 
     @property
     def stored(self) -> list[tuple[int, int]]:

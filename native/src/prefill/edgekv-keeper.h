@@ -68,7 +68,7 @@ private:
     // [n_layer][n_head_kv] rows of a head that is still whole, best first: it lies in token order,
     // but may have to shrink
     std::vector<std::vector<std::vector<int32_t>>> ranked;
-    // head and row of earlier turns' rows in the scratch that received something
+    // head and row, in the scratch, that received something: not even an old one goes as bytes
     std::set<std::pair<int, int32_t>> folded;
     bool evicted = false;
 };

@@ -162,6 +162,13 @@ void edgekv_layer::layout(const std::vector<int32_t> & cap_new) {
 // (arXiv 2402.02750)
 static constexpr int32_t RECENT_MAX = 192, RECENT_STAY = 128, RECENT_STEP = 64;
 
+bool edgekv_layer::has_room(int32_t n) const {
+    if (waits()) return n_recent + n <= cap_recent;
+    for (int k = 0; k < n_head_kv; ++k)
+        if (len[k] + n > cap[k]) return false;
+    return true;
+}
+
 void edgekv_layer::make_room(int32_t n) {
     if (n_recent + n > RECENT_MAX)
         round(std::clamp(RECENT_MAX - n, 0, std::min(n_recent, RECENT_STAY)));
@@ -182,9 +189,8 @@ void edgekv_layer::round(int32_t n_stay) {
     auto cap_new = cap;
     for (int k = 0; k < n_head_kv; ++k) cap_new[k] = std::max(cap[k], n_rounded(k) + n);
     if (cap_new != cap) layout(cap_new);
-    for (int k = 0; k < n_head_kv; ++k) {
+    for (int k = 0; k < n_head_kv; ++k)
         t.copy_rows(recent, (int64_t) k * cap_recent, first[k] + n_rounded(k), n);
-    }
     for (int k = 0; k < n_head_kv; ++k) { // nothing can fail any more
         const int64_t at = (int64_t) k * cap_recent;
         for (int32_t i = 0; i < n_stay; ++i) recent.copy_rows(recent, at + n + i, at + i, 1);

@@ -103,9 +103,9 @@ struct edgekv_layer : edgekv_shape {
     // whether new rows wait
     bool waits() const { return rounds_late && selects(); }
     int32_t n_rounded(int head) const { return len[head] - n_recent; }
-    // whether n more rows can wait, and room for them: those that have waited longest are rounded
-    // where they are too many
-    bool has_room(int32_t n) const { return n_recent + n <= cap_recent; }
+    // for n more rows of each head, where new rows of this layer go
+    bool has_room(int32_t n) const;
+    // for n more that wait: those that have waited longest are rounded where they are too many
     void make_room(int32_t n);
     // all but the newest n_stay of them are rounded
     void round(int32_t n_stay);

@@ -55,10 +55,7 @@ static void drop_window(edgekv_layer & l, llama_pos n_past) {
 
 void edgekv_store::reserve_tail(int32_t n) {
     for (auto & l : layers) {
-        bool fits = l->waits() ? l->has_room(n) : true;
-        for (int k = 0; k < l->n_head_kv && !l->waits(); ++k)
-            fits = fits && l->len[k] + n <= l->cap[k];
-        if (fits) continue;
+        if (l->has_room(n)) continue;
         settle();
         ++version; // first: one of the steps may move the tensors and another fail
         if (l->waits()) {
