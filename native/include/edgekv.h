@@ -110,8 +110,8 @@ struct edgekv_layer_info {
     // 1: the mean of the keys' bias is taken from them before they are stored, and given back
     // where rows are read as f32; no softmax changes by it
     int32_t centred;
-    // 1: rows are f16 until they have to be rounded to the cache's types, while a prompt is read and
-    // the newest behind it
+    // 1: rows are f16 until they have to be rounded to the cache's types, while a prompt is read
+    // and the newest behind it
     int32_t rounds_late;
 };
 LLAMA_API int32_t edgekv_n_layer(const struct llama_context * ctx);
@@ -154,8 +154,8 @@ LLAMA_API int edgekv_evict(
 // as f16; other rows keep their bytes. Where V is part of K, v must say the same
 LLAMA_API int edgekv_write_rows(struct llama_context * ctx, int32_t il, int32_t head, int32_t n,
     const int32_t * rows, const float * k, const float * v);
-// from now on rows are stored as llama.cpp's cache stores them: keys with their bias, and rounded at
-// once; EDGEKV_INVALID unless the store is empty
+// from now on rows are stored as llama.cpp's cache stores them: keys with their bias, and rounded
+// at once; EDGEKV_INVALID unless the store is empty
 LLAMA_API int edgekv_make_plain(struct llama_context * ctx);
 // room that no row uses goes back to the allocator
 LLAMA_API int edgekv_trim_capacity(struct llama_context * ctx);
