@@ -145,6 +145,7 @@ class Engine:
         *,
         every: Sequence[int] = (),
         pieces: Sequence[Sequence[int]] = (),
+        logits: NDArray[np.float32] | None = None,
         progress: Progress | None = None,
         stays: bool = True,
         hidden: str | None = None,
@@ -165,6 +166,7 @@ class Engine:
             observers,
             every=every,
             pieces=pieces,
+            logits=logits,
             hidden=hidden,
             progress=progress,
         ) as p:

@@ -8,7 +8,7 @@ hold the two against each other. Only D2O's merges read the text anew each time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.budget import Plan
-from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.errors import EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
 from edgekv.methods.centroid_merge import CentroidMerge, draw, looking
 from edgekv.methods.layer import Future, LayerStats
@@ -165,42 +165,37 @@ def _later(layer: LayerStats, preset: Preset) -> Future | None:
     return lambda n: later
 
 
-def feed(llm: Any, tokens: Sequence[int], every: bool = False) -> NDArray[np.float32]:
-    """Append tokens to the recent buffer without compressing; logits [n_vocab] of the last one, or
-    [n_tokens, n_vocab] of every one.
-    """
+def feed(llm: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Append tokens to the recent buffer without compressing; logits [n_vocab] of the last one."""
     llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
-    blocks = []
-    for i in range(0, len(tokens), STEP):
-        part = list(tokens[i : i + STEP])
-        if every:
-            blocks.append(_decode(llm, part))
-        else:
-            llm.eval(part)
-    if every:  # one block is most often all: those of a large vocabulary are not copied then
-        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    for i in range(0, len(tokens), native.OUTPUTS):  # so few are not read layer by layer
+        llm.eval(list(tokens[i : i + native.OUTPUTS]))
     return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
 
 
-STEP = native.OUTPUTS
-"""Tokens appended at once: few enough not to be read layer by layer, and to give logits of each."""
+JUDGED = 256
+"""Tokens that `predict` reads at once."""
 
 
-def _decode(llm: Any, tokens: list[int]) -> NDArray[np.float32]:
-    """`llm.eval` of a few tokens with the logits of all of them, which that leaves out: they would
-    be kept for the whole context.
+def predict(llm: Any, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+    """Append tokens without compressing; logits [some, n_vocab] of each of them, in order.
+
+    The tokens are read as a prompt, of which every row is kept: decoded they would take more than
+    twice as long.
     """
-    if llm.n_tokens + len(tokens) > llm.n_ctx():
-        raise BadInput(
-            f"{len(tokens)} more tokens do not fit: {llm.n_tokens} of {llm.n_ctx()} are used; use a"
-            " larger --ctx-size"
-        )
-    llm._batch.set_batch(batch=tokens, n_past=llm.n_tokens, logits_all=True)
-    llm._ctx.decode(llm._batch)
-    logits = np.ctypeslib.as_array(llm._ctx.get_logits(), (len(tokens), llm.n_vocab())).copy()
-    llm.input_ids[llm.n_tokens : llm.n_tokens + len(tokens)] = tokens
-    llm.n_tokens += len(tokens)
-    return logits
+    for i in range(0, len(tokens), JUDGED):
+        part = list(tokens[i : i + JUDGED])
+        logits = np.empty((len(part), llm.n_vocab()), np.float32)
+        with llm._kv.layers(part, [], logits=logits) as layers:
+            for p in layers:
+                p.keep([np.arange(n + len(part), dtype=np.int32) for n in p.n_old()])
+        llm.input_ids[llm.n_tokens : llm.n_tokens + len(part)] = part
+        llm.n_tokens += len(part)
+        yield from np.split(logits, range(BLOCK, len(part), BLOCK))
+
+
+BLOCK = 32
+"""Tokens whose logits are looked at together: those of a large vocabulary take a MiB each."""
 
 
 def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") -> str:

@@ -239,7 +239,9 @@ def test_a_profile_of_another_model_is_refused(folder):
 def test_heads_keep_different_numbers_of_rows_and_the_sum_is_that_of_the_ratio(demo_model):
     from edgekv import Llama
 
-    llm = Llama(str(demo_model), n_ctx=1024, kv_ratio=0.3, kv_method="auto", verbose=False)
+    llm = Llama(
+        str(demo_model), n_ctx=1024, kv_ratio=0.3, kv_method="auto", type_k=8, type_v=8, verbose=False
+    )
     llm.eval(llm.tokenize(b"A line of text that is read again and again. " * 70)[:700])
     kept = llm.kv_stats().kept
     assert (

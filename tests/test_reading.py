@@ -61,3 +61,20 @@ def n_flips(llm, one) -> int:
                 assert (np.abs(a - b) <= 1.01 * step).all()
                 found += int((a != b).any(axis=2).sum())
     return found
+
+
+@pytest.mark.parametrize("model", ["llama-gqa", "gemma3", "refact"])
+def test_predictions_are_those_of_tokens_that_come_one_by_one(tiny, text, nmse, model):
+    from edgekv.reading import BLOCK, JUDGED, predict
+
+    both = [load(tiny(model), kv_ratio=0.3, after=text(N_PROMPT)) for _ in range(2)]
+    n = JUDGED + 2 * BLOCK + 3  # read twice, in several chunks, of which the last is short
+    tokens = list(text(n, seed=1))
+    for llm in both:
+        llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
+    blocks = list(predict(both[0], tokens))
+    assert max(map(len, blocks)) == BLOCK and sum(map(len, blocks)) == n
+    assert nmse(np.concatenate(blocks), decode(both[1], tokens)) < 1e-6
+    assert np.array_equal(logits(both[0]), blocks[-1][-1])  # the context has the last one's
+    assert both[0].n_tokens == both[1].n_tokens
+    assert nmse(*(decode(llm, text(3, seed=2)) for llm in both)) < 1e-6

@@ -13,7 +13,7 @@ from edgekv.methods import Preset
 from edgekv.methods.choose import AUTO, choose
 from edgekv.model import facts
 from edgekv.profiles.winners import RATIOS
-from edgekv.reading import STEP, Reading, feed, say
+from edgekv.reading import Reading, feed, predict, say
 from edgekv.stats import KVStats
 
 
@@ -95,10 +95,8 @@ class Reader:
         return self._read_once().logits
 
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """Feed tokens behind the text without compressing them; logits [up to STEP, n_vocab] after
-        each of them, in order."""
-        for i in range(0, len(tokens), STEP):
-            yield feed(self.llm, tokens[i : i + STEP], every=True)
+        """`edgekv.reading.predict` behind the text."""
+        return predict(self.llm, tokens)
 
 
 def kind_of(llm: Any) -> str:

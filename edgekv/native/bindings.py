@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 18
+ABI = 19
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -98,6 +98,7 @@ class CPrefillParams(Structure):
     _fields_ = [
         ("tokens", POINTER(c_int32)),
         ("n_tokens", c_int32),
+        ("logits", POINTER(c_float)),
         ("pieces", POINTER(c_int32)),
         ("n_pieces", c_int32),
         ("observers", POINTER(CObserver)),

@@ -45,7 +45,8 @@ class Prefill:
     tokens: the prompt; pieces: token lists, each read behind the prompt, seeing no other piece and
     never stored.
     observers: (begin, end, names of STATS), tokens counted through the prompt and all pieces;
-    every: `queries` looks at one of so many tokens, for each of them. progress(done, total) is
+    every: `queries` looks at one of so many tokens, for each of them. logits: [len(tokens), n_vocab]
+    for those of every token, if it is given; the context has the last one's. progress(done, total) is
     called between chunks; if it raises, reading stops and the exception comes out of `run`.
     """
 
@@ -57,6 +58,7 @@ class Prefill:
         *,
         pieces: Sequence[Sequence[int]] = (),
         every: Sequence[int] = (),
+        logits: NDArray[np.float32] | None = None,
         hidden: str = "f32",
         hidden_dir: str | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -76,10 +78,12 @@ class Prefill:
                 )
             )
         )
+        self._logits = logits  # written to until the last layer has run
         self._callback: Any = CProgress(self._report)
         params = CPrefillParams(
             i32(self._tokens),
             self.n_tokens,
+            None if logits is None else f32(logits),
             i32(self._pieces),
             len(pieces),
             self._observers,

@@ -9,12 +9,13 @@ the product of the mean over the one kind of token and over the other.
 
 LU-KV and EvolKV take part where the model has a profile of that kind.
 
-Not every pair is tried. All methods compete with q8_0 entries; the best of them at each ratio, and
-those that are nearly as good, are tried with fewer bits for V. A full q4_0 cache is measured beside
-them.
+Not every pair is tried. All methods compete with q8_0 entries. At DECIDING ratios the best of them
+and those that are nearly as good are tried with V in q4_0; with V in q5_1 where q4_0 brought little,
+because what lies between the two cannot bring much more then; at SCARCE ratios with K in q5_1 and
+V in q4_0. A full q4_0 cache is measured beside them.
 
-Work: five times N_READ tokens are read, and about 22 times 200 tokens are fed. That are 10,800
-tokens, whatever the model.
+Work: five times N_READ tokens are read, and about 17 times 200 tokens are fed. That are 9,800
+tokens, whatever the model; V in q5_1 adds some.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from edgekv.profiles.winners import (
     Winners,
 )
 from edgekv.profiles.work import Work
-from edgekv.reading import STEP, Reading, feed
+from edgekv.reading import Reading, predict
 from edgekv.stats import Progress
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ N_NEXT = 96
 """Tokens of the last text's continuation that are judged."""
 N_FED = 200
 """Tokens that are judged, about."""
-N_TRIES = 22
+N_READINGS, N_TRIES = 5, 17
 CLOSE = 1.5
 """A candidate that is judged to be this much further away than the best one may be nearer with
 other cache types: 200 tokens do not tell them apart.
@@ -73,6 +74,9 @@ other cache types: 200 tokens do not tell them apart.
 ALIKE = 1.25
 """N_NEXT tokens do not tell apart two distances that differ by less than this factor."""
 FULL, EIGHT, F16, FOUR = "full", "q8_0", "f16", "q4_0"
+FEW, BETWEEN = "q8_0/q4_0", "q8_0/q5_1"
+SCARCE = 0.1
+"""Entries are so few, up to this ratio, that more of them may be worth keys of fewer bits."""
 ROOM = 512
 """Tokens that are judged, at most."""
 
@@ -104,7 +108,7 @@ def n_ctx() -> int:
 
 def n_tokens() -> int:
     """Tokens that go through the model, about."""
-    return (len(TYPES) + 1) * N_READ + N_TRIES * N_FED
+    return N_READINGS * N_READ + N_TRIES * N_FED
 
 
 def cost(llm: Llama) -> int:
@@ -118,8 +122,8 @@ def cost(llm: Llama) -> int:
 
     output = llm.n_vocab() * llm.n_embd()
     others = max(llama_cpp.llama_model_n_params(llm._model.model) - output, 1)
-    per_fed = 1.5 * (1 + output / others) + 800 * llm.n_vocab() / others
-    return int((len(TYPES) + 1) * N_READ / 2 + N_TRIES * N_FED * per_fed)
+    per_fed = 0.9 * (1 + output / others) + 800 * llm.n_vocab() / others
+    return int(N_READINGS * N_READ / 2 + N_TRIES * N_FED * per_fed)
 
 
 def judged(llm: Llama, profile: Profile, path: Path, progress: Progress | None = None) -> Profile:
@@ -173,9 +177,9 @@ class _Contest:
         self._try(F16, rest[:1] if first != F16 else [*all_of_them, *rest])
         if first != F16:
             self._try(first, [*all_of_them, *rest])
-            close = [(name, ratio) for ratio in RATIOS for name in self._close(ratio)]
+            close = [(name, ratio) for ratio in DECIDING for name in self._close(ratio)]
             for other in kinds[1:-1]:
-                self._try(other, close)
+                self._try(other, [(name, r) for name, r in close if self._promises(other, r)])
         return Winners(
             tuple(self._winner(ratio) for ratio in sorted(RATIOS)),
             self._four() if can_have(shape, (FOUR, FOUR)) else None,
@@ -185,11 +189,23 @@ class _Contest:
 
     def _try(self, kind: str, entrants: Sequence[tuple[str, float]]) -> None:
         """Let (method, ratio) compete in one cache type; in f16 the full cache comes first."""
+        if not entrants:
+            return
         reading = self._read(kind, [self._presets[name] for name, _ in entrants])
         if kind == F16:
             self._whole = list(self._predict(reading, FULL, 1.0))
         for name, ratio in entrants:
             self.found[Entrant(name, ratio, kind)] = self._distance(reading, name, ratio)
+
+    def _promises(self, kind: str, ratio: float) -> bool:
+        """Whether a cache type may be nearest at a ratio, by those that were tried."""
+        if kind == BETWEEN:
+            return self._nearest(EIGHT, ratio) < CLOSE * self._nearest(FEW, ratio)
+        return ratio <= SCARCE or kind == FEW
+
+    def _nearest(self, kind: str, ratio: float) -> float:
+        at = [x for one, x in self.found.items() if (one.kind, one.ratio) == (kind, ratio)]
+        return min((x.judged for x in at), default=np.inf)
 
     def _read(self, kind: str, presets: Sequence[Preset], *, plain: bool = False) -> Reading:
         store_as(self._llm, kind, plain=plain)
@@ -205,8 +221,7 @@ class _Contest:
         preset, fed = self._presets[name], self._text.fed
         settings = replace(self._llm._kv_settings, preset=preset, ratio=ratio)
         reading.compress(preset, settings)
-        for i in range(0, len(fed), STEP):
-            yield log_softmax(feed(self._llm, fed[i : i + STEP], every=True))
+        yield from map(log_softmax, predict(self._llm, fed))
         self._tell(len(fed))
 
     def _distance(self, reading: Reading, name: str, ratio: float) -> Distance:

@@ -23,7 +23,13 @@ METHODS = (
 """Scores, budgets and merges that take part."""
 OFFLINE = ("lukv", "evolkv")
 """Methods that take part where a profile of that kind exists."""
-TYPES = (("q8_0", "q8_0"), ("q8_0", "q5_1"), ("q8_0", "q4_0"), ("f16", "f16"))
+TYPES = (
+    ("q8_0", "q8_0"),
+    ("q8_0", "q4_0"),
+    ("q8_0", "q5_1"),
+    ("q5_1", "q4_0"),
+    ("f16", "f16"),
+)
 """Cache types of K and V that take part."""
 RATIOS = (0.5, 0.2, 0.1)
 """At which they compete."""

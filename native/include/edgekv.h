@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 18 // changes with any signature or struct below
+#define EDGEKV_ABI 19 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -193,6 +193,9 @@ struct edgekv_prefill_params {
     // the prompt, then the pieces of the probe, whose K/V are never stored
     const llama_token * tokens;
     int32_t n_tokens; // of the prompt
+    // null, or [n_tokens, n_vocab] for the logits of every token of the prompt: the context has
+    // those of the last one alone
+    float * logits;
     // their lengths: each piece is read behind the prompt and sees no other piece
     const int32_t * pieces;
     int32_t n_pieces;

@@ -105,7 +105,8 @@ static std::vector<llama_kv_cache *> caches(llama_memory_hybrid_iswa & m) {
 template <typename T>
 llama_memory_context_ptr edgekv_cache<T>::init_batch(
     llama_batch_allocr & balloc, uint32_t n_ubatch, bool embd_all) {
-    if (balloc.get_n_outputs() > n_outputs_max) { // llama.cpp would abort the process
+    // llama.cpp would abort the process; a prompt that is read layer by layer takes its own logits
+    if (!store->active && balloc.get_n_outputs() > n_outputs_max) {
         LLAMA_LOG_ERROR(
             "edgekv: this context gives the logits of %u tokens of a batch, not of %u\n",
             n_outputs_max, balloc.get_n_outputs());

@@ -23,8 +23,9 @@ struct edgekv_context {
     static ggml_cgraph * build(
         llama_context & ctx, llm_graph_result & res, llama_memory_context_i & mctx, int n_outputs);
     static uint32_t max_nodes(const llama_context & ctx); // of a graph
-    // a graph's logits of one token become the context's
-    static void take_logits(llama_context & ctx, ggml_tensor * logits);
+    // a graph's logits of its last token become the context's; all of them go to `every`, if it is
+    // not null
+    static void take_logits(llama_context & ctx, ggml_tensor * logits, float * every);
     // [n_vocab] of one token, which make_ready has made room for: a copy, and the way back
     static std::vector<float> logits(const llama_context & ctx); // throws std::bad_alloc
     static void put_logits(llama_context & ctx, const std::vector<float> & logits);

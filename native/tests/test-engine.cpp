@@ -373,6 +373,8 @@ void check_prompt(
     context & c, random_source & rnd, double share, int n, int n_probe, edgekv_hidden_mode hidden) {
     prompt x(text(rnd, n + n_probe, c.n_vocab), n_probe);
     x.params.hidden = hidden;
+    std::vector<float> every(hidden == EDGEKV_HIDDEN_DEVICE ? 0 : (size_t) n * c.n_vocab, NAN);
+    x.params.logits = every.empty() ? nullptr : every.data();
     std::vector<std::vector<int32_t>> old;
     for (int il = 0; il < c.n_layer; ++il) old.push_back(c.len(il));
     std::vector<std::vector<std::vector<int32_t>>> pos(c.n_layer);
@@ -383,7 +385,11 @@ void check_prompt(
     if (!check(read_prompt(c, x, rnd, share, &kept), "%s", edgekv_last_error())) return;
     check(c.memory().n_past == before + n, "%lld tokens after a prompt of %d",
         (long long) c.memory().n_past, n);
-    check(std::isfinite(distance(c.logits(), c.logits())), "logits are not finite");
+    const auto last = c.logits();
+    check(std::isfinite(distance(last, last)), "logits are not finite");
+    check(std::all_of(every.begin(), every.end(), [](float y) { return std::isfinite(y); }) &&
+            (every.empty() || std::equal(last.begin(), last.end(), every.end() - c.n_vocab)),
+        "the logits of every token are not there, or the last one's are others");
     for (int il = 0; il < c.n_layer; ++il)
         for (int k = 0; k < c.layers[il].n_head_kv; ++k) {
             auto got = c.pos(il, k);

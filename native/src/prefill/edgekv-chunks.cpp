@@ -4,6 +4,7 @@
 #include "edgekv-context.h"
 #include "edgekv-error.h"
 #include "edgekv-pages.h"
+#include "cpu/edgekv-cpu.h"
 
 #include "llama-context.h"
 
@@ -13,6 +14,10 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+
+// Tokens of a chunk whose logits are computed together: those of a large vocabulary take a MiB
+// each. So many are enough for edgekv's products
+static constexpr int64_t MOST_OUTPUTS = EDGEKV_PRODUCT_MIN;
 
 // llama.cpp takes memory for the largest graph that a model could have, and fills it with zeros; of
 // a hybrid's that is 9 MB, most of which no tensor is ever in
@@ -36,6 +41,7 @@ void edgekv_chunks::build() {
     auto build = [&](int64_t first, int64_t n, int64_t row) {
         for (int64_t i = 0, n_here; i < n; i += n_here) {
             n_here = std::min(prompt.n_ubatch, n - i);
+            n_here -= std::max<int64_t>(0, prompt.outputs_of(first + i, n_here) - MOST_OUTPUTS);
             if (step > 0) n_here = std::min(n_here, step - (prompt.pos0 + row + i) % step);
             build_chunk(first + i, n_here, row + i);
         }
@@ -55,13 +61,12 @@ void edgekv_chunks::build_chunk(int64_t first, int64_t n, int64_t row) {
     c.first = first;
     c.n_tokens = n;
     c.row = row;
-    const int64_t last = prompt.n_tokens - 1;
-    c.has_output = last >= first && last < first + n;
+    c.n_outputs = prompt.outputs_of(first, n);
 
     std::vector<llama_pos> pos(n);
     std::vector<int8_t> output(n, 0);
     for (int64_t i = 0; i < n; ++i) pos[i] = (llama_pos) (prompt.pos0 + row + i);
-    if (c.has_output) output[last - first] = 1;
+    std::fill(output.end() - c.n_outputs, output.end(), 1);
     llama_batch b = {};
     b.n_tokens = (int32_t) n;
     b.token = const_cast<llama_token *>(prompt.tokens.data()) + first;
@@ -80,24 +85,24 @@ edgekv_graph & edgekv_chunks::graph_for(const edgekv_chunk & c) {
     const auto * recurrent = edgekv_recurrent_of(prompt.ctx->get_memory());
     const int32_t cleared = recurrent ? recurrent->rs_z : -1;
     for (auto & g : graphs) {
-        if (!alone && g->n_tokens == c.n_tokens && g->has_output == c.has_output &&
+        if (!alone && g->n_tokens == c.n_tokens && g->n_outputs == c.n_outputs &&
             g->cleared == cleared && g->observed == seen)
             return *g;
     }
     graphs.push_back(std::make_unique<edgekv_graph>());
     auto & g = *graphs.back();
     g.n_tokens = c.n_tokens;
-    g.has_output = c.has_output;
+    g.n_outputs = c.n_outputs;
     g.cleared = cleared;
     g.observed = seen;
     g.res = std::make_unique<llm_graph_result>(edgekv_context::max_nodes(*prompt.ctx));
     building = &g;
     building_for = &c;
-    g.gf = edgekv_context::build(*prompt.ctx, *g.res, *c.mctx, c.has_output ? 1 : 0);
+    g.gf = edgekv_context::build(*prompt.ctx, *g.res, *c.mctx, (int) c.n_outputs);
     building = nullptr;
     building_for = nullptr;
     give_back_unused(*g.res->get_ctx());
-    if (g.has_output && !g.res->get_logits())
+    if (g.n_outputs > 0 && !g.res->get_logits())
         throw edgekv_error { EDGEKV_UNSUPPORTED,
             "this model gives no logits: it is made for embeddings" };
     if (prompt.by_layer && !g.find_cuts(prompt.n_slice())) throw not_by_layer();

@@ -87,7 +87,7 @@ bool edgekv_graph::find_slice(int i, edgekv_slice & slice) const {
         if (!need(need, gf->nodes[j]->view_src)) return false;
     }
     slice.nodes.insert(slice.nodes.end(), gf->nodes + i0, gf->nodes + i1);
-    if (!has_output && i1 == gf->n_nodes) drop_unread(slice.nodes);
+    if (n_outputs == 0 && i1 == gf->n_nodes) drop_unread(slice.nodes);
 
     std::unordered_set<const ggml_tensor *> read;
     for (const ggml_tensor * t : slice.nodes) {

@@ -36,7 +36,7 @@ struct edgekv_graph {
     std::unique_ptr<llm_graph_result> res;
     ggml_cgraph * gf = nullptr;
     int64_t n_tokens = 0;
-    bool has_output = false;
+    int64_t n_outputs = 0; // of them, the last ones
     int32_t cleared = -1; // the recurrent state that begins anew, of the conversation's first chunk
     edgekv_seen observed; // tokens of the chunk whose queries are captured
     std::vector<int> cut; // [n_slice + 1] node where each slice begins
@@ -77,6 +77,6 @@ private:
 struct edgekv_chunk : edgekv_span {
     llama_memory_context_ptr mctx;
     edgekv_graph * graph = nullptr;
-    bool has_output = false;
+    int64_t n_outputs = 0;      // of its last tokens
     std::vector<void *> inputs; // its values for the graph's inputs
 };

@@ -58,6 +58,7 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
     const auto & memory = edgekv_memory_of(*ctx);
     const auto n_ctx = (int64_t) memory.n_ctx;
     p.n_tokens = params.n_tokens;
+    p.logits = params.logits;
     p.n_ubatch = ctx->get_cparams().n_ubatch;
     p.rounded = !edgekv_switches::f32_attend() && has_quantised_layers(ctx->get_model());
     p.pos0 = p.store->n_past;

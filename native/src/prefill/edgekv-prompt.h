@@ -39,6 +39,7 @@ struct edgekv_prompt {
     std::vector<int64_t> pieces;     // how many tokens each has
     int64_t n_tokens = 0;            // of the prompt
     int64_t n_all = 0, n_rows = 0;   // with all pieces; with the longest piece
+    float * logits = nullptr;        // [n_tokens, n_vocab] of every token, if they are wanted
     int64_t n_ubatch = 0;
     llama_pos pos0 = 0; // of the first token
     // what attention multiplies may have the 8 bits of bf16, as products with weights do
@@ -52,6 +53,11 @@ struct edgekv_prompt {
     bool ended = false;
     bool broken = false; // a layer was left half read: hidden states are overwritten
 
+    // how many of the n tokens from `first` on have logits: all of the prompt's, or its last one
+    int64_t outputs_of(int64_t first, int64_t n) const {
+        const int64_t begin = logits ? 0 : n_tokens - 1;
+        return std::max<int64_t>(0, std::min(first + n, n_tokens) - std::max(first, begin));
+    }
     const edgekv_layer & layer(int il) const { return *store->layers[il]; }
     // Layers that are read together: each by itself, but those that share K and V, with the layers
     // that they have them from, are the last slice

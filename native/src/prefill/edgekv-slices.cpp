@@ -85,8 +85,7 @@ void edgekv_slices::plan(edgekv_graph & g, int slice) {
     auto * sched = prompt.ctx->get_sched();
     if (!ggml_backend_sched_alloc_graph(sched, &planned.gf)) throw std::bad_alloc();
     if (prompt.on_cpu() && edgekv_switches::products())
-        products.find(
-            planned.gf, prompt.by_layer && (int64_t) prompt.tokens.size() > prompt.n_ubatch);
+        products.find(planned.gf, prompt.by_layer && chunks.all().size() > 1);
     planned.graph = &g;
     planned.slice = slice;
 }
@@ -129,7 +128,11 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
         throw edgekv_error { EDGEKV_FAILED,
             "the disk is full: the hidden states could not be written" };
     if (in && is_last) hidden->drop(c.first, c.n_tokens);
-    if (is_last && c.has_output) { edgekv_context::take_logits(ctx, g.res->get_logits()); }
+    if (is_last && c.n_outputs > 0) {
+        auto * logits = g.res->get_logits();
+        float * every = prompt.logits ? prompt.logits + c.first * logits->ne[0] : nullptr;
+        edgekv_context::take_logits(ctx, logits, every);
+    }
 }
 
 void edgekv_slices::clear() {
