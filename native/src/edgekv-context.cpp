@@ -51,11 +51,12 @@ uint32_t edgekv_context::max_nodes(const llama_context & ctx) {
     return ctx.gf_res_reserve->get_max_nodes();
 }
 
-void edgekv_context::take_logits(llama_context & ctx, ggml_tensor * logits, float * every) {
+void edgekv_context::take_logits(
+    llama_context & ctx, ggml_tensor * logits, int64_t n, float * every) {
     ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), logits);
-    const size_t all = ggml_nbytes(logits), one = logits->nb[1];
-    if (every) ggml_backend_tensor_get_async(backend, logits, every, 0, all);
-    ggml_backend_tensor_get_async(backend, logits, ctx.logits.data, all - one, one);
+    const size_t one = ctx.model.vocab.n_tokens() * sizeof(float);
+    if (every) ggml_backend_tensor_get_async(backend, logits, every, 0, n * one);
+    ggml_backend_tensor_get_async(backend, logits, ctx.logits.data, (n - 1) * one, one);
     ggml_backend_sched_synchronize(ctx.sched.get());
 }
 

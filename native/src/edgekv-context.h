@@ -23,9 +23,9 @@ struct edgekv_context {
     static ggml_cgraph * build(
         llama_context & ctx, llm_graph_result & res, llama_memory_context_i & mctx, int n_outputs);
     static uint32_t max_nodes(const llama_context & ctx); // of a graph
-    // a graph's logits of its last token become the context's; all of them go to `every`, if it is
-    // not null
-    static void take_logits(llama_context & ctx, ggml_tensor * logits, float * every);
+    // the first n rows of a graph's logits are those of its outputs: the last one becomes the
+    // context's, and all of them go to `every`, if it is not null. Some graphs have more rows
+    static void take_logits(llama_context & ctx, ggml_tensor * logits, int64_t n, float * every);
     // [n_vocab] of one token, which make_ready has made room for: a copy, and the way back
     static std::vector<float> logits(const llama_context & ctx); // throws std::bad_alloc
     static void put_logits(llama_context & ctx, const std::vector<float> & logits);

@@ -6,6 +6,7 @@
 #include "edgekv-switches.h"
 
 #include "llama-context.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <string>
@@ -129,9 +130,9 @@ void edgekv_slices::run(const edgekv_chunk & c, int slice) {
             "the disk is full: the hidden states could not be written" };
     if (in && is_last) hidden->drop(c.first, c.n_tokens);
     if (is_last && c.n_outputs > 0) {
-        auto * logits = g.res->get_logits();
-        float * every = prompt.logits ? prompt.logits + c.first * logits->ne[0] : nullptr;
-        edgekv_context::take_logits(ctx, logits, every);
+        const int64_t n_vocab = ctx.get_model().vocab.n_tokens();
+        float * every = prompt.logits ? prompt.logits + c.first * n_vocab : nullptr;
+        edgekv_context::take_logits(ctx, g.res->get_logits(), c.n_outputs, every);
     }
 }
 
