@@ -240,7 +240,13 @@ def test_heads_keep_different_numbers_of_rows_and_the_sum_is_that_of_the_ratio(d
     from edgekv import Llama
 
     llm = Llama(
-        str(demo_model), n_ctx=1024, kv_ratio=0.3, kv_method="auto", type_k=8, type_v=8, verbose=False
+        str(demo_model),
+        n_ctx=1024,
+        kv_ratio=0.3,
+        kv_method="auto",
+        type_k=8,
+        type_v=8,
+        verbose=False,
     )
     llm.eval(llm.tokenize(b"A line of text that is read again and again. " * 70)[:700])
     kept = llm.kv_stats().kept

@@ -45,9 +45,11 @@ class Prefill:
     tokens: the prompt; pieces: token lists, each read behind the prompt, seeing no other piece and
     never stored.
     observers: (begin, end, names of STATS), tokens counted through the prompt and all pieces;
-    every: `queries` looks at one of so many tokens, for each of them. logits: [len(tokens), n_vocab]
-    for those of every token, if it is given; the context has the last one's. progress(done, total) is
-    called between chunks; if it raises, reading stops and the exception comes out of `run`.
+    every: `queries` looks at one of so many tokens, for each of them.
+    logits: f32 [len(tokens), n_vocab] for those of every token, if it is given; the context has the
+    last one's alone.
+    progress(done, total) is called between chunks; if it raises, reading stops and the exception
+    comes out of `run`.
     """
 
     def __init__(

@@ -10,9 +10,9 @@ the product of the mean over the one kind of token and over the other.
 LU-KV and EvolKV take part where the model has a profile of that kind.
 
 Not every pair is tried. All methods compete with q8_0 entries. At DECIDING ratios the best of them
-and those that are nearly as good are tried with V in q4_0; with V in q5_1 where q4_0 brought little,
-because what lies between the two cannot bring much more then; at SCARCE ratios with K in q5_1 and
-V in q4_0. A full q4_0 cache is measured beside them.
+and those that are nearly as good are tried with V in q4_0; with V in q5_1 where q4_0 brought
+little, since where it brings much the type between the two brings hardly more; at SCARCE ratios
+with K in q5_1 and V in q4_0. A full q4_0 cache is measured beside them.
 
 Work: five times N_READ tokens are read, and about 17 times 200 tokens are fed. That are 9,800
 tokens, whatever the model; V in q5_1 adds some.
