@@ -180,8 +180,8 @@ JUDGED = 256
 def predict(llm: Any, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
     """Append tokens without compressing; logits [some, n_vocab] of each of them, in order.
 
-    The tokens are read as a prompt, of which every row is kept: decoded they would take more than
-    twice as long.
+    The tokens are read as a prompt, of which every row is kept: decoding them takes longer
+    (docs/results/contest.md).
     """
     for i in range(0, len(tokens), JUDGED):
         part = list(tokens[i : i + JUDGED])

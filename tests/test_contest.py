@@ -223,6 +223,17 @@ def test_methods_that_are_nearly_as_good_are_tried_with_types_that_may_be_nearer
             assert tried == kinds
 
 
+@pytest.mark.parametrize(("four", "is_tried"), [(None, True), (0.21, True), (0.19, False)])
+def test_a_type_between_two_is_tried_where_fewer_bits_brought_little(four, is_tried):
+    held = object.__new__(contest._Contest)
+    held.found = {contest.Entrant(PLAIN, 0.2, "q8_0"): Distance(1.0, 0.3)}
+    if four is not None:  # V in q4_0 is possible
+        held.found[contest.Entrant(PLAIN, 0.2, "q8_0/q4_0")] = Distance(1.0, four)
+    assert held._promises("q8_0/q5_1", 0.2) == is_tried
+    assert held._promises("q8_0/q4_0", 0.2) and not held._promises("q5_1/q4_0", 0.2)
+    assert held._promises("q5_1/q4_0", 0.1)
+
+
 @pytest.fixture
 def with_lukv(learned, tmp_path):
     """(model, file of its profile with maps, beside which a LU-KV profile lies)."""

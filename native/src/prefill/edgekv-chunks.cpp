@@ -4,7 +4,6 @@
 #include "edgekv-context.h"
 #include "edgekv-error.h"
 #include "edgekv-pages.h"
-#include "cpu/edgekv-cpu.h"
 
 #include "llama-context.h"
 
@@ -14,10 +13,6 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
-
-// Tokens of a chunk whose logits are computed together: those of a large vocabulary take a MiB
-// each. So many are enough for edgekv's products
-static constexpr int64_t MOST_OUTPUTS = EDGEKV_PRODUCT_MIN;
 
 // llama.cpp takes memory for the largest graph that a model could have, and fills it with zeros; of
 // a hybrid's that is 9 MB, most of which no tensor is ever in
@@ -41,7 +36,6 @@ void edgekv_chunks::build() {
     auto build = [&](int64_t first, int64_t n, int64_t row) {
         for (int64_t i = 0, n_here; i < n; i += n_here) {
             n_here = std::min(prompt.n_ubatch, n - i);
-            n_here -= std::max<int64_t>(0, prompt.outputs_of(first + i, n_here) - MOST_OUTPUTS);
             if (step > 0) n_here = std::min(n_here, step - (prompt.pos0 + row + i) % step);
             build_chunk(first + i, n_here, row + i);
         }

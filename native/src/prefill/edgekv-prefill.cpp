@@ -5,6 +5,7 @@
 #include "edgekv-device.h"
 #include "edgekv-error.h"
 #include "edgekv-switches.h"
+#include "cpu/edgekv-cpu.h"
 
 #include "llama-context.h"
 #include "llama-model.h"
@@ -58,8 +59,10 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
     const auto & memory = edgekv_memory_of(*ctx);
     const auto n_ctx = (int64_t) memory.n_ctx;
     p.n_tokens = params.n_tokens;
-    p.logits = params.logits;
     p.n_ubatch = ctx->get_cparams().n_ubatch;
+    p.logits = params.logits;
+    // logits of a large vocabulary take a MiB each; so many tokens are enough for our products
+    if (p.logits) p.n_ubatch = std::min<int64_t>(p.n_ubatch, EDGEKV_PRODUCT_MIN);
     p.rounded = !edgekv_switches::f32_attend() && has_quantised_layers(ctx->get_model());
     p.pos0 = p.store->n_past;
     if (p.pos0 + p.n_tokens > n_ctx) {

@@ -40,8 +40,8 @@ struct edgekv_prompt {
     int64_t n_tokens = 0;            // of the prompt
     int64_t n_all = 0, n_rows = 0;   // with all pieces; with the longest piece
     float * logits = nullptr;        // [n_tokens, n_vocab] of every token, if they are wanted
-    int64_t n_ubatch = 0;
-    llama_pos pos0 = 0; // of the first token
+    int64_t n_ubatch = 0;            // of a chunk, at most
+    llama_pos pos0 = 0;              // of the first token
     // what attention multiplies may have the 8 bits of bf16, as products with weights do
     bool rounded = false;
     bool by_layer = true;  // false: its graphs cannot be cut, all layers are read at once
