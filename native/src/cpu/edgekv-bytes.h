@@ -6,6 +6,9 @@
 //     token: the integer of one, from LEAST to LEAST + 254
 //     load: AT_ONCE rows of words of weights, `step` apart; set: words of HEIGHT tokens, likewise
 //     to_f32: the sums of token i of HEIGHT
+// and products of pairs of int16
+//     pairs: their sums; load_pairs: a register of words; set_pairs: one word in all places;
+//     add_pairs: c and the products
 
 #include "edgekv-lanes.h"
 
@@ -37,6 +40,10 @@ struct byte_registers {
     static reg zero() { return _mm512_setzero_si512(); }
     static reg row(const uint32_t * p) { return _mm512_loadu_si512(p); }
     static reg all(uint32_t word) { return _mm512_set1_epi32((int) word); }
+    // as fast as vpdpwssd, which not all have
+    static reg add_pairs(reg x, reg y, reg c) {
+        return _mm512_add_epi32(c, _mm512_madd_epi16(x, y));
+    }
 #else
     using L = simd_lanes<8, 4, 2>;
     using reg = __m256i;
@@ -44,7 +51,14 @@ struct byte_registers {
     static reg zero() { return _mm256_setzero_si256(); }
     static reg row(const uint32_t * p) { return _mm256_loadu_si256((const __m256i *) p); }
     static reg all(uint32_t word) { return _mm256_set1_epi32((int) word); }
+    static reg add_pairs(reg x, reg y, reg c) {
+        return _mm256_add_epi32(c, _mm256_madd_epi16(x, y));
+    }
 #endif
+    using pairs = reg;
+    static reg load_pairs(const uint32_t * p) { return row(p); }
+    static reg set_pairs(uint32_t word) { return all(word); }
+    static L::reg to_f32(reg c, int = 0) { return __builtin_convertvector((sums) c, L::reg); }
 };
 
 // Products are written out: gcc 12 would do those of a whole block first and write sums to the
@@ -82,11 +96,20 @@ struct byte_products : byte_registers {
         return c;
     }
 #endif
-    static L::reg to_f32(reg c, int) { return __builtin_convertvector((sums) c, L::reg); }
 };
-#elif defined(__ARM_FEATURE_MATMUL_INT8)
+#else
+struct pair_products {
+    using pairs = int32x4_t;
+    static int16x8_t load_pairs(const uint32_t * p) { return vreinterpretq_s16_u32(vld1q_u32(p)); }
+    static int16x8_t set_pairs(uint32_t word) { return vreinterpretq_s16_u32(vdupq_n_u32(word)); }
+    static pairs add_pairs(int16x8_t x, int16x8_t y, pairs c) {
+        const auto low = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+        return vaddq_s32(c, vpaddq_s32(low, vmull_high_s16(x, y)));
+    }
+};
+#if defined(__ARM_FEATURE_MATMUL_INT8)
 // an instruction multiplies two words of two tokens with those of two rows of the weight
-struct byte_products {
+struct byte_products : pair_products {
     using L = simd_lanes<4, 8, 2>;
     using token = int8_t;
     static constexpr int MOST = 128, AT_ONCE = 2, HEIGHT = 2, LEAST = -127;
@@ -110,6 +133,7 @@ struct byte_products {
                 c.of[i], vreinterpretq_s8_u32(tokens), vreinterpretq_s8_u32(weights.of[i]));
         return c;
     }
+    static L::reg to_f32(pairs c) { return (L::reg) vcvtq_f32_s32(c); }
     static L::reg to_f32(reg c, int i) {
         const auto x = vreinterpretq_s64_s32(c.of[0]), y = vreinterpretq_s64_s32(c.of[1]);
         const auto sums = i == 0 ? vzip1q_s64(x, y) : vzip2q_s64(x, y);
@@ -117,7 +141,7 @@ struct byte_products {
     }
 };
 #else
-struct byte_products {
+struct byte_products : pair_products {
     using L = simd_lanes<4, 5, 4>;
     using reg = int32x4_t;
     using operand = int8x16_t;
@@ -129,8 +153,9 @@ struct byte_products {
         return vreinterpretq_s8_u32(vld1q_dup_u32(p));
     }
     static reg fma(operand weights, operand tokens, reg c) { return vdotq_s32(c, weights, tokens); }
-    static L::reg to_f32(reg c, int) { return (L::reg) vcvtq_f32_s32(c); }
+    static L::reg to_f32(reg c, int = 0) { return (L::reg) vcvtq_f32_s32(c); }
 };
+#endif
 #endif
 
 } // namespace edgekv

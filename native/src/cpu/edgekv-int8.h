@@ -6,8 +6,10 @@
 //     sum of w x = scale*step * sum of u q + base * scale * sum of u + low * sum of x
 // Weights without a `low` need no third term: what is done for a block beside its products counts,
 // since 8 instructions add 32 values of a register of results up.
-// Tokens for Q4_K and Q5_K have one step and base in 256 values, as in llama.cpp, so that those two
-// come in once for 8 blocks.
+// Tokens for types with 256 values (Q4_K, Q5_K, Q6_K) have one step and base in these, as in
+// llama.cpp: a span of 8 blocks, whose step and base come in once. A low is an integer there, as is
+// the sum of a block's q: pairs of int16 are multiplied, two blocks in an instruction.
+//     sum of w x = step * (sum of scale * u q, and of low * q) + base * sum of w
 
 #include "edgekv-bytes.h"
 #include "edgekv-levels.h"
@@ -25,7 +27,12 @@ namespace edgekv {
 struct token_block {
     using E = simd_lanes<8, 4, 2>;
     static constexpr float LEAST = byte_products::LEAST;
-    float step, base, sum; // sum: of its values, as they were rounded; in steps, where asked
+    float step, base;
+    union {
+        float sum;        // of its values, as they were rounded
+        int32_t in_steps; // of q, where they are in a span
+        uint32_t pair;    // ... and that of another block
+    };
     byte_products::token q[32];
 
     // f over the values of a register: halves with each other, else each would wait for the last
@@ -61,7 +68,7 @@ struct token_block {
         }
     };
 
-    token_block(const float * x, const range & of, bool in_steps) : step(of.step) {
+    token_block(const float * x, const range & of, bool of_span) : step(of.step) {
         const float least = of.least, factor = 1 / step;
         int all = 0;
         for (int i = 0; i < 32; ++i) {
@@ -73,7 +80,8 @@ struct token_block {
             all += q[i];
         }
         base = least - LEAST * step;
-        sum = in_steps ? (float) all + 32 * base * factor : step * (float) all + 32 * base;
+        if (of_span) in_steps = all;
+        else sum = step * (float) all + 32 * base;
     }
 };
 static_assert(sizeof(token_block) == sizeof(weight_block), "their words meet");
@@ -85,7 +93,8 @@ struct int8_words : byte_products {
     static constexpr int SPAN = N_SPAN, PARTS = N_PARTS;
     static constexpr int PER = 4, N = L::N, ROWS = L::ROWS, VECTORS = L::VECTORS, P = N * VECTORS;
     static constexpr int BLOCK = 32 / PER, SCALES = sizeof(token_block) / 4 - BLOCK;
-    static constexpr bool TILES = false, LEVELS = true;
+    static constexpr bool TILES = false, LEVELS = true, HAS_LOW = LOW;
+    static constexpr int LOW_AT = 2; // of the words before a block
     struct scope {};
     static int n_words(int d) { return d / 32 * (BLOCK + SCALES); }
 
@@ -94,8 +103,16 @@ struct int8_words : byte_products {
         for (int i = 0; i < n; i += 32 * SPAN) {
             const token_block::range range(x + i, 32 * SPAN);
             // in place: a copy would wait until what it reads is written
-            for (int j = 0; j < 32 * SPAN; j += 32, words += step)
-                new (words) token_block(x + i + j, range, SPAN > 1);
+            for (int j = 0; j < SPAN; ++j)
+                new (words + j * step) token_block(x + i + 32 * j, range, SPAN > 1);
+            for (int j = 0; j < SPAN / 2; ++j) {
+                const auto sum = [&](int i) {
+                    return ((token_block *) (words + i * step))->in_steps;
+                };
+                ((token_block *) (words + j * step))->pair =
+                    (uint16_t) sum(2 * j) | (uint32_t) sum(2 * j + 1) << 16;
+            }
+            words += SPAN * step;
         }
     }
     static operand load(const uint32_t * p) { return byte_products::load(p, P); }
@@ -107,14 +124,14 @@ struct int8_words : byte_products {
             const auto * w = (const float *) b;
             scale = L::load(part == 0 ? w : w + 2 * P);
             if constexpr (SPAN == 1) sum = L::load(w + P);
-            if constexpr (LOW) low = L::load(w + 2 * P);
+            if constexpr (LOW && SPAN == 1) low = L::load(w + LOW_AT * P);
         }
     };
     // c and a block's sum, or that of one of its parts; a: of a token
     static L::reg add(L::reg sum, const uint32_t * a, const weights & w, int part, L::reg c) {
         const auto * x = (const float *) a;
         if (SPAN == 1 && part == 0) c = L::fma(L::set(x[1]), w.sum, c);
-        if constexpr (LOW) c = L::fma(L::set(x[2]), w.low, c);
+        if constexpr (LOW && SPAN == 1) c = L::fma(L::set(x[LOW_AT]), w.low, c);
         if constexpr (SPAN == 1) return L::fma(sum, L::mul(L::set(x[0]), w.scale), c);
         else return L::fma(sum, w.scale, c);
     }

@@ -85,8 +85,9 @@ void read_K(const Block & b, const uint8_t * fifth, weight_block * to) {
             to->u[j] = (int8_t) level;
             sum += level;
         }
-        finish(*to, x.scale * s.scale[i], -x.low * s.low[i], sum);
+        finish(*to, x.scale * s.scale[i], 0, sum);
     }
+    set_lows(to - 8, -x.low, s.low);
 }
 void read(const block_q4_K & b, weight_block * to) { read_K(b, nullptr, to); }
 void read(const block_q5_K & b, weight_block * to) { read_K(b, b.qh, to); }
@@ -136,19 +137,23 @@ void read(const block_q4_0x8 & b, weight_block * to, int step) {
 }
 // the scales of eight rows are packed as those of a row's eight blocks were
 void read(const block_q4_Kx8 & b, weight_block * to, int step) {
-    for (int i = 0; i < 8; ++i, ++to) {
+    uint8_t lows[8][8];
+    for (int i = 0; i < 8; ++i) {
         const scales_K s(b.scales + i * 12);
         for (int row = 0; row < 8; ++row) {
-            weight_block & block = to[(size_t) row * step];
+            weight_block & block = to[(size_t) row * step + i];
             int sum = 0;
             for (int j = 0; j < 32; j += 8) {
                 const uint64_t x = run(b.qs + ((i / 2 * 4 + j / 8) * 8 + row) * 8, i % 2);
                 sum += sum_of(x);
                 put(x, block.u + j);
             }
-            finish(block, f32(b.d[row]) * s.scale[row], -f32(b.dmin[row]) * s.low[row], sum);
+            finish(block, f32(b.d[row]) * s.scale[row], 0, sum);
+            lows[row][i] = s.low[row];
         }
     }
+    for (int row = 0; row < 8; ++row)
+        set_lows(to + (size_t) row * step, -f32(b.dmin[row]), lows[row]);
 }
 
 template <class Block, class... Step>
@@ -159,6 +164,13 @@ void read_all(const char * data, int n, int size, weight_block * to, Step... ste
 
 } // namespace
 
+void set_lows(weight_block * eight, float step, const uint8_t * m) {
+    for (int i = 0; i < 8; ++i) eight[i].sum += 32 * step * m[i];
+    for (int i = 0; i < 8; ++i) eight[i / 2].lows[i % 2] = m[i];
+    eight[4].low = step;
+}
+float low_of(const weight_block * eight, int i) { return eight[4].low * eight[i / 2].lows[i % 2]; }
+
 level_form form_of(ggml_type type) {
     switch (type) {
         case GGML_TYPE_Q4_0: return { 8, false, false, false };
@@ -168,7 +180,7 @@ level_form form_of(ggml_type type) {
         case GGML_TYPE_Q8_0: return { 128, false, false, false };
         case GGML_TYPE_Q4_K: return { 15, true, false, true };
         case GGML_TYPE_Q5_K: return { 31, true, false, true };
-        case GGML_TYPE_Q6_K: return { 32, false, true, false };
+        case GGML_TYPE_Q6_K: return { 32, false, true, true };
         default: return {};
     }
 }

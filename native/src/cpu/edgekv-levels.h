@@ -13,9 +13,15 @@ struct weight_block {
     float scale, sum; // sum: of scale*u
     union {
         float low, second;
+        int16_t lows[2];
     };
     int8_t u[32];
 };
+
+// Eight blocks whose lows are step*m, m of 6 bits: block j < 4 has those of blocks 2 j and 2 j + 1
+// in `lows`, block 4 the step as `low`; `sum` is of scale*u + low.
+void set_lows(weight_block * eight, float step, const uint8_t * m);
+float low_of(const weight_block * eight, int i);
 
 // six bits of scale and of low for each of eight blocks, packed into 12 bytes
 struct scales_K {

@@ -38,6 +38,30 @@ template <class W, int ROWS, int VECTORS, int PART>
                 W::add(W::to_f32(acc[i / H][v], i % H), a + i * WORDS, w[v], PART, sums[i][v]);
 }
 
+// a span's lows: pairs of integers, that of blocks 2 j and 2 j + 1 in block j, and their step
+template <class W, int ROWS, int VECTORS>
+[[gnu::always_inline]] inline void add_lows(
+    const uint32_t * a, const uint32_t * b, typename W::L::reg (&sums)[ROWS][VECTORS]) {
+    using L = typename W::L;
+    constexpr int P = W::N * VECTORS, WORDS = W::SCALES + W::BLOCK, AT = W::LOW_AT;
+    typename W::pairs acc[ROWS][VECTORS];
+    for (auto & row : acc)
+        for (auto & x : row) x = typename W::pairs {};
+#pragma GCC unroll 1
+    for (int j = 0; j < W::SPAN / 2; ++j)
+        for (int v = 0; v < VECTORS; ++v) {
+            const auto x = W::load_pairs(b + (j * WORDS + AT) * P + v * W::N);
+            for (int i = 0; i < ROWS; ++i) {
+                const auto y = W::set_pairs(a[(j * ROWS + i) * WORDS + AT]);
+                acc[i][v] = W::add_pairs(x, y, acc[i][v]);
+            }
+        }
+    for (int v = 0; v < VECTORS; ++v) {
+        const auto step = L::load((const float *) b + (W::SPAN / 2 * WORDS + AT) * P + v * W::N);
+        for (int i = 0; i < ROWS; ++i) sums[i][v] = L::fma(W::to_f32(acc[i][v]), step, sums[i][v]);
+    }
+}
+
 // s[i*s_row + p] = (the same, if `add`) + the sum of n words
 template <class W, int ROWS, int VECTORS>
 void multiply_levels(
@@ -47,7 +71,9 @@ void multiply_levels(
     // sums of a span are in steps of its tokens, and come to the others at its end
     constexpr bool SPANS = W::SPAN > 1;
     const int span = SPANS ? W::SPAN * WORDS : n;
-    for (; n > 0; n -= span, a += ROWS * span, b += P * span, add = true) {
+    // here spans are added up: rows of results may meet in a set of the nearest cache
+    float totals[ROWS][P];
+    for (int k = 0; k < n; k += span, a += ROWS * span, b += P * span) {
         typename L::reg sums[ROWS][VECTORS], of_weights[VECTORS];
         for (int v = 0; v < VECTORS; ++v) of_weights[v] = L::set(0.0f);
         for (int i = 0; i < ROWS; ++i)
@@ -60,15 +86,18 @@ void multiply_levels(
             for (int v = 0; SPANS && v < VECTORS; ++v)
                 of_weights[v] = L::add(of_weights[v], W::sum_of_weights(b_j + v * W::N));
         }
+        if constexpr (SPANS && W::HAS_LOW) add_lows<W, ROWS, VECTORS>(a, b, sums);
+        const bool last = k + span >= n;
 #pragma GCC unroll 16
         for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v) {
-                float * to = s + i * s_row + v * W::N;
-                if constexpr (SPANS)
-                    sums[i][v] = W::add_span(
-                        sums[i][v], a + i * WORDS, of_weights[v], add ? L::load(to) : L::set(0.0f));
-                L::store(to, sums[i][v]);
+                float *to = s + i * s_row + v * W::N, *so_far = totals[i] + v * W::N;
+                if constexpr (SPANS) {
+                    const auto c = k ? L::load(so_far) : add ? L::load(to) : L::set(0.0f);
+                    sums[i][v] = W::add_span(sums[i][v], a + i * WORDS, of_weights[v], c);
+                }
+                L::store(last ? to : so_far, sums[i][v]);
             }
     }
 }

@@ -73,7 +73,7 @@ static auto with_words(ggml_type type, F && f) {
 #if EDGEKV_INT8
     const level_form form = form_of(type);
     if (form.most > 0 && form.most <= byte_products::MOST && multiplies_levels()) {
-        if (form.two_scales) return f(int8_words<false, 1, 2>());
+        if (form.two_scales) return f(int8_words<false, 8, 2>());
         if (form.of_eight) return f(int8_words<true, 8>());
         return form.low ? f(int8_words<true>()) : f(int8_words<false>());
     }

@@ -21,11 +21,14 @@ namespace edgekv {
 template <class W, class R = weight_rows>
 struct product {
     static constexpr int P = W::N * W::VECTORS; // rows of the weight at once
-    // words of a row that stay in the nearest cache; tiles have their sums in registers until the
-    // end, and words with scales are whole blocks of 20 KiB
+    // Words of a row that are added up before results go to memory. A panel's stay in the nearest
+    // cache, of levels in the second: results are in registers until then, and rows of them whose
+    // distance is a power of two may meet in a set of the nearest cache. Tiles have theirs in
+    // registers until the end.
     static constexpr int OF_BLOCK = W::SCALES + W::BLOCK, OF_SPAN = OF_BLOCK * W::SPAN;
+    static constexpr int BYTES = W::LEVELS ? 128 << 10 : 20 << 10;
     static constexpr int STEP = W::TILES ? INT32_MAX
-        : W::SCALES                      ? (20 << 10) / (P * 4) / OF_SPAN * OF_SPAN
+        : W::SCALES                      ? BYTES / (P * 4) / OF_SPAN * OF_SPAN
                                          : 512;
     // Bytes of panels that meet a group of tokens one after the other, in the second cache; the
     // group's sums stay there until they are complete. Other words have one panel for all tokens.

@@ -19,8 +19,12 @@ bool unpack_sides(ggml_type type, const char * data, int n_in, float * out) {
     static thread_local std::vector<weight_block> blocks;
     blocks.resize((size_t) SIDES * n_in / 32);
     if (!read_levels_of_eight(type, data, n_in, blocks.data())) return false;
-    for (const weight_block & b : blocks)
-        for (int8_t u : b.u) *out++ = b.scale * (float) u + b.low;
+    const level_form form = form_of(type);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+        const bool in_span = form.of_eight && form.low;
+        const float low = in_span ? low_of(&blocks[i / 8 * 8], (int) i % 8) : blocks[i].low;
+        for (int8_t u : blocks[i].u) *out++ = blocks[i].scale * (float) u + low;
+    }
     return true;
 }
 

@@ -16,6 +16,7 @@
 //     PARTS: scales of a weight's block
 //     AT_ONCE: words that fma takes; HEIGHT: rows of a whose results share a register
 //     weights: what stands before a block of weights; add: a block's sums to others
+//     HAS_LOW: whether weights have a low; LOW_AT: its word of those before a block
 // and for attention
 //     join: word i has the i-th value of each of PER registers, up to 2^LOG2_MOST if they are
 //     integers; add_up: acc[i] += its values; power: 2^x, as near as a word can be
