@@ -20,8 +20,8 @@ bool unpack_sides(ggml_type type, const char * data, int n_in, float * out) {
     blocks.resize((size_t) SIDES * n_in / 32);
     if (!read_levels_of_eight(type, data, n_in, blocks.data())) return false;
     const level_form form = form_of(type);
+    const bool in_span = form.of_eight && form.low;
     for (size_t i = 0; i < blocks.size(); ++i) {
-        const bool in_span = form.of_eight && form.low;
         const float low = in_span ? low_of(&blocks[i / 8 * 8], (int) i % 8) : blocks[i].low;
         for (int8_t u : blocks[i].u) *out++ = blocks[i].scale * (float) u + low;
     }
