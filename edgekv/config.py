@@ -216,6 +216,24 @@ class KVConfig:
         metavar="N",
         help="New tokens that a layer holds before it is compressed again.",
     )
+    prefill_memory: int | None = _option(
+        None,
+        _size,
+        metavar="SIZE",
+        help=(
+            "Memory that products with weights may work with while a prompt is read, such as 64MiB"
+            " or bytes; with too little llama.cpp's products read it, which are slower. Without it"
+            " they take what they need: the tokens of a chunk, and up to 64MiB of weights."
+        ),
+    )
+    fast_prefill: bool = _option(
+        False,
+        _switch,
+        help=(
+            "Read prompts layer by layer where nothing is compressed, too, as they are where"
+            " something is: faster on a CPU, and logits are not bit for bit llama.cpp's."
+        ),
+    )
     checkpoints: bool = _option(
         True,
         _switch,

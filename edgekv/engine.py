@@ -168,6 +168,7 @@ class Engine:
             pieces=pieces,
             logits=logits,
             hidden=hidden,
+            most_work=self.settings.prefill_memory,
             progress=progress,
         ) as p:
             self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
@@ -257,16 +258,20 @@ class Engine:
         """
         info, s = self.store.memory(), self.settings
         begin = self._recent_begin(info)
-        return info.n_past > 0 and info.n_past + n_more - begin > max(s.tail, s.window)
+        return (
+            s.compresses
+            and info.n_past > 0
+            and info.n_past + n_more - begin > max(s.tail, s.window)
+        )
 
     def mark_recent(self, n_more: int) -> None:
         """Before `n_more` tokens: copy the state of recurrent layers, if the recent buffer has not
         many tokens to go. `compress_recent` reads the last ones again, and there is no other way
         back.
         """
-        if not self.recurs:
-            return
         info, s = self.store.memory(), self.settings
+        if not self.recurs or not s.compresses:
+            return
         begin = self._recent_begin(info)
         least = begin + max(s.tail, s.window) - s.window
         if info.n_past + n_more > least and info.n_mark < min(least, info.n_past):
@@ -399,6 +404,7 @@ class Engine:
         what = observer.extent(n_ubatch)
         longest = max(what.n_tokens, what.n_rows - what.n_tokens)  # a probe's pieces stand alone
         words = native.product_bytes(model, min(longest, n_ubatch), what.n_all > n_ubatch)
+        words = min(words, self.settings.prefill_memory or words)
         return planned(
             wish,
             self.store.layers,

@@ -342,7 +342,7 @@ class Llama(Evaluation):
                 given = {"budget": None, "budget_mb": None, **given}
             config = replace(self._kv_config, **given)
             fresh = self._kv_resolve(config, self.model_path)
-            if fresh.compresses and self.context_params.embeddings:
+            if fresh.stores and self.context_params.embeddings:
                 raise BadInput(EMBEDDINGS)
             self._kv_check_drafts(fresh)
             self._kv_check_remote(fresh)
@@ -350,7 +350,7 @@ class Llama(Evaluation):
             self._kv_config, self._kv_settings = config, fresh
             if self._kv is not None:
                 self._kv.settings = self._kv_settings
-            elif self._kv_settings.compresses and not self._kv_note:
+            elif self._kv_settings.stores and not self._kv_note:
                 self._kv_new_context()
 
     def kv_stats(self) -> KVStats:

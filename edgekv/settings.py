@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,15 @@ class Settings:
     hidden: str = "auto"
     """Where a prompt's hidden states wait; see `edgekv.memory.hidden`."""
     seed: int = 0
+    prefill_memory: int | None = None
+    """Bytes that products with weights may work with while a prompt is read; None: any."""
+    fast_prefill: bool = False
+    """Prompts are read into a store, whether or not something is evicted."""
+
+    @property
+    def stores(self) -> bool:
+        """Whether the cache is a store; else it is llama.cpp's own."""
+        return self.compresses or self.fast_prefill
 
     @property
     def compresses(self) -> bool:
@@ -56,7 +65,7 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
     types: cache types of K and V that were named. Raises BadInput if its method needs a profile and
     there is none.
     """
-    return Settings(
+    settings = Settings(
         ratio=config.ratio,
         tokens=None if config.table is not None else config.budget,
         n_bytes=None if config.budget_mb is None else int(config.budget_mb * 2**20),
@@ -69,7 +78,22 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
         tail=config.tail,
         hidden=config.hidden,
         seed=config.seed,
+        prefill_memory=config.prefill_memory,
     )
+    # a limit that the whole cache is held against is llama.cpp's cache's
+    if not config.fast_prefill or settings.compresses or settings.memory is not None:
+        return settings
+    return Settings(
+        preset=WHOLE,
+        tail=settings.tail,
+        hidden=settings.hidden,
+        prefill_memory=settings.prefill_memory,
+        fast_prefill=True,
+    )
+
+
+WHOLE = replace(methods.get("streaming"), name="full")
+"""What a store that keeps everything is read with: nothing is observed."""
 
 
 def contested(config: KVConfig) -> float | None:

@@ -49,11 +49,12 @@ def test_method_full_is_bit_identical_whatever_the_ratio(stock, tiny, text, name
     assert np.array_equal(got, stock[name, "f16"])
 
 
+@pytest.mark.parametrize("options", [{"kv_budget": 10 * N_PROMPT}, {"kv_fast_prefill": True}])
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_a_store_that_keeps_every_row_agrees_with_the_unpatched_library(
-    stock, tiny, text, nmse, name
+    stock, tiny, text, nmse, name, options
 ):
-    llm = load(tiny(name), kv_budget=10 * N_PROMPT)
+    llm = load(tiny(name), **options)
     assert llm.kv_stats().mode == "layers"
     got, expected = read(llm, text(N_PROMPT), text(N_DECODE, seed=1)), stock[name, "f16"]
     assert nmse(got[0], expected[0]) < 1e-7

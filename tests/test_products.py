@@ -11,6 +11,7 @@ import pytest
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv.bench import synthetic
+from edgekv.errors import BadInput
 from tests.engine import load, logits
 from tests.lib import nmse
 
@@ -104,3 +105,66 @@ def test_a_short_turn_and_ratio_1_are_llama_cpps(tmp_path, monkeypatch):
     whole = read(tmp_path / "m.gguf")
     monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
     assert (whole == read(tmp_path / "m.gguf")).all()
+
+
+def test_a_fast_prefill_is_nearer_to_f32_at_ratio_1_too(tmp_path):
+    synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")
+    exact = copy(tmp_path / "m.gguf", tmp_path / "f32.gguf", F32)
+    references = [read(exact, tokens) for tokens in PROMPTS]
+
+    def error(**options):
+        found = [read(tmp_path / "m.gguf", tokens, **options) for tokens in PROMPTS]
+        return np.mean([nmse(x, y) for x, y in zip(found, references, strict=True)])
+
+    assert error(kv_fast_prefill=True) < error()
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_ratio": 0.2, "kv_method": "full"}])
+def test_a_fast_prefill_keeps_everything_that_comes(tmp_path, options):
+    synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")
+    llm = load(tmp_path / "m.gguf", kv_fast_prefill=True, kv_tail=64, **options)
+    llm.eval(TOKENS)
+    for token in TOKENS:  # more than a tail
+        llm.eval([token])
+    stats = llm.kv_stats()
+    assert (stats.method, stats.mode, stats.ratio) == ("full", "layers", 1)
+    assert stats.n_kept == stats.n_seen == 2 * len(TOKENS)
+
+
+def test_a_ratio_may_follow_a_fast_prefill(tmp_path):
+    synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")
+    llm = load(tmp_path / "m.gguf", kv_fast_prefill=True)
+    llm.eval(TOKENS)
+    llm.kv_set(ratio=0.2, method="snapkv")
+    llm.reset()
+    llm.eval(TOKENS)
+    assert llm.kv_stats().method == "snapkv" and llm.kv_stats().n_kept == len(TOKENS) // 5
+    llm.kv_set(ratio=1)
+    llm.reset()
+    llm.eval(TOKENS)
+    assert llm.kv_stats().method == "full" and llm.kv_stats().n_kept == len(TOKENS)
+
+
+def test_a_fast_prefill_gives_no_embeddings(tmp_path):
+    synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")
+    with pytest.raises(BadInput, match="kv_fast_prefill"):
+        load(tmp_path / "m.gguf", kv_fast_prefill=True, embedding=True)
+
+
+def test_prefill_memory_bounds_what_products_work_with(tmp_path, monkeypatch):
+    """The same bits with as little as the tokens of a chunk take; llama.cpp's with less."""
+    synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")
+    tokens = 3 * TOKENS  # several chunks, which meet the same weights
+
+    def work(most):
+        llm = load(tmp_path / "m.gguf", kv_budget=1000, kv_prefill_memory=most)
+        llm.eval(tokens)
+        done = llm._kv.clock.work
+        return logits(llm), done["weights"][1] + done["levels"][1]
+
+    whole, n_whole = work(None)
+    some, n_some = work("600KiB")
+    none, n_none = work(1000)
+    assert n_whole == n_some > 0 == n_none and (whole == some).all()
+    monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
+    assert (none == work(None)[0]).all()

@@ -30,7 +30,10 @@ from edgekv.session.guard import Guard
 from edgekv.settings import Settings, resolve
 
 CANCELLED = "cancelled: the conversation is as before this turn"
-EMBEDDINGS = "embeddings come from the whole prompt at once: leave kv_ratio at 1 for them"
+EMBEDDINGS = (
+    "embeddings come from the whole prompt at once: leave kv_ratio at 1, and kv_fast_prefill out,"
+    " for them"
+)
 EMBEDDERS = ("llama-embed", "t5encoder")
 """Architectures that give no logits although they have a cache."""
 
@@ -85,8 +88,8 @@ class LoadedModel(llama_cpp.Llama):
         for file in self._kv_adapters.files:
             adapters.check(file.path, path)
         self._kv_configure(path, kv or KVConfig(), kwargs)
-        compress = self._kv_settings.compresses
-        kwargs["flash_attn"] = _flash_attn(flash_attn, compress, kwargs)
+        stores = self._kv_settings.stores
+        kwargs["flash_attn"] = _flash_attn(flash_attn, stores, kwargs)
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
         if not self._kv_servers:  # which have memory of their own
@@ -95,11 +98,11 @@ class LoadedModel(llama_cpp.Llama):
                 kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
                 kwargs.get("type_k"),
                 kwargs.get("type_v"),
-                compress,
+                stores,
                 kwargs.get("n_gpu_layers") or 0,
             )
         logged_error()  # an older one explains nothing
-        with native.next_context(compress):  # which forgets its error at its end
+        with native.next_context(stores):  # which forgets its error at its end
             try:
                 super().__init__(path, kv_overrides=overrides, **kwargs)
             except ValueError as error:
@@ -145,11 +148,11 @@ class LoadedModel(llama_cpp.Llama):
         picks = self._kv_pick_types(path, arguments.get("n_gpu_layers") or 0)
         if picks:
             arguments["type_k"], arguments["type_v"] = picks
-        compress = self._kv_settings.compresses
-        if compress and arguments.get("embedding"):
+        stores = self._kv_settings.stores
+        if stores and arguments.get("embedding"):
             raise BadInput(EMBEDDINGS)
         self._kv_few_outputs = (
-            compress and not arguments.get("logits_all") and arguments.get("draft_model") is None
+            stores and not arguments.get("logits_all") and arguments.get("draft_model") is None
         )
 
     def _kv_finish(self, embedding: bool) -> None:
@@ -161,7 +164,7 @@ class LoadedModel(llama_cpp.Llama):
             self._stack.callback(self._kv_adapters.close)
             self._kv_adapters.attach(self._ctx.ctx)
             self._kv_check_kind(embedding)
-            self._kv_attach(self._kv_settings.compresses)
+            self._kv_attach(self._kv_settings.stores)
             self._kv_check_drafts(self._kv_settings)
             self._kv_check_memory(self._kv_settings)
         except BadInput:
@@ -270,13 +273,13 @@ class LoadedModel(llama_cpp.Llama):
 
     def _kv_check_remote(self, settings: Settings) -> None:
         """Raises BadInput if layers on other machines would be compressed."""
-        if settings.compresses and self._kv_servers:
+        if settings.stores and self._kv_servers:
             raise BadInput(remote.UNCOMPRESSED)
 
     def _kv_check_drafts(self, settings: Settings) -> None:
         """Raises BadInput if drafts could not be taken back from the compressed cache."""
         if (
-            settings.compresses
+            settings.stores
             and self.draft_model is not None
             and llama_cpp.llama_model_is_hybrid(self._model.model)
             and not native.why_unsupported(self._model.model)
@@ -299,7 +302,7 @@ class LoadedModel(llama_cpp.Llama):
                 settings.sink,
             )
             return
-        if settings.compresses and not self._kv_note:
+        if settings.stores and not self._kv_note:
             return  # the next prompt gets a context with a store
         n_bytes = statistics.uncompressed(self, "", 0).n_bytes
         if n_bytes > settings.memory:

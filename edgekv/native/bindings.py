@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 19
+ABI = 20
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -105,6 +105,7 @@ class CPrefillParams(Structure):
         ("n_observers", c_int32),
         ("hidden", c_int),
         ("dir", c_char_p),
+        ("most_work", c_int64),
         ("progress", CProgress),
         ("data", c_void_p),
     ]

@@ -48,6 +48,7 @@ class Prefill:
     every: `queries` looks at one of so many tokens, for each of them.
     logits: f32 [len(tokens), n_vocab] for those of every token, if it is given; the context has the
     last one's alone.
+    most_work: bytes that products with weights may work with; with less llama.cpp's are taken.
     progress(done, total) is called between chunks; if it raises, reading stops and the exception
     comes out of `run`.
     """
@@ -63,6 +64,7 @@ class Prefill:
         logits: NDArray[np.float32] | None = None,
         hidden: str = "f32",
         hidden_dir: str | None = None,
+        most_work: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         tokens = list(tokens)
@@ -92,6 +94,7 @@ class Prefill:
             len(observers),
             HIDDEN[hidden],
             hidden_dir.encode() if hidden_dir else None,
+            most_work or 0,
             self._callback,
             None,
         )

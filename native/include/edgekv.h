@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 19 // changes with any signature or struct below
+#define EDGEKV_ABI 20 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -203,6 +203,9 @@ struct edgekv_prefill_params {
     int32_t n_observers;
     enum edgekv_hidden_mode hidden;
     const char * dir; // for EDGEKV_HIDDEN_DISK; null = TMPDIR
+    // bytes that products with weights may work with, see edgekv_model_product_bytes; 0: any. A
+    // graph that needs more has llama.cpp's products
+    int64_t most_work;
     edgekv_progress progress;
     void * data;
 };

@@ -61,6 +61,7 @@ void edgekv_prefill::read_params(llama_context * ctx, const edgekv_prefill_param
     p.n_tokens = params.n_tokens;
     p.n_ubatch = ctx->get_cparams().n_ubatch;
     p.logits = params.logits;
+    if (params.most_work > 0) p.most_work = (size_t) params.most_work;
     // logits of a large vocabulary take a MiB each; so many tokens are enough for our products
     if (p.logits) p.n_ubatch = std::min<int64_t>(p.n_ubatch, EDGEKV_PRODUCT_MIN);
     p.rounded = !edgekv_switches::f32_attend() && has_quantised_layers(ctx->get_model());

@@ -18,7 +18,7 @@ static bool same_words(const ggml_tensor & a, const ggml_tensor & b) {
     return a.src[1] == b.src[1] && a.src[2] == b.src[2] && a.src[0]->type == b.src[0]->type;
 }
 
-void edgekv_products::find(const ggml_cgraph & graph, bool again) {
+void edgekv_products::find(const ggml_cgraph & graph, bool again, size_t most) {
     nodes.clear();
     size_t n_most = 0;
     for (int i = 0; i < graph.n_nodes; ++i) {
@@ -32,18 +32,20 @@ void edgekv_products::find(const ggml_cgraph & graph, bool again) {
         now.op = now.node->op;
         now.job.has_words = before && same_words(*before, *now.node);
     }
+    const size_t n_bytes = n_most * sizeof(*words.get());
+    if (n_bytes > most) return nodes.clear();
     grow(words, n_words, n_most);
-    if (again) keep_unpacked();
+    if (again) keep_unpacked(std::min(most - n_bytes, MOST_UNPACKED));
 }
 
 // A chunk that has another graph finds what is there.
-void edgekv_products::keep_unpacked() {
+void edgekv_products::keep_unpacked(size_t most) {
     const bool is_first = weights.empty();
     size_t n_all = 0;
     for (auto & n : nodes) {
         const ggml_tensor * w = n.node->src[0];
         const size_t size = edgekv_cpu().product_unpacked(w);
-        if (is_first && size > 0 && (n_all + size) * sizeof(uint32_t) <= MOST_UNPACKED &&
+        if (is_first && size > 0 && (n_all + size) * sizeof(uint32_t) <= most &&
             weights.emplace(w->data, weight { n_all, false }).second)
             n_all += size;
         const auto found = weights.find(w->data);

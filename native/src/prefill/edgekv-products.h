@@ -18,9 +18,9 @@ public:
     // of a layer's weights as many stay unpacked from chunk to chunk
     static constexpr size_t MOST_UNPACKED = 64u << 20;
 
-    // again: many chunks meet the same weights, as edgekv_product_bytes takes for granted. throws
-    // std::bad_alloc
-    void find(const ggml_cgraph & graph, bool again);
+    // again: many chunks meet the same weights, as edgekv_product_bytes takes for granted; most:
+    // bytes, see edgekv_prefill_params. throws std::bad_alloc
+    void find(const ggml_cgraph & graph, bool again, size_t most);
 
     size_t n_bytes() const { return (n_words + n_unpacked) * sizeof(uint32_t); }
     void rest(); // until the next layer
@@ -47,7 +47,7 @@ private:
         edgekv_product_job job;
         weight * kept = nullptr;
     };
-    void keep_unpacked();
+    void keep_unpacked(size_t most); // bytes
 
     std::deque<taken> nodes;                // never moved: jobs have addresses
     std::map<const void *, weight> weights; // by their data

@@ -42,6 +42,7 @@ struct edgekv_prompt {
     float * logits = nullptr;        // [n_tokens, n_vocab] of every token, if they are wanted
     int64_t n_ubatch = 0;            // of a chunk, at most
     llama_pos pos0 = 0;              // of the first token
+    size_t most_work = SIZE_MAX;     // bytes, of products
     // what attention multiplies may have the 8 bits of bf16, as products with weights do
     bool rounded = false;
     bool by_layer = true;  // false: its graphs cannot be cut, all layers are read at once

@@ -86,8 +86,8 @@ void edgekv_slices::plan(edgekv_graph & g, int slice) {
     auto * sched = prompt.ctx->get_sched();
     if (!ggml_backend_sched_alloc_graph(sched, &planned.gf)) throw std::bad_alloc();
     if (prompt.on_cpu() && edgekv_switches::products())
-        products.find(
-            planned.gf, prompt.by_layer && (int64_t) prompt.tokens.size() > prompt.n_ubatch);
+        products.find(planned.gf,
+            prompt.by_layer && (int64_t) prompt.tokens.size() > prompt.n_ubatch, prompt.most_work);
     planned.graph = &g;
     planned.slice = slice;
 }
