@@ -41,7 +41,7 @@ class Settings:
     prefill_memory: int | None = None
     """Bytes that products with weights may work with while a prompt is read; None: any."""
     fast_prefill: bool = False
-    """Prompts are read into a store, whether or not something is evicted."""
+    """Nothing is evicted, and prompts are read into a store."""
 
     @property
     def stores(self) -> bool:
@@ -80,16 +80,12 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
         seed=config.seed,
         prefill_memory=config.prefill_memory,
     )
-    # a limit that the whole cache is held against is llama.cpp's cache's
+    # With `memory` the method is `full`: the whole cache is checked against it as it is allocated,
+    # and a store allocates nothing then.
     if not config.fast_prefill or settings.compresses or settings.memory is not None:
         return settings
-    return Settings(
-        preset=WHOLE,
-        tail=settings.tail,
-        hidden=settings.hidden,
-        prefill_memory=settings.prefill_memory,
-        fast_prefill=True,
-    )
+    settings = replace(settings, ratio=1.0, tokens=None, n_bytes=None, table=None)
+    return replace(settings, preset=WHOLE, fast_prefill=True)
 
 
 WHOLE = replace(methods.get("streaming"), name="full")

@@ -1020,12 +1020,12 @@ def test_the_lowest_of_a_number_is_seen_while_something_runs():
 
 
 def test_a_prompts_time_is_told_apart_by_what_it_went_to(tiny):
-    words = "-p 300 -n 0 -pg 40,2 -r 2 --no-warmup --kv-method snapkv --full q8_0 --stages"
+    words = "-p 1200 -n 0 -pg 40,2 -r 2 --kv-method snapkv --full q8_0 --stages"
     result = typed(f"bench -m {tiny('llama-q4')} {words}")
     assert result.exit_code == 0, result.output
     table = result.stdout[result.stdout.index("| test | setting | stage") :].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    assert {row[0] for row in rows} == {"pp300"}, "a full cache, and what writes, have no stages"
+    assert {row[0] for row in rows} == {"pp1200"}, "a full cache, and what writes, have no stages"
     found = {row[2]: row[3:] for row in rows}
     products = {name for name in found if name.startswith("products with weights")}
     assert products and {"attention", "the rest", "all"} <= found.keys()

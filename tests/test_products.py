@@ -157,14 +157,15 @@ def test_prefill_memory_bounds_what_products_work_with(tmp_path, monkeypatch):
     tokens = 3 * TOKENS  # several chunks, which meet the same weights
 
     def work(most):
-        llm = load(tmp_path / "m.gguf", kv_budget=1000, kv_prefill_memory=most)
+        llm = load(tmp_path / "m.gguf", kv_budget=1000, kv_prefill_memory=most, repack=False)
         llm.eval(tokens)
         done = llm._kv.clock.work
-        return logits(llm), done["weights"][1] + done["levels"][1]
+        return logits(llm), done["weights"][1] + done["levels"][1], llm.kv_stats().n_bytes_peak
 
-    whole, n_whole = work(None)
-    some, n_some = work("600KiB")
-    none, n_none = work(1000)
+    whole, n_whole, peak_whole = work(None)
+    some, n_some, peak_some = work("600KiB")
+    none, n_none, peak_none = work(1000)
     assert n_whole == n_some > 0 == n_none and (whole == some).all()
+    assert peak_none < peak_some <= peak_none + (600 << 10) < peak_whole
     monkeypatch.setenv("EDGEKV_PRODUCTS", "0")
     assert (none == work(None)[0]).all()

@@ -286,7 +286,7 @@ class LoadedModel(llama_cpp.Llama):
         ):
             raise BadInput(
                 "recurrent layers cannot take drafts back from a compressed cache: leave"
-                " draft_model out, or kv_ratio at 1"
+                " draft_model out, or kv_ratio at 1 and kv_fast_prefill out"
             )
 
     def _kv_check_memory(self, settings: Settings) -> None:
@@ -302,7 +302,7 @@ class LoadedModel(llama_cpp.Llama):
                 settings.sink,
             )
             return
-        if settings.stores and not self._kv_note:
+        if settings.compresses and not self._kv_note:
             return  # the next prompt gets a context with a store
         n_bytes = statistics.uncompressed(self, "", 0).n_bytes
         if n_bytes > settings.memory:

@@ -27,7 +27,7 @@ CAPABILITIES = 24
 """Bytes behind it that say what the caller can."""
 UNCOMPRESSED = (
     "layers on RPC servers keep the whole cache so far: leave out rpc_servers (--rpc), or kv_ratio"
-    " (--kv-ratio) at 1"
+    " (--kv-ratio) at 1 and kv_fast_prefill (--kv-fast-prefill) out"
 )
 
 

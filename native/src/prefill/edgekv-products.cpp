@@ -32,7 +32,7 @@ void edgekv_products::find(const ggml_cgraph & graph, bool again, size_t most) {
         now.op = now.node->op;
         now.job.has_words = before && same_words(*before, *now.node);
     }
-    const size_t n_bytes = n_most * sizeof(*words.get());
+    const size_t n_bytes = n_most * sizeof(uint32_t);
     if (n_bytes > most) return nodes.clear();
     grow(words, n_words, n_most);
     if (again) keep_unpacked(std::min(most - n_bytes, MOST_UNPACKED));
