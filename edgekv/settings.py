@@ -85,10 +85,10 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
     if not config.fast_prefill or settings.compresses or settings.memory is not None:
         return settings
     settings = replace(settings, ratio=1.0, tokens=None, n_bytes=None, table=None)
-    return replace(settings, preset=WHOLE, fast_prefill=True)
+    return replace(settings, preset=KEEPS_ALL, fast_prefill=True)
 
 
-WHOLE = replace(methods.get("streaming"), name="full")
+KEEPS_ALL = replace(methods.get("streaming"), name="full")
 """What a store that keeps everything is read with: nothing is observed."""
 
 

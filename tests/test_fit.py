@@ -64,6 +64,34 @@ def test_a_point_has_the_bytes_that_a_prompt_then_takes(tiny, text, name, kind):
         assert layers == tuple(llm._kv.store.layers)
 
 
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "gemma3"])
+def test_a_point_of_a_fast_prefill_has_them_too(tiny, text, name):
+    with Blueprint(str(tiny(name)), n_ubatch=256) as blueprint:
+        wish = Wish(2**40, N_CTX, [1.0], fast_prefill=True)
+        point = Planner(blueprint, methods.get("snapkv"), wish, n_ubatch=256).best(N_CTX)
+    llm = load(tiny(name), kv_fast_prefill=True, kv_hidden="auto", n_ctx=N_CTX)
+    llm.eval(list(text(N_CTX)))
+    stats = llm.kv_stats()
+    assert (point.n_kept, point.kv, point.hidden) == (N_CTX, stats.n_bytes, stats.hidden)
+    reading = point.peak - point.weights - point.compute
+    assert (
+        stats.n_bytes_peak
+        <= reading
+        <= max(PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE, point.kv + point.tail)
+    )
+
+
+def test_memory_for_products_is_bounded_in_the_plan_too(demo_model):
+    with Blueprint(str(demo_model)) as blueprint:
+        plans = [
+            Planner(blueprint, methods.get("snapkv"), Wish(2**40, 4096, prefill_memory=most))
+            for most in (None, 2**20)
+        ]
+        free, bounded = (p.point(4096, 0.2, ("f16", "f16"), "f32") for p in plans)
+        more = blueprint.product_bytes(4096, 512) - 2**20
+    assert free.inputs - bounded.inputs == more > 0
+
+
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", ["llama-gqa", "llama-d128", "qwen3"])
 def test_llama_cpps_own_cache_is_predicted_too(tiny, name, kind):
@@ -323,8 +351,10 @@ def test_the_command_line_says_all_that_differs_from_the_defaults():
     )
     assert (
         replace(point, ratio=1.0, type_k="f16", type_v="f16").command("m", True)
-        == "edgekv chat -m m -c 4096 -ngl all"
+        == "edgekv chat -m m -c 4096 --kv-fast-prefill --kv-hidden disk -ngl all"
     )
+    point = planner(0).point(4096, 1.0, ("f16", "f16"), "auto")
+    assert point.command("m", True) == "edgekv chat -m m -c 4096 -ngl all"
 
 
 def test_no_layers_on_a_gpu_are_named_where_the_build_knows_none(tiny):

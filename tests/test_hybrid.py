@@ -46,8 +46,12 @@ def fresh(model: Path, tokens: list[int]) -> np.ndarray:
     return found
 
 
-def test_a_later_turn_reads_what_is_new(model):
-    llm, prompt = opened(model), some(N_PROMPT, 1)
+WAYS = pytest.mark.parametrize("way", [{}, {"kv_budget": None, "kv_fast_prefill": True}])
+
+
+@WAYS
+def test_a_later_turn_reads_what_is_new(model, way):
+    llm, prompt = opened(model, **way), some(N_PROMPT, 1)
     said = answer(llm, prompt)
     n_before = llm.n_evaluated
     turn = [*prompt, *said, *some(N_TURN, 2)]
@@ -56,8 +60,9 @@ def test_a_later_turn_reads_what_is_new(model):
     assert nmse(logits(llm), fresh(model, turn)) < 1e-6
 
 
-def test_an_answer_is_written_again_without_reading_the_prompt_again(model):
-    llm, prompt = opened(model), some(N_PROMPT, 1)
+@WAYS
+def test_an_answer_is_written_again_without_reading_the_prompt_again(model, way):
+    llm, prompt = opened(model, **way), some(N_PROMPT, 1)
     turn = [*prompt, *answer(llm, prompt), *some(N_TURN, 2)]
     first = answer(llm, turn)
     n_before = llm.n_evaluated

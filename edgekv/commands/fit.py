@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.named import model_named
+from edgekv.commands.options import kv_option
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
@@ -109,6 +111,8 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     metavar="NAME",
     help="Method that is going to be used: some read more than the prompt.",
 )
+@kv_option("prefill_memory")
+@kv_option("fast_prefill")
 @loading_options(EXPERTS)
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -122,6 +126,8 @@ def command(
     ubatch_size: int,
     shares: list[float],
     kv_method: str,
+    kv_prefill_memory: int | None,
+    kv_fast_prefill: bool,
     loading: Loading,
     as_json: bool,
 ) -> int:
@@ -162,6 +168,8 @@ def command(
             shares,
             list(dict.fromkeys(pairs)),
             process=0 if place.is_gpu else rss_now() + LOADED_BYTES,
+            prefill_memory=kv_prefill_memory,
+            fast_prefill=kv_fast_prefill,
         )
         planner = Planner(
             blueprint,
@@ -171,7 +179,10 @@ def command(
             place.is_gpu,
             lambda ratio: preset_of(kv_method, path, ratio),
         )
-        report = Report(planner, model, path, place, total, margin_bytes, loading)
+        words = loading.words()
+        if kv_prefill_memory is not None:
+            words += ["--kv-prefill-memory", str(kv_prefill_memory)]
+        report = Report(planner, model, path, place, total, margin_bytes, words)
         click.echo(json.dumps(report.record(), indent=2) if as_json else report.text())
     return 0 if report.best else 2
 
@@ -229,10 +240,10 @@ class Report:
         place: Place,
         memory: int,
         margin: int,
-        loading: Loading | None = None,
+        words: Sequence[str] = (),
     ) -> None:
-        self.words = (loading or Loading()).words()
-        """What of the command line says where tensors go."""
+        self.words = words
+        """What of the command line is the same at every point."""
         self.planner, self.model, self.path, self.place = planner, model, path, place
         self.memory, self.margin = memory, margin
         self.wished = planner.best(planner.wish.n_ctx)
@@ -367,5 +378,5 @@ def cell(point: Point | None) -> str:
     if point is None:
         return "-"
     where = " whole" if point.is_whole else f" hidden {point.hidden}" * (point.hidden != "f32")
-    hidden = where if point.ratio < 1 else ""
+    hidden = where if point.stores else ""
     return f"{point.ratio:g}{hidden} {size_text(point.peak)}"

@@ -72,8 +72,9 @@ class SamplingOptions:
     ignore_eos: bool
 
 
-def _kv(one: Field[Any]) -> Decorator:
+def kv_option(field_name: str) -> Decorator:
     """The option of one field of `KVConfig`."""
+    one = KVConfig.__dataclass_fields__[field_name]
     option = option_of(one)
     name = f"--kv-{one.name.replace('_', '-')}"
     attributes: dict[str, Any] = {"metavar": option.metavar or None}
@@ -176,7 +177,7 @@ ENGINE: tuple[Decorator, ...] = (
         is_flag=True,
         help="Print what llama.cpp logs.",
     ),
-    *map(_kv, (one for one in fields(KVConfig) if not option_of(one).is_python_only)),
+    *(kv_option(x.name) for x in fields(KVConfig) if not option_of(x).is_python_only),
 )
 
 SAMPLING: tuple[Decorator, ...] = (

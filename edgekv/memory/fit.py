@@ -59,17 +59,21 @@ class Wish:
     min_tokens: int = 128
     process: int = 0
     """Bytes of the process without model and cache."""
+    prefill_memory: int | None = None
+    """Bytes that products with weights may work with while a prompt is read; None: any."""
+    fast_prefill: bool = False
+    """At ratio 1 prompts are read into a store, too."""
 
 
 @dataclass(frozen=True)
 class Point:
     """One way to run: a context filled by one prompt. All sizes in bytes.
 
-    kv: kept rows, or llama.cpp's whole cache at ratio 1; tail: what new tokens may take behind
-    them; layer, hidden, inputs, masks: while the prompt is read (masks: with the layer as f16, on a
-    GPU); compute: llama.cpp's buffers; process: the rest. peak: the most that stands at the same
-    time, on a GPU if the layers
-    are on one: hidden states, inputs and host_weights are in main memory then, and no part of it.
+    kv: kept rows, or llama.cpp's whole cache where there is no store; tail: what new tokens may
+    take behind them; layer, hidden, inputs, masks: while the prompt is read (masks: with the layer
+    as f16, on a GPU); compute: llama.cpp's buffers; process: the rest. peak: the most that stands
+    at the same time, on a GPU if the layers are on one: hidden states, inputs and host_weights are
+    in main memory then, and no part of it.
     """
 
     n_ctx: int
@@ -94,11 +98,13 @@ class Point:
     """The types are what `auto` picks (`edgekv.memory.dense`)."""
     chosen: bool = False
     """`hidden` is what `auto` chooses (`edgekv.memory.hidden`)."""
+    stores: bool = False
+    """The cache is a store: rows are evicted, or the prompt is read into one at ratio 1, too."""
 
     @property
     def is_whole(self) -> bool:
         """Whether all layers are read at once."""
-        return self.ratio < 1 and self.hidden == WHOLE
+        return self.stores and self.hidden == WHOLE
 
     def fits(self, n_bytes: int) -> bool:
         return self.peak <= n_bytes
@@ -109,7 +115,8 @@ class Point:
         words += ["--kv-ratio", f"{self.ratio:g}"] if self.ratio < 1 else []
         named = not self.picked and (self.ratio < 1 or (self.type_k, self.type_v) != ("f16", "f16"))
         words += ["-ctk", self.type_k, "-ctv", self.type_v] if named else []
-        words += ["--kv-hidden", self.hidden] if self.ratio < 1 and not self.chosen else []
+        words += ["--kv-fast-prefill"] if self.stores and self.ratio >= 1 else []
+        words += ["--kv-hidden", self.hidden] if self.stores and not self.chosen else []
         return " ".join([*words, *(["-ngl", "all" if on_gpu else "0"] if has_gpu else [])])
 
 
@@ -141,16 +148,16 @@ class Planner:
         have these cache types.
         """
         picked = types == PICKED and self.dense and ratio < 1
-        b, compressed = self.blueprint, ratio < 1
+        b, stores = self.blueprint, self._stores(ratio)
         if picked:
             types = dense.best(b.shape, self.auto(ratio).types, self._on_gpu)
         elif types == PICKED:
             types = ("f16", "f16")
         kinds = self._check_types(types)
-        n_outputs = (native.OUTPUTS if compressed else 2048) if self._on_gpu else 1
-        context = b.context(compressed, n_ctx, *kinds, n_outputs)
+        n_outputs = (native.OUTPUTS if stores else 2048) if self._on_gpu else 1
+        context = b.context(stores, n_ctx, *kinds, n_outputs)
         host = b.on_host if self._on_gpu else 0
-        cost = self._compressed if compressed else self._full
+        cost = self._stored if stores else self._full
         found = partial(
             cost,
             context,
@@ -163,11 +170,16 @@ class Planner:
             process=self.wish.process,
             host_weights=host,
             picked=picked,
+            stores=stores,
         )
         if self._on_gpu and hidden == AUTO:  # there where they fit, as the engine does
             there = replace(found(DEVICE), chosen=True)
             return there if there.fits(self.wish.n_bytes) else replace(found(EXACT), chosen=True)
         return found(hidden)
+
+    def _stores(self, ratio: float) -> bool:
+        """Whether the cache is a store at this ratio, as `Settings.stores` says."""
+        return ratio < 1 or (self.wish.fast_prefill and not self.blueprint.why)
 
     def _full(self, context: Context, hidden: str, **shared: Any) -> Point:
         """llama.cpp's whole cache."""
@@ -186,12 +198,16 @@ class Planner:
             **shared,
         )
 
-    def _compressed(self, context: Context, hidden: str, **shared: Any) -> Point:
-        """A prompt that fills the context, and what stays of it."""
+    def _stored(self, context: Context, hidden: str, **shared: Any) -> Point:
+        """A prompt that fills the context, and what stays of it in a store."""
         from edgekv.budget import rows_for
+        from edgekv.settings import KEEPS_ALL
 
         b, w, n_ctx = self.blueprint, self.wish, shared["n_ctx"]
         preset = self.auto(shared["ratio"]) if shared["picked"] else self.preset
+        if shared["ratio"] >= 1:
+            preset = KEEPS_ALL
+        words = 0 if self._on_gpu else b.product_bytes(n_ctx, self._n_ubatch)
         per_f16 = dense.entries_per_f16([x for x in context.layers if x.selects])
         n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
         read = planned(
@@ -204,7 +220,7 @@ class Planner:
             n_ubatch=self._n_ubatch,
             even=preset.budget.name == "uniform",
             on_gpu=self._on_gpu,
-            words=0 if self._on_gpu else b.product_bytes(n_ctx, self._n_ubatch),
+            words=min(words, w.prefill_memory or words),
         )
         tail = reserve(context.layers, w.tail, w.window)
         standing = shared["weights"] + shared["compute"] + shared["process"]
@@ -249,7 +265,7 @@ class Planner:
         for types in [only] if only else possible:
             compress = types == possible[0] and not self.blueprint.why
             for ratio in self.wish.ratios if compress else [r for r in self.wish.ratios if r >= 1]:
-                for hidden in self.wish.hidden if ratio < 1 else (AUTO,):
+                for hidden in self.wish.hidden if self._stores(ratio) else (AUTO,):
                     yield self.point(n_ctx, ratio, types, hidden)
 
     def _possible_types(self) -> list[tuple[str, str]]:
