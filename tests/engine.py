@@ -152,3 +152,16 @@ def evict_likewise(reference: Reference, llm: Any) -> None:
     """
     rows = positions(llm)
     reference.keep([[] if reference.weights.swa[il] else heads for il, heads in enumerate(rows)])
+
+
+def stored(store: Any, il: int, head: int) -> list[np.ndarray]:
+    """K and V [rows, d_head] of one head as their bytes say, in the basis that they are stored
+    in.
+    """
+    layer = store.layers[il]
+    return [
+        gguf.quants.dequantize(
+            np.frombuffer(data, np.uint8), gguf.GGMLQuantizationType(kind)
+        ).reshape(-1, d)
+        for data, (kind, d) in zip(store.row_bytes(il, head), layer.stored, strict=True)
+    ]

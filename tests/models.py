@@ -47,6 +47,8 @@ class Shape:
     key_bias: float = 0.0
     """Size of a bias in the pairs of a key that positions turn least, as Qwen 2 has learned it."""
     qk_norm: bool = False
+    uneven: float = 1.0
+    """Norms of queries grow from 1/uneven to uneven with the pairs, and those of keys fall."""
     post_norm: bool = False
     fused: bool = False
     n_expert: int = 0
@@ -84,6 +86,7 @@ ARCHITECTURES = tuple(name for name, shape in SHAPES.items() if shape.weights ==
 """Names of the models with f32 weights, one per attention variant: what the torch reference is
 compared with.
 """
+SHAPES["qwen3-uneven"] = replace(SHAPES["qwen3"], uneven=4.0)
 SHAPES["qwen2-bias"] = replace(SHAPES["qwen2"], key_bias=60.0)
 
 
@@ -267,7 +270,11 @@ def _layer(shape: Shape, matrix, vector) -> list[tuple[str, np.ndarray]]:
             for first in (half, 2 * half):  # the last pairs are (half - i, d_head - i)
                 parts[-2][1][head * 2 * half + first - half // 4 :][: half // 4] += shape.key_bias
     if shape.qk_norm:
-        parts += [(f"attn_{part}_norm.weight", vector(shape.d_head, 1.2, 0.2)) for part in "qk"]
+        sizes = np.tile(shape.uneven ** np.linspace(-1, 1, shape.d_head // 2), 2)
+        parts += [
+            (f"attn_{part}_norm.weight", (vector(shape.d_head, 1.2, 0.2) * by).astype(np.float32))
+            for part, by in (("q", sizes), ("k", 1 / sizes))
+        ]
     if shape.post_norm:
         parts += [
             (f"post_{part}_norm.weight", vector(shape.n_embd, 0.7, 0.1))

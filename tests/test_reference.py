@@ -40,7 +40,7 @@ def stock_logits(stock_lib, tiny, text) -> dict[tuple[str, str], np.ndarray]:
 @pytest.mark.parametrize("kind", GGML_TYPES)
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_logits_agree_with_the_unpatched_library(stock_logits, tiny, text, nmse, name, kind):
-    reference = Reference(tiny(name), kind, kind, rounded_queries=True, keeps_bias=True)
+    reference = Reference(tiny(name), kind, kind, rounded_queries=True, whole_keys=True)
     prompt = reference.prefill(text(N_PROMPT)).logits.numpy()
     decoded = reference.decode(text(N_DECODE, seed=1)).numpy()
     stock = stock_logits[name, kind]

@@ -23,7 +23,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 20
+ABI = 21
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -66,7 +66,7 @@ class CLayerInfo(Structure):
             "bytes_row",
             "reads",
             "v_in_k",
-            "centred",
+            "has_basis",
             "rounds_late",
         )
     ]

@@ -30,9 +30,9 @@ class LayerInfo:
     """The layer whose K and V it attends to, where layers share them; -1: not said, its own."""
     v_in_k: int = 0
     """1: V is the first d_v values of K (latent attention), and takes no bytes of its own."""
-    centred: int = field(default=0, compare=False)
-    """1: the mean of the keys' bias is taken from them before they are stored in a quantised type,
-    which changes no softmax. `Store.rows` gives it back.
+    has_basis: int = field(default=0, compare=False)
+    """1: keys are scaled, and the mean of their bias is taken from them, before they are stored in
+    a quantised type, which changes no softmax. `Store.rows` gives whole keys.
     """
     rounds_late: int = field(default=0, compare=False)
     """1: rows are f16 until they have to be rounded to the cache's types: while a prompt is read,
@@ -99,10 +99,8 @@ class Store:
 
     @property
     def plain(self) -> bool:
-        """Whether rows are stored as llama.cpp's cache stores them: keys with their bias, and
-        rounded at once.
-        """
-        return not any(layer.centred or layer.rounds_late for layer in self.layers)
+        """Whether rows are stored as llama.cpp's cache stores them: whole keys, rounded at once."""
+        return not any(layer.has_basis or layer.rounds_late for layer in self.layers)
 
     def make_plain(self) -> None:
         """See `plain`. Raises EdgeKVError unless the store is empty."""

@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 20 // changes with any signature or struct below
+#define EDGEKV_ABI 21 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -107,9 +107,9 @@ struct edgekv_layer_info {
     int32_t reads;
     // 1: V is the first d_v values of K (latent attention), and has no bytes of its own
     int32_t v_in_k;
-    // 1: the mean of the keys' bias is taken from them before they are stored, and given back
-    // where rows are read as f32; no softmax changes by it
-    int32_t centred;
+    // 1: keys are scaled, and the mean of their bias is taken from them, before they are stored,
+    // and whole where rows are read as f32; no softmax changes by it
+    int32_t has_basis;
     // 1: rows are f16 until they have to be rounded to the cache's types, while a prompt is read
     // and the newest behind it
     int32_t rounds_late;

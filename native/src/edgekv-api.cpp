@@ -1,7 +1,7 @@
 // The C API: checks arguments, turns exceptions into codes.
 #include "edgekv.h"
 #include "edgekv-cache.h"
-#include "edgekv-centre.h"
+#include "edgekv-basis.h"
 #include "edgekv-error.h"
 #include "edgekv-parked.h"
 #include "edgekv-prefill.h"
@@ -149,7 +149,7 @@ int edgekv_layer_get(const llama_context * ctx, int32_t il, edgekv_layer_info * 
         given(out) = { l.n_head, l.n_head_kv, l.d_k, l.d_v, l.type_k, l.type_v, l.n_swa,
             (int32_t) (l.row_bytes_k() + l.row_bytes_v() +
                 (l.max_bias != 0.0f ? sizeof(float) : 0)),
-            l.reads, l.v_in_k, (bool) l.centre, l.rounds_late };
+            l.reads, l.v_in_k, (bool) l.basis, l.rounds_late };
     });
 }
 
@@ -200,7 +200,7 @@ int edgekv_rows_f32(const llama_context * ctx, int32_t il, int32_t head, float *
         read(l.t.v, first, n, l.d_v, v);
         read(l.recent.k, recent, l.n_recent, l.d_k, k ? k + (int64_t) n * l.d_k : nullptr);
         read(l.recent.v, recent, l.n_recent, l.d_v, v ? v + (int64_t) n * l.d_v : nullptr);
-        if (k) edgekv_give_centre(l, head, l.len[head], k);
+        if (k) edgekv_whole_keys(l, head, l.len[head], k);
     });
 }
 
@@ -275,7 +275,7 @@ int edgekv_write_rows(llama_context * ctx, int32_t il, int32_t head, int32_t n,
         store_of(ctx).round_all();
         const float * values = &given(v);
         std::vector<float> keys(&given(k), &given(k) + (int64_t) n * l.d_k);
-        edgekv_take_centre(l, head, n, keys.data());
+        edgekv_store_keys(l, head, n, keys.data());
         for (int64_t i = 0; i < n && l.v_in_k; ++i) {
             const float * value = values + i * l.d_v;
             if (!std::equal(value, value + l.d_v, keys.begin() + i * l.d_k))
@@ -314,7 +314,7 @@ int edgekv_make_plain(llama_context * ctx) {
             throw edgekv_error { EDGEKV_INVALID, "there are keys already" };
         ctx->synchronize();
         for (auto & l : s.layers) {
-            l->centre = nullptr;
+            l->basis = nullptr;
             l->rounds_late = false;
         }
         ++s.version;

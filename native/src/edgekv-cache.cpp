@@ -1,7 +1,7 @@
 // The memory class that owns a store, and which models may have one
 #include "edgekv-cache.h"
 #include "edgekv.h"
-#include "edgekv-centre.h"
+#include "edgekv-basis.h"
 #include "edgekv-hooks.h"
 #include "edgekv-switches.h"
 #include "edgekv-kernels.h"
@@ -466,7 +466,7 @@ static llama_memory_i * create_memory(
         const int turn = edgekv_access::key_turn(*both.front()),
                   turn_swa = edgekv_access::key_turn(*both.back());
         for (auto & l : kv->store->layers)
-            l->centre = edgekv_centre::make(model, cparams, *l, l->n_swa ? turn_swa : turn);
+            l->basis = edgekv_basis::make(model, cparams, *l, l->n_swa ? turn_swa : turn);
         if (model.pos_embd) kv->n_positions = model.pos_embd->ne[1];
         kv->n_ctx = (uint32_t) std::min<int64_t>(cparams.n_ctx_seq, kv->n_positions);
         kv->n_outputs_max = cparams.n_outputs_max;

@@ -29,6 +29,10 @@ void edgekv_append(llama_memory_i * mem, const llama_ubatch & ubatch);
 // build_attn: the store behind a batch, or null
 edgekv_store * edgekv_store_of(const llama_kv_cache_context * mctx);
 
+// build_attn: queries and keys as a store's quantised rows want them, see edgekv-basis.h
+void edgekv_scale(const llm_graph_context & g, const edgekv_store * store, int il, ggml_tensor ** q,
+    ggml_tensor ** k);
+
 // build_attn: store k and v of the new tokens, attend, return [n_embd_v_head*n_head, n_tokens];
 // v_mla [d_v, n_embd_v_head, n_head]: what each head makes of a latent value, or null
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store,

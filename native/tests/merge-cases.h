@@ -129,7 +129,7 @@ inline void judge_fold(const merge_case & c, const merge_inputs & in, const merg
         };
         add(s.rows[i], s.own[i]);
         for (int j = 0; j < s.counts[i]; ++j, ++at) add(in.gone[at], s.weights[at]);
-        for (int x = 0; x < c.d && in.view.centre; ++x) sum[x] -= in.view.centre[x];
+        for (int x = 0; x < c.d && in.view.basis.centre; ++x) sum[x] -= in.view.basis.centre[x];
         for (int x = 0; x < c.d; ++x) f32[x] = (float) sum[x];
         // as near to the sum as its rounding to the type: not the same bytes, because f32 and
         // double sums may round apart

@@ -210,7 +210,7 @@ void test_nearest(const merge_case & c, const merge_inputs & in) {
 void test_fold(const merge_case & c, const merge_inputs & in, random_source & rnd) {
     const merge_shares s(c, in, rnd);
     auto bytes = in.m.bytes;
-    const edgekv_numbered to { bytes.data(), in.m.nb, c.type, c.d, in.view.centre };
+    const edgekv_numbered to { bytes.data(), in.m.nb, c.type, c.d, in.view.basis };
     edgekv_cpu_merge_fold(&to, &s.view);
     judge_fold(c, in, s, bytes);
 }
@@ -222,7 +222,7 @@ void test_merge(random_source & rnd, int n_random) {
         test_fold(c, in, rnd);
         const auto centre = some_centre(c.d, rnd);
         in.m.centre(centre);
-        in.view.centre = centre.data();
+        in.view.basis.centre = centre.data();
         test_nearest(c, in);
         test_fold(c, in, rnd);
     }
@@ -237,7 +237,7 @@ void test_predict(const predict_case & c, random_source & rnd, bool centred) {
     const edgekv_numbered v = in.values_at(in.values.bytes.data());
     if (centred) {
         in.keys.centre(centre);
-        k.centre = centre.data();
+        k.basis.centre = centre.data();
     }
     std::vector<float> sum(c.d_k + 1, NAN), rest(c.d_k, NAN), out(c.n + 1, NAN),
         unlike(c.n + 1, NAN);
@@ -254,6 +254,55 @@ void test_predict(const predict_case & c, random_source & rnd, bool centred) {
 void test_predict(random_source & rnd) {
     for (const auto & c : predict_cases(TYPES, HEAD_SIZES))
         for (bool centred : { false, true }) test_predict(c, rnd, centred);
+}
+
+// ---- whole keys
+
+// x [d] times the Walsh-Hadamard matrix, block by block
+std::vector<float> turned(const std::vector<float> & x, int size) {
+    std::vector<float> y(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+        double sum = 0;
+        for (int j = 0; j < size; ++j) {
+            const float value = x[i / size * size + j];
+            sum += __builtin_parity((int) (i % size) & j) ? -value : value;
+        }
+        y[i] = (float) (sum / std::sqrt((double) size));
+    }
+    return y;
+}
+
+void test_whole_keys(random_source & rnd) {
+    for (const int d : { 64, 80, 128, 192, 512 })
+        for (const int turn : { 0, 16, 64 })
+            for (const int with : { 0, 1, 2, 3 }) {
+                if (turn && d % turn) continue;
+                const int n = 3;
+                std::vector<float> centre(d), scale(d), keys, want;
+                for (int i = 0; i < d; ++i) {
+                    centre[i] = rnd.normal();
+                    scale[i] = std::exp(rnd.normal());
+                }
+                for (int r = 0; r < n; ++r) {
+                    std::vector<float> key(d);
+                    for (float & x : key) x = rnd.normal();
+                    auto stored = turn ? turned(key, turn) : key;
+                    want.insert(want.end(), stored.begin(), stored.end());
+                    if (with & 1) {
+                        for (int i = 0; i < d; ++i) key[i] *= scale[i];
+                        stored = turn ? turned(key, turn) : key;
+                    }
+                    for (int i = 0; i < d && with & 2; ++i) stored[i] -= centre[i];
+                    keys.insert(keys.end(), stored.begin(), stored.end());
+                }
+                const edgekv_key_basis basis { with & 2 ? centre.data() : nullptr,
+                    with & 1 ? scale.data() : nullptr, turn };
+                edgekv_cpu_whole_keys(&basis, n, d, keys.data());
+                double worst = 0;
+                for (size_t i = 0; i < want.size(); ++i)
+                    worst = std::max(worst, (double) std::fabs(keys[i] - want[i]));
+                check(worst < 3e-5, "whole keys: d %d turn %d with %d: %g", d, turn, with, worst);
+            }
 }
 
 // ---- fwht
@@ -386,6 +435,7 @@ int main(int argc, char ** argv) {
     random_source rnd(seed);
     test_rows_to_f32(rnd);
     test_predict(rnd);
+    test_whole_keys(rnd);
     test_fwht(rnd);
     test_moments(rnd);
     test_centroids(rnd);

@@ -66,7 +66,7 @@ class Reference:
 
     type_k, type_v: cache types that rows are stored in; a prompt, too, attends to them as stored.
     rounded_queries: round queries as ggml's own CPU attention does before quantised keys (see
-    cache.round_queries). keeps_bias: store quantised keys with their bias, as llama.cpp does.
+    cache.round_queries). whole_keys: store quantised keys as they are, as llama.cpp does.
     late: rows of quantised types are f16 until `keep` rounds them; new rows behind it stay so, but
     for those of windows.
     """
@@ -77,12 +77,12 @@ class Reference:
         type_k: str = "f16",
         type_v: str = "f16",
         rounded_queries: bool = False,
-        keeps_bias: bool = False,
+        whole_keys: bool = False,
         late: bool = False,
     ):
         self.weights = model if isinstance(model, Weights) else load(model)
         self.type_k, self.type_v, self.rounded_queries = type_k, type_v, rounded_queries
-        self.keeps_bias = keeps_bias
+        self.whole_keys = whole_keys
         self.late = late
         self.reset()
 
@@ -140,7 +140,7 @@ class Reference:
     def fork(self) -> Reference:
         """Another conversation that goes on from here: same weights, same rows."""
         other = Reference(
-            self.weights, self.type_k, self.type_v, self.rounded_queries, self.keeps_bias, self.late
+            self.weights, self.type_k, self.type_v, self.rounded_queries, self.whole_keys, self.late
         )
         other.has_kept = self.has_kept
         # tensors are never changed in place
@@ -187,7 +187,8 @@ class Reference:
             for part in (raw_q, k)
         )
         if self.late and not (self.has_kept and w.swa[il]):
-            k, v = k.half().float(), v.half().float()
+            scale = self.scale(il)
+            k, v = (k * scale).half().float() / scale, v.half().float()
         else:
             k, v = stored or self._stored(il, k, v)
         layer.k, layer.v = torch.cat([layer.k, k], 1), torch.cat([layer.v, v], 1)
@@ -197,9 +198,10 @@ class Reference:
         )
 
         n_group, n_tokens = w.n_head // w.n_head_kv, len(pos)
-        grouped = (round_queries(q, self.type_k) if self.rounded_queries else q).reshape(
-            w.n_head_kv, n_group, n_tokens, w.d_head
-        )
+        grouped = q.reshape(w.n_head_kv, n_group, n_tokens, w.d_head)
+        if self.rounded_queries:
+            scale = self.scale(il)[:, None]
+            grouped = round_queries(grouped / scale, self.type_k) * scale
         col_sum = torch.zeros(layer.visible.shape)
         outputs, observed = [], []
         for first in range(0, n_tokens, QUERY_CHUNK):
@@ -225,8 +227,9 @@ class Reference:
         self, il: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows as the cache's types give them back."""
-        centre = self.centre(il)
-        return round_keys(k - centre, self.type_k) + centre, round_values(v, self.type_v)
+        centre, scale = self.centre(il), self.scale(il)
+        rounded = round_keys((k - centre) * scale, self.type_k) / scale
+        return rounded + centre, round_values(v, self.type_v)
 
     def centre(self, il: int) -> torch.Tensor:
         """[n_head_kv, 1, d_head]: the mean of the keys' bias over the first positions, which
@@ -234,12 +237,32 @@ class Reference:
         """
         w = self.weights
         bias = w.get(il, "attn_k.bias")
-        if bias is None or self.keeps_bias or self.type_k not in QUANTISED:
+        if bias is None or self.whole_keys or self.type_k not in QUANTISED:
             return torch.zeros(w.n_head_kv, 1, w.d_head)
         base = w.freq_base_swa if w.swa[il] else w.freq_base
         heads = bias.reshape(w.n_head_kv, 1, w.d_head).expand(-1, CENTRE_POSITIONS, -1)
         turned = rope(heads, torch.arange(CENTRE_POSITIONS), base, w.arch in NEOX)
         return turned.double().mean(1, keepdim=True).float()
+
+    def scale(self, il: int) -> torch.Tensor:
+        """[n_head_kv, 1, d_head]: what keys are multiplied by before they are rounded, and queries
+        divided by: (q / k) ** 0.5, with root mean squares of queries and keys as their norms or
+        their biases have them.
+        """
+        w = self.weights
+        of_keys, bias = w.get(il, "attn_k_norm.weight"), w.get(il, "attn_k.bias")
+        if (of_keys is None and bias is None) or self.whole_keys or self.type_k not in QUANTISED:
+            return torch.ones(w.n_head_kv, 1, w.d_head)
+        if of_keys is not None:
+            k = of_keys.expand(w.n_head_kv, -1) ** 2
+            q = (w.get(il, "attn_q_norm.weight") ** 2).expand(w.n_head_kv, -1)
+        else:
+            heads = w.get(il, "attn_q.bias").reshape(w.n_head_kv, -1, w.d_head)
+            k = 1 + bias.reshape(w.n_head_kv, -1) ** 2 - self.centre(il)[:, 0] ** 2
+            q = 1 + (heads**2).mean(1)
+        k, q = (_pairs_mean(x, w.arch in NEOX) for x in (k, q))
+        log = (torch.log(q) - torch.log(k)) / 4
+        return torch.exp(log - log.mean(-1, keepdim=True))[:, None]
 
     def _probabilities(self, il: int, q: torch.Tensor, pos: torch.Tensor) -> torch.Tensor:
         """Softmax over the visible, causal rows: [n_head_kv, G, n_q, n_rows] for queries q
@@ -307,6 +330,13 @@ def alibi_slopes(n_head: int) -> torch.Tensor:
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """GELU as ggml's CPU backend looks it up: a table over f16 that holds f16."""
     return F.gelu(x.half().float(), approximate="tanh").half().float()
+
+
+def _pairs_mean(x: torch.Tensor, neox: bool) -> torch.Tensor:
+    """x [..., d_head] with the two values that positions turn together replaced by their mean."""
+    pairs = x.unflatten(-1, (2, -1) if neox else (-1, 2))
+    dim = -2 if neox else -1
+    return pairs.mean(dim, keepdim=True).expand_as(pairs).flatten(-2)
 
 
 def rope(x: torch.Tensor, pos: torch.Tensor, base: float, neox: bool) -> torch.Tensor:

@@ -1,6 +1,6 @@
 // attend, as graph nodes: what build_attn does instead of copying K/V into a cache and attending to
 // all of it. Here for new tokens behind the store; a prompt is attended to as its reader says.
-#include "edgekv-centre.h"
+#include "edgekv-basis.h"
 #include "edgekv-device.h"
 #include "edgekv-hooks.h"
 #include "edgekv-nodes.h"
@@ -236,7 +236,7 @@ ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * st
     float kq_scale, int il) {
     const edgekv_layer & l = *store->layers[store->layers[il]->reads];
     store->sched = g.sched;
-    if (k && l.centre) k = ggml_sub(g.ctx0, k, l.centre->there.t);
+    if (k && l.basis && l.basis->key_centre.t) k = ggml_sub(g.ctx0, k, l.basis->key_centre.t);
     ggml_tensor * cur = store->active
         ? store->active->attend(g, l, { il, q, k, v, sinks, kq_scale })
         : attend_store(g, store, l, q, k, v, sinks, kq_scale);

@@ -86,14 +86,22 @@ GGML_BACKEND_API void edgekv_cpu_score_columns(const struct edgekv_rows * rows,
     const struct edgekv_queries * qs, const float * norm, const struct edgekv_columns * cols,
     int part, int n_parts);
 
+// How stored keys of a head become whole ones: plus the centre [d], turned, divided by the scale
+// [d], turned; turn: size of the Walsh-Hadamard matrix, 0: none. Null: nothing of the kind
+struct edgekv_key_basis {
+    const float *centre = nullptr, *scale = nullptr;
+    int turn = 0;
+};
+GGML_BACKEND_API void edgekv_cpu_whole_keys(
+    const struct edgekv_key_basis * basis, int64_t n, int d, float * keys);
+
 // Rows of one head by number: row r at base + r*nb. Folding writes to them.
 struct edgekv_numbered {
     char * base;
     size_t nb;
     enum ggml_type type;
     int d;
-    const float * centre =
-        nullptr; // [d] what was taken from each row before it was stored; null: nothing
+    struct edgekv_key_basis basis = {};
 };
 
 // product of a quantised weight with many tokens, for a MUL_MAT node, or for a MUL_MAT_ID node of
@@ -207,6 +215,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_moments) moments;
     decltype(&edgekv_cpu_centroids) centroids;
     decltype(&edgekv_cpu_rows_to_f32) rows_to_f32;
+    decltype(&edgekv_cpu_whole_keys) whole_keys;
     // ggml's own: those of ggml-base know no vectors
     void (*f16_to_f32)(const ggml_fp16_t * x, float * y, int64_t n);
     void (*f32_to_f16)(const float * x, ggml_fp16_t * y, int64_t n);

@@ -93,7 +93,7 @@ void edgekv_cpu_merge_fold(const edgekv_numbered * to, const edgekv_shares * sha
             edgekv_cpu_numbered_to_f32(*to, *source++, 1, row.data());
             ggml_vec_mad_f32(to->d, sum.data(), row.data(), *weight++);
         }
-        if (to->centre) ggml_vec_mad_f32(to->d, sum.data(), to->centre, -1.0f);
+        if (to->basis.centre) ggml_vec_mad_f32(to->d, sum.data(), to->basis.centre, -1.0f);
         ggml_quantize_chunk(
             to->type, sum.data(), to->base + shares->rows[i] * to->nb, 0, 1, to->d, nullptr);
     }

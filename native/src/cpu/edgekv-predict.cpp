@@ -37,25 +37,6 @@ void logarithms(float * x, int n) {
     }
 }
 
-// x [d] times a Walsh-Hadamard matrix, block by block; size: a power of two that divides d
-void turn(float * x, int d, int size) {
-#if defined(__AVX__)
-    if (size >= hadamard_register::N && size <= HADAMARD_MOST) {
-        for (int i = 0; i < d; i += size) hadamard(x + i, x + i, size, 1 / std::sqrt((float) size));
-        return;
-    }
-#endif
-    for (int half = 1; half < size; half *= 2) {
-        for (int i = 0; i < d; i += 2 * half)
-            for (int j = i; j < i + half; ++j) {
-                const float a = x[j], b = x[j + half];
-                x[j] = a + b;
-                x[j + half] = a - b;
-            }
-    }
-    ggml_vec_scale_f32(d, x, 1 / std::sqrt((float) size));
-}
-
 } // namespace
 
 void edgekv_cpu_key_sum(const edgekv_numbered * keys, int first, int n, float * sum) {

@@ -1,5 +1,6 @@
 // Rows of any type as f32
 #include "edgekv-tile.h"
+#include "edgekv-hadamard.h"
 #include "edgekv-levels.h"
 
 #define GGML_COMMON_DECL_CPP
@@ -162,6 +163,15 @@ void edgekv_cpu_rows_to_f32(
 
 void edgekv_cpu_numbered_to_f32(const edgekv_numbered & rows, int64_t first, int n, float * out) {
     edgekv_cpu_rows_to_f32(rows.type, rows.base, rows.nb, first, n, rows.d, out);
-    for (int i = 0; rows.centre && i < n; ++i)
-        ggml_vec_acc_f32(rows.d, out + (size_t) i * rows.d, rows.centre);
+    edgekv_cpu_whole_keys(&rows.basis, n, rows.d, out);
+}
+
+void edgekv_cpu_whole_keys(const edgekv_key_basis * basis, int64_t n, int d, float * keys) {
+    for (int64_t i = 0; i < n && (basis->centre || basis->scale); ++i, keys += d) {
+        if (basis->centre) ggml_vec_acc_f32(d, keys, basis->centre);
+        if (!basis->scale) continue;
+        if (basis->turn) edgekv::turn(keys, d, basis->turn);
+        for (int j = 0; j < d; ++j) keys[j] /= basis->scale[j];
+        if (basis->turn) edgekv::turn(keys, d, basis->turn);
+    }
 }

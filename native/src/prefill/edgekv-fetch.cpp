@@ -1,5 +1,5 @@
 // Rows of the layer in work for the program, as f32
-#include "edgekv-centre.h"
+#include "edgekv-basis.h"
 #include "edgekv-device.h"
 #include "edgekv-error.h"
 #include "edgekv-host-rows.h"
@@ -38,7 +38,7 @@ void edgekv_keeper::rows(int head, float * k, float * v) const {
     const auto r = scratches.rows_read(head);
     if (k) {
         fetch(r.t->k, r.first, r.n, k);
-        edgekv_give_centre(scratches.in_work(), head, r.n, k);
+        edgekv_whole_keys(scratches.in_work(), head, r.n, k);
     }
     if (v) fetch(r.t->v, r.first, r.n, v);
 }
@@ -53,7 +53,7 @@ void edgekv_keeper::some_rows(int head, const edgekv_row_list & which, float * k
     if (rows.empty()) return;
     if (k) {
         fetch_some(r.t->k, r.first, r.n, rows, scratches.device_work, k);
-        edgekv_give_centre(scratches.in_work(), head, which.n, k);
+        edgekv_whole_keys(scratches.in_work(), head, which.n, k);
     }
     if (v) fetch_some(r.t->v, r.first, r.n, rows, scratches.device_work, v);
 }

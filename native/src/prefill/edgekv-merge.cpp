@@ -1,6 +1,6 @@
 // merge, while a prompt is read: evicted rows are folded into kept ones where they lie, before they
 // go
-#include "edgekv-centre.h"
+#include "edgekv-basis.h"
 #include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-device.h"
@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t TASK_SIZE = 1 << 22; // products that are worth a thread
 
-// kernels of ours for the rows of a layer's tensor where they lie, or null; they know no centre
+// kernels of ours for the rows of a layer's tensor where they lie, or null; they know no basis
 const edgekv_device * device_for(const edgekv_layer & l, const ggml_tensor * t) {
-    const auto * device = l.centre ? nullptr : l.kernels();
+    const auto * device = l.basis ? nullptr : l.kernels();
     return device && device->takes(t->type, (int) t->ne[0]) ? device : nullptr;
 }
 
@@ -71,7 +71,7 @@ void edgekv_keeper::nearest(int il, int head, const edgekv_row_list & gone,
         return;
     }
     edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
-    keys.view.centre = edgekv_centre_of(prompt.layer(il), head);
+    keys.view.basis = edgekv_basis_of(prompt.layer(il), head);
     search_job job { keys.view, from, to, cosine, nearest };
     const int64_t n_tasks = (int64_t) from.size() * to.size() * keys.view.d / TASK_SIZE;
     edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
@@ -110,7 +110,8 @@ void edgekv_keeper::merge(int il, int head, const edgekv_merge & m) {
             continue;
         }
         edgekv_host_rows host(t, rows.first, rows.n);
-        if (t == rows.t->k) host.view.centre = edgekv_centre_of(prompt.layer(il), head);
+        // sums of keys are sums in any scale, but those of shares that are not 1 miss the centre
+        if (t == rows.t->k) host.view.basis.centre = edgekv_basis_of(prompt.layer(il), head).centre;
         edgekv_cpu().merge_fold(&host.view, &shares);
         if (host.copy.empty()) continue;
         for (int32_t r : to)

@@ -1,5 +1,5 @@
 // predict: what a linear map says of each row of the layer in work
-#include "edgekv-centre.h"
+#include "edgekv-basis.h"
 #include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-device.h"
@@ -62,7 +62,7 @@ void edgekv_keeper::predict(
     const auto rows = rows_of(l.il, head);
     if (rows.n == 0) return;
     const auto buft = ggml_backend_buffer_get_type(rows.t->k->buffer);
-    const auto * device = l.centre ? nullptr : l.kernels(); // which know no centre
+    const auto * device = l.basis ? nullptr : l.kernels(); // which know no basis
     if (device && device->predicts(l.type_k, l.type_v, l.d_k, l.d_v)) {
         device->predict_rows(buft, scratches.device_work, edgekv_rows_at(rows.t->k, rows.first),
             edgekv_rows_at(rows.t->v, rows.first), map, rows.n, out, unlike);
@@ -70,7 +70,7 @@ void edgekv_keeper::predict(
     }
     edgekv_host_rows keys(rows.t->k, rows.first, rows.n);
     const edgekv_host_rows values(rows.t->v, rows.first, rows.n);
-    keys.view.centre = edgekv_centre_of(l, head);
+    keys.view.basis = edgekv_basis_of(l, head);
     job j { keys.view, values.view, map, rows.n, out, unlike, {} };
     j.sums.resize((size_t) j.n_blocks() * l.d_k);
     const int n_tasks = std::min(j.n_blocks(), 64);

@@ -1,6 +1,7 @@
 // Queries as they were before positions turned them: from their mean and covariance follows what
 // later tokens will ask, wherever they stand. llama.cpp's own graph says how a layer turns its
 // queries; that part of it is walked backwards and, for later positions, repeated.
+#include "edgekv-basis.h"
 #include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-error.h"
@@ -21,7 +22,7 @@ static bool turns_alike(const ggml_tensor & rope) {
 
 // from the query that attention gets back to the one that entered RoPE; unknown if there is
 // anything else on the way
-static edgekv_query_path trace(ggml_tensor * q) {
+static edgekv_query_path trace(ggml_tensor * q, const edgekv_layer & l) {
     edgekv_query_path path;
     for (ggml_tensor * t = q; t;) {
         if (t->src[0] && ggml_nelements(t) != ggml_nelements(t->src[0]) && t->op != GGML_OP_MUL_MAT)
@@ -38,6 +39,10 @@ static edgekv_query_path trace(ggml_tensor * q) {
                 t = t->src[0];
                 break;
             }
+            case GGML_OP_MUL: // whole keys meet queries without their scale
+                if (!l.basis || t->src[1] != l.basis->query_scale.t) return path;
+                t = t->src[0];
+                break;
             case GGML_OP_MUL_MAT: // the rotation of quantised caches, applied to blocks of a head
                 if (strcmp(t->src[0]->name, "attn_inp_k_rot") != 0 || path.rotation) return path;
                 path.rotation = t->src[0];
@@ -62,7 +67,7 @@ ggml_tensor * edgekv_observers::capture_raw_queries(const llm_graph_context & g,
     const edgekv_layer & l, const edgekv_seen & seen, ggml_tensor * q) {
     const auto [a, b] = seen.queries;
     if (a == b || !l.selects()) return nullptr;
-    auto & path = query_paths[l.il] = trace(q);
+    auto & path = query_paths[l.il] = trace(q, l);
     if (!path.rope) return nullptr;
     const int64_t first = next_multiple(a, query_step),
                   n = next_multiple(b, query_step) / query_step - first / query_step;

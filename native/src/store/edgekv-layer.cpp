@@ -121,7 +121,7 @@ std::unique_ptr<edgekv_layer> edgekv_layer::alike() const {
     l->chunked = chunked;
     l->buft = buft;
     l->max_bias = max_bias;
-    l->centre = centre;
+    l->basis = basis;
     l->row_step = row_step;
     l->rounds_late = rounds_late;
     l->pos.resize(n_head_kv);

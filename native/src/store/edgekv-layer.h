@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-struct edgekv_centre;
+struct edgekv_basis;
 struct edgekv_device;
 
 // What a layer keeps of a token in each KV head
@@ -64,8 +64,8 @@ struct edgekv_layer : edgekv_shape {
     bool chunked = false;
     ggml_backend_buffer_type_t buft = nullptr;
     float max_bias = 0; // ALiBi's; 0 = none
-    // what is taken from keys before they are stored; null: nothing
-    std::shared_ptr<const edgekv_centre> centre;
+    // in which keys are stored; null: as llama.cpp stores them
+    std::shared_ptr<const edgekv_basis> basis;
     // heads begin at multiples of it: some devices bind a head's rows at aligned offsets only
     int row_step = 1;
 

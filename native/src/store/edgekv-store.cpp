@@ -156,11 +156,11 @@ void edgekv_store::shrink_to_fit() {
 
 // ---- state: header, then per layer the lengths, positions and rows of each head
 
-// "ekv1", and "ekv2" where keys are stored without their centre
+// "ekv1", and "ekv3" where keys are stored in a basis of their own
 static uint32_t magic_of(const edgekv_store & s) {
-    const bool centred = std::any_of(
-        s.layers.begin(), s.layers.end(), [](const auto & l) { return (bool) l->centre; });
-    return centred ? 0x32766b65 : 0x31766b65;
+    const bool has_basis = std::any_of(
+        s.layers.begin(), s.layers.end(), [](const auto & l) { return (bool) l->basis; });
+    return has_basis ? 0x33766b65 : 0x31766b65;
 }
 
 template <typename T>
@@ -275,7 +275,8 @@ static std::unique_ptr<edgekv_layer> read_layer(
 
 void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens) {
     if (get<uint32_t>(io) != magic_of(*this) || get<uint32_t>(io) != layers.size())
-        throw std::runtime_error("the state is not of this model");
+        throw std::runtime_error(
+            "the state is of another model, or its keys were stored otherwise");
     const auto n_past_new = get<llama_pos>(io);
     const auto boundary_new = get<llama_pos>(io);
     if (n_past_new < 0 || boundary_new < 0 || boundary_new > n_past_new)

@@ -1,59 +1,67 @@
-"""Keys with a large bias: what quantised rows are stored without, and what still sees it."""
+"""The basis of quantised keys: their scale, the bias they are stored without, and what sees whole
+keys.
+"""
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 import torch
 
 from edgekv.errors import EdgeKVError
 from tests import lib
-from tests.engine import job, load, logits, positions, random_profile, read
+from tests.engine import job, load, logits, positions, random_profile, read, stored
 from tests.reference.cache import hadamard
 from tests.reference.model import CENTRE_POSITIONS, Reference, rope
-from tests.reference.weights import load as load_weights
 
-MODEL, N_PROMPT = "qwen2-bias", 500
-
-
-def stored_keys(store, il: int, head: int) -> np.ndarray:
-    """Keys [rows, d_head] as their bytes say, without the cache's rotation."""
-    kind = gguf.GGMLQuantizationType(store.layers[il].type_k)
-    data = np.frombuffer(store.row_bytes(il, head)[0], np.uint8)
-    return gguf.quants.dequantize(data, kind).reshape(-1, store.layers[il].d_k)
+MODEL, UNEVEN, N_PROMPT = "qwen2-bias", "qwen3-uneven", 500
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-def test_what_is_taken_is_the_mean_of_the_bias(tiny, text, kind):
-    llm = load(tiny(MODEL), kind, kv_ratio=0.5, after=text(N_PROMPT))
+@pytest.mark.parametrize("name", [MODEL, UNEVEN])
+def test_stored_keys_are_whole_ones_scaled_and_without_the_mean_of_the_bias(tiny, text, name, kind):
+    llm = load(tiny(name), kind, kv_ratio=0.5, after=text(N_PROMPT))
     store = llm._kv.store
-    w = load_weights(tiny(MODEL))
+    reference = Reference(tiny(name), kind, kind)
+    w = reference.weights
+    turn = hadamard(w.d_head).double().numpy()
     for il in range(w.n_layer):
         for head in range(w.n_head_kv):
-            bias = w.get(il, "attn_k.bias").reshape(w.n_head_kv, -1)[head]
-            turned = rope(
-                bias.expand(1, CENTRE_POSITIONS, -1),
-                torch.arange(CENTRE_POSITIONS),
-                w.freq_base,
-                True,
+            scale, centre = (
+                x(il)[head, 0].double().numpy() for x in (reference.scale, reference.centre)
             )
-            mean = turned.double().mean((0, 1)).numpy() @ hadamard(w.d_head).double().numpy()
-            taken = store.rows(il, head)[0] - stored_keys(store, il, head)
-            assert np.abs(taken - mean).max() < 1e-3 * np.abs(mean).max()
+            assert scale.max() / scale.min() > 2
+            whole = store.rows(il, head)[0] @ turn
+            expected = (scale * (whole - centre)) @ turn
+            found = stored(store, il, head)[0]
+            assert np.abs(found - expected).max() < 1e-3 * np.abs(scale * whole).max()
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q4_0"])
-def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, kind):
-    path, prompt, more = tiny(MODEL), text(N_PROMPT), text(5, seed=1)
+def test_the_centre_is_the_mean_of_the_bias(tiny):
+    reference = Reference(tiny(MODEL), "q8_0", "q8_0")
+    w = reference.weights
+    bias = w.get(0, "attn_k.bias").reshape(w.n_head_kv, 1, -1)
+    turned = rope(
+        bias.expand(-1, CENTRE_POSITIONS, -1), torch.arange(CENTRE_POSITIONS), w.freq_base, True
+    )
+    assert torch.allclose(reference.centre(0), turned.mean(1, keepdim=True), atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "share"),
+    [(MODEL, "q8_0", 0.1), (MODEL, "q5_1", 0.1), (MODEL, "q4_0", 0.1)]
+    + [(UNEVEN, "q5_1", 0.5), (UNEVEN, "q4_0", 0.5)],  # 8 bits of queries are what is left
+)
+def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, name, kind, share):
+    path, prompt, more = tiny(name), text(N_PROMPT), text(5, seed=1)
     exact = read(load(path, kv_ratio=0.99), prompt, more)
     llm = load(path, kind, kv_ratio=0.99)
-    assert any(layer.centred for layer in llm._kv.store.layers)
+    assert any(layer.has_basis for layer in llm._kv.store.layers)
     near = nmse(read(llm, prompt, more), exact)
     plain = load(path, kind, kv_ratio=0.99)
     plain._kv.store.make_plain()
     assert plain._kv.store.plain
-    assert near < 0.1 * nmse(read(plain, prompt, more), exact)
+    assert near < share * nmse(read(plain, prompt, more), exact)
 
 
 def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock_lib):
@@ -71,23 +79,24 @@ def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock
     stock = lib.run(stock_lib, [job(path, "q8_0", prompt, ())])[0][0]
     # llama.cpp's attention rounds queries to 8 bits, so the reference says how far that is
     exact, rounded = (
-        Reference(path, "q8_0", "q8_0", how, keeps_bias=True).prefill(prompt).logits[-1].numpy()
+        Reference(path, "q8_0", "q8_0", how, whole_keys=True).prefill(prompt).logits[-1].numpy()
         for how in (False, True)
     )
     assert nmse(with_bias, stock) < 2 * nmse(exact, stock) + nmse(rounded, exact)
 
 
+@pytest.mark.parametrize("name", [MODEL, UNEVEN])
 @pytest.mark.parametrize("method", ["keydiff", "knorm", "expected", "kvzip", "snapkv", "kvzap"])
-def test_scores_are_those_of_whole_keys(tiny, text, tmp_path, method):
-    """8 bits without the bias and f16 with it are near enough for nearly the same rows."""
+def test_scores_are_those_of_whole_keys(tiny, text, tmp_path, name, method):
+    """8 bits in the basis and f16 without it are near enough for nearly the same rows."""
     more = {}
     if method == "kvzap":
         more["kv_profile"] = str(tmp_path / "p.gguf")
-        random_profile(tiny(MODEL), tmp_path / "p.gguf", "halves")
+        random_profile(tiny(name), tmp_path / "p.gguf", "halves")
     kept = [
         [head for layer in positions(llm) for head in layer]
         for llm in (
-            load(tiny(MODEL), kind, kv_budget=150, kv_method=method, after=text(N_PROMPT), **more)
+            load(tiny(name), kind, kv_budget=150, kv_method=method, after=text(N_PROMPT), **more)
             for kind in ("q8_0", "f16")
         )
     ]
@@ -124,12 +133,13 @@ def test_a_written_row_is_read_again(tiny, text):
     some = np.array([3, 7], np.int32)
     store.write(0, 1, some, k[:2], v[:2])
     again, _ = store.rows(0, 1)
-    step = np.abs(stored_keys(store, 0, 1)[some]).max() / 127
+    step = np.abs(stored(store, 0, 1)[0][some]).max() / 127
     assert np.abs(again[some] - k[:2]).max() <= step
 
 
-@pytest.mark.parametrize("model", ["llama-gqa", "gemma3", "qwen3"])
-def test_models_without_a_bias_and_f16_are_left_alone(tiny, model):
-    for name, kind in ((model, "q8_0"), (MODEL, "f16")):
-        llm = load(tiny(name), kind, kv_ratio=0.5)
-        assert not any(layer.centred for layer in llm._kv.store.layers)
+@pytest.mark.parametrize(
+    ("name", "kind"), [("llama-gqa", "q8_0"), ("phi3", "q4_0"), (MODEL, "f16"), (UNEVEN, "f16")]
+)
+def test_models_without_bias_and_norm_and_f16_are_left_alone(tiny, name, kind):
+    llm = load(tiny(name), kind, kv_ratio=0.5)
+    assert not any(layer.has_basis for layer in llm._kv.store.layers)
