@@ -212,9 +212,11 @@ def nearest_in(found, kind: str, ratio: float) -> float:
 def test_methods_that_are_nearly_as_good_are_tried_with_types_that_may_be_nearer(learned):
     found = competed(learned[0], str(learned[2]))
     for ratio in contest.DECIDING:
-        kinds = {"q8_0", "q8_0/q4_0"} | ({"q5_1/q4_0"} if ratio == 0.1 else set())
+        kinds = {"q8_0", "q8_0/q4_0", "q5_0/q4_0"}
         gain = nearest_in(found, "q8_0", ratio) / nearest_in(found, "q8_0/q4_0", ratio)
         kinds |= {"q8_0/q5_1"} if gain < contest.CLOSE else set()
+        few, fewer = (nearest_in(found, kind, ratio) for kind in (contest.FEW, contest.FEWER))
+        kinds |= {"q4_1/q4_0"} if fewer < few else set()
         first = {x.method: d for x, d in found.items() if (x.ratio, x.kind) == (ratio, "q8_0")}
         most = contest.ALIKE * first[PLAIN].text
         nearest = min(d.judged for d in first.values() if d.text <= most)
@@ -230,8 +232,17 @@ def test_a_type_between_two_is_tried_where_fewer_bits_brought_little(four, is_tr
     if four is not None:  # V in q4_0 is possible
         held.found[contest.Entrant(PLAIN, 0.2, "q8_0/q4_0")] = Distance(1.0, four)
     assert held._promises("q8_0/q5_1", 0.2) == is_tried
-    assert held._promises("q8_0/q4_0", 0.2) and not held._promises("q5_1/q4_0", 0.2)
-    assert held._promises("q5_1/q4_0", 0.1)
+    assert held._promises("q8_0/q4_0", 0.2) and held._promises("q5_0/q4_0", 0.2)
+
+
+@pytest.mark.parametrize(("fewer", "is_tried"), [(0.31, False), (0.29, True)])
+def test_keys_of_few_bits_are_tried_where_keys_of_some_more_were_nearer_than_of_8(fewer, is_tried):
+    held = object.__new__(contest._Contest)
+    held.found = {
+        contest.Entrant(PLAIN, 0.2, "q8_0/q4_0"): Distance(1.0, 0.3),
+        contest.Entrant(PLAIN, 0.2, "q5_0/q4_0"): Distance(1.0, fewer),
+    }
+    assert held._promises("q4_1/q4_0", 0.2) == is_tried
 
 
 @pytest.fixture

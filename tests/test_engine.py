@@ -82,15 +82,23 @@ def test_every_cache_type_and_mixed_ones(tiny, text, nmse, name, kind):
 
 @pytest.mark.parametrize(
     ("kind", "in_window"),
-    [("q8_0,q4_0", "q8_0"), ("q5_1,q4_0", "q5_1"), ("q4_0,q8_0", "q8_0"), ("f16,q8_0", "q8_0")],
+    [
+        ("q8_0,q4_0", "q8_0,q8_0"),
+        ("q4_1,q4_0", "q8_0,q8_0"),
+        ("q4_0,q4_0", "q4_0,q4_0"),
+        ("q4_0,q8_0", "q4_0,q8_0"),
+        ("f16,q8_0", "f16,q8_0"),
+    ],
 )
-def test_windows_store_values_no_coarser_than_quantised_keys(tiny, text, kind, in_window):
+def test_windows_have_8_bits_where_values_have_fewer_than_quantised_keys(
+    tiny, text, kind, in_window
+):
     llm = load(tiny("gemma3"), kind, after=text(N_PROMPT), kv_ratio=0.3)
     type_k, type_v = (TYPES[x] for x in kind.split(","))
     layers = llm._kv.store.layers
-    assert {x.type_k for x in layers} == {type_k}
-    assert {x.type_v for x in layers if x.n_swa} == {TYPES[in_window]}
-    assert {x.type_v for x in layers if not x.n_swa} == {type_v}
+    windows = tuple(TYPES[x] for x in in_window.split(","))
+    assert {(x.type_k, x.type_v) for x in layers if x.n_swa} == {windows}
+    assert {(x.type_k, x.type_v) for x in layers if not x.n_swa} == {(type_k, type_v)}
     stored = sum(
         x.bytes_row * len(rows)
         for x, heads in zip(layers, positions(llm), strict=True)

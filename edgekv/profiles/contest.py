@@ -11,11 +11,12 @@ LU-KV and EvolKV take part where the model has a profile of that kind.
 
 Not every pair is tried. All methods compete with q8_0 entries. At DECIDING ratios the best of them
 and those that are nearly as good are tried with V in q4_0; with V in q5_1 where q4_0 brought
-little, since where it brings much the type between the two brings hardly more; at SCARCE ratios
-with K in q5_1 and V in q4_0. A full q4_0 cache is measured beside them.
+little, since where it brings much the type between the two brings hardly more; with K in q5_0 and V
+in q4_0; and with K in q4_1 where those were nearer than keys of 8 bits. A full q4_0 cache is
+measured beside them.
 
-Work: five times N_READ tokens are read, and about 17 times 200 tokens are fed. That are 9,800
-tokens, whatever the model; V in q5_1 adds some.
+Work: five times N_READ tokens are read, and about 18 times 200 tokens are fed. That are 10,000
+tokens, whatever the model; V in q5_1 adds some, and so does K in q4_1.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ N_NEXT = 96
 """Tokens of the last text's continuation that are judged."""
 N_FED = 200
 """Tokens that are judged, about."""
-N_READINGS, N_TRIES = 5, 17
+N_READINGS, N_TRIES = 5, 18
 CLOSE = 1.5
 """A candidate that is judged to be this much further away than the best one may be nearer with
 other cache types: 200 tokens do not tell them apart.
@@ -74,9 +75,7 @@ other cache types: 200 tokens do not tell them apart.
 ALIKE = 1.25
 """N_NEXT tokens do not tell apart two distances that differ by less than this factor."""
 FULL, EIGHT, F16, FOUR = "full", "q8_0", "f16", "q4_0"
-FEW, BETWEEN = "q8_0/q4_0", "q8_0/q5_1"
-SCARCE = 0.1
-"""Entries are so few, up to this ratio, that more of them may be worth keys of fewer bits."""
+FEW, BETWEEN, FEWER, FEWEST = "q8_0/q4_0", "q8_0/q5_1", "q5_0/q4_0", "q4_1/q4_0"
 ROOM = 512
 """Tokens that are judged, at most."""
 
@@ -201,7 +200,9 @@ class _Contest:
         """Whether a cache type may be nearest at a ratio, by those that were tried."""
         if kind == BETWEEN:
             return self._nearest(EIGHT, ratio) < CLOSE * self._nearest(FEW, ratio)
-        return ratio <= SCARCE or kind == FEW
+        if kind == FEWEST:
+            return self._nearest(FEWER, ratio) < self._nearest(FEW, ratio)
+        return True
 
     def _nearest(self, kind: str, ratio: float) -> float:
         at = [x for one, x in self.found.items() if (one.kind, one.ratio) == (kind, ratio)]

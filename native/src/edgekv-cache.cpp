@@ -340,13 +340,15 @@ static int row_step(const edgekv_layer & l) {
     return n;
 }
 
-// of V: where quantised keys have more bits than values, a window has as many for both. Its rows
-// are few, whatever the length, and no budget takes one (docs/results/quality.md).
-static ggml_type type_in_window(ggml_type k, ggml_type v, int d_v) {
+// Where quantised keys have more bits than values, a window has 8 for both. Its rows are few,
+// whatever the length, and no budget takes one (docs/results/quality.md).
+static void set_window_types(edgekv_layer & l) {
     constexpr int64_t n = 256;
-    const bool wider = ggml_is_quantized(k) && ggml_is_quantized(v) &&
-        ggml_row_size(k, n) > ggml_row_size(v, n) && d_v % ggml_blck_size(k) == 0;
-    return wider ? k : v;
+    constexpr auto eight = GGML_TYPE_Q8_0;
+    const bool fits = (l.d_k | l.d_v) % ggml_blck_size(eight) == 0;
+    if (fits && ggml_is_quantized(l.type_k) && ggml_is_quantized(l.type_v) &&
+        ggml_row_size(l.type_k, n) > ggml_row_size(l.type_v, n))
+        l.type_k = l.type_v = eight;
 }
 
 // whether rows are halves until they have to be rounded: our kernels on the CPU read both kinds.
@@ -381,7 +383,7 @@ static std::unique_ptr<edgekv_store> make_store(const llama_model & model,
         l->type_v = p.type_v;
         l->v_in_k = hp.is_mla();
         l->n_swa = attends[il] && hp.is_swa(il) ? hp.n_swa : 0;
-        if (l->n_swa) l->type_v = type_in_window(l->type_k, l->type_v, l->d_v);
+        if (l->n_swa) set_window_types(*l);
         l->chunked = l->n_swa && hp.swa_type == LLAMA_SWA_TYPE_CHUNKED;
         l->max_bias = hp.use_alibi ? hp.f_max_alibi_bias : 0.0f;
         l->buft = c.offload_kqv ? ggml_backend_dev_buffer_type(model.dev_layer(il))
