@@ -67,6 +67,7 @@ WIDE: dict[str, Any] = {"methods": METHODS, "ratios": RATIOS, "full": FULL}
 NEXT, FAMILIES = ("--next", "128"), ("--families", RETRIEVAL)
 MEASURES = {
     "kl-2000": Measure("ppl", 1, 2000, more=NEXT, **WIDE),
+    "kl-more": Measure("ppl", 4, 2000, seed=1, full="f16,q8_0", more=NEXT),
     "ruler-16000-agnostic": Measure("ruler", 5, 16000, "agnostic", 205, more=FAMILIES),
     "ruler-16000-aware": Measure("ruler", 5, 16000, "aware", 206, more=FAMILIES),
     "needle-4000-agnostic": Measure("needle", 20, 4000, "agnostic", 207, **WIDE),

@@ -513,7 +513,8 @@ uint32_t edgekv_extra_nodes(llama_memory_i * mem) {
         for (const auto & l : store->layers) {
             // of flash attention; ALiBi makes a mask for each head besides
             const int n_calls = l->max_bias != 0.0f ? 3 * l->n_head : l->n_head_kv;
-            n += 8 + (store->graph_attend || !ggml_backend_buft_is_host(l->buft) ? 8 * n_calls : 0);
+            n +=
+                10 + (store->graph_attend || !ggml_backend_buft_is_host(l->buft) ? 8 * n_calls : 0);
         }
     return n;
 }
