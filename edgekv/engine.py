@@ -403,8 +403,9 @@ class Engine:
         model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
         what = observer.extent(n_ubatch)
         longest = max(what.n_tokens, what.n_rows - what.n_tokens)  # a probe's pieces stand alone
-        words = native.product_bytes(model, min(longest, n_ubatch), what.n_all > n_ubatch)
-        words = min(words, self.settings.prefill_memory or words)
+        words = native.product_bytes(
+            model, min(longest, n_ubatch), what.n_all > n_ubatch, self.settings.prefill_memory
+        )
         return planned(
             wish,
             self.store.layers,

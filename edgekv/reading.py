@@ -43,9 +43,10 @@ class Reading:
         self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {
             p.name: [] for p in scored
         }
-        self._halves: list[list[tuple[NDArray[np.float16], NDArray[np.float16]]]] = []
+        self._unrounded: list[list[tuple[NDArray[Any], NDArray[np.float16]]]] = []
         """Of each layer and head all rows as a prompt has them, before they are rounded: what
-        summaries are made from."""
+        summaries are made from. Halves, but keys of a layer with a basis are whole, and no halves.
+        """
         llm.reset()
         self._read(scored)
         self.logits: NDArray[np.float32] = np.ctypeslib.as_array(
@@ -106,8 +107,8 @@ class Reading:
 
             def rows(head: int, some: NDArray[np.int32], part: str) -> NDArray[np.float32]:
                 at = "kv".index(part)
-                if self._halves:
-                    return self._halves[i][head][at][some].astype(np.float32)
+                if self._unrounded:
+                    return self._unrounded[i][head][at][some].astype(np.float32)
                 return store.rows(il, head, some)[at]
 
             look = looking(rows, losses, 2 * drawn.shape[1], at_once=False)
@@ -139,17 +140,16 @@ class Reading:
                     )
                     self._scores[preset.name].append((scores, alone))
                 heads = range(len(p.n_old()))
-                if sums_up and self._engine.store.layers[p.il].rounds_late:
-                    self._halves.append([_halves(*p.rows(k)) for k in heads])
+                info = self._engine.store.layers[p.il]
+                if sums_up and info.rounds_late:
+                    kind = np.float32 if info.has_basis else np.float16
+                    both = map(p.rows, heads)
+                    self._unrounded.append(
+                        [(k.astype(kind), v.astype(np.float16)) for k, v in both]
+                    )
                 p.keep([everything for _ in heads])
         self._llm.input_ids[: len(self._tokens)] = self._tokens
         self._llm.n_tokens = len(self._tokens)
-
-
-def _halves(
-    keys: NDArray[np.float32], values: NDArray[np.float32]
-) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
-    return keys.astype(np.float16), values.astype(np.float16)
 
 
 def _later(layer: LayerStats, preset: Preset) -> Future | None:

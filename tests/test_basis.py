@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from edgekv.errors import EdgeKVError
 from tests import lib
 from tests.engine import job, load, logits, positions, random_profile, read, stored
 from tests.reference.cache import hadamard
-from tests.reference.model import CENTRE_POSITIONS, Reference, rope
+from tests.reference.model import Reference
 
 MODEL, UNEVEN, N_PROMPT = "qwen2-bias", "qwen3-uneven", 500
 
@@ -35,16 +34,6 @@ def test_stored_keys_are_whole_ones_scaled_and_without_the_mean_of_the_bias(tiny
             expected = (scale * (whole - centre)) @ turn
             found = stored(store, il, head)[0]
             assert np.abs(found - expected).max() < 1e-3 * np.abs(scale * whole).max()
-
-
-def test_the_centre_is_the_mean_of_the_bias(tiny):
-    reference = Reference(tiny(MODEL), "q8_0", "q8_0")
-    w = reference.weights
-    bias = w.get(0, "attn_k.bias").reshape(w.n_head_kv, 1, -1)
-    turned = rope(
-        bias.expand(-1, CENTRE_POSITIONS, -1), torch.arange(CENTRE_POSITIONS), w.freq_base, True
-    )
-    assert torch.allclose(reference.centre(0), turned.mean(1, keepdim=True), atol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ CPU, with queries in q8_0, and our kernel there are 2e-2 apart.
     ],
 )
 def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
-    check(compare(tiny(name), kind, program("fake-device.so")), kind, bias=name == "qwen2")
+    check(compare(tiny(name), kind, program("fake-device.so")), kind, basis=name == "qwen2")
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_prompts_go_through_our_kernel_where_flash_attention_takes_no_such_rows(
 def test_hidden_states_may_wait_on_the_device(tiny, name, kind):
     result = compare(tiny(name), kind, program("fake-device.so"), hidden="device")
     assert result.pop("n_pinned") == 0
-    check(result | {"n_pinned": None}, kind, bias=name == "gemma3")
+    check(result | {"n_pinned": None}, kind, basis=name == "gemma3")
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_upstreams_metal_backend_with_our_kernels_agrees_with_the_cpu(tiny, name
     """Patched, with our host code in it; native/tests/metal/fake-metal.cpp is what is Objective-C
     there.
     """
-    check(compare(tiny(name), kind, program("fake-metal.so")), kind, bias=name == "qwen2")
+    check(compare(tiny(name), kind, program("fake-metal.so")), kind, basis=name == "qwen2")
 
 
 @pytest.mark.slow
@@ -186,8 +186,8 @@ def test_a_device_that_fails_at_a_token_leaves_the_conversation(tiny, name, kind
     assert len(result["said"]) > 3 and "" not in result["said"] and result["same"], result
 
 
-def check(result: dict, kind: str, bias: bool = False) -> None:
-    """bias: keys are stored in a basis, of a bias or of norms. Kernels that merge and predict
+def check(result: dict, kind: str, basis: bool = False) -> None:
+    """basis: keys are stored in one, see edgekv-basis.h. Kernels that merge and predict
     do not know it, so the CPU does both.
     """
     merged = result["nmse"].pop("score=random,merge=d2o")
@@ -198,13 +198,13 @@ def check(result: dict, kind: str, bias: bool = False) -> None:
     # attention of every token, scores and moved rows were computed there
     assert result["n_ours"] > 200
     # a search, and a fold of keys and values, in each layer and head
-    assert (result["n_merges"] > 10) != bias
+    assert (result["n_merges"] > 10) != basis
     # two in the self-test; Metal's backend has no such kernel
-    assert result["n_predicted"] is None or (result["n_predicted"] > 2) != bias
+    assert result["n_predicted"] is None or (result["n_predicted"] > 2) != basis
     # CUDA is to record those of tokens, none of a prompt
     assert result["n_graphs"] is None or min(result["n_graphs"]) > 30, result["n_graphs"]
     check_unharmed(result)
-    check_used(result, bias)
+    check_used(result, basis)
     assert result["n_pinned"] != 0  # hidden states wait where the device copies from at full speed
 
 
@@ -215,13 +215,13 @@ def check_unharmed(result: dict, loaded: float = 1e-6) -> None:
     assert result["harm"]["cancelled"] == 0 and result["harm"]["loaded"] < loaded, result["harm"]
 
 
-def check_used(result: dict, bias: bool = False) -> None:
-    """That a device which has our kernels ran each of them, not only in its self-test; with `bias`
+def check_used(result: dict, basis: bool = False) -> None:
+    """That a device which has our kernels ran each of them, not only in its self-test; with `basis`
     those that know it.
     """
     assert "left alone" not in result["said"]
     calls = result["calls"] or {}
-    on_the_cpu = ("predict", "nearest", "fold") if bias else ()
+    on_the_cpu = ("predict", "nearest", "fold") if basis else ()
     assert all((n == 0) == (verb in on_the_cpu) for verb, n in calls.items()), calls
 
 
@@ -245,7 +245,7 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     assert result["nmse"]["score=random,merge=d2o"] < 3e-2
     assert min(result["same"].values()) > 0.95, result["same"]
     check_unharmed(result, loaded=1e-5)  # 5e-6 was seen on an H200, with q4_0 and gemma3
-    check_used(result, bias=name == "qwen2" and kind not in ("f16", "bf16"))
+    check_used(result, basis=name == "qwen2" and kind not in ("f16", "bf16"))
 
 
 def compare(model: Path, kind: str, device: Path | str, hidden: str = "f32", **more: str) -> dict:

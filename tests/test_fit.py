@@ -157,7 +157,7 @@ class FakeBlueprint:
     experts = 0
     shape = {"d_head_k": 128, "d_head_v": 128, "v_in_k": False}
 
-    def product_bytes(self, n_tokens: int, n_ubatch: int) -> int:
+    def product_bytes(self, n_tokens: int, n_ubatch: int, most: int | None = None) -> int:
         return 0  # no weight is quantised
 
     def context(

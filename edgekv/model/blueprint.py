@@ -64,9 +64,10 @@ class Blueprint:
         llama_cpp.llama_model_free(self._model)
         self._model = None
 
-    def product_bytes(self, n_tokens: int, n_ubatch: int) -> int:
+    def product_bytes(self, n_tokens: int, n_ubatch: int, most: int | None = None) -> int:
         """See `native.product_bytes`; of a prompt of so many tokens."""
-        return native.product_bytes(self._model, min(n_tokens, n_ubatch), n_tokens > n_ubatch)
+        n_chunk, again = min(n_tokens, n_ubatch), n_tokens > n_ubatch
+        return native.product_bytes(self._model, n_chunk, again, most)
 
     @cached_property
     def on_host(self) -> int:

@@ -77,11 +77,13 @@ def product_peak(levels: bool) -> float:
     return float(lib.edgekv_product_peak(levels))
 
 
-def product_bytes(model: Any, n_chunk: int, again: bool) -> int:
+def product_bytes(model: Any, n_chunk: int, again: bool, most: int | None = None) -> int:
     """Bytes that products with a llama_model's quantised weights work with on the CPU while a
-    prompt is read in chunks of up to n_chunk tokens; again: several of them meet the same weights.
+    prompt is read in chunks of up to n_chunk tokens; again: several of them meet the same weights;
+    most: what they may take, None: any.
     """
-    return int(lib.edgekv_model_product_bytes(model, n_chunk, again))
+    n_bytes = int(lib.edgekv_model_product_bytes(model, n_chunk, again))
+    return n_bytes if most is None else min(n_bytes, most)
 
 
 def check_finite(ctx: Any) -> None:

@@ -231,6 +231,15 @@ static ggml_tensor * from_latent(
     return ggml_cont(g.ctx0, ggml_permute(g.ctx0, values, 0, 2, 1, 3));
 }
 
+void edgekv_scale(const llm_graph_context & g, const edgekv_store * store, int il, ggml_tensor ** q,
+    ggml_tensor ** k) {
+    if (!store) return;
+    const edgekv_layer & l = *store->layers[store->layers[il]->reads];
+    if (!l.basis) return;
+    *q = ggml_mul(g.ctx0, *q, l.basis->query_scale.t);
+    if (*k) *k = ggml_mul(g.ctx0, *k, l.basis->key_scale.t);
+}
+
 ggml_tensor * edgekv_build_attend(const llm_graph_context & g, edgekv_store * store,
     ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * sinks, ggml_tensor * v_mla,
     float kq_scale, int il) {

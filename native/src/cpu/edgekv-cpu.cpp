@@ -21,6 +21,7 @@ const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
         edgekv_cpu_moments,
         edgekv_cpu_centroids,
         edgekv_cpu_rows_to_f32,
+        edgekv_cpu_turn,
         edgekv_cpu_whole_keys,
         ggml_cpu_fp16_to_fp32,
         ggml_cpu_fp32_to_fp16,

@@ -92,6 +92,9 @@ struct edgekv_key_basis {
     const float *centre = nullptr, *scale = nullptr;
     int turn = 0;
 };
+// x [n] times the orthonormal Walsh-Hadamard matrix, block by block; size: a power of two that
+// divides n, 0: nothing
+GGML_BACKEND_API void edgekv_cpu_turn(float * x, int64_t n, int size);
 GGML_BACKEND_API void edgekv_cpu_whole_keys(
     const struct edgekv_key_basis * basis, int64_t n, int d, float * keys);
 
@@ -215,6 +218,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_moments) moments;
     decltype(&edgekv_cpu_centroids) centroids;
     decltype(&edgekv_cpu_rows_to_f32) rows_to_f32;
+    decltype(&edgekv_cpu_turn) turn;
     decltype(&edgekv_cpu_whole_keys) whole_keys;
     // ggml's own: those of ggml-base know no vectors
     void (*f16_to_f32)(const ggml_fp16_t * x, float * y, int64_t n);

@@ -28,3 +28,22 @@ bool edgekv_cpu_fwht(
     return false;
 #endif
 }
+
+void edgekv_cpu_turn(float * x, int64_t n, int size) {
+    if (size == 0) return;
+    const float scale = 1 / std::sqrt((float) size);
+#if defined(__AVX__)
+    if (size >= edgekv::hadamard_register::N && size <= edgekv::HADAMARD_MOST) {
+        for (int64_t i = 0; i < n; i += size) edgekv::hadamard(x + i, x + i, size, scale);
+        return;
+    }
+#endif
+    for (int half = 1; half < size; half *= 2)
+        for (int64_t i = 0; i < n; i += 2 * half)
+            for (int64_t j = i; j < i + half; ++j) {
+                const float a = x[j], b = x[j + half];
+                x[j] = a + b;
+                x[j + half] = a - b;
+            }
+    for (int64_t i = 0; i < n; ++i) x[i] *= scale;
+}

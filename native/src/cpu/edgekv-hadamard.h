@@ -3,8 +3,6 @@
 // caches so, and takes the first passes value by value. These are the same sums and differences in
 // the same order, so the result has the same bits.
 
-#include <cmath>
-
 #if defined(__AVX__)
 #include <immintrin.h>
 #endif
@@ -78,24 +76,5 @@ inline void hadamard(const float * x, float * y, int n, float scale) {
 }
 
 #endif
-
-// x [d] times a Walsh-Hadamard matrix, block by block; size: a power of two that divides d
-inline void turn(float * x, int d, int size) {
-#if defined(__AVX__)
-    if (size >= hadamard_register::N && size <= HADAMARD_MOST) {
-        for (int i = 0; i < d; i += size) hadamard(x + i, x + i, size, 1 / std::sqrt((float) size));
-        return;
-    }
-#endif
-    for (int half = 1; half < size; half *= 2) {
-        for (int i = 0; i < d; i += 2 * half)
-            for (int j = i; j < i + half; ++j) {
-                const float a = x[j], b = x[j + half];
-                x[j] = a + b;
-                x[j + half] = a - b;
-            }
-    }
-    for (int i = 0; i < d; ++i) x[i] /= std::sqrt((float) size);
-}
 
 } // namespace edgekv

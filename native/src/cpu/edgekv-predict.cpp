@@ -1,7 +1,6 @@
 // predict: the linear map of the score kvzap, row by row; edgekv/methods/kvzap.py says what the
 // map sees
 #include "edgekv-aligned.h"
-#include "edgekv-hadamard.h"
 #include "edgekv-lanes.h"
 #include "edgekv-tile.h"
 
@@ -62,7 +61,7 @@ void edgekv_cpu_predict(const edgekv_numbered * keys, const edgekv_numbered * va
           *logs = w.logs.get((size_t) half + 2), *of_value = w.map.get(d_v);
     std::copy_n(map->weights, d_v, of_value);
     // instead of the values: the matrix is symmetric
-    if (map->turn_v) turn(of_value, d_v, map->turn_v);
+    edgekv_cpu_turn(of_value, d_v, map->turn_v);
     const float *of_logs = map->weights + d_v, of_unlike = of_logs[half + 2],
                 constant = of_logs[half + 3];
     for (int r = first; r < first + n; r += BLOCK) {
@@ -74,7 +73,7 @@ void edgekv_cpu_predict(const edgekv_numbered * keys, const edgekv_numbered * va
             const float * value = v + (size_t) i * d_v;
             const float l_k = length(key, d_k), l_v = length(value, d_v);
             unlike[r + i] = -dot(key, sum, d_k) / l_sum / std::max(l_k, 1e-12f);
-            if (map->turn_k) turn(key, d_k, map->turn_k);
+            edgekv_cpu_turn(key, d_k, map->turn_k);
             const int step = map->neighbours ? 2 : 1, other = map->neighbours ? 1 : half;
             for (int j = 0; j < half; ++j)
                 logs[j] = std::sqrt(key[step * j] * key[step * j] +

@@ -1,6 +1,5 @@
 // Rows of any type as f32
 #include "edgekv-tile.h"
-#include "edgekv-hadamard.h"
 #include "edgekv-levels.h"
 
 #define GGML_COMMON_DECL_CPP
@@ -170,8 +169,8 @@ void edgekv_cpu_whole_keys(const edgekv_key_basis * basis, int64_t n, int d, flo
     for (int64_t i = 0; i < n && (basis->centre || basis->scale); ++i, keys += d) {
         if (basis->centre) ggml_vec_acc_f32(d, keys, basis->centre);
         if (!basis->scale) continue;
-        if (basis->turn) edgekv::turn(keys, d, basis->turn);
+        edgekv_cpu_turn(keys, d, basis->turn);
         for (int j = 0; j < d; ++j) keys[j] /= basis->scale[j];
-        if (basis->turn) edgekv::turn(keys, d, basis->turn);
+        edgekv_cpu_turn(keys, d, basis->turn);
     }
 }

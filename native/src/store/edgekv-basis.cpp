@@ -1,13 +1,10 @@
 // The basis of a layer's keys, from the vectors among its weights
 #include "edgekv-basis.h"
-#include "edgekv-hooks.h"
 #include "edgekv-kernels.h"
 #include "edgekv-layer.h"
-#include "edgekv-store.h"
 
 #include "ggml-backend.h"
 #include "llama-cparams.h"
-#include "llama-graph.h"
 #include "llama-model.h"
 
 #include <algorithm>
@@ -111,22 +108,6 @@ static values scale_for(const turned_pairs & pairs, values q, values k) {
     return s;
 }
 
-// x [size] times the orthonormal Walsh-Hadamard matrix
-static void turn_block(float * x, int size) {
-    for (int half = 1; half < size; half *= 2)
-        for (int i = 0; i < size; ++i)
-            if (!(i & half)) {
-                const float a = x[i], b = x[i + half];
-                x[i] = a + b;
-                x[i + half] = a - b;
-            }
-    for (int i = 0; i < size; ++i) x[i] /= std::sqrt((float) size);
-}
-
-static void turn_blocks(float * x, size_t n, int size) {
-    for (size_t i = 0; size && i < n; i += size) turn_block(x + i, size);
-}
-
 static bool finite(const values & x) {
     return std::all_of(x.begin(), x.end(), [](float value) { return std::isfinite(value); });
 }
@@ -176,7 +157,7 @@ std::shared_ptr<const edgekv_basis> edgekv_basis::make(
             for (float x : s) for_queries.push_back(1 / x);
     }
     for (size_t i = 0; i < basis->centre.size(); ++i) basis->centre[i] *= basis->scale[i];
-    turn_blocks(basis->centre.data(), basis->centre.size(), turn);
+    edgekv_cpu().turn(basis->centre.data(), (int64_t) basis->centre.size(), turn);
     if (!finite(basis->scale) || !finite(basis->centre)) return nullptr;
     basis->key_scale = placed(l, basis->scale, "key scale");
     basis->query_scale = placed(l, for_queries, "query scale");
@@ -197,9 +178,9 @@ void edgekv_store_keys(const edgekv_layer & l, int head, int64_t n, float * keys
     const auto b = edgekv_basis_of(l, head);
     if (!b.scale) return;
     for (int64_t r = 0; r < n; ++r, keys += l.d_k) {
-        turn_blocks(keys, l.d_k, b.turn);
+        edgekv_cpu().turn(keys, l.d_k, b.turn);
         for (int i = 0; i < l.d_k; ++i) keys[i] *= b.scale[i];
-        turn_blocks(keys, l.d_k, b.turn);
+        edgekv_cpu().turn(keys, l.d_k, b.turn);
         for (int i = 0; b.centre && i < l.d_k; ++i) keys[i] -= b.centre[i];
     }
 }
@@ -207,13 +188,4 @@ void edgekv_store_keys(const edgekv_layer & l, int head, int64_t n, float * keys
 void edgekv_whole_keys(const edgekv_layer & l, int head, int64_t n, float * keys) {
     const auto b = edgekv_basis_of(l, head);
     edgekv_cpu().whole_keys(&b, n, l.d_k, keys);
-}
-
-void edgekv_scale(const llm_graph_context & g, const edgekv_store * store, int il, ggml_tensor ** q,
-    ggml_tensor ** k) {
-    if (!store) return;
-    const edgekv_layer & l = *store->layers[store->layers[il]->reads];
-    if (!l.basis) return;
-    *q = ggml_mul(g.ctx0, *q, l.basis->query_scale.t);
-    if (*k) *k = ggml_mul(g.ctx0, *k, l.basis->key_scale.t);
 }

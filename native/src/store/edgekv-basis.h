@@ -33,7 +33,7 @@ struct edgekv_basis {
     // of the positions over which the bias is averaged: shorter texts lose little by it, longer
     // ones as well
     static constexpr int POSITIONS = 8192;
-    // beyond it a scale gains little, and halves would lose
+    // of a scale and its inverse: weights may say anything, and keys have to stay halves
     static constexpr float MOST = 32;
 
     int turn = 0;                     // size of the Walsh-Hadamard matrix, 0: none
