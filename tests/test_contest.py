@@ -467,10 +467,15 @@ def test_late_judges_a_row_by_those_that_see_it_and_by_its_value():
 def test_joint_ranks_by_both():
     stats = layer(60, (0, 0))
     one, other = score_of("kvzap").score(stats), Late().score(stats)
-    got = score_of("joint").score(stats)
-    for k in range(2):
-        ranks = [(x[k][:, None] > x[k]).sum(axis=1) / 60 for x in (one, other)]
-        np.testing.assert_allclose(got[k], sum(ranks), atol=1e-5)
+    alone = Late().score(stats, replace(Late.params, kernel=1))
+    joint = score_of("joint")
+    for late, got in (
+        (other, joint.score(stats)),
+        (alone, joint.score(stats, replace(joint.params, kernel=1))),
+    ):
+        for k in range(2):
+            ranks = [(x[k][:, None] > x[k]).sum(axis=1) / 60 for x in (one, late)]
+            np.testing.assert_allclose(got[k], sum(ranks), atol=1e-5)
 
 
 def test_late_is_asked_of_the_last_tokens(tiny, text):

@@ -43,8 +43,6 @@ from edgekv.methods.query_moments import JITTER, root_of
 
 RECENT_SHARE = 5
 """The tokens that always stay are one in this many of the rows, at most (or the window)."""
-MAX_SHARE = 4
-"""A head's summary takes one of this many of its rows, at most."""
 LONGEST = 4
 """A key may be this much longer than the longest of the rows that it stands for, and a value than
 the longest of what is lost.
@@ -61,6 +59,8 @@ ROUNDS = 3
 class CentroidParams:
     rows: int = 16
     """Rows of each head that sum up."""
+    share: int = 4
+    """A head's summary takes one of this many of its rows, at most."""
     ridge: float = 0.1
     """Added to the second moments of the queries (relative to their mean)."""
     worst: float = 2.0
@@ -79,6 +79,7 @@ class CentroidParams:
     def __post_init__(self) -> None:
         for name, value, least in (
             ("rows", self.rows, 1),
+            ("share", self.share, 2),
             ("later", self.later, 1),
             ("draws", self.draws, 1),
             ("recent", self.recent, 0),
@@ -158,7 +159,7 @@ class CentroidMerge:
         window: int,
     ) -> Loss:
         """n: rows of the head; keep: those that stay, of the tokens `token`."""
-        n_rows = min(self.params.rows, len(keep) // MAX_SHARE) if len(keep) < n else 0
+        n_rows = min(self.params.rows, len(keep) // self.params.share) if len(keep) < n else 0
         n_safe = int(((token < sink) | (token >= n_seen - window)).sum())
         n_sink = int((token[:n_safe] < sink).sum())
         places = np.concatenate([keep[n_safe:][::-1], keep[n_sink:n_safe]])[

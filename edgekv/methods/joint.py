@@ -15,8 +15,19 @@ from numpy.typing import NDArray
 
 from edgekv.methods.base import Observe
 from edgekv.methods.kvzap import KVzap, KVzapParams, rank
-from edgekv.methods.late import Late
+from edgekv.methods.late import Late, LateParams
 from edgekv.methods.layer import LayerStats
+from edgekv.methods.pool import check_kernel
+
+
+@dataclass(frozen=True)
+class JointParams(KVzapParams):
+    kernel: int = 3
+    """Width of late's pool in tokens, odd."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_kernel(self.kernel)
 
 
 @dataclass(frozen=True)
@@ -25,9 +36,12 @@ class Joint(KVzap):
     title: ClassVar[str] = "rows that kvzap and late both rank high"
     paper: ClassVar[str] = ""
     observe: ClassVar[Observe] = Late.observe
+    params: ClassVar[JointParams] = JointParams()
 
-    def score(self, layer: LayerStats, params: KVzapParams | None = None) -> NDArray[np.float32]:
-        needed, wanted = super().score(layer, params), Late().score(layer)
+    def score(self, layer: LayerStats, params: JointParams | None = None) -> NDArray[np.float32]:
+        params = params or self.params
+        needed = super().score(layer, params)
+        wanted = Late().score(layer, LateParams(params.kernel))
         out = np.full(layer.pos.shape, -np.inf, np.float32)
         for k, there in enumerate(~layer.absent):
             out[k, there] = rank(needed[k, there]) + rank(wanted[k, there])
