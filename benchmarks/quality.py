@@ -74,7 +74,7 @@ MEASURES = {
     "needle-4000-aware": Measure("needle", 20, 4000, "aware", 208, **WIDE),
     "gsm8k-aware": Measure("gsm8k", 100, 0, "aware", 203, ratios="0.2"),
     "gsm8k-agnostic": Measure("gsm8k", 100, 0, "agnostic", 203, ratios="0.2"),
-    "kl-16000": Measure("ppl", 1, 16000, more=NEXT, **WIDE),
+    "kl-16000": Measure("ppl", 1, 16000, full="f16,q8_0", more=NEXT),
     "ruler-4000-agnostic": Measure("ruler", 10, 4000, "agnostic", 209, more=FAMILIES),
     "ruler-4000-aware": Measure("ruler", 10, 4000, "aware", 210, more=FAMILIES),
     "needle-16000-agnostic": Measure("needle", 10, 16000, "agnostic", 211),
