@@ -38,8 +38,9 @@ class Joint(KVzap):
     observe: ClassVar[Observe] = Late.observe
     params: ClassVar[JointParams] = JointParams()
 
-    def score(self, layer: LayerStats, params: JointParams | None = None) -> NDArray[np.float32]:
+    def score(self, layer: LayerStats, params: KVzapParams | None = None) -> NDArray[np.float32]:
         params = params or self.params
+        assert isinstance(params, JointParams)
         needed = super().score(layer, params)
         wanted = Late().score(layer, LateParams(params.kernel))
         out = np.full(layer.pos.shape, -np.inf, np.float32)

@@ -96,8 +96,7 @@ class Winners:
             and all(0 <= x < 1000 for one in distances for x in (one.text, one.answers))
             and all(0 <= n < 1 << 30 for n in (self.n_tokens, self.n_judged))
             and all(
-                one.method in METHODS + OFFLINE + OLDER_METHODS
-                and one.types in TYPES + OLDER_TYPES
+                one.method in METHODS + OFFLINE + OLDER_METHODS and one.types in TYPES + OLDER_TYPES
                 for one in self.found
             )
         ):
