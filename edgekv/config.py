@@ -214,7 +214,10 @@ class KVConfig:
         512,
         _whole(1),
         metavar="N",
-        help="New tokens that a layer holds before it is compressed again.",
+        help=(
+            "New tokens that a layer holds before it is compressed again; with --kv-memory alone"
+            " more, as long as that has room."
+        ),
     )
     prefill_memory: int | None = _option(
         None,

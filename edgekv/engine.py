@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgekv import budget, native
 from edgekv.budget import Fixed, Plan, Spending
-from edgekv.budget.memory import rows_within
+from edgekv.budget.memory import growth, rows_within
 from edgekv.budget.profile import from_shares
 from edgekv.errors import EdgeKVError
 from edgekv.memory.dense import entries_per_f16
@@ -252,9 +252,9 @@ class Engine:
         """Tokens in front of the recent buffer."""
         return max(info.boundary, min(self.memory.compressed_at, info.n_past))
 
-    def recent_is_full(self, n_more: int) -> bool:
+    def recent_is_full(self, n_more: int, n_beside: int = 0) -> bool:
         """Whether `n_more` tokens would make the recent buffer too long, so that it has to be
-        compressed.
+        compressed. n_beside: bytes outside the store that count against a limit.
         """
         info, s = self.store.memory(), self.settings
         begin = self._recent_begin(info)
@@ -262,7 +262,19 @@ class Engine:
             s.compresses
             and info.n_past > 0
             and info.n_past + n_more - begin > max(s.tail, s.window)
+            and not self._has_room(info.bytes_now + n_beside)
         )
+
+    def _has_room(self, n_bytes: int) -> bool:
+        """Whether a limit for the cache, of which n_bytes are taken, lets the recent buffer grow.
+        Not with another limit, which may be smaller, and not with recurrent layers, whose mark
+        would be far back.
+        """
+        s = self.settings
+        others = (s.tokens, s.n_bytes, s.table)
+        if s.memory is None or s.ratio < 1 or any(x is not None for x in others) or self.recurs:
+            return False
+        return n_bytes + growth(self.store.layers) <= s.memory
 
     def mark_recent(self, n_more: int) -> None:
         """Before `n_more` tokens: copy the state of recurrent layers, if the recent buffer has not

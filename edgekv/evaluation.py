@@ -143,7 +143,7 @@ class Evaluation(LoadedModel):
             )
             self._kv_accept(tokens, n_logits=1)
             return
-        if kv.recent_is_full(len(tokens)):
+        if kv.recent_is_full(len(tokens), self._checkpoints.n_bytes):
             self._checkpoints.save(self)
             kv.compress_recent(self.input_ids[: self.n_tokens])
         elif len(tokens) > 1:

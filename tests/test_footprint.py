@@ -23,6 +23,7 @@ from edgekv.memory.footprint import (
 from edgekv.memory.hidden import AUTO
 from edgekv.memory.sizes import parse_size, size_text
 from edgekv.methods.observer import QueryObserver
+from edgekv.stats import KVStats
 from tests import models
 from tests.engine import load, n_kept
 
@@ -238,6 +239,27 @@ def test_the_picked_ratio_is_reported_and_a_short_prompt_stays_whole(tiny, text)
     llm.reset()
     llm.eval(list(text(1600)))
     assert llm.kv_stats().n_kept == 16
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0,q4_0"])
+def test_new_tokens_stay_whole_as_long_as_the_limit_allows(tiny, text, kind):
+    """With a ratio as well, which is another limit, no more than --kv-tail."""
+    limit = 700_000
+
+    def written(ratio: float) -> list[KVStats]:
+        llm = load(tiny("llama-32k"), kind, kv_memory=limit, kv_tail=64, kv_ratio=ratio, n_ctx=4096)
+        llm.eval(list(text(40)))
+        found = []
+        for token in text(1500, seed=1):
+            llm.eval([token])
+            found.append(llm.kv_stats())
+        return found
+
+    alone, both = written(1.0), written(0.3)
+    whole = [x for x in alone if x.n_kept == x.n_seen]
+    assert max(x.n_bytes for x in alone) <= limit
+    assert whole[-1].n_bytes > 0.8 * limit and alone[-1].n_kept < alone[-1].n_seen
+    assert next(x for x in both if x.n_kept < x.n_seen).n_seen < 300 < whole[-1].n_seen
 
 
 def test_a_limit_that_cannot_be_kept_is_refused(tiny):

@@ -49,6 +49,14 @@ def _beside_kept(layer: LayerInfo, n_tail: int) -> int:
     return f16_bytes(layer) * n_recent + layer.bytes_row * max(n_tail - RECENT_STAY, 0)
 
 
+def growth(layers: Sequence[LayerInfo]) -> int:
+    """Bytes that a cache takes more, at most, once APPEND_MAX tokens or fewer are appended."""
+    return sum(
+        LAYER_BYTES + x.n_head_kv * APPEND_MAX * (x.bytes_row + x.waits * f16_bytes(x))
+        for x in layers
+    )
+
+
 def rows_within(
     layers: Sequence[LayerInfo], n_bytes: int, tail: int, window: int, sink: int
 ) -> int:
