@@ -163,6 +163,19 @@ def test_a_limit_for_the_memory_holds_with_them(tiny):
         assert stats.n_bytes + stats.n_bytes_checkpoints <= 400 * 1024
 
 
+def test_new_tokens_that_stay_whole_leave_room_for_them(tiny, text):
+    limit = 4000000
+    llm = talker(tiny("llama-gqa"), kv_ratio=1.0, kv_memory=limit, kv_tail=64)
+    said(llm, [message(DOCUMENT, LONG)])
+    assert llm.kv_stats().n_bytes_checkpoints > 0
+    most = 0
+    for token in text(2500, seed=1):
+        llm.eval([token])
+        stats = llm.kv_stats()
+        most = max(most, stats.n_bytes + stats.n_bytes_checkpoints)
+    assert 0.7 * limit < most <= limit
+
+
 @pytest.mark.parametrize("history", [False, True])
 def test_a_prompt_that_is_cancelled_in_its_second_part_leaves_no_trace(tiny, history):
     llm, other = talker(tiny("llama-gqa")), talker(tiny("llama-gqa"))
