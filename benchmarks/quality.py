@@ -72,7 +72,7 @@ MEASURES = {
     "ruler-16000-aware": Measure("ruler", 5, 16000, "aware", 206, more=FAMILIES),
     "needle-4000-agnostic": Measure("needle", 20, 4000, "agnostic", 207, **WIDE),
     "needle-4000-aware": Measure("needle", 20, 4000, "aware", 208, **WIDE),
-    "gsm8k-aware": Measure("gsm8k", 100, 0, "aware", 203, ratios="0.2"),
+    "gsm8k-aware": Measure("gsm8k", 300, 0, "aware", 301, ratios="0.2", full="f16,q8_0"),
     "gsm8k-agnostic": Measure("gsm8k", 100, 0, "agnostic", 203, ratios="0.2"),
     "kl-16000": Measure("ppl", 1, 16000, full="f16,q8_0", more=NEXT),
     "ruler-4000-agnostic": Measure("ruler", 10, 4000, "agnostic", 209, more=FAMILIES),
