@@ -30,12 +30,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np  # noqa: E402
 
 import edgekv  # noqa: E402
+from edgekv.chat.template import Chat, ChatTemplate  # noqa: E402
 from edgekv.demo import demo_path  # noqa: E402
 from edgekv.eval.perplexity import log_softmax  # noqa: E402
 from edgekv.files import anything, replaced  # noqa: E402
 from edgekv.markdown import table  # noqa: E402
 from edgekv.profiles.contest import divergence  # noqa: E402
-from edgekv.serve.template import ChatTemplate  # noqa: E402
 
 QUESTIONS = (
     "A farmer has 17 sheep, buys twice as many, and loses a third of them all. Reason step by step,"
@@ -81,7 +81,7 @@ def words(o: argparse.Namespace) -> dict[str, Any]:
     rng, found = np.random.default_rng(o.seed), []
     for question in QUESTIONS[: o.n]:
         full = sides[FULL]
-        prompt = tokens_of(full, ChatTemplate(full).text_of([user(question)]))
+        prompt = tokens_of(full, ChatTemplate(full).text_of(Chat([user(question)])))
         for llm in sides.values():
             llm.reset()
             llm.eval(prompt)
@@ -208,7 +208,7 @@ def converse(
     llm.reset()
     for turn, (text, right, about) in enumerate(asked):
         messages.append(user(text))
-        prompt = template.text_of(messages)
+        prompt = template.text_of(Chat(messages))
         if not prompt.startswith(before):
             raise SystemExit("this model's template changes what was said: it cannot be measured")
         llm.eval(tokens_of(llm, prompt[len(before) :]))

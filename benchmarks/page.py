@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
+from edgekv.chat.sampler import Sampling  # noqa: E402
 from edgekv.serve.options import ServeOptions  # noqa: E402
-from edgekv.serve.sampling import Sampling  # noqa: E402
 from tests import browser  # noqa: E402
 from tests.serving import serving  # noqa: E402
 

@@ -39,6 +39,7 @@ STAMP = "edgekv-stamp.json"
 # What a build of the libraries and of upstream's operator tests needs.
 FOLDERS = ("cmake", "common", "ggml", "include", "licenses", "src", "tests", "vendor")
 FILES = ("CMakeLists.txt", "LICENSE")
+TEMPLATES = "models/templates/"  # for tests of chats
 # The bindings' modules that need other libraries (vision), and their server, stay out.
 LEFT_OUT = ("_ggml.py", "llava_cpp.py", "mtmd_cpp.py")
 # Modules of the bindings that are ours: see the docstring of each.
@@ -208,7 +209,8 @@ def read_archive(sdist: Path, pin: Pin) -> dict[str, bytes]:
             path = member.name.removeprefix(prefix)
             if path == member.name or member.isdir():
                 continue
-            if path not in FILES and path.partition("/")[0] not in FOLDERS:
+            is_wanted = path in FILES or path.partition("/")[0] in FOLDERS
+            if not is_wanted and not path.startswith(TEMPLATES):
                 continue
             if not member.isfile() or member.size > MAX_FILE_BYTES:
                 raise UpstreamError(
@@ -372,6 +374,7 @@ def prepare(out: Path, stock: bool) -> None:
         "version": pin.version,
         "sha256": pin.sha256,
         "commit": pin.commit,
+        "folders": [*FOLDERS, TEMPLATES],
         "patches": [{"name": patch.name, "sha256": patch.sha256} for patch in patches],
     }
     old = read_stamp(out)

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from edgekv.chat.sampler import Sampling
 from edgekv.commands.load import end_tokens
 from edgekv.serve.answer import Answer
 from edgekv.serve.options import ServeOptions
-from edgekv.serve.sampling import Sampling
 from tests.engine import load
 from tests.serving import serving, until
 

@@ -6,8 +6,8 @@ import anthropic
 import pytest
 
 from edgekv.serve.options import ServeOptions
+from tests.chats import TEMPLATE, THINKS
 from tests.serving import post, serving
-from tests.test_serve_tools import TEMPLATE
 
 ASK = [{"role": "user", "content": "abc def"}]
 GREEDY = {"model": "tiny", "max_tokens": 8, "extra_body": {"temperature": 0}}
@@ -74,6 +74,7 @@ def test_a_stop_sequence_is_named(client):
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "add"}])
 def test_a_tool_is_called(client, choice):
+    choice = {**choice, "disable_parallel_tool_use": True}
     more = {"messages": ASK, "tools": [TOOL], "tool_choice": choice}
     done = client.messages.create(**more, **{**GREEDY, "max_tokens": 200})
     assert done.stop_reason == "tool_use"
@@ -84,13 +85,16 @@ def test_a_tool_is_called(client, choice):
     assert streamed.content[0].input == block.input
 
 
-def test_a_thought_is_a_block_of_its_own(client):
+def test_a_thought_is_a_block_of_its_own(tiny):
     body = {"temperature": 0, "chat_template_kwargs": {"think": True}, "ignore_eos": True}
     more = {**GREEDY, "extra_body": body}
-    done = client.messages.create(messages=ASK, **more)
-    assert [block.type for block in done.content] == ["thinking"]
-    with client.messages.stream(messages=ASK, **more) as stream:
-        assert stream.get_final_message().content[0].thinking == done.content[0].thinking
+    with serving(tiny("llama-gqa"), ServeOptions(alias="tiny", chat_template=THINKS)) as (url, _):
+        client = anthropic.Anthropic(base_url=url, api_key="key", max_retries=0)
+        done = client.messages.create(messages=ASK, **more)
+        assert [block.type for block in done.content] == ["thinking"]
+        with client.messages.stream(messages=ASK, **more) as stream:
+            assert stream.get_final_message().content[0].thinking == done.content[0].thinking
+        client.close()
 
 
 def test_blocks_become_messages_of_the_template(client, url):
@@ -107,8 +111,9 @@ def test_blocks_become_messages_of_the_template(client, url):
     ]
     n = client.messages.count_tokens(model="tiny", messages=messages, system="be")
     prompt = (
-        "<system>be<user>abc\nthe<assistant>an<tool_call>add:"
-        '{"ok": true}</tool_call><tool>4<assistant>'
+        "<|system|>be<|end|><|user|>abc\nthe<|end|><|assistant|>an<tool_call>\n"
+        '{"name": "add", "arguments": {"ok": true}}\n</tool_call><|end|><|tool|>4<|end|>'
+        "<|assistant|>"
     )
     reply = post(
         f"{url}/tokenize",

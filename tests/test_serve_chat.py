@@ -337,7 +337,7 @@ def test_text_becomes_tokens_and_comes_back(server):
     assert [0xC3] in [one["piece"] for one in pieces["tokens"]]
     assert post(f"{url}/detokenize", json={"tokens": [10**6]}).status_code == 400
     prompt = post(f"{url}/apply-template", json={"messages": ASK}).json()["prompt"]
-    assert prompt == "<s><|user|>abc def<|assistant|>"
+    assert prompt == "<|user|>abc def<|assistant|>"
 
 
 def test_embeddings_are_refused(client):

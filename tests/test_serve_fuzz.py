@@ -317,7 +317,7 @@ def asks_for(**schema: Any) -> dict[str, Any]:
         ("/v1/chat/completions", {**FINE, "logit_bias": {"9" * 5000: 1}}, 200),
         ("/v1/chat/completions", called({"function": 5}), 400),
         ("/v1/chat/completions", called({"function": "abc"}), 400),
-        ("/v1/chat/completions", {**called({"a": 1}), "tools": [TOOL], "max_tokens": 1}, 200),
+        ("/v1/chat/completions", {**called({"a": 1}), "tools": [TOOL], "max_tokens": 1}, 400),
         ("/apply-template", called({"function": [[]]}), 400),
         ("/v1/messages", {**FINE, "tool_choice": {"type": {}}}, 400),
         ("/completion", asks_for(type="string", minLength=10**9), 400),

@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from edgekv.serve.options import ServeOptions
+from tests.chats import TEMPLATE, THINKS
 from tests.serving import serving
-from tests.test_serve_tools import TEMPLATE
 
 GREEDY = {"model": "tiny", "temperature": 0, "max_output_tokens": 8}
 TOOL = {
@@ -32,12 +32,14 @@ def client(tiny):
 
 
 def test_a_text_is_answered_as_a_chat_is(client):
-    done = client.responses.create(input="abc", instructions="def", **GREEDY)
+    more = {"extra_body": {"ignore_eos": True}}
+    done = client.responses.create(input="abc", instructions="def", **more, **GREEDY)
     chat = client.chat.completions.create(
         messages=[{"role": "system", "content": "def"}, {"role": "user", "content": "abc"}],
         model="tiny",
         temperature=0,
         max_tokens=8,
+        **more,
     )
     assert done.output_text == chat.choices[0].message.content
     assert done.status == "incomplete"
@@ -63,6 +65,7 @@ def test_a_stream_says_the_same(client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_function_is_called(client, stream):
     more = {"input": "abc", "tools": [TOOL], "tool_choice": "required", "model": "tiny"}
+    more["parallel_tool_calls"] = False
     if stream:
         with client.responses.stream(**more) as coming:
             done = coming.get_final_response()
@@ -108,9 +111,12 @@ def test_an_answer_fits_its_schema(client):
     assert json.loads(done.output_text)["a"] in (1, 2)
 
 
-def test_a_thought_is_an_item_of_its_own(client):
+def test_a_thought_is_an_item_of_its_own(tiny):
     body = {"chat_template_kwargs": {"think": True}, "ignore_eos": True}
-    done = client.responses.create(input="abc", extra_body=body, **GREEDY)
+    with serving(tiny("llama-gqa"), ServeOptions(alias="tiny", chat_template=THINKS)) as (url, _):
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        done = client.responses.create(input="abc", extra_body=body, **GREEDY)
+        client.close()
     assert [item.type for item in done.output] == ["reasoning"]
     assert done.output[0].content[0].text
 

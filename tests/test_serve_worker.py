@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
+from edgekv.chat.sampler import Sampling
 from edgekv.commands.serve import serve_options
 from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import Turns
@@ -24,8 +26,7 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Failed, Progress, Written
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.queue import FairQueue, Full
-from edgekv.serve.sampling import Sampling
-from edgekv.serve.wish import Prompt, Trigger, Wish
+from edgekv.serve.wish import Prompt, Wish
 from edgekv.serve.worker import Job, Worker
 from tests.engine import load
 from tests.lib import ROOT
@@ -224,7 +225,7 @@ def test_conversations_can_be_seen_and_forgotten(tiny):
 def test_an_error_ends_its_own_answer_only(working, text):
     worker, _ = working()
     bad, good = Log(), Log()
-    worker.submit(Job(wish(text(20), grammar="root ::= ("), bad))
+    worker.submit(Job(wish(text(20), constraint={"grammar": "root ::= ("}), bad))
     worker.submit(Job(wish(text(20)), good))
     assert bad.wait().error.status == 400
     assert good.wait().n_written == 30
@@ -233,7 +234,7 @@ def test_an_error_ends_its_own_answer_only(working, text):
 def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
     worker, _ = working()
     log, after = Log(), Log()
-    worker.submit(Job(wish(text(20), grammar='root ::= "a" [\\U00FFFFFF]'), log))
+    worker.submit(Job(wish(text(20), constraint={"grammar": 'root ::= "a" [\\U00FFFFFF]'}), log))
     worker.submit(Job(wish(text(20)), after))
     assert isinstance(log.wait(), Failed)
     assert isinstance(after.wait(), Done)
@@ -242,7 +243,7 @@ def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
 def test_where_the_grammar_ends_so_does_an_answer_without_an_end(working, text):
     worker, _ = working()
     log = Log()
-    worker.submit(Job(wish(text(20), grammar='root ::= "abc"'), log))
+    worker.submit(Job(wish(text(20), constraint={"grammar": 'root ::= "abc"'}), log))
     assert log.wait().finish == "stop" and log.text == "abc"
 
 
@@ -252,23 +253,27 @@ def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text,
     log, after = Log(), Log()
     sampling = Sampling(logit_bias=dict.fromkeys(range(llm.n_vocab()), bias))
     prompt = Prompt(list(text(20)))
-    worker.submit(Job(Wish(prompt, sampling, 9, grammar='root ::= "abc"'), log))
+    worker.submit(Job(Wish(prompt, sampling, 9, constraint={"grammar": 'root ::= "abc"'}), log))
     worker.submit(Job(wish(text(20)), after))
     assert isinstance(log.wait(), (Done, Failed))
     assert isinstance(after.wait(), Done)
 
 
-def test_a_trigger_lets_its_grammar_decide_until_its_end(working, text):
+def test_a_trigger_lets_its_grammar_decide_from_there_on(working, text):
     worker, _ = working()
     free, bound = Log(), Log()
     worker.submit(Job(wish(text(20)), free))
     free.wait()
-    begin = free.text[:4]
-    trigger = Trigger(begin, 'root ::= [0-9] [0-9] "END"', "END")
-    worker.submit(Job(wish(text(20), trigger=trigger), bound))
-    assert bound.wait().n_written == 30
-    found = re.match(re.escape(begin) + "[0-9]{2}END(.+)", bound.text, re.DOTALL)
-    assert found and not re.match("[0-9]{2}END", free.text[4:])
+    begin = re.match("[ -~]+", free.text).group()[:2]
+    lazy = {
+        "grammar": f'root ::= {json.dumps(begin)} [0-9] [0-9] "END"',
+        "grammar_lazy": True,
+        "grammar_triggers": [{"type": 1, "value": begin}],
+    }
+    worker.submit(Job(wish(text(20), constraint=lazy), bound))
+    assert bound.wait().finish == "stop"
+    assert re.fullmatch(re.escape(begin) + "[0-9]{2}END", bound.text)
+    assert not re.match("[0-9]{2}END", free.text[len(begin) :])
 
 
 def test_others_may_use_the_model_between_two_steps(working, text):

@@ -223,7 +223,7 @@ def test_who_is_answered_meanwhile_is_stopped(working, eager, kind, n):
 def test_an_error_of_another_one_does_not_reach_who_reads(working, eager, grammar):
     wanted = alone(working(), some(N_LONG))
     worker, failed = working(), Shared("failed")
-    bad = Job(wish(some(N_SHORT, 1), grammar=grammar), failed)
+    bad = Job(wish(some(N_SHORT, 1), constraint={"grammar": grammar}), failed)
     log = Shared("long", failed.order, {4: lambda: worker.submit(bad)})
     worker.submit(Job(asked(some(N_LONG)), log))
     assert isinstance(failed.wait(), Failed)

@@ -242,16 +242,16 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
     """
     with _needs_packages():
         from edgekv.serve.run import Server, listen
+    from edgekv.chat.sampler import Sampling
     from edgekv.commands import load, packed
-    from edgekv.serve.sampling import Sampling
 
     engine = packed.with_settings_of_all(engine, options.packs)
     with listen(options.host, options.port) as listening, load.load_llama(engine) as llm:
         usual = Sampling(
-            drawn.temp,
-            drawn.top_k,
-            drawn.top_p,
-            drawn.min_p,
+            temperature=drawn.temp,
+            top_k=drawn.top_k,
+            top_p=drawn.top_p,
+            min_p=drawn.min_p,
             repeat_penalty=drawn.repeat_penalty,
             seed=engine.seed if engine.seed >= 0 else None,
             logit_bias=(
@@ -269,7 +269,7 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
         server = Server(llm, options, engine.verbose, say)
         for path in options.packs:
             click.echo(f"edgekv: {path} is open", err=True)
-        if server.service.template.is_fallback:
+        if server.service.prompts.template.is_fallback:
             click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # in order, as after Ctrl-C
         server.run([listening])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-from ctypes import POINTER, byref, c_bool, c_char_p, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, byref, c_bool, c_char_p, c_float, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
 from typing import Any
 
@@ -29,7 +29,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("template_apply", c_int, P, TEXT, OUT),
     ("parser_open", c_int, TEXT, OUT),
     ("parser_close", None, P),
-    ("parse", c_int, P, TEXT, c_bool, OUT),
+    ("parse", c_int, P, TEXT, c_size_t, c_bool, OUT),
     ("schema", c_int, TEXT, OUT),
     ("check_grammar", c_int, P, TEXT),
     ("sampler_open", c_int, P, TEXT, OUT),
@@ -141,7 +141,8 @@ class Parser(_Handle):
 
         Raises BadInput for a whole text that does not have the template's format.
         """
-        return dict(_called("parse", self._pointer, _bytes(text), is_partial))
+        data = text.encode("utf-8", "replace")
+        return dict(_called("parse", self._pointer, data, len(data), is_partial))
 
 
 class Sampler(_Handle):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.chat.sampler import Sampler
+from edgekv.chat.stops import Stops
 from edgekv.serve.conversations import Turns
 from edgekv.serve.events import Cache, Done, Event, Progress, TokenLogprob, Written
-from edgekv.serve.sampling import Sampler
-from edgekv.serve.text import Stops
 from edgekv.serve.wish import Wish
 
 if TYPE_CHECKING:
@@ -41,9 +41,7 @@ class Answer:
         self._let_others = let_others
         self._tokens = list(wish.prompt.tokens)
         self._stops = Stops(wish.stops)
-        self._written = ""
         self._logprobs: list[TokenLogprob] = []
-        self._in_trigger = False
         self.n_prompt, self.n_cached, self.n_written = len(self._tokens), 0, 0
         self.read_ms = self.write_ms = 0.0
         self.has_read = False
@@ -51,12 +49,7 @@ class Answer:
         """Seconds that it took to make this conversation current again."""
         self._most = 0
         n_before = max(N_BEFORE, wish.sampling.repeat_last_n)
-        self._sampler = Sampler(llm, wish.sampling, self._tokens[-n_before:])
-        try:
-            self._sampler.constrain(wish.grammar)
-        except BaseException:
-            self._sampler.close()
-            raise
+        self._sampler = Sampler(llm, wish.sampling, self._tokens[-n_before:], wish.constraint)
 
     def close(self) -> None:
         self._sampler.close()
@@ -135,7 +128,6 @@ class Answer:
         if self._stops.found is not None:
             self._finish("stop")
             return False
-        self._pull_trigger(data.decode("utf-8", "replace"))
         return True
 
     def _say(self, text: str) -> None:
@@ -167,24 +159,6 @@ class Answer:
             stats.method, stats.n_bytes_used, stats.n_bytes_full, self._conversations.handle
         )
 
-    def _pull_trigger(self, text: str) -> None:
-        """Let the trigger's grammar begin or end to decide, by what was written so far.
-
-        It begins only exactly behind its text: what a token has besides was not checked.
-        """
-        trigger = self._wish.trigger
-        if trigger is None:
-            return
-        n_most = max(len(trigger.open), len(trigger.close)) + len(text)
-        self._written = (self._written + text)[-n_most:]
-        if self._in_trigger:
-            if self._written.rstrip().endswith(trigger.close):
-                self._in_trigger = False
-                self._sampler.constrain("")
-        elif self._written.endswith(trigger.open):
-            self._in_trigger = True
-            self._sampler.constrain(trigger.grammar)
-
     # ---- tokens
 
     def _is_end(self, token: int) -> bool:
@@ -193,7 +167,7 @@ class Answer:
         return bool(llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token))
 
     def _piece(self, token: int) -> bytes:
-        return self._llm.detokenize([token], special=token in self._wish.shown)
+        return self._llm.detokenize([token], special=token in self._wish.prompt.syntax.shown)
 
     def _logprob(self, token: int, data: bytes) -> TokenLogprob:
         """Of the model's own logits, as llama-server's without `post_sampling_probs`."""

@@ -11,15 +11,17 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from edgekv.chat.reply import CallArguments, CallBegun, Thought
+from edgekv.chat.template import Chat
+from edgekv.chat.tools import Choice, Tool, as_value, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import sse
-from edgekv.serve.asked import Asked, Asker, Chat, Choice, Limits, choice_of
+from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
-from edgekv.serve.reply import Part, Text, Thought
+from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
 from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
-from edgekv.serve.tools import Call, Tool
 
 router = APIRouter()
 
@@ -74,8 +76,8 @@ def _choice(body: CountBody) -> Choice:
     kind = wish.get("type")
     if not isinstance(kind, str) or kind not in kinds:
         raise BadInput("tool_choice has the type 'auto', 'any', 'tool' or 'none'")
-    parallel = wish.get("disable_parallel_tool_use") is False
-    return choice_of(tools, kinds[kind], parallel)
+    never = wish.get("disable_parallel_tool_use")
+    return choice_of(tools, kinds[kind], None if never is None else not never)
 
 
 # ---- messages
@@ -156,33 +158,28 @@ def _stop_reason(done: Done, has_calls: bool) -> str:
 
 
 def _whole(service: Service, answer: Whole) -> dict[str, Any]:
-    done, content = answer.done, list[dict[str, Any]]()
-    if answer.thought:
-        content.append({"type": "thinking", "thinking": answer.thought, "signature": ""})
-    if answer.text:
-        content.append({"type": "text", "text": answer.text})
-    content += [{**_block(call), "input": _input(call)} for call in answer.calls]
+    done, said, content = answer.done, answer.message, list[dict[str, Any]]()
+    if said.thought:
+        content.append({"type": "thinking", "thinking": said.thought, "signature": ""})
+    if said.text:
+        content.append({"type": "text", "text": said.text})
+    content += [
+        {**_block(call.id, call.name), "input": as_value(call.arguments)} for call in said.calls
+    ]
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
         "model": service.model,
         "content": content,
-        "stop_reason": _stop_reason(done, bool(answer.calls)),
+        "stop_reason": _stop_reason(done, bool(said.calls)),
         "stop_sequence": done.stop_text,
         "usage": _usage(done.n_prompt, done.n_cached, done.n_written),
     }
 
 
-def _block(call: Call) -> dict[str, Any]:
-    return {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": {}}
-
-
-def _input(call: Call) -> Any:
-    try:
-        return json.loads(call.arguments)
-    except ValueError:
-        return {}
+def _block(id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name, "input": {}}
 
 
 class _Writer(Writer):
@@ -217,17 +214,20 @@ class _Writer(Writer):
                     return ""
                 start = {"type": "text", "text": ""}
                 return self._delta(part, start, {"type": "text_delta", "text": part.text})
-            case Call():
-                delta = {"type": "input_json_delta", "partial_json": part.arguments}
-                return self._delta(part, _block(part), delta)
+            case CallBegun():
+                return self._open(CallBegun, _block(part.id, part.name))
+            case CallArguments():
+                delta = {"type": "input_json_delta", "partial_json": part.text}
+                return self._event("content_block_delta", delta=delta)
 
     def _delta(self, part: Part, start: dict[str, Any], delta: dict[str, Any]) -> str:
-        frame = ""
-        if self._kind is not type(part) or isinstance(part, Call):
-            frame = self._close()
-            self._index, self._kind = self._index + 1, type(part)
-            frame += self._event("content_block_start", content_block=start)
+        frame = self._open(type(part), start) if self._kind is not type(part) else ""
         return frame + self._event("content_block_delta", delta=delta)
+
+    def _open(self, kind: type[Part], start: dict[str, Any]) -> str:
+        frame = self._close()
+        self._index, self._kind = self._index + 1, kind
+        return frame + self._event("content_block_start", content_block=start)
 
     def _close(self) -> str:
         if self._kind is None:

@@ -11,15 +11,18 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from edgekv.chat.completion import as_delta
+from edgekv.chat.reply import as_openai
+from edgekv.chat.template import Chat
+from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
-from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
+from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
-from edgekv.serve.reply import Part, Text, Thought
+from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import ChatBody, FormatBody, ToolBody
 from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
-from edgekv.serve.tools import Call, Tool
 
 router = APIRouter()
 
@@ -53,11 +56,12 @@ def ask(asker: Asker, body: ChatBody) -> Asked:
     return asker.chat(
         Chat(
             [message.model_dump(exclude_unset=True) for message in body.messages],
-            choice_of(tools, body.tool_choice, bool(body.parallel_tool_calls)),
+            choice_of(tools, body.tool_choice, body.parallel_tool_calls),
             schema_of(body.response_format, body.json_schema),
             body.grammar or "",
             body.chat_template_kwargs or {},
-            body.reasoning_format,
+            body.reasoning_format or "",
+            bool(body.parse_special),
         ),
         limits,
     )
@@ -88,12 +92,13 @@ def schema_of(form: FormatBody | None, usual: dict[str, Any] | None) -> Any:
 
 
 def _whole(service: Service, answer: Whole) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if answer.thought:
-        message["reasoning_content"] = answer.thought
-    if answer.calls:
-        message["content"] = answer.text or None
-        message["tool_calls"] = [wording.tool_call(call) for call in answer.calls]
+    said = answer.message
+    message: dict[str, Any] = {"role": "assistant", "content": said.text}
+    if said.thought:
+        message["reasoning_content"] = said.thought
+    if said.calls:
+        message["content"] = said.text or None
+        message["tool_calls"] = [as_openai(call) for call in said.calls]
     choice = {
         "index": 0,
         "message": message,
@@ -124,7 +129,6 @@ class _Writer(Writer):
             "model": model,
         }
         self._with_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._n_calls = 0
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
@@ -138,16 +142,8 @@ class _Writer(Writer):
         return self._chunk({}, **said)
 
     def part(self, part: Part) -> str:
-        match part:
-            case Thought():
-                return self._chunk({"reasoning_content": part.text})
-            case Text():
-                logprobs = wording.chat_logprobs(part.logprobs)
-                return self._chunk({"content": part.text}, logprobs=logprobs)
-            case Call():
-                call = {"index": self._n_calls, **wording.tool_call(part)}
-                self._n_calls += 1
-                return self._chunk({"tool_calls": [call]})
+        logprobs = part.logprobs if isinstance(part, Text) else []
+        return self._chunk(as_delta(part), logprobs=wording.chat_logprobs(logprobs))
 
     def end(self, done: Done, has_calls: bool) -> str:
         costs = {"timings": wording.timings(done), "kv": wording.cache(done)}

@@ -123,7 +123,7 @@ def _echoed(service: Service, body: CompletionBody, asked: Asked) -> str:
 def _choice(index: int, answer: Whole, before: str) -> dict[str, Any]:
     return {
         "index": index,
-        "text": before + answer.text,
+        "text": before + answer.message.text,
         "logprobs": _logprobs(answer.logprobs, 0),
         "finish_reason": answer.done.finish,
     }

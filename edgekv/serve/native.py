@@ -35,7 +35,7 @@ async def completion(body: NativeBody, request: Request) -> Response:
 
 
 def _whole(model: str, answer: Whole) -> dict[str, Any]:
-    found = {**_last(model, answer.done), "content": answer.text}
+    found = {**_last(model, answer.done), "content": answer.message.text}
     probabilities = wording.chat_logprobs(answer.logprobs)
     if probabilities is not None:
         found["completion_probabilities"] = probabilities["content"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from edgekv.serve.sampling import Sampling
+from edgekv.chat.sampler import Sampling
 
 REASONING = ("auto", "none", "deepseek")
 

@@ -13,16 +13,19 @@ from fastapi import APIRouter, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
+from edgekv.chat import reply as chats
+from edgekv.chat.reply import CallArguments, CallBegun, Thought, parts_of
+from edgekv.chat.template import Chat
+from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import sse
-from edgekv.serve.asked import Asked, Asker, Chat, Limits, choice_of
+from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.chat import schema_of
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
-from edgekv.serve.reply import Part, Text, Thought
+from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import FormatBody, ResponsesBody
 from edgekv.serve.service import Service, Whole, Writer, respond, service_of
-from edgekv.serve.tools import NO_PARAMETERS, Call, Tool
 
 router = APIRouter()
 
@@ -55,7 +58,7 @@ def ask(asker: Asker, body: ResponsesBody) -> Asked:
         choice_of(
             [_tool(tool) for tool in body.tools or ()],
             body.tool_choice,
-            bool(body.parallel_tool_calls),
+            body.parallel_tool_calls,
         ),
         _schema(body.text),
         variables=body.chat_template_kwargs or {},
@@ -185,8 +188,11 @@ class _Writer(Writer):
         )
 
     def part(self, part: Part) -> str:
-        if isinstance(part, Call):
+        if isinstance(part, CallBegun):
             return self._close() + self._call(part)
+        if isinstance(part, CallArguments):
+            self._text += part.text
+            return self._at("response.function_call_arguments.delta", delta=part.text)
         if not part.text:
             return ""
         frame = self._open(type(part)) if self._kind is not type(part) else ""
@@ -224,6 +230,8 @@ class _Writer(Writer):
         """End the open item."""
         if self._kind is None:
             return ""
+        if self._kind is CallBegun:
+            return self._close_call()
         text, part = self._text, self._part(self._text)
         item = self._items[-1]
         item |= {"status": "completed", "content": [part]}
@@ -236,24 +244,28 @@ class _Writer(Writer):
         self._kind, self._text = None, ""
         return frame
 
-    def _call(self, call: Call) -> str:
+    def _call(self, call: CallBegun) -> str:
         item = {
-            "id": f"fc_{call.id}",
+            "id": f"fc_{secrets.token_hex(12)}",
             "type": "function_call",
-            "call_id": f"call_{call.id}",
+            "call_id": call.id,
             "name": call.name,
             "arguments": "",
             "status": "in_progress",
         }
         self._items.append(item)
-        frame = self._event(
+        self._kind, self._text = CallBegun, ""
+        return self._event(
             "response.output_item.added", output_index=len(self._items) - 1, item=dict(item)
         )
-        frame += self._at("response.function_call_arguments.delta", delta=call.arguments)
-        frame += self._at(
-            "response.function_call_arguments.done", arguments=call.arguments, name=call.name
+
+    def _close_call(self) -> str:
+        item, self._kind = self._items[-1], None
+        item |= {"arguments": self._text, "status": "completed"}
+        frame = self._at(
+            "response.function_call_arguments.done", arguments=self._text, name=item["name"]
         )
-        item |= {"arguments": call.arguments, "status": "completed"}
+        self._text = ""
         return frame + self._done(item)
 
     def _done(self, item: Item) -> str:
@@ -282,9 +294,8 @@ class _Writer(Writer):
 
     def whole(self, answer: Whole) -> dict[str, Any]:
         """The response of an answer that nothing was written of."""
-        parts: list[Part] = [Thought(answer.thought)] if answer.thought else []
-        for part in [*parts, Text(answer.text), *answer.calls]:
-            self.part(part)
+        for part in parts_of(answer.message):
+            self.part(Text(part.text) if isinstance(part, chats.Text) else part)
         return self.finished(answer.done)
 
     def end(self, done: Done, has_calls: bool) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgekv.serve.sampling import Sampling
+from edgekv.chat.sampler import Sampling
 
 TOKENS_MOST = 2**31 - 1
 
@@ -123,6 +123,8 @@ class ChatBody(GenerationBody):
     response_format: FormatBody | None = None
     reasoning_format: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    parse_special: bool | None = None
+    """Control tokens in people's texts are tokens: edgekv's own field."""
 
 
 class CompletionBody(GenerationBody):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from edgekv.chat import reply as chats
 from edgekv.serve import wording
 from edgekv.serve.asked import Asked, Asker
 from edgekv.serve.encoding import Json
@@ -20,9 +22,8 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, TokenLogprob, Written
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.pattern import Pattern
-from edgekv.serve.reply import Part, Text, Thought
-from edgekv.serve.template import ChatTemplate
-from edgekv.serve.tools import Call
+from edgekv.serve.prompts import Prompts
+from edgekv.serve.reply import Part, Text
 from edgekv.serve.worker import Job, Worker
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ class Service:
     def __init__(self, llm: Llama, worker: Worker, options: ServeOptions) -> None:
         self.llm, self.worker, self.options = llm, worker, options
         changing = None if options.ignore_prefix is None else Pattern(options.ignore_prefix)
-        self.template = ChatTemplate(llm, options.chat_template, changing)
-        self.asker = Asker(llm, self.template, options)
+        self.prompts = Prompts(llm, options.chat_template, changing)
+        self.asker = Asker(llm, self.prompts, options)
         self.model = options.alias or Path(llm.model_path).name
         """The model's name in answers."""
         self.created = int(time.time())
@@ -94,6 +95,7 @@ async def events(
         while True:
             event = await queue.get()
             await asyncio.sleep(0)  # others' turn: one watches whether the client is gone
+            event = _joined(event, queue)
             yield event
             if isinstance(event, (Done, Failed)):
                 return
@@ -102,19 +104,27 @@ async def events(
         service.worker.cancel(job)
 
 
+def _joined(event: Event | None, queue: asyncio.Queue[Event | None]) -> Event | None:
+    """A text with those that have come since: a reply is read as a whole each time."""
+    waiting: deque[Event | None] = queue._queue  # type: ignore[attr-defined]
+    while isinstance(event, Written) and waiting and isinstance(waiting[0], Written):
+        more = queue.get_nowait()
+        assert isinstance(more, Written)
+        event = Written(event.text + more.text, event.logprobs + more.logprobs)
+    return event
+
+
 @dataclass
 class Whole:
     """An answer to its end."""
 
     done: Done
-    thought: str = ""
-    text: str = ""
-    calls: list[Call] = field(default_factory=list)
+    message: chats.Message
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def finish(self) -> str:
-        return finish_of(self.done, bool(self.calls))
+        return finish_of(self.done, bool(self.message.calls))
 
 
 def finish_of(done: Done, has_calls: bool) -> str:
@@ -134,13 +144,8 @@ async def whole(service: Service, asked: Asked, client: Hashable) -> Whole:
             if isinstance(event, Done):
                 done = event
     parts += reply.end()
-    return Whole(
-        done,
-        "".join(x.text for x in parts if isinstance(x, Thought)).rstrip(),
-        "".join(x.text for x in parts if isinstance(x, Text)),
-        [x for x in parts if isinstance(x, Call)],
-        [one for x in parts if isinstance(x, Text) for one in x.logprobs],
-    )
+    logprobs = [one for x in parts if isinstance(x, Text) for one in x.logprobs]
+    return Whole(done, reply.message, logprobs)
 
 
 async def unless_gone(request: Request, answer: Coroutine[Any, Any, Answer]) -> Answer:
@@ -218,7 +223,7 @@ async def frames(
                     frame = "".join(map(writer.part, reply.feed(event)))
                 case Done():
                     frame = "".join(map(writer.part, reply.end()))
-                    frame += writer.end(event, reply.has_calls)
+                    frame += writer.end(event, bool(reply.message.calls))
                 case Failed():
                     if not has_said:
                         raise event.error

@@ -79,9 +79,9 @@ async def props(request: Request) -> dict[str, Any]:
         "total_slots": service.options.parallel,
         "model_alias": service.model,
         "model_path": service.llm.model_path,
-        "chat_template": service.template.text,
-        "bos_token": service.template.bos,
-        "eos_token": service.template.eos,
+        "chat_template": service.prompts.template.text,
+        "bos_token": service.prompts.template.bos,
+        "eos_token": service.prompts.template.eos,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"edgekv {__version__}",
     }

@@ -8,12 +8,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from edgekv.chat.specials import encoded
+from edgekv.chat.template import Chat
+from edgekv.chat.tools import choice_of
 from edgekv.errors import BadInput
-from edgekv.model import parts
+from edgekv.serve.chat import tool_of
 from edgekv.serve.errors import ApiError
 from edgekv.serve.schemas import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from edgekv.serve.service import service_of
-from edgekv.serve.template import encoded
 
 router = APIRouter()
 
@@ -50,10 +52,14 @@ async def detokenize(body: DetokenizeBody, request: Request) -> dict[str, str]:
 @router.post("/apply-template")
 async def apply_template(body: ApplyTemplateBody, request: Request) -> dict[str, str]:
     """The prompt that a chat's messages become."""
-    messages, _ = parts.joined(m.model_dump(exclude_unset=True) for m in body.messages)
-    tools = [tool.model_dump(exclude_unset=True) for tool in body.tools or ()]
-    template = service_of(request).template
-    return {"prompt": template.text_of(messages, tools, body.chat_template_kwargs)}
+    messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+    chat = Chat(
+        messages,
+        choice_of([tool_of(tool) for tool in body.tools or ()], None),
+        variables=body.chat_template_kwargs or {},
+    )
+    template = service_of(request).prompts.template
+    return {"prompt": await asyncio.to_thread(template.text_of, chat)}
 
 
 @router.post("/v1/embeddings")

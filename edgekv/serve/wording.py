@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekv.serve.events import Done, Progress, TokenLogprob
-from edgekv.serve.tools import Call
 
 
 def usage(done: Done) -> dict[str, Any]:
@@ -50,14 +49,6 @@ def progress(now: Progress) -> dict[str, Any]:
         "cache": now.n_cached,
         "processed": now.n_done,
         "time_ms": round(now.ms),
-    }
-
-
-def tool_call(call: Call) -> dict[str, Any]:
-    return {
-        "id": f"call_{call.id}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
     }
 
 

@@ -59,10 +59,11 @@ struct edgekv_chat_parser;
 
 EDGEKV_CHAT_API int edgekv_chat_parser_open(const char * parser, struct edgekv_chat_parser ** out);
 EDGEKV_CHAT_API void edgekv_chat_parser_close(struct edgekv_chat_parser * parser);
-// text: all that was written so far. out: {"content", "reasoning_content", "tool_calls": [{"name",
-// "arguments", "id"}]}. Fails for a whole text that does not have the template's format.
-EDGEKV_CHAT_API int edgekv_chat_parse(
-    const struct edgekv_chat_parser * parser, const char * text, bool is_partial, char ** out);
+// text: all that was written so far, n_bytes long. out: {"content", "reasoning_content",
+// "tool_calls": [{"name", "arguments", "id"}]}. Fails for a text that does not have the template's
+// format, and for the beginning of one that cannot get it any more.
+EDGEKV_CHAT_API int edgekv_chat_parse(const struct edgekv_chat_parser * parser, const char * text,
+    size_t n_bytes, bool is_partial, char ** out);
 
 // ---- grammars (edgekv-grammar.cpp)
 

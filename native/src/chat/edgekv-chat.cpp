@@ -129,11 +129,23 @@ int edgekv_chat_parser_open(const char * parser, edgekv_chat_parser ** out) {
 
 void edgekv_chat_parser_close(edgekv_chat_parser * parser) { delete parser; }
 
-int edgekv_chat_parse(
-    const edgekv_chat_parser * parser, const char * text, bool is_partial, char ** out) {
+// llama.cpp shows what it can of a beginning that will never be right, and other things a letter
+// later.
+static bool may_become_right(const common_chat_parser_params & params, const std::string & text) {
+    if (params.parser.empty()) return true;
+    common_peg_parse_context context(
+        params.generation_prompt + text, COMMON_PEG_PARSE_FLAG_LENIENT);
+    return !params.parser.parse(context).fail();
+}
+
+int edgekv_chat_parse(const edgekv_chat_parser * parser, const char * text, size_t n_bytes,
+    bool is_partial, char ** out) {
     return edgekv_chat_give(out, [&] {
         const auto & params = edgekv_chat_given(parser)->params;
-        const auto message = common_chat_parse(edgekv_chat_given(text), is_partial, params);
+        const std::string written(edgekv_chat_given(text), n_bytes);
+        if (is_partial && !may_become_right(params, written))
+            throw std::invalid_argument("no text that begins so has the template's format");
+        const auto message = common_chat_parse(written, is_partial, params);
         auto calls = common_json::array();
         for (const auto & call : message.tool_calls) {
             calls.push_back({

@@ -1,0 +1,84 @@
+"""Arrays: items of one kind, tuples, and tuples that go on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edgekv.chat.keywords import LOST
+from edgekv.chat.marks import Schema
+from edgekv.chat.merging import Flat
+
+if TYPE_CHECKING:
+    from edgekv.chat.shapes import Shapes
+
+ITEMS_MOST, TUPLE_MOST = 1000, 32
+"""The grammar's parser has room for 2,000 repetitions, and counts some twice."""
+
+
+def of(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
+    """The schema of an array; None if it needs an item that can have no value."""
+    least, most = _counts(shapes, flat, path)
+    _lose(shapes, flat, path, most)
+    front = flat.get("prefixItems", [])
+    if most is not None and least > most:
+        shapes.never(path, "minItems", "it is above maxItems")
+        return None
+    rest = shapes.inside(flat["items"], f"{path}[]") if "items" in flat else None
+    if front:
+        return _tuple(shapes, flat, rest, (least, most), path)
+    if rest is None and "items" in flat:
+        if least:
+            shapes.never(path, "items")
+        return None if least else {"type": "array", "maxItems": 0}
+    out: Schema = {"type": "array", "items": rest} if rest else {"type": "array"}
+    out |= {"minItems": least} if least else {}
+    return out if most is None else {**out, "maxItems": most}
+
+
+def _counts(shapes: Shapes, flat: Flat, path: str) -> tuple[int, int | None]:
+    least, most = int(flat.get("minItems", 0)), flat.get("maxItems")
+    for word, count in (("minItems", least), ("maxItems", most)):
+        if count is not None and count > ITEMS_MOST:
+            shapes.lose(path, word, f"a grammar counts to {ITEMS_MOST:,} at most")
+    return min(least, ITEMS_MOST), None if most is None or most > ITEMS_MOST else int(most)
+
+
+def _lose(shapes: Shapes, flat: Flat, path: str, most: int | None) -> None:
+    for word in LOST["array"]:
+        if word not in flat or flat[word] is False or word == "uniqueItems" and most in (0, 1):
+            continue
+        if word in ("minContains", "maxContains") and "contains" not in flat:
+            continue
+        shapes.lose(path, word, "a grammar cannot express it")
+
+
+def _tuple(
+    shapes: Shapes, flat: Flat, rest: Schema | None, counts: tuple[int, int | None], path: str
+) -> Schema | None:
+    """As many of the first items as may be, and then the rest.
+
+    Without minItems all of the first are written, as llama.cpp does.
+    """
+    front: list[Any] = []
+    for i, schema in enumerate(flat["prefixItems"]):
+        made = shapes.inside(schema, f"{path}[{i}]")
+        if made is None:
+            rest = None
+            break
+        front.append(made)
+    least, most = counts
+    if "minItems" not in flat:
+        least = len(flat["prefixItems"]) if most is None else min(len(flat["prefixItems"]), most)
+    last = len(front) if most is None else min(len(front), most)
+    lengths = range(min(least, last), last + 1) if least <= last else range(0)
+    if len(lengths) > TUPLE_MOST:
+        shapes.lose(path, "minItems", f"the tuple is longer than {TUPLE_MOST}")
+        lengths = lengths[-TUPLE_MOST:]
+    tuples = [{"type": "array", "prefixItems": front[:n]} for n in lengths]
+    if rest is not None and (most is None or most > len(front)):
+        further = (max(least - len(front), 1), None if most is None else most - len(front))
+        tuples.append({"type": "array", "prefixItems": [*front, shapes.marks.many(rest, *further)]})
+    if not tuples:
+        shapes.never(path, "prefixItems")
+        return None
+    return tuples[0] if len(tuples) == 1 else {"anyOf": tuples}

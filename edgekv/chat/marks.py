@@ -1,0 +1,117 @@
+"""Rules of ours in a grammar that llama.cpp makes.
+
+A part of a schema that llama.cpp cannot express becomes an enum of one unlikely value, a mark,
+which has the type of the part. `finished` puts our rule where the mark's literal stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from edgekv.chat.characters import ANY, ESCAPE
+
+Schema = dict[str, Any]
+
+SHARED = {"ours-char": ANY, "ours-escape": ESCAPE}
+"""Rules that others refer to."""
+MENDED = {
+    r'char ::= [^"\\\x7F\x00-\x1F] | [\\] (["\\bfnrt] | "u" [0-9a-fA-F]{4})': f"char ::= {ANY}",
+    **{
+        f'{name} ::= ("-"? integral-part) ("." decimal-part)? ([eE] [-+]? integral-part)?': (
+            f'{name} ::= ("-"? integral-part) ("." decimal-part)? ([eE] [-+]? [0-9]{{1,2}})?'
+        )
+        for name in ("number", "root")
+    },
+}
+"""llama.cpp's rules that let through what is no text or no number: half of a surrogate pair, and
+1e400."""
+
+MARK = re.compile(r'"(?:\\"(made-[0-9a-f]+-\d+-(?:rule|keys|many))\\"|(-7\d{14}(?:\.5)?))"')
+
+
+class Marks:
+    """The marks of one schema. digest: hexadecimal digits that other schemas do not have."""
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        self.rules: dict[str, str] = {}
+
+    def string(self, rule: str) -> Schema:
+        """A string with a rule of its own."""
+        return {"enum": [self.name(rule)]}
+
+    def name(self, rule: str) -> str:
+        """A text with a rule of its own."""
+        return self._name("rule", rule)
+
+    def number(self, rule: str, is_integer: bool) -> Schema:
+        """A number with a rule of its own."""
+        unlikely = -(7 * 10**14 + int(self.digest, 16) % 10**8 * 10**6 + len(self.rules))
+        value: float = unlikely if is_integer else unlikely - 0.5
+        self.rules[repr(value)] = rule
+        return {"enum": [value]}
+
+    def keyed(self, value: Schema, rule: str) -> Schema:
+        """The values of further properties, whose names have a rule of their own."""
+        return {"anyOf": [{"enum": [self._name("keys", rule)]}, value]}
+
+    def many(self, item: Schema, least: int, most: int | None) -> Schema:
+        """The last item of a tuple, as many times."""
+        counts = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        return {"anyOf": [{"enum": [self._name("many", counts)]}, item]}
+
+    def _name(self, kind: str, rule: str) -> str:
+        name = f"made-{self.digest}-{len(self.rules)}-{kind}"
+        self.rules[name] = rule
+        return name
+
+
+def finished(grammar: str, rules: Mapping[str, str]) -> str:
+    """The grammar with our rules in it, instead of their marks."""
+    bodies = dict(
+        MENDED.get(line, line).split(" ::= ", 1) for line in grammar.split("\n") if " ::= " in line
+    )
+    made: dict[str, str] = {}
+    if any(mark.endswith(("-keys", "-many")) for mark in rules):
+        _unwrap(bodies, rules, made)
+
+    def put(found: re.Match[str]) -> str:
+        mark = found[1] or found[2]
+        if mark not in rules:
+            return found[0]
+        made[_ours(mark)] = rules[mark]
+        return _ours(mark)
+
+    lines = [f"{name} ::= {MARK.sub(put, body)}" for name, body in bodies.items()]
+    ours = "\n".join(f"{name} ::= {rule}" for name, rule in made.items())
+    shared = [f"{name} ::= {rule}" for name, rule in SHARED.items() if name in ours]
+    return "\n".join([*lines, *dict.fromkeys(ours.split("\n")), *shared, ""])
+
+
+def _ours(mark: str) -> str:
+    """The name of a rule of ours. A mark may be a property's name, and so a rule's of llama.cpp."""
+    return "ours" + mark.removeprefix("made").replace(".", "-")
+
+
+def _unwrap(bodies: dict[str, str], rules: Mapping[str, str], made: dict[str, str]) -> None:
+    """Mend the rules around marks that have a neighbour: `of ::= mark | item`."""
+    keys: dict[str, str] = {}
+    for of, body in list(bodies.items()):
+        first, bar, item = body.partition(" | ")
+        found = MARK.fullmatch(bodies.get(first, "")[1:-1]) if bar else None
+        if not found or found[1] not in rules:
+            continue
+        mark = found[1]
+        if mark.endswith("-many"):
+            bodies[of] = f"{item} ours-next-{of}{rules[mark]}"
+            made[f"ours-next-{of}"] = f'"," space {item}'
+        elif mark.endswith("-keys"):
+            bodies[of], keys[of], made[_ours(mark)] = item, _ours(mark), rules[mark]
+        bodies.pop(first)
+    for name, body in list(bodies.items()):
+        key, colon, of = body.partition(' ":" space ')
+        if colon and of in keys:
+            bodies[name] = f"{keys[of]}{colon}{of}"
+            bodies.pop(key if key != "string" else "", None)

@@ -1,0 +1,65 @@
+"""Schemas that hold together, as one. A flat schema has no references, no allOf, no anyOf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgekv.chat.keywords import both_types, same
+
+Flat = dict[str, Any]
+LOWEST = ("minimum", "exclusiveMinimum", "minItems", "minLength", "minProperties")
+HIGHEST = ("maximum", "exclusiveMaximum", "maxItems", "maxLength", "maxProperties")
+
+
+def both(a: Any, b: Any) -> Any:
+    """A schema of what two schemas allow."""
+    if a is False or b is False:
+        return False
+    if a in (True, {}) or a == b:
+        return b
+    return a if b in (True, {}) else {"allOf": [a, b]}
+
+
+def together(a: Flat, b: Flat) -> Flat | None:
+    """A flat schema of what two allow; None if their types have nothing in common."""
+    out = {**a, **b}
+    for word in a.keys() & b.keys():
+        out[word] = _word(word, a[word], b[word])
+    if "type" in out and not out["type"]:
+        return None
+    if {"properties", "additionalProperties"} & a.keys() & out.keys() or "properties" in out:
+        _merge_properties(out, a, b)
+    if "prefixItems" in a or "prefixItems" in b:
+        longest = max(len(a.get("prefixItems", [])), len(b.get("prefixItems", [])))
+        out["prefixItems"] = [both(_item(a, i), _item(b, i)) for i in range(longest)]
+    return out
+
+
+def _word(word: str, a: Any, b: Any) -> Any:
+    if word in LOWEST:
+        return max(a, b)
+    if word in HIGHEST:
+        return min(a, b)
+    if word == "type":
+        return both_types(a, b)
+    if word == "enum":
+        return [value for value in a if any(same(value, other) for other in b)]
+    if word in ("required", "pattern", "multipleOf", "format"):
+        return a + [value for value in b if value not in a]
+    return both(a, b) if word in ("items", "additionalProperties") else b
+
+
+def _merge_properties(out: Flat, a: Flat, b: Flat) -> None:
+    names = dict.fromkeys([*a.get("properties", {}), *b.get("properties", {})])
+    if names:
+        out["properties"] = {name: both(_property(a, name), _property(b, name)) for name in names}
+
+
+def _property(flat: Flat, name: str) -> Any:
+    further = True if "patternProperties" in flat else flat.get("additionalProperties", True)
+    return flat.get("properties", {}).get(name, further)
+
+
+def _item(flat: Flat, i: int) -> Any:
+    items = flat.get("prefixItems", [])
+    return items[i] if i < len(items) else flat.get("items", True)

@@ -1,0 +1,208 @@
+"""What a model writes, as a message that grows: thoughts, text and tool calls, told apart as it
+comes.
+
+llama.cpp parses all that was written so far. What is certain goes out as a delta: however an answer
+is cut into pieces, the deltas add up to the message of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgekv.chat import bare
+from edgekv.chat.template import Syntax
+from edgekv.chat.tools import Call, new_id
+from edgekv.errors import BadInput
+from edgekv.native import chat as native
+
+
+@dataclass(frozen=True)
+class Thought:
+    """More of what the model thinks."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallBegun:
+    """A tool is called; index: of the call in the message."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """More of a call's arguments, which are JSON when they are complete."""
+
+    index: int
+    text: str
+
+
+END = "\ue0f1"
+"""A letter that begins nothing."""
+Delta = Thought | Text | CallBegun | CallArguments
+
+
+@dataclass
+class Message:
+    """What an answer says by now."""
+
+    thought: str = ""
+    text: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+
+class Reply:
+    """Reads one answer. syntax: of its prompt."""
+
+    def __init__(self, syntax: Syntax) -> None:
+        self._names = syntax.names
+        self._parser = native.Parser(syntax.parser) if syntax.parser else None
+        self._written = ""
+        self.message = Message()
+        """What has gone out."""
+
+    def feed(self, text: str) -> list[Delta]:
+        """More of the answer. Returns what is certain by now."""
+        self._written += text
+        if self._parser is None:
+            return self._grown(Message(text=self._written), is_whole=True)
+        if self._names and bare.may_begin(self._written):
+            return []
+        try:
+            now = self._read(self._written, is_partial=True)
+        except BadInput:  # it may become right with what follows
+            return []
+        return self._grown(now, is_whole=False)
+
+    def end(self) -> list[Delta]:
+        """What was held back, when the answer is over."""
+        return self._grown(self._whole(), is_whole=True)
+
+    def _whole(self) -> Message:
+        if self._parser is None:
+            return Message(text=self._written)
+        calls = bare.calls_in(self._written, self._names)
+        if calls:
+            return Message(calls=calls)
+        try:
+            whole = self._with_tail(self._read(self._written, is_partial=False))
+        except BadInput:  # cut off, or not in the template's format
+            whole = self._broken()
+        if whole == Message() and "<tool_call>" in self._written:  # with something else in it
+            whole.text = self._written
+        if self._names and not whole.calls and whole.thought:
+            calls = bare.calls_in(whole.text, self._names)
+            if calls:
+                whole.text, whole.calls = "", calls
+        return whole
+
+    def _with_tail(self, whole: Message) -> Message:
+        """With what llama.cpp has left out at the end, because it might have begun a tag: it is
+        text if it would be with one more letter.
+        """
+        if whole.calls or self._written.endswith(whole.text) and whole.text:
+            return whole
+        try:
+            longer = self._read(self._written + END, is_partial=True)
+        except BadInput:
+            return whole
+        if longer.text.endswith(END) and longer.text.startswith(whole.text):
+            whole.text = longer.text.removesuffix(END)
+        return whole
+
+    def _broken(self) -> Message:
+        """What can be read of an answer that does not have the format; the rest is text.
+
+        A beginning that cannot be read stays so, whatever follows: the longest one that can be read
+        is found by halves.
+        """
+        text, good, bad = self._written, 0, len(self._written) + 1
+        found = Message()
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            try:
+                found, good = self._read(text[:middle], is_partial=True), middle
+            except BadInput:
+                bad = middle
+        if found.calls:
+            rest = text[good:]
+            found.text += rest if any(map(str.isalnum, rest)) else ""
+            return found
+        begin = text.find(found.text) if found.text else -1
+        if begin >= 0 or not found.thought:
+            found.text = text[max(begin, 0) :]
+        else:
+            found.text = text[good:]
+        return found
+
+    def _read(self, text: str, is_partial: bool) -> Message:
+        assert self._parser is not None
+        said = self._parser.parse(text, is_partial)
+        calls = [Call(x["name"], x["arguments"], x["id"]) for x in said["tool_calls"]]
+        return Message(said["reasoning_content"], said["content"], calls)
+
+    def _grown(self, now: Message, is_whole: bool) -> list[Delta]:
+        """What `now` has more than what has gone out."""
+        deltas: list[Delta] = []
+        had, thought, text = self.message, now.thought.strip(), now.text
+        if thought:
+            text = text.lstrip()
+        if not is_whole or now.calls:  # blanks at an end may be the format's
+            text = text.rstrip()
+        if more := _behind(had.thought, thought):
+            had.thought += more
+            deltas.append(Thought(more))
+        if more := _behind(had.text, text):
+            had.text += more
+            deltas.append(Text(more))
+        for index, call in enumerate(now.calls):
+            deltas += self._call(index, call, index + 1 < len(now.calls) or is_whole)
+        return deltas
+
+    def _call(self, index: int, call: Call, is_complete: bool) -> list[Delta]:
+        """is_complete: its name will not grow any more."""
+        calls, deltas = self.message.calls, list[Delta]()
+        if index == len(calls):
+            if not call.name or not (is_complete or call.arguments):
+                return []
+            calls.append(Call(call.name, "", call.id or new_id()))
+            deltas.append(CallBegun(index, calls[index].id, call.name))
+        if index < len(calls) and (more := _behind(calls[index].arguments, call.arguments)):
+            had = calls[index]
+            calls[index] = Call(had.name, had.arguments + more, had.id)
+            deltas.append(CallArguments(index, more))
+        return deltas
+
+
+def _behind(had: str, now: str) -> str:
+    """What `now` has behind `had`; nothing if it does not begin with it."""
+    return now[len(had) :] if now.startswith(had) else ""
+
+
+def parts_of(said: Message) -> list[Delta]:
+    """A whole message as deltas."""
+    deltas: list[Delta] = []
+    if said.thought:
+        deltas.append(Thought(said.thought))
+    if said.text:
+        deltas.append(Text(said.text))
+    for index, call in enumerate(said.calls):
+        deltas += [CallBegun(index, call.id, call.name), CallArguments(index, call.arguments)]
+    return deltas
+
+
+def as_openai(call: Call) -> dict[str, Any]:
+    """A call in OpenAI's form."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -1,0 +1,231 @@
+"""JSON schemas as grammars: what a grammar lets through is what the schema allows."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from edgekv.chat.schemas import finished, prepared, refusal
+from edgekv.errors import BadInput
+from edgekv.native import chat
+from tests.gbnf import Grammar
+
+ANY = {"type": "object"}
+
+
+def grammar_of(schema) -> str:
+    made = prepared(schema)
+    grammar = finished(chat.grammar_of(made.schema), made.rules)
+    chat.check_grammar(None, grammar)
+    return grammar
+
+
+def fits(schema, *texts: str) -> list[bool]:
+    grammar = Grammar(grammar_of(schema))
+    return [grammar.fits(text) for text in texts]
+
+
+def lost(schema) -> list[tuple[str, str]]:
+    return [(path, keyword) for path, keyword, _ in prepared(schema).lost]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        ('root ::= "a" | "b"', ["a", "b"], ["", "ab", "c"]),
+        ('root ::= "a"* b\nb ::= [^a-c\\]]+', ["x", "aad"], ["a", "ab", "]"]),
+        ('root ::= ("ab" | [\\x63-\\u0065]){2,3}', ["abab", "cde"], ["ab", "cdec"]),
+        ('root ::= "\\"" . "\\\\"?', ['"x', '"x\\', '"😀'], ['"', 'x"']),
+        ('root ::= "(" root ")" | # twice\n  "x"', ["x", "((x))"], ["(x", "()"]),
+        ("root ::= [ab]{0,1} [-x]{2}", ["-x", "axx"], ["abxx", "x"]),
+    ],
+)
+def test_a_grammar_is_read_as_llama_cpp_reads_it(grammar, good, bad):
+    chat.check_grammar(None, grammar)
+    read = Grammar(grammar)
+    assert all(map(read.fits, good)) and not any(map(read.fits, bad))
+    assert all(read.fits(read.drawn(random.Random(i))) for i in range(50))
+
+
+@pytest.mark.parametrize("grammar", ["root ::= foo", "root ::= (", 'x ::= "a"', "root ::= *"])
+def test_a_text_that_is_no_grammar_is_refused(grammar):
+    with pytest.raises(ValueError):
+        Grammar(grammar)
+    with pytest.raises(BadInput):
+        chat.check_grammar(None, grammar)
+
+
+@pytest.mark.parametrize("schema", [True, {}, {"title": "A"}, {"description": "b", "default": 1}])
+def test_a_schema_that_says_nothing_is_any_json(schema):
+    assert all(fits(schema, "1", '"a"', "[null, {}]", '{"a": [true]}'))
+    assert not any(fits(schema, "", "a", "[1"))
+
+
+def test_a_property_may_have_any_schema():
+    schema = {**ANY, "properties": {"a": True, "b": {"not": {}}, "c": {"title": "C"}}}
+    assert fits(schema, '{"a": 1}', '{"a": {}, "c": "x"}', '{"b": 1}') == [True, True, False]
+    assert lost(schema) == []
+
+
+@pytest.mark.parametrize("schema", [False, {"not": {}}, {"enum": []}, {"allOf": [False]}])
+def test_a_schema_that_allows_nothing_is_named(schema):
+    assert len(lost(schema)) == 1
+
+
+def test_references_are_found():
+    schema = {
+        "type": "object",
+        "properties": {
+            "self": {"$ref": "#"},
+            "slash": {"$ref": "#/$defs/a~1b%25~0"},
+            "anchor": {"$ref": "#here"},
+        },
+        "$defs": {"a/b%~": {"type": "integer"}, "c": {"$anchor": "here", "type": "null"}},
+    }
+    good = ['{"slash": 1}', '{"anchor": null}', '{"self": {"self": {"slash": 2}}}']
+    assert all(fits(schema, *good)) and lost(schema) == []
+    assert not any(fits(schema, '{"slash": "a"}', '{"anchor": 1}', '{"self": {"self": 1}}'))
+
+
+@pytest.mark.parametrize("ref", ["http://a/b", "#/nothing", "#nowhere", "other.json#/a", 5])
+def test_a_reference_that_leads_nowhere_is_any_json(ref):
+    schema = {**ANY, "properties": {"a": {"$ref": ref}}}
+    assert lost(schema) == [("a", "$ref")]
+    assert all(fits(schema, '{"a": 1}', '{"a": {"b": []}}'))
+
+
+def test_a_schema_that_refers_to_itself_at_once_ends():
+    assert lost({"$ref": "#"}) == [("", "$ref")]
+    assert fits({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "null", "1") == [True, False]
+
+
+def test_names_may_have_any_characters():
+    names = ['"', "\\", "a\nb", "*", "\u2028", "😀", "]", "^", "a-b", "\x00", "\ud800", "é", "/"]
+    schema = {**ANY, "properties": {name: {"const": i} for i, name in enumerate(names)}}
+    for further in (False, True, {"type": "integer"}):
+        grammar = Grammar(grammar_of({**schema, "additionalProperties": further}))
+        for i, name in enumerate(names):
+            key = json.dumps(name, ensure_ascii=name == "\ud800")
+            assert grammar.fits(f"{{{key}: {i}}}")
+            assert not grammar.fits(f"{{{key}: {i + 1}}}")
+        assert grammar.fits('{"other\\n": 5}') == (further is not False)
+
+
+def test_constants_may_have_any_characters():
+    values = ['"', "\\", "\x00\x1f\n", "😀\U0010ffff", 1.5, 10**30, -0.001, None, True, [], {}]
+    values += [[1, "a"], {"a": [1], "b": {"*": "c\n"}}]
+    for schema in ({"enum": values}, {"anyOf": [{"const": value} for value in values]}):
+        grammar = Grammar(grammar_of(schema))
+        assert all(grammar.fits(json.dumps(value, ensure_ascii=False)) for value in values)
+        assert not any(map(grammar.fits, ['"a"', "1", "[1]", "{1}", '"\\u0000"']))
+
+
+def test_a_name_that_is_required_is_a_property():
+    assert fits({**ANY, "required": ["a"]}, '{"a": [1]}', "{}") == [True, False]
+    schema = {**ANY, "properties": {"b": {"type": "null"}}, "required": ["a"]}
+    assert fits(schema, '{"a": 1, "b": null}', '{"a": 1}', '{"b": null}') == [True, True, False]
+    assert lost({**schema, "additionalProperties": False}) == [("", "required")]
+
+
+def test_further_items_stand_behind_a_tuple():
+    schema = {"prefixItems": [{"type": "string"}, {"type": "null"}], "items": {"type": "boolean"}}
+    good = ['["a", null]', '["a", null, true]', '["a", null, true, false]']
+    assert all(fits(schema, *good))
+    assert not any(fits(schema, '["a"]', '["a", null, 1]', '["a", null, ]', '["a", true]'))
+    counted = {**schema, "minItems": 1, "maxItems": 3}
+    assert fits(counted, '["a"]', *good) == [True, True, True, False]
+    assert fits({**schema, "minItems": 4}, *good) == [False, False, True]
+
+
+def test_schemas_that_hold_together_are_merged():
+    schema = {
+        "allOf": [
+            {"$ref": "#/$defs/named"},
+            {"properties": {"n": {"maximum": 5}}, "required": ["n"]},
+        ],
+        "properties": {"n": {"type": "integer"}},
+        "$defs": {"named": {"type": "object", "properties": {"name": {"type": "string"}}}},
+    }
+    assert fits(schema, '{"n": 3, "name": "a"}', '{"n": 3}', '{"name": "a"}') == [True, True, False]
+
+
+def test_what_stands_beside_alternatives_holds_for_each():
+    schema = {
+        **ANY,
+        "properties": {"kind": {"type": "string"}},
+        "oneOf": [
+            {"properties": {"kind": {"const": "a"}, "x": {"type": "null"}}, "required": ["x"]},
+            {"properties": {"kind": {"const": "b"}}, "required": ["kind"]},
+        ],
+    }
+    good = ['{"kind": "b"}', '{"x": null}', '{"x": null, "kind": "a"}']
+    assert all(fits(schema, *good))
+    assert not any(fits(schema, "{}", '{"kind": "c"}', '{"kind": "b", "x": null}'))
+
+
+def test_each_of_many_types_has_its_keywords():
+    schema = {"type": ["string", "array", "null"], "minLength": 2, "maxItems": 0}
+    assert fits(schema, '"ab"', "[]", "null", '"a"', "[1]", "1") == [True] * 3 + [False] * 3
+    nullable = {"type": "integer", "nullable": True, "enum": [1, "a", 2]}
+    assert fits(nullable, "1", "null", '"a"') == [True, True, False]
+
+
+def test_what_is_left_out_is_named():
+    schema = {
+        **ANY,
+        "properties": {
+            "tags": {"type": "array", "items": {"maxLength": 10_000}, "uniqueItems": True},
+            "at": {"type": "string", "format": "no such", "readOnly": True},
+            "b": {"if": {}, "then": False, "type": "kaboom", "minLength": "3"},
+        },
+        "minProperties": 2,
+    }
+    assert sorted(lost(schema)) == [
+        ("", "minProperties"),
+        ("b", "if"),
+        ("b", "minLength"),
+        ("b", "then"),
+        ("b", "type"),
+        ("tags", "uniqueItems"),
+        ("tags[]", "maxLength"),
+    ]
+    line = refusal(prepared(schema).lost, "the tool x")
+    assert line.startswith("the tool x: 'uniqueItems' of 'tags' ") and "\n" not in line
+
+
+@pytest.mark.parametrize("schema", [1, None, "a", [], {"enum": [{1}]}])
+def test_what_is_no_schema_is_refused(schema):
+    with pytest.raises(BadInput):
+        prepared(schema)
+
+
+def test_a_schema_that_is_too_large_is_refused():
+    deep: dict = {}
+    for _ in range(60_000):
+        deep = {"items": deep}
+    wide = {"properties": {str(i): {"type": "null"} for i in range(20_000)}}
+    chain = {"$defs": {str(i): {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(900)}}
+    chain |= {"$ref": "#/$defs/0"}
+    chain["$defs"]["900"] = {}
+    for schema in (deep, wide, chain):
+        with pytest.raises(BadInput) as refused:
+            prepared(schema)
+        assert "\n" not in str(refused.value)
+    while deep:  # Python ends of freeing it at once
+        deep = deep.pop("items")
+
+
+def test_many_schemas_come_into_one_grammar():
+    a = prepared({**ANY, "properties": {"x": {"const": 1.5}}}, "a")
+    b = prepared({**ANY, "properties": {"x": {"const": 2.5}}}, "b")
+    assert not a.rules.keys() & b.rules.keys()
+    grammar = chat.grammar_of({"anyOf": [a.schema, b.schema]})
+    read = Grammar(finished(grammar, {**a.rules, **b.rules}))
+    assert read.fits('{"x": 1.5}') and read.fits('{"x": 2.5}') and not read.fits('{"x": 3.5}')
+
+
+def test_numbers_and_texts_are_what_json_has():
+    assert fits({}, "1e300", "1e-07", '"\\ud83d\\ude00"', '"\x7f"') == [False, True, True, True]
+    assert not any(fits({}, "1e400", '"\\ud83d"', '"\\ude00"', '"\\ud83dx"'))
