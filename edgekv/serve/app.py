@@ -16,6 +16,7 @@ from edgekv.serve import (
     anthropic,
     chat,
     completions,
+    extract,
     native,
     page,
     responses,
@@ -45,7 +46,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens, page)
-    for part in parts:
+    for part in (*parts, extract):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EdgeKVError, _user_error)

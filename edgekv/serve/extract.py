@@ -1,0 +1,83 @@
+"""POST /extract: the text in a file, which is read as `edgekv pack` reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from edgekv.commands.extract import document_text
+from edgekv.errors import BadInput, EdgeKVError
+from edgekv.serve.errors import ApiError
+from edgekv.serve.service import service_of
+
+router = APIRouter()
+
+PATIENCE_S = 60.0
+"""Seconds that a file may take, those in which others are read included."""
+_turn = threading.Lock()
+
+
+@router.post("/extract")
+async def extract(name: str, request: Request) -> dict[str, Any]:
+    """The text of the file that the body is, and its number of tokens. name: the file's, the end of
+    which says what it is.
+    """
+    service = service_of(request)
+    reading = _started(name, await request.body())
+    try:
+        text = await asyncio.wait_for(asyncio.wrap_future(reading), PATIENCE_S)
+    except asyncio.TimeoutError:
+        raise BadInput(
+            f"'{name}' is not read after {PATIENCE_S:g} seconds; give a part of it, or its text"
+        ) from None
+    data = text.encode("utf-8", "replace")
+    tokens = await asyncio.to_thread(service.llm.tokenize, data, False, False)
+    n, n_ctx = len(tokens), service.asker.n_ctx
+    if n >= n_ctx:
+        raise ApiError(
+            400,
+            f"'{name}' has {n:,} tokens, but the context is {n_ctx:,}: give a part of it, or start"
+            " the server with a larger -c",
+            "exceed_context_size_error",
+            n_prompt_tokens=n,
+            n_ctx=n_ctx,
+        )
+    return {"name": name, "content": text, "n_tokens": n}
+
+
+def _started(name: str, data: bytes) -> Future[str]:
+    """One file is read at a time, in a thread that the server's end does not wait for."""
+    found: Future[str] = Future()
+
+    def read() -> None:
+        if not _turn.acquire(timeout=PATIENCE_S):
+            return
+        try:
+            if found.set_running_or_notify_cancel():
+                found.set_result(_text(name, data))
+        except BaseException as error:
+            found.set_exception(error)
+        finally:
+            _turn.release()
+
+    threading.Thread(target=read, name="extract", daemon=True).start()
+    return found
+
+
+def _text(name: str, data: bytes) -> str:
+    """Raises BadInput, which calls the file by its name."""
+    kind = re.search(r"\.\w{1,10}$", name, re.ASCII)
+    with TemporaryDirectory(prefix="edgekv-") as folder:
+        path = Path(folder, f"document{kind[0] if kind else ''}")
+        path.write_bytes(data)
+        try:
+            return document_text(str(path))
+        except EdgeKVError as error:
+            raise BadInput(str(error).replace(str(path), name)) from None
