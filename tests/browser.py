@@ -110,6 +110,17 @@ class Page:
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
 
+    def drop(self, name: str, data: bytes) -> None:
+        """Let a file fall onto the page."""
+        letters = (
+            f"Uint8Array.from(atob('{base64.b64encode(data).decode()}'), c => c.charCodeAt(0))"
+        )
+        self.value(
+            "{const d = new DataTransfer();"
+            f" d.items.add(new File([{letters}], {json.dumps(name)}));"
+            " dispatchEvent(new DragEvent('drop', {dataTransfer: d, cancelable: true}))}"
+        )
+
     def set_scheme(self, name: str) -> None:
         """The system's colours: light or dark."""
         feature = {"name": "prefers-color-scheme", "value": name}

@@ -1,4 +1,4 @@
-"""GET /: a page to chat with the model. One file, which loads nothing from elsewhere."""
+"""GET /: a page to chat with the model. One answer, which loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from edgekv.commands.look_page import colours
 
 router = APIRouter()
 
+SCRIPTS = ("base", "markdown", "chats", "files", "kept", "talk", "page")
+
 
 @cache
 def _page() -> tuple[str, str]:
     """The page, and which scripts and addresses it may use: its own."""
-    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    text = text.replace("/* colours of kept tokens */", colours())
+    text = _file("page.html")
+    text = text.replace("/* the style */", _file("page.css") + colours())
+    text = text.replace("/* the scripts */", "\n".join(_file(f"{name}.js") for name in SCRIPTS))
     script, style = (
         b64encode(sha256(found.encode()).digest()).decode()
         for tag in ("script", "style")
@@ -32,6 +35,10 @@ def _page() -> tuple[str, str]:
         " frame-ancestors 'none'"
     )
     return text, policy
+
+
+def _file(name: str) -> str:
+    return (Path(__file__).parent / "web" / name).read_text(encoding="utf-8")
 
 
 @router.get("/", include_in_schema=False)
