@@ -362,6 +362,20 @@ def test_a_message_is_edited(page):
     assert "other words" in page.value("document.querySelector('.user').textContent")
 
 
+def test_another_answer_ends_the_editing(page):
+    for n, words in ((2, "one"), (4, "two")):
+        ask(page, words)
+        answered(page, n)
+    page.value("[...document.querySelectorAll('.user [title^=Ask]')].at(-1).click()")
+    page.value("document.querySelector('[title^=Have]').click()")
+    answered(page)
+    assert page.value(TEXT) == ""
+    listen(page)
+    ask(page, "three")
+    answered(page, 4)
+    assert page.value("sent[0].map((one) => one.role)") == ["user", "assistant", "user"]
+
+
 def test_a_system_prompt_is_sent_and_stays_for_new_chats(page, shared):
     page.value("document.querySelector('#system').open = true")
     page.click("#rules")
@@ -455,6 +469,19 @@ def test_the_oldest_chats_make_room(page):
     answered(page, 4)
     assert "too large to be kept" in page.value(STATE)
     assert page.value(kept) == [f"edgekv.chat.old{i}" for i in (1, 2, 3)]
+
+
+def test_a_browser_may_keep_nothing(shared, tmp_path):
+    forbid = "Object.defineProperty(window, %r, {get() { throw new DOMException('no'); }});"
+    script = forbid % "localStorage" + forbid % "sessionStorage"
+    with browser.opened("about:blank", tmp_path) as page:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
+        page.open(shared)
+        ask(page, "one")
+        answered(page)
+        page.click("#list")
+        assert page.value("document.querySelectorAll('.name').length") == 1
+        assert page.faults == []
 
 
 # ---- how an answer ends

@@ -5,6 +5,23 @@ const talk = at("talk"), text = at("text"), send = at("send");
 const mib = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
 const count = (n) => n.toLocaleString("en");
 
+// Stands in where a browser forbids pages to keep anything.
+class Forgetful {
+  getItem(key) { return this[key] ?? null; }
+  setItem(key, words) { this[key] = words; }
+  removeItem(key) { delete this[key]; }
+}
+
+function storage(name) {
+  try {
+    return window[name];
+  } catch {
+    return new Forgetful();
+  }
+}
+
+const local = storage("localStorage"), session = storage("sessionStorage");
+
 function made(parent, name, kind = "", content = "") {
   const element = document.createElement(name);
   if (kind) element.className = kind;
@@ -20,7 +37,7 @@ function button(parent, words, does, title = "", kind = "") {
 
 function ask(path, body, more = {}) {
   const headers = { "Content-Type": "application/json" };
-  const key = sessionStorage.getItem("key");
+  const key = session.getItem("key");
   if (key) headers.Authorization = `Bearer ${key}`;
   const data = body instanceof Blob ? body : JSON.stringify(body);
   return fetch(path, { headers, ...(data && { method: "POST", body: data }), ...more });

@@ -6,12 +6,12 @@ const LARGEST = 1e6, ALL = 4e6; // characters; browsers keep five million of a s
 // All of them, the newest first.
 function savedChats() {
   const found = [];
-  for (const key of Object.keys(localStorage).filter((one) => one.startsWith(PLACE))) {
-    const text = localStorage.getItem(key);
+  for (const key of Object.keys(local).filter((one) => one.startsWith(PLACE))) {
+    const text = local.getItem(key);
     try {
       found.push({ chat: JSON.parse(text), size: text.length });
     } catch {
-      localStorage.removeItem(key);
+      local.removeItem(key);
     }
   }
   return found.sort((a, b) => b.chat.changed - a.chat.changed);
@@ -32,7 +32,7 @@ function save(chat) {
     forget(oldest.chat);
   }
   try {
-    localStorage.setItem(PLACE + chat.id, text);
+    local.setItem(PLACE + chat.id, text);
     return true;
   } catch {
     return false;
@@ -40,5 +40,5 @@ function save(chat) {
 }
 
 function forget(chat) {
-  localStorage.removeItem(PLACE + chat.id);
+  local.removeItem(PLACE + chat.id);
 }

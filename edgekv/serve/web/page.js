@@ -77,7 +77,7 @@ function enter(next) {
   const unanswered = interrupted(chat.messages);
   compose({ text: text.value, ...unanswered });
   at("rules").value = chat.system;
-  sessionStorage.setItem("chat", chat.id);
+  session.setItem("chat", chat.id);
   draw();
   text.focus();
 }
@@ -121,7 +121,7 @@ at("list").onclick = () => { listChats(); at("chats").showModal(); };
 at("close").onclick = () => at("chats").close();
 at("all").onclick = () => {
   if (!confirm("Delete all chats and the system prompt from this browser?")) return;
-  localStorage.removeItem("edgekv.system");
+  local.removeItem("edgekv.system");
   for (const { chat: one } of savedChats()) forget(one);
   remove(chat);
   listChats();
@@ -129,7 +129,7 @@ at("all").onclick = () => {
 at("fresh").onclick = () => enter(empty());
 at("rules").oninput = () => {
   chat.system = at("rules").value;
-  localStorage.setItem("edgekv.system", chat.system);
+  local.setItem("edgekv.system", chat.system);
 };
 addEventListener("pagehide", () => {
   if (answering) store(chat);
@@ -140,7 +140,7 @@ addEventListener("pageshow", () => { isLeft = false; });
 // ---- the server
 
 at("enter").onclick = () => {
-  sessionStorage.setItem("key", at("key").value);
+  session.setItem("key", at("key").value);
   at("lock").hidden = true;
   doing("");
 };
@@ -149,4 +149,4 @@ asked("/v1/models").then(({ data: [model] }) => {
   context = model.meta.n_ctx;
   at("context").textContent = `context of ${count(context)} tokens`;
 }, (error) => doing(error.message));
-enter(savedChat(sessionStorage.getItem("chat")) ?? empty());
+enter(savedChat(session.getItem("chat")) ?? empty());

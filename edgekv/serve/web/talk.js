@@ -6,7 +6,7 @@ let chat = empty(), answering = null;
 // (`last`), and why it ended early (`failed`).
 function empty() {
   const id = `${Date.now().toString(36)}${Math.random().toString(36).slice(2)}`;
-  return { id, system: localStorage.getItem("edgekv.system") ?? "", messages: [] };
+  return { id, system: local.getItem("edgekv.system") ?? "", messages: [] };
 }
 
 // Messages as the server takes them: each file is a text of its own.
@@ -70,8 +70,10 @@ const fault = (parent, why) => made(parent, "p", why === "stopped" ? "cost" : "w
 // ---- a turn
 
 function regenerate(message) {
+  if (answering) return;
+  if (editing) stopEditing();
   const i = chat.messages.indexOf(message);
-  if (!answering) turn(chat.messages.slice(0, i - 1), chat.messages[i - 1]);
+  turn(chat.messages.slice(0, i - 1), chat.messages[i - 1]);
 }
 
 // Asks, and shows the answer. Where nothing is written the chat is what it was, and undo called.
