@@ -438,14 +438,21 @@ def test_chats_are_opened_and_deleted(page):
     assert page.value(names) == ["three", "two", "one"]
     page.click("#chats .name")
     assert page.value("document.querySelector('.user > div').textContent") == "one"
+    never_reply(page)
+    ask(page, "four")
     page.click("#list")
-    page.click("#chats li:first-child button:last-child")
-    assert page.value(names) == ["two", "one"]
-    page.click("#chats li:last-child button:last-child")  # the one that is shown
-    assert page.value(names) == ["two"] and page.value(N_ARTICLES) == 0
+    page.click("#chats li:first-child .name")  # the one that is shown goes on
+    assert not page.value(IS_DONE)
+    page.press("Escape", 27)
+    page.until(IS_DONE)
+    page.click("#list")
+    page.click("#chats li:last-child button:last-child")
+    assert page.value(names) == ["one", "three"] and page.value(N_ARTICLES) == 2
+    page.click("#chats li:first-child button:last-child")  # the one that is shown
+    assert page.value(names) == ["three"] and page.value(N_ARTICLES) == 0
     page.value("window.confirm = () => false")
     page.click("#all")
-    assert page.value(names) == ["two"]
+    assert page.value(names) == ["three"]
     page.value("window.confirm = () => true")
     page.click("#all")
     assert page.value(names) == [] and page.value("localStorage.length") == 0

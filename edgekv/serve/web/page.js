@@ -109,8 +109,11 @@ function listChats() {
   place.replaceChildren();
   for (const { chat: one } of savedChats()) {
     const row = made(place, "li"), { text: words, files: given } = one.messages[0];
-    const open = () => { at("chats").close(); enter(one); };
-    button(row, words || given[0].name, open, "Open this chat", "name");
+    const open = () => {
+      at("chats").close();
+      if (one.id !== chat.id) enter(one);
+    };
+    button(row, words.slice(0, 200) || given[0].name, open, "Open this chat", "name");
     made(row, "span", "cost", new Date(one.changed).toLocaleString());
     button(row, "Delete", () => { remove(one); listChats(); });
   }

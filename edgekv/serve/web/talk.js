@@ -93,13 +93,12 @@ async function turn(before, asked, undo = () => {}) {
   if (isEmpty) mine.messages = old;
   if (answering === own) { // no other chat is shown by now
     busy(null);
-    if (isEmpty) draw(before.length);
-    else following(view.finish);
     if (isEmpty) {
+      draw(before.length);
       undo();
       fault(talk, written.failed ?? "the model wrote nothing").classList.add("note");
       talk.scrollTop = 1e9;
-    }
+    } else following(view.finish);
   }
   store(mine);
 }
