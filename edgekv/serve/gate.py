@@ -72,9 +72,7 @@ class Gate:
         keys = self._options.api_keys + self._options.file_keys
         if not keys:
             return
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        if not matches(given, keys):
+        if not matches(given_key(headers), keys):
             raise ApiError(401, "Invalid API Key")
 
     def _too_large(self) -> ApiError:
@@ -94,6 +92,12 @@ class Gate:
             return message
 
         return counted
+
+
+def given_key(headers: Headers) -> str:
+    """The key that a request names."""
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def matches(given: str, keys: Sequence[str]) -> bool:

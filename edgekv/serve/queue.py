@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Container, Hashable
 from typing import Generic, TypeVar
+
+from edgekv.serve.errors import ApiError
 
 T = TypeVar("T")
 
 
 class Full(Exception):
     """There is no room for another one."""
+
+
+def many_wait(n: int) -> ApiError:
+    """The answer to a request for which there is no room."""
+    return ApiError(503, f"{n} requests are waiting already: try again later")
 
 
 class FairQueue(Generic[T]):
@@ -23,18 +30,35 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._n
 
-    def put(self, client: Hashable, item: T) -> None:
-        """Raises Full."""
+    def put(self, client: Hashable, item: T) -> T | None:
+        """Returns the item that has to leave for this one: where the queue is full, the last one of
+        the client that has most, if that client then has no fewer than this one.
+
+        Raises Full.
+        """
+        left = None
         if self._n >= self._n_most:
-            raise Full
+            left = self._last_of_most(len(self._clients.get(client, ())) + 1)
+            if left is None:
+                raise Full
+            self.remove(left)
         self._clients.setdefault(client, deque()).append(item)
         self._n += 1
+        return left
 
-    def get(self) -> T | None:
-        """The next one, None if nobody waits. Its client comes last from now on."""
-        if not self._clients:
+    def _last_of_most(self, n: int) -> T | None:
+        """The last item of the client that has most, if those are more than n."""
+        most = max(self._clients.values(), key=len, default=deque[T]())
+        return most[-1] if len(most) > n else None
+
+    def get(self, but: Container[Hashable] = ()) -> T | None:
+        """The next one, None if nobody waits, besides the clients `but`. Its client comes last from
+        now on.
+        """
+        client = next((one for one in self._clients if one not in but), None)
+        if client not in self._clients:
             return None
-        client, items = self._clients.popitem(last=False)
+        items = self._clients.pop(client)
         item = items.popleft()
         if items:
             self._clients[client] = items

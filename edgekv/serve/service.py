@@ -20,6 +20,7 @@ from edgekv.serve.asked import Asked, Asker
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, TokenLogprob, Written
+from edgekv.serve.gate import given_key
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.pattern import Pattern
 from edgekv.serve.prompts import Prompts
@@ -61,10 +62,13 @@ async def between_steps(service: Service, function: Callable[[], Result]) -> Res
 
 
 def client_of(request: Request) -> Hashable:
-    """Whose request it is, for the order in which those that wait are answered."""
+    """Whose request it is, for the order in which those that wait are answered. A key counts only
+    where keys are asked for: anybody can invent one.
+    """
     address = request.client.host if request.client else ""
-    key = request.headers.get("authorization") or request.headers.get("x-api-key")
-    return address, key
+    options = service_of(request).options
+    has_keys = options.api_keys or options.file_keys
+    return address, given_key(request.headers) if has_keys else ""
 
 
 async def events(

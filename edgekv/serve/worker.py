@@ -16,7 +16,7 @@ from edgekv.serve.answer import Answer
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed
-from edgekv.serve.queue import FairQueue, Full
+from edgekv.serve.queue import FairQueue, Full, many_wait
 from edgekv.serve.share import WORTH, Share
 from edgekv.serve.totals import Totals
 from edgekv.serve.wish import Wish
@@ -89,20 +89,25 @@ class Worker:
         self._thread.join()
 
     def submit(self, job: Job) -> None:
-        """Raises ApiError 503 if too many wait, or if the server stops."""
+        """Raises ApiError 503 if too many wait, or if the server stops. The last one of a client
+        that has many may have to leave instead.
+        """
         with self._wake:
             if self._is_stopping:
                 _refuse()
-            try:
-                if len(self._active) + len(self._queue) >= self._n_parallel:
-                    self._queue.put(job.client, job)
-                else:  # the worker takes it at once: it needs no place to wait
-                    self._active.append(job)
-            except Full:
-                raise ApiError(
-                    503, f"{len(self._queue)} requests are waiting already: try again later"
-                ) from None
+            if len(self._active) + len(self._queue) < self._n_parallel:
+                self._active.append(job)  # it is taken at once, and needs no place to wait
+            else:
+                self._wait(job)
             self._wake.notify_all()
+
+    def _wait(self, job: Job) -> None:
+        try:
+            left = self._queue.put(job.client, job)
+        except Full:
+            raise many_wait(len(self._queue)) from None
+        if left is not None:
+            self._tell(left, Failed(many_wait(len(self._queue))))
 
     def cancel(self, job: Job) -> None:
         """Stop a job within a chunk of its prompt, or a token. It gets no more events."""
