@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -93,10 +93,14 @@ class Prompt:
 
 
 class ChatTemplate:
-    """text: a template in the place of the model's. Raises BadInput for one that is broken."""
+    """text: a template in the place of the model's; check: called with a prompt before it is cut
+    into tokens, may raise. Raises BadInput for a template that is broken.
+    """
 
-    def __init__(self, llm: Llama, text: str = "") -> None:
-        self._llm = llm
+    def __init__(
+        self, llm: Llama, text: str = "", check: Callable[[bytes], None] = lambda data: None
+    ) -> None:
+        self._llm, self._check_size = llm, check
         try:
             self._native = native.Template(llm._model.model, text)
         except BadInput as error:
@@ -127,7 +131,9 @@ class ChatTemplate:
 
     def tokens_of(self, text: str) -> list[int]:
         """Tokens of a text that is no chat; control tokens in it are tokens."""
-        return self._llm.tokenize(encoded(text), add_bos=True, special=True)
+        data = encoded(text)
+        self._check_size(data)
+        return self._llm.tokenize(data, add_bos=True, special=True)
 
     def _given(self, chat: Chat) -> Chat:
         """The chat with messages and tools as llama.cpp takes them."""
@@ -192,6 +198,7 @@ class ChatTemplate:
         _, texts = parts.joined(messages.given(chat.messages))
         chat = self._given(chat)
         made = self._applied(chat)
+        self._check_size(encoded(made["prompt"]))
         tokens = self.specials.tokens_of(made["prompt"])
         return Prompt(
             tokens,

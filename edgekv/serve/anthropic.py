@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from functools import partial
@@ -17,13 +16,15 @@ from edgekv.chat.tools import Choice, Tool, as_value, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import sse
 from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
+from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
 from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -32,7 +33,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 async def messages(body: MessagesBody, request: Request) -> Response:
     """An answer to messages, as a list of content blocks."""
     service = service_of(request)
-    asked = await asyncio.to_thread(ask, service.asker, body)
+    asked = await prepared(request, ask, service.asker, body)
     writer = _Writer(service.model) if body.stream else None
     return await respond(request, asked, writer, partial(_whole, service))
 
@@ -41,7 +42,7 @@ async def messages(body: MessagesBody, request: Request) -> Response:
 async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
     """Tokens of the prompt that a request makes."""
     asker = service_of(request).asker
-    return {"input_tokens": await asyncio.to_thread(lambda: asker.count(_chat(body)))}
+    return {"input_tokens": await prepared(request, lambda: asker.count(_chat(body)))}
 
 
 def ask(asker: Asker, body: MessagesBody) -> Asked:

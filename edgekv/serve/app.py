@@ -28,6 +28,7 @@ from edgekv.serve import (
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.gate import Gate, refusal
+from edgekv.serve.preparing import Preparing
 from edgekv.serve.service import Service
 from edgekv.version import __version__
 
@@ -45,6 +46,8 @@ def create_app(service: Service) -> FastAPI:
         default_response_class=Json,
     )
     app.state.service = service
+    options = service.options
+    app.state.preparing = Preparing(options.parallel + options.max_queue)
     parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens, page)
     for part in (*parts, extract):
         app.include_router(part.router)
@@ -53,11 +56,11 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _fault)
-    app.add_middleware(Gate, options=service.options)
-    if service.options.cors_origins:
+    app.add_middleware(Gate, options=options)
+    if options.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(service.options.cors_origins),
+            allow_origins=list(options.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )

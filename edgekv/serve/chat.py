@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from functools import partial
@@ -18,13 +17,15 @@ from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
+from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import ChatBody, FormatBody, ToolBody
 from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/chat/completions")
@@ -32,7 +33,7 @@ router = APIRouter()
 async def chat(body: ChatBody, request: Request) -> Response:
     """An answer to messages, by the model's chat template."""
     service = service_of(request)
-    asked = await asyncio.to_thread(ask, service.asker, body)
+    asked = await prepared(request, ask, service.asker, body)
     writer = _Writer(service.model, body) if body.stream else None
     return await respond(request, asked, writer, partial(_whole, service))
 

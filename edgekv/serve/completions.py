@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -15,10 +14,12 @@ from starlette.responses import Response
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.chat import one_answer
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob
+from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import CompletionBody
 from edgekv.serve.service import (
@@ -33,7 +34,7 @@ from edgekv.serve.service import (
     whole,
 )
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 PROMPTS_MOST = 64
 
@@ -42,7 +43,7 @@ PROMPTS_MOST = 64
 async def completions(body: CompletionBody, request: Request) -> Response:
     """The text that follows each prompt."""
     service = service_of(request)
-    asked = await asyncio.to_thread(ask, service.asker, body)
+    asked = await prepared(request, ask, service.asker, body)
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",

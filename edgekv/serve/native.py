@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Any
 
@@ -11,14 +10,16 @@ from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
+from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.completions import ask
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done
+from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import NativeBody
 from edgekv.serve.service import Whole, Writer, respond, service_of
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/completion")
@@ -27,7 +28,7 @@ async def completion(body: NativeBody, request: Request) -> Response:
     """The text that follows a prompt."""
     service = service_of(request)
     body.logprobs = body.n_probs or None
-    asked = await asyncio.to_thread(ask, service.asker, body)
+    asked = await prepared(request, ask, service.asker, body)
     if len(asked) != 1:
         raise BadInput("give one prompt in a request, or several to /v1/completions")
     writer = _Writer(service.model, bool(body.return_progress)) if body.stream else None

@@ -10,6 +10,7 @@ from edgekv.chat.messages import Message
 from edgekv.chat.template import Chat, ChatTemplate
 from edgekv.serve.front import text_of
 from edgekv.serve.pattern import CHARACTERS, Pattern
+from edgekv.serve.room import Room
 from edgekv.serve.wish import Front, Prompt
 from edgekv.session.continued import n_same
 
@@ -27,7 +28,7 @@ class Prompts:
 
     def __init__(self, llm: Llama, text: str = "", changing: Pattern | None = None) -> None:
         self._llm, self._changing = llm, changing
-        self.template = ChatTemplate(llm, text)
+        self.template = ChatTemplate(llm, text, Room(llm).check)
 
     def of(self, chat: Chat) -> Prompt:
         """Raises BadInput for messages, tools and schemas that cannot be used."""

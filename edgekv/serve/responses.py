@@ -4,7 +4,6 @@ stored, so a request holds its whole conversation.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from typing import Any
@@ -20,14 +19,16 @@ from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import sse
 from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.chat import schema_of
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
+from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import FormatBody, ResponsesBody
 from edgekv.serve.service import Service, Whole, Writer, respond, service_of
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 Item = dict[str, Any]
 
@@ -37,7 +38,7 @@ Item = dict[str, Any]
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """An answer to a conversation, as a list of items."""
     service = service_of(request)
-    asked = await asyncio.to_thread(ask, service.asker, body)
+    asked = await prepared(request, ask, service.asker, body)
     writer = _Writer(service, body)
     return await respond(request, asked, writer if body.stream else None, writer.whole)
 

@@ -13,11 +13,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from edgekv.errors import BadInput
+from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.schemas import SlotBody
 from edgekv.serve.service import Service, between_steps, service_of
 
-router = APIRouter()
+router = APIRouter(route_class=BoundedRoute)
 
 NAME_MOST = 255
 """Bytes of a file's name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +10,7 @@ from starlette.responses import Response
 
 from edgekv.serve.encoding import Json
 from edgekv.serve.kept import shown
+from edgekv.serve.preparing import prepared
 from edgekv.serve.service import between_steps, service_of
 
 router = APIRouter()
@@ -32,8 +32,8 @@ async def kept(conversation: str, request: Request, layer: int | None = None) ->
     service = service_of(request)
     conversations = service.worker.conversations
     found = await between_steps(service, lambda: conversations.kept(conversation, layer))
-    said = await asyncio.to_thread(shown, service.llm, found)
-    return Json({"conversation": conversation, "layer": layer, **said})
+    head = {"conversation": conversation, "layer": layer}
+    return await prepared(request, lambda: Json({**head, **shown(service.llm, found)}))
 
 
 @router.delete("/conversations/{id}")

@@ -3,33 +3,65 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from edgekv.chat.specials import encoded
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import choice_of
 from edgekv.errors import BadInput
+from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.chat import tool_of
+from edgekv.serve.encoding import Json, as_json
 from edgekv.serve.errors import ApiError
+from edgekv.serve.preparing import prepared
 from edgekv.serve.schemas import ApplyTemplateBody, DetokenizeBody, TokenizeBody
-from edgekv.serve.service import service_of
+from edgekv.serve.service import Service, service_of
 
-router = APIRouter()
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+router = APIRouter(route_class=BoundedRoute)
+
+TEXT_MOST = 8 << 20
+"""Bytes of a text to cut into tokens."""
+SLICE = 4096
+"""Tokens that are written at a time."""
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, request: Request) -> dict[str, Any]:
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """A text's tokens; with_pieces: each with its text, or its bytes if they are no text."""
     llm = service_of(request).llm
-    tokens = await asyncio.to_thread(
-        llm.tokenize, encoded(body.content), body.add_special, body.parse_special
-    )
-    if not body.with_pieces:
-        return {"tokens": tokens}
-    return {"tokens": [{"id": t, "piece": _piece(llm.detokenize([t], None, True))} for t in tokens]}
+    tokens = await prepared(request, _tokens, llm, body)
+    written = _slices(llm, tokens, body.with_pieces)
+    return StreamingResponse(written, media_type="application/json")
+
+
+def _tokens(llm: Llama, body: TokenizeBody) -> list[int]:
+    data = encoded(body.content)
+    if len(data) > TEXT_MOST:
+        raise BadInput(f"the text has more than {TEXT_MOST:,} bytes: send it in pieces")
+    return llm.tokenize(data, body.add_special, body.parse_special)
+
+
+async def _slices(llm: Llama, tokens: list[int], with_pieces: bool) -> AsyncGenerator[str, None]:
+    """The JSON of an answer. It is written off the event loop, a slice at a time."""
+    yield '{"tokens":['
+    for i in range(0, len(tokens), SLICE):
+        some = await asyncio.to_thread(_slice, llm, tokens[i : i + SLICE], with_pieces)
+        yield ("," if i else "") + some
+    yield "]}"
+
+
+def _slice(llm: Llama, tokens: Sequence[int], with_pieces: bool) -> str:
+    if not with_pieces:
+        return as_json(tokens)[1:-1]
+    pieces = [{"id": t, "piece": _piece(llm.detokenize([t], None, True))} for t in tokens]
+    return as_json(pieces)[1:-1]
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -40,26 +72,32 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, request: Request) -> dict[str, str]:
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """The text of tokens."""
-    service = service_of(request)
-    if not all(0 <= token < service.asker.n_vocab for token in body.tokens):
+    return await prepared(request, _text, service_of(request), body.tokens)
+
+
+def _text(service: Service, tokens: list[int]) -> Response:
+    if not all(0 <= token < service.asker.n_vocab for token in tokens):
         raise BadInput(f"a token is none of this model's {service.asker.n_vocab:,}")
-    text = await asyncio.to_thread(service.llm.detokenize, body.tokens, None, True)
-    return {"content": text.decode("utf-8", "replace")}
+    text = service.llm.detokenize(tokens, None, True)
+    return Json({"content": text.decode("utf-8", "replace")})
 
 
 @router.post("/apply-template")
-async def apply_template(body: ApplyTemplateBody, request: Request) -> dict[str, str]:
+async def apply_template(body: ApplyTemplateBody, request: Request) -> Response:
     """The prompt that a chat's messages become."""
-    messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+    return await prepared(request, _prompt, service_of(request), body)
+
+
+def _prompt(service: Service, body: ApplyTemplateBody) -> Response:
     chat = Chat(
-        messages,
+        [message.model_dump(exclude_unset=True) for message in body.messages],
         choice_of([tool_of(tool) for tool in body.tools or ()], None),
         variables=body.chat_template_kwargs or {},
     )
-    template = service_of(request).prompts.template
-    return {"prompt": await asyncio.to_thread(template.text_of, chat)}
+    text: Any = service.prompts.template.text_of(chat)
+    return Json({"prompt": text})
 
 
 @router.post("/v1/embeddings")

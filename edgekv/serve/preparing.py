@@ -1,0 +1,146 @@
+"""What is done with a request before the model has it: texts, templates, tokens.
+
+It is done in threads of its own, of each client one thing at a time, clients in turns. It ends
+where the client goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from edgekv.serve.errors import ApiError
+from edgekv.serve.queue import FairQueue, Full, many_wait
+from edgekv.serve.service import client_of, unless_gone
+from edgekv.serve.wanted import while_wanted
+
+Result = TypeVar("Result")
+
+STOPPING = ApiError(503, "the server is stopping")
+N_THREADS = 4
+SMALL = 1 << 16
+"""Bytes of a request that does not wait behind its client's larger ones."""
+
+
+@dataclass(eq=False)
+class _Task:
+    client: Hashable
+    work: Callable[[], Any]
+    done: Future[Any] = field(default_factory=Future)
+    is_gone: bool = False
+
+
+class Preparing:
+    """n_most: requests that may wait, of all clients together."""
+
+    def __init__(self, n_most: int) -> None:
+        self._queue: FairQueue[_Task] = FairQueue(n_most)
+        self._busy: list[_Task] = []
+        self._wake = threading.Condition()
+        self._is_stopping = False
+        self._threads: list[threading.Thread] = []
+
+    async def run(self, client: Hashable, work: Callable[[], Result]) -> Result:
+        """What `work` returns. Raises ApiError 503 if too many wait."""
+        task = _Task(client, work)
+        self._submit(task)
+        try:
+            result: Result = await asyncio.wrap_future(task.done)
+            return result
+        finally:
+            self._leave(task)
+
+    def stop(self, seconds: float) -> bool:
+        """What waits is refused, what is done ends at its next step. False if something goes on
+        after that time.
+        """
+        with self._wake:
+            self._is_stopping = True
+            while (task := self._queue.get()) is not None:
+                _refuse(task, STOPPING)
+            for task in self._busy:
+                task.is_gone = True
+            self._wake.notify_all()
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _submit(self, task: _Task) -> None:
+        with self._wake:
+            if self._is_stopping:
+                raise ApiError(STOPPING.status, STOPPING.message)
+            try:
+                left = self._queue.put(task.client, task)
+            except Full:
+                raise many_wait(len(self._queue)) from None
+            if left is not None:
+                _refuse(left, many_wait(len(self._queue)))
+            if len(self._threads) < N_THREADS and len(self._threads) <= len(self._busy):
+                self._begin()
+            self._wake.notify()
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._work, name="edgekv-preparing", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _leave(self, task: _Task) -> None:
+        with self._wake:
+            task.is_gone = True
+            self._queue.remove(task)
+
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            try:
+                with while_wanted(lambda: task.is_gone):
+                    _do(task)
+            finally:
+                with self._wake:
+                    self._busy.remove(task)
+                    self._wake.notify_all()
+
+    def _next(self) -> _Task | None:
+        with self._wake:
+            while not self._is_stopping:
+                task = self._queue.get(but=[one.client for one in self._busy])
+                if task is not None:
+                    self._busy.append(task)
+                    return task
+                self._wake.wait()
+        return None
+
+
+def _do(task: _Task) -> None:
+    if not task.done.set_running_or_notify_cancel():
+        return
+    try:
+        task.done.set_result(task.work())
+    except BaseException as error:
+        task.done.set_exception(error)
+
+
+def _refuse(task: _Task, why: ApiError) -> None:
+    if task.done.set_running_or_notify_cancel():
+        task.done.set_exception(why)
+
+
+async def prepared(request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
+    """What a function returns that takes a while, and uses no more of the model than its
+    vocabulary. It ends where the client goes away.
+
+    Raises ApiError 503 if too many wait, and what the function raises.
+    """
+    size = request.headers.get("content-length", "")
+    is_small = size.isdecimal() and len(size) < 9 and int(size) <= SMALL
+    preparing: Preparing = request.app.state.preparing
+    working = preparing.run((client_of(request), is_small), partial(function, *arguments))
+    return await unless_gone(request, working)

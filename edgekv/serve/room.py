@@ -1,0 +1,52 @@
+"""Whether a text can fit into the context at all, told from its length before it is cut up."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from edgekv.serve.errors import ApiError
+from edgekv.serve.wanted import check_wanted
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+
+
+class Room:
+    """Of one model's context."""
+
+    def __init__(self, llm: Llama) -> None:
+        self._llm = llm
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token; 0 for a vocabulary whose unknown words are one token."""
+        from edgekv.native import llama_cpp as native
+
+        vocab = self._llm._model.vocab
+        if native.llama_vocab_type(vocab) not in (
+            native.LLAMA_VOCAB_TYPE_SPM,
+            native.LLAMA_VOCAB_TYPE_BPE,
+        ):
+            return 0
+        # what stands for bytes or blanks there takes no fewer bytes than they do
+        return max(len(native.llama_vocab_get_text(vocab, i)) for i in range(self._llm.n_vocab()))
+
+    def check(self, data: bytes) -> None:
+        """Raises ApiError for a text that has too many tokens however it is cut, and in a thread
+        that prepares a request whose client is gone.
+        """
+        check_wanted()
+        n_ctx = self._llm.n_ctx()
+        if len(data) < n_ctx or not self._longest:
+            return
+        least = len(data) // self._longest
+        if least >= n_ctx:
+            raise ApiError(
+                400,
+                f"the prompt has {least:,} tokens at least, but the context is {n_ctx:,}: give a"
+                " shorter one, or start the server with a larger -c",
+                "exceed_context_size_error",
+                n_prompt_tokens=least,
+                n_ctx=n_ctx,
+            )
