@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -85,3 +86,44 @@ def test_layers_with_a_sliding_window_do_not_choose(tiny):
         _, kv = ask(url, RAIN)
         said = kept(url, kv["conversation"]).json()
         assert said["n_heads"] == 2 and len(said["layers"]) < 3
+
+
+def listed(url: str) -> list[Any]:
+    found = get(f"{url}/conversations", headers=KEY).json()["data"]
+    return [{k: v for k, v in one.items() if k != "last_used"} for one in found]
+
+
+@pytest.mark.parametrize("cache_ram", [None, 0])
+def test_looking_leaves_all_conversations_where_they_are(tiny, tmp_path, cache_ram):
+    options = ServeOptions(api_keys=("key",), cache_disk=str(tmp_path), cache_ram=cache_ram)
+    with serving(tiny("llama-gqa"), options, **CACHE) as (url, _):
+        answer, kv = ask(url, RAIN)
+        first = kept(url, kv["conversation"]).json()
+        ask(url, TALE)
+        before, files = listed(url), sorted(tmp_path.iterdir())
+        for _ in range(3):
+            assert kept(url, kv["conversation"]).json() == first
+        assert listed(url) == before
+        assert sorted(tmp_path.iterdir()) == files
+        assert ask(url, RAIN)[0] == answer
+
+
+def test_an_answer_is_the_same_while_others_look_all_the_time(url):
+    _, kv = ask(url, RAIN * 3)
+    over, n = threading.Event(), list[int]()
+
+    def watch() -> None:
+        while not over.is_set():
+            n.append(kept(url, kv["conversation"]).status_code)
+
+    body = {"prompt": TALE, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+    alone = post(f"{url}/v1/completions", json=body, headers=KEY).json()
+    watchers = [threading.Thread(target=watch) for _ in range(4)]
+    for one in watchers:
+        one.start()
+    together = post(f"{url}/v1/completions", json=body, headers=KEY).json()
+    over.set()
+    for one in watchers:
+        one.join()
+    assert n and set(n) == {200}
+    assert together["choices"][0]["text"] == alone["choices"][0]["text"]

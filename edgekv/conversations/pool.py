@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ from edgekv.session.parked import Parked
 
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder
+
+Result = TypeVar("Result")
 
 CACHE_RAM, CACHE_DISK = 8 << 30, 16 << 30
 """Bytes, where nothing is said."""
@@ -411,6 +413,27 @@ class Conversations:
             is_current=entry is self._current,
             on_disk=entry.path is not None,
         )
+
+    def look(self, id: str, function: Callable[[NDArray[np.int32]], Result]) -> Result:
+        """What a function makes of a conversation's tokens while the store holds its rows. All
+        conversations stay where they are.
+
+        Raises BadInput if there is none of this id, if its file is damaged, and where the cache is
+        not compressed.
+        """
+        with self._llm._guard.use():
+            entry = self._find(id)
+            if self._llm._kv is None:
+                raise BadInput("every token is kept: this cache is not compressed")
+            if entry is self._current:
+                return function(entry.tokens)
+            if entry.parked is None:
+                assert entry.path is not None
+                rows: Any = session.read(self._llm, entry.path)
+            else:
+                rows = entry.parked.rows
+            with parked.shown(self._llm, rows):
+                return function(entry.tokens)
 
     def save(self, id: str) -> None:
         """Write a conversation to the folder, where a later process finds it.

@@ -73,9 +73,14 @@ class Turns:
         return settled(self._llm, self._pool, prompt)
 
     @property
+    def current(self) -> str:
+        """The id of the conversation that the model goes on with."""
+        return self._pool.current_id
+
+    @property
     def handle(self) -> str:
         """A name of the current conversation that nobody can guess, and `list` does not have."""
-        return self._handle(self._pool.current_id)
+        return self._handle(self.current)
 
     def _handle(self, id: str) -> str:
         return hmac.new(self._secret, id.encode(), "sha256").hexdigest()[:32]
@@ -91,10 +96,7 @@ class Turns:
         id = next(same, None)
         if id is None:
             raise ApiError(404, "there is no such conversation any more")
-        if self._llm._kv is None:
-            raise BadInput("every token is kept: this cache is not compressed")
-        self._pool.make_current(id)
-        return look(self._llm, layer)
+        return self._pool.look(id, lambda tokens: look(self._llm, tokens.tolist(), layer))
 
     def can_wait(self) -> bool:
         """Whether the prompt that is being read can wait for others, see `meanwhile`."""

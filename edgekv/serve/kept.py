@@ -25,13 +25,13 @@ class Kept:
     counts: list[int]
 
 
-def look(llm: Llama, layer: int | None) -> Kept:
-    """Of the conversation of `llm`, whose cache is compressed: in all layers, or in one.
+def look(llm: Llama, tokens: list[int], layer: int | None) -> Kept:
+    """Of the conversation whose rows the store of `llm` holds: in all layers, or in one.
 
     Raises BadInput for a layer that does not choose.
     """
     assert llm._kv is not None
-    store, tokens = llm._kv.store, llm.input_ids[: llm.n_tokens].tolist()
+    store = llm._kv.store
     layers = layers_of(store)
     if layer is not None and layer not in layers:
         raise BadInput(f"layer {layer} chooses nothing; look at one of {layers}")

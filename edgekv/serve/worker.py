@@ -59,6 +59,8 @@ class Worker:
         self._queue: FairQueue[Job] = FairQueue(n_queue)
         self._active: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._next_call = 0.0
+        """The clock's time from which another call may run while answers are written."""
         self._wake = threading.Condition()
         self._using: Job | None = None
         """The job whose step is in the model at this moment."""
@@ -147,15 +149,26 @@ class Worker:
                 if self._is_stopping:
                     break
                 self._admit()
-                calls = list(self._calls)
-                self._calls.clear()
+                call = self._calls.popleft() if self._may_call() else None
                 turn = self._active[0] if self._active else None
-            for function, done in calls:
-                _run_call(function, done)
-                self._last = None  # it may have changed which conversation is current
+            if call is not None:
+                self._call(*call)
             if turn is not None:
                 self._take_turn(turn)
         self._end_all()
+
+    def _may_call(self) -> bool:
+        """Whether a call waits whose turn it is: answers have most of the time."""
+        is_due = not self._active or time.perf_counter() >= self._next_call
+        return bool(self._calls) and is_due
+
+    def _call(self, function: Callable[[], Any], done: Future[Any]) -> None:
+        begin, current = time.perf_counter(), self.conversations.current
+        _run_call(function, done)
+        if self.conversations.current != current:
+            self._last = None
+        now = time.perf_counter()
+        self._next_call = now + WORTH * (now - begin)
 
     def _admit(self) -> None:
         """Who waits takes the free places. The lock is held."""
@@ -169,7 +182,7 @@ class Worker:
         is_guest = self._reader is not None  # calls wait until the prompt is read
         goes_on, begin, n = True, time.perf_counter(), 0
         try:
-            while goes_on and not self._is_stopping and (is_guest or not self._calls):
+            while goes_on and not self._is_stopping and (is_guest or not self._may_call()):
                 goes_on, n = not job.is_cancelled and self._step(job), n + 1
                 least = WORTH * job.answer.switch_s if job.answer else 0.0
                 if n >= TURN and time.perf_counter() - begin >= least:

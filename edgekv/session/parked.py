@@ -4,6 +4,8 @@ into the context.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,6 +56,11 @@ class Parked(Protocol):
         """A copy, whatever conversation `llm` holds."""
         ...
 
+    @property
+    def rows(self) -> Place | State:
+        """Where its rows are."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Copy:
@@ -72,6 +79,10 @@ class Copy:
     put_copy = put
 
     def state(self, llm: Holder) -> State:
+        return self.taken
+
+    @property
+    def rows(self) -> State:
         return self.taken
 
 
@@ -100,11 +111,30 @@ class Aside:
         return state.put(llm, self.state(llm), is_ours=True)
 
     def state(self, llm: Holder) -> State:
-        self.place.swap(llm._ctx.ctx)
-        try:
+        with shown(llm, self.place):
             return State(self.tokens, state.data_of(llm), self.memory.copy())
-        finally:
-            self.place.swap(llm._ctx.ctx)
+
+    @property
+    def rows(self) -> Place:
+        return self.place
+
+
+@contextmanager
+def shown(llm: Holder, waits: Place | State) -> Iterator[None]:
+    """A `with` block in which the store of `llm`, whose cache is compressed, holds the rows of a
+    conversation that waits. Nothing else of `llm` changes. Raises EdgeKVError if they do not fit.
+    """
+    ctx = llm._ctx.ctx
+    place = waits if isinstance(waits, Place) else Place(ctx)
+    place.swap(ctx)
+    try:
+        if isinstance(waits, State) and not llama_cpp.llama_state_seq_set_data(
+            ctx, waits.data, len(waits.data), 0
+        ):
+            raise EdgeKVError("this conversation does not fit its cache any more: forget it")
+        yield
+    finally:
+        place.swap(ctx)
 
 
 def park(llm: Holder) -> Parked:

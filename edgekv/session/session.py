@@ -178,6 +178,12 @@ def load(llm: Holder, path: str | Path, check: Check | None = None) -> Any:
     return saved.note
 
 
+def read(llm: Holder, path: str | Path) -> state.State:
+    """The conversation in a file, whatever `llm` holds. Raises BadInput as `load`."""
+    with files.opened(path) as f:
+        return _read(llm, f, str(path)).state
+
+
 def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
     try:
         reader = _Reader(f)
