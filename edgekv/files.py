@@ -45,19 +45,22 @@ def check(path: str | os.PathLike[str], is_ours: IsOurs, kind: str) -> None:
 
 
 @contextmanager
-def replaced(path: str | os.PathLike[str], is_ours: IsOurs, kind: str) -> Iterator[BinaryIO]:
+def replaced(
+    path: str | os.PathLike[str], is_ours: IsOurs, kind: str, new: int = 0o666
+) -> Iterator[BinaryIO]:
     """A `with` block that writes the file `path`, which is as before unless the block ends well.
 
     Yields a file object to write to. After the block the file is on the disk under its name. A file
     that is replaced keeps its permissions, a link stays a link.
-    kind: a noun for errors, such as "saved conversation".
+    kind: a noun for errors, such as "saved conversation"; new: permissions of a new file, of which
+    the user's umask takes some.
     Raises BadInput, one line, if `path` is no name for a file, if something stands there that is
     neither empty nor `is_ours`, or if it cannot be written (a full disk, for instance).
     """
     with _in_one_line(path, "written"):
         target = Path(os.path.realpath(expanded(path)))
         mode = _replaceable(target, str(path), is_ours, kind)
-        fd, name = _fresh(target.parent)
+        fd, name = _fresh(target.parent, new)
         try:
             f = os.fdopen(fd, "wb")
             try:
@@ -143,14 +146,14 @@ def _replaceable(target: Path, name: str, is_ours: IsOurs, kind: str) -> int | N
     return stat.S_IMODE(now.st_mode)
 
 
-def _fresh(folder: Path) -> tuple[int, str | None]:
+def _fresh(folder: Path, mode: int) -> tuple[int, str | None]:
     """A new file in a folder: its descriptor, and its name if it has one."""
     if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
         with suppress(OSError):  # not every file system has them
-            return os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o666), None
+            return os.open(folder, os.O_TMPFILE | os.O_WRONLY, mode), None
     name = _beside(folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    return os.open(name, flags, 0o666), name
+    return os.open(name, flags, mode), name
 
 
 def _give_name(fd: int, folder: Path) -> str:

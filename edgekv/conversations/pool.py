@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from edgekv.budget.memory import APPEND_MAX
 from edgekv.conversations.best import Best, best
 from edgekv.conversations.identity import settings_of
+from edgekv.conversations.losses import Losses
 from edgekv.conversations.shelf import Shelf, note_of
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
@@ -22,6 +24,7 @@ from edgekv.memory.machine import memory_free
 from edgekv.session import parked, session, state
 from edgekv.session.aside import aside
 from edgekv.session.parked import Parked
+from edgekv.session.state import State
 
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder
@@ -71,6 +74,7 @@ class Conversations:
                 raise BadInput("this model has conversations already: close them first")
             self._llm, self._cache_ram = llm, cache_ram
             self._settings: tuple[object, str] = (None, "")
+            self.losses = Losses(is_usual=cache_ram == 0 and cache_disk is None)
             self._shelf = None if cache_disk is None else Shelf(cache_disk, cache_disk_size)
             self._waiting: list[Entry] = list(self._shelf.entries(llm)) if self._shelf else []
             self._current = self._fresh()
@@ -172,11 +176,15 @@ class Conversations:
                 self._park_current()
                 return 0
             if entry is not self._current:
-                if not self._open(entry, self._keeps(entry, n_have, name)):
-                    continue  # its file is damaged
+                try:
+                    self._open(entry, self._keeps(entry, n_have, name))
+                except EdgeKVError as error:  # its file is damaged
+                    self.losses.read_again(entry, str(error))
+                    continue
             elif self._keeps(entry, n_have, name):
                 self._copy_current()
             if not self._take_back(n_have):
+                self.losses.read_again(self._current, f"it cannot go back to {n_have} tokens")
                 return 0
             if n == len(prompt) and not self._has_logits(prompt):
                 continue
@@ -279,31 +287,37 @@ class Conversations:
 
     # ---- those that wait
 
-    def _open(self, entry: Entry, stays: bool) -> bool:
+    def _open(self, entry: Entry, stays: bool) -> None:
         """Put a conversation that waits into the model, in the place of the current one, which
-        waits then. False if it cannot be had; it is forgotten.
+        waits then.
 
-        stays: it waits on, and the current one is a branch of it.
+        stays: it waits on, and the current one is a branch of it. Raises EdgeKVError if it cannot
+        be had; it is forgotten.
         """
         self._waiting.remove(entry)  # it makes no room, it goes
         entry.last_used = self._now()
         if self._shelf:
             self._shelf.stamp(entry)
         self._park_current()
-        waits = entry.parked
-        if waits is not None:
-            opened = waits.put_copy(self._llm) if stays else waits.put(self._llm)
-        else:
-            opened = self._shelf is not None and self._shelf.read(self._llm, entry)
-        if not opened:
+        try:
+            self._put(entry, stays)
+        except EdgeKVError:
             self._llm.reset()
-        elif stays:
+            raise
+        if stays:
             self._branch_off(entry)
             self._waiting.append(entry)
             self._make_room(0)
         else:
             entry.parked, self._current = None, entry
-        return opened
+
+    def _put(self, entry: Entry, stays: bool) -> None:
+        waits = entry.parked
+        if waits is None:
+            assert self._shelf is not None
+            self._shelf.read(self._llm, entry)
+        elif not (waits.put_copy(self._llm) if stays else waits.put(self._llm)):
+            raise EdgeKVError("there is no memory for it")
 
     def _branch_off(self, entry: Entry) -> None:
         """The current conversation is as `entry`, and apart from it."""
@@ -322,39 +336,70 @@ class Conversations:
         entry.set_reach(parked.reach_of_copy(self._llm))
         if n_bytes <= self._cache_ram:
             self._make_room(n_bytes)
-            with suppress(EdgeKVError, MemoryError):  # it is read again then, if it goes on
-                entry.parked = taken()
-                entry.set_reach(entry.parked.reach)
-        elif self._shelf and entry.path is None:
-            self._shelf.write(self._llm, entry, n_bytes, lambda: state.take(self._llm))
+            why = self._take(entry, taken)
+        elif entry.path is None:
+            why = f"it takes {n_bytes:,} bytes, more than cache_ram"
+            why = self._written(entry, n_bytes, lambda: state.take(self._llm), why)
+        else:
+            why = ""
         if entry.parked is None:
             entry.leave_memory()
         if entry.parked or entry.path:
             self._waiting.append(entry)
+        else:
+            self.losses.drop(entry, why)
         self._forget_gone()
+
+    def _take(self, entry: Entry, taken: Callable[[], Parked]) -> str:
+        """Let it wait in memory. Returns why it cannot."""
+        try:
+            entry.parked = taken()
+        except MemoryError:
+            return "there is no memory for it"
+        except EdgeKVError as error:
+            return str(error)
+        entry.set_reach(entry.parked.reach)
+        return ""
 
     def _make_room(self, n_bytes: int) -> None:
         """n_bytes more fit into memory."""
         while self.n_bytes + n_bytes > self._cache_ram:
             oldest = min((x for x in self._waiting if x.parked), key=lambda x: x.last_used)
-            self._write(oldest)
+            why = self._write(oldest)
             oldest.leave_memory()
+            if oldest.path is None:
+                self._waiting.remove(oldest)
+                self.losses.drop(oldest, why, logging.WARNING if self._shelf else logging.INFO)
             self._forget_gone()
 
-    def _write(self, entry: Entry) -> bool:
-        """Have a file of a conversation that waits, if there is a folder and room in it."""
-        is_of_now = entry.settings == self._key()  # a file says what the model is like now
-        if entry.path is None and entry.parked is not None and self._shelf and is_of_now:
-            waiting = entry.parked
-            self._shelf.write(self._llm, entry, entry.n_bytes, lambda: waiting.state(self._llm))
-        return entry.path is not None
+    def _write(self, entry: Entry) -> str:
+        """Have a file of a conversation that waits. Returns why there is none."""
+        waiting = entry.parked
+        if entry.path is not None or waiting is None:
+            return ""
+        if entry.settings != self._key():  # a file says what the model is like now
+            return "it is of other settings than the model now"
+        why = "cache_ram is full"
+        return self._written(entry, entry.n_bytes, lambda: waiting.state(self._llm), why)
+
+    def _written(self, entry: Entry, n_bytes: int, taken: Callable[[], State], why: str) -> str:
+        """Have a file of a conversation. Returns why there is none; why: it cannot be in memory."""
+        if self._shelf is None:
+            return f"{why}, and there is no cache_disk"
+        try:
+            self._shelf.write(self._llm, entry, n_bytes, taken)
+        except EdgeKVError as error:  # a full disk must not end an answer
+            return f"{why}; {error}"
+        return ""
 
     def _forget_gone(self) -> None:
         """Of those whose file had to go, only what is in memory is left."""
-        for entry in self._waiting:
+        for entry in list(self._waiting):
             if entry.path is not None and not entry.path.exists():
                 entry.path = None
-        self._waiting = [x for x in self._waiting if x.parked or x.path]
+            if not (entry.parked or entry.path):
+                self._waiting.remove(entry)
+                self.losses.drop(entry, "cache_disk is full, or its file is gone", logging.INFO)
 
     def keep_end(self, llm: Holder) -> None:
         """Keep what is needed to answer the prompt that was read once more, if it cannot be taken
@@ -444,24 +489,27 @@ class Conversations:
             entry = self._find(id)
             if self._shelf is None:
                 raise BadInput("there is no folder for conversations: give cache_disk")
-            if not self._save(entry):
+            why = self._save(entry)
+            if why:
                 raise BadInput(
-                    f"conversation {id} cannot be written to '{self._shelf.folder}': give a larger"
-                    " cache_disk_size, or free space there"
+                    f"conversation {id} cannot be written to '{self._shelf.folder}' ({why}): give a"
+                    " larger cache_disk_size, or free space there"
                 )
 
-    def _save(self, entry: Entry) -> bool:
+    def _save(self, entry: Entry) -> str:
+        """Have a file of it. Returns why there is none."""
         if entry is not self._current:
-            saved = self._write(entry)
+            why = self._write(entry)
+        elif entry.path is not None:
+            why = ""
+        elif not entry.settings:
+            why = "it is of several settings"
         else:
-            assert self._shelf is not None
-            if entry.path is None and entry.settings:
-                entry.set_reach(parked.reach_of_copy(self._llm))
-                n_bytes = parked.size(self._llm)
-                self._shelf.write(self._llm, entry, n_bytes, lambda: state.take(self._llm))
-            saved = entry.path is not None
+            entry.set_reach(parked.reach_of_copy(self._llm))
+            n_bytes = parked.size(self._llm)
+            why = self._written(entry, n_bytes, lambda: state.take(self._llm), "")
         self._forget_gone()
-        return saved
+        return why.removeprefix("; ")
 
     def save_as(self, id: str, path: str) -> int:
         """Write a conversation to a file of this name, which `open_file` reads. Returns how many
@@ -530,8 +578,13 @@ class Conversations:
             if entry is self._current:
                 return
             self._llm._kv_stop_answer()
-            if not self._open(entry, False):
-                raise BadInput(f"conversation {id} cannot be read from its file: it is forgotten")
+            try:
+                self._open(entry, False)
+            except EdgeKVError as error:
+                self.losses.drop(entry, str(error))
+                raise BadInput(
+                    f"conversation {id} cannot be read from its file ({error}): it is forgotten"
+                ) from None
 
     def erase(self, id: str) -> None:
         """Forget a conversation, in memory and on disk, and the beginnings of it that no other
@@ -565,9 +618,14 @@ class Conversations:
                 return
             for entry in sorted(self._waiting, key=lambda x: x.last_used):
                 if entry in self._waiting:
-                    self._save(entry)
+                    self._flush(entry)
             if len(self._current.tokens):
-                self._save(self._current)
+                self._flush(self._current)
+
+    def _flush(self, entry: Entry) -> None:
+        why = self._save(entry)
+        if why:
+            self.losses.unwritten(entry, why)
 
     def close(self) -> None:
         """`flush`, and give the memory back. The model stays as it is."""

@@ -4,6 +4,7 @@ together in size.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,13 +15,15 @@ import numpy as np
 
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.talk import Entry
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.errors import BadInput
 from edgekv.files import expanded
 from edgekv.session import session
 from edgekv.session.state import State
 
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder
+
+log = logging.getLogger("edgekv")
 
 SUFFIX = ".kvtalk"
 _OVERHEAD = 1 << 17
@@ -36,6 +39,8 @@ class Shelf:
     def __init__(self, folder: str, limit: int) -> None:
         self.folder = expanded(folder)
         self._limit = limit
+        self._mine: set[Path] = set()
+        """Files that may go: of this model and these settings."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -46,44 +51,47 @@ class Shelf:
         """What an earlier process left for this model and these settings."""
         settings = settings_of(llm)
         for path, used in self._files():
-            with suppress(BadInput):  # of another model, of another version, or damaged
+            try:
                 found = session.beginning(path, llm)
-                entry = _entry(found, path, used)
-                if entry and entry.settings == settings and len(entry.tokens) <= llm.n_ctx():
-                    yield entry
+            except session.Damaged as error:
+                log.warning("edgekv: a conversation is left out: %s", error)
+                continue
+            except BadInput:  # of another model, or of another version
+                continue
+            entry = _entry(found, path, used)
+            if entry and entry.settings == settings and len(entry.tokens) <= llm.n_ctx():
+                self._mine.add(path)
+                yield entry
 
-    def write(self, llm: Holder, entry: Entry, n_bytes: int, taken: Callable[[], State]) -> bool:
+    def write(self, llm: Holder, entry: Entry, n_bytes: int, taken: Callable[[], State]) -> None:
         """Write a conversation of n_bytes, whose state `taken` returns. Older files make room.
 
-        False if there is no room for it, or it cannot be written; an earlier state of it may be
-        there then.
+        Raises BadInput if there is no room for it, or it cannot be written; an earlier state of it
+        may be there then.
         """
-        n_all = n_bytes + entry.tokens.nbytes + _OVERHEAD
         path = self.folder / f"{entry.id}{SUFFIX}"
-        if n_all > self._limit:
-            return False
-        self._make_room(n_all, path)
+        self._make_room(n_bytes + entry.tokens.nbytes + _OVERHEAD, path)
         try:
             session.write(llm, path, taken, note_of(entry))
-        except (EdgeKVError, MemoryError):  # a full disk must not end an answer
-            return False
+        except MemoryError:
+            raise BadInput("there is no memory to write it") from None
+        self._mine.add(path)
         self._stamp(path, entry.last_used)
         entry.path = path
-        return True
 
-    def read(self, llm: Holder, entry: Entry) -> bool:
-        """Make a conversation on disk that of `llm`. False if it cannot be had; a file that is
-        damaged is removed.
+    def read(self, llm: Holder, entry: Entry) -> None:
+        """Make a conversation on disk that of `llm`.
+
+        Raises BadInput if it cannot be had; a file that is damaged is removed.
         """
         assert entry.path is not None
         try:
             session.load(llm, entry.path)
         except session.Damaged:
             self.erase(entry)
-            return False
-        except BadInput:  # it is gone, or there is no memory for it
-            return False
-        return np.array_equal(llm.input_ids[: llm.n_tokens], entry.tokens)
+            raise
+        if not np.array_equal(llm.input_ids[: llm.n_tokens], entry.tokens):
+            raise BadInput(f"'{entry.path}' holds another conversation by now")
 
     def stamp(self, entry: Entry) -> None:
         """Its file was used when `entry` was."""
@@ -104,19 +112,29 @@ class Shelf:
         return sorted(found, key=lambda x: x[1])
 
     def _make_room(self, n_bytes: int, first: Path) -> None:
-        """n_bytes more fit. first: the file that goes before all others."""
+        """n_bytes more fit. first: the file that goes before all others.
+
+        Raises BadInput if they cannot: files of other settings stay.
+        """
         sizes = {}
         for path, _ in self._files():
             with suppress(OSError):
                 sizes[path] = path.stat().st_size
-        for path in sorted(sizes, key=lambda x: x != first):
+        mine = [path for path in sizes if path in self._mine]
+        n_others = sum(sizes[path] for path in sizes if path not in self._mine)
+        if n_others + n_bytes > self._limit:
+            raise BadInput(
+                f"it takes {n_bytes:,} bytes, and files of other settings {n_others:,}: cache_disk"
+                f" '{self.folder}' may have {self._limit:,}"
+            )
+        for path in sorted(mine, key=lambda x: x != first):
             if sum(sizes.values()) + n_bytes <= self._limit:
                 return
             self._remove(path)
             del sizes[path]
 
-    @staticmethod
-    def _remove(path: Path) -> None:
+    def _remove(self, path: Path) -> None:
+        self._mine.discard(path)
         with suppress(OSError):
             path.unlink()
 

@@ -136,6 +136,11 @@ class Turns:
         """Forget a conversation. Raises BadInput if there is none of this id."""
         self._pool.erase(id)
 
+    @property
+    def losses(self) -> dict[str, int]:
+        """How many conversations were dropped, are not on disk, or were read again."""
+        return dict(self._pool.losses.counts)
+
     def close(self) -> None:
         """Write conversations to the folder, if there is one, and give their memory back."""
         self._pool.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,10 @@ class Server(uvicorn.Server):
         )
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        logging.getLogger("edgekv.serve").setLevel(logging.INFO)
+        with _logged():
+            self._run(sockets)
+
+    def _run(self, sockets: list[socket.socket] | None) -> None:
         self.worker.start()
         try:
             super().run(sockets)
@@ -74,6 +77,20 @@ class Server(uvicorn.Server):
         """Ctrl-C: answers end, so that connections can."""
         self.worker.stop()
         super().handle_exit(sig, frame)
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """A `with` block in which what happens to conversations is said, one line each."""
+    log, handler = logging.getLogger("edgekv"), logging.StreamHandler()
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
+from edgekv.conversations.losses import KINDS
 from edgekv.serve.errors import ApiError
 from edgekv.serve.service import Service, service_of
 from edgekv.serve.worker import Job
@@ -140,6 +141,9 @@ class _Collector:
         }
         for name, (about, value) in counters.items():
             yield CounterMetricFamily(f"llamacpp:{name}", about, value)
+        for kind, n in self._worker.conversations.losses.items():
+            about = f"Conversations of which the log says why: {KINDS[kind]}."
+            yield CounterMetricFamily(f"edgekv:conversations_{kind}", about, n)
         gauges = {
             "prompt_tokens_seconds": (
                 "Prompt tokens read per second.",

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 KIND = b"edgekv session "
 MAGIC = KIND + b"3\n"
+PRIVATE = 0o600
+"""Permissions of a file: it holds what somebody wrote."""
 N_PIECES, PIECE = 256, 1 << 16
 """Pieces of a model file, and bytes of each, that go into its fingerprint."""
 _HEADER = 1 << 16  # most bytes of the line of JSON
@@ -55,6 +57,9 @@ _WRONG = {
     "flash_attn": "flash attention switched the other way",
 }
 
+_known: dict[tuple[int, ...], str] = {}
+"""Fingerprints of files as they were: each saved conversation asks for its model's."""
+
 Check = Callable[[Any], object]
 """Called with a file's note before anything changes; raises an EdgeKVError to refuse the file."""
 
@@ -65,8 +70,11 @@ def fingerprint(path: str) -> str:
     Raises BadInput if it cannot be read.
     """
     with files.opened(path) as f:
-        whole = 0, os.fstat(f.fileno()).st_size
-        return pieces.of(f, [whole], N_PIECES, PIECE)
+        now = os.fstat(f.fileno())
+        key = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+        if key not in _known:
+            _known[key] = pieces.of(f, [(0, now.st_size)], N_PIECES, PIECE)
+        return _known[key]
 
 
 def _identity(llm: Holder) -> dict[str, Any]:
@@ -116,7 +124,8 @@ def write(
         said = json.dumps(note, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"the note cannot be saved ({error}): give a JSON value") from None
-    with files.replaced(path, files.begins_with(KIND), "saved conversation") as f:
+    is_ours = files.begins_with(KIND)
+    with files.replaced(path, is_ours, "saved conversation", PRIVATE) as f:
         now = _savable(llm, taken())
         header = _identity(llm) | {
             "n_tokens": len(now.tokens),

@@ -1,0 +1,44 @@
+"""What becomes of conversations that cannot stay: one line in the log each, and a count."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from edgekv.conversations.talk import Entry
+
+log = logging.getLogger("edgekv")
+
+DROPPED, UNWRITTEN, READ_AGAIN = "dropped", "unwritten", "read_again"
+KINDS = {
+    DROPPED: "is forgotten",
+    UNWRITTEN: "is not on disk",
+    READ_AGAIN: "is read again",
+}
+
+
+class Losses:
+    """counts: of each of KINDS. is_usual: nothing is to be kept, so there is nothing to say."""
+
+    def __init__(self, is_usual: bool) -> None:
+        self.counts = Counter(dict.fromkeys(KINDS, 0))
+        self._is_usual = is_usual
+
+    def drop(self, entry: Entry, why: str, level: int = logging.WARNING) -> None:
+        """It is neither in memory nor on disk any more. A beginning of others is no loss."""
+        if not entry.is_boundary:
+            self._say(DROPPED, entry, why, logging.DEBUG if self._is_usual else level)
+
+    def unwritten(self, entry: Entry, why: str) -> None:
+        """A later process will not find it."""
+        if not entry.is_boundary:
+            self._say(UNWRITTEN, entry, why, logging.WARNING)
+
+    def read_again(self, entry: Entry, why: str) -> None:
+        """It was there, but cannot be had."""
+        self._say(READ_AGAIN, entry, why, logging.WARNING)
+
+    def _say(self, kind: str, entry: Entry, why: str, level: int) -> None:
+        self.counts[kind] += 1
+        n = len(entry.tokens)
+        log.log(level, "edgekv: conversation %s (%s tokens) %s: %s", entry.id, n, KINDS[kind], why)

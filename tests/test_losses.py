@@ -1,0 +1,160 @@
+"""Conversations that cannot stay say why, and are counted; files of others stay."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import stat
+from typing import Any
+
+import pytest
+
+from edgekv import Conversations
+from edgekv.model import fingerprint as pieces
+from edgekv.serve.options import ServeOptions
+from tests.engine import load
+from tests.serving import get, post, serving
+
+CACHE: dict[str, Any] = dict(kv_ratio=0.5, kv_method="snapkv")
+
+
+@pytest.fixture
+def open_pool(tiny):
+    """open_pool(options of Conversations, **options of Llama): a pool, which is closed."""
+    pools, models = [], []
+
+    def new(more: dict[str, Any], **options: Any) -> Conversations:
+        models.append(load(tiny("llama-gqa"), **{**CACHE, **options}))
+        pools.append(Conversations(models[-1], **more))
+        return pools[-1]
+
+    yield new
+    for pool, llm in zip(pools, models):
+        pool.close()
+        llm.close()
+
+
+def read(pool: Conversations, tokens: Any) -> int:
+    """Read a prompt. Returns how much of it was there."""
+    n = pool.use(tokens)
+    pool._llm.eval(tokens[n:])
+    return n
+
+
+def lines(caplog: Any) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "edgekv"]
+
+
+@pytest.fixture(autouse=True)
+def _all_levels(caplog):
+    caplog.set_level(logging.INFO, "edgekv")
+
+
+def test_what_the_memory_has_no_room_for_is_said_and_counted(open_pool, text, caplog):
+    pool = open_pool({"cache_ram": 500_000})
+    for i in range(4):
+        read(pool, text(300, i))
+    said = lines(caplog)
+    assert said and pool.losses.counts["dropped"] == len(said)
+    assert all(re.match(r"edgekv: conversation \w+ \(300 tokens\) is forgotten: ", x) for x in said)
+    assert "cache_ram is full, and there is no cache_disk" in said[0]
+
+
+def test_a_conversation_above_the_memory_is_said(open_pool, text, caplog):
+    pool = open_pool({"cache_ram": 1000})
+    read(pool, text(300))
+    read(pool, text(300, 1))
+    assert "more than cache_ram" in lines(caplog)[0]
+
+
+def test_where_nothing_is_to_be_kept_nothing_is_said(open_pool, text, caplog):
+    pool = open_pool({"cache_ram": 0})
+    read(pool, text(300))
+    read(pool, text(300, 1))
+    assert not lines(caplog) and pool.losses.counts["dropped"] == 1
+
+
+def test_a_folder_that_cannot_be_written_is_said(open_pool, text, caplog, tmp_path):
+    folder = tmp_path / "talks"
+    pool = open_pool({"cache_ram": 0, "cache_disk": str(folder)})
+    shutil.rmtree(folder)
+    read(pool, text(300))
+    read(pool, text(300, 1))
+    (line,) = lines(caplog)
+    assert "is forgotten" in line and "no such folder" in line
+    pool.flush()
+    assert "is not on disk" in lines(caplog)[-1] and pool.losses.counts["unwritten"] == 1
+
+
+def test_a_damaged_file_is_said(open_pool, text, caplog, tmp_path):
+    pool = open_pool({"cache_ram": 0, "cache_disk": str(tmp_path)})
+    read(pool, text(300))
+    read(pool, text(300, 1))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-40] + b"x" * 40)
+    assert read(pool, [*text(300), *text(20, 2)]) == 0
+    (line,) = lines(caplog)
+    assert "is read again" in line and "damaged" in line
+    assert pool.losses.counts["read_again"] == 1
+
+
+def test_a_file_that_is_cut_off_is_said_at_the_start(open_pool, text, caplog, tmp_path):
+    pool = open_pool({"cache_disk": str(tmp_path)})
+    read(pool, text(300))
+    pool.close()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:600])
+    assert not open_pool({"cache_disk": str(tmp_path)}).list()
+    assert "damaged" in lines(caplog)[-1]
+
+
+def test_files_of_other_settings_stay_where_the_folder_is_full(open_pool, text, caplog, tmp_path):
+    other = open_pool({"cache_disk": str(tmp_path)}, kv_ratio=0.4)
+    read(other, text(600))
+    other.close()
+    (foreign,) = tmp_path.iterdir()
+    size = foreign.stat().st_size
+    pool = open_pool({"cache_disk": str(tmp_path), "cache_ram": 0, "cache_disk_size": size + 1000})
+    read(pool, text(300))
+    read(pool, text(300, 1))
+    assert foreign.exists() and list(tmp_path.iterdir()) == [foreign]
+    assert "files of other settings" in lines(caplog)[-1]
+
+
+def test_one_model_is_hashed_once_for_many_files(open_pool, text, tmp_path, monkeypatch):
+    pool = open_pool({"cache_disk": str(tmp_path)})
+    for i in range(5):
+        read(pool, text(100, i))
+    model = pool._llm.model_path
+    pool.close()
+    assert len(list(tmp_path.iterdir())) == 5
+    hashed = list[str]()
+    of = pieces.of
+    monkeypatch.setattr(pieces, "of", lambda f, *a: hashed.append(f.name) or of(f, *a))
+    again = open_pool({"cache_disk": str(tmp_path)})
+    assert len(again.list()) == 5
+    assert hashed.count(model) <= 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX'")
+def test_nobody_else_reads_what_people_wrote(open_pool, text, tmp_path):
+    pool = open_pool({"cache_disk": str(tmp_path / "talks")})
+    read(pool, text(300))
+    pool.save_as(pool.current_id, str(tmp_path / "slot"))
+    pool._llm.kv_save(str(tmp_path / "session"))
+    pool.close()
+    saved = [tmp_path / "slot", tmp_path / "session", *(tmp_path / "talks").iterdir()]
+    assert len(saved) == 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in saved} == {0o600}
+
+
+def test_metrics_count_what_was_lost(tiny):
+    options = ServeOptions(metrics=True, cache_ram=1000, parallel=1)
+    with serving(tiny("llama-gqa"), options, **CACHE) as (url, _):
+        for words in ("the rain ", "in the air "):
+            post(f"{url}/v1/completions", json={"prompt": words * 80, "max_tokens": 2})
+        said = get(f"{url}/metrics").text
+    assert "edgekv:conversations_dropped_total 1.0" in said
+    assert "edgekv:conversations_read_again_total 0.0" in said
