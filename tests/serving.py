@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ import httpx
 from edgekv import Llama
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.run import Server, listen
+from tests.lib import ROOT
 
 PATIENCE = 60
 """Seconds after which something does not happen any more; other processes may have the cores."""
@@ -49,3 +53,23 @@ def until(condition: Any, seconds: float = PATIENCE) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.005)
+
+
+def started(
+    tiny: Any, tmp_path: Path, *words: str, before: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """The command, which listens by now; its address is the attribute `url`, what it said before
+    the attribute `said`. before: words of a command that runs it.
+    """
+    command = [*before, sys.executable, "-m", "edgekv", "serve", "-m", str(tiny("llama-gqa"))]
+    command += ["--port", "0", "-c", "512", "-t", "1", *words]
+    places = {"XDG_CACHE_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    child = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **places}, stderr=subprocess.PIPE, text=True
+    )
+    child.said = ""
+    while " at " not in (line := child.stderr.readline()):
+        assert line, child.said
+        child.said += line
+    child.url = line.split(" at ")[1].strip()
+    return child

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import socket
+
 import httpx
 import openai
 import pytest
 
-from edgekv.serve.gate import is_loopback
+from edgekv.serve.encoding import Json
+from edgekv.serve.gate import Gate, is_loopback
 from edgekv.serve.options import ServeOptions
-from tests.serving import PATIENCE, get, post, serving
+from tests.serving import PATIENCE, get, post, serving, started
 
 ORIGIN = "https://example.org"
 
@@ -160,3 +166,73 @@ def test_an_answer_does_not_wait_for_the_clients_system(open_url):
         client.get("/health")
         waits = [client.get("/health").elapsed.total_seconds() for _ in range(20)]
     assert min(waits[10:]) < 0.03
+
+
+@pytest.mark.parametrize("origin", ["https://{}", "evil://{}", "http://{}/x", "{}", "null"])
+def test_another_scheme_of_the_same_host_is_another_origin(open_url, origin):
+    headers = {"Origin": origin.format(open_url.removeprefix("http://"))}
+    assert post(f"{open_url}/tokenize", json=BODY, headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/props", "/"])
+def test_head_is_answered_where_get_is(open_url, path):
+    reply = httpx.head(f"{open_url}{path}")
+    assert reply.status_code == 200 and not reply.content
+    assert reply.headers["content-length"] == get(f"{open_url}{path}").headers["content-length"]
+    assert httpx.head(f"{open_url}/tokenize").status_code == 405
+
+
+def host_status(options: ServeOptions, host: str, path: str = "/props") -> int:
+    """The status of the gate for a host, in front of an application that answers all."""
+
+    async def app(scope, receive, send):
+        await Json({})(scope, receive, send)
+
+    async def ask() -> int:
+        transport = httpx.ASGITransport(app=Gate(app, options))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return (await client.get(path, headers={"Host": host})).status_code
+
+    return asyncio.run(ask())
+
+
+def test_an_open_server_without_a_key_answers_to_names_of_no_web_site():
+    options = ServeOptions(host="0.0.0.0", allow_hosts=("Chat.example.org",))
+    for host in ("192.168.1.2:8080", "[fe80::1]", "kitchen:8080", "localhost", "chat.example.org"):
+        assert host_status(options, host) == 200, host
+    for host in ("evil.example", "evil.example:8080", "x.chat.example.org", "1.2.3.4.evil.example"):
+        assert host_status(options, host) == host_status(options, host, "/health") == 403, host
+    assert host_status(ServeOptions(host="0.0.0.0", allow_hosts=("*",)), "evil.example") == 200
+
+
+def test_a_key_is_as_good_as_a_name():
+    assert host_status(ServeOptions(host="0.0.0.0", api_keys=("a",)), "a.example.org") == 401
+
+
+def test_a_name_is_let_in_on_loopback():
+    assert host_status(ServeOptions(allow_hosts=("a.example.org",)), "a.example.org:80") == 200
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the limit is POSIX'")
+def test_more_connections_than_files_are_no_fault(tiny, tmp_path):
+    """Idle connections make room for one that asks."""
+    limit = ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash"]
+    with started(tiny, tmp_path, before=limit) as child:
+        host, port = child.url.removeprefix("http://").split(":")
+        idle = [socket.create_connection((host, int(port))) for _ in range(200)]
+        assert get(f"{child.url}/health").status_code == 200
+        for one in idle:
+            one.close()
+        assert get(f"{child.url}/health").status_code == 200
+        child.send_signal(signal.SIGTERM)
+        assert child.stderr.read().strip() == ""
+        assert child.wait(PATIENCE) == 143
+
+
+def test_an_open_server_without_a_key_says_so(tiny, tmp_path):
+    for words, is_said in ((["--host", "0.0.0.0"], True), (["--api-key", "a"], False)):
+        with started(tiny, tmp_path, *words) as child:
+            child.send_signal(signal.SIGTERM)
+            child.wait(PATIENCE)
+            child.stderr.read()
+            assert ("--api-key" in child.said) == is_said

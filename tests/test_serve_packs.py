@@ -12,9 +12,8 @@ import pytest
 from edgekv import BadInput
 from edgekv.serve.options import ServeOptions
 from tests.cli import refused, typed
-from tests.serving import PATIENCE, get, post, serving
+from tests.serving import PATIENCE, get, post, serving, started
 from tests.test_pack import CACHE, RAIN, TALE, make
-from tests.test_serve_worker import started
 
 COMPRESSED: dict[str, Any] = dict(kv_ratio=0.3, kv_method="snapkv", kv_min_tokens=128)
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 
@@ -29,9 +28,8 @@ from edgekv.serve.queue import FairQueue, Full
 from edgekv.serve.wish import Prompt, Wish
 from edgekv.serve.worker import Job, Worker
 from tests.engine import load
-from tests.lib import ROOT
 from tests.models import EOS
-from tests.serving import PATIENCE, delete, get, post, serving, stream, until
+from tests.serving import PATIENCE, delete, get, post, serving, started, stream, until
 
 
 def test_clients_take_turns_and_the_requests_of_one_do_not():
@@ -385,24 +383,6 @@ def test_the_end_of_the_process_is_in_order_when_it_is_terminated(tiny, tmp_path
         child.send_signal(signal.SIGTERM)
         assert child.wait(PATIENCE) == 143
         assert child.stderr.read().strip() == ""
-
-
-def started(tiny, tmp_path, *words: str) -> subprocess.Popen[str]:
-    """The command, which listens by now; its address is the attribute `url`, what it said before
-    the attribute `said`.
-    """
-    command = [sys.executable, "-m", "edgekv", "serve", "-m", str(tiny("llama-gqa"))]
-    command += ["--port", "0", "-c", "512", "-t", "1", *words]
-    places = {"XDG_CACHE_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
-    child = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **places}, stderr=subprocess.PIPE, text=True
-    )
-    child.said = ""
-    while " at " not in (line := child.stderr.readline()):
-        assert line, child.said
-        child.said += line
-    child.url = line.split(" at ")[1].strip()
-    return child
 
 
 def test_the_command_serves_until_ctrl_c(tiny, tmp_path):

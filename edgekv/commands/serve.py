@@ -30,6 +30,7 @@ MIB_MOST = 2**40
 TERMINATED = 128 + signal.SIGTERM
 """Exit code after SIGTERM."""
 NO_TEMPLATE = "this model has no chat template: chats are written as ChatML"
+OPEN = "whoever reaches {} may use this model: give an --api-key, or --host 127.0.0.1"
 USUAL = ServeOptions()
 
 
@@ -126,6 +127,15 @@ OPTIONS: tuple[Decorator, ...] = (
         multiple=True,
         metavar="ORIGIN",
         help="Let web pages of this origin ask, such as https://example.org; again for more.",
+    ),
+    _option(
+        "--allow-host",
+        "allow_hosts",
+        env="EDGEKV_ALLOW_HOST",
+        multiple=True,
+        metavar="NAME",
+        help="Answer requests to this name of the server, such as chat.example.org; again for more,"
+        " * for all.",
     ),
     _llama(
         "-np",
@@ -241,6 +251,7 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
     nothing. Ctrl-C ends it.
     """
     with _needs_packages():
+        from edgekv.serve.gate import is_loopback
         from edgekv.serve.run import Server, listen
     from edgekv.chat.sampler import Sampling
     from edgekv.commands import load, packed
@@ -260,6 +271,8 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
         )
 
         def say() -> None:
+            if not (is_loopback(options.host) or options.api_keys or options.file_keys):
+                click.echo(f"edgekv: {OPEN.format(options.host)}", err=True)
             name, port = listening.getsockname()[:2]
             place = f"[{name}]" if ":" in name else name
             click.echo(f"edgekv: {server.service.model} at http://{place}:{port}", err=True)

@@ -1,16 +1,17 @@
 """Who may ask: API keys, hosts and origins, and how large a request may be.
 
-A page of any web site can send requests to a server on the same machine, with the site's own name
-as their host once its DNS entry has changed. So a server on a loopback address answers to that
-address' names only, and no server answers pages of origins that were not named.
+A page of any web site can send requests to a server that its reader's machine reaches, with the
+site's own name as their host once its DNS entry has changed. So a server on a loopback address
+answers to that address' names only. An open one that asks for no key also answers to addresses,
+and to names that no web site has. No server answers pages of origins that were not named.
 """
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import socket
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -30,7 +31,8 @@ class Gate:
 
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self._app, self._options = app, options
-        self._hosts = (*LOCAL_NAMES, options.host) if is_loopback(options.host) else None
+        self._keys = options.api_keys + options.file_keys
+        self._hosts = {*LOCAL_NAMES, options.host.lower(), *map(str.lower, options.allow_hosts)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -45,18 +47,20 @@ class Gate:
         if scope["method"] == "POST":  # as in llama-server, a body is JSON whatever it says it is
             kept = [(k, v) for k, v in scope["headers"] if k != b"content-type"]
             scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
+        if scope["method"] == "HEAD":  # the server leaves the body out
+            scope = {**scope, "method": "GET"}
         await self._app(scope, self._limited(receive), send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._hosts is not None and _name(host) not in self._hosts:
+        if not self._answers_to(_name(host)):
             raise ApiError(
                 403,
-                f"this server answers to {', '.join(self._hosts)} only: start it with another"
-                " --host for other names",
+                f"this server answers to {', '.join(sorted(self._hosts))} only: start it with"
+                " --allow-host NAME for another name",
             )
-        is_same = origin is not None and urlsplit(origin).netloc == host
+        is_same = origin == f"{scope['scheme']}://{host}"
         origins = self._options.cors_origins
         if origin is not None and not is_same and not {origin, "*"} & set(origins):
             raise ApiError(
@@ -68,11 +72,13 @@ class Gate:
         if not size.isdecimal() or int(size) > self._options.max_request:
             raise self._too_large()
 
+    def _answers_to(self, name: str) -> bool:
+        if name in self._hosts or "*" in self._hosts:
+            return True
+        return not is_loopback(self._options.host) and bool(self._keys or _is_no_site(name))
+
     def _check_key(self, headers: Headers) -> None:
-        keys = self._options.api_keys + self._options.file_keys
-        if not keys:
-            return
-        if not matches(given_key(headers), keys):
+        if self._keys and not matches(given_key(headers), self._keys):
             raise ApiError(401, "Invalid API Key")
 
     def _too_large(self) -> ApiError:
@@ -114,12 +120,20 @@ def refusal(error: ApiError, path: str) -> Json:
 
 
 def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
+
+
+def _is_no_site(name: str) -> bool:
+    """Whether no web site can have this name: an address, one word, or this machine's own."""
+    return "." not in name or _address(name) is not None or name == socket.getfqdn().lower()
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None
 
 
 def _name(host: str) -> str:

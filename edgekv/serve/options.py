@@ -20,6 +20,8 @@ class ServeOptions:
     """More keys, those of a file."""
     alias: str | None = None
     cors_origins: tuple[str, ...] = ()
+    allow_hosts: tuple[str, ...] = ()
+    """More names that requests may have as their host."""
     parallel: int = 4
     """Answers that are written in turns."""
     max_queue: int = 64

@@ -14,6 +14,7 @@ import uvicorn
 
 from edgekv.errors import BadInput
 from edgekv.serve.app import create_app
+from edgekv.serve.connections import limited, most_connections
 from edgekv.serve.conversations import Turns
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.service import Service
@@ -22,6 +23,8 @@ from edgekv.serve.worker import Worker
 if TYPE_CHECKING:
     from edgekv import Llama
 
+N_UNACCEPTED = 2048
+"""Connections that the system holds until they are accepted."""
 GRACE_S = 5
 """Seconds that connections have to end after Ctrl-C."""
 
@@ -44,9 +47,12 @@ class Server(uvicorn.Server):
         self._conversations.open_packs(options.packs)
         self.worker = Worker(llm, self._conversations, options.parallel, options.max_queue)
         self.service = Service(llm, self.worker, options)
+        n_most = most_connections()
         super().__init__(
             uvicorn.Config(
                 create_app(self.service),
+                http=limited(n_most),
+                backlog=max(n_most // 4, 1),  # so many are accepted at once
                 lifespan="off",
                 ws="none",
                 log_level="info" if verbose else "warning",
@@ -71,6 +77,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(N_UNACCEPTED)
         self._when_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
