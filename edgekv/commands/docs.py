@@ -87,7 +87,7 @@ def table(rows: list[str]) -> str:
 
 
 def rows_of(command: click.Command) -> list[str]:
-    return [option_row(p) for p in command.params if isinstance(p, click.Option)]
+    return [option_row(p) for p in command.params if isinstance(p, click.Option) and not p.hidden]
 
 
 def option_row(option: click.Option) -> str:

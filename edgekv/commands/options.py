@@ -145,6 +145,8 @@ ENGINE: tuple[Decorator, ...] = (
         env="FLASH_ATTN",
         default="auto",
         metavar="[on|off|auto]",
+        is_flag=False,
+        flag_value="on",
         callback=switch,
         help="Flash attention.",
     ),

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import click
 
+from edgekv.commands import llama_server
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
@@ -57,8 +58,8 @@ def _keys_of(ctx: click.Context, param: click.Parameter, file: str | None) -> tu
 
 
 def _text(ctx: click.Context, param: click.Parameter, file: str | None) -> str:
-    """Click callback: a file's text. Raises BadInput."""
-    return read_document(file) if file else ""
+    """Click callback: the text of a file, or that of --chat-template. Raises BadInput."""
+    return read_document(file) if file else llama_server.given_template(ctx)
 
 
 def _folder(ctx: click.Context, param: click.Parameter, path: str | None) -> str | None:
@@ -90,6 +91,7 @@ def _needs_packages() -> Iterator[None]:
 
 
 OPTIONS: tuple[Decorator, ...] = (
+    *llama_server.OPTIONS,
     _llama("--host", env="HOST", default=USUAL.host, metavar="NAME", help="Address to listen on."),
     _llama(
         "--port",
