@@ -6,7 +6,7 @@ Everything of the parent works as there; what differs is where tokens go (`edgek
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from edgekv.conversations import Conversations
 from edgekv.errors import BadInput, ContextFull, EdgeKVError
 from edgekv.evaluation import Evaluation
 from edgekv.model import parts
-from edgekv.model.loaded import EMBEDDINGS
+from edgekv.model.instead import instead
 from edgekv.session import session, statistics
 from edgekv.session.continued import continued, n_same
 from edgekv.session.guard import Closed
@@ -25,6 +25,7 @@ from edgekv.session.state import is_finite
 from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
+    from edgekv.config import KVConfig
     from edgekv.engine import Engine
     from edgekv.session.pace import Pace
 
@@ -305,6 +306,10 @@ class Llama(Evaluation):
 
     # ---- the cache
 
+    def kv_config(self) -> KVConfig:
+        """The options of the cache as they are now."""
+        return self._kv_config
+
     def kv_cancel(self, cancel: bool = True) -> None:
         """Stop the call that is under way, or else the next one, with Cancelled.
 
@@ -342,10 +347,7 @@ class Llama(Evaluation):
                 given = {"budget": None, "budget_mb": None, **given}
             config = replace(self._kv_config, **given)
             fresh = self._kv_resolve(config, self.model_path)
-            if fresh.stores and self.context_params.embeddings:
-                raise BadInput(EMBEDDINGS)
-            self._kv_check_drafts(fresh)
-            self._kv_check_remote(fresh)
+            self._kv_check_wish(fresh)
             self._kv_check_memory(fresh)
             self._kv_config, self._kv_settings = config, fresh
             if self._kv is not None:
@@ -377,14 +379,24 @@ class Llama(Evaluation):
         with self._guard.use():
             session.save(self, path, note)
 
-    def kv_load(self, path: str, check: Callable[[Any], object] | None = None) -> Any:
+    def kv_load(
+        self,
+        path: str,
+        check: Callable[[Any], object] | None = None,
+        taken_over: Callable[[Any], KVConfig] | None = None,
+    ) -> Any:
         """Load a conversation saved by `kv_save` with the same model and cache types.
 
         Returns its note. check: called with the note before anything changes; an EdgeKVError that
-        it raises refuses the file. Raises BadInput for any other file; the conversation is then as
-        before.
+        it raises refuses the file. taken_over: called with the note, returns the options that the
+        conversation was saved with; it then brings them and its cache types along, unless several
+        conversations take turns here. Raises BadInput for any other file; the conversation is then
+        as before.
         """
-        with self._guard.use():
+        with self._guard.use(), ExitStack() as stack:
+            if taken_over is not None and self._kv_pool is None:
+                cache, note = session.cache_of(path, self)
+                stack.enter_context(instead(self, taken_over(note), cache))
             note = session.load(self, path, check)
             self._checkpoints.clear()
             return note

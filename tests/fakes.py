@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgekv.budget import rows_for
+from edgekv.config import KVConfig
 from edgekv.errors import BadInput, Cancelled, ContextFull
 from edgekv.files import begins_with, opened, replaced
 from edgekv.model import parts
@@ -92,7 +93,15 @@ class FakeLlama:
         with replaced(path, begins_with(b"fake"), "saved conversation") as f:
             f.write(b"fake" + json.dumps([self.seen, note]).encode())
 
-    def kv_load(self, path: str, check: Callable[[Any], object] | None = None) -> Any:
+    def kv_config(self) -> KVConfig:
+        return KVConfig(ratio=self._ratio)
+
+    def kv_load(
+        self,
+        path: str,
+        check: Callable[[Any], object] | None = None,
+        taken_over: Callable[[Any], KVConfig] | None = None,
+    ) -> Any:
         with opened(path) as f:
             data = f.read()
         if not data.startswith(b"fake"):
@@ -100,6 +109,7 @@ class FakeLlama:
         seen, note = json.loads(data[4:])
         if check is not None:
             check(note)
+        self._ratio = taken_over(note).ratio if taken_over else self._ratio
         self.seen = seen
         return note
 

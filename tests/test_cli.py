@@ -21,6 +21,7 @@ from edgekv.commands.docs import page
 from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
 from edgekv.config import KVConfig
+from edgekv.conversations.pack import said
 from edgekv.errors import BadInput, Unsupported
 from tests.cli import refused
 from tests.cli import typed as call
@@ -667,6 +668,27 @@ def test_save_and_load(fake, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["talk"]
 
 
+def test_a_saved_chat_brings_its_cache_along(tiny, tmp_path):
+    model, path = str(tiny("llama-gqa")), tmp_path / "talk"
+    usual = ["chat", "-m", model, "-c", "2048", "-n", "4", "--kv-method"]
+    question = "the rain in the air is an art and the sun is on the ear " * 20
+    first = ["snapkv", "--kv-ratio", "0.3", "-ctk", "q8_0", "-ctv", "q4_0"]
+    call("", *usual, *first, stdin=f"{question}\n/save {path}\n")
+    for words in (["snapkv", "--kv-ratio", "0.3"], ["knorm", "--kv-ratio", "0.8"], ["auto"]):
+        result = call("", *usual, *words, stdin=f"/load {path}\n/stats\nand then?\n")
+        assert result.exit_code == 0, result.stderr
+        assert "as it was saved: keeps 30 % of the memory, as q8_0/q4_0, method snapkv" in (
+            result.stderr
+        )
+    again = call("", *usual, *first, stdin=f"/load {path}\n")
+    assert again.exit_code == 0 and "as it was saved" not in again.stderr
+    smaller = call("", *usual, *first, "-c", "256", stdin=f"/load {path}\n")
+    assert smaller.exit_code == 2 and "-c " in smaller.stderr
+    other = ["-m", str(tiny("llama-mha"))]
+    result = call("", *usual, *first, *other, stdin=f"/load {path}\n")
+    assert "another model" in result.stderr and "same flags" not in result.stderr
+
+
 def chat_of(question: object, role: object = "user", **more: object) -> dict[str, object]:
     """A note with one turn in it."""
     question = {"role": role, "content": question, **more}
@@ -691,6 +713,10 @@ MESSAGES = [
     chat_of([]),
     chat_of(["x"]),
     chat_of([{"type": "text", "text": None}]),
+    {**chat_of("x"), "cache": 5},
+    {**chat_of("x"), "cache": {"ratio": 0.5}},
+    {**chat_of("x"), "cache": {**said(KVConfig()), "ratio": 20}},
+    {**chat_of("x"), "cache": {**said(KVConfig()), "method": []}},
 ]
 
 

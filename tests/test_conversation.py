@@ -188,6 +188,70 @@ def test_a_conversation_of_another_model_or_cache_type_is_refused(llm, tiny, tex
     feed(stranger, text(2))
 
 
+CACHES = [
+    ("f16", dict(kv_ratio=0.6)),
+    ("q8_0,q4_0", dict(kv_ratio=0.3, kv_method="h2o")),
+    ("f16", dict(kv_ratio=1.0)),
+    ("f16", dict(kv_ratio=1.0, flash_attn=False)),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), CACHES, ids=range(len(CACHES)))
+def test_a_saved_conversation_brings_its_cache_along(tiny, text, tmp_path, kind, options):
+    path = str(tmp_path / "chat")
+    first = load(tiny("llama-gqa"), "q8_0", kv_ratio=0.3, kv_method="knorm")
+    first.eval(list(text(N_PROMPT)))
+    first.kv_save(path, "a note")
+    other = load(tiny("llama-gqa"), kind, **options)
+    other.eval(list(text(50, seed=5)))
+    assert other.kv_load(path, taken_over=lambda note: first.kv_config()) == "a note"
+    assert state(other) == state(first)
+    stats = other.kv_stats()
+    assert (stats.method, stats.ratio, stats.type_k) == ("knorm", 0.3, "q8_0")
+    more = list(text(N_PROMPT, seed=2))
+    for llm in (first, other):
+        llm.eval(more)
+    assert np.array_equal(feed(other, text(8, seed=1)), feed(first, text(8, seed=1)))
+
+
+def test_an_uncompressed_conversation_brings_its_cache_along_too(llm, tiny, text, tmp_path):
+    path = str(tmp_path / "chat")
+    first = load(tiny("llama-gqa"), "q4_0")
+    first.eval(list(text(100)))
+    first.kv_save(path)
+    llm.kv_load(path, taken_over=lambda note: first.kv_config())
+    assert llm.kv_stats().mode == "uncompressed" and llm.kv_stats().type_v == "q4_0"
+    assert np.array_equal(feed(llm, text(8, seed=1)), feed(first, text(8, seed=1)))
+
+
+@pytest.mark.parametrize("damage", ["bytes", "type", "note", "model"])
+def test_what_cannot_be_taken_over_leaves_conversation_and_cache(llm, tiny, text, tmp_path, damage):
+    path = tmp_path / "chat"
+    first = load(tiny("llama-mha" if damage == "model" else "llama-gqa"), "q8_0")
+    first.eval(list(text(300)))
+    first.kv_save(str(path))
+    data = path.read_bytes()
+    if damage == "bytes":
+        path.write_bytes(data[:-200] + bytes([data[-200] ^ 1]) + data[-199:])
+    if damage == "type":
+        path.write_bytes(data.replace(b'"type_k": 8', b'"type_k": 7777', 1))
+
+    def config(note):
+        if damage == "note":
+            raise BadInput("this note says nothing")
+        return first.kv_config()
+
+    before, options = state(llm), llm.kv_config()
+    with pytest.raises(BadInput) as error:
+        llm.kv_load(str(path), taken_over=config)
+    assert "\n" not in str(error.value)
+    assert state(llm) == before and llm.kv_config() == options and llm.kv_stats().ratio == 0.3
+    twin = load(tiny("llama-gqa"), kv_ratio=0.3)
+    twin.eval(list(text(N_PROMPT)))
+    twin.eval(list(text(5, seed=9)))
+    assert np.array_equal(feed(llm, text(3)), feed(twin, text(3)))
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "grow", "empty"])
 def test_a_damaged_file_is_refused_and_changes_nothing(llm, tmp_path, damage):
     path = tmp_path / "chat"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgekv.commands.saved import messages_of, note_of
+from edgekv.commands.saved import cache_of, messages_of, note_of
 from edgekv.commands.stream import Chunks, Stream
 from edgekv.commands.template import Template
 from edgekv.commands.thinking import OPEN
@@ -132,7 +132,7 @@ class Conversation:
 
     def save(self, path: str) -> None:
         """Writes cache and messages to the file `path`. Raises BadInput."""
-        self.llm.kv_save(path, note_of(self.messages))
+        self.llm.kv_save(path, note_of(self.messages, self.llm.kv_config()))
 
     def open(self, pack: Pack, path: str) -> None:
         """Begins with a pack's documents. Raises BadInput if the model cannot take it."""
@@ -145,8 +145,13 @@ class Conversation:
         ]
 
     def load(self, path: str) -> None:
-        """Takes up a saved conversation. Raises BadInput and changes nothing if it is none."""
-        self.messages, self.documents = messages_of(self.llm.kv_load(path, messages_of)), []
+        """Take up a saved conversation with its cache's options and types.
+
+        Raises BadInput and changes nothing if it is none.
+        """
+        mine = self.llm.kv_config()
+        note = self.llm.kv_load(path, messages_of, lambda note: cache_of(note, mine))
+        self.messages, self.documents = messages_of(note), []
 
 
 def content_of(documents: list[str], text: str) -> str | list[dict[str, str]]:

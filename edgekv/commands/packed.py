@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -45,7 +45,7 @@ def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions
 
     Raises BadInput if an option was given that says otherwise.
     """
-    from edgekv.conversations.pack import SAID
+    from edgekv.conversations.pack import SAID, said, taken_over
 
     mine, its, usual = engine.kv, pack.settings, KVConfig()
     for name in SAID:
@@ -56,8 +56,7 @@ def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions
                 f"'{path}' was made with {option} {wanted}: leave {option} {given} out, or pack the"
                 " documents again with it"
             )
-    others = {one.name: getattr(mine, one.name) for one in fields(KVConfig)}
-    kv = KVConfig(**{**others, **{name: getattr(its, name) for name in SAID}})
+    kv = taken_over(mine, said(its))
     type_k, type_v = (x if x in CACHE_TYPES else None for x in pack.cache_types)
     return replace(
         engine,

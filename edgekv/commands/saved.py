@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgekv.commands.text import printable
 from edgekv.errors import BadInput
+
+if TYPE_CHECKING:
+    from edgekv.config import KVConfig
 
 SHOWN = 200
 """Characters of a message that are shown."""
 
 
-def note_of(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the note that `messages_of` reads."""
-    return {"messages": messages}
+def note_of(messages: list[dict[str, Any]], cache: KVConfig) -> dict[str, Any]:
+    """Return the note that `messages_of` and `cache_of` read."""
+    from edgekv.conversations.pack import said
+
+    return {"messages": messages, "cache": said(cache)}
+
+
+def cache_of(note: Any, mine: KVConfig) -> KVConfig:
+    """Return `mine` with the options that a chat was saved with, where the note says them: files
+    of earlier versions do not.
+
+    Raises BadInput for options that cannot be.
+    """
+    from edgekv.conversations.pack import SAID, taken_over
+
+    its = note.get("cache", {}) if isinstance(note, dict) else {}
+    try:
+        if set(its) not in (set(), set(SAID)):
+            raise ValueError
+        return taken_over(mine, its)
+    except (TypeError, ValueError):
+        raise BadInput("this file says no options of a cache; save the chat again") from None
 
 
 def messages_of(note: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import click
 
 from edgekv.commands import terminal, wrap
 from edgekv.commands.conversation import Conversation, Document
-from edgekv.commands.report import mib, stats_table, table
+from edgekv.commands.report import cache_words, mib, stats_table, table
 from edgekv.commands.saved import last_turn
 from edgekv.commands.stream import or_larger
 from edgekv.commands.text import read_document
@@ -97,11 +97,16 @@ def save(conversation: Conversation, rest: str) -> None:
 
 
 def load(conversation: Conversation, rest: str) -> None:
-    """/load PATH | take up a saved conversation"""
+    """/load PATH | take up a saved conversation, with its cache's options"""
+    before = cache_words(conversation.llm.kv_stats())
     conversation.load(needed(rest, "/load PATH"))
-    end, n_tokens = last_turn(conversation.messages), conversation.llm.kv_stats().n_seen
-    shown = f"; the last ones:\n{end}" if end else ""
-    say(f"loaded: {len(conversation.messages)} messages, {n_tokens:,} tokens{shown}")
+    stats = conversation.llm.kv_stats()
+    end, now = last_turn(conversation.messages), cache_words(stats)
+    say(
+        f"loaded: {len(conversation.messages)} messages, {stats.n_seen:,} tokens"
+        + f"; the cache is as it was saved: {now}" * (now != before)
+        + (f"; the last ones:\n{end}" if end else "")
+    )
 
 
 def reset(conversation: Conversation, rest: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekv.config import KVConfig
@@ -22,6 +22,17 @@ _FREE = {"profile", "checkpoints", "hidden", "seed", "budget"}
 """Fields of `KVConfig` that a pack does not say, or says with others."""
 SAID = tuple(one.name for one in fields(KVConfig) if one.name not in _FREE) + ("budget",)
 """Fields of `KVConfig` that a pack says."""
+
+
+def said(config: KVConfig) -> dict[str, Any]:
+    """The options of a cache that whoever opens it takes over."""
+    values = asdict(config)
+    return {name: values[name] for name in SAID}
+
+
+def taken_over(mine: KVConfig, its: dict[str, Any]) -> KVConfig:
+    """`mine` with the options that `said` returned. Raises BadInput if it cannot have."""
+    return replace(mine, **its)
 
 
 Complete = Callable[[list[dict[str, Any]]], Iterator[Any]]
@@ -86,12 +97,11 @@ def write(
     llm.eval(tokens[: cuts[-1]])
     stats = llm.kv_stats()
     system = messages[0]["content"] if messages[0]["role"] == "system" else ""
-    config = asdict(llm._kv_config)
     pack = Pack(
         tuple(documents),
         system,
         stats.method,
-        {name: config[name] for name in SAID},
+        said(llm.kv_config()),
         (stats.type_k, stats.type_v),
         stats.n_seen,
         stats.n_bytes_used,

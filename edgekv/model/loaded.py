@@ -271,6 +271,13 @@ class LoadedModel(llama_cpp.Llama):
         )
         self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
 
+    def _kv_check_wish(self, settings: Settings) -> None:
+        """Raises BadInput if a loaded model cannot have these settings."""
+        if settings.stores and self.context_params.embeddings:
+            raise BadInput(EMBEDDINGS)
+        self._kv_check_drafts(settings)
+        self._kv_check_remote(settings)
+
     def _kv_check_remote(self, settings: Settings) -> None:
         """Raises BadInput if layers on other machines would be compressed."""
         if settings.stores and self._kv_servers:
@@ -341,20 +348,31 @@ class LoadedModel(llama_cpp.Llama):
         if picks:
             self.context_params.type_k, self.context_params.type_v = picks
         self.context_params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        self.context_params.n_outputs_max = 0 if self._logits_all else native.OUTPUTS
+        fresh = self._kv_make_context(stores=True)
+        self._ctx.close()
+        self._kv_enter(fresh, stores=True)
+        self._stack.enter_context(closing(fresh))
+
+    def _kv_make_context(self, stores: bool) -> Any:
+        """Another context of this model, by `context_params`. Raises EdgeKVError."""
+        few = stores and not self._logits_all and self.draft_model is None
+        self.context_params.n_outputs_max = native.OUTPUTS if few else 0
         try:
-            with native.next_context(True):
+            with native.next_context(stores):
                 fresh = internals.LlamaContext(
                     model=self._model, params=self.context_params, verbose=self.verbose
                 )
         except ValueError as error:
-            raise EdgeKVError(f"no compressed cache could be made: {error}") from error
-        self._ctx.close()
-        self._ctx = self._stack.enter_context(closing(fresh))
+            kind = "compressed" if stores else "uncompressed"
+            raise EdgeKVError(f"no {kind} cache could be made: {error}") from error
         self._kv_adapters.attach(fresh.ctx)
-        self.n_tokens = 0
-        self._requires_eval = True
-        self._kv_attach(True)
+        return fresh
+
+    def _kv_enter(self, context: Any, stores: bool) -> None:
+        """An empty conversation in another context."""
+        self._ctx, self._kv, self._kv_note = context, None, ""
+        self.n_tokens, self._requires_eval = 0, True
+        self._kv_attach(stores)
 
 
 def _check_names(arguments: dict[str, Any]) -> None:

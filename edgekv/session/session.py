@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from edgekv import files
 from edgekv.errors import BadInput
+from edgekv.model import facts
 from edgekv.model import fingerprint as pieces
 from edgekv.session import remembered, state, whole_state
 
@@ -48,13 +49,19 @@ _ROPE = (
     "yarn_orig_ctx",
 )
 _SIZES = ("n_tokens", "n_note", "n_state")
+_CACHE = ("type_k", "type_v", "flash_attn", "compressed")
+"""What of a file's header can be had by a new context of the same model."""
 _WRONG = {
-    "model": "another model",
-    "lora": "another LoRA adapter",
-    "rope": "other RoPE settings",
-    "type_k": "another K cache type",
-    "type_v": "another V cache type",
-    "flash_attn": "flash attention switched the other way",
+    "model": ("another model", "give the model that it belongs to"),
+    "lora": ("another LoRA adapter", "give the same adapters (--lora)"),
+    "rope": ("other RoPE settings", "give the same ones"),
+    "type_k": ("another K cache type", "give -ctk {}"),
+    "type_v": ("another V cache type", "give -ctv {}"),
+    "flash_attn": ("flash attention switched the other way", "give -fa {}"),
+}
+_COMPRESSED = {
+    True: ("a compressed cache", "give the --kv-ratio that it had"),
+    False: ("an uncompressed cache", "leave --kv-ratio and other limits out"),
 }
 
 _known: dict[tuple[int, ...], str] = {}
@@ -200,8 +207,8 @@ def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
         _check_identity(header, _identity(llm), path)
         if header["n_tokens"] > llm.n_ctx():
             raise BadInput(
-                f"'{path}' holds {header['n_tokens']} tokens, this context {llm.n_ctx()}: "
-                "use a larger --ctx-size"
+                f"'{path}' holds {header['n_tokens']:,} tokens, this context {llm.n_ctx():,}: "
+                f"give -c {-(-header['n_tokens'] // 256) * 256 + 256} or more"
             )
         return _body(llm, reader, header)
     except (ValueError, EOFError) as error:
@@ -217,6 +224,32 @@ class Beginning:
     header: dict[str, Any]
     note: Any
     tokens: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache in llama.cpp's numbers. is_store: it is edgekv's."""
+
+    type_k: int
+    type_v: int
+    flash_attn_type: int
+    is_store: bool
+
+
+def cache_of(path: str | Path, llm: Holder) -> tuple[Cache, Any]:
+    """Return what a file's cache is, and the file's note; the checksum is not looked at.
+
+    Raises BadInput if the file is not of the model of `llm`, or the cache is none.
+    """
+    found = beginning(path)
+    mine = {name: value for name, value in _identity(llm).items() if name not in _CACHE}
+    _check_identity(found.header, mine, str(path))
+    cache = Cache(*(found.header[name] for name in _CACHE))
+    if not all(type(x) is int and facts.type_name(x) for x in (cache.type_k, cache.type_v)) or not (
+        cache.flash_attn_type in (0, 1) and type(cache.is_store) is bool
+    ):
+        raise _damaged(path, ValueError("its cache is none"))
+    return cache, found.note
 
 
 class Damaged(BadInput):
@@ -330,8 +363,16 @@ def _refuse(_: str) -> None:
 def _check_identity(header: dict[str, Any], mine: dict[str, Any], path: str) -> None:
     for name, value in mine.items():
         if json.dumps(header[name]) != json.dumps(value):  # 1, 1.0 and true are three things
-            what = _WRONG.get(name) or ("an uncompressed cache" if value else "a compressed cache")
-            raise BadInput(f"'{path}' was saved with {what}: load it with the same flags")
+            what, to_do = _WRONG.get(name) or _COMPRESSED[not value]
+            raise BadInput(f"'{path}' was saved with {what}: {to_do.format(_said(name, header))}")
+
+
+def _said(name: str, header: dict[str, Any]) -> str:
+    """A header's value in the command line's words."""
+    if name == "flash_attn":
+        return "on" if header[name] else "off"
+    is_type = name in ("type_k", "type_v")
+    return (facts.type_name(header[name]) or "with the same type") if is_type else ""
 
 
 def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:

@@ -1,0 +1,92 @@
+"""Another cache for a model that is loaded: the one that a saved conversation was made with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from edgekv.config import KVConfig
+from edgekv.errors import BadInput
+from edgekv.memory.dense import can_have
+from edgekv.memory.room import check_whole_cache
+from edgekv.model import facts
+from edgekv.model.loaded import LoadedModel
+from edgekv.session.session import Cache
+
+_REPLACED = (
+    *("_kv_config", "_kv_settings", "_kv_types", "_kv_note"),
+    *("_ctx", "_kv", "n_tokens", "_requires_eval"),
+)
+_PARAMS = "type_k", "type_v", "flash_attn_type", "n_outputs_max"
+"""Parameters of a context that depend on its cache."""
+
+
+@contextmanager
+def instead(llm: LoadedModel, config: KVConfig, cache: Cache) -> Iterator[None]:
+    """A `with` block in which `llm` has another cache and its options; where its present cache will
+    do, that stays with its conversation.
+
+    If the block fails, all is as before. Raises EdgeKVError if the model cannot have the cache.
+    """
+    before, fresh = _Before(llm), None
+    try:
+        llm._kv_types = cache.type_k, cache.type_v
+        llm._kv_config, llm._kv_settings = config, llm._kv_resolve(config, llm.model_path)
+        if cache != _present(llm):
+            fresh = _context(llm, cache)
+            llm._kv_enter(fresh, llm._kv_settings.stores)
+        elif llm._kv is not None:
+            llm._kv.settings = llm._kv_settings
+        llm._kv_check_memory(llm._kv_settings)
+        yield
+    except BaseException:
+        before.put_back()
+        if fresh is not None:
+            fresh.close()
+        raise
+    if fresh is not None:
+        before.values["_ctx"].close()
+        llm._stack.enter_context(closing(fresh))
+
+
+class _Before:
+    """What another cache replaces."""
+
+    def __init__(self, llm: LoadedModel) -> None:
+        self._llm = llm
+        self.values = {name: getattr(llm, name) for name in _REPLACED}
+        self._params = {name: getattr(llm.context_params, name) for name in _PARAMS}
+        self._tokens = llm.input_ids[: llm.n_tokens].copy()
+
+    def put_back(self) -> None:
+        llm = self._llm
+        for name, value in self.values.items():
+            setattr(llm, name, value)
+        for name, value in self._params.items():
+            setattr(llm.context_params, name, value)
+        llm.input_ids[: len(self._tokens)] = self._tokens
+        if llm._kv is not None:
+            llm._kv.settings = llm._kv_settings
+
+
+def _present(llm: LoadedModel) -> Cache:
+    params = llm.context_params
+    kinds = int(params.type_k), int(params.type_v), int(params.flash_attn_type)
+    return Cache(*kinds, llm._kv is not None)
+
+
+def _context(llm: LoadedModel, cache: Cache) -> Any:
+    """A context with this cache. Raises EdgeKVError."""
+    llm._kv_check_wish(llm._kv_settings)
+    kinds = facts.type_name(cache.type_k), facts.type_name(cache.type_v)
+    if not can_have(facts.model_info(llm.model_path), kinds):
+        raise BadInput(f"{llm.model_path} cannot have a cache of the types {'/'.join(kinds)}")
+    stores, n_gpu_layers = llm._kv_settings.stores, llm.model_params.n_gpu_layers
+    if not llm._kv_servers:  # which have memory of their own
+        check_whole_cache(
+            llm.model_path, llm.n_ctx(), cache.type_k, cache.type_v, stores, n_gpu_layers
+        )
+    for name in _PARAMS[:3]:
+        setattr(llm.context_params, name, getattr(cache, name))
+    return llm._kv_make_context(stores)
