@@ -171,7 +171,7 @@ class Llama(Evaluation):
                 self._kv_answer = None
                 self._kv_free_sampler()
                 self._kv_cuts = []
-                self._kv_cancel.clear()
+                self._kv_cancelled = False
                 self._guard.end_answer()
 
     def _kv_prepare(self, tokens: list[int], may_reset: bool) -> list[int]:
@@ -316,10 +316,7 @@ class Llama(Evaluation):
         A prompt that is read leaves the conversation as it was before the turn. May be called from
         any thread and from a signal handler. cancel: False takes an earlier wish back.
         """
-        if cancel:
-            self._kv_cancel.set()
-        else:
-            self._kv_cancel.clear()
+        self._kv_cancelled = cancel
 
     def kv_set(
         self,

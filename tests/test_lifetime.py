@@ -327,6 +327,32 @@ def test_a_cancel_before_the_call_holds(tiny, text, options):
     assert llm.create_completion("the rain", max_tokens=4)["usage"]["completion_tokens"] > 0
 
 
+def test_a_signal_within_a_cancel_may_cancel_too(tiny):
+    """A handler runs between any two lines, those of `kv_cancel` included."""
+    llm = load(tiny("llama-gqa"))
+
+    def signalled(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line":
+            sys.settrace(None)
+            for _ in range(2):
+                llm.kv_cancel()
+                llm.kv_cancel(False)
+            llm.kv_cancel()
+            sys.settrace(signalled)
+        return signalled
+
+    def cancel() -> None:
+        sys.settrace(signalled)
+        llm.kv_cancel()
+        llm.kv_cancel(False)
+        sys.settrace(None)
+
+    thread = threading.Thread(target=cancel, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
 @pytest.mark.parametrize("options", WAYS[:2])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_cancel_holds_until_the_last_token(tiny, options, stream):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from ctypes import addressof
@@ -120,7 +119,8 @@ class LoadedModel(llama_cpp.Llama):
         # of that, what compressing took; empty if nothing was compressed
         self._kv_stage_ms: dict[str, float] = {}
         self._kv_note = ""
-        self._kv_cancel = threading.Event()
+        # set by signal handlers, which must not wait for a lock that they have interrupted
+        self._kv_cancelled = False
         self._sampler = None  # the parent's
         self._kv_answer: object = None  # of the answer under way, to tell it from an older one
         self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
@@ -327,8 +327,8 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_stop_if_cancelled()
 
     def _kv_stop_if_cancelled(self) -> None:
-        if self._kv_cancel.is_set():
-            self._kv_cancel.clear()
+        if self._kv_cancelled:
+            self._kv_cancelled = False
             raise Cancelled(CANCELLED)
 
     def _kv_free_sampler(self) -> None:
