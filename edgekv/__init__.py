@@ -10,6 +10,11 @@ Importing the package loads no library; that happens with the first use of `Llam
 
 from __future__ import annotations
 
+from edgekv import quiet
+
+if quiet.is_ours():
+    quiet.begin()
+
 import os
 from importlib import import_module
 from pathlib import Path

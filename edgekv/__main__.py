@@ -4,11 +4,13 @@ import signal
 
 _before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load: no traceback
 
+from edgekv import quiet  # noqa: E402
 from edgekv.commands import main as commands  # noqa: E402
 
 
 def main() -> None:
     """Run the command line."""
+    quiet.begin()
     signal.signal(signal.SIGINT, _before)
     try:
         commands(prog_name="edgekv")

@@ -936,7 +936,9 @@ runpy.run_module("edgekv", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("module", ["click", "numpy", "edgekv.llama", "jinja2"])
+@pytest.mark.parametrize(
+    "module", ["edgekv.errors", "edgekv.__main__", "click", "numpy", "edgekv.llama", "jinja2"]
+)
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_while_modules_load_is_silent(tiny, module):
     code = LOADING.format(module=module, model=str(tiny("llama-gqa")))
@@ -945,6 +947,28 @@ def test_ctrl_c_while_modules_load_is_silent(tiny, module):
     )
     assert done.returncode in (130, -signal.SIGINT), done
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
+
+
+ENDING = """
+import os, runpy, signal, sys
+set_handler, n_ignored = signal.signal, []
+def ends(number, handler):
+    n_ignored.append(handler is signal.SIG_DFL)
+    if sum(n_ignored) == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+    return set_handler(number, handler)
+signal.signal = ends
+sys.argv = ["edgekv", "--version"]
+runpy.run_module("edgekv", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c_while_the_program_ends_is_silent():
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert "edgekv" in done.stdout and done.stderr == "" and done.returncode == -signal.SIGINT
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo terminal")
