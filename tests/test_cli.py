@@ -16,7 +16,8 @@ import pytest
 
 from edgekv import folders, methods
 from edgekv.budget import BUDGETS
-from edgekv.commands import load, options, report, slash, terminal, text
+from edgekv.commands import chat, load, options, report, slash, terminal, text
+from edgekv.commands.conversation import Conversation
 from edgekv.commands.docs import page
 from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
@@ -922,6 +923,53 @@ def test_ctrl_c_without_a_terminal_ends_the_program(args):
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         assert "Traceback" not in process.stderr.read() and process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("moment", ["bar", "clear", "begin"])
+@pytest.mark.parametrize("args", ["chat -m m", "run -m m -", "run -m m - --json"])
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c_before_reading_begins_is_not_lost(fake, monkeypatch, args, moment):
+    def interrupted(call):
+        def interrupt(*values, **more):
+            if moment == "begin":
+                os.kill(os.getpid(), signal.SIGINT)
+            done = call(*values, **more)
+            if moment != "begin":
+                os.kill(os.getpid(), signal.SIGINT)
+            return done
+
+        return interrupt
+
+    if moment == "bar":
+        bar = terminal.ReadingBar
+        monkeypatch.setattr(bar, "__init__", interrupted(bar.__init__))
+    else:
+        name = "kv_cancel" if moment == "clear" else "create_chat_completion"
+        monkeypatch.setattr(fake, name, interrupted(getattr(fake, name)))
+    result = call(args, stdin="one\n")
+    if moment == "clear" and "--json" in args:
+        assert result.exit_code == 0, "it takes no wish back"
+    else:
+        assert result.exit_code == 130 and fake.n_evaluated == 0 and result.stdout == ""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c_that_came_too_late_stops_no_later_turn(fake, monkeypatch):
+    conversation = Conversation(fake, {"max_tokens": None})
+    stop, n_late = terminal.ReadingBar.stop, []
+
+    def late(bar):
+        stop(bar)
+        if conversation.messages:  # the reply is complete
+            n_late.append(1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(terminal.ReadingBar, "stop", late)
+        chat.answer(conversation, "one", typed=True)
+    assert n_late
+    chat.answer(conversation, "two", typed=True)
+    assert conversation.messages[-1]["content"] == "TWO"
 
 
 LOADING = """

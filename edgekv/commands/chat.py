@@ -147,6 +147,7 @@ def take_turn(conversation: Conversation, reply: Iterator[str], typed: bool) -> 
     was interrupted.
     """
     shown = terminal.Reply(typed, conversation.template.opens_thought)
+    conversation.is_stopped = False  # a Ctrl-C that came too late for an earlier turn
     with terminal.interruptible(conversation.stop), terminal.reading_bar(conversation.llm) as bar:
         for piece in reply:
             bar.stop()

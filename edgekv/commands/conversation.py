@@ -47,6 +47,8 @@ class Conversation:
         """They go in front of the next message."""
         self.stream: Stream | None = None
         """The last turn's, with its numbers."""
+        self.is_stopped = False
+        """Somebody wanted the next turn stopped, which has not begun."""
         self.learn: Callable[[float], None] = lambda ratio: None
         """Makes what a ratio needs the first time that it is used."""
         self.set_system(system)
@@ -100,6 +102,8 @@ class Conversation:
     def _take_turn(self, before: list[dict[str, Any]], question: dict[str, Any]) -> Iterator[str]:
         """Yields the reply to `question` behind the messages `before`, then the conversation."""
         self.stream = Stream(self.llm, lambda: self._complete([*before, question]))
+        if self.is_stopped:
+            self.stream.stop()
         pieces = [OPEN] if self.template.opens_thought else []
         try:
             for piece in self.stream:
@@ -108,6 +112,7 @@ class Conversation:
         except Cancelled:
             raise Cancelled("stopped; the conversation is as it was before this turn") from None
         finally:
+            self.is_stopped = False
             if self.stream.has_begun:
                 reply = {"role": "assistant", "content": "".join(pieces)}
                 self.messages = [*before, question, reply]
@@ -120,7 +125,8 @@ class Conversation:
         return f"; your next message begins with {names}: '/file -' drops that"
 
     def stop(self) -> None:
-        """Stops the turn that is under way. May be called from a signal handler."""
+        """Stops the turn that is under way or the next. May be called from a signal handler."""
+        self.is_stopped = True
         if self.stream:
             self.stream.stop()
 

@@ -77,6 +77,8 @@ class Stream:
         self._llm.kv_cancel(False)  # a Ctrl-C that came too late for an earlier turn
         self._reading = True
         try:
+            if self._stopped:  # from now on `stop` says it to the model
+                raise Cancelled("stopped")
             with refused_prompts(self._llm):
                 chunks = self._begin()
                 chunk = next(chunks)

@@ -121,6 +121,7 @@ def prompt_of(llm: Llama, complete: Callable[[], Iterator[Any]]) -> list[int]:
 
     def capture(tokens: list[int], cuts: list[int]) -> None:
         found.extend(tokens)
+        llm._kv_stop_if_cancelled()  # the end of this call forgets the wish
         raise _Captured
 
     with _on_prompt(llm, capture):
