@@ -262,7 +262,7 @@ def test_a_prompt_too_long_is_one_line(fake):
         (b"", "empty"),
         (b"\n \n", "empty"),
         (b"%PDF\x00\xff", "no text"),
-        (b"caf\xe9", "no text"),
+        (b"caf\xe9\x07", "no text"),
     ],
 )
 def test_files_that_are_no_documents(tmp_path, content, says):

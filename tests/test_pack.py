@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import BadInput, commands
+from edgekv.commands import extract, watch
 from edgekv.commands.conversation import content_of
 from edgekv.commands.extract import document_text
 from edgekv.conversations import pack as packs
@@ -180,10 +182,60 @@ def test_the_text_of_a_page_is_what_a_reader_sees(tmp_path):
     ]
     page.write_bytes(b'<meta charset="latin-1"><p>caf\xe9')
     assert document_text(str(page)) == "caf\u00e9"
-    for data in (b"", b"<p></p>", b'<meta charset="none"><p>\xe9', b"<p>\xe9"):
+    for data in (b'<meta charset="none"><p>caf\xe9', b"<p>caf\xe9"):
+        page.write_bytes(data)
+        assert document_text(str(page)) == "caf\u00e9"
+    for data in (b"", b"<p></p>", b"<p>\0"):
         page.write_bytes(data)
         with pytest.raises(BadInput):
             document_text(str(page))
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>a<!-- <p>b --><p>c", "a\nc"),
+        ("a<!-- b", "a"),
+        ("<script>'<!--'</script>a", "a"),
+        ("<SCRIPT>1 < 2 </p></Script >a", "a"),
+        ("<style/>a", "a"),
+        ("<head><title>no</title><body>a", "a"),
+        ("<a title='1 > 0' href=x>b</a> it's <b title=it's>c</b>", "b it's c"),
+        ("1 < 2 &lt; 3 &#233; & &nosuch;", "1 < 2 < 3 \u00e9 & &nosuch;"),
+        ("<?xml version='1.0'?><!DOCTYPE html><p>a<br/>b<x:y>c</x:y>", "a\nbc"),
+        ("<td>a</td><td>b", "a\tb"),
+        ("<noscript>no</noscript>a<template>no</template>", "a"),
+        (f"a &#{'9' * 9999}; b", f"a &#{'9' * 9999}; b"),
+        ("<p>a<", "a<"),
+        ("a</", "a"),
+        ("a<b", "a"),
+    ],
+)
+def test_tags_as_they_are_found_in_pages(tmp_path, page, text):
+    path = tmp_path / "page.htm"
+    path.write_text(page)
+    assert document_text(str(path)) == text
+
+
+BEGUN = ["<!--", "<a ", "<a b='", '<a b="', "</a ", "<?", "<a<", "<script ", "<a b=x ", "<head>\n"]
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_a_page_of_beginnings_is_read_once(tmp_path, begun):
+    path, n = tmp_path / "page.html", 1 << 20
+    path.write_text("a " + begun * (n // len(begun)))
+    before = time.process_time()
+    assert document_text(str(path)).startswith("a")
+    assert time.process_time() - before < 5
+
+
+def test_what_takes_too_long_is_refused(tmp_path, monkeypatch):
+    ticks = iter(range(0, 10**6, 30))
+    monkeypatch.setattr(extract, "Watch", lambda what: watch.Watch(what, lambda: next(ticks)))
+    path = tmp_path / "page.html"
+    path.write_text("<p>a" * 1000)
+    with pytest.raises(BadInput, match="page.html.* more than 120 s"):
+        document_text(str(path))
 
 
 def pdf_of(text: str) -> bytes:
@@ -208,7 +260,7 @@ def pdf_of(text: str) -> bytes:
     )
 
 
-def test_the_text_of_a_pdf(tmp_path):
+def test_the_text_of_a_pdf(tmp_path, monkeypatch):
     pytest.importorskip("pypdf")
     path = tmp_path / "report.pdf"
     path.write_bytes(pdf_of("the sun is on the ear"))
@@ -216,6 +268,12 @@ def test_the_text_of_a_pdf(tmp_path):
     path.write_bytes(pdf_of(""))
     with pytest.raises(BadInput, match="scanned"):
         document_text(str(path))
+    (tmp_path / "report").write_bytes(pdf_of("no name"))
+    assert document_text(str(tmp_path / "report")) == "no name"
+    with monkeypatch.context() as patch:
+        patch.setattr(extract, "PAGES_MAX", 0)
+        with pytest.raises(BadInput, match="has 1 pages, and 0 are the most"):
+            document_text(str(path))
     for data in (b"", b"%PDF-1.4\nnothing", pdf_of("x")[:200]):
         path.write_bytes(data)
         with pytest.raises(BadInput, match="PDF"):

@@ -1,93 +1,138 @@
-"""The text in a document: plain text, Markdown, HTML or PDF."""
+"""The text in a document: plain text, Markdown, HTML or PDF, from a file or a pipe."""
 
 from __future__ import annotations
 
+import io
 import re
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
+from typing import Any
 
-from edgekv.commands.text import DOCUMENT_MAX, decode, expanded, read_document, too_long
+from edgekv.commands.text import DOCUMENT_MAX, PDF, decode, read_file, too_long
+from edgekv.commands.watch import Watch
 from edgekv.errors import BadInput
 
 HTML = (".html", ".htm", ".xhtml")
+PAGES_MAX = 10_000
+"""Of a PDF. The longest contexts hold less."""
 _SILENT = {"head", "script", "style", "template", "noscript"}
+_RAW = {tag: re.compile(f"</{tag}", re.I) for tag in ("script", "style")}
+"""What ends the content of tags in which nothing else is a tag."""
 _BLOCKS = {
     *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figcaption"),
     *("figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "li", "main"),
     *("nav", "ol", "p", "pre", "section", "table", "tr", "ul"),
 }
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset\s*=\s*["']?\s*([\w.:-]{1,40})""", re.I)
-
-
-def document_text(path: str) -> str:
-    """The text of a file, by the end of its name: .pdf, .html, or else as it is.
-
-    Raises BadInput if it cannot be read, is empty, or holds no text.
+_PAGE = re.compile(r"\s*(<!doctype html|<html)\b", re.I)
+# Whatever begins matches, if need be to the end of the page: nothing is looked at many times.
+_TOKEN = re.compile(
+    r"""(?six)
+    <!--.*?(?:-->|\Z)
+    | <(?P<end>/?)(?P<tag>[a-z][^\s/>]*)(?P<rest>(?:[^>=]+|=\s*"[^"]*"|=\s*'[^']*'|=)*)(?:>|\Z)
+    | <[!?/][^>]*(?:>|\Z)
+    | (?P<text>[^<]+|<)
     """
-    suffix = Path(path).suffix.lower()
-    if suffix == ".pdf":
-        return _pdf(path)
+)
+
+
+def document_text(path: str, may_be_pipe: bool = False) -> str:
+    """The text of a file: a PDF, HTML by the end of its name, or else as it is.
+
+    may_be_pipe: a named pipe is waited for, as a shell's <(command) needs it.
+    Raises BadInput if it cannot be read, is empty, holds no text, or takes too long.
+    """
+    return text_of(read_file(path, may_be_pipe), f"'{path}'", Path(path).suffix.lower())
+
+
+def text_of(data: bytes, what: str, suffix: str = "") -> str:
+    """The text of a file's bytes; `what` names it in messages. suffix: of its name; without one
+    HTML is told by how it begins. Raises as `document_text`.
+    """
+    if suffix == ".pdf" or data.startswith(PDF):
+        return _pdf(data, what)
     if suffix in HTML:
-        return _html(path)
-    return read_document(path)
+        return _html(_page(data, what), what)
+    text = decode(data, what)
+    return _html(text, what) if not suffix and _PAGE.match(text) else text
 
 
 # ---- HTML
 
 
-def _html(path: str) -> str:
-    data = _bytes(path)
+def _page(data: bytes, what: str) -> str:
+    """A page in UTF-8, or in the encoding that it names, or in one that is guessed."""
     found = _CHARSET.search(data[:4096])
     try:
-        page = decode(data, f"'{path}'")
-    except BadInput:
-        if not found:
-            raise
+        data.decode()
+    except UnicodeDecodeError:
         try:
-            page = data.decode(found[1].decode("ascii"))
+            return data.decode(found[1].decode("ascii")) if found else decode(data, what)
         except (LookupError, ValueError):
-            raise BadInput(f"'{path}' is not in the encoding that it names") from None
-    parser = _Text()
-    parser.feed(page)
-    parser.close()
-    text = parser.text()
+            pass
+    return decode(data, what)
+
+
+def _html(page: str, what: str) -> str:
+    with Watch(what) as watch:
+        reader, at = _Text(), 0
+        while at < len(page):
+            at = reader.take(page, at)
+            watch(at, len(page))
+    text = reader.text()
     if not text:
-        raise BadInput(f"'{path}' has no text in it")
+        raise BadInput(f"{what} has no text in it")
     return text
 
 
-class _Text(HTMLParser):
+class _Text:
     """Collects what a reader sees: a line for each block, cells of a table apart."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._pieces: list[str] = []
         self._silent: list[str] = []
         self._n_pre = 0
 
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag in _SILENT:
+    def take(self, page: str, at: int) -> int:
+        """Take the tag or the text at a place. Returns where it ends."""
+        found = _TOKEN.match(page, at)
+        assert found is not None  # any character begins something
+        tag = (found["tag"] or "").lower()
+        if found["text"]:
+            self._add(_unescaped(found["text"]))
+        elif found["end"]:
+            self._end(tag)
+        elif tag and found["rest"].endswith("/"):
+            self._break(tag)
+        elif tag:
+            self._begin(tag)
+            if tag in _RAW:
+                close = _RAW[tag].search(page, found.end())
+                return close.start() if close else len(page)
+        return found.end()
+
+    def _begin(self, tag: str) -> None:
+        if tag == "body":
+            self._silent.clear()  # of a head without an end
+        if tag in _SILENT and tag not in self._silent:
             self._silent.append(tag)
         self._n_pre += tag == "pre"
         self._break(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def _end(self, tag: str) -> None:
         if tag in self._silent:
             del self._silent[self._silent.index(tag) :]
         self._n_pre = max(self._n_pre - (tag == "pre"), 0)
         self._break(tag)
 
-    def handle_startendtag(self, tag: str, attrs: object) -> None:
-        self._break(tag)
-
-    def handle_data(self, data: str) -> None:
+    def _add(self, text: str) -> None:
         if self._silent:
             return
         if not self._n_pre:
-            data = re.sub(r"\s+", " ", data)
-            data = data.lstrip() if self._at_line_begin() else data
-        if data:
-            self._pieces.append(data)
+            text = re.sub(r"\s+", " ", text)
+            text = text.lstrip() if self._at_line_begin() else text
+        if text:
+            self._pieces.append(text)
 
     def _break(self, tag: str) -> None:
         if tag in _BLOCKS:
@@ -103,44 +148,54 @@ class _Text(HTMLParser):
         return re.sub(r"\n{3,}", "\n\n", lines).strip("\n")
 
 
+def _unescaped(text: str) -> str:
+    try:
+        return unescape(text)
+    except ValueError:  # a number of thousands of digits
+        return text
+
+
 # ---- PDF
 
 
-def _pdf(path: str) -> str:
+def _pdf(data: bytes, what: str) -> str:
     try:
         from pypdf import PdfReader
     except ImportError:
         raise BadInput(
-            f"reading '{path}' needs pypdf: pip install 'edgekv[pdf]', or give its text"
+            f"reading {what} needs pypdf: pip install 'edgekv[pdf]', or give its text"
         ) from None
-    import io
-
-    data = _bytes(path, 16 * DOCUMENT_MAX)
     try:
-        pages = [page.extract_text() for page in PdfReader(io.BytesIO(data)).pages]
+        pages = PdfReader(io.BytesIO(data)).pages
+        n_pages = len(pages)
     except Exception as error:  # of a damaged or encrypted file, of any kind
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"'{path}' is no PDF that can be read ({why})") from None
-    text = "\n\n".join(page.strip() for page in pages if page.strip())
-    text = text.encode("utf-8", "replace").decode("utf-8")
+        raise _no_pdf(what, error) from None
+    if n_pages > PAGES_MAX:
+        raise BadInput(
+            f"{what} has {n_pages:,} pages, and {PAGES_MAX:,} are the most; give a part of it"
+        )
+    text = _of_pages(pages, n_pages, what)
     if not text:
-        raise BadInput(f"'{path}' has no text in it, perhaps scanned pages; read it with OCR first")
-    if len(text.encode()) > DOCUMENT_MAX:
-        raise too_long(f"'{path}'")
+        raise BadInput(f"{what} has no text in it, perhaps scanned pages; read it with OCR first")
     return text
 
 
-def _bytes(path: str, limit: int = DOCUMENT_MAX) -> bytes:
-    """A whole file. Raises BadInput if it cannot be read, or has more than `limit` bytes."""
-    try:
-        place = expanded(path)
-        if not place.is_file():
-            raise BadInput(f"there is no file '{path}'; check the name")
-        with place.open("rb") as file:
-            data = file.read(limit + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"'{path}' cannot be read ({reason})") from None
-    if len(data) > limit:
-        raise too_long(f"'{path}'")
-    return data
+def _of_pages(pages: Any, n_pages: int, what: str) -> str:
+    found, n_bytes = [], 0
+    with Watch(what) as watch:
+        for i in range(n_pages):
+            try:
+                text = pages[i].extract_text().strip()
+            except Exception as error:
+                raise _no_pdf(what, error) from None
+            found.append(text.encode("utf-8", "replace").decode("utf-8"))
+            n_bytes += len(found[-1].encode())
+            if n_bytes > DOCUMENT_MAX:
+                raise too_long(what)
+            watch(i + 1, n_pages)
+    return "\n\n".join(filter(None, found))
+
+
+def _no_pdf(what: str, error: Exception) -> BadInput:
+    why = " ".join(str(error).split()) or type(error).__name__
+    return BadInput(f"{what} is no PDF that can be read ({why})")

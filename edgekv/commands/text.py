@@ -6,22 +6,33 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+import click
+
 from edgekv.errors import BadInput
 
 # What is no text but could steer a terminal: all control characters but newline and tab.
 _CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
 del _CONTROL[ord("\n")], _CONTROL[ord("\t")]
+_NOT_IN_TEXT = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r\x1b"))
 
 
 DOCUMENT_MAX = 64 * 2**20
 """Bytes of a text that are read. The longest contexts hold less."""
 
 
+PDF = b"%PDF-"
+
+
 def read_document(path: str, may_be_pipe: bool = False) -> str:
-    """The text of a file without its last line end. UTF-8, or UTF-16 with a byte order mark.
+    """The text of a file, as `decode` reads it. Raises BadInput as that and `read_file` do."""
+    return decode(read_file(path, may_be_pipe), f"'{path}'")
+
+
+def read_file(path: str, may_be_pipe: bool = False) -> bytes:
+    """A whole file.
 
     may_be_pipe: a named pipe is waited for, as a shell's <(command) needs it.
-    Raises BadInput for what is missing, no file, empty, too large, or no text.
+    Raises BadInput for what is missing, no file, or too large.
     """
     try:
         place = expanded(path)
@@ -31,13 +42,12 @@ def read_document(path: str, may_be_pipe: bool = False) -> str:
         if not stat.S_ISREG(mode) and not (may_be_pipe and stat.S_ISFIFO(mode)):
             raise BadInput(f"'{path}' is a pipe or a device; name a text file")
         with place.open("rb") as file:
-            data = read_bounded(file, f"'{path}'")
+            return read_bounded(file, f"'{path}'")
     except FileNotFoundError:
         raise BadInput(f"there is no file '{path}'; check the name") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"'{path}' cannot be read ({reason})") from None
-    return decode(data, f"'{path}'")
 
 
 def expanded(path: str) -> Path:
@@ -50,10 +60,13 @@ def expanded(path: str) -> Path:
 
 def read_bounded(file: BinaryIO, what: str) -> bytes:
     """All bytes of a file. Raises BadInput, about `what`, if there are more than any context
-    holds.
+    holds; a PDF, which has more than its text, may have 16 times as many.
     """
-    data = file.read(DOCUMENT_MAX + 1)
-    if len(data) > DOCUMENT_MAX:
+    data, limit = file.read(DOCUMENT_MAX + 1), DOCUMENT_MAX
+    if data.startswith(PDF):
+        limit *= 16
+        data += file.read(limit + 1 - len(data))
+    if len(data) > limit:
         raise too_long(what)
     return data
 
@@ -64,14 +77,16 @@ def too_long(what: str) -> BadInput:
 
 
 def decode(data: bytes, what: str) -> str:
-    """`data` as text without its last line end; `what` names it in an error. Raises BadInput if it
-    is none or empty.
+    """`data` as text without its last line end; `what` names it in messages.
+
+    UTF-8, or UTF-16 with a byte order mark; else it is guessed, and a line says so. Raises BadInput
+    if it is no text or empty.
     """
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
-        text = "\0"
+        text = _guessed(data, what) if encoding == "utf-8-sig" else "\0"
     if "\0" in text:
         raise BadInput(
             f"{what} is no text in UTF-8; convert it first (pdftotext, pandoc, iconv -t utf-8)"
@@ -80,6 +95,27 @@ def decode(data: bytes, what: str) -> str:
     if not text.strip():
         raise BadInput(f"{what} is empty; there is nothing to read")
     return text
+
+
+def _guessed(data: bytes, what: str) -> str:
+    """Text that is not all UTF-8: damaged, or Latin-1 as Windows has it. NUL where it is none."""
+    if len(data.translate(None, _NOT_IN_TEXT)) < len(data):
+        return "\0"
+    text = data.decode("utf-8", "replace")
+    n_bad = text.count("\ufffd")
+    if sum(not c.isascii() for c in text) > 2 * n_bad:
+        say(f"{what} has {n_bad:,} places that are no UTF-8: they are read as \ufffd")
+        return text
+    say(
+        f"{what} is no UTF-8 and is read as Latin-1; if letters are wrong, convert it first"
+        " (iconv -t utf-8)"
+    )
+    return data.decode("cp1252", "replace")
+
+
+def say(line: str) -> None:
+    """A line for the user, on standard error."""
+    click.echo(f"edgekv: {line}", err=True)
 
 
 def encodable(text: str) -> str:
