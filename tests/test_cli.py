@@ -275,6 +275,36 @@ def test_files_that_are_no_documents(tmp_path, content, says):
         text.read_document(str(tmp_path))
 
 
+@pytest.mark.parametrize("data", ["<p>caf\u00e9 &amp; tea".encode(), b"<p>caf\xe9 &amp; tea"])
+def test_all_doors_read_a_document_likewise(fake, tmp_path, data):
+    page, plain = tmp_path / "page.html", tmp_path / "plain.txt"
+    for path in (page, plain):
+        path.write_bytes(data)
+    said = [
+        call(f"run -m m -f {page}"),
+        call("chat -m m", stdin=f"/file {page} caf\u00e9\n"),
+        call("run -m m -", stdin=b"<!doctype html>" + data),
+        call(f"run -m m -f {plain}"),
+    ]
+    contents = [c["messages"][-1]["content"] for c in fake.calls]
+    assert contents == [
+        "caf\u00e9 & tea",
+        with_document("caf\u00e9 & tea", "caf\u00e9"),
+        "caf\u00e9 & tea",
+        "<p>caf\u00e9 &amp; tea",
+    ]
+    guessed = b"\xe9" in data
+    assert all(("is read as Latin-1" in one.stderr) is guessed for one in said)
+
+
+def test_text_with_a_damaged_place_stays_what_it_is(fake, tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes("\u00e9\u00e8\u00ea\u00eb na\u00efve".encode() + b" \xff end")
+    result = call(f"run -m m -f {path}")
+    assert fake.calls[0]["messages"][-1]["content"].endswith("\u00eb na\u00efve \ufffd end")
+    assert "1 places that are no UTF-8" in result.stderr
+
+
 def test_more_than_any_context_holds_is_refused(fake, tmp_path, monkeypatch):
     monkeypatch.setattr(text, "DOCUMENT_MAX", 2**20)
     with open(tmp_path / "long", "wb") as file:

@@ -11,6 +11,7 @@ import click
 
 from edgekv.commands import llama_cli, packed, terminal
 from edgekv.commands.conversation import content_of, plain_text
+from edgekv.commands.extract import document_text, text_of
 from edgekv.commands.options import (
     EngineOptions,
     SamplingOptions,
@@ -20,7 +21,7 @@ from edgekv.commands.options import (
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
 from edgekv.commands.template import Template, warnings
-from edgekv.commands.text import decode, encodable, read_bounded, read_document
+from edgekv.commands.text import encodable, read_bounded
 from edgekv.errors import BadInput, Cancelled
 from edgekv.memory.machine import rss_peak
 
@@ -39,7 +40,7 @@ STDIN = "-"
 @llama_cli.RUN
 @packed.PACK
 @click.option("-p", "--prompt", metavar="TEXT", help="The prompt.")
-@click.option("-f", "--file", metavar="FILE", help="A text file with the prompt, or -.")
+@click.option("-f", "--file", metavar="FILE", help="A document for the prompt, or -.")
 @click.option(
     "--raw", is_flag=True, help="Give the prompt to the model as it is, without its chat template."
 )
@@ -109,9 +110,9 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
         prompt = words
     parts = []
     if file and not piped:
-        parts.append(read_document(file, may_be_pipe=True))
+        parts.append(document_text(file, may_be_pipe=True))
     if piped:
-        parts.append(decode(read_bounded(sys.stdin.buffer, "standard input"), "standard input"))
+        parts.append(text_of(read_bounded(sys.stdin.buffer, "standard input"), "standard input"))
     if prompt is not None:
         parts.append(encodable(prompt))
     if not parts:

@@ -12,10 +12,10 @@ import click
 
 from edgekv.commands import terminal, wrap
 from edgekv.commands.conversation import Conversation, Document
+from edgekv.commands.extract import document_text
 from edgekv.commands.report import cache_words, mib, stats_table, table
 from edgekv.commands.saved import last_turn
 from edgekv.commands.stream import or_larger
-from edgekv.commands.text import read_document
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def described(command: Command) -> tuple[str, str]:
 
 
 def file(conversation: Conversation, rest: str) -> Iterator[str] | None:
-    """/file [PATH [question]] | put a text file in front of the next message, and ask at once if
+    """/file [PATH [question]] | put a document in front of the next message, and ask at once if
     a question follows; without a path list the files that wait, with - drop them"""
     if rest in ("", "-"):
         names = ", ".join(map(str, conversation.documents)) or "no file"
@@ -70,7 +70,7 @@ def file(conversation: Conversation, rest: str) -> Iterator[str] | None:
         say(f"{names} {'dropped' if rest else 'in front of your next message'}")
         return None
     path, question = split_path(rest)
-    text = read_document(path)
+    text = document_text(path)
     document = Document(path, text, check_room(conversation, path, text))
     if question:
         return conversation.ask(question, document)
