@@ -75,7 +75,7 @@ def test_help_and_methods_load_no_library(args):
     ("args", "says"),
     [
         (["run", "-p", "x"], "-m"),
-        (["run", "-m", "m"], "-p TEXT"),
+        (["run", "-m", "m"], "no model 'm'"),
         (["run", "-m", "m", "-p", " "], "empty"),
         (["run", "-m", "m", "-f", "a", "-"], "not both"),
         (["run", "-m", "m", "-p", "x", "y"], "once"),
@@ -109,6 +109,15 @@ def test_help_and_methods_load_no_library(args):
 )
 def test_a_mistake_is_one_line_and_code_2(fake, args, says):
     assert says in refused(call(*args))
+
+
+def test_a_missing_prompt_is_said_with_what_else_there_is(fake, tiny):
+    model = str(tiny("llama-gqa"))
+    for words in (["-m", model], [model]):
+        said = refused(call("run", *words))
+        assert "-p TEXT" in said and f"edgekv chat {model}" in said
+    assert "edgekv run" in refused(call("chat -m m -p", "a question"))
+    assert "edgekv run" in refused(call("chat -m m -f", "a file"))
 
 
 def test_what_the_engine_refuses_is_one_line(fake, monkeypatch):
@@ -273,6 +282,41 @@ def test_files_that_are_no_documents(tmp_path, content, says):
         text.read_document(str(path))
     with pytest.raises(BadInput, match="directory"):
         text.read_document(str(tmp_path))
+
+
+def test_what_is_piped_in_goes_in_front_of_the_prompt(fake, tmp_path):
+    (tmp_path / "doc.txt").write_text("a text\n")
+    call("run -m m -p", "a question", stdin="piped\n")
+    call("run -m m", "a question", stdin="piped\n")
+    call("run -m m", stdin="piped\n")
+    call(f"run -m m -f {tmp_path / 'doc.txt'} -p", "a question", stdin="piped\n")
+    call("run -m m -p", "a question", stdin=" \n")
+    assert [c["messages"][-1]["content"] for c in fake.calls] == [
+        "piped\n\na question",
+        "piped\n\na question",
+        "piped",
+        "a text\n\npiped\n\na question",
+        "a question",
+    ]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo terminal")
+def test_a_terminal_is_not_waited_for_and_a_pipe_is_with_a_line():
+    import pty
+
+    command = [
+        *(sys.executable, "-c"),
+        CHILD.format(args=["run", "-m", "m", "-p", "a question"], step_s=0),
+    ]
+    screen, inner = pty.openpty()
+    with_pipes = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, stdin=inner, timeout=60, **with_pipes)
+    os.close(screen)
+    os.close(inner)
+    assert done.stdout == "A QUESTION\n"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, **with_pipes) as process:
+        assert "waiting for standard input" in process.stderr.readline()
+        assert process.communicate("piped")[0] == "PIPED A QUESTION\n"
 
 
 @pytest.mark.parametrize("data", ["<p>caf\u00e9 &amp; tea".encode(), b"<p>caf\xe9 &amp; tea"])

@@ -48,13 +48,28 @@ def _only(wanted: bool, otherwise: str) -> Callable[..., bool | None]:
     return check
 
 
-CHAT: Decorator = click.option(
+def _refuse(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise BadInput(TURNS)
+
+
+_CONVERSATION: Decorator = click.option(
     *_SWITCH.split(),
     default=None,
     callback=_only(True, TURNS),
     expose_value=False,
     help="Ignored, as a chat is a conversation; -no-cnv is refused.",
 )
+_PROMPT: Decorator = click.option(
+    "-p", "--prompt", "-f", "--file", callback=_refuse, expose_value=False, hidden=True
+)
+
+
+def CHAT(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that takes what says that a chat is one, and refuses a prompt."""
+    return _CONVERSATION(_PROMPT(command))
+
+
 RUN: Decorator = click.option(
     *_SWITCH.split(),
     default=None,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import select
+import shlex
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +24,7 @@ from edgekv.commands.options import (
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
 from edgekv.commands.template import Template, warnings
-from edgekv.commands.text import encodable, read_bounded
+from edgekv.commands.text import encodable, read_bounded, say
 from edgekv.errors import BadInput, Cancelled
 from edgekv.memory.machine import rss_peak
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 
 STDIN = "-"
+WAITS_S = 2.0
+"""Seconds after which a line says that standard input is waited for."""
 
 
 @click.command("run", short_help="Answer one prompt.")
@@ -62,13 +67,15 @@ def command(
     as_json: bool,
     words: tuple[str, ...],
 ) -> None:
-    """Answer one prompt: -p TEXT or just the text, -f FILE, or - for standard input.
+    """Answer one prompt: -p TEXT or just the text, -f FILE, or standard input.
 
-    -p may stand beside -f or -: first the text, then what to do with it. The answer goes to
-    standard output, everything else to standard error.
+    What is piped in goes in front of the prompt, and so does FILE: first the text, then what to do
+    with it. The answer goes to standard output, everything else to standard error.
     """
     raw = raw or conversation is False
     text = prompt_text(prompt, file, words[0] if words else None)
+    if not text:
+        raise no_prompt(engine.model)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")
     if raw and pack:
@@ -98,9 +105,12 @@ def command(
 
 
 def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
-    """The prompt from where it was given. Raises BadInput if that is nowhere, twice, or empty."""
-    piped = STDIN in (file, words)
-    if piped and file not in (None, STDIN):
+    """The prompt from where it was given; what is piped in stands in front of it.
+
+    Empty if that is nowhere. Raises BadInput if it was given twice, or without a text.
+    """
+    is_asked = STDIN in (file, words)
+    if is_asked and file not in (None, STDIN):
         raise BadInput("give -f FILE or -, not both")
     if words not in (None, STDIN):
         if prompt is not None:
@@ -109,18 +119,39 @@ def prompt_text(prompt: str | None, file: str | None, words: str | None) -> str:
             )
         prompt = words
     parts = []
-    if file and not piped:
+    if file not in (None, STDIN):
         parts.append(document_text(file, may_be_pipe=True))
-    if piped:
-        parts.append(text_of(read_bounded(sys.stdin.buffer, "standard input"), "standard input"))
+    piped = piped_in(is_asked)
+    if is_asked or piped.strip():
+        parts.append(text_of(piped, "standard input"))
     if prompt is not None:
         parts.append(encodable(prompt))
-    if not parts:
-        raise BadInput("there is no prompt; give -p TEXT, -f FILE, or - for standard input")
     text = "\n\n".join(parts)
-    if not text.strip():
+    if parts and not text.strip():
         raise BadInput("the prompt is empty; give some text")
     return text
+
+
+def piped_in(is_asked: bool) -> bytes:
+    """All of standard input, if it is no terminal or is asked for."""
+    if not is_asked:
+        if sys.stdin.isatty():
+            return b""
+        with suppress(OSError, ValueError):  # what is no pipe is there at once
+            if not select.select([sys.stdin], [], [], WAITS_S)[0]:
+                say("waiting for standard input to end; '</dev/null' leaves it out")
+    return read_bounded(sys.stdin.buffer, "standard input")
+
+
+def no_prompt(model: str) -> BadInput:
+    """What to say about a missing prompt. Raises BadInput if there is no such model either."""
+    from edgekv.models_found import names
+
+    names.check(model)
+    return BadInput(
+        "there is no prompt; give -p TEXT, -f FILE, or - for standard input; to talk:"
+        f" edgekv chat {shlex.quote(model)}"
+    )
 
 
 def system_of(text: str) -> list[dict[str, Any]]:

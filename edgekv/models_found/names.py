@@ -39,6 +39,16 @@ def path_of(name: str, tell: Callable[[str], object] = len) -> str:
     return _usable(_by_name(name)) if is_name else name
 
 
+def check(name: str) -> None:
+    """Raises BadInput for a name that means no model on this computer. One that might be
+    downloaded is not looked for.
+    """
+    if not name.startswith("hf:") and not _is_address(name):
+        path = path_of(name)
+        if not os.path.exists(path):
+            raise BadInput(f"there is no file {path}; 'edgekv models' lists what is here")
+
+
 def _is_address(name: str) -> bool:
     """Whether a name is an address on Hugging Face, as Ollama takes it, and means nothing here."""
     from edgekv.hub.wanted import PREFIXES
