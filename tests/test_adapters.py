@@ -214,3 +214,14 @@ def test_bench_measures_with_an_adapter(tiny, lora):
 def test_what_the_command_line_refuses(tiny, words, says):
     code, _, error = run(*words, path=tiny("llama-gqa"))
     assert code == 2 and says in error and len(error.splitlines()) == 1
+
+
+def test_a_pack_is_opened_with_the_adapters_and_overrides_it_was_made_with(tiny, tmp_path, lora):
+    model, pack = str(tiny("llama-gqa")), str(tmp_path / "pack")
+    (tmp_path / "doc.txt").write_text("the rain in the air is an art " * 20)
+    usual = ["-m", model, "-c", "1024", "--lora-scaled", f"{lora}:1"]
+    usual += ["--override-kv", "llama.context_length=int:512"]
+    made = typed("pack", *usual, str(tmp_path / "doc.txt"), "-o", pack)
+    assert made.exit_code == 0, made.stderr
+    assert typed("run -n 1", *usual, "--pack", pack, "who?").exit_code == 0
+    assert "another LoRA" in refused(typed("run", *usual, "--lora", str(lora), "--pack", pack, "x"))

@@ -758,7 +758,7 @@ def test_a_saved_chat_brings_its_cache_along(tiny, tmp_path):
     again = call("", *usual, *first, stdin=f"/load {path}\n")
     assert again.exit_code == 0 and "as it was saved" not in again.stderr
     smaller = call("", *usual, *first, "-c", "256", stdin=f"/load {path}\n")
-    assert smaller.exit_code == 2 and "-c " in smaller.stderr
+    assert smaller.exit_code == 2 and "larger -c, " in smaller.stderr
     other = ["-m", str(tiny("llama-mha"))]
     result = call("", *usual, *first, *other, stdin=f"/load {path}\n")
     assert "another model" in result.stderr and "same flags" not in result.stderr

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from edgekv import BadInput, commands
 from edgekv.commands import extract, watch
+from edgekv.commands import load as load_command
 from edgekv.commands.conversation import content_of
 from edgekv.commands.extract import document_text
 from edgekv.conversations import pack as packs
@@ -94,8 +95,37 @@ def test_chat_and_run_open_a_pack_at_once_and_take_over_its_settings(tiny, files
     assert "--kv-ratio" in refused(call("run", *usual, "--pack", pack, "--kv-ratio", "0.5", "x"))
     assert "cache type" in refused(call("run", *usual, "--pack", pack, "-ctk", "q8_0", "x"))
     assert "--raw" in refused(call("run", *usual, "--pack", pack, "--raw", "x"))
-    other = ["-m", str(tiny("llama-mha")), "-c", "2048"]
-    assert "another model" in refused(call("run", *other, "--pack", pack, "x"))
+    said = refused(call("run", "--pack", pack, "who is it?"))
+    assert f"edgekv run MODEL --pack {pack} 'who is it?'" in said
+
+
+def test_a_foreign_pack_is_refused_before_anything_takes_long(tiny, files, tmp_path, monkeypatch):
+    model, other, pack = tiny("llama-gqa"), str(tiny("llama-mha")), str(tmp_path / "pack")
+    make(model, files, tmp_path / "pack")
+
+    def begun(*_):
+        raise AssertionError("the model is prepared or loaded")
+
+    name = f"({model.name})"
+    shown = call("pack", "show", pack).stdout
+    fingerprint = json.loads(call("pack", "show", pack, "--json").stdout)["model"]["fingerprint"]
+    assert name in shown and fingerprint[:16] in shown
+    monkeypatch.setattr(load_command, "load_llama", begun)
+    for command in ("run", "chat"):
+        said = refused(call(command, "-m", other, "--pack", pack, *["x"] * (command == "run")))
+        assert "another model" in said and name in said and fingerprint[:16] in said
+    overridden = ["--override-kv", "llama.context_length=int:512"]
+    assert "another model" in refused(call("chat", "-m", str(model), *overridden, "--pack", pack))
+
+
+def test_a_pack_of_an_earlier_version_has_no_name_of_its_model(tiny, files, tmp_path):
+    pack = make(tiny("llama-gqa"), files, tmp_path / "pack")
+    llm = load(tiny("llama-gqa"), kv_ratio=0.3)
+    note = llm.kv_load(str(pack))
+    llm.kv_save(str(pack), {"pack": note["pack"]})
+    assert "a model, fingerprint" in call("pack", "show", str(pack)).stdout
+    other = str(tiny("llama-mha"))
+    assert "(a model, fingerprint" in refused(call("run", "-m", other, "--pack", str(pack), "x"))
 
 
 def test_show_prints_what_a_pack_holds(tiny, files, tmp_path):
@@ -145,14 +175,16 @@ def test_what_is_no_pack_is_refused(tiny, text, tmp_path, files):
     llm.eval(list(text(50)))
     llm.kv_save(str(tmp_path / "talk"))
     for path in ("talk", "missing", "rain.txt"):
-        refused(call("chat", "-m", model, "--pack", str(tmp_path / path)))
-        refused(call("pack", "show", str(tmp_path / path)))
+        for words in (["chat", "-m", model, "--pack"], ["pack", "show"]):
+            said = refused(call(*words, str(tmp_path / path)))
+            assert "saved conversation" not in said and (path == "missing" or "no pack" in said)
     before = (tmp_path / "rain.txt").read_bytes()
     refused(call("pack", "-m", model, *files, "-o", str(tmp_path / "rain.txt")))
     assert (tmp_path / "rain.txt").read_bytes() == before
-    assert "larger -c" in refused(
-        call("pack", "-m", model, "-c", "256", *files, "-o", str(tmp_path / "p"))
-    )
+    small = call("pack", "-m", model, "-c", "256", *files, "-o", str(tmp_path / "p"))
+    assert "larger -c" in refused(small) and "'rain.txt' (" in small.stderr
+    both = call("pack", "-m", model, "-c", "768", *files, "-o", str(tmp_path / "p"))
+    assert "'rain.txt' (" in refused(both) and "'tale.md' (" in both.stderr
     refused(call("pack", "-m", model, str(tmp_path / "missing"), "-o", str(tmp_path / "p")))
     assert not (tmp_path / "p").exists()
 

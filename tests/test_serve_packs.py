@@ -87,9 +87,10 @@ def test_the_command_takes_over_the_settings_of_its_packs(tiny, tmp_path):
     serve = f"serve -m {model} --port 0 -c 2048 -t 1"
     assert "--kv-ratio" in refused(typed(serve, "--pack", pack, "--kv-ratio", "0.5"))
     assert "different options" in refused(typed(serve, "--pack", pack, "--pack", other))
-    assert "no saved" in refused(typed(serve, "--pack", str(tmp_path / "rain.txt")))
+    assert "is no pack" in refused(typed(serve, "--pack", str(tmp_path / "rain.txt")))
     wrong = f"serve -m {tiny('llama-mha')} --port 0 -c 2048 -t 1"
     assert "another model" in refused(typed(wrong, "--pack", pack))
+    assert "another model" in refused(typed(wrong, "--pack", pack, "--pack", pack))
     assert "larger" in refused(typed(serve, "--pack", pack, "-c", "256"))
     with started(tiny, tmp_path, "-c", "2048", "--pack", pack) as child:
         assert pack in child.said

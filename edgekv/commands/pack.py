@@ -15,14 +15,14 @@ from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.extract import document_text
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
-from edgekv.commands.stream import refused_prompts
+from edgekv.commands.stream import or_larger, refused_prompts
 from edgekv.commands.template import Template
 from edgekv.commands.text import encodable, expanded, printable
-from edgekv.errors import Cancelled
+from edgekv.errors import BadInput, Cancelled
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.conversations.pack import Pack
+    from edgekv.conversations.pack import Pack, PackedDocument
 
 
 class WithUsual(click.Group):
@@ -65,6 +65,7 @@ def create(
     template = Template(llm)
     template.check()
     found = [_document(llm, path, text) for path, text in texts.items()]
+    _check_room(llm, found)
     system = [{"role": "system", "content": encodable(system_prompt)}] if system_prompt else []
     question = {"role": "user", "content": content_of([x.text for x in found], "?")}
 
@@ -82,7 +83,7 @@ def create(
     click.echo(f"{output}: {_summary(pack)}")
 
 
-def _document(llm: Llama, path: str, text: str) -> Any:
+def _document(llm: Llama, path: str, text: str) -> PackedDocument:
     from edgekv.conversations.pack import PackedDocument
 
     n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
@@ -91,23 +92,33 @@ def _document(llm: Llama, path: str, text: str) -> Any:
     )
 
 
+def _check_room(llm: Llama, documents: list[PackedDocument]) -> None:
+    """Raises BadInput if the context has no room for the documents."""
+    too_long = [x for x in documents if x.n_tokens >= llm.n_ctx()]
+    if too_long or sum(x.n_tokens for x in documents) >= llm.n_ctx():
+        names = ", ".join(f"'{x.name}' ({x.n_tokens:,} tokens)" for x in too_long or documents)
+        raise BadInput(
+            f"the context of {llm.n_ctx():,} tokens has no room for {names}: give shorter ones"
+            f"{or_larger(llm)}"
+        )
+
+
 @command.command("show", short_help="What a pack holds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("pack", metavar="PACK")
 def show(pack: str, as_json: bool) -> None:
     """Print a pack's documents, and what its cache was made with."""
     from edgekv.conversations import pack as packs
-    from edgekv.session import session
 
-    found = packs.read(pack)
-    session.verify(pack)
+    found, owner = packs.read(pack), packs.owner(pack)
+    packs.verify(pack)
     if as_json:
-        said = asdict(found)
+        said = {**asdict(found), "model": asdict(owner)}
         for document in said["documents"]:
             del document["text"]
         print(json.dumps(said, ensure_ascii=False))
         return
-    click.echo(table(_rows(found)))
+    click.echo(table([("model", str(owner)), *_rows(found)]))
 
 
 def _rows(pack: Pack) -> list[tuple[str, str]]:

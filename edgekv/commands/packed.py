@@ -43,10 +43,12 @@ def read(path: str, system: str | None) -> Pack:
 def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions:
     """`engine` with the cache of a pack.
 
-    Raises BadInput if an option was given that says otherwise.
+    Raises BadInput if an option was given that says otherwise, or if the pack belongs to another
+    model: before anything takes long.
     """
     from edgekv.conversations.pack import SAID, said, taken_over
 
+    _check_model(engine, path)
     mine, its, usual = engine.kv, pack.settings, KVConfig()
     for name in SAID:
         given, wanted = getattr(mine, name), getattr(its, name)
@@ -66,6 +68,16 @@ def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions
     )
 
 
+def _check_model(engine: EngineOptions, path: str) -> None:
+    from edgekv.commands import load
+    from edgekv.conversations.pack import check_model
+    from edgekv.model import adapters, metadata
+
+    model, said = load.model_path(engine.model), engine.loading.arguments()
+    loras = adapters.chosen(said["lora_path"], said["lora_scale"])
+    check_model(path, model, metadata.check(said["kv_overrides"], model), loras)
+
+
 def with_settings_of_all(engine: EngineOptions, paths: Sequence[str]) -> EngineOptions:
     """`engine` with the cache of some packs. Raises BadInput if one is none, or they differ."""
     from edgekv.conversations import pack as packs
@@ -77,6 +89,7 @@ def with_settings_of_all(engine: EngineOptions, paths: Sequence[str]) -> EngineO
                 f"'{path}' and '{paths[0]}' were made with different options for the cache: serve"
                 " them apart, or pack the documents again with the same ones"
             )
+        _check_model(engine, path)
     return with_settings(engine, found[0], paths[0]) if found else engine
 
 

@@ -75,7 +75,7 @@ def command(
     raw = raw or conversation is False
     text = prompt_text(prompt, file, words[0] if words else None)
     if not text:
-        raise no_prompt(engine.model)
+        raise no_prompt(engine.model, pack)
     if raw and system_prompt:
         raise BadInput("--raw has no system message; leave -sys out, or put it into the prompt")
     if raw and pack:
@@ -143,11 +143,22 @@ def piped_in(is_asked: bool) -> bytes:
     return read_bounded(sys.stdin.buffer, "standard input")
 
 
-def no_prompt(model: str) -> BadInput:
-    """What to say about a missing prompt. Raises BadInput if there is no such model either."""
+def no_prompt(model: str, pack: str | None) -> BadInput:
+    """What to say about a missing prompt. Raises BadInput if there is no such model either: it may
+    be the prompt.
+    """
     from edgekv.models_found import names
 
-    names.check(model)
+    try:
+        names.check(model)
+    except BadInput:
+        if not pack and " " not in model.strip():
+            raise
+        more = f" --pack {shlex.quote(pack)}" if pack else ""
+        raise BadInput(
+            f"which model? '{model}' is none; name one in front of the prompt: edgekv run MODEL"
+            f"{more} {shlex.quote(model)}"
+        ) from None
     return BadInput(
         "there is no prompt; give -p TEXT, -f FILE, or - for standard input; to talk:"
         f" edgekv chat {shlex.quote(model)}"

@@ -6,7 +6,8 @@ Its note has their texts, because each prompt is made from text, and what the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ def taken_over(mine: KVConfig, its: dict[str, Any]) -> KVConfig:
     """`mine` with the options that `said` returned. Raises BadInput if it cannot have."""
     return replace(mine, **its)
 
+
+NONE, AGAIN = "is no pack; make one with 'edgekv pack'", "pack the documents again"
 
 Complete = Callable[[list[dict[str, Any]]], Iterator[Any]]
 """From messages to the pieces of a completion, which is not run to its end."""
@@ -107,8 +110,13 @@ def write(
         stats.n_bytes_used,
         stats.n_bytes_full,
     )
-    llm.kv_save(path, {"pack": asdict(pack)})
+    llm.kv_save(path, {"pack": asdict(pack), "model": name_of(llm)})
     return pack
+
+
+def name_of(llm: Llama) -> str:
+    """What a model calls itself, and its file."""
+    return f"{llm.metadata.get('general.name', '')} ({os.path.basename(llm.model_path)})".strip()
 
 
 class _Captured(Exception):
@@ -141,7 +149,8 @@ def _on_prompt(llm: Llama, call: Callable[[list[int], list[int]], None]) -> Iter
 
 def read(path: str) -> Pack:
     """What a pack says of itself. Raises BadInput if it is none."""
-    return pack_of(session.beginning(path).note, path)
+    with _said_of_packs():
+        return pack_of(session.beginning(path).note, path)
 
 
 def load(llm: Llama, path: str) -> None:
@@ -149,7 +158,62 @@ def load(llm: Llama, path: str) -> None:
 
     Raises BadInput if it is of another model or cache, or damaged; `llm` is then as it was.
     """
-    llm.kv_load(path, lambda note: pack_of(note, path))
+    with _said_of_packs():
+        llm.kv_load(path, lambda note: pack_of(note, path))
+
+
+def verify(path: str) -> None:
+    """Raises BadInput if a pack is not as it was written."""
+    with _said_of_packs():
+        session.verify(path)
+
+
+@contextmanager
+def _said_of_packs() -> Iterator[None]:
+    """Turns what is said of saved conversations into words about packs."""
+    try:
+        yield
+    except BadInput as error:
+        text = str(error).replace(session.NONE, NONE).replace(session.AGAIN, AGAIN)
+        raise BadInput(text) from None
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The model that a pack belongs to. name: empty in packs of earlier versions."""
+
+    name: str
+    fingerprint: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'a model'}, fingerprint {self.fingerprint[:16]}"
+
+
+def owner(path: str) -> Owner:
+    """The model that a pack belongs to. Raises BadInput if it is no pack."""
+    with _said_of_packs():
+        found = session.beginning(path)
+    name = found.note.get("model", "") if isinstance(found.note, dict) else ""
+    is_name = isinstance(name, str) and name.isprintable()
+    return Owner(name if is_name else "", session.fingerprint_in(found.header))
+
+
+def check_model(
+    path: str,
+    model: str,
+    overrides: Mapping[str, Any] | None,
+    adapters: Iterable[tuple[str, float]],
+) -> None:
+    """Raises BadInput if a pack is not of this model file with these overrides and adapters."""
+    its, mine = owner(path), session.fingerprint(model)
+    if its.fingerprint and its.fingerprint != mine:
+        raise BadInput(
+            f"'{path}' belongs to another model ({its}); this one is"
+            f" {os.path.basename(model)}, fingerprint {mine[:16]}: give that one, or pack the"
+            " documents again with this one"
+        )
+    with _said_of_packs():
+        session.check_weights(path, model, overrides, adapters)
 
 
 def pack_of(note: Any, path: str) -> Pack:
@@ -163,7 +227,7 @@ def pack_of(note: Any, path: str) -> Pack:
             raise ValueError
         _ = pack.settings
     except (AttributeError, TypeError, KeyError, ValueError, BadInput):
-        raise BadInput(f"'{path}' is no pack; make one with 'edgekv pack'") from None
+        raise BadInput(f"'{path}' {NONE}") from None
     return pack
 
 

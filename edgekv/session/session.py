@@ -12,7 +12,7 @@ import ctypes
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -30,6 +30,8 @@ from edgekv.session import remembered, state, whole_state
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder
 
+NONE, AGAIN = "is no saved conversation", "save the conversation again"
+"""What is said of files that are none, or not any more."""
 KIND = b"edgekv session "
 MAGIC = KIND + b"3\n"
 PRIVATE = 0o600
@@ -87,8 +89,7 @@ def fingerprint(path: str) -> str:
 def _identity(llm: Holder) -> dict[str, Any]:
     params = llm.context_params
     return {
-        "model": _model(llm),
-        "lora": _adapters(llm),
+        **_weights(llm.model_path, llm.kv_overrides, llm._kv_adapters.files),
         "rope": [getattr(params, name) for name in _ROPE],
         "type_k": int(params.type_k),
         "type_v": int(params.type_v),
@@ -97,16 +98,17 @@ def _identity(llm: Holder) -> dict[str, Any]:
     }
 
 
-def _model(llm: Holder) -> Any:
-    """Of which model: its file, and what of its metadata was overridden."""
-    file = fingerprint(llm.model_path)
-    return [file, sorted(llm.kv_overrides.items())] if llm.kv_overrides else file
-
-
-def _adapters(llm: Holder) -> list[Any] | None:
-    """Of which adapters: one alone as files of earlier versions have it."""
-    found = [[fingerprint(path), scale] for path, scale in llm._kv_adapters.files]
-    return found[0] if len(found) == 1 else found or None
+def _weights(
+    path: str, overrides: Mapping[str, Any] | None, adapters: Iterable[tuple[str, float]]
+) -> dict[str, Any]:
+    """Of which model: its file, what of its metadata was overridden, and adapters: one alone as
+    files of earlier versions have it.
+    """
+    file, found = fingerprint(path), [[fingerprint(lora), scale] for lora, scale in adapters]
+    return {
+        "model": [file, sorted(overrides.items())] if overrides else file,
+        "lora": found[0] if len(found) == 1 else found or None,
+    }
 
 
 # ---- saving
@@ -188,9 +190,7 @@ def load(llm: Holder, path: str | Path, check: Check | None = None) -> Any:
     if check is not None:
         check(saved.note)
     if not state.try_put(llm, saved.state):
-        raise BadInput(
-            f"'{path}' does not fit this model and its cache; save the conversation again"
-        )
+        raise BadInput(f"'{path}' does not fit this model and its cache; {AGAIN}")
     return saved.note
 
 
@@ -208,7 +208,7 @@ def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
         if header["n_tokens"] > llm.n_ctx():
             raise BadInput(
                 f"'{path}' holds {header['n_tokens']:,} tokens, this context {llm.n_ctx():,}: "
-                f"give -c {-(-header['n_tokens'] // 256) * 256 + 256} or more"
+                f"give a larger -c, {-(-header['n_tokens'] // 256) * 256 + 256} or more"
             )
         return _body(llm, reader, header)
     except (ValueError, EOFError) as error:
@@ -250,6 +250,23 @@ def cache_of(path: str | Path, llm: Holder) -> tuple[Cache, Any]:
     ):
         raise _damaged(path, ValueError("its cache is none"))
     return cache, found.note
+
+
+def check_weights(
+    path: str | Path,
+    model: str,
+    overrides: Mapping[str, Any] | None,
+    adapters: Iterable[tuple[str, float]],
+) -> None:
+    """Raises BadInput if a file is not of this model file with these overrides and adapters."""
+    _check_identity(beginning(path).header, _weights(model, overrides, adapters), str(path))
+
+
+def fingerprint_in(header: dict[str, Any]) -> str:
+    """The fingerprint of the model that a file is of, empty if its header says none."""
+    said = header["model"]
+    file = said[0] if isinstance(said, list) and said else said
+    return file if isinstance(file, str) and file.isalnum() else ""
 
 
 class Damaged(BadInput):
@@ -295,7 +312,7 @@ def _some(reader: _Reader, n_tokens: int) -> int:
 
 
 def _damaged(path: str | Path, error: Exception) -> Damaged:
-    return Damaged(f"'{path}' is damaged ({error}); save the conversation again")
+    return Damaged(f"'{path}' is damaged ({error}); {AGAIN}")
 
 
 class _Reader:
@@ -333,9 +350,9 @@ def _header(reader: _Reader, path: str) -> dict[str, Any]:
     magic = reader.line(len(MAGIC))
     if magic != MAGIC:
         raise BadInput(
-            f"'{path}' was saved by another version of edgekv; save the conversation again"
+            f"'{path}' was saved by another version of edgekv; {AGAIN}"
             if magic.startswith(KIND)
-            else f"'{path}' is no saved conversation"
+            else f"'{path}' {NONE}"
         )
     header = _parsed(reader.line(_HEADER), "header")
     if type(header) is not dict or set(header) != {*_WRONG, "compressed", "memory", *_SIZES}:
