@@ -120,6 +120,29 @@ def test_a_missing_prompt_is_said_with_what_else_there_is(fake, tiny):
     assert "edgekv run" in refused(call("chat -m m -f", "a file"))
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("show m", "edgekv info"),
+        ("ps", "edgekv serve"),
+        ("rm m", "edgekv models"),
+        ("stop m", "Ctrl-C"),
+        ("create m -f x", "edgekv pack"),
+        ("version", "edgekv --version"),
+    ],
+)
+def test_ollamas_words_say_what_there_is_instead(line, says):
+    assert says in refused(call(line))
+
+
+def test_ollamas_words_that_mean_the_same(monkeypatch):
+    assert call("help").stdout == call("--help").stdout
+    assert "'list'" in call("--help").stdout
+    assert call("help run").stdout == call("run --help").stdout
+    assert "no such" in refused(call("help nonsense")).lower()
+    assert call("ls --help").stdout.partition("\n")[2] == call("list -h").stdout.partition("\n")[2]
+
+
 def test_what_the_engine_refuses_is_one_line(fake, monkeypatch):
     def load_llama(engine, later=None):
         raise Unsupported("no such luck; try another")

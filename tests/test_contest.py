@@ -25,6 +25,7 @@ from edgekv.model.facts import model_info
 from edgekv.profiles import contest, probe_profile
 from edgekv.profiles.places import cached
 from edgekv.profiles.winners import METHODS, PLAIN, RATIOS, Distance, Winner, Winners, parse
+from tests import models
 from tests.engine import TYPES
 from tests.test_cli import call
 from tests.test_methods import layer
@@ -439,6 +440,17 @@ def test_show_has_a_line_for_each_ratio(known):
     assert result.exit_code == 0 and f"{LINE} ({METHODS[0]}, q8_0/q5_1)" in result.stdout
     shown = json.loads(call("profile", "show", known[1], "--json").stdout)
     assert shown["contest"]["found"][1]["distance"] == {"text": 0.004, "answers": 0.02}
+
+
+def test_show_takes_a_models_name_too(found, tmp_path):
+    result = call("profile", "show", found)
+    assert result.exit_code == 0 and LINE in result.stdout
+    assert profiles.find(found).path in result.stdout
+    stranger = models.write("llama-mha", tmp_path)
+    assert "no profile yet" in call("profile", "show", str(stranger)).stderr
+    assert "no model 'nobody'" in call("profile", "show", "nobody").stderr
+    (tmp_path / "text").write_text("a text")
+    assert "is no profile" in call("profile", "show", str(tmp_path / "text")).stderr
 
 
 def test_fit_quotes_it_and_plans_its_types(found):

@@ -34,8 +34,22 @@ COMMANDS = (
     "profile",
 )  # each: the click command `command` of edgekv.commands.<name>
 
-ALIASES = {"list": "models"}
+ALIASES = {"list": "models", "ls": "models"}
 """Ollama's words for commands."""
+INSTEAD = {
+    "show": "'edgekv info MODEL' says what a model is",
+    "ps": "nothing runs behind your back; a server of 'edgekv serve' says what it does at /slots",
+    "stop": "nothing runs behind your back; Ctrl-C ends a chat or a server",
+    "rm": "edgekv has no models of its own: delete the file, which 'edgekv models --json' names",
+    "cp": "edgekv has no models of its own: copy the file, which 'edgekv models --json' names",
+    "create": (
+        "GGUF files are taken as they are: -sys gives a chat its system message, and 'edgekv pack'"
+        " its documents"
+    ),
+    "push": "'hf upload USER/REPO FILE' shares a model on Hugging Face",
+    "version": "'edgekv --version' prints it",
+}
+"""What there is for Ollama's other words."""
 NO_ARGUMENTS = getattr(
     click.exceptions, "NoArgsIsHelpError", ()
 )  # click before 8.2 prints the help itself
@@ -51,6 +65,18 @@ class Group(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)
         return import_module(f"edgekv.commands.{name}").command if name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "help":
+            args = [*args[1:2], *ctx.help_option_names[:1]] if args[1:] else ["help"]
+        if args[0] == "help":
+            click.echo(ctx.get_help())
+            ctx.exit()
+        if args[0] in INSTEAD:
+            raise EdgeKVError(f"there is no command '{args[0]}'; {INSTEAD[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         run: Callable[..., Any] = super().main

@@ -28,7 +28,10 @@ NONE = (
 HEAD = ("name", "size", "architecture", "KV/token", "compressible", "fits", "profile")
 
 
-@click.command("models", short_help="List the models on this computer, and whether they fit.")
+@click.command(
+    "models",
+    short_help="List the models on this computer, and whether they fit; also 'list'.",
+)
 @option(
     "-c --ctx-size",
     type=COUNT,
@@ -45,7 +48,7 @@ HEAD = ("name", "size", "architecture", "KV/token", "compressible", "fits", "pro
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
 def command(ctx_size: int | None, margin_bytes: int, as_json: bool) -> None:
     """List the models that Ollama, LM Studio, GPT4All, Jan, llama.cpp and Hugging Face's cache have
-    on this computer. Any command takes their names; 'edgekv list' is the same.
+    on this computer. Any command takes their names; 'edgekv list' and 'edgekv ls' are the same.
 
     KV/token is what a token takes in a full f16 cache. "fits" says at which --kv-ratio the context
     fits into the memory that is free now; 'edgekv fit' says more. "profile" says whether the model

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ from edgekv.commands.profile_options import (
 from edgekv.commands.profile_shared import get, pack
 from edgekv.commands.values import ratio
 from edgekv.errors import BadInput
+from edgekv.model import kind
+from edgekv.model.header import DAMAGE, Header, opened
 
 if TYPE_CHECKING:
     from edgekv.profiles import Profile
@@ -174,7 +177,7 @@ command.add_command(evolkv)
 
 
 @command.command("show")
-@FILE
+@click.argument("name", metavar="MODEL|FILE")
 @option(
     "--kv-ratio share", default="0.2", metavar="R", callback=ratio, help="The global ratio to show."
 )
@@ -184,13 +187,11 @@ command.add_command(evolkv)
     help="Draw it into this file instead of the terminal; needs matplotlib.",
 )
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
-def show(file: str, share: float, output: str | None, as_json: bool) -> None:
-    """Show what a profile says: for which model, how it was made, and a heat map of the shares at
-    one ratio.
+def show(name: str, share: float, output: str | None, as_json: bool) -> None:
+    """Show what a model's profile, or one in a file, says: for which model, how it was made, and a
+    heat map of the shares at one ratio.
     """
-    from edgekv.profiles import read
-
-    profile = read(file)
+    profile = profile_of(name)
     if output:
         from edgekv import plots
         from edgekv.profiles import draw
@@ -221,6 +222,33 @@ def show(file: str, share: float, output: str | None, as_json: bool) -> None:
         draw.heat_map(profile, share)
 
 
+def profile_of(name: str) -> Profile:
+    """The profile that a model has, or the one in a file. Raises BadInput."""
+    from edgekv.commands.load import model_path
+    from edgekv.profiles import find, read
+
+    if os.path.isfile(name) and not is_model(name):
+        return replace(read(name), path=name)
+    path = model_path(name)
+    if not is_model(path):
+        raise BadInput(f"'{name}' is neither a model nor a profile; 'edgekv models' lists models")
+    found = find(path, predicts=True) or find(path)
+    if found is None:
+        raise BadInput(
+            f"{name} has no profile yet: 'edgekv chat {name} --kv-ratio 0.2' makes it on first use"
+        )
+    return found
+
+
+def is_model(path: str) -> bool:
+    """Whether a file is a model, and not a profile or anything else."""
+    try:
+        with opened(path) as data:
+            return not kind.not_a_model(Header(data))
+    except (OSError, *DAMAGE):
+        return False
+
+
 def contest_lines(profile: Profile) -> Sequence[str]:
     """What the model's contest found, if one was held."""
     return profile.contest.lines() if profile.contest else []
@@ -236,6 +264,7 @@ def words(value: Any) -> str:
 def describe(profile: Profile) -> dict[str, Any]:
     model = profile.model
     return {
+        "file": profile.path,
         "architecture": model.arch,
         "layers": model.n_layer,
         "kv_heads": max(model.n_head_kv),
