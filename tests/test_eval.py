@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from edgekv import commands
 from edgekv.commands import eval as command
+from edgekv.commands import progress
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.eval import evaluate, perplexity, plot, predictions, prompt, reader, results, table
 from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
@@ -541,6 +542,15 @@ def test_the_table_of_a_task(run):
         " % to 49.0 % | 4 |"
     )
     assert lines[-1].startswith("| auto | q8_0 | 0.2 | 20 %: 0.2 of 1.0 MiB | 1,000 | 20 % |")
+
+
+def test_a_file_gets_lines_of_progress(capsys):
+    ticks = iter(range(0, 10**4, 15))
+    items = progress.counted(range(4), 4, "needle", clock=lambda: next(ticks))
+    assert list(items) == [0, 1, 2, 3]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(line.startswith("edgekv: needle: ") for line in lines)
+    assert "2 of 4, about" in lines[0] and lines[0].endswith("left")
 
 
 def rows_of(found) -> list[tuple[str, str, float]]:

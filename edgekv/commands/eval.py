@@ -5,7 +5,6 @@ A command for each row of `edgekv.eval.tasks`; they share everything but what th
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
@@ -16,6 +15,7 @@ import click
 
 from edgekv.commands.declare import SETTING, Decorator, option
 from edgekv.commands.options import EngineOptions, engine_options
+from edgekv.commands.progress import counted
 from edgekv.commands.values import cache_types, lengths, method, ratios, split_names
 from edgekv.errors import BadInput
 
@@ -236,13 +236,10 @@ def run(
         known = frozenset((outcome.sample, outcome.row) for outcome in answers.outcomes)
         found = evaluate(task, reader, samples, grid, o.setting == "aware", known)
         length = len(samples) * len(grid) - len(known)
-        with click.progressbar(
-            found, length=length, label=task.name, file=sys.stderr, hidden=engine.verbose
-        ) as bar:
-            for outcome in bar:
-                text = answers.add(outcome)
-                if o.form == "jsonl":
-                    click.echo(text, nl=False)
+        for outcome in counted(found, length, task.name, hidden=engine.verbose):
+            text = answers.add(outcome)
+            if o.form == "jsonl":
+                click.echo(text, nl=False)
     table = Table(task, o.setting, answers.outcomes, about(engine) if o.plot else ())
     remember(table, engine)
     show(table, o.form, o.plot)
