@@ -65,7 +65,13 @@ LAZY = {
 """Names that bring their module along with their first use."""
 
 
+MODULES = ("llama_cpp", "native")
+"""Modules that their first use loads."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in MODULES:
+        return import_module(f"edgekv.{name}")
     if name not in LAZY:
         raise AttributeError(f"module 'edgekv' has no attribute '{name}'")
     return getattr(import_module(LAZY[name]), name)

@@ -410,6 +410,14 @@ def test_ctrl_c_behind_a_decoded_token_loses_no_token(tiny, monkeypatch, options
     assert again == expected
 
 
+def test_modules_come_with_their_first_use():
+    code = "import edgekv; print(edgekv.llama_cpp.llama_backend_init, edgekv.native.Store)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_parent_has_what_is_overridden_here():
     """A new release of the bindings that renames one of these would leave it unguarded."""
     for name in (
