@@ -5,6 +5,7 @@ Everything of the parent works as there; what differs is where tokens go (`edgek
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -242,7 +243,9 @@ class Llama(Evaluation):
         except ValueError as error:
             if "exceed context window" not in str(error):
                 raise
-            raise ContextFull(str(error), "use a larger n_ctx or a shorter prompt") from error
+            n, most = re.findall(r"\d+", str(error))[:2]
+            what = f"the prompt has {int(n):,} tokens, and the context {int(most):,}"
+            raise ContextFull(what, "use a larger n_ctx or a shorter prompt") from error
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As the parent's."""

@@ -903,6 +903,42 @@ def test_a_full_context_is_said(fake, monkeypatch):
     assert "/reset" not in call("chat -m m -n 1", stdin="one\n").stderr
 
 
+def test_the_turn_behind_a_full_context_says_what_to_do(fake, tmp_path):
+    fake.metadata["fake.context_length"] = "4000"
+    result = call("chat -m m", stdin="word " * 900 + "\n" + "word " * 99 + "\n")
+    assert "/reset starts afresh, or start with a larger -c" in result.stderr
+    assert result.stderr.count("1004 tokens, the context 1000") == 1
+    fake.seen = []
+    first = call("chat -m m", stdin="word " * 1100 + "\n").stderr
+    assert "/reset" not in first and "give a shorter prompt" in first
+    (tmp_path / "long").write_text("word " * 1100)
+    first = call("chat -m m", stdin=f"/file {tmp_path / 'long'}\n").stderr
+    assert "/reset" not in first and "give a shorter text" in first
+
+
+def test_a_real_models_full_context_is_said_in_plain_words(tiny):
+    words = ["chat", "-m", str(tiny("llama-gqa")), "-c", "256", "-n", "4", "--ignore-eos"]
+    text = "the rain in the air is an art and the sun is on the ear "
+    said = call("", *words, stdin=f"{text}\n{text * 20}\n").stderr
+    assert "tokens, and the context 256; /reset starts afresh" in said and "Requested" not in said
+    assert "-c 200 is taken as 256" in call("", *words, "-c", "200", stdin=f"{text}\n").stderr
+    assert "is taken as" not in said
+
+
+@pytest.mark.parametrize("line", ["/exit now", "/quit x", "/reset all", "/help me", "/regen it"])
+def test_words_behind_a_command_that_takes_none_are_not_dropped(fake, line):
+    result = call("chat -m m", stdin=f"one\n{line}\ntwo\n")
+    assert result.exit_code == 2 and result.stdout == "ONE\nTWO\n"
+    assert f"{line.split()[0]} stands alone" in result.stderr
+
+
+def test_nothing_is_forgotten_where_nothing_is(fake, tmp_path):
+    (tmp_path / "doc").write_text("a text")
+    lines = f"/reset\n/system be kind\n/reset\n/file {tmp_path / 'doc'}\n/reset\none\n/reset\n"
+    said = call("chat -m m", stdin=lines).stderr.splitlines()
+    assert said.count("there is nothing to forget") == said.count("forgotten") == 2
+
+
 def test_a_template_that_refuses_is_one_line(fake):
     fake.create_chat_completion = lambda **_: (_ for _ in ()).throw(
         ValueError("System role\nnot supported")

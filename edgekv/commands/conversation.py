@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgekv.commands.saved import cache_of, messages_of, note_of
-from edgekv.commands.stream import Chunks, Stream
+from edgekv.commands.stream import Chunks, Stream, or_larger
 from edgekv.commands.template import Template
 from edgekv.commands.thinking import OPEN
-from edgekv.errors import BadInput, Cancelled, EdgeKVError
+from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -85,7 +85,10 @@ class Conversation:
             self.documents = documents
             raise Cancelled(f"{stopped}{self._pending()}") from None
         except EdgeKVError as error:
-            raise BadInput(f"{error}{self._pending()}") from None
+            said = str(error)
+            if isinstance(error, ContextFull) and not self.is_new:
+                said = f"{error.what}; /reset starts afresh{or_larger(self.llm)}"
+            raise BadInput(f"{said}{self._pending()}") from None
         finally:
             if self.stream and self.stream.has_begun:
                 self.documents = []

@@ -47,6 +47,11 @@ def load_llama(options: EngineOptions, later: Later | None = None) -> Llama:
     check_gguf(path)
     kind.check(path, writes=True)  # before a profile is made
     options.loading.check(path)
+    if options.ctx_size % CTX_UNIT and not (later and later.has_begun):
+        terminal.status(
+            f"edgekv: -c {options.ctx_size:,} is taken as {_context(options):,}: contexts are"
+            f" multiples of {CTX_UNIT} tokens"
+        )
     learn(options, later)
     with terminal.killable():
         try:
@@ -66,7 +71,7 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
     seed = options.seed if options.seed >= 0 else random.SystemRandom().getrandbits(31)
     return dict(
         kv=replace(options.kv, seed=min(max(options.seed, 0), MOST)),
-        n_ctx=-(-options.ctx_size // CTX_UNIT) * CTX_UNIT,
+        n_ctx=_context(options),
         n_batch=options.batch_size,
         n_ubatch=options.ubatch_size,
         n_threads=threads,
@@ -81,6 +86,11 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
         verbose=options.verbose,
         **options.loading.arguments(),
     )
+
+
+def _context(options: EngineOptions) -> int:
+    """Tokens of the context; 0: those that the model was trained with."""
+    return -(-options.ctx_size // CTX_UNIT) * CTX_UNIT
 
 
 def learn(options: EngineOptions, later: Later | None = None) -> None:

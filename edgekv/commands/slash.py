@@ -34,11 +34,13 @@ def run(conversation: Conversation, line: str) -> Iterator[str] | None:
 
     Raises BadInput and Quit.
     """
-    name, _, rest = line.partition(" ")
-    name = ALIASES.get(name, name)
-    if name not in COMMANDS:
-        raise BadInput(f"there is no command {name}; /help lists them")
-    return COMMANDS[name](conversation, rest.strip())
+    typed, _, rest = line.partition(" ")
+    command = COMMANDS.get(ALIASES.get(typed, typed))
+    if command is None:
+        raise BadInput(f"there is no command {typed}; /help lists them")
+    if rest.strip() and " " not in described(command)[0]:
+        raise BadInput(f"{typed} stands alone; leave '{rest.strip()}' out")
+    return command(conversation, rest.strip())
 
 
 def help_(conversation: Conversation, rest: str) -> None:
@@ -111,8 +113,9 @@ def load(conversation: Conversation, rest: str) -> None:
 
 def reset(conversation: Conversation, rest: str) -> None:
     """/reset | forget everything but the system message"""
+    has_begun = not conversation.is_new or bool(conversation.documents)
     conversation.reset()
-    say("forgotten")
+    say("forgotten" if has_begun else "there is nothing to forget")
 
 
 def system(conversation: Conversation, rest: str) -> None:
@@ -198,11 +201,13 @@ def check_room(conversation: Conversation, path: str, text: str) -> int:
     llm = conversation.llm
     n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
     n_waiting = sum(x.n_tokens for x in conversation.documents if not x.is_read)
-    n_left = llm.n_ctx() - llm.kv_stats().n_seen - n_waiting
+    n_seen = llm.kv_stats().n_seen
+    n_left = llm.n_ctx() - n_seen - n_waiting
     if n_tokens >= n_left:
+        more = ", or /reset" * (n_seen > 0) + ", or '/file -'" * (n_waiting > 0)
         raise BadInput(
             f"'{path}' has {n_tokens:,} tokens, and {n_left:,} of the context's {llm.n_ctx():,} are"
-            f" left; give a shorter text, /reset{or_larger(llm)}"
+            f" left; give a shorter text{more}{or_larger(llm)}"
         )
     return n_tokens
 

@@ -99,8 +99,8 @@ def refused_prompts(llm: Llama) -> Iterator[None]:
     try:
         yield
     except ContextFull as error:
-        advice = f"give a shorter prompt{or_larger(llm)}"
-        raise BadInput(f"the model cannot take this prompt: {error.what}; {advice}") from error
+        what = f"the model cannot take this prompt: {error.what}"
+        raise ContextFull(what, f"give a shorter prompt{or_larger(llm)}") from error
     except EdgeKVError:
         raise
     except Exception as error:
