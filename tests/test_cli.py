@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekv import folders, methods
+from edgekv import demo, folders, methods
 from edgekv.budget import BUDGETS
 from edgekv.commands import chat, load, options, report, slash, terminal, text
 from edgekv.commands.conversation import Conversation
@@ -437,6 +437,35 @@ def test_each_piped_line_is_a_turn(fake):
     assert result.stderr.count("tokens seen") == 2 and "\x1b" not in result.stderr
     assert [m["role"] for m in fake.calls[1]["messages"]] == ["system", "user", "assistant", "user"]
     assert fake.calls[1]["messages"][2]["content"] == "HELLO THERE"
+
+
+@pytest.mark.parametrize(
+    ("words", "most"), [("", 1024), ("-n -1", None), ("-n 7", 7), ("-n 1024", 1024)]
+)
+def test_a_reply_ends_where_nobody_can_stop_it(fake, words, most):
+    call(f"chat -m m {words}", stdin="one\n")
+    assert fake.calls[-1]["max_tokens"] == most
+
+
+def test_a_reply_that_was_ended_says_so(fake, monkeypatch):
+    monkeypatch.setattr(chat, "PIPED_MAX", 2)
+    said = call("chat -m m", stdin="one two three\n")
+    assert said.stdout == "ONE TWO\n" and "stopped after 2 tokens; -n -1" in said.stderr
+    assert "stopped after" not in call("chat -m m", stdin="one\n").stderr
+    assert "stopped after" not in call("chat -m m -n 1", stdin="one two\n").stderr
+
+
+def test_the_demo_proposes_what_it_can_answer(fake, monkeypatch):
+    monkeypatch.setattr(terminal, "is_interactive", lambda: True)
+    monkeypatch.setattr(terminal, "typed_lines", lambda *_: iter([]))
+    assert demo.proposal() in call("chat -m demo").stderr
+    assert demo.QUESTION not in call("chat -m m").stderr
+
+
+@pytest.mark.slow
+def test_the_demo_answers_what_it_proposes(demo_model):
+    words = "chat -m demo -c 4096 --temp 0 -n 16 --kv-ratio 0.2"
+    assert "83 kilometres" in call(words, stdin=f"{demo.proposal()}\n").stdout
 
 
 def test_a_file_goes_in_front_of_the_next_message(fake, tmp_path):

@@ -20,7 +20,11 @@ from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import or_larger
 from edgekv.commands.template import warnings
 from edgekv.commands.text import encodable
+from edgekv.demo import proposal
 from edgekv.errors import Cancelled, EdgeKVError
+
+PIPED_MAX = 1024
+"""Tokens of a reply without a terminal."""
 
 
 @click.command("chat", short_help="Chat with a model, about documents too.")
@@ -38,7 +42,8 @@ def command(
     """Chat with a model, about documents too. /help in the chat lists its commands.
 
     Replies go to standard output, everything else to standard error. Without a terminal each line
-    of standard input is one turn, and the exit code is 2 if one of them was refused.
+    of standard input is one turn, replies have at most 1024 tokens unless -n says otherwise, and
+    the exit code is 2 if a line was refused.
     """
     from edgekv.commands import load
 
@@ -49,7 +54,7 @@ def command(
         typed = terminal.is_interactive()
         waiting = later if typed else None
         llm = load.load_llama(engine, waiting)
-        arguments = load.sampling_arguments(llm, sampling)
+        arguments = load.sampling_arguments(llm, sampling if typed else ending(sampling))
         conversation = Conversation(llm, arguments, encodable(system_prompt or ""))
         conversation.learn = lambda share: load.learn(
             replace(engine, kv=replace(engine.kv, ratio=share)), waiting
@@ -66,10 +71,21 @@ def command(
             " Ctrl-D ends"
         )
         slash.say(compression_line(llm.kv_stats(), engine))
+        if engine.model == "demo":
+            slash.say(f"the demo model is a very small one; this it can answer:\n{proposal()}")
         names = [*slash.COMMANDS, *slash.ALIASES]
         lines = terminal.typed_lines(names, slash.WITH_PATH)
         talk(conversation, with_later(lines, later, conversation, engine), typed=True)
         return 0
+
+
+def ending(sampling: SamplingOptions) -> SamplingOptions:
+    """`sampling` with an end to each reply, unless the user gave a limit or none: nobody is there
+    who stops a model that repeats itself.
+    """
+    source = click.get_current_context().get_parameter_source("predict")
+    is_usual = getattr(source, "name", "") == "DEFAULT"
+    return replace(sampling, predict=PIPED_MAX) if is_usual else sampling
 
 
 def with_later(
@@ -160,5 +176,10 @@ def take_turn(conversation: Conversation, reply: Iterator[str], typed: bool) -> 
         slash.say(f"edgekv: {stats.note}")
     if stream.finish == "stopped" and not typed:
         raise click.Abort
-    if stream.finish == "length" and not conversation.arguments["max_tokens"]:
+    most = conversation.arguments["max_tokens"]
+    if stream.finish != "length":
+        return
+    if not most or stream.n_decoded < most - 1:
         slash.say(f"edgekv: the context is full; /reset starts afresh{or_larger(conversation.llm)}")
+    elif most == PIPED_MAX and not typed:
+        slash.say(f"edgekv: stopped after {most:,} tokens; -n -1 lets a reply end by itself")
