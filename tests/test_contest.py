@@ -363,6 +363,26 @@ def test_evaluation_and_benchmark_take_what_a_chat_takes(found):
     assert stored_as(model, model_info(model), "snapkv", 0.2) == "f16"
 
 
+def test_a_chat_of_the_first_session_is_loaded_by_the_same_command(
+    learned, known, monkeypatch, tmp_path
+):
+    """The contest ends after it was saved, and 'auto' stores other types from then on."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("edgekv.commands.load.learn", lambda *_: None)
+    model, _, without = learned
+    target = cached(profiles.identify(model))
+    target.parent.mkdir(parents=True)
+    shutil.copy(without, target)
+    words = ["chat", "-m", model, "-c", "1024", "-n", "4", "-t", "1", "--kv-ratio", "0.2"]
+    text = "the rain in the air is an art and the sun is on the ear " * 20
+    first = call("", *words, stdin=f"{text}\n/save {tmp_path / 'talk'}\n/stats\n")
+    assert first.exit_code == 0 and "q8_0" in first.stderr and "q5_1" not in first.stderr
+    shutil.copy(known[1], target)
+    again = call("", *words, stdin=f"/stats\n/load {tmp_path / 'talk'}\nand then?\n")
+    assert again.exit_code == 0 and "q8_0/q5_1" in again.stderr
+    assert "as it was saved: keeps 20 % of the memory, as q8_0, method edgekv" in again.stderr
+
+
 def test_the_evaluators_auto_is_the_one_of_its_ratio(known):
     from edgekv.eval.reader import Reader
 
