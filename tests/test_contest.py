@@ -380,7 +380,7 @@ def test_a_chat_of_the_first_session_is_loaded_by_the_same_command(
     shutil.copy(known[1], target)
     again = call("", *words, stdin=f"/stats\n/load {tmp_path / 'talk'}\nand then?\n")
     assert again.exit_code == 0 and "q8_0/q5_1" in again.stderr
-    assert "as it was saved: keeps 20 % of the memory, as q8_0, method edgekv" in again.stderr
+    assert "as it was saved: keeps 20 % of the memory, as q8_0, method auto" in again.stderr
 
 
 def test_the_evaluators_auto_is_the_one_of_its_ratio(known):

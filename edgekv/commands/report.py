@@ -134,12 +134,12 @@ def kinds(stats: KVStats) -> str:
     return names + more * (stats.per_f16 > 1)
 
 
-def cache_words(stats: KVStats) -> str:
-    """What a cache keeps, as what, and how: 'keeps 20 % of the memory, as q8_0, method edgekv'."""
+def cache_words(stats: KVStats, method: str) -> str:
+    """What a cache keeps, as what, and how: 'keeps 20 % of the memory, as q8_0, method auto'."""
     types = "/".join(dict.fromkeys((stats.type_k, stats.type_v)))
     if stats.method == "full":
         return f"uncompressed, as {types}"
-    return f"keeps {percent(stats.ratio, 1)} of the memory, as {types}, method {stats.method}"
+    return f"keeps {percent(stats.ratio, 1)} of the memory, as {types}, method {method}"
 
 
 def _kept(stats: KVStats) -> str:

@@ -100,10 +100,11 @@ def save(conversation: Conversation, rest: str) -> None:
 
 def load(conversation: Conversation, rest: str) -> None:
     """/load PATH | take up a saved conversation, with its cache's options"""
-    before = cache_words(conversation.llm.kv_stats())
+    llm = conversation.llm
+    before = cache_words(llm.kv_stats(), llm.kv_config().method)
     conversation.load(needed(rest, "/load PATH"))
-    stats = conversation.llm.kv_stats()
-    end, now = last_turn(conversation.messages), cache_words(stats)
+    stats = llm.kv_stats()
+    end, now = last_turn(conversation.messages), cache_words(stats, llm.kv_config().method)
     say(
         f"loaded: {len(conversation.messages)} messages, {stats.n_seen:,} tokens"
         + f"; the cache is as it was saved: {now}" * (now != before)
