@@ -18,7 +18,7 @@ from edgekv import methods, native
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
 from edgekv.errors import BadInput
-from edgekv.memory.fit import HIDDEN, RATIOS, Planner, Wish
+from edgekv.memory.fit import HIDDEN, PICKED, RATIOS, Planner, Wish
 from edgekv.memory.machine import rss_now
 from edgekv.memory.sizes import size_text
 from edgekv.model.blueprint import Blueprint, Context
@@ -311,6 +311,31 @@ def test_the_context_stays_then_the_ratio_falls(n_bytes, n_ctx):
         )
 
 
+def test_a_method_is_looked_up_once_for_each_ratio():
+    """`auto` reads the model's file and its profile for that."""
+    asked: list[float] = []
+
+    def auto(ratio: float) -> methods.Preset:
+        asked.append(ratio)
+        return methods.get("snapkv")
+
+    shape = FakeBlueprint.shape | {"mode": "layers"}
+    blueprint = FakeBlueprint()
+    blueprint.shape = shape
+    plan = Planner(blueprint, methods.get("snapkv"), Wish(2**20, 32768, types=[PICKED]), auto=auto)
+    assert plan.best(32768) is None and plan.largest() is None
+    assert sorted(asked) == sorted(r for r in RATIOS if r < 1)
+
+
+def test_no_more_is_planned_than_the_model_was_trained_with():
+    plan = planner(2**40, 262144)
+    report = Report(plan, "m", "m", Place("CPU", False, 0, 0), 2**40, 0)
+    assert report.best.n_ctx == max(plan.contexts()) == FakeBlueprint.n_ctx_train
+    text = report.text()
+    assert "trained with 131,072 tokens" in text and "262144" not in text.split("use:")[1]
+    assert report.record()["n_ctx_wanted"] == 262144
+
+
 def test_the_plan_chooses_as_the_engine_does(tiny, text):
     for name, way in (("llama-gqa", "f16"), ("qwen2", "whole")):
         with Blueprint(str(tiny(name)), n_ubatch=256) as blueprint:
@@ -377,6 +402,15 @@ def test_the_command_prints_a_plan_and_the_command_line(tiny):
     done = call(f"-m {tiny('llama-gqa')} --memory 2GiB -c 4000 --kv-method snapkv")
     assert done.exit_code == 0, done.output
     assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output
+
+
+@pytest.mark.slow
+def test_quality_says_what_was_measured_and_no_more(demo_model):
+    done = call(f"-m {demo_model} --memory 8GiB -c 8192 --ratios 0.2")
+    (quality,) = re.findall(r"^quality: (.*)$", done.stdout, re.M)
+    assert quality.startswith("0.2 on this model: ") and "not measured" not in quality
+    done = call(f"-m {demo_model} --memory 8GiB -c 8192 --ratios 0.2 --kv-method snapkv")
+    assert "quality: not measured on this model" in done.stdout
 
 
 def test_json_has_every_point_with_its_parts(tiny):

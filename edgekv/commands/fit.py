@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.named import model_named
@@ -160,14 +161,18 @@ def command(
     if kv_method == "auto" and not (cache_type_k or cache_type_v):
         pairs[0] = PICKED
     placed = loading.placements()
-    with Blueprint(path, ubatch_size, on_gpu=place.is_gpu, placed=placed) as blueprint:
+    on_gpu = place.is_gpu
+    with (
+        terminal.busy("planning"),
+        Blueprint(path, ubatch_size, on_gpu=on_gpu, placed=placed) as blueprint,
+    ):
         n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
         wish = Wish(
             total - margin_bytes,
             n_ctx,
             shares,
             list(dict.fromkeys(pairs)),
-            process=0 if place.is_gpu else rss_now() + LOADED_BYTES,
+            process=0 if on_gpu else rss_now() + LOADED_BYTES,
             prefill_memory=kv_prefill_memory,
             fast_prefill=kv_fast_prefill,
         )
@@ -176,14 +181,15 @@ def command(
             preset_of(kv_method, path),
             wish,
             ubatch_size,
-            place.is_gpu,
+            on_gpu,
             lambda ratio: preset_of(kv_method, path, ratio),
         )
         words = loading.words()
         if kv_prefill_memory is not None:
             words += ["--kv-prefill-memory", str(kv_prefill_memory)]
         report = Report(planner, model, path, place, total, margin_bytes, words)
-        click.echo(json.dumps(report.record(), indent=2) if as_json else report.text())
+        said = json.dumps(report.record(), indent=2) if as_json else report.text()
+    click.echo(said)
     return 0 if report.best else 2
 
 
@@ -246,7 +252,7 @@ class Report:
         """What of the command line is the same at every point."""
         self.planner, self.model, self.path, self.place = planner, model, path, place
         self.memory, self.margin = memory, margin
-        self.wished = planner.best(planner.wish.n_ctx)
+        self.wished = planner.best(planner.n_ctx)
         self.best = self.wished or planner.largest()
 
     def record(self) -> dict[str, Any]:
@@ -276,7 +282,7 @@ class Report:
         quality = known(self.path, name, point.ratio, *types)
         auto = self.planner.auto(point.ratio) if point.picked else None
         if auto and auto.types == types:
-            quality = auto.measured + f"; {quality}" * (quality != NOT_MEASURED)
+            quality = auto.measured + f"; {quality}" * (not quality.startswith(NOT_MEASURED))
         return {
             **asdict(point),
             "quality": quality,
@@ -300,12 +306,15 @@ class Report:
             return p.refusal() + elsewhere + self.with_margin() + self.without_experts()
         if not self.wished:
             return (
-                f"{p.wish.n_ctx:,} tokens do not fit at any of these ratios and types; "
+                f"{p.n_ctx:,} tokens do not fit at any of these ratios and types; "
                 f"the longest context that does is {self.best.n_ctx:,}{self.with_margin()}"
                 f"{self.without_experts()}"
             )
-        if p.wish.n_ctx > p.blueprint.n_ctx_train:
-            return f"the model was trained with {p.blueprint.n_ctx_train:,} tokens"
+        if p.wish.n_ctx > p.n_ctx:
+            return (
+                f"the model was trained with {p.blueprint.n_ctx_train:,} tokens, so no longer"
+                " context is planned"
+            )
         return ""
 
     def without_experts(self) -> str:
@@ -321,7 +330,7 @@ class Report:
         if n_bytes is None:
             return ""
         margin = f"{n_bytes // 2**20}MiB" if n_bytes else "0"
-        return f"; with --margin {margin} {self.planner.wish.n_ctx:,} tokens would fit"
+        return f"; with --margin {margin} {self.planner.n_ctx:,} tokens would fit"
 
     def text(self) -> str:
         p = self.planner
@@ -333,8 +342,8 @@ class Report:
         kinds = [f"{k}/{v}" if k != v else k for k, v in p._possible_types()]
         rows = [[f"{n:,}", *(cell(point) for point in p.row(n))] for n in p.contexts()]
         parts = [*head, "", table(rows, ["context", *kinds]), ""]
-        parts += [self.note()] if self.note() else []
-        return "\n".join(parts + (self.costs(self.best) if self.best else []))
+        costs = self.costs(self.best) if self.best else []
+        return "\n".join([*parts, *filter(None, [self.note()]), *costs])
 
     def costs(self, point: Point) -> list[str]:
         from edgekv.memory.hidden import DEVICE

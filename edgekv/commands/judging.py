@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +126,6 @@ def judge(path: str, n_ctx: int, is_gpu: bool, has_profile: bool = True) -> Judg
     from edgekv.memory.hidden import AUTO
     from edgekv.model import facts, kind
 
-    @cache
     def preset(ratio: float | None) -> Preset:
         return preset_of("auto", path, ratio) if has_profile else methods.get(UNPREPARED)
 

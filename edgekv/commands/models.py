@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 import click
 
@@ -17,9 +15,6 @@ from edgekv.commands.overview import Entry, Room, entries
 from edgekv.commands.report import table
 from edgekv.commands.values import COUNT
 from edgekv.memory.sizes import size_text
-
-if TYPE_CHECKING:
-    from rich.status import Status
 
 NONE = (
     "no model was found; 'edgekv pull USER/REPO' downloads one of Hugging Face's, or give the path"
@@ -55,23 +50,13 @@ def command(ctx_size: int | None, margin_bytes: int, as_json: bool) -> None:
     was prepared. Headers are read, weights are not. What was found out of a file is remembered.
     """
     room = Room.here(margin_bytes)
-    shows = sys.stderr.isatty()
-    status = terminal.error_console().status("looking for models") if shows else None
-    with status or nullcontext():
-        found = entries(room, ctx_size, lambda name: reading(status, name))
+    with terminal.busy("looking for models") as say:
+        found = entries(room, ctx_size, lambda name: say(one_line(f"reading {name}")))
     if as_json:
         head = {"device": room.name, "memory": room.n_bytes}
         click.echo(json.dumps({**head, "models": [one.record() for one in found]}, indent=2))
     else:
         click.echo(text(found, terminal.width(sys.stdout)))
-
-
-def reading(status: Status | None, name: str) -> None:
-    """Shows which model is looked at."""
-    from rich.text import Text
-
-    if status:
-        status.update(Text(one_line(f"reading {name}")))
 
 
 def text(found: list[Entry], width: int | None) -> str:

@@ -257,6 +257,18 @@ def width(stream: TextIO | None = None) -> int | None:
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
+@contextmanager
+def busy(what: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal that work goes on, and what it is about; gives what changes the words."""
+    if not sys.stderr.isatty():
+        yield lambda words: None
+        return
+    from rich.text import Text
+
+    with error_console().status(Text(what)) as shown:
+        yield lambda words: shown.update(Text(words))
+
+
 def status(line: str) -> None:
     """A dim line on standard error."""
     error_console().print(lines(line, width()), style="dim", markup=False)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from edgekv import native
@@ -137,10 +137,12 @@ class Planner:
         """auto: what `auto` runs at a ratio where it picks the cache types too; without it
         `preset`.
         """
-        self.auto = auto or (lambda ratio: preset)
+        self.auto = cache(auto or (lambda ratio: preset))
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
         self.blueprint, self.preset, self.wish = blueprint, preset, wish
         self._n_ubatch, self._on_gpu = n_ubatch, on_gpu
+        self.n_ctx = min(wish.n_ctx, -(-blueprint.n_ctx_train // STEP) * STEP)
+        """What is planned: no more than the model was trained with."""
 
     def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
         """The cost of one way to run. types: names, or PICKED for what `auto` picks; hidden: where
@@ -293,20 +295,18 @@ class Planner:
         ]
 
     def largest(self) -> Point | None:
-        """The longest context that fits at all, at most the one that was wished for: the last
-        resort.
-        """
-        low, high = 0, self.wish.n_ctx // STEP
+        """The longest context that fits at all, at most the planned one: the last resort."""
+        low, high = 0, self.n_ctx // STEP
         while low < high:  # a longer context always takes more
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.best(middle * STEP) else (low, middle - 1)
         return self.best(low * STEP) if low * STEP >= CTX_MIN else None
 
     def contexts(self) -> list[int]:
-        """Contexts for a table: powers of two up to the wished one and the trained one."""
-        top = max(self.wish.n_ctx, min(self.blueprint.n_ctx_train, 2 * self.wish.n_ctx))
+        """Contexts for a table: powers of two up to twice the wished one or the trained one."""
+        top = max(self.n_ctx, min(self.blueprint.n_ctx_train, 2 * self.n_ctx))
         powers = [2**k for k in range(11, 24) if 2**k < top]
-        return sorted({*powers, self.wish.n_ctx, top})
+        return sorted({*powers, self.n_ctx, top})
 
     def refusal(self) -> str:
         """Why nothing fits, and what to do."""
@@ -323,5 +323,5 @@ class Planner:
 
         margin: bytes that are left alone now, too many.
         """
-        left = self.wish.n_bytes + margin - min(point.peak for point in self.ways(self.wish.n_ctx))
+        left = self.wish.n_bytes + margin - min(point.peak for point in self.ways(self.n_ctx))
         return left // MIB * MIB if left >= 0 else None
