@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -1313,6 +1314,18 @@ SHAPE = {
     "mode": "layers",
     "note": "",
 }
+
+
+def test_info_says_what_memory_a_process_can_still_get(monkeypatch):
+    from edgekv.memory import machine
+
+    monkeypatch.setattr(machine, "memory_free", lambda: 123 * 2**20)
+    monkeypatch.setattr(machine, "memory_total", lambda: 456 * 2**20)
+    assert re.search(r"device +CPU: .*, 123\.0 of 456\.0 MiB free", call("info").stdout)
+    (device,) = [
+        x for x in json.loads(call("info --json").stdout)["build"]["devices"] if x["name"] == "CPU"
+    ]
+    assert (device["memory_free"], device["memory_total"]) == (123 * 2**20, 456 * 2**20)
 
 
 def test_info(monkeypatch):

@@ -9,11 +9,13 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from edgekv import native
-from edgekv.errors import BadInput
+from edgekv.errors import BadInput, EdgeKVError
 from edgekv.library import lib_dir, logged_error, muted
+from edgekv.memory import machine
 from edgekv.model import backends, kind, placement
 from edgekv.model.placement import Placement
 from edgekv.native import llama_cpp
@@ -38,16 +40,24 @@ def type_name(kind: int) -> str:
 
 
 def devices() -> list[dict[str, Any]]:
-    """The backends' devices: name, description, memory_total and memory_free in bytes."""
+    """The backends' devices: name, description, memory_total and memory_free in bytes; of main
+    memory what a process can still get.
+    """
     keys = ("name", "description", "memory_total", "memory_free")
-    return [{key: getattr(one, key) for key in keys} for one in backends.devices()]
+    found = [{key: getattr(one, key) for key in keys} for one in backends.devices()]
+    for device in found:
+        if device["name"].upper() == "CPU":
+            with suppress(EdgeKVError):  # the system does not say: ggml's numbers stay
+                free, total = machine.memory_free(), machine.memory_total()
+                device |= {"memory_free": free, "memory_total": total}
+    return found
 
 
 def is_offloaded(n_gpu_layers: int) -> bool:
     """Whether weights and cache of layers go to another memory than the CPU's (some of them,
     perhaps).
     """
-    return bool(n_gpu_layers) and any(d["name"].upper() != "CPU" for d in devices())
+    return bool(n_gpu_layers) and any(d.name.upper() != "CPU" for d in backends.devices())
 
 
 def build_info() -> dict[str, Any]:
