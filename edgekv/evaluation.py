@@ -15,7 +15,7 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.budget.memory import APPEND_MAX
 from edgekv.engine import Engine
-from edgekv.errors import ContextFull, EdgeKVError
+from edgekv.errors import ContextFull, EdgeKVError, StepFailed
 from edgekv.model.loaded import LoadedModel
 from edgekv.session import state
 
@@ -176,14 +176,14 @@ class Evaluation(LoadedModel):
 
 @contextmanager
 def _told_why(outcome: Callable[[], str] = lambda: AS_BEFORE) -> Iterator[None]:
-    """A `with` block that decodes: a failure becomes an EdgeKVError that says why, and what it
+    """A `with` block that decodes: a failure becomes a StepFailed that says why, and what it
     left.
     """
     try:
         yield
     except RuntimeError as error:
         why = native.context_error() or error
-        raise EdgeKVError(f"{why}; {outcome()}") from error
+        raise StepFailed(f"{why}; {outcome()}") from error
 
 
 def _cut(tokens: list[int], cuts: list[int]) -> list[list[int]]:

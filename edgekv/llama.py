@@ -15,7 +15,7 @@ import numpy as np
 
 from edgekv import native
 from edgekv.conversations import Conversations
-from edgekv.errors import BadInput, ContextFull, EdgeKVError
+from edgekv.errors import BadInput, ContextFull, DamagedState, EdgeKVError
 from edgekv.evaluation import Evaluation
 from edgekv.model import parts
 from edgekv.model.instead import instead
@@ -279,7 +279,7 @@ class Llama(Evaluation):
             if not fits:
                 self._ctx.kv_cache_clear()
                 self.reset()
-                raise BadInput(
+                raise DamagedState(
                     "this state is damaged or of another model; the conversation begins anew"
                 )
             if self._kv is not None:

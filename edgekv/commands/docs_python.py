@@ -137,7 +137,7 @@ def error_section(errors: list[type]) -> str:
     """The errors, the family's root first."""
     rows = []
     for kind in sorted(errors, key=lambda kind: (len(kind.__mro__), kind.__name__)):
-        above = kind.__base__.__name__ if kind.__base__ else ""
+        above = ", ".join(base.__name__ for base in kind.__bases__)
         rows.append([f"`edgekv.{kind.__name__}`", above, " ".join((kind.__doc__ or "").split())])
     said = "## Errors\n\nEach error's text is one line that says what to do next.\n\n"
     return said + table(["error", "kind of", "meaning"], rows)

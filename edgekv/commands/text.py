@@ -45,6 +45,8 @@ def read_file(path: str, may_be_pipe: bool = False) -> bytes:
             return read_bounded(file, f"'{path}'")
     except FileNotFoundError:
         raise BadInput(f"there is no file '{path}'; check the name") from None
+    except BadInput:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"'{path}' cannot be read ({reason})") from None

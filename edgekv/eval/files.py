@@ -21,6 +21,8 @@ def text_of(path: str) -> str:
         if not stat.S_ISREG(file.stat().st_mode):
             raise BadInput(f"{path} cannot be read: it is no regular file")  # a pipe may never end
         return file.read_text(encoding="utf-8")
+    except BadInput:
+        raise
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise BadInput(f"{path} cannot be read ({why})") from None

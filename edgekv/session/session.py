@@ -211,6 +211,8 @@ def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
                 f"give a larger -c, {-(-header['n_tokens'] // 256) * 256 + 256} or more"
             )
         return _body(llm, reader, header)
+    except BadInput:
+        raise
     except (ValueError, EOFError) as error:
         raise _damaged(path, error) from None
     except MemoryError:
@@ -288,6 +290,8 @@ def beginning(path: str | Path, llm: Holder | None = None) -> Beginning:
             tokens = reader.into(np.empty(_some(reader, header["n_tokens"]), "<i4"))
             if llm is not None:
                 _check_tokens(llm, tokens)
+        except BadInput:
+            raise
         except (ValueError, EOFError) as error:
             raise _damaged(path, error) from None
     return Beginning(header, note, tokens.astype(np.int32))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.errors import EdgeKVError
+from edgekv.errors import EdgeKVError, StepFailed
 from edgekv.native import check_finite, llama_cpp
 from edgekv.session.memory import Memory
 
@@ -53,7 +53,7 @@ def data_of(llm: Holder) -> Any:
     ctx = llm._ctx.ctx
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(ctx, 0))()
     if llama_cpp.llama_state_seq_get_data(ctx, data, len(data), 0) != len(data):
-        raise EdgeKVError("llama.cpp could not save its state")
+        raise StepFailed("llama.cpp could not save its state")
     return data
 
 
@@ -69,7 +69,7 @@ def take_recurrent(llm: Holder) -> Any:
         return None
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size_ext(ctx, 0, some))()
     if llama_cpp.llama_state_seq_get_data_ext(ctx, data, len(data), 0, some) != len(data):
-        raise EdgeKVError("llama.cpp could not save its state")
+        raise StepFailed("llama.cpp could not save its state")
     return data
 
 
