@@ -227,7 +227,7 @@ def read_archive(sdist: Path, pin: Pin) -> dict[str, bytes]:
 def read_bindings(sdist: Path, pin: Pin) -> dict[str, bytes]:
     """Return the archive's Python bindings as they came: file name -> content."""
     prefix = pin.archive.removesuffix(".tar.gz")
-    wanted = re.compile(rf"{re.escape(prefix)}/(?:llama_cpp/([a-z_]+\.py)|(LICENSE\.md))")
+    wanted = re.compile(rf"{re.escape(prefix)}/(?:llama_cpp/([a-z_]+\.py|py\.typed)|(LICENSE\.md))")
     files: dict[str, bytes] = {}
     with tarfile.open(sdist, "r:gz") as archive:
         for member in archive:

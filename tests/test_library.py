@@ -25,6 +25,12 @@ def stock_python(stock_lib, tmp_path_factory):
     return folder
 
 
+def test_the_bindings_say_that_they_have_types(tmp_path):
+    command = [sys.executable, "native/upstream.py", "bindings", "--out", str(tmp_path / "made")]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert (tmp_path / "made" / "py.typed").is_file()
+
+
 def python(code: str, *words: object, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `code` in a process of its own, which must succeed."""
     done = subprocess.run(

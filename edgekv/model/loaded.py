@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from ctypes import addressof
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
@@ -23,10 +23,14 @@ from edgekv.memory.dense import picked
 from edgekv.memory.room import check_whole_cache, fits_twice
 from edgekv.memory.sizes import size_text
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
+from edgekv.model.arguments import Arguments, signature
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
 from edgekv.settings import Settings, resolve
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 CANCELLED = "cancelled: the conversation is as before this turn"
 EMBEDDINGS = (
@@ -64,10 +68,10 @@ class LoadedModel(llama_cpp.Llama):
         lora_path: str | Sequence[str] | None = None,
         lora_scale: float | Sequence[float] = 1.0,
         kv_overrides: Mapping[str, bool | int | float | str] | None = None,
-        **kwargs: Any,
+        **given: Unpack[Arguments],
     ) -> None:
         self._kv_start(kv_progress)
-        path = str(model_path)
+        path, kwargs = str(model_path), dict[str, Any](given)
         _check_names(kwargs)
         facts.check_gguf(path)
         kind.check(path, writes=not kwargs.get("embedding"))
@@ -375,17 +379,17 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_attach(stores)
 
 
+# so that help() and notebooks know all arguments
+vars(LoadedModel)["__init__"].__signature__ = signature(
+    LoadedModel.__init__, llama_cpp.Llama.__init__
+)
+
+
 def _check_names(arguments: dict[str, Any]) -> None:
     """Raises UnknownArgument for a name that neither `LoadedModel` nor its parent has: the parent
     would ignore it.
     """
-    known = [
-        name
-        for kind in (LoadedModel, llama_cpp.Llama)
-        for name in inspect.signature(kind.__init__).parameters
-        if name not in ("self", "kwargs")
-    ]
-    known += KVConfig.names()
+    known = [*inspect.signature(LoadedModel).parameters]
     for name in arguments:
         if name not in known:
             near = get_close_matches(name, known, 1, 0.5)

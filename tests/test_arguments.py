@@ -1,0 +1,58 @@
+"""What editors and type checkers know of `Llama`: its arguments, one by one."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgekv
+from edgekv.config import KVConfig
+from edgekv.llama_cpp import Llama as Parent
+from edgekv.model.arguments import Arguments
+
+ROOT = Path(__file__).resolve().parent.parent
+SNIPPET = """
+import edgekv
+
+edgekv.Llama("model.gguf", n_ctx=4096, kv_ratio=0.2, kv_method="auto", kv_memory="2GiB")
+edgekv.Llama("model.gguf", kv_budget=100, type_k=8, verbose=False, chat_format="chatml")
+edgekv.Llama("model.gguf", kv_ratio="much")
+edgekv.Llama("model.gguf", kv_ration=0.2)
+"""
+
+
+def test_the_signature_has_every_option_with_its_default():
+    shown = inspect.signature(edgekv.Llama).parameters
+    parents = inspect.signature(Parent).parameters
+    assert set(shown) >= {*KVConfig.names(), *parents} - {"kwargs"}
+    assert shown["kv_ratio"].default == 1.0 and shown["n_batch"].default == 512
+    assert "kwargs" not in shown and next(iter(shown)) == "model_path"
+
+
+def test_type_checkers_have_the_same_arguments():
+    own = inspect.signature(edgekv.Llama.__init__, follow_wrapped=False).parameters
+    by_name = set(Arguments.__annotations__)
+    assert by_name >= set(KVConfig.names())
+    explicit = {"self", "model_path", "kv", "kv_progress", "flash_attn", "override_tensor"}
+    explicit |= {"cpu_moe", "n_cpu_moe", "repack", "rpc_servers", "lora_path", "lora_scale"}
+    assert by_name | explicit | {"kv_overrides"} == set(own) - {"kwargs"}
+
+
+def test_the_package_says_that_it_has_types():
+    assert (Path(edgekv.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_wrong_arguments(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "snippet.py").write_text(SNIPPET)
+    words = ["--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "snippet.py")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    found = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(found) == 2 and '"kv_ratio"' in found[0] and '"kv_ration"' in found[1], done.stdout
