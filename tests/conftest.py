@@ -8,6 +8,7 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from tests import lib, models
 # Children that start in the checkout import its package, which has no libraries: they get those of
 # the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
+# What commands remember of the tests' models is forgotten with the tests.
+_data = tempfile.TemporaryDirectory()
+os.environ["XDG_DATA_HOME"] = _data.name
 # No test downloads anything, but for those that have a server of their own.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # of an example: other processes may have the core
@@ -38,6 +42,7 @@ def pytest_unconfigure() -> None:
     if bindings := sys.modules.get("edgekv.llama_cpp._utils"):
         bindings.outnull_file.close()
         bindings.errnull_file.close()
+    _data.cleanup()
 
 
 @pytest.fixture(scope="session")

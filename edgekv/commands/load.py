@@ -25,10 +25,16 @@ CTX_UNIT = 256
 
 
 def model_path(name: str) -> str:
-    """The file that a model's name means: see `edgekv.models_found`. Raises EdgeKVError."""
+    """The file that a model's name means: see `edgekv.models_found`; a path is remembered for
+    `edgekv models`. Raises EdgeKVError.
+    """
+    from edgekv.models_found import remembered
     from edgekv.models_found.names import path_of
 
-    return path_of(name, terminal.status)
+    path = path_of(name, terminal.status)
+    if path == name:
+        remembered.opened(path)
+    return path
 
 
 def load_llama(options: EngineOptions, later: Later | None = None) -> Llama:

@@ -15,10 +15,11 @@ from edgekv.commands.overview import Entry, Room, entries
 from edgekv.commands.report import table
 from edgekv.commands.values import COUNT
 from edgekv.memory.sizes import size_text
+from edgekv.models_found import remembered
 
 NONE = (
-    "no model was found; 'edgekv pull USER/REPO' downloads one of Hugging Face's, or give the path"
-    " of a GGUF file to any command"
+    "no model was found; 'edgekv pull USER/REPO' downloads one of Hugging Face's, 'edgekv models"
+    " FOLDER' looks into a folder, or give the path of a GGUF file to any command"
 )
 HEAD = ("name", "size", "architecture", "KV/token", "compressible", "fits", "profile")
 
@@ -40,15 +41,33 @@ HEAD = ("name", "size", "architecture", "KV/token", "compressible", "fits", "pro
     callback=margin,
     help="Memory to leave alone.",
 )
+@click.argument("folders", nargs=-1, metavar="[FOLDER...]")
+@option(
+    "--forget",
+    multiple=True,
+    metavar="PATH",
+    help="Forget a folder that was named here, or a model file that was opened.",
+)
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
-def command(ctx_size: int | None, margin_bytes: int, as_json: bool) -> None:
+def command(
+    ctx_size: int | None,
+    margin_bytes: int,
+    folders: tuple[str, ...],
+    forget: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """List the models that Ollama, LM Studio, GPT4All, Jan, llama.cpp and Hugging Face's cache have
-    on this computer. Any command takes their names; 'edgekv list' and 'edgekv ls' are the same.
+    on this computer, those in a FOLDER that was named here once, and those that were opened by
+    their path. Any command takes their names; 'edgekv list' and 'edgekv ls' are the same.
 
     KV/token is what a token takes in a full f16 cache. "fits" says at which --kv-ratio the context
     fits into the memory that is free now; 'edgekv fit' says more. "profile" says whether the model
     was prepared. Headers are read, weights are not. What was found out of a file is remembered.
     """
+    if forget:
+        remembered.forget(forget)
+    if folders:
+        remembered.add_folders(folders)
     room = Room.here(margin_bytes)
     with terminal.busy("looking for models") as say:
         found = entries(room, ctx_size, lambda name: say(one_line(f"reading {name}")))

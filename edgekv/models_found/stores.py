@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from edgekv.models_found import demo, gpt4all, hugging_face, jan, llama_cpp, lm_studio, ollama
+from edgekv.models_found import (
+    demo,
+    gpt4all,
+    hugging_face,
+    jan,
+    llama_cpp,
+    lm_studio,
+    ollama,
+    remembered,
+)
 from edgekv.models_found.found import Found
 
-STORES: tuple[tuple[str, Callable[[], Iterator[Found]]], ...] = tuple(
-    (store.NAME, store.find)
-    for store in (demo, ollama, hugging_face, llama_cpp, lm_studio, jan, gpt4all)
+STORES: tuple[tuple[str, Callable[[], Iterator[Found]]], ...] = (
+    *(
+        (store.NAME, store.find)
+        for store in (demo, ollama, hugging_face, llama_cpp, lm_studio, jan, gpt4all)
+    ),
+    (remembered.FOLDER, remembered.find_in_folders),
+    (remembered.USED, remembered.find_used),
 )
 """What begins a name, and what lists the models there."""
 
