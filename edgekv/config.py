@@ -226,7 +226,8 @@ class KVConfig:
         help=(
             "Memory that products with weights may work with while a prompt is read, such as 64MiB"
             " or bytes; with too little llama.cpp's products read it, which are slower. Without it"
-            " they take what they need: the tokens of a chunk, and up to 64MiB of weights."
+            " they take what the tokens of a chunk need, and up to 64MiB of weights, as far as the"
+            " peak stays below a full f16 cache."
         ),
     )
     fast_prefill: bool = _option(

@@ -84,7 +84,8 @@ class Engine:
         hidden = need.way if need else definite(self.settings.hidden)
         before, peak = self.hidden, self.store.memory().bytes_peak
         with self._start_centroids(plan) as centroids:
-            self._read(tokens, observer, plan, progress, recent, centroids, hidden)
+            work = need.words if need else None
+            self._read(tokens, observer, plan, progress, recent, centroids, hidden, work)
             with self.clock("merge"):
                 centroids.end(self.store)
         self.memory.queries = centroids.moments
@@ -113,6 +114,7 @@ class Engine:
         recent: bool,
         centroids: PromptCentroids,
         hidden: str,
+        most_work: int | None,
     ) -> None:
         """Read the prompt and keep what `plan` leaves of it: the conversation is then what it
         left.
@@ -124,6 +126,7 @@ class Engine:
             pieces=observer.pieces,
             progress=progress,
             hidden=hidden,
+            most_work=most_work,
         ) as layers:
             spending, folding = self.start(plan, recent), self._start_merge()
             self.clock = clock = StageClock()
@@ -149,6 +152,7 @@ class Engine:
         progress: Progress | None = None,
         stays: bool = True,
         hidden: str | None = None,
+        most_work: int | None = None,
     ) -> Iterator[Iterator[native.Prefill]]:
         """Read `tokens` behind the conversation, in a `with` block around a loop over layers.
 
@@ -157,7 +161,8 @@ class Engine:
         with a sliding window keep their window by themselves. When the loop has ended, the kept
         entries are the conversation. It is as before if `stays` is False, or if the block is left
         earlier. hidden: where hidden states wait; without it as the settings say, and f32 if they
-        leave it open. Other arguments and errors: see `native.Prefill`.
+        leave it open; most_work: where the settings say nothing of it. Other arguments and errors:
+        see `native.Prefill`.
         """
         hidden = hidden or definite(self.settings.hidden)
         with native.Prefill(
@@ -168,7 +173,7 @@ class Engine:
             pieces=pieces,
             logits=logits,
             hidden=hidden,
-            most_work=self.settings.prefill_memory,
+            most_work=self.settings.prefill_memory or most_work,
             progress=progress,
         ) as p:
             self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
@@ -415,9 +420,11 @@ class Engine:
         model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
         what = observer.extent(n_ubatch)
         longest = max(what.n_tokens, what.n_rows - what.n_tokens)  # a probe's pieces stand alone
-        words = native.product_bytes(
+        products = native.product_bytes(
             model, min(longest, n_ubatch), what.n_all > n_ubatch, self.settings.prefill_memory
         )
+        if what.n_tokens < min(longest, n_ubatch):  # the first chunk says what is left for weights
+            products = native.ProductBytes(sum(products))
         return planned(
             wish,
             self.store.layers,
@@ -430,7 +437,7 @@ class Engine:
             old_bytes=memory.bytes_now,
             recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
-            words=0 if self.offloaded else words,
+            products=native.ProductBytes() if self.offloaded else products,
             **more,
         )
 

@@ -23,7 +23,7 @@ from edgekv.memory.machine import rss_now
 from edgekv.memory.sizes import size_text
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.header import tensor_sizes
-from edgekv.native import LayerInfo
+from edgekv.native import LayerInfo, ProductBytes
 from tests import models
 from tests.cli import refused, typed
 from tests.engine import TYPES, load, n_kept
@@ -88,7 +88,7 @@ def test_memory_for_products_is_bounded_in_the_plan_too(demo_model):
             for most in (None, 2**20)
         ]
         free, bounded = (p.point(4096, 0.2, ("f16", "f16"), "f32") for p in plans)
-        more = blueprint.product_bytes(4096, 512) - 2**20
+        more = sum(blueprint.product_bytes(4096, 512)) - 2**20
     assert free.inputs - bounded.inputs == more > 0
 
 
@@ -157,8 +157,8 @@ class FakeBlueprint:
     experts = 0
     shape = {"d_head_k": 128, "d_head_v": 128, "v_in_k": False}
 
-    def product_bytes(self, n_tokens: int, n_ubatch: int, most: int | None = None) -> int:
-        return 0  # no weight is quantised
+    def product_bytes(self, n_tokens: int, n_ubatch: int, most: int | None = None) -> ProductBytes:
+        return ProductBytes()  # no weight is quantised
 
     def context(
         self, compressed: bool, n_ctx: int, type_k: int, type_v: int, n_outputs: int = 1

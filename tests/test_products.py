@@ -151,6 +151,28 @@ def test_a_fast_prefill_gives_no_embeddings(tmp_path):
         load(tmp_path / "m.gguf", kv_fast_prefill=True, embedding=True)
 
 
+def test_unpacked_weights_take_what_the_cache_saves(tmp_path):
+    """The same bits whatever is kept: nothing where little is saved, all where much is."""
+    synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")
+
+    def work(n_tokens, **more):
+        tokens = [7 * i % 500 + 6 for i in range(n_tokens)]
+        llm = load(tmp_path / "m.gguf", n_ctx=4096, kv_ratio=0.2, repack=False, **more)
+        llm.eval(tokens)
+        done = llm._kv.clock.work
+        return logits(llm), done["weights"][1] + done["levels"][1], llm.kv_stats()
+
+    for n_tokens, hidden in ((600, "f32"), (4000, "f32"), (4000, "disk")):
+        few, n_few, stats = work(n_tokens, kv_hidden=hidden)
+        all, n_all, lavish = work(n_tokens, kv_hidden=hidden, kv_prefill_memory="64MiB")
+        assert (few == all).all() and n_few == n_all > 0
+        if hidden == "disk":
+            assert stats.n_bytes_peak == lavish.n_bytes_peak < stats.n_bytes_full
+        else:
+            assert stats.n_bytes_peak < lavish.n_bytes_peak - 2**18
+            assert stats.n_bytes_peak <= stats.n_bytes_full or n_tokens == 600
+
+
 def test_prefill_memory_bounds_what_products_work_with(tmp_path, monkeypatch):
     """The same bits with as little as the tokens of a chunk take; llama.cpp's with less."""
     synthetic.write(tmp_path / "m.gguf", SHAPES["dense"], "q4_0")

@@ -65,7 +65,7 @@ class ExpectedBytes:
                 n_old=old,
                 old_bytes=before,
                 even=even,
-                words=self._blueprint.product_bytes(n, self._n_ubatch),
+                products=self._blueprint.product_bytes(n, self._n_ubatch),
             )
             peak, seen, old = max(peak, read.peak), seen + n, rows
         if case.n_gen:

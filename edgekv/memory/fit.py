@@ -209,7 +209,7 @@ class Planner:
         preset = self.auto(shared["ratio"]) if shared["picked"] else self.preset
         if shared["ratio"] >= 1:
             preset = KEEPS_ALL
-        words = b.product_bytes(n_ctx, self._n_ubatch, w.prefill_memory)
+        products = b.product_bytes(n_ctx, self._n_ubatch, w.prefill_memory)
         per_f16 = dense.entries_per_f16([x for x in context.layers if x.selects])
         n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
         read = planned(
@@ -222,7 +222,7 @@ class Planner:
             n_ubatch=self._n_ubatch,
             even=preset.budget.name == "uniform",
             on_gpu=self._on_gpu,
-            words=0 if self._on_gpu else words,
+            products=native.ProductBytes() if self._on_gpu else products,
         )
         tail = reserve(context.layers, w.tail, w.window)
         standing = shared["weights"] + shared["compute"] + shared["process"]

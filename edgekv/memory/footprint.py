@@ -339,6 +339,8 @@ class PromptBytes:
     merge: int = 0
     """What the centroid merge works with in main memory. `kv_stats` adds it to what the library
     reports."""
+    words: int = 0
+    """Of `inputs`, what products with quantised weights work with."""
 
     @property
     def unreported(self) -> int:
@@ -376,7 +378,7 @@ def prompt_bytes(
     n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
     all.
     recurrent: bytes of recurrent layers' state, if the conversation has tokens already.
-    words: bytes that products with quantised weights work with, see `native.product_bytes`.
+    words: bytes that products with quantised weights work with.
     on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last
     stand beside the hidden states. Else those before the last may hold all rows.
     """
@@ -417,6 +419,7 @@ def prompt_bytes(
         way=hidden,
         statistics=statistics_bytes(layers, what, n_longest) if whole else 0,
         merge=merge,
+        words=words,
     )
 
 

@@ -8,7 +8,8 @@ that has room: through main memory a prompt took 1.6 times as long (docs/results
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgekv.memory.footprint import WHOLE, Extent, PromptBytes, f16_full_bytes, prompt_bytes
@@ -55,16 +56,40 @@ def definite(wish: str) -> str:
 
 
 def planned(
-    wish: str, layers: Sequence[LayerInfo], what: Extent, n_rows: int, *, n_seen: int, **more: Any
+    wish: str,
+    layers: Sequence[LayerInfo],
+    what: Extent,
+    n_rows: int,
+    *,
+    n_seen: int,
+    products: tuple[int, int] = (0, 0),
+    **more: Any,
 ) -> PromptBytes:
     """What reading a prompt takes, by the way that is going to be taken.
 
     wish: where hidden states are to wait, or AUTO; n_seen: tokens of the conversation with this
-    prompt; n_rows, more: see `prompt_bytes`. Where nothing is evicted AUTO changes nothing.
+    prompt; products: see `native.product_bytes`; n_rows, more: see `prompt_bytes`. Where nothing
+    is evicted AUTO changes nothing.
     """
+    words, weights = products
     evicts = n_rows < more.get("n_old", 0) + what.n_tokens
-    if wish != AUTO or not evicts:
-        return prompt_bytes(layers, what, n_rows, hidden=definite(wish), **more)
-    ways = {way: prompt_bytes(layers, what, n_rows, hidden=way, **more) for way in WAYS}
-    peaks = {way: found.peak - found.merge for way, found in ways.items()}  # the same for all
-    return ways[choose(peaks, f16_full_bytes(layers, n_seen))]
+    find = partial(prompt_bytes, layers, what, n_rows, **more)
+    if not evicts:
+        return find(hidden=definite(wish), words=words + weights)
+    full = f16_full_bytes(layers, n_seen)
+    if wish == AUTO:
+        ways = {way: find(hidden=way, words=words) for way in WAYS}
+        peaks = {way: found.peak - found.merge for way, found in ways.items()}  # the same for all
+        wish = choose(peaks, full)
+    return _with_weights(partial(find, hidden=wish), words, weights, full)
+
+
+def _with_weights(
+    find: Callable[..., PromptBytes], words: int, weights: int, full: int
+) -> PromptBytes:
+    """What reading takes where products keep weights as far as the peak stays below a full f16
+    cache: memory is what compression is for.
+    """
+    least, most = find(words=words), find(words=words + weights)
+    beyond = max(most.peak - max(full, least.peak), 0)
+    return find(words=words + max(weights - beyond, 0)) if beyond else most

@@ -16,7 +16,7 @@ from edgekv.errors import EdgeKVError
 from edgekv.library import muted
 from edgekv.model import facts
 from edgekv.model.placement import CPU, EXPERTS, Placement, on_host
-from edgekv.native import LayerInfo, llama_cpp
+from edgekv.native import LayerInfo, ProductBytes, llama_cpp
 
 TOKEN_TABLE = "token_embd.weight"
 
@@ -64,7 +64,7 @@ class Blueprint:
         llama_cpp.llama_model_free(self._model)
         self._model = None
 
-    def product_bytes(self, n_tokens: int, n_ubatch: int, most: int | None = None) -> int:
+    def product_bytes(self, n_tokens: int, n_ubatch: int, most: int | None = None) -> ProductBytes:
         """See `native.product_bytes`; of a prompt of so many tokens."""
         n_chunk, again = min(n_tokens, n_ubatch), n_tokens > n_ubatch
         return native.product_bytes(self._model, n_chunk, again, most)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from edgekv.native.bindings import llama_cpp
 from edgekv.native.context import (
     OUTPUTS,
+    ProductBytes,
     check_finite,
     context_bytes,
     context_error,
@@ -39,6 +40,7 @@ __all__ = [
     "context_error",
     "device_free",
     "hidden_width",
+    "ProductBytes",
     "product_bytes",
     "product_peak",
     "llama_cpp",

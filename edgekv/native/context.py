@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgekv.native.bindings import CContextBytes, check, lib, llama_cpp
 
@@ -77,13 +77,24 @@ def product_peak(levels: bool) -> float:
     return float(lib.edgekv_product_peak(levels))
 
 
-def product_bytes(model: Any, n_chunk: int, again: bool, most: int | None = None) -> int:
+class ProductBytes(NamedTuple):
+    """What products with quantised weights work with. words: without it they are llama.cpp's;
+    weights: what they keep of a layer's from chunk to chunk, where there is room for it.
+    """
+
+    words: int = 0
+    weights: int = 0
+
+
+def product_bytes(model: Any, n_chunk: int, again: bool, most: int | None = None) -> ProductBytes:
     """Bytes that products with a llama_model's quantised weights work with on the CPU while a
     prompt is read in chunks of up to n_chunk tokens; again: several of them meet the same weights;
-    most: what they may take, None: any.
+    most: what the user lets them take of both, None: nothing was said.
     """
-    n_bytes = int(lib.edgekv_model_product_bytes(model, n_chunk, again))
-    return n_bytes if most is None else min(n_bytes, most)
+    words, both = (
+        int(lib.edgekv_model_product_bytes(model, n_chunk, meets)) for meets in (False, again)
+    )
+    return ProductBytes(words, both - words) if most is None else ProductBytes(min(both, most))
 
 
 def check_finite(ctx: Any) -> None:
