@@ -69,8 +69,9 @@ class KVStats:
     n_ctx: int = 0
     """Tokens that the context can hold."""
     note: str = ""
-    """Why the cache cannot be compressed or its graph not be cut, or that the last prompt took more
-    than a full f16 cache at its peak, one line; else empty."""
+    """Why the cache cannot be compressed or its graph not be cut, one line; else empty."""
+    peak_note: str = ""
+    """That the last prompt took more than a full f16 cache at its peak, one line; else empty."""
     profile: str = ""
     """The file of the profile that the method used; empty: none."""
     why: str = ""

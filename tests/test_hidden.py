@@ -4,6 +4,8 @@ obeys it, and what it tells.
 
 from __future__ import annotations
 
+import re
+
 import gguf
 import numpy as np
 import pytest
@@ -178,18 +180,20 @@ def test_a_peak_above_the_full_cache_is_told_in_one_line(tiny, text):
     llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="f32", after=text(1300))
     stats = llm.kv_stats()
     assert stats.n_bytes_peak > stats.n_bytes_full
-    assert "full f16 cache" in stats.note and "--kv-hidden disk" in stats.note
-    assert "\n" not in stats.note and stats.mode == "layers"
+    assert "full f16 cache" in stats.peak_note and "--kv-hidden disk" in stats.peak_note
+    assert "\n" not in stats.peak_note and stats.mode == "layers" and stats.note == ""
+    told = rf"at its peak +\d[\d.]+ MiB; {re.escape(stats.peak_note)}\n"
+    assert re.search(told, stats_table(stats))
     llm.reset()
-    assert llm.kv_stats().note == ""
+    assert llm.kv_stats().peak_note == ""
     small = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="auto", after=text(1300))
     assert small.kv_stats().n_bytes_peak < small.kv_stats().n_bytes_full
-    assert small.kv_stats().note == ""
+    assert small.kv_stats().peak_note == ""
 
 
 def test_a_short_prompt_is_no_matter(tiny, text):
     llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="f32", kv_min_tokens=128, after=text(100))
-    assert llm.kv_stats().note == ""
+    assert llm.kv_stats().peak_note == ""
 
 
 def test_a_tail_that_is_compressed_says_nothing_of_the_prompt(tiny, text):

@@ -81,11 +81,11 @@ def status_line(stats: KVStats, stream: Stream) -> str:
 
 def stats_table(stats: KVStats, width: int | None = None) -> str:
     """Everything `kv_stats()` knows, for people. width: see `table`."""
-    limited = stats.n_bytes_limit is not None
+    limited, peak = stats.n_bytes_limit is not None, f"{mib(stats.n_bytes_peak)} MiB"
     rows = [
         ("KV cache", cache_now(stats)),
         ("full f16 cache", f"{mib(stats.n_bytes_full)} MiB for the tokens seen"),
-        ("at its peak", f"{mib(stats.n_bytes_peak)} MiB"),
+        ("at its peak", "; ".join(filter(None, [peak, stats.peak_note]))),
         *([("limit", limit_line(stats))] if limited else []),
         *([("checkpoints", checkpoint_line(stats))] if stats.n_bytes_checkpoints else []),
         ("share of the last prompt" if limited else "share asked for", percent(stats.ratio, 1)),

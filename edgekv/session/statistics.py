@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from edgekv.engine import Engine
     from edgekv.session.holder import Holder
     from edgekv.settings import Settings
+
+UNCUT = "this architecture cannot be cut into layers: prompts are read in full, then compressed"
 
 
 def type_names(llm: Holder) -> tuple[str, str]:
@@ -120,20 +122,15 @@ def compressed(
         n_bytes_limit=s.memory,
         n_bytes_recurrent=info.bytes_recurrent + info.bytes_mark,
         n_bytes_checkpoints=n_bytes_checkpoints,
-        note="; ".join(_notes(kv)),
+        note="" if kv.can_cut else UNCUT,
+        peak_note=_peak_note(kv),
     )
 
 
-def _notes(kv: Engine) -> Iterator[str]:
-    """What the user should know of how prompts are read."""
-    if not kv.can_cut:
-        yield (
-            "this architecture cannot be cut into layers: prompts are read in full, then compressed"
-        )
-    if kv.excess:
-        peak, full = map(size_text, kv.excess)
-        yield (
-            f"reading the last prompt took {peak} at its peak, and a full f16 cache of it {full}"
-        )
-        if kv.can_cut and kv.hidden != "disk":
-            yield "--kv-hidden disk takes less"
+def _peak_note(kv: Engine) -> str:
+    """See `KVStats`."""
+    if not kv.excess:
+        return ""
+    peak, full = map(size_text, kv.excess)
+    less = "; --kv-hidden disk takes less" * (kv.can_cut and kv.hidden != "disk")
+    return f"reading the last prompt took {peak}, and a full f16 cache of it {full}{less}"
