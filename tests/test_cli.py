@@ -20,6 +20,7 @@ from edgekv.budget import BUDGETS
 from edgekv.commands import chat, load, options, report, slash, terminal, text
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.docs import page
+from edgekv.commands.stream import Stream
 from edgekv.commands.thinking import Splitter
 from edgekv.commands.wrap import Wrap
 from edgekv.config import KVConfig
@@ -241,10 +242,7 @@ def test_run_prints_only_the_answer(fake):
     words = "word " * 17 + "what is this"
     result = call("run -m m --kv-ratio 0.5 -p", words)
     assert result.stdout == "WORD WORD WHAT IS THIS\n"
-    assert (
-        "25 tokens seen; KV 48 % of the memory: 0.0 of 0.0 MiB; 48 % of the tokens, as f16; read"
-        in result.stderr
-    )
+    assert "25 tokens seen, 48 % kept; KV 48 %: 0.0 of 0.0 MiB; wrote" in result.stderr
     assert "\x1b" not in result.stderr
 
 
@@ -712,9 +710,9 @@ def test_checkpoints_are_shown_and_can_be_switched_off(fake):
 
 def test_a_limit_says_what_is_reserved_and_for_what(fake):
     fake.n_bytes_limit, fake.n_bytes_reserved = 2**20, 2**18
-    said = "limit 1.0 MiB: 0.8 for kept tokens, 0.2 reserved for new tokens and sliding windows"
-    assert said in call("run -m m -p x").stderr
-    assert said.removeprefix("limit ") in call("chat -m m", stdin="/stats\n").stderr
+    assert "; limit 1.0 MiB; wrote" in call("run -m m -p x").stderr
+    said = "1.0 MiB: 0.8 for kept tokens, 0.2 reserved for new tokens and sliding windows"
+    assert said in call("chat -m m", stdin="/stats\n").stderr
     record = json.loads(call("run -m m -p x --json").stdout)
     assert (record["kv_bytes_limit"], record["kv_bytes_reserved"]) == (2**20, 2**18)
 
@@ -730,6 +728,33 @@ def test_a_limit_says_what_is_reserved_and_for_what(fake):
 )
 def test_the_banner_says_whether_the_cache_is_compressed(options_of, options, says):
     assert report.compression_line(FakeLlama().kv_stats(), options_of(**options)) == says
+
+
+def test_the_banner_says_of_auto_what_a_newcomer_needs(options_of):
+    stats = replace(FakeLlama(method="score=joint,rows=64").kv_stats(), why="nearest")
+    assert report.compression_line(stats, options_of(ratio=0.2)).endswith(", method auto")
+    assert "score=joint,rows=64 (nearest)" in report.stats_table(stats)
+    twice = replace(stats, method="kvzip", why="prompts are read twice")
+    assert "kvzip (prompts are read twice)" in report.compression_line(twice, options_of(ratio=0.2))
+
+
+def test_a_status_line_is_one_line_of_the_terminal():
+    stream = Stream(FakeLlama(), lambda: iter(()))
+    stream.n_read, stream.read_s, stream.n_decoded, stream.decode_s = 2000, 1.0, 90, 9.0
+    stats = replace(FakeLlama().kv_stats(), n_seen=2215, n_kept=842.0, n_bytes=5872026)
+    stats = replace(stats, n_bytes_full=27262976, n_bytes_limit=2**26)
+    whole = report.status_line(stats, stream, None)
+    assert whole == (
+        "2,215 tokens seen, 38 % kept; KV 22 %: 5.6 of 26.0 MiB; limit 64.0 MiB;"
+        " wrote 10.0 tokens/s; read 2,000 tokens/s"
+    )
+    assert report.status_line(stats, stream, 80) == whole[:70]
+    assert report.status_line(stats, stream, 56).endswith("26.0 MiB")
+
+
+def test_a_cache_that_is_larger_than_f16s_is_told_as_it_is():
+    stats = replace(FakeLlama().kv_stats(), n_seen=9, n_bytes=2**20, n_bytes_full=2**19)
+    assert "KV 200 %: 1.0 of 0.5 MiB" in report.cache_parts(stats)
 
 
 def test_the_banner_says_why_a_cache_is_not_compressed(options_of):
@@ -1364,7 +1389,7 @@ def test_methods_lists_every_preset():
     assert all(r["name"] in plain and r["title"] in plain for r in records)
     assert "The default is auto" in plain
     assert next(r for r in records if r["name"] == "snapkv")["params"] == {"kernel": 7}
-    assert "evicted rows are folded into the kept ones they resemble [D2O" in plain
+    assert "evicted tokens are folded into the kept ones they resemble [D2O" in plain
     assert {r["merge"] for r in records} == {"none", "d2o", "summary"} == set(methods.MERGES)
     assert next(r for r in records if r["name"] == "edgekv")["merge_params"]["rows"] == 16
 

@@ -197,11 +197,11 @@ def test_the_evaluator_asks_auto_in_its_own_cache_and_the_others_in_f16(tiny, te
 def test_what_is_printed_says_type_and_rows(tiny, text):
     llm = auto(tiny("llama-gqa"), after=text(N_PROMPT))
     stats, plain = llm.kv_stats(), auto(tiny("llama-gqa"), type_k=8, type_v=8)
-    line = "600 tokens seen; KV 20 % of the memory: 0.2 of 0.9 MiB; 38 % of the tokens, as q8_0"
-    assert report.cache_line(stats) == line
-    assert "q8_0, 1.88 entries in the bytes of one in f16" in report.stats_table(stats)
+    parts = ["600 tokens seen, 38 % kept", "KV 20 %: 0.2 of 0.9 MiB"]
+    assert report.cache_parts(stats) == parts
+    assert "q8_0, 1.88 tokens in the bytes of one in f16" in report.stats_table(stats)
     plain.eval(list(text(N_PROMPT)))
-    assert report.cache_line(plain.kv_stats()) == line
+    assert report.cache_parts(plain.kv_stats()) == parts
 
 
 def test_the_chat_says_how_many_rows_a_ratio_would_leave(tiny, text, capsys):

@@ -41,7 +41,7 @@ class AdaKVParams:
 class AdaKV:
     params: AdaKVParams = AdaKVParams()
     name: ClassVar[str] = "adakv"
-    title: ClassVar[str] = "the heads of a layer share its rows by their scores"
+    title: ClassVar[str] = "the heads of a layer share its tokens by their scores"
     paper: ClassVar[str] = "Ada-KV, arXiv 2407.11550"
     stats: ClassVar[tuple[str, ...]] = ()
 

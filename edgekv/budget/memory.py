@@ -72,7 +72,7 @@ def rows_within(
     least = rest + row * (sink + window)
     if n_bytes < least:
         raise BadInput(
-            f"kv_memory {size_text(n_bytes)} is too small: new tokens and the rows that always stay"
+            f"kv_memory {size_text(n_bytes)} is too small: new tokens and those that always stay"
             f" take {size_text(least)} of this model's cache; give more, a smaller --kv-tail, or"
             " smaller cache types (-ctk, -ctv)"
         )

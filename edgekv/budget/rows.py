@@ -79,5 +79,5 @@ def rows_for(
 
 def _at_least_one(n_rows: int, what: str) -> int:
     if n_rows < 1:
-        raise BadInput(f"{what} keeps no row; give a larger one")
+        raise BadInput(f"{what} keeps no token; give a larger one")
     return n_rows

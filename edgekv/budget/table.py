@@ -25,5 +25,5 @@ def table(
             f" {n_head_kv} (layers x KV heads)"
         )
     if not ((array >= 0) & (array <= np.iinfo(np.int32).max) & (array % 1 == 0)).all():
-        raise BadInput("a budget table holds whole numbers of rows, 0 or more, never shares")
+        raise BadInput("a budget table holds whole numbers of tokens, 0 or more, never shares")
     return array.astype(np.int32)

@@ -171,7 +171,7 @@ def take_turn(conversation: Conversation, reply: Iterator[str], typed: bool) -> 
     shown.end()
     stream, stats = conversation.stream, conversation.llm.kv_stats()
     assert stream is not None  # the reply came from it
-    terminal.status(status_line(stats, stream))
+    terminal.status(status_line(stats, stream, terminal.width()))
     if stats.note and not typed and len(conversation.messages) <= 3:  # once, after the first turn
         slash.say(f"edgekv: {stats.note}")
     if stream.finish == "stopped" and not typed:

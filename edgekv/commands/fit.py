@@ -354,7 +354,7 @@ class Report:
         rows = [
             ("weights", mib(point.weights)),
             ("other weights, in main memory", mib(point.host_weights)),
-            ("kept rows" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
+            ("kept tokens" if point.ratio < 1 else "KV cache", mib(point.kv) + full),
             ("new tokens, at most", mib(point.tail)),
             (f"{'all layers' if point.is_whole else 'one layer'} in full", mib(point.layer)),
             ("masks, and the layer as f16", mib(point.masks)),

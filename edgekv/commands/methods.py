@@ -114,7 +114,7 @@ def as_text(records: list[dict[str, Any]]) -> str:
                 ("name", "score", "budget", "merge", "observes", "parameters", "what stays"),
             ),
             "",
-            table(budgets.values(), ("budget", "parameters", "how many rows each head keeps")),
+            table(budgets.values(), ("budget", "parameters", "how many tokens each head keeps")),
             "",
             table(merges.values(), ("merge", "parameters", "what becomes of the others")),
             HELP,

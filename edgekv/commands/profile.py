@@ -139,7 +139,7 @@ def lukv(
     objective: str,
     n_ctx: int,
 ) -> None:
-    """Make a LU-KV profile: let the model answer questions and see which rows the answers needed.
+    """Make a LU-KV profile: let the model answer questions and see which tokens the answers needed.
 
     It serves the score that it was made for. Stopped with Ctrl-C, the same command goes on with the
     next text.

@@ -81,7 +81,7 @@ search_options = grouped(
             "--total",
             type=click.Choice(["fixed", "free"]),
             default="fixed",
-            help="fixed: candidates are tried with --kv-budget rows; free: with as many as they "
+            help="fixed: candidates are tried with --kv-budget tokens; free: with as many as they "
             "have, which the cache score punishes, as in the paper.",
         ),
         option(
@@ -231,7 +231,7 @@ class Curve:
     def point(self, at: Generation) -> None:
         click.echo(
             f"group {at.group}/{at.n_groups}, generation {at.number}/{at.n_generations}: best"
-            f" {at.best:.4f}, mean {at.mean:.4f}, total {at.n_rows} rows"
+            f" {at.best:.4f}, mean {at.mean:.4f}, total {at.n_rows} tokens"
             f" ({time.monotonic() - self._begin:.0f} s)",
             err=True,
         )

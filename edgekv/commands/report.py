@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from edgekv.memory.sizes import mib, percent, size_text
+from edgekv.memory.sizes import mib, percent, share, size_text
 
 if TYPE_CHECKING:
     from edgekv.commands.options import EngineOptions
@@ -17,32 +17,22 @@ SPEED_FROM = 16
 """Tokens from which the speed of reading says something: fewer take as long as one."""
 
 
-def cache_line(stats: KVStats) -> str:
-    """What the cache takes and holds, bytes first."""
-    seen = f"{stats.n_seen:,} tokens seen"
+def cache_parts(stats: KVStats) -> list[str]:
+    """What the cache holds and takes, and its limit if it has one."""
     if stats.mode == "uncompressed":
-        return (
-            f"{seen}, all kept; KV {mib(stats.n_bytes_used)} MiB of the {mib(stats.n_bytes)} MiB "
-            f"allocated for {stats.n_ctx:,} tokens"
-        )
-    limit = [] if stats.n_bytes_limit is None else [f"limit {limit_line(stats)}"]
-    return "; ".join([seen, f"KV {share_line(stats)}", kept_line(stats), *limit])
+        used, allocated = mib(stats.n_bytes_used), mib(stats.n_bytes)
+        return [f"{stats.n_seen:,} tokens seen, all kept", f"KV {used} of {allocated} MiB"]
+    limit = [] if stats.n_bytes_limit is None else [f"limit {mib(stats.n_bytes_limit)} MiB"]
+    kept = percent(stats.n_kept, stats.n_seen)
+    return [f"{stats.n_seen:,} tokens seen, {kept} kept", f"KV {share_line(stats)}", *limit]
 
 
 def share_line(stats: KVStats) -> str:
-    """Bytes beside those of a full f16 cache: '20 % of the memory: 66.0 of 331.0 MiB'."""
-    if stats.n_bytes >= stats.n_bytes_full:  # a few tokens in the room for the next ones
-        return f"{mib(stats.n_bytes)} MiB"
-    return (
-        f"{percent(stats.n_bytes, stats.n_bytes_full)} of the memory: "
-        f"{mib(stats.n_bytes)} of {mib(stats.n_bytes_full)} MiB"
-    )
-
-
-def kept_line(stats: KVStats) -> str:
-    """The tokens that are kept, and as what: '38 % of the tokens, as q8_0'."""
-    kinds = sorted({stats.type_k, stats.type_v}, reverse=True)
-    return f"{percent(stats.n_kept, stats.n_seen)} of the tokens, as {'/'.join(kinds)}"
+    """`share` of a conversation that has begun. A few tokens take more than in a full f16 cache,
+    with the room for the next ones.
+    """
+    full = stats.n_bytes_full
+    return share(stats.n_bytes, full) if full else f"{mib(stats.n_bytes)} MiB"
 
 
 def limit_line(stats: KVStats) -> str:
@@ -66,17 +56,32 @@ def compression_line(stats: KVStats, wish: EngineOptions) -> str:
     ]
     if stats.method == "full" or not any(parts):
         return "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"
-    why = f" ({stats.why})" * bool(stats.why)
-    return f"compression: {', '.join(filter(None, parts))}, method {stats.method}{why}"
+    return f"compression: {', '.join(filter(None, parts))}, method {_method(stats, wish)}"
 
 
-def status_line(stats: KVStats, stream: Stream) -> str:
-    """`cache_line` and the speeds of a turn; that of reading from SPEED_FROM tokens on."""
-    speeds = [
-        f"read {stream.read_tps:,.0f} tokens/s" if stream.n_read >= SPEED_FROM else "",
+def _method(stats: KVStats, wish: EngineOptions) -> str:
+    """The method's name as it was typed; of 'auto' what it chose if that takes longer."""
+    from edgekv.methods.choose import AUTO, WITHOUT_PROFILE
+
+    if wish.kv.method == AUTO and stats.why:
+        return f"{stats.method} ({stats.why})" if stats.method == WITHOUT_PROFILE else AUTO
+    return stats.method
+
+
+def status_line(stats: KVStats, stream: Stream, width: int | None) -> str:
+    """`cache_parts` and the speeds of a turn, as many of them as a terminal's line of `width`
+    columns has room for (None: all); that of reading from SPEED_FROM tokens on.
+    """
+    parts = [
+        *cache_parts(stats),
         f"wrote {stream.write_tps:,.1f} tokens/s" if stream.write_tps else "",
+        f"read {stream.read_tps:,.0f} tokens/s" if stream.n_read >= SPEED_FROM else "",
     ]
-    return "; ".join([cache_line(stats), *filter(None, speeds)])
+    line, *others = filter(None, parts)
+    for part in others:
+        if width is None or len(line) + 2 + len(part) <= width:
+            line += f"; {part}"
+    return line
 
 
 def stats_table(stats: KVStats, width: int | None = None) -> str:
@@ -128,9 +133,9 @@ def cache_now(stats: KVStats) -> str:
 
 
 def kinds(stats: KVStats) -> str:
-    """The cache types, and how many entries they hold where f16 holds one."""
+    """The cache types, and how many tokens they hold where f16 holds one."""
     names = stats.type_k if stats.type_k == stats.type_v else f"{stats.type_k}/{stats.type_v}"
-    more = f", {stats.per_f16:.2f} entries in the bytes of one in f16"
+    more = f", {stats.per_f16:.2f} tokens in the bytes of one in f16"
     return names + more * (stats.per_f16 > 1)
 
 

@@ -204,7 +204,7 @@ def print_text(llm: Llama, complete: Completer) -> None:
             shown.write(piece)
     shown.end()
     stats = llm.kv_stats()
-    terminal.status(status_line(stats, stream))
+    terminal.status(status_line(stats, stream, terminal.width()))
     if stats.note:
         terminal.status(f"edgekv: {stats.note}")
     if stream.finish == "stopped":

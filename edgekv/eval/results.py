@@ -95,8 +95,8 @@ def known(model_path: str, method: str, ratio: float, type_k: str, type_v: str) 
     """One line: what was measured of the model at this point, or that nothing was."""
     if ratio >= 1:
         if (type_k, type_v) == ("f16", "f16"):
-            return "all rows are kept"
-        return f"all rows are kept; what the {type_k}/{type_v} cache costs: {NOT_MEASURED}"
+            return "all tokens are kept"
+        return f"all tokens are kept; what the {type_k}/{type_v} cache costs: {NOT_MEASURED}"
     try:
         found = _found(model_path)
     except BadInput:

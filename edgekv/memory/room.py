@@ -34,7 +34,7 @@ def check_prompt(need: PromptBytes, n_tokens: int, offloaded: bool) -> None:
     if more > free:
         layers = "all layers" if need.way == WHOLE else "one layer"
         raise BadInput(
-            f"reading {n_tokens:,} tokens takes {size_text(more)} (kept rows"
+            f"reading {n_tokens:,} tokens takes {size_text(more)} (kept tokens"
             f" {size_text(need.kept)}, {layers} {size_text(need.layer)}, hidden states"
             f" {size_text(need.hidden)}), and {size_text(free)} are free: give a shorter"
             " prompt, a smaller --kv-ratio or cache type (-ctk, -ctv), or --kv-hidden disk"

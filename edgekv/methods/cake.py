@@ -39,7 +39,7 @@ class CakeParams:
 
 class Cake:
     name = "cake"
-    title = "rows that the end of the prompt attends to steadily or in bursts"
+    title = "tokens that the end of the prompt attends to steadily or in bursts"
     paper = "CAKE, arXiv 2503.12491"
     observe = Observe(
         ("mean", "var", "col_entropy")

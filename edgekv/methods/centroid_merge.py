@@ -121,7 +121,7 @@ class CentroidMerge:
 
     params: CentroidParams = CentroidParams()
     name: ClassVar[str] = "summary"
-    title: ClassVar[str] = "a few rows stand for all that are evicted"
+    title: ClassVar[str] = "a few summaries stand for all tokens that are evicted"
     paper: ClassVar[str] = ""
 
     def window(self, n_rows: int, window: int) -> int:

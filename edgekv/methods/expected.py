@@ -37,7 +37,7 @@ class ExpectedParams:
 
 class Expected:
     name = "expected"
-    title = "rows that the distribution of queries lets expect attention for"
+    title = "tokens that the distribution of queries lets expect attention for"
     paper = "Expected Attention, arXiv 2510.00636"
     observe = Observe(queries=True)
     params = ExpectedParams()

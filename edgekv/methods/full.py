@@ -13,7 +13,7 @@ from edgekv.methods.layer import LayerStats
 
 class Full:
     name = "full"
-    title = "keeps every row (baseline)"
+    title = "keeps every token (baseline)"
     paper = ""
     observe = Observe()
     params = None

@@ -22,7 +22,7 @@ from edgekv.methods.layer import LayerStats
 
 class H2O:
     name = "h2o"
-    title = "rows that the whole prompt attends to"
+    title = "tokens that the whole prompt attends to"
     paper = "H2O, arXiv 2306.14048"
     observe = Observe(("col_sum",))
     params = None

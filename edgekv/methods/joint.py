@@ -33,7 +33,7 @@ class JointParams(KVzapParams):
 @dataclass(frozen=True)
 class Joint(KVzap):
     name: ClassVar[str] = "joint"
-    title: ClassVar[str] = "rows that kvzap and late both rank high"
+    title: ClassVar[str] = "tokens that kvzap and late both rank high"
     paper: ClassVar[str] = ""
     observe: ClassVar[Observe] = Late.observe
     params: ClassVar[JointParams] = JointParams()

@@ -35,7 +35,7 @@ class KeyDiffParams:
 
 class KeyDiff:
     name = "keydiff"
-    title = "rows with the most unusual keys"
+    title = "tokens with the most unusual keys"
     paper = "KeyDiff, arXiv 2504.15364"
     observe = Observe()
     params = KeyDiffParams()

@@ -20,7 +20,7 @@ from edgekv.methods.layer import LayerStats
 
 class Knorm:
     name = "knorm"
-    title = "rows with the shortest keys"
+    title = "tokens with the shortest keys"
     paper = "arXiv 2406.11430"
     observe = Observe()
     params = None

@@ -70,7 +70,7 @@ class KVzapParams:
 @dataclass(frozen=True)
 class KVzap:
     name: ClassVar[str] = "kvzap"
-    title: ClassVar[str] = "rows that repeating the text would need most, as predicted from the row"
+    title: ClassVar[str] = "tokens that repeating the text would need most, as predicted from each"
     paper: ClassVar[str] = "KVzap, arXiv 2601.07891"
     observe: ClassVar[Observe] = Observe()
     params: ClassVar[KVzapParams] = KVzapParams()

@@ -21,7 +21,7 @@ from edgekv.methods.layer import LayerStats
 
 class KVzip:
     name = "kvzip"
-    title = "rows that repeating the prompt needs; reads the prompt twice"
+    title = "tokens that repeating the prompt needs; reads the prompt twice"
     paper = "KVzip, arXiv 2505.23416"
     observe = Observe(("max",), "probe")
     params = None

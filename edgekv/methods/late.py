@@ -35,7 +35,7 @@ class LateParams:
 
 class Late:
     name = "late"
-    title = f"rows that the last {LATE} tokens attend to, by the length of their values"
+    title = f"tokens that the last {LATE} tokens attend to, by the length of their values"
     paper = ""
     observe = Observe(("mean",), "late")
     params = LateParams()

@@ -44,7 +44,7 @@ class D2O:
 
     params: D2OParams = D2OParams()
     name: ClassVar[str] = "d2o"
-    title: ClassVar[str] = "evicted rows are folded into the kept ones they resemble"
+    title: ClassVar[str] = "evicted tokens are folded into the kept ones they resemble"
     paper: ClassVar[str] = "D2O, arXiv 2406.13035"
 
     def start(self) -> Folding:

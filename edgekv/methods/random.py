@@ -18,7 +18,7 @@ from edgekv.methods.layer import LayerStats
 
 class Random:
     name = "random"
-    title = "rows drawn at random, the same ones for the same seed (baseline)"
+    title = "tokens drawn at random, the same ones for the same seed (baseline)"
     paper = ""
     observe = Observe()
     params = None

@@ -32,7 +32,7 @@ class SnapKVParams:
 
 class SnapKV:
     name = "snapkv"
-    title = "rows that the end of the prompt attends to, pooled over neighbours"
+    title = "tokens that the end of the prompt attends to, pooled over neighbours"
     paper = "SnapKV, arXiv 2404.14469"
     observe = Observe(("mean",))
     params = SnapKVParams()

@@ -18,7 +18,7 @@ from edgekv.methods.layer import LayerStats
 
 class Streaming:
     name = "streaming"
-    title = "the sinks and the most recent rows (baseline)"
+    title = "the sinks and the most recent tokens (baseline)"
     paper = "StreamingLLM, arXiv 2309.17453"
     observe = Observe()
     params = None

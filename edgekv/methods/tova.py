@@ -20,7 +20,7 @@ from edgekv.methods.layer import LayerStats
 
 class TOVA:
     name = "tova"
-    title = "rows that the last token attends to"
+    title = "tokens that the last token attends to"
     paper = "TOVA, arXiv 2401.06104"
     observe = Observe(("mean",), "last")
     params = None

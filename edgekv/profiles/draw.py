@@ -80,5 +80,5 @@ def image(profile: Profile, ratio: float, path: str) -> None:
     axes.set(xlabel="KV head", ylabel="layer", title=f"{profile.kind}, {ratio:g} kept")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
-    figure.colorbar(picture, label="share of rows kept")
+    figure.colorbar(picture, label="share of tokens kept")
     plots.save(figure, path)

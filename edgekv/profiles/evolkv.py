@@ -78,12 +78,12 @@ class SearchPlan:
         assert self.total in TOTALS
         if self.target <= self.least:
             raise BadInput(
-                f"{self.target} rows leave nothing to share out: sinks and window are {self.least};"
-                " give a larger --kv-budget"
+                f"{self.target} tokens leave nothing to share out: sinks and window are"
+                f" {self.least}; give a larger --kv-budget"
             )
         if self.target >= self.most:
             raise BadInput(
-                f"{self.target} rows are all that the shortest text has ({self.most} tokens); "
+                f"{self.target} tokens are all that the shortest text has ({self.most} tokens); "
                 "give a smaller --kv-budget or longer texts"
             )
 

@@ -167,7 +167,7 @@ def _wrong(p: Profile) -> str | None:
         return "not all of its shares lie between 0 and 1"
     exists = np.arange(expected[2]) < np.asarray(p.model.n_head_kv)[:, None]
     if p.heads[~exists].any() or not p.heads.any():
-        return "it gives rows to heads that do not exist, or to none"
+        return "it gives tokens to heads that do not exist, or to none"
     maps = p.surrogate.weights if p.surrogate else None
     if maps is not None and (
         maps.shape != (*expected[1:], n_features(p.model.d_head_k, p.model.d_head_v) + 1)
