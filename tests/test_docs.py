@@ -12,6 +12,7 @@ import pytest
 
 import edgekv
 from edgekv.commands import docs_python
+from edgekv.commands.values import AUTO_STORES
 from tests import support_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +38,15 @@ def test_every_public_name_is_on_the_python_page():
     assert {"kv_cancel", "kv_load", "kv_save", "kv_set", "kv_stats"} <= set(methods)
     assert [n for n in names if f"edgekv.{n}" not in text] == []
     assert [n for n in methods if f"### Llama.{n}\n" not in text] == []
+
+
+@pytest.mark.parametrize("name", ["cli", "memory", "methods", "eval", "bench", "python-api", ""])
+def test_what_auto_stores_is_one_sentence_everywhere(name):
+    page = f"docs/{name}.md" if name else "README.md"
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").replace("`", "").split())
+    assert AUTO_STORES in text.replace("'auto'", "auto"), f"{page} lacks: {AUTO_STORES}"
+    others = r"auto (?:stores|picks|takes|:)?\s?(?:f16|q8_0)|as auto stores"
+    assert not re.search(others, text), f"{page} says it in other words"
 
 
 OUTSIDE = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "patches/README.md"]

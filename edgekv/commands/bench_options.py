@@ -11,7 +11,7 @@ import click
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import LOADING
 from edgekv.commands.options import grouped
-from edgekv.commands.values import COUNT, SWITCH, cache_types, names, ratios
+from edgekv.commands.values import AUTO_STORES, COUNT, SWITCH, cache_types, names, ratios
 from edgekv.config import HIDDEN
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
@@ -155,7 +155,7 @@ bench_options = grouped(
             default="",
             callback=cache_types,
             help="Types of the K cache of compressed rows. If neither -ctk, -ctv nor -ct is "
-            "given, each method stores what a chat would: --kv-method auto q8_0, others f16.",
+            f"given, each method stores what a chat would: {AUTO_STORES}; others store f16.",
         ),
         _many(
             "-ctv --cache-type-v type_v",

@@ -16,7 +16,14 @@ import click
 from edgekv.commands.declare import SETTING, Decorator, option
 from edgekv.commands.options import EngineOptions, engine_options
 from edgekv.commands.progress import counted
-from edgekv.commands.values import cache_types, lengths, method, ratios, split_names
+from edgekv.commands.values import (
+    AUTO_STORES,
+    cache_types,
+    lengths,
+    method,
+    ratios,
+    split_names,
+)
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
@@ -69,8 +76,8 @@ GRID = (
         metavar="NAMES",
         callback=methods,
         help="Methods to compare; 'edgekv methods' lists them. With semicolons between if a name "
-        "has commas. Each stores what a chat would: auto q8_0, others f16, if neither -ctk nor "
-        "-ctv is given. Rows drawn at random stand beside them.",
+        "has commas. If neither -ctk nor -ctv is given, each stores what a chat would: "
+        f"{AUTO_STORES}; others store f16. Tokens drawn at random stand beside them.",
     ),
     option(
         "--ratios shares",

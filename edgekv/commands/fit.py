@@ -16,7 +16,7 @@ from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.named import model_named
 from edgekv.commands.options import kv_option
 from edgekv.commands.report import mib, percent, table
-from edgekv.commands.values import CACHE_TYPES, COUNT, size
+from edgekv.commands.values import AUTO_STORES, CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
 from edgekv.memory.sizes import size_text
 from edgekv.model.loading import Loading
@@ -89,8 +89,8 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     "-ctk --cache-type-k",
     type=click.Choice(CACHE_TYPES),
     help=(
-        "Type of the K cache; without it f16 (with --kv-method auto what that picks), then q8_0,"
-        " then q4_0 are tried."
+        "Type of the K cache; without it f16, then q8_0, then q4_0 are tried; below ratio 1"
+        f" --kv-method {AUTO_STORES}."
     ),
 )
 @option(

@@ -20,6 +20,7 @@ from edgekv.commands.declare import option as _option
 from edgekv.commands.loading_options import LOADING, take_loading
 from edgekv.commands.named import model_named
 from edgekv.commands.values import (
+    AUTO_STORES,
     CACHE_TYPES,
     COUNT,
     FROM_ZERO,
@@ -156,7 +157,7 @@ ENGINE: tuple[Decorator, ...] = (
         type=click.Choice(CACHE_TYPES),
         help=(
             "Type of the K cache; without it f16. If neither type is given and something is"
-            " compressed, --kv-method auto stores q8_0."
+            f" compressed, --kv-method {AUTO_STORES}."
         ),
     ),
     _llama(
