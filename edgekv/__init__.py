@@ -16,6 +16,7 @@ if quiet.is_ours():
     quiet.begin()
 
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,11 @@ if os.environ.get("EDGEKV_LIB"):
     # where edgekv is installed.
     _beside = Path(os.environ["EDGEKV_LIB"]).absolute().parent
     __path__ += [str(_beside / "bindings"), str(_beside)]
+elif not (Path(__file__).parent / "lib").is_dir():
+    # The sources of a checkout, in whose folder Python was started: an installed package has what
+    # they lack.
+    _others = [Path(entry).absolute() / "edgekv" for entry in sys.path]
+    __path__ += [str(one) for one in _others if (one / "lib").is_dir()][:1]
 
 
 LAZY = {

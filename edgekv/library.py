@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,8 +19,13 @@ from edgekv.errors import EdgeKVError
 
 
 def lib_dir() -> Path:
-    """Return the folder of the native libraries: EDGEKV_LIB, or the one inside the package."""
-    return Path(os.environ.get("EDGEKV_LIB") or Path(__file__).parent / "lib")
+    """Return the folder of the native libraries: EDGEKV_LIB, or the one inside the package; for the
+    sources of a checkout that of an installed one.
+    """
+    if named := os.environ.get("EDGEKV_LIB"):
+        return Path(named)
+    inside = [Path(part) / "lib" for part in sys.modules["edgekv"].__path__]
+    return next((folder for folder in inside if folder.is_dir()), inside[0])
 
 
 def library_path(name: str) -> Path:

@@ -45,6 +45,51 @@ def python(code: str, *words: object, **env: str) -> subprocess.CompletedProcess
     return done
 
 
+@pytest.fixture
+def checkout(tmp_path):
+    """Folder with the package's sources, unbuilt."""
+    built = shutil.ignore_patterns("lib", "llama_cpp", "__pycache__", "data")
+    shutil.copytree(ROOT / "edgekv", tmp_path / "checkout" / "edgekv", ignore=built)
+    return tmp_path / "checkout"
+
+
+def test_in_a_checkout_the_installed_libraries_are_used(tiny, checkout):
+    code = (
+        "import sys, edgekv\n"
+        "llm = edgekv.Llama(sys.argv[1], n_ctx=512, kv_ratio=0.5, verbose=False)\n"
+        "from edgekv.library import lib_dir\n"
+        "print(edgekv.__file__, lib_dir(), sep='\\n')\n"
+    )
+    sources, libraries = unbuilt(code, checkout, tiny("llama-gqa")).stdout.splitlines()
+    assert Path(sources).parent == checkout / "edgekv"
+    assert Path(libraries).is_dir() and checkout not in Path(libraries).parents
+
+
+def test_in_a_checkout_with_nothing_installed_the_right_python_is_named(checkout):
+    code = (
+        "import os, sys\n"
+        "sys.path[1:] = [p for p in sys.path[1:] if not os.path.isdir(os.path.join(p, 'edgekv'))]\n"
+        "import edgekv.native\n"
+    )
+    assert "pip install ." in unbuilt(code, checkout).stderr.splitlines()[-1]
+    python = checkout / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert f"or call {python}" in unbuilt(code, checkout).stderr.splitlines()[-1]
+
+
+def unbuilt(code, folder, *words):
+    """Run `code` in a folder with sources, as without EDGEKV_LIB."""
+    env = {name: value for name, value in os.environ.items() if name != "EDGEKV_LIB"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        env=env,
+    )
+
+
 BOTH = """
 import sys
 {imports}

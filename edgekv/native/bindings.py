@@ -18,6 +18,7 @@ from ctypes import (
     c_uint32,
     c_void_p,
 )
+from pathlib import Path
 from typing import Any
 
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
@@ -35,13 +36,21 @@ def _load() -> Any:
         if not str(error.name).startswith("edgekv."):
             raise  # a package that the bindings need
         raise EdgeKVError(
-            "edgekv is not built here: build and install it with 'pip install .'"
+            f"edgekv is not built here: build and install it with 'pip install .'{_or_call()}"
         ) from None
     if not hasattr(bindings._lib, "edgekv_abi") or bindings._lib.edgekv_abi() != ABI:
         raise EdgeKVError(
-            f"the library in {lib_dir()} is of another edgekv version: build and install again"
+            f"the library in {lib_dir()} is of another edgekv version: build and install again, or"
+            " start Python in another folder"
         )
     return bindings
+
+
+def _or_call() -> str:
+    """The Python that `cli.py` has installed a checkout into, if this is one's."""
+    folder = Path(__file__).parents[2] / ".venv"
+    found = [one for one in (folder / "bin/python", folder / "Scripts/python.exe") if one.exists()]
+    return f", or call {found[0]}" if found else ""
 
 
 llama_cpp = _load()
