@@ -1,6 +1,7 @@
 """`Llama`: llama_cpp.Llama with a compressed KV cache.
 
-Everything of the parent works as there; what differs is where tokens go (`edgekv.evaluation`).
+Everything of the parent works as there; what differs is where tokens go (`edgekv.evaluation`) and
+how answers are written (`edgekv.answering`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv import native
+from edgekv.answering import Answering
 from edgekv.conversations import Conversations
 from edgekv.errors import BadInput, ContextFull, DamagedState, EdgeKVError
-from edgekv.evaluation import Evaluation
 from edgekv.model import parts
 from edgekv.model.instead import instead
 from edgekv.session import session, statistics
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from edgekv.session.pace import Pace
 
 
-class Llama(Evaluation):
+class Llama(Answering):
     """A drop-in subclass of llama_cpp.Llama.
 
     kv_NAME: the options of `edgekv.KVConfig`, one by one; kv: all of them in one object, which
@@ -118,24 +119,6 @@ class Llama(Evaluation):
         return {**super().__getstate__(), **kept}
 
     # ---- text
-
-    def create_chat_completion(
-        self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any
-    ) -> Any:
-        """As the parent's. A message may be a list of text parts, as in OpenAI's API.
-
-        With a compressed cache each part but the last of a message is compressed by itself: a
-        document in the first part and a question in the second. Another question about the same
-        document, or the same one asked anew, then reads only the question.
-        """
-        if self.template_error and not self._kv_has_format:
-            raise BadInput(
-                f"this model's chat template is broken ({self.template_error}): give a chat_format"
-            )
-        plain, cuts = parts.joined(messages)
-        wanted = self._kv is not None or self._kv_on_prompt is not None
-        self._kv_parts = cuts if wanted else []
-        return super().create_chat_completion(plain, *args, **kwargs)
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
         """As the parent's. A compressed conversation goes on where the text does, even if it comes

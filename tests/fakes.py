@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class FakeLlama:
             "tokenizer.chat_template": TEMPLATE,
         }
         self.template_error = ""
+        self.chat_template = SimpleNamespace(is_fallback=False)
         self.n_bytes_checkpoints = self.n_bytes_reserved = 0
         self.n_bytes_limit: int | None = None
         self.learned: list[float] = []

@@ -20,8 +20,8 @@ from edgekv.budget import BUDGETS
 from edgekv.commands import chat, load, options, report, slash, terminal, text
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.docs import page
-from edgekv.commands.stream import Stream
-from edgekv.commands.thinking import Splitter
+from edgekv.commands.saved import messages_of
+from edgekv.commands.stream import Piece, Stream
 from edgekv.commands.wrap import Wrap
 from edgekv.config import KVConfig
 from edgekv.conversations.pack import said
@@ -590,7 +590,7 @@ def test_an_unknown_option_stays_refused(fake, word):
 
 
 def test_a_model_without_a_template_continues_text(fake, tmp_path):
-    del fake.metadata["tokenizer.chat_template"]
+    fake.chat_template.is_fallback = True
     (tmp_path / "doc").write_text("some notes")
     result = call(
         "chat -m m -sys", "be brief", stdin=f"hello there\n/file {tmp_path / 'doc'} and\n"
@@ -610,7 +610,6 @@ def test_a_model_without_a_template_continues_text(fake, tmp_path):
 
 
 def test_a_broken_template_is_said_at_once(fake):
-    del fake.metadata["tokenizer.chat_template"]
     fake.template_error = "unexpected end"
     for args in (["chat"], ["run", "-p", "x"]):
         assert "unexpected end" in refused(call(*args, "-m", "m"))
@@ -648,50 +647,28 @@ def test_no_advice_of_a_context_beyond_the_trained_one(fake, tmp_path):
     assert call("chat -m m", stdin=lines).stderr.count("or start with a larger -c") == 2
 
 
-THINKS = "{{ messages }} ... split('</think>') ... "
-
-
-@pytest.mark.parametrize(
-    ("template", "reply", "given"),
-    [
-        ("{{ messages }}", "<think>hm</think>yes", {"content": "<think>hm</think>yes"}),
-        (
-            THINKS,
-            "<think>hm</think>yes",
-            {"content": "<think>hm</think>yes"},
-        ),  # the template itself leaves it out
-        (THINKS, "<think>hm", {"content": "<think>hm\n</think>\n\n"}),  # and here, too
-        (
-            THINKS + "message.reasoning_content",
-            "<think>\nhm\n</think>\n\nyes",
-            {"content": "yes", "reasoning_content": "hm"},
-        ),
-        (
-            THINKS + "message.reasoning_content",
-            "<think>hm",
-            {"content": "", "reasoning_content": "hm"},
-        ),
-        (
-            THINKS + "{% if add_generation_prompt %}<think>\n{% endif %}",
-            "hm</think>yes",
-            {"content": "<think>hm</think>yes"},
-        ),
-    ],
-)
-def test_thoughts_are_given_to_a_template_as_it_wants_them(
-    fake, monkeypatch, template, reply, given
-):
-    fake.metadata["tokenizer.chat_template"] = template
+def test_thoughts_stand_apart_in_what_comes_and_in_what_is_sent_back(fake, monkeypatch):
     calls = []
 
     def create_chat_completion(messages, **_):
         calls.append(messages)
-        return ({"choices": [{"delta": {"content": c}, "finish_reason": None}]} for c in reply)
+        deltas = [{"reasoning_content": "h"}, {"reasoning_content": "m"}, {"content": "yes"}]
+        return ({"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas)
 
     monkeypatch.setattr(fake, "create_chat_completion", create_chat_completion)
     result = call("chat -m m", stdin="one\ntwo\n")
-    assert result.stdout == f"{reply}\n{reply}\n"
-    assert calls[1][1] == {"role": "assistant", **given}
+    assert result.stdout == "<think>\nhm\n</think>\n\nyes\n" * 2
+    assert calls[1][1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+
+
+def test_a_saved_chat_of_an_earlier_version_had_its_thoughts_in_the_text():
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nyes"},
+    ]
+    _, reply = messages_of({"messages": turns})
+    assert reply == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    assert messages_of({"messages": [turns[0], reply]})[1] == reply
 
 
 def test_a_ratio_in_the_chat_makes_the_profile_that_it_needs(fake):
@@ -1027,43 +1004,17 @@ def test_words_are_whole_at_the_edge(text, shown):
     assert "".join(wrapped(list(text), 9).split()) == "".join(text.split())
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "<think>hm, \n<b</think>yes <think>",
-        "  \n<think></think>",
-        "<thin",
-        "no <think>",
-        "<think>never ends </thi",
-    ],
-)
-def test_thoughts_are_told_from_answers_however_they_are_cut(reply):
-    whole = Splitter()
-    expected = [*whole.feed(reply), *whole.end()]
-    for n in (1, 2, 3, 5):
-        splitter = Splitter()
-        parts = [
-            part for i in range(0, len(reply), n) for part in splitter.feed(reply[i : i + n])
-        ] + splitter.end()
-        for kind in (True, False):
-            assert "".join(t for t, k in parts if k is kind) == "".join(
-                t for t, k in expected if k is kind
-            )
-    assert "".join(t for t, _ in expected) == reply
-
-
 def test_thoughts_are_dim_for_a_person_and_plain_elsewhere(capsys):
-    for person, in_thought, expected in (
-        (True, False, "\x1b[2m<think>hm, \x1b[0m\x1b[2mso</think>\x1b[0m yes\n"),
-        (True, True, "\x1b[2mso</think>\x1b[0m yes\n"),
-        (False, False, "<think>hm, so</think> yes\n"),
+    pieces = [Piece("hm, ", True), Piece("so", True), Piece("yes")]
+    for person, expected in (
+        (True, "\x1b[2m<think>\nhm, so\n</think>\n\n\x1b[0myes\n"),
+        (False, "<think>\nhm, so\n</think>\n\nyes\n"),
     ):
-        reply = terminal.Reply(person, in_thought)
-        for piece in ["so</th", "ink> yes"] if in_thought else ["<think>hm, so</th", "ink> yes"]:
+        reply = terminal.Reply(person)
+        for piece in pieces:
             reply.write(piece)
         reply.end()
-        shown = capsys.readouterr().out
-        assert shown.replace("\x1b[0m\x1b[2m", "") == expected.replace("\x1b[0m\x1b[2m", "")
+        assert capsys.readouterr().out.replace("\x1b[0m\x1b[2m", "") == expected
 
 
 def test_a_reply_cannot_steer_the_terminal():

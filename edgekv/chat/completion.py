@@ -30,6 +30,7 @@ def chat_of(
     function_call: Any = None,
     response_format: dict[str, Any] | None = None,
     grammar: Any = None,
+    variables: dict[str, Any] | None = None,
 ) -> Chat:
     """A request of llama-cpp-python's arguments. Raises BadInput for those that cannot be used.
 
@@ -46,6 +47,7 @@ def chat_of(
         _choice(tools, tool_choice),
         _schema(response_format),
         "" if grammar is None else grammar._grammar,
+        variables or {},
     )
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.chat.model import TextModel
 from edgekv.native import chat as native
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class Sampler:
 
     def __init__(
         self,
-        llm: Llama,
+        llm: TextModel,
         sampling: Sampling,
         before: Iterable[int] = (),
         constraint: Mapping[str, Any] | None = None,
@@ -89,12 +87,16 @@ class Sampler:
     def close(self) -> None:
         self._native.close()
 
-    def logits(self) -> NDArray[np.float32]:
-        """Those of the last token, [n_vocab]; they change with the next token that is read."""
-        return np.ctypeslib.as_array(
-            self._llm._ctx.get_logits_ith(-1), shape=(self._llm.n_vocab(),)
-        )
+    def logits(self, index: int = -1) -> NDArray[np.float32]:
+        """Those of a token, [n_vocab], usually of the last one; they change with the next one that
+        is read.
+        """
+        found = self._llm._ctx.get_logits_ith(index)
+        return np.ctypeslib.as_array(found, shape=(self._llm.n_vocab(),))
 
-    def draw(self) -> int:
-        """The next token. Raises EdgeKVError if the grammar lets none through."""
-        return self._native.draw(self.logits())
+    def draw(self, logits: NDArray[np.float32] | None = None) -> int:
+        """The next token. Raises EdgeKVError if the grammar lets none through.
+
+        logits: others than the last token's.
+        """
+        return self._native.draw(self.logits() if logits is None else logits)

@@ -8,12 +8,10 @@ the template is rendered, and the place is cut out of the prompt when it becomes
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from edgekv.chat.model import TextModel
 from edgekv.native import llama_cpp
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 MARK = "\ue0f0"
 """A character of the private use area, behind the first character of such a text."""
@@ -26,7 +24,7 @@ PEOPLE = ("user", "system", "developer", "tool", "function")
 class Specials:
     """The control tokens of one model's vocabulary."""
 
-    def __init__(self, llm: Llama) -> None:
+    def __init__(self, llm: TextModel) -> None:
         self._llm = llm
 
     @cached_property

@@ -7,20 +7,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekv.chat import bare, messages, schemas
 from edgekv.chat.bounds import check_grammar, check_json
 from edgekv.chat.messages import Message
+from edgekv.chat.model import TextModel
 from edgekv.chat.specials import Specials, encoded, without_marks
 from edgekv.chat.tools import Choice, Tool
 from edgekv.errors import BadInput
 from edgekv.model import parts
 from edgekv.native import chat as native
+from edgekv.native import llama_cpp
 from edgekv.session.continued import n_same
-
-if TYPE_CHECKING:
-    from edgekv import Llama
 
 log = logging.getLogger("edgekv.chat")
 
@@ -98,7 +97,7 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, llm: Llama, text: str = "", check: Callable[[bytes], None] = lambda data: None
+        self, llm: TextModel, text: str = "", check: Callable[[bytes], None] = lambda data: None
     ) -> None:
         self._llm, self._check_size = llm, check
         try:
@@ -107,7 +106,8 @@ class ChatTemplate:
             raise BadInput(
                 f"this {'' if text else 'model' + chr(39) + 's '}chat template is broken ({error})"
             ) from None
-        self.is_fallback = not text and not llm.metadata.get("tokenizer.chat_template")
+        model = llm._model.model
+        self.is_fallback = not text and not llama_cpp.llama_model_chat_template(model, None)
         """The model has none: chats are written as ChatML."""
         about = self._native.about()
         self.text, self.can = str(about["source"]), about["caps"]

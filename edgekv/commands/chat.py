@@ -17,7 +17,7 @@ from edgekv.commands.options import (
     sampling_options,
 )
 from edgekv.commands.report import compression_line, status_line
-from edgekv.commands.stream import or_larger
+from edgekv.commands.stream import Piece, or_larger
 from edgekv.commands.template import warnings
 from edgekv.commands.text import encodable
 from edgekv.demo import proposal
@@ -62,7 +62,7 @@ def command(
         if pack and found:
             conversation.open(found, pack)
             slash.say(f"{pack}: {', '.join(map(str, conversation.documents))}")
-        for line in warnings(llm, conversation.template, engine.ctx_size):
+        for line in warnings(llm, engine.ctx_size):
             slash.say(line)
         if not typed:
             return talk(conversation, terminal.piped_lines(), typed=False)
@@ -158,11 +158,11 @@ def answer(conversation: Conversation, line: str, typed: bool) -> None:
         take_turn(conversation, reply, typed)
 
 
-def take_turn(conversation: Conversation, reply: Iterator[str], typed: bool) -> None:
+def take_turn(conversation: Conversation, reply: Iterator[Piece], typed: bool) -> None:
     """Prints the reply as it comes, then the status line. Raises EdgeKVError; Abort if a piped chat
     was interrupted.
     """
-    shown = terminal.Reply(typed, conversation.template.opens_thought)
+    shown = terminal.Reply(typed)
     conversation.is_stopped = False  # a Ctrl-C that came too late for an earlier turn
     with terminal.interruptible(conversation.stop), terminal.reading_bar(conversation.llm) as bar:
         for piece in reply:

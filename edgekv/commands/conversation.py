@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgekv.commands.saved import cache_of, messages_of, note_of
-from edgekv.commands.stream import Chunks, Stream, or_larger
-from edgekv.commands.template import Template
-from edgekv.commands.thinking import OPEN
+from edgekv.commands.stream import Chunks, Piece, Stream, or_larger
+from edgekv.commands.template import has_template
 from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Conversation:
         """arguments: keyword arguments of every `create_chat_completion`."""
         self.llm = llm
         self.arguments = arguments
-        self.template = Template(llm)
+        self.has_template = has_template(llm)
         self.messages: list[dict[str, Any]] = []
         self.documents: list[Document] = []
         """They go in front of the next message."""
@@ -69,7 +68,7 @@ class Conversation:
         self.documents = []
         self.llm.reset()
 
-    def ask(self, text: str, *more: Document) -> Iterator[str]:
+    def ask(self, text: str, *more: Document) -> Iterator[Piece]:
         """Yields the reply to `text` piece by piece. A reply that is stopped stays as far as it
         came.
 
@@ -93,7 +92,7 @@ class Conversation:
             if self.stream and self.stream.has_begun:
                 self.documents = []
 
-    def regenerate(self) -> Iterator[str]:
+    def regenerate(self) -> Iterator[Piece]:
         """Yields another reply to the last message, in the place of the one there is.
 
         Raises BadInput if there is none, and as `ask`.
@@ -102,12 +101,12 @@ class Conversation:
             raise BadInput("there is no reply to write again; ask something first")
         yield from self._take_turn(self.messages[:-2], self.messages[-2])
 
-    def _take_turn(self, before: list[dict[str, Any]], question: dict[str, Any]) -> Iterator[str]:
+    def _take_turn(self, before: list[dict[str, Any]], question: dict[str, Any]) -> Iterator[Piece]:
         """Yields the reply to `question` behind the messages `before`, then the conversation."""
         self.stream = Stream(self.llm, lambda: self._complete([*before, question]))
         if self.is_stopped:
             self.stream.stop()
-        pieces = [OPEN] if self.template.opens_thought else []
+        pieces: list[Piece] = []
         try:
             for piece in self.stream:
                 pieces.append(piece)
@@ -117,8 +116,7 @@ class Conversation:
         finally:
             self.is_stopped = False
             if self.stream.has_begun:
-                reply = {"role": "assistant", "content": "".join(pieces)}
-                self.messages = [*before, question, reply]
+                self.messages = [*before, question, reply_of(pieces)]
 
     def _pending(self) -> str:
         """What a turn that failed leaves behind."""
@@ -134,10 +132,9 @@ class Conversation:
             self.stream.stop()
 
     def _complete(self, messages: list[dict[str, Any]]) -> Chunks:
-        if not self.template:
+        if not self.has_template:
             return self.llm.create_completion(plain_text(messages), stream=True, **self.arguments)
-        given = [self.template.given(m) for m in messages]
-        return self.llm.create_chat_completion(messages=given, stream=True, **self.arguments)
+        return self.llm.create_chat_completion(messages=messages, stream=True, **self.arguments)
 
     def save(self, path: str) -> None:
         """Writes cache and messages to the file `path`. Raises BadInput."""
@@ -161,6 +158,14 @@ class Conversation:
         mine = self.llm.kv_config()
         note = self.llm.kv_load(path, messages_of, lambda note: cache_of(note, mine))
         self.messages, self.documents = messages_of(note), []
+
+
+def reply_of(pieces: Iterable[Piece]) -> dict[str, Any]:
+    """The message of a reply that came in pieces; its thought stands apart."""
+    thought = "".join(piece.text for piece in pieces if piece.is_thought)
+    content = "".join(piece.text for piece in pieces if not piece.is_thought)
+    more = {"reasoning_content": thought} if thought else {}
+    return {"role": "assistant", "content": content, **more}
 
 
 def content_of(documents: list[str], text: str) -> str | list[dict[str, str]]:

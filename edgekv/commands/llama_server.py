@@ -98,11 +98,7 @@ def _budget(ctx: click.Context, param: click.Parameter, value: int | None) -> No
 
 def _template(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
     """Click callback: what --chat-template gives or names is `given_template`. Raises BadInput."""
-    if value == "chatml":
-        from edgekv.serve.template import CHATML
-
-        value = CHATML
-    elif value and not ("{%" in value or "{{" in value):
+    if value and value != "chatml" and not ("{%" in value or "{{" in value):
         raise BadInput(TEMPLATES.format(value))
     ctx.meta[_GIVEN] = value or ""
 

@@ -16,7 +16,7 @@ from edgekv.commands.extract import document_text
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.stream import or_larger, refused_prompts
-from edgekv.commands.template import Template
+from edgekv.commands.template import has_template
 from edgekv.commands.text import encodable, expanded, printable
 from edgekv.errors import BadInput, Cancelled
 
@@ -62,25 +62,33 @@ def create(
     from edgekv.conversations import pack as packs
 
     llm = load_llama(engine)
-    template = Template(llm)
-    template.check()
+    is_chat = has_template(llm)
     found = [_document(llm, path, text) for path, text in texts.items()]
     _check_room(llm, found)
     system = [{"role": "system", "content": encodable(system_prompt)}] if system_prompt else []
-    question = {"role": "user", "content": content_of([x.text for x in found], "?")}
-
-    def complete(messages: list[dict[str, Any]]) -> Any:
-        if not template:
-            return llm.create_completion(plain_text(messages), stream=True, max_tokens=1)
-        return llm.create_chat_completion(messages=messages, stream=True, max_tokens=1)
+    question: dict[str, Any] = {"role": "user", "content": content_of([x.text for x in found], "?")}
 
     stops = terminal.interruptible(llm.kv_cancel)
     try:
         with stops, terminal.reading_bar(llm), refused_prompts(llm):
-            pack = packs.write(llm, [*system, question], found, complete, output)
+            messages = [*system, question]
+            tokens = _tokens(llm, messages) if is_chat else _plain(llm, messages)
+            pack = packs.write(llm, messages, found, tokens, output)
     except Cancelled:
         raise click.Abort from None
     click.echo(f"{output}: {_summary(pack)}")
+
+
+def _tokens(llm: Llama, messages: list[dict[str, Any]]) -> list[int]:
+    """Of the prompt that a chat makes of messages."""
+    from edgekv.chat.template import Chat
+
+    return llm.chat_template.prompt(Chat(messages)).tokens
+
+
+def _plain(llm: Llama, messages: list[dict[str, Any]]) -> list[int]:
+    """The same for a model without a chat template."""
+    return llm.tokenize(plain_text(messages).encode(), add_bos=True, special=True)
 
 
 def _document(llm: Llama, path: str, text: str) -> PackedDocument:

@@ -23,7 +23,7 @@ from edgekv.commands.options import (
 )
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
-from edgekv.commands.template import Template, warnings
+from edgekv.commands.template import has_template, warnings
 from edgekv.commands.text import encodable, read_bounded, say
 from edgekv.errors import BadInput, Cancelled
 from edgekv.memory.machine import rss_peak
@@ -87,12 +87,12 @@ def command(
         engine, system_prompt = packed.with_settings(engine, found, pack), found.system
     llm = load_llama(engine)
     documents = packed.opened(llm, pack) if pack else []
-    template, system = Template(llm), encodable(system_prompt or "")
+    system = encodable(system_prompt or "")
     content = content_of(documents, text)
     if not raw:
-        for line in warnings(llm, template, engine.ctx_size):
+        for line in warnings(llm, engine.ctx_size):
             click.echo(f"edgekv: {line}", err=True)
-        if not template:
+        if not has_template(llm):
             content, raw = (
                 plain_text([*system_of(system), {"role": "user", "content": content}]),
                 True,
@@ -185,8 +185,6 @@ class Completer:
             arguments,
         )
 
-        self.opens_thought = not raw and Template(llm).opens_thought
-
     def __call__(self, stream: bool) -> Any:
         if self._raw:
             return self._llm.create_completion(self._content, stream=stream, **self._arguments)
@@ -197,7 +195,7 @@ class Completer:
 def print_text(llm: Llama, complete: Completer) -> None:
     """The answer as it comes, then a status line. Raises Abort after Ctrl-C."""
     stream = Stream(llm, lambda: complete(stream=True))
-    shown = terminal.Reply(sys.stdout.isatty(), complete.opens_thought)
+    shown = terminal.Reply(sys.stdout.isatty())
     with terminal.interruptible(stream.stop), terminal.reading_bar(llm) as bar:
         for piece in stream:
             bar.stop()

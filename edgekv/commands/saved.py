@@ -10,6 +10,7 @@ from edgekv.errors import BadInput
 if TYPE_CHECKING:
     from edgekv.config import KVConfig
 
+OPEN, CLOSE = "<think>", "</think>"
 SHOWN = 200
 """Characters of a message that are shown."""
 
@@ -51,13 +52,23 @@ def messages_of(note: Any) -> list[dict[str, Any]]:
     turns = roles[roles[:1] == ["system"] :]
     if turns != ["user", "assistant"] * (len(turns) // 2):
         raise BadInput("the messages in this file are no chat; save one with /save in a chat")
-    return messages
+    return [_with_thought_apart(message) for message in messages]
+
+
+def _with_thought_apart(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of an earlier version, whose text began with its thought."""
+    content = message["content"]
+    if message["role"] != "assistant" or not content.lstrip().startswith(OPEN):
+        return message
+    thought, _, answer = content.lstrip().removeprefix(OPEN).partition(CLOSE)
+    return {**message, "content": answer.lstrip(), "reasoning_content": thought.strip()}
 
 
 def _is_message(message: Any) -> bool:
     return (
         isinstance(message, dict)
-        and set(message) == {"role", "content"}
+        and set(message) - {"reasoning_content"} == {"role", "content"}
+        and _is_text(message.get("reasoning_content", ""))
         and isinstance(message["role"], str)
         and all(_is_text(text) for text in _texts(message["content"]))
     )

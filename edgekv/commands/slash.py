@@ -19,9 +19,10 @@ from edgekv.commands.stream import or_larger
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
+    from edgekv.commands.stream import Piece
     from edgekv.stats import KVStats
 
-Command = Callable[[Conversation, str], "Iterator[str] | None"]
+Command = Callable[[Conversation, str], "Iterator[Piece] | None"]
 """(conversation, what stands behind the name) -> a reply to print, or None."""
 
 
@@ -29,7 +30,7 @@ class Quit(Exception):
     """The user wants to leave."""
 
 
-def run(conversation: Conversation, line: str) -> Iterator[str] | None:
+def run(conversation: Conversation, line: str) -> Iterator[Piece] | None:
     """Carries out a line that begins with '/'. Returns a reply that is to be printed, or None.
 
     Raises BadInput and Quit.
@@ -62,7 +63,7 @@ def described(command: Command) -> tuple[str, str]:
     return usage, meaning
 
 
-def file(conversation: Conversation, rest: str) -> Iterator[str] | None:
+def file(conversation: Conversation, rest: str) -> Iterator[Piece] | None:
     """/file [PATH [question]] | put a document in front of the next message, and ask at once if
     a question follows; without a path list the files that wait, with - drop them"""
     if rest in ("", "-"):
@@ -81,7 +82,7 @@ def file(conversation: Conversation, rest: str) -> Iterator[str] | None:
     return None
 
 
-def regen(conversation: Conversation, rest: str) -> Iterator[str]:
+def regen(conversation: Conversation, rest: str) -> Iterator[Piece]:
     """/regen | write the last reply anew"""
     return conversation.regenerate()
 

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError
 
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 
 Chunks = Generator[dict[str, Any], None, None]
 """What `create_completion` and `create_chat_completion` return with stream=True."""
+
+
+class Piece(NamedTuple):
+    """Text as it comes: of a thought, or of the answer."""
+
+    text: str
+    is_thought: bool = False
+
+
+def pieces_of(choice: dict[str, Any]) -> Iterator[Piece]:
+    """The text in a chunk's choice."""
+    said = choice.get("delta", {})
+    if said.get("reasoning_content"):
+        yield Piece(said["reasoning_content"], True)
+    if text := choice.get("text") or said.get("content"):
+        yield Piece(text)
 
 
 class Stream:
@@ -56,15 +72,14 @@ class Stream:
         if self._reading:
             self._llm.kv_cancel()
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Piece]:
         chunk: dict[str, Any] | None
         chunks, chunk = self._read()
         n_before, start = self._llm.n_evaluated, time.perf_counter()
         while chunk is not None:
             choice = chunk["choices"][0]
             self.finish = choice["finish_reason"] or self.finish
-            if piece := choice["text"] if "text" in choice else choice["delta"].get("content"):
-                yield piece
+            yield from pieces_of(choice)
             chunk = None if self._stopped else next(chunks, None)
         chunks.close()
         self.n_decoded = self._llm.n_evaluated - n_before

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from edgekv import folders
 from edgekv.commands import text
-from edgekv.commands.thinking import Splitter
+from edgekv.commands.stream import Piece
 from edgekv.commands.wrap import Wrap, lines
 
 if TYPE_CHECKING:
@@ -213,38 +213,41 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
+"""Stand around a thought, whatever the model's own tags are."""
+
+
 class Reply:
     """A reply as it comes. For a person: words whole at the terminal's edge, thoughts dim, nothing
     that steers the terminal. Else as it is.
-
-    in_thought: it begins in the middle of a thought.
     """
 
-    def __init__(self, for_person: bool, in_thought: bool = False) -> None:
+    def __init__(self, for_person: bool) -> None:
         self._for_person = for_person
-        self._splitter, self._wrap = Splitter(in_thought), Wrap(lambda: width(sys.stdout) or 80)
-        self._was_thought = in_thought
+        self._wrap = Wrap(lambda: width(sys.stdout) or 80)
+        self._in_thought = False
 
-    def write(self, piece: str) -> None:
-        if not self._for_person:
-            write(piece)
-            return
-        for part, is_thought in self._splitter.feed(text.printable(piece)):
-            self._show(part, is_thought)
+    def write(self, piece: Piece) -> None:
+        if piece.is_thought and not self._in_thought:
+            self._show(OPEN, True)
+        elif self._in_thought and not piece.is_thought:
+            self._show(CLOSE, True)
+            if self._for_person:
+                write(_dimmed(self._wrap.end(), True))
+        self._in_thought = piece.is_thought
+        self._show(piece.text, piece.is_thought)
 
     def end(self) -> None:
         """What was held back, and a line end."""
         if self._for_person:
-            for part, is_thought in self._splitter.end():
-                self._show(part, is_thought)
-            write(_dimmed(self._wrap.end(), self._was_thought))
+            write(_dimmed(self._wrap.end(), self._in_thought))
         write("\n")
 
-    def _show(self, part: str, is_thought: bool) -> None:
-        if part and is_thought != self._was_thought:
-            write(_dimmed(self._wrap.end(), self._was_thought))
-            self._was_thought = is_thought
-        write(_dimmed(self._wrap.feed(part), is_thought))
+    def _show(self, shown: str, is_thought: bool) -> None:
+        if not self._for_person:
+            write(shown)
+            return
+        write(_dimmed(self._wrap.feed(text.printable(shown)), is_thought))
 
 
 def _dimmed(text: str, is_dim: bool) -> str:

@@ -7,8 +7,8 @@ Its note has their texts, because each prompt is made from text, and what the ca
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +37,6 @@ def taken_over(mine: KVConfig, its: dict[str, Any]) -> KVConfig:
 
 
 NONE, AGAIN = "is no pack; make one with 'edgekv pack'", "pack the documents again"
-
-Complete = Callable[[list[dict[str, Any]]], Iterator[Any]]
-"""From messages to the pieces of a completion, which is not run to its end."""
 
 
 @dataclass(frozen=True)
@@ -78,18 +75,17 @@ def write(
     llm: Llama,
     messages: list[dict[str, Any]],
     documents: list[PackedDocument],
-    complete: Complete,
+    tokens: list[int],
     path: str,
 ) -> Pack:
     """Read the documents and save the conversation.
 
     messages: perhaps a system message, then one whose content is a list of text parts: each
-    document in a part of its own, then any text. complete(messages): starts the completion that a
-    chat would start. Raises ContextFull, BadInput if the chat template changes the documents, and
+    document in a part of its own, then any text. tokens: of the prompt that a chat would make of
+    them. Raises ContextFull, BadInput if the chat template changes the documents, and
     Cancelled.
     """
     texts = [part["text"] for part in messages[-1]["content"]][:-1]
-    tokens = prompt_of(llm, lambda: complete(messages))
     cuts = llm._kv_positions(texts, tokens)
     if len(cuts) != len(texts):
         raise BadInput(
@@ -117,34 +113,6 @@ def write(
 def name_of(llm: Llama) -> str:
     """What a model calls itself, and its file."""
     return f"{llm.metadata.get('general.name', '')} ({os.path.basename(llm.model_path)})".strip()
-
-
-class _Captured(Exception):
-    """The prompt is known; nothing is to be read yet."""
-
-
-def prompt_of(llm: Llama, complete: Callable[[], Iterator[Any]]) -> list[int]:
-    """The tokens of the prompt that a completion begins with."""
-    found: list[int] = []
-
-    def capture(tokens: list[int], cuts: list[int]) -> None:
-        found.extend(tokens)
-        llm._kv_stop_if_cancelled()  # the end of this call forgets the wish
-        raise _Captured
-
-    with _on_prompt(llm, capture):
-        with suppress(_Captured):
-            next(complete())
-    return found
-
-
-@contextmanager
-def _on_prompt(llm: Llama, call: Callable[[list[int], list[int]], None]) -> Iterator[None]:
-    before, llm._kv_on_prompt = llm._kv_on_prompt, call
-    try:
-        yield
-    finally:
-        llm._kv_on_prompt = before
 
 
 def read(path: str) -> Pack:

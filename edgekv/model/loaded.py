@@ -128,6 +128,7 @@ class LoadedModel(llama_cpp.Llama):
         self._sampler = None  # the parent's
         self._kv_answer: object = None  # of the answer under way, to tell it from an older one
         self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
+        self._kv_prompt: Any = None  # the chat's prompt whose answer is written
         self._kv_cuts: list[int] = []  # the same as numbers of tokens
         # called with a prompt's tokens and its cuts, before it is decided where to go on
         self._kv_on_prompt: Callable[[list[int], list[int]], object] | None = None
@@ -205,22 +206,17 @@ class LoadedModel(llama_cpp.Llama):
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The model file's, as text, without a chat template that cannot be parsed."""
+        """The model file's, as text, without a chat template that jinja2 cannot parse."""
         return self._kv_metadata
 
     @metadata.setter
     def metadata(self, values: dict[str, str]) -> None:
-        self.template_error = ""
-        """Why the model's chat template cannot be used, one line; empty if it can, or there is
-        none.
-        """
-        self._kv_metadata = {}
-        for name, value in values.items():
-            error = _template_error(value) if name.startswith("tokenizer.chat_template") else ""
-            if not error:
-                self._kv_metadata[name] = value
-            elif name == "tokenizer.chat_template":
-                self.template_error = error
+        """The parent's, which has none at all where one byte of them is no UTF-8."""
+        self._kv_metadata = {
+            name: value
+            for name, value in metadata.of_model(self._model.model).items()
+            if not name.startswith("tokenizer.chat_template") or _can_be_parsed(value)
+        }
 
     def _kv_resolve(self, config: KVConfig, path: str) -> Settings:
         """What a configuration means for the model at `path` and the cache types that were named;
@@ -336,14 +332,9 @@ class LoadedModel(llama_cpp.Llama):
             raise Cancelled(CANCELLED)
 
     def _kv_free_sampler(self) -> None:
-        """Free the sampler of an answer. It holds itself, and functions that may hold this
-        object.
-        """
+        """Free the sampler of an answer."""
         if self._sampler is not None:
-            customs = [custom for _, custom in self._sampler.custom_samplers]
             self._sampler.close()
-            for custom in customs:
-                vars(custom).clear()
             self._sampler = None
 
     def _kv_new_context(self) -> None:
@@ -411,10 +402,10 @@ def _flash_attn(wanted: bool | None, compress: bool, arguments: dict[str, Any]) 
     return compress or quantised if wanted is None else wanted
 
 
-def _template_error(text: str) -> str:
-    """Why a chat template cannot be parsed, one line; empty if it can."""
+def _can_be_parsed(text: str) -> bool:
+    """Whether the parent, which keeps a formatter of each chat template, can make one of it."""
     try:
         Jinja2ChatFormatter(text, eos_token="", bos_token="")
-    except Exception as problem:  # of jinja's, or of Python's where it nests too deeply
-        return " ".join(str(problem).split()) or type(problem).__name__
-    return ""
+    except Exception:  # of jinja's, or of Python's where it nests too deeply
+        return False
+    return True

@@ -1,5 +1,5 @@
-"""Metadata of a model file that the user overrides: llama.cpp's --override-kv, `Llama`'s
-kv_overrides.
+"""Metadata of a model: what a loaded one says, and what the user overrides (llama.cpp's
+--override-kv, `Llama`'s kv_overrides).
 
 llama.cpp ends the process over numbers that no model has, and passes over an override of another
 type than the file's without a word; both are refused here.
@@ -8,12 +8,14 @@ type than the file's without a word; both are refused here.
 from __future__ import annotations
 
 import csv
+import ctypes
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from edgekv.errors import BadInput
 from edgekv.model.header import DAMAGE, Header, opened
+from edgekv.native import llama_cpp
 
 Value = bool | int | float | str
 _KINDS: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str}
@@ -25,6 +27,26 @@ _INT_MAX = 2**31 - 1
 _LAYERS_MAX, _EXPERTS_MAX = 512, 1024
 """llama.cpp's own limits."""
 _SCALINGS = ("none", "linear", "yarn", "longrope")
+
+
+def of_model(model: Any) -> dict[str, str]:
+    """The metadata of a model that is loaded, as text; bytes that are no UTF-8 are replaced."""
+    return {
+        _text(llama_cpp.llama_model_meta_key_by_index, model, i): _text(
+            llama_cpp.llama_model_meta_val_str_by_index, model, i
+        )
+        for i in range(llama_cpp.llama_model_meta_count(model))
+    }
+
+
+def _text(function: Any, model: Any, i: int) -> str:
+    size = 1024
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n_bytes = function(model, i, buffer, size)
+        if n_bytes < size:
+            return buffer.value.decode("utf-8", "replace")
+        size = n_bytes + 1
 
 
 def parse(text: str, name: str) -> list[tuple[str, Value]]:

@@ -1,0 +1,239 @@
+"""How answers are written: chats by llama.cpp's own templates, and one sampler for all of them.
+
+A `chat_format` or a `chat_handler` that was given stays llama-cpp-python's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+from weakref import proxy
+
+from edgekv.chat import completion
+from edgekv.chat.sampler import Sampler, Sampling
+from edgekv.chat.template import ChatTemplate, Prompt, Syntax
+from edgekv.errors import BadInput
+from edgekv.evaluation import Evaluation
+from edgekv.llama_cpp import llama_chat_format
+from edgekv.model import parts
+
+N_BEFORE = 64
+"""Tokens of a chat's prompt that penalties count."""
+
+
+class Answering(Evaluation):
+    """What `edgekv.Llama` does with messages and with logits."""
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's. Raises BadInput if it is broken."""
+        return ChatTemplate(proxy(self))  # which holds this object no longer than others do
+
+    @property
+    def template_error(self) -> str:
+        """Why the model's chat template cannot be used, one line; empty if it can."""
+        try:
+            return "" if self.chat_template else ""
+        except BadInput as error:
+            return str(error)
+
+    def create_chat_completion(
+        self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any
+    ) -> Any:
+        """As the parent's, with llama.cpp's own templates, tool calls, thoughts and schemas. A
+        message may be a list of text parts, as in OpenAI's API.
+
+        With a compressed cache each part but the last of a message is compressed by itself: a
+        document in the first part and a question in the second. Another question about the same
+        document, or the same one asked anew, then reads only the question.
+
+        Thoughts come as `reasoning_content`. chat_template_kwargs: variables of the template's own.
+        Raises BadInput for messages, tools, schemas and grammars that cannot be used.
+        """
+        if self._kv_has_format:
+            return self._by_format(messages, *args, **kwargs)
+        return self._by_template(messages, *args, **kwargs)
+
+    def _by_format(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        """By the chat_format or chat_handler that was given, as the parent does."""
+        wanted = self._kv is not None or self._kv_on_prompt is not None
+        if wanted and self.chat_handler is None:
+            messages, self._kv_parts = parts.joined(messages)
+        return super().create_chat_completion(messages, *args, **kwargs)
+
+    def _by_template(
+        self,
+        messages: Sequence[dict[str, Any]],
+        functions: Any = None,
+        function_call: Any = None,
+        tools: Any = None,
+        tool_choice: Any = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | list[str] | None = None,
+        seed: int | None = None,
+        response_format: Any = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: Any = None,
+        grammar: Any = None,
+        logit_bias: dict[int, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """The parent's arguments, in the parent's order."""
+        chat = completion.chat_of(
+            messages,
+            tools,
+            tool_choice,
+            functions,
+            function_call,
+            response_format,
+            grammar,
+            chat_template_kwargs,
+        )
+        prompt = self.chat_template.prompt(chat)
+        stops = [stop] if isinstance(stop, str) else stop or []
+        arguments = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "stop": [*stops, *prompt.syntax.stops],
+            "seed": seed,
+            "max_tokens": max_tokens,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "repeat_penalty": repeat_penalty,
+            "mirostat_mode": mirostat_mode,
+            "mirostat_tau": mirostat_tau,
+            "mirostat_eta": mirostat_eta,
+            "model": model,
+            "logits_processor": logits_processor,
+            "logit_bias": logit_bias,
+            "logprobs": top_logprobs if logprobs else None,
+        }
+        if stream:
+            return self._chunks(prompt, arguments)
+        with self._written_as(prompt):
+            done = self.create_completion(prompt.tokens, **arguments)
+        return completion.whole(prompt, done, _chat_logprobs)
+
+    def _chunks(self, prompt: Prompt, arguments: dict[str, Any]) -> Iterator[Any]:
+        with self._written_as(prompt):
+            pieces = self.create_completion(prompt.tokens, stream=True, **arguments)
+            try:
+                yield from completion.chunks(prompt, pieces, _chat_logprobs)
+            finally:
+                pieces.close()
+
+    @contextmanager
+    def _written_as(self, prompt: Prompt) -> Iterator[None]:
+        """A `with` block in which the next answer is written as this prompt's."""
+        wanted = self._kv is not None or self._kv_on_prompt is not None
+        self._kv_parts, self._kv_prompt = prompt.parts if wanted else [], prompt
+        try:
+            yield
+        finally:
+            if self._kv_prompt is prompt:
+                self._kv_prompt = None
+
+    @property
+    def _syntax(self) -> Syntax:
+        return self._kv_prompt.syntax if self._kv_prompt else Syntax()
+
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As the parent's. An answer's text has those control tokens by which it is read."""
+        shown = self._syntax.shown
+        if special or shown.isdisjoint(tokens):
+            return super().detokenize(tokens, prev_tokens, special)
+        pieces = (super(Answering, self).detokenize([t], None, t in shown) for t in tokens)
+        return b"".join(pieces)
+
+    # ---- tokens
+
+    def _init_sampler(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        grammar: Any = None,
+    ) -> Any:
+        """The parent's arguments for edgekv's sampler. Raises BadInput for a grammar that cannot
+        be read, which would end the process otherwise.
+        """
+        constraint = dict(self._syntax.settings)
+        if grammar is not None:
+            self.chat_template.check(grammar._grammar)
+            constraint = {"grammar": grammar._grammar}
+        sampling = Sampling(
+            temperature=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=self.last_n_tokens_size,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            mirostat=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            min_keep=1,
+            seed=self._seed,
+        )
+        before = self._kv_prompt.tokens[-N_BEFORE:] if self._kv_prompt else []
+        return _Sampler(self, Sampler(proxy(self), sampling, before, constraint), logits_processor)
+
+
+class _Sampler:
+    """A sampler as the parent calls it."""
+
+    custom_samplers: tuple[()] = ()
+
+    def __init__(self, llm: Answering, sampler: Sampler, processors: Any) -> None:
+        self._llm, self._sampler, self._processors = proxy(llm), sampler, processors or ()
+
+    def sample(self, ctx: Any, index: int) -> int:
+        """A token of the logits at an index, which the processors have changed."""
+        logits = self._sampler.logits(index)
+        if self._processors:
+            logits = logits.copy()
+            for processor in self._processors:
+                logits[:] = processor(self._llm._input_ids, logits)
+        return self._sampler.draw(logits)
+
+    def close(self) -> None:
+        self._sampler.close()
+
+
+def _chat_logprobs(found: Any) -> Any:
+    return llama_chat_format._convert_text_completion_logprobs_to_chat(found)
