@@ -66,12 +66,15 @@ def _tool(tool: Any) -> Tool:
 
 def _schema(form: dict[str, Any] | None) -> Any:
     """The JSON schema that a response_format asks for, None: any text."""
-    kind = (form or {}).get("type", "text")
-    if form is None or kind == "text":
+    if form is None:
+        return None
+    kind = form.get("type", "text") if isinstance(form, dict) else ""
+    if kind == "text":
         return None
     if kind == "json_object":
         return form.get("schema") or {"type": "object"}
-    schema = (form.get("json_schema") or {}).get("schema", form.get("schema"))
+    inner = form.get("json_schema") if isinstance(form, dict) else None
+    schema = inner.get("schema") if isinstance(inner, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
         raise BadInput(
             "response_format has the type 'text', 'json_object', or 'json_schema' with"
