@@ -10,6 +10,8 @@ from edgekv.chat.characters import literal, quoted
 from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, both_types, type_of
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
+from edgekv.chat.patterns import rule_of as patterns_rule
+from edgekv.chat.regexes import NotHeld
 
 if TYPE_CHECKING:
     from edgekv.chat.shapes import Shapes
@@ -20,23 +22,38 @@ EXACT_MOST = 2**53
 
 
 def string(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
-    out: Schema = {"type": "string"}
-    formats = [name for name in flat.get("format", []) if name in FORMATS]
-    lengths = {word: flat[word] for word in ("minLength", "maxLength") if word in flat}
-    if lengths.get("minLength", 0) > lengths.get("maxLength", LENGTH_MOST * 2**40):
+    """The schema of a string; None if it can have no length."""
+    least, most = flat.get("minLength", 0), flat.get("maxLength")
+    if most is not None and least > most:
         shapes.never(path, "minLength", "it is above maxLength")
         return None
-    for word in ("pattern",):
-        if word in flat:
-            shapes.lose(path, word, "a grammar cannot express it")
-    for word, length in lengths.items():
-        if length > LENGTH_MOST:
+    lengths: dict[str, int] = {}
+    for word in ("minLength", "maxLength"):
+        if flat.get(word, 0) > LENGTH_MOST:
             shapes.lose(path, word, f"a grammar counts to {LENGTH_MOST:,} at most")
-        elif formats:
-            shapes.lose(path, word, "the format decides")
-        else:
-            out[word] = int(length)
-    return {**out, "format": formats[0]} if formats else out
+        elif word in flat:
+            lengths[word] = int(flat[word])
+    formats = [name for name in flat.get("format", []) if name in FORMATS]
+    if "pattern" in flat:
+        try:
+            return _patterned(shapes, flat["pattern"], lengths, formats, path)
+        except NotHeld as error:
+            shapes.lose(path, "pattern", str(error))
+    if not formats:
+        return {"type": "string", **lengths}
+    for word in [*lengths, *(["format"] if len(formats) > 1 else [])]:
+        shapes.lose(path, word, f"the format {formats[0]} stands beside it")
+    return {"type": "string", "format": formats[0]}
+
+
+def _patterned(
+    shapes: Shapes, patterns: list[str], lengths: dict[str, int], formats: list[str], path: str
+) -> Schema:
+    least, most = lengths.get("minLength", 0), lengths.get("maxLength")
+    rule, is_of_length = patterns_rule(patterns, least, most)
+    for word in [*([] if is_of_length else lengths), *(["format"] if formats else [])]:
+        shapes.lose(path, word, "a pattern stands beside it")
+    return shapes.marks.string(rule)
 
 
 def number(shapes: Shapes, flat: Flat, is_integer: bool, path: str) -> Schema | None:

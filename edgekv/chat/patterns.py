@@ -1,0 +1,211 @@
+"""Rules for the JSON strings that a pattern matches."""
+
+from __future__ import annotations
+
+from functools import reduce
+from hashlib import blake2b
+
+from edgekv.chat.automata import rules_of
+from edgekv.chat.characters import ALL, literal, merged, one_of, within
+from edgekv.chat.regexes import (
+    NOTHING,
+    Both,
+    Chars,
+    Choice,
+    NotHeld,
+    Repeat,
+    Seq,
+    Tree,
+    both,
+    choice,
+    extends,
+    firsts,
+    has_look,
+    is_empty,
+    repeat,
+    sequence,
+    tree_of,
+    width,
+)
+
+REPEATS_MOST, SIZE_MOST, AMBIGUOUS_MOST = 2000, 10_000, 300
+"""Repetitions that the grammar's parser has room for; characters of a rule that is written out;
+and those where the same text may be read in many ways, which the sampler follows all at once."""
+
+
+def rule_of(patterns: list[str], least: int = 0, most: int | None = None) -> tuple[str, bool]:
+    """(the rule of the strings that all patterns match, whether it keeps to the lengths too).
+
+    Raises NotHeld for patterns that no grammar expresses.
+    """
+    tree = reduce(both, map(tree_of, patterns))
+    short = _of_length(tree, least, most)
+    if short is not None:
+        return _rule(short), True
+    try:
+        return _rule(Both(tree, repeat(Chars(tuple(ALL)), least, most), False)), True
+    except NotHeld:
+        return _rule(tree), False
+
+
+def _rule(tree: Tree) -> str:
+    digest = blake2b(repr(tree).encode("utf-8", "replace"), digest_size=5).hexdigest()
+    if has_look(tree):
+        name, lines = rules_of(tree, digest)
+        return "\n".join([f'"\\"" {name} "\\""', *lines])
+    try:
+        rules = _Rules(digest)
+        tree = _loops(tree, [0])
+        if _size(tree) > SIZE_MOST:
+            raise NotHeld("it is too large")
+        return "\n".join([f'"\\"" {rules.text(tree)} "\\""', *rules.lines])
+    except Ambiguous:
+        name, lines = rules_of(tree, digest)
+        return "\n".join([f'"\\"" {name} "\\""', *lines])
+
+
+def _of_length(tree: Tree, least: int, most: int | None) -> Tree | None:
+    """The tree with its one repetition of characters as long as asked for, if it has one."""
+    low, high = width(tree)
+    if low >= least and (most is None or high is not None and high <= most):
+        return tree
+    if has_look(tree):
+        return None
+    parts: list[Tree] = list(tree.parts) if isinstance(tree, Seq) else [tree]
+    varying = [i for i, part in enumerate(parts) if len(set(width(part))) > 1]
+    if len(varying) != 1:
+        return None
+    part = parts[varying[0]]
+    if not isinstance(part, Repeat) or not isinstance(part.part, Chars):
+        return None
+    others = low - part.least
+    wanted = max(part.least, least - others)
+    ends = [end for end in (part.most, None if most is None else most - others) if end is not None]
+    if ends and min(ends) < wanted:
+        raise NotHeld("no match is as long as asked for")
+    parts[varying[0]] = repeat(part.part, wanted, min(ends) if ends else None)
+    return sequence(parts)
+
+
+def _loops(tree: Tree, made: list[int]) -> Tree:
+    """The same without repetitions of what may be empty: a grammar's parser refuses these."""
+    made[0] += 1
+    if made[0] > SIZE_MOST:
+        raise NotHeld("it is too large")
+    if isinstance(tree, Seq):
+        return sequence(_loops(part, made) for part in tree.parts)
+    if isinstance(tree, Choice):
+        return choice(_loops(way, made) for way in tree.ways)
+    if isinstance(tree, Repeat):
+        part = _loops(tree.part, made)
+        if is_empty(part):
+            full = _full(part, made)
+            return NOTHING if full is None else repeat(full, 0, tree.most)
+        return repeat(part, tree.least, tree.most)
+    return tree
+
+
+def _full(tree: Tree, made: list[int]) -> Tree | None:
+    """What a tree matches but the empty text."""
+    made[0] += 1
+    if made[0] > SIZE_MOST:
+        raise NotHeld("it is too large")
+    if not is_empty(tree):
+        return tree
+    if isinstance(tree, Repeat):
+        part = _full(tree.part, made)
+        return None if part is None else repeat(part, 1, tree.most)
+    if isinstance(tree, Choice):
+        ways = [full for way in tree.ways if (full := _full(way, made)) is not None]
+        return choice(ways) if ways else None
+    assert isinstance(tree, Seq)
+    ways = []
+    for i, part in enumerate(tree.parts):
+        full = _full(part, made)
+        if full is not None:
+            made[0] += len(tree.parts) - i
+            ways.append(sequence([full, *tree.parts[i + 1 :]]))
+    return choice(ways) if ways else None
+
+
+def _size(tree: Tree) -> int:
+    """How many characters the tree has when all repetitions are written out."""
+    if isinstance(tree, (Seq, Choice)):
+        return sum(map(_size, tree.parts if isinstance(tree, Seq) else tree.ways))
+    if not isinstance(tree, Repeat):
+        return 1
+    count = max(tree.least, 1 if tree.most is None else tree.most)
+    if count > REPEATS_MOST:
+        raise NotHeld(f"it repeats something more than {REPEATS_MOST:,} times")
+    size = count * _size(tree.part)
+    if size > AMBIGUOUS_MOST and count > 1 and _is_ambiguous(tree.part):
+        raise Ambiguous
+    return size
+
+
+def _is_ambiguous(tree: Tree) -> bool:
+    """Whether it may be unclear where one of many ends."""
+    heads = merged(pair for one in firsts(tree) for pair in one)
+    return bool(within(extends(tree), heads))
+
+
+class Ambiguous(Exception):
+    """A tree that may read a text in too many ways."""
+
+
+class _Rules:
+    """Writes trees. Every part that is repeated has a rule of its own."""
+
+    def __init__(self, digest: str) -> None:
+        self._digest = digest
+        self._names: dict[Tree, str] = {}
+        self.lines: list[str] = []
+
+    def text(self, tree: Tree) -> str:
+        if isinstance(tree, Chars):
+            return self._chars(tree)
+        if isinstance(tree, Choice):
+            if not tree.ways:
+                raise NotHeld("nothing matches it")
+            return f"( {' | '.join(map(self.text, tree.ways))} )"
+        if isinstance(tree, Repeat):
+            return self._named(tree.part) + _suffix(tree)
+        assert isinstance(tree, Seq)
+        return self._sequence(tree)
+
+    def _sequence(self, tree: Seq) -> str:
+        out, plain = [], ""
+        for part in [*tree.parts, None]:
+            if isinstance(part, Chars) and len(part.ranges) == 1 and len({*part.ranges[0]}) == 1:
+                plain += chr(part.ranges[0][0])
+                continue
+            if plain:
+                out.append(literal(plain))
+                plain = ""
+            if part is not None:
+                out.append(self.text(part))
+        return " ".join(out) or '""'
+
+    def _chars(self, tree: Chars) -> str:
+        if tree.ranges == tuple(ALL):
+            return "ours-char"
+        text = one_of(list(tree.ranges))
+        if text is None:
+            raise NotHeld("no character is left")
+        return text
+
+    def _named(self, tree: Tree) -> str:
+        text = self.text(tree)
+        if text.startswith("[") and text.index("]") == len(text) - 1 or text.startswith("ours-"):
+            if " " not in text:
+                return text
+        if tree not in self._names:
+            self._names[tree] = name = f"ours-{self._digest}-{len(self._names)}"
+            self.lines.append(f"{name} ::= {text}")
+        return self._names[tree]
+
+
+def _suffix(tree: Repeat) -> str:
+    plain = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}
+    most = "" if tree.most is None else str(tree.most)
+    return plain.get((tree.least, tree.most), f"{{{tree.least},{most}}}")
