@@ -41,7 +41,7 @@ class Shapes:
         flats = self._alternatives(self._root, "")
         while len(flats) == 1 and "$ref" in flats[0]:
             flats = self._expanded(flats[0], "")  # parsers of tool calls look for properties
-        made = self._union([self._flat(flat, "") for flat in flats])
+        made = self.union([self._flat(flat, "") for flat in flats])
         if made is None:
             self.lost.append(self._never or ("", "not", "no value is allowed"))
             made = {}
@@ -80,7 +80,7 @@ class Shapes:
             return self._flat(flats[0], path)
 
         def make() -> Schema | None:
-            return self._union([self._flat(flat, path) for flat in flats])
+            return self.union([self._flat(flat, path) for flat in flats])
 
         is_plain = isinstance(schema, bool) or not any(word in schema for word in COMPOUND)
         return make() if is_plain else self._named(json.dumps(schema), make, path)
@@ -121,7 +121,7 @@ class Shapes:
             return values.constants(self, flat, types, path)
         if not types or set(types) >= set(TYPES) - {"integer"} and not implied:
             return {}
-        return self._union([self._of_type(type_, flat, path) for type_ in types])
+        return self.union([self._of_type(type_, flat, path) for type_ in types])
 
     def _of_type(self, type_: str, flat: Flat, path: str) -> Schema | None:
         if type_ == "object":
@@ -134,7 +134,8 @@ class Shapes:
             return values.number(self, flat, type_ == "integer", path)
         return {"type": type_}
 
-    def _union(self, alternatives: list[Schema | None]) -> Schema | None:
+    def union(self, alternatives: list[Schema | None]) -> Schema | None:
+        """The schema of what one of them allows."""
         found = [made for made in alternatives if made is not None]
         found = [made for i, made in enumerate(found) if made not in found[:i]]
         if not found:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from edgekv.chat import objects
+from edgekv.chat import numbers, objects
+from edgekv.chat.automata import matches
 from edgekv.chat.characters import literal, quoted
 from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, both_types, type_of
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
 from edgekv.chat.patterns import rule_of as patterns_rule
-from edgekv.chat.regexes import NotHeld
+from edgekv.chat.regexes import NotHeld, tree_of
 
 if TYPE_CHECKING:
     from edgekv.chat.shapes import Shapes
@@ -57,26 +57,56 @@ def _patterned(
 
 
 def number(shapes: Shapes, flat: Flat, is_integer: bool, path: str) -> Schema | None:
-    for word in HELD["number"]:
-        if word in flat:
-            shapes.lose(path, word, "a grammar cannot express it")
-    return {"type": "integer" if is_integer else "number"}
+    """The schema of a number; None if there is no such number."""
+    said = [word for word in HELD["number"] if word in flat]
+    if not said:
+        return {"type": "integer" if is_integer else "number"}
+    want = numbers.asked(flat, is_integer)
+    try:
+        rule = numbers.rule_of(want)
+    except NotHeld as error:
+        word = "multipleOf" if "multipleOf" in flat else said[0]
+        shapes.lose(path, word, str(error))
+        return number(shapes, {k: v for k, v in flat.items() if k != word}, is_integer, path)
+    if rule is None:
+        shapes.never(path, said[0], "no number is allowed")
+        return None
+    return shapes.marks.number(rule, want.is_integer)
 
 
 def constants(shapes: Shapes, flat: Flat, types: list[str], path: str) -> Schema | None:
-    """The values of an enum that have one of the types."""
+    """The values of an enum that the other keywords allow."""
     values = [v for v in flat["enum"] if not types or both_types([type_of(v)], types)]
-    for word in flat.keys() & OF_TYPE.keys():
-        if any(both_types([type_of(value)], [OF_TYPE[word]]) for value in values if OF_TYPE[word]):
-            shapes.lose(path, word, "the enum decides")
+    values = [value for value in values if _is_allowed(shapes, flat, value, path)]
     if not values:
         shapes.never(path, "enum", "none of its values is allowed")
         return None
     plain = [value for value in values if _is_plain(value)]
     others = [_constant(shapes, value) for value in values if not _is_plain(value)]
-    made = [{"enum": plain}] if plain else []
-    made += [one for i, one in enumerate(others) if one not in others[:i]]
-    return made[0] if len(made) == 1 else {"anyOf": made}
+    return shapes.union([{"enum": plain} if plain else None, *others])
+
+
+def _is_allowed(shapes: Shapes, flat: Flat, value: Any, path: str) -> bool:
+    """Whether the keywords of a value's type allow it, as far as they are looked at."""
+    kind = type_of(value)
+    if kind in ("integer", "number"):
+        return numbers.allows(numbers.asked(flat, False), value)
+    if kind == "string":
+        length = len(value)
+        is_long = flat.get("minLength", 0) <= length <= flat.get("maxLength", length)
+        return is_long and _is_matched(shapes, flat.get("pattern", []), value, path)
+    for word in flat:
+        if OF_TYPE.get(word) == kind:
+            shapes.lose(path, word, "an enum stands beside it")
+    return True
+
+
+def _is_matched(shapes: Shapes, patterns: list[str], value: str, path: str) -> bool:
+    try:
+        return all(matches(tree_of(pattern), value) for pattern in patterns)
+    except NotHeld as error:
+        shapes.lose(path, "pattern", str(error))
+        return True
 
 
 def _is_plain(value: Any) -> bool:
@@ -99,11 +129,4 @@ def _constant(shapes: Shapes, value: Any) -> Schema:
         return {"enum": [value]}
     if isinstance(value, str):
         return shapes.marks.string(f'"\\"" {literal(value)} "\\""')
-    return shapes.marks.number(quoted(_digits(value)), value == int(value))
-
-
-def _digits(value: float) -> str:
-    """A number without an exponent, if it is of usual size."""
-    if value == int(value):
-        return str(int(value)) if abs(value) < 10**25 else repr(value)
-    return f"{Decimal(repr(value)):f}" if abs(value) > 1e-15 else repr(value)
+    return shapes.marks.number(quoted(numbers.text_of(numbers.exact(value))), value == int(value))
