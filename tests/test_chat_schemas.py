@@ -129,6 +129,19 @@ def test_a_name_that_is_required_is_a_property():
     assert lost({**schema, "additionalProperties": False}) == [("", "required")]
 
 
+def test_further_names_have_patterns():
+    values = {"patternProperties": {"^x": {"type": "null"}}}
+    assert fits({**ANY, **values}, '{"xa": null}', "{}", '{"a": null}') == [True, True, False]
+    schema = {**ANY, **values, "properties": {"x": {"enum": [1, None]}, "a": {"const": 1}}}
+    assert fits(schema, '{"x": null, "a": 1, "xx": null}', '{"x": 1}') == [True, False]
+    names = {"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": {"type": "integer"}}
+    assert fits({**ANY, **names}, '{"a": 1, "b": 2}', '{"c": 1}') == [True, False]
+    short = {"propertyNames": {"$ref": "#/$defs/a"}, "$defs": {"a": {"maxLength": 2}}}
+    assert fits({**ANY, **short}, '{"ab": []}', '{"abc": []}') == [True, False]
+    both = {**ANY, **values, "additionalProperties": {"type": "integer"}}
+    assert lost(both) == [("", "patternProperties")]
+
+
 def test_further_items_stand_behind_a_tuple():
     schema = {"prefixItems": [{"type": "string"}, {"type": "null"}], "items": {"type": "boolean"}}
     good = ['["a", null]', '["a", null, true]', '["a", null, true, false]']

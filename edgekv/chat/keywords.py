@@ -10,19 +10,21 @@ TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 LOST = {
     "object": (
-        "patternProperties", "propertyNames", "minProperties", "maxProperties",
-        "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
+        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
+        "unevaluatedProperties",
     ),
     "array": ("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
     "": ("not", "if", "then", "else", "$dynamicRef", "$recursiveRef"),
 }  # fmt: skip
 """Keywords that a grammar does not express, by type; "" is of any type."""
 HELD = {
-    "object": ("properties", "required", "additionalProperties"),
+    "object": (
+        "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+    ),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
     "string": ("pattern", "format", "minLength", "maxLength"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-}
+}  # fmt: skip
 OF_TYPE = {
     keyword: type_ for table in (HELD, LOST) for type_, words in table.items() for keyword in words
 }
@@ -66,7 +68,9 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prefixItems": (is_schemas, "a list of schemas"),
     "enum": (lambda value: isinstance(value, list), "a list"),
     "multipleOf": (lambda value: is_number(value) and value > 0, "a number above 0"),
-    **dict.fromkeys(("additionalProperties", "items", "not"), (is_schema, "a schema")),
+    **dict.fromkeys(
+        ("additionalProperties", "propertyNames", "items", "not"), (is_schema, "a schema")
+    ),
     **dict.fromkeys(("allOf", "anyOf", "oneOf"), (is_schemas, "a list of schemas")),
     **dict.fromkeys(
         ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"),

@@ -46,7 +46,9 @@ def _word(word: str, a: Any, b: Any) -> Any:
         return [value for value in a if any(same(value, other) for other in b)]
     if word in ("required", "pattern", "multipleOf", "format"):
         return a + [value for value in b if value not in a]
-    return both(a, b) if word in ("items", "additionalProperties") else b
+    if word == "patternProperties":
+        return {pattern: both(a.get(pattern, True), b.get(pattern, True)) for pattern in {**a, **b}}
+    return both(a, b) if word in ("items", "additionalProperties", "propertyNames") else b
 
 
 def _merge_properties(out: Flat, a: Flat, b: Flat) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from math import ceil, floor, lcm
 from typing import Any
 
 from edgekv.chat.characters import quoted
 from edgekv.chat.regexes import NotHeld
 
-DIGITS_MOST, PLACES_MOST, LISTED_MOST = 16, 16, 500
+DIGITS_MOST, PLACES_MOST, LISTED_MOST = 16, 16, 200
 """Digits before and behind the point, as in llama.cpp; multiples that are written one by one."""
 HUGE, SOME = 10**25, 4
 MINIMA, MAXIMA = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -80,13 +80,14 @@ def _left(bound: Bound | None) -> Left:
     return None if bound is None else (bound.value, bound.is_open)
 
 
+@lru_cache(maxsize=1000)
 def rule_of(want: Asked) -> str | None:
     """The rule of the numbers asked for; None if there are none. Raises NotHeld."""
     low, high = _within_reach(want)
     if low and high and low.value > high.value:
         return None
     step = want.step
-    if step is not None and low and high and (high.value - low.value) / step < LISTED_MOST:
+    if step not in (None, 1) and low and high and (high.value - low.value) / step < LISTED_MOST:
         return _listed(step, low, high)
     tail, scale = _tail(step)
     zero = Bound(Fraction(0))

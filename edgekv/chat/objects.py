@@ -3,41 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from edgekv.chat import keys
 from edgekv.chat.characters import literal, other_than
 from edgekv.chat.keywords import LOST
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
+from edgekv.chat.regexes import NotHeld
 
 if TYPE_CHECKING:
     from edgekv.chat.shapes import Shapes
 
+OPTIONAL_MOST = 400
+"""llama.cpp's converter takes seconds for more."""
+CLOSING = {"additionalProperties", "patternProperties", "propertyNames"}
+
 
 def of(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
     """The schema of an object; None if it needs a property that can have no value."""
-    said, further = flat.get("properties", {}), _further(flat)
+    flat = _named(shapes, flat, path)
     needed = dict.fromkeys(flat.get("required", []))
-    unnamed = {name: further is None or further for name in needed if name not in said}
     properties = {}
-    for name, schema in {**said, **unnamed}.items():
+    for name, schema in flat["properties"].items():
         made = shapes.inside(schema, f"{path}.{name}" if path else name)
         if made is not None:
             properties[name] = made
         elif name in needed:
             shapes.never(path, "required", f"'{name}' can have no value")
             return None
-    _lose(shapes, flat, path, len(properties), len(needed))
-    values = None
-    if further not in (None, False):
-        values = shapes.inside(further, f"{path}.*" if path else "*")
-    if values is None:
-        is_any = further is None and not said and not properties
-        return {"type": "object"} if is_any else closed(shapes, properties, needed)
-    if not said and not properties:
+    if len(properties) - len(needed) > OPTIONAL_MOST:
+        shapes.lose(path, "properties", f"more than {OPTIONAL_MOST} of them may be left out")
+        return {"type": "object"}
+    key, values = _further(shapes, flat, path)
+    is_any = values is None and not flat["properties"] and not flat.keys() & CLOSING
+    _lose(shapes, flat, path, None if values is not None or is_any else len(properties))
+    if is_any:
+        return {"type": "object"}
+    out = closed(shapes, properties, needed)
+    if values is None or key is None:
+        return out
+    if key == keys.ANY_NAME:
         return {"type": "object", "additionalProperties": values}
-    keyed = shapes.marks.keyed(values, other_than([*{**said, **properties}]))
-    return {**closed(shapes, properties, needed), "additionalProperties": keyed}
+    return {**out, "additionalProperties": shapes.marks.keyed(values, key)}
+
+
+def _named(shapes: Shapes, flat: Flat, path: str) -> Flat:
+    """With all properties that have a name. What cannot be held of patterns is left out."""
+    try:
+        return {**flat, "properties": keys.named(shapes, flat, path)}
+    except NotHeld as error:
+        word = "patternProperties" if "patternProperties" in flat else "propertyNames"
+        shapes.lose(path, word, str(error))
+        return _named(shapes, {w: value for w, value in flat.items() if w != word}, path)
+
+
+def _further(shapes: Shapes, flat: Flat, path: str) -> tuple[str | None, Schema | None]:
+    """(the rule of further names, what their values may be); None: there are none."""
+    named = list(flat["properties"])
+    ways = list(flat.get("patternProperties", {}).values())
+    ways += [flat["additionalProperties"]] if "additionalProperties" in flat else []
+    ways += [True] if not ways and not named and "propertyNames" in flat else []
+    values = shapes.inside({"anyOf": ways}, f"{path}.*" if path else "*") if ways else None
+    if values is None:
+        return None, None
+    try:
+        return keys.rule_of(shapes, flat, named, path), values
+    except NotHeld as error:
+        word = "patternProperties" if "patternProperties" in flat else "propertyNames"
+        shapes.lose(path, word, str(error))
+        return (other_than(named) if named else keys.ANY_NAME), values
 
 
 def closed(shapes: Shapes, properties: dict[str, Schema], needed: Iterable[str]) -> Schema:
@@ -57,24 +92,15 @@ def _name(shapes: Shapes, name: str) -> str:
     return shapes.marks.name(f'"\\"" {literal(name)} "\\""')
 
 
-def _further(flat: Flat) -> Any:
-    """What properties without a name may be; None: nothing is said."""
-    patterns = list(flat.get("patternProperties", {}).values())
-    further = flat.get("additionalProperties")
-    if not patterns:
-        return further
-    return {"anyOf": [*patterns, *([further] if isinstance(further, (dict, bool)) else [])]}
-
-
-def _lose(shapes: Shapes, flat: Flat, path: str, n_most: int, n_least: int) -> None:
-    is_closed = "patternProperties" not in flat and not flat.get("additionalProperties", not n_most)
+def _lose(shapes: Shapes, flat: Flat, path: str, n_most: int | None) -> None:
+    """Name what is not held. n_most: how many properties there may be, if that is known."""
     for word in LOST["object"]:
         if word not in flat or flat[word] in (True, {}):
             continue
         if word == "unevaluatedProperties" and flat[word] is False:
             continue  # what has no name is not written anyway
-        if word == "minProperties" and flat[word] <= n_least:
+        if word == "minProperties" and flat[word] <= len(flat.get("required", [])):
             continue
-        if word == "maxProperties" and is_closed and flat[word] >= n_most:
+        if word == "maxProperties" and n_most is not None and flat[word] >= n_most:
             continue
         shapes.lose(path, word, "a grammar cannot express it")

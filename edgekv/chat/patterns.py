@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import lru_cache
 from hashlib import blake2b
 
 from edgekv.chat.automata import rules_of
 from edgekv.chat.characters import ALL, literal, merged, one_of, within
 from edgekv.chat.regexes import (
+    ANYTHING,
     NOTHING,
     Both,
     Chars,
@@ -33,12 +34,19 @@ REPEATS_MOST, SIZE_MOST, AMBIGUOUS_MOST = 2000, 10_000, 300
 and those where the same text may be read in many ways, which the sampler follows all at once."""
 
 
-def rule_of(patterns: list[str], least: int = 0, most: int | None = None) -> tuple[str, bool]:
+@lru_cache(maxsize=1000)
+def rule_of(
+    patterns: tuple[str, ...], least: int = 0, most: int | None = None, other: tuple[str, ...] = ()
+) -> tuple[str, bool]:
     """(the rule of the strings that all patterns match, whether it keeps to the lengths too).
 
-    Raises NotHeld for patterns that no grammar expresses.
+    other: texts that are left out. Raises NotHeld for patterns that no grammar expresses.
     """
-    tree = reduce(both, map(tree_of, patterns))
+    tree: Tree = ANYTHING
+    for pattern in patterns:
+        tree = both(tree, tree_of(pattern))
+    if other:
+        tree = both(tree, choice(map(_exactly, other)), is_negated=True)
     short = _of_length(tree, least, most)
     if short is not None:
         return _rule(short), True
@@ -46,6 +54,10 @@ def rule_of(patterns: list[str], least: int = 0, most: int | None = None) -> tup
         return _rule(Both(tree, repeat(Chars(tuple(ALL)), least, most), False)), True
     except NotHeld:
         return _rule(tree), False
+
+
+def _exactly(text: str) -> Tree:
+    return sequence(Chars(((ord(character), ord(character)),)) for character in text)
 
 
 def _rule(tree: Tree) -> str:

@@ -39,8 +39,8 @@ class Shapes:
         if not is_schema(self._root):
             raise BadInput("a JSON schema is an object: {...}")
         flats = self._alternatives(self._root, "")
-        while len(flats) == 1 and "$ref" in flats[0]:
-            flats = self._expanded(flats[0], "")  # parsers of tool calls look for properties
+        if len(flats) == 1:  # parsers of tool calls look for properties, not for a reference
+            flats = self.flats(self._root, "")
         made = self.union([self._flat(flat, "") for flat in flats])
         if made is None:
             self.lost.append(self._never or ("", "not", "no value is allowed"))
@@ -175,6 +175,12 @@ class Shapes:
         firsts, seconds = self._expanded(a, path), self._expanded(b, path)
         return [flat for x in firsts for y in seconds for flat in self._together(x, y, path)]
 
+    def flats(self, schema: Any, path: str) -> list[Flat]:
+        """Flat schemas, of which one has to hold, without references."""
+        return [
+            flat for one in self._alternatives(schema, path) for flat in self._expanded(one, path)
+        ]
+
     def _expanded(self, flat: Flat, path: str) -> list[Flat]:
         """What a flat schema means, without a reference."""
         if "$ref" not in flat:
@@ -184,8 +190,7 @@ class Shapes:
             self.never(path, "$ref", "it refers to itself")
             return []
         opened, self._open = self._open, self._open | {key}
-        flats = self._alternatives(self._references.find(flat["$ref"]), path)
-        out = [inner for one in flats for inner in self._expanded(one, path)]
+        out = self.flats(self._references.find(flat["$ref"]), path)
         self._open = opened
         return out
 

@@ -50,7 +50,7 @@ def _patterned(
     shapes: Shapes, patterns: list[str], lengths: dict[str, int], formats: list[str], path: str
 ) -> Schema:
     least, most = lengths.get("minLength", 0), lengths.get("maxLength")
-    rule, is_of_length = patterns_rule(patterns, least, most)
+    rule, is_of_length = patterns_rule(tuple(patterns), least, most)
     for word in [*([] if is_of_length else lengths), *(["format"] if formats else [])]:
         shapes.lose(path, word, "a pattern stands beside it")
     return shapes.marks.string(rule)
