@@ -101,6 +101,12 @@ def test_a_schema_that_refers_to_itself_at_once_ends():
     assert fits({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "null", "1") == [True, False]
 
 
+def test_values_without_an_end_are_named():
+    schema = {**ANY, "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    assert lost(schema) == [("", "$ref")]
+    assert fits(schema, '{"a": 1}') == [True]
+
+
 def test_names_may_have_any_characters():
     names = ['"', "\\", "a\nb", "*", "\u2028", "😀", "]", "^", "a-b", "\x00", "\ud800", "é", "/"]
     schema = {**ANY, "properties": {name: {"const": i} for i, name in enumerate(names)}}

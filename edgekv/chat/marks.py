@@ -101,13 +101,13 @@ def _unwrap(bodies: dict[str, str], rules: Mapping[str, str], made: dict[str, st
     for of, body in list(bodies.items()):
         first, bar, item = body.partition(" | ")
         found = MARK.fullmatch(bodies.get(first, "")[1:-1]) if bar else None
-        if not found or found[1] not in rules:
+        mark = found[1] if found and found[1] in rules else None
+        if mark is None or mark.endswith("-rule"):
             continue
-        mark = found[1]
         if mark.endswith("-many"):
             bodies[of] = f"{item} ours-next-{of}{rules[mark]}"
             made[f"ours-next-{of}"] = f'"," space {item}'
-        elif mark.endswith("-keys"):
+        else:
             bodies[of], keys[of], made[_ours(mark)] = item, _ours(mark), rules[mark]
         bodies.pop(first)
     for name, body in list(bodies.items()):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from edgekv.chat import arrays, objects, values
+from edgekv.chat.endless import endless, reached
 from edgekv.chat.keywords import CHECKS, LOST, OF_TYPE, TYPES, is_schema, with_usual_names
 from edgekv.chat.marks import Marks, Schema
 from edgekv.chat.merging import Flat, together
@@ -32,6 +34,7 @@ class Shapes:
         self._used: set[str] = set()
         self._none: set[str] = set()
         self._never: tuple[str, str, str] | None = None
+        self._numbers = count()
         self._parts = 0
         self._depth = 0
 
@@ -45,7 +48,17 @@ class Shapes:
         if made is None:
             self.lost.append(self._never or ("", "not", "no value is allowed"))
             made = {}
-        return {**made, "$defs": self._definitions} if self._definitions else made
+        return self._with_definitions(made)
+
+    def _with_definitions(self, made: Schema) -> Schema:
+        """A schema with the definitions that it leads to."""
+        met = reached(made, self._definitions)
+        if met.keys() & self._none:
+            self.lose("", "$ref", "it leads to what allows no value")
+        for name in endless(made, met):
+            self.lose("", "$ref", "its values have no end")
+            met |= {name: {}} if name else {}
+        return {**made, "$defs": met} if met else made
 
     def lose(self, path: str, keyword: str, why: str = NOT_HELD) -> None:
         self.lost.append((path, keyword, why))
@@ -91,11 +104,11 @@ class Shapes:
             self.never(path, "$ref", "it refers to itself")
             return None
         if key not in self._names:
-            name = self._names[key] = f"{self.marks.digest}-{len(self._names)}"
+            name = self._names[key] = f"{self.marks.digest}-{next(self._numbers)}"
             opened, self._open = self._open, self._open | {key}
             made = make()
             self._open = opened
-            if made is None and name not in self._used:
+            if made is None:
                 self._none.add(name)
             if not key.startswith("#") and name not in self._used:
                 del self._names[key]  # it needs no name

@@ -1,0 +1,90 @@
+"""Random schemas: their grammars let through what `jsonschema` allows, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgekv.chat.schemas import Prepared, finished, prepared
+from edgekv.native import chat
+from tests import json_schemas
+from tests.gbnf import Grammar
+
+SEEDS = st.integers(0, 2**32)
+
+
+def _multiple_of(validator: Any, step: Any, number: Any, schema: Any) -> Any:
+    if validator.is_type(number, "number") and Decimal(repr(number)) % Decimal(repr(step)):
+        yield jsonschema.ValidationError(f"{number} is no multiple of {step}")
+
+
+Validator = jsonschema.validators.extend(
+    jsonschema.Draft202012Validator, {"multipleOf": _multiple_of}
+)
+
+
+def grammar_of(made: Prepared) -> Grammar:
+    grammar = finished(chat.grammar_of(made.schema), made.rules)
+    chat.check_grammar(None, grammar)
+    return Grammar(grammar)
+
+
+def is_valid(schema: Any, value: Any) -> bool:
+    try:
+        return bool(Validator(schema).is_valid(value))
+    except RecursionError:
+        return False
+
+
+def closed(schema: Any, is_part: bool = False) -> Any:
+    """A schema as llama.cpp reads it: what has no name is not written, and tuples are whole."""
+    if not isinstance(schema, dict):
+        return schema
+    out = dict(schema)
+    for word in ("properties", "patternProperties", "$defs"):
+        if word in out:
+            out[word] = {name: closed(one) for name, one in out[word].items()}
+    for word in ("items", "additionalProperties"):
+        out |= {word: closed(out[word])} if word in out else {}
+    for word, is_one in (("prefixItems", False), ("anyOf", is_part), ("allOf", True)):
+        out |= {word: [closed(one, is_one) for one in out[word]]} if word in out else {}
+    if "prefixItems" in out:
+        out.setdefault("minItems", len(out["prefixItems"]))
+    is_named = out.keys() & {"properties", "patternProperties", "allOf"}
+    if is_named and not is_part and "additionalProperties" not in out:
+        out["unevaluatedProperties"] = False
+    return out
+
+
+def check(schema: Any, draw: random.Random) -> None:
+    made = prepared(schema)
+    grammar = grammar_of(made)
+    asked = closed(schema)
+    for _ in range(6):
+        value = json_schemas.value(schema, schema, draw)
+        if is_valid(asked, value):
+            text = json.dumps(value, ensure_ascii=False)
+            assert grammar.fits(text), text
+    for _ in range(0 if made.lost else 6):
+        text = grammar.drawn(draw)
+        assert is_valid(schema, json.loads(text)), text
+
+
+@settings(max_examples=500)
+@given(SEEDS)
+def test_a_grammar_allows_what_its_schema_does(seed):
+    draw = random.Random(seed)
+    check(json_schemas.schema(draw), draw)
+
+
+@settings(max_examples=300)
+@given(SEEDS)
+def test_a_grammar_allows_what_its_schema_with_references_does(seed):
+    draw = random.Random(seed)
+    check(json_schemas.with_definitions(draw), draw)
