@@ -8,8 +8,6 @@ Importing the package loads no library; that happens with the first use of `Llam
 `edgekv.native`.
 """
 
-from __future__ import annotations
-
 from edgekv import quiet
 
 if quiet.is_ours():
