@@ -812,6 +812,8 @@ def test_a_saved_chat_brings_its_cache_along(tiny, tmp_path):
         )
     again = call("", *usual, *first, stdin=f"/load {path}\n")
     assert again.exit_code == 0 and "as it was saved" not in again.stderr
+    limited = call("", *usual, "auto", "--kv-memory", "64MiB", stdin=f"/load {path}\n/stats\n")
+    assert limited.exit_code == 0 and "64.0 MiB: " in limited.stderr, limited.stderr
     smaller = call("", *usual, *first, "-c", "256", stdin=f"/load {path}\n")
     assert smaller.exit_code == 2 and "larger -c, " in smaller.stderr
     other = ["-m", str(tiny("llama-mha"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgekv.commands.text import printable
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from edgekv.config import KVConfig
 
 OPEN, CLOSE = "<think>", "</think>"
+LIMITS = "memory", "prefill_memory"
+"""Options that say what a machine has room for."""
 SHOWN = 200
 """Characters of a message that are shown."""
 
@@ -24,7 +27,7 @@ def note_of(messages: list[dict[str, Any]], cache: KVConfig) -> dict[str, Any]:
 
 def cache_of(note: Any, mine: KVConfig) -> KVConfig:
     """Return `mine` with the options that a chat was saved with, where the note says them: files
-    of earlier versions do not.
+    of earlier versions do not. A limit that this machine was given stays.
 
     Raises BadInput for options that cannot be.
     """
@@ -34,9 +37,17 @@ def cache_of(note: Any, mine: KVConfig) -> KVConfig:
     try:
         if set(its) not in (set(), set(SAID)):
             raise ValueError
-        return taken_over(mine, its)
+        now = taken_over(mine, its)
+        limits: dict[str, Any] = {name: _least(name, mine, now) for name in LIMITS}
+        return replace(now, **limits)
     except (TypeError, ValueError):
         raise BadInput("this file says no options of a cache; save the chat again") from None
+
+
+def _least(name: str, *configs: KVConfig) -> int | None:
+    """The smallest value of a limit that is one."""
+    given = [value for one in configs if (value := getattr(one, name)) is not None]
+    return min(given, default=None)
 
 
 def messages_of(note: Any) -> list[dict[str, Any]]:
