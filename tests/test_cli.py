@@ -478,6 +478,14 @@ def test_a_file_goes_in_front_of_the_next_message(fake, tmp_path):
     assert "2 tokens" in result.stderr and result.exit_code == 0
 
 
+def test_a_document_that_waits_is_not_put_there_twice(fake, tmp_path):
+    (tmp_path / "doc").write_text("word " * 600)
+    line = f"/file {tmp_path / 'doc'}"
+    assert call("chat -m m", stdin=f"{line}\n{line}\n{line} what\n").exit_code == 0
+    contents = [m["content"] for m in fake.calls[-1]["messages"]]
+    assert contents == [with_document(("word " * 600).strip("\n"), "what")]
+
+
 def test_documents_that_wait_are_listed_and_dropped(fake, tmp_path):
     doc = tmp_path / "doc"
     doc.write_text("some notes")

@@ -74,10 +74,14 @@ def file(conversation: Conversation, rest: str) -> Iterator[Piece] | None:
         return None
     path, question = split_path(rest)
     text = document_text(path)
-    document = Document(path, text, check_room(conversation, path, text))
-    if question:
-        return conversation.ask(question, document)
-    conversation.documents.append(document)
+    document = next((x for x in conversation.documents if x.text == text), None)
+    if document is None:  # else it waits already, perhaps because its turn was stopped
+        document = Document(path, text, check_room(conversation, path, text))
+        if question:
+            return conversation.ask(question, document)
+        conversation.documents.append(document)
+    elif question:
+        return conversation.ask(question)
     say(f"{document}: read with your next message")
     return None
 
