@@ -69,11 +69,11 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] == "help":
-            args = [*args[1:2], *ctx.help_option_names[:1]] if args[1:] else ["help"]
-        if args[0] == "help":
+        if args == ["help"]:
             click.echo(ctx.get_help())
             ctx.exit()
+        if args[0] == "help":
+            args = [args[1], *ctx.help_option_names[:1]]
         if args[0] in INSTEAD:
             raise EdgeKVError(f"there is no command '{args[0]}'; {INSTEAD[args[0]]}")
         return super().resolve_command(ctx, args)

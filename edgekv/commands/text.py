@@ -105,7 +105,8 @@ def _guessed(data: bytes, what: str) -> str:
         return "\0"
     text = data.decode("utf-8", "replace")
     n_bad = text.count("\ufffd")
-    if sum(not c.isascii() for c in text) > 2 * n_bad:
+    n_letters = len(text) - len(text.encode("ascii", "ignore")) - n_bad
+    if n_letters > n_bad:
         say(f"{what} has {n_bad:,} places that are no UTF-8: they are read as \ufffd")
         return text
     say(
