@@ -84,6 +84,7 @@ class Llama(Answering):
         """
         if self._guard.is_closed:
             return
+        self._guard.why_not = ""
         with self._guard.use():
             try:
                 if self._kv_pool is not None:

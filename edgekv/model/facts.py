@@ -158,9 +158,10 @@ def _metadata(model: Any) -> dict[str, str]:
     return found
 
 
-def check_gguf(path: str) -> None:
+def check_gguf(path: str, vocab_only: bool = False) -> None:
     """Raises BadInput, in one line that says what to do, unless `path` is a readable file that
-    begins like a GGUF, or if it is one of another kind, such as an adapter.
+    begins like a GGUF, or if it is one of another kind, such as an adapter. vocab_only: a
+    vocabulary will do.
     """
     if os.path.isdir(path):
         raise BadInput(f"{path} is a folder; name the .gguf file in it")
@@ -175,4 +176,4 @@ def check_gguf(path: str) -> None:
         raise BadInput(
             f"{path} is no GGUF file; convert the model with llama.cpp or download its .gguf"
         )
-    kind.check(path)
+    kind.check(path, vocab_only=vocab_only)

@@ -47,9 +47,10 @@ def is_embedder(header: Header) -> bool:
     return arch in _ENCODERS or pooling in range(1, _N_POOLINGS + 1)
 
 
-def check(path: str, writes: bool = False) -> None:
+def check(path: str, writes: bool = False, vocab_only: bool = False) -> None:
     """Raises BadInput, one line, for a GGUF file that is no model. writes: also for one that was
-    made for embeddings. A damaged file is left to whoever loads it.
+    made for embeddings; vocab_only: not for a vocabulary. A damaged file is left to whoever loads
+    it.
     """
     try:
         with opened(path) as data:
@@ -57,7 +58,7 @@ def check(path: str, writes: bool = False) -> None:
     except (OSError, *DAMAGE):
         return
     why = not_a_model(header)
-    if why:
+    if why and not (vocab_only and why == _VOCABULARY):
         raise BadInput(f"{path} is {why}")
     if writes and is_embedder(header):
         raise BadInput(f"{path}: {EMBEDDER}")

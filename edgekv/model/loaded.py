@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 CANCELLED = "cancelled: the conversation is as before this turn"
+VOCAB_ONLY = "this model was loaded with vocab_only=True: it has words, and no weights"
 EMBEDDINGS = (
     "embeddings come from the whole prompt at once: leave kv_ratio at 1, and kv_fast_prefill out,"
     " for them"
@@ -73,8 +74,10 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_start(kv_progress)
         path, kwargs = str(model_path), dict[str, Any](given)
         _check_names(kwargs)
-        facts.check_gguf(path)
-        kind.check(path, writes=not kwargs.get("embedding"))
+        self._kv_vocab_only = bool(kwargs.get("vocab_only"))
+        facts.check_gguf(path, self._kv_vocab_only)
+        if not self._kv_vocab_only:
+            kind.check(path, writes=not kwargs.get("embedding"))
         self._kv_places: dict[str, Any] = {
             "override_tensor": override_tensor,
             "cpu_moe": cpu_moe,
@@ -95,7 +98,7 @@ class LoadedModel(llama_cpp.Llama):
         kwargs["flash_attn"] = _flash_attn(flash_attn, stores, kwargs)
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
             kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
-        if not self._kv_servers:  # which have memory of their own
+        if not (self._kv_servers or self._kv_vocab_only):  # servers have memory of their own
             check_whole_cache(
                 path,
                 kwargs.get("n_ctx", 512) or metadata.n_ctx_train(overrides),
@@ -144,7 +147,8 @@ class LoadedModel(llama_cpp.Llama):
         """
         own = {name: arguments.pop(name) for name in KVConfig.names() if name in arguments}
         self._kv_has_format = bool(arguments.get("chat_format") or arguments.get("chat_handler"))
-        self._kv_config = replace(config, **{n.removeprefix("kv_"): own[n] for n in own})
+        config = replace(config, **{n.removeprefix("kv_"): own[n] for n in own})
+        self._kv_config = KVConfig() if self._kv_vocab_only else config
         self._kv_types = arguments.get("type_k"), arguments.get("type_v")
         self._kv_settings = self._kv_resolve(self._kv_config, path)
         self._kv_check_remote(self._kv_settings)
@@ -168,6 +172,9 @@ class LoadedModel(llama_cpp.Llama):
             self._kv_adapters.load(self._model.model)
             self._stack.callback(self._kv_adapters.close)
             self._kv_adapters.attach(self._ctx.ctx)
+            if self._kv_vocab_only:
+                self._guard.why_not = VOCAB_ONLY
+                return
             self._kv_check_kind(embedding)
             self._kv_attach(self._kv_settings.stores)
             self._kv_check_drafts(self._kv_settings)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from edgekv.errors import EdgeKVError
+from edgekv.errors import BadInput, EdgeKVError
 
 CLOSED = "this model is closed: load it again"
 
@@ -21,20 +21,24 @@ class Guard:
         self._lock = threading.RLock()
         self._is_calling_back = False
         self.is_closed = False
+        self.why_not = ""
+        """Why nothing can be computed with the model; empty if it can."""
         self._writer = 0  # thread that writes the answer under way, 0: there is none
 
     @contextmanager
     def use(self) -> Iterator[None]:
         """A `with` block that uses the model.
 
-        Raises EdgeKVError if it is closed, if another thread uses it at this moment, or if a
-        callback of this thread's own call is running.
+        Raises EdgeKVError if it is closed or cannot compute, if another thread uses it at this
+        moment, or if a callback of this thread's own call is running.
         """
         if not self._lock.acquire(blocking=False):
             raise EdgeKVError("another thread is using this model: wait until it has finished")
         try:
             if self.is_closed:
                 raise EdgeKVError(CLOSED)
+            if self.why_not:
+                raise BadInput(self.why_not)
             if self._is_calling_back:
                 raise EdgeKVError(
                     "kv_progress cannot use the model, which is reading: do it when the call has"
