@@ -48,6 +48,13 @@ def head(figure: Figure, title: str, about: Iterable[str]) -> None:
     )
 
 
+def counted(least: int, most: int) -> str:
+    """How many samples a point of a picture stands for."""
+    if most == 1:
+        return "one sample a point"
+    return f"{least} to {most} samples a point" if least < most else f"{most} samples a point"
+
+
 def legend(figure: Figure, axes: Axes) -> None:
     """One legend for the figure, below its axes."""
     handles, labels = axes.get_legend_handles_labels()

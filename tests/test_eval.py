@@ -501,6 +501,26 @@ def test_pictures_are_png_files(tmp_path, heat):
     assert len([axes for axes in figure.axes if axes.get_visible()]) == (4 if heat else 1)
 
 
+@pytest.mark.parametrize(
+    ("n_rows", "n_holes", "n_each", "says"),
+    [(5, 1, 1, "one sample a point"), (4, 0, 2, "2 samples a point"), (9, 0, 1, "one sample")],
+)
+def test_a_picture_of_maps_has_few_holes_and_says_what_it_counts(n_rows, n_holes, n_each, says):
+    pytest.importorskip("matplotlib")
+    task = Task("toy", "t", "h", lambda request: [], asks=(), heat=True)
+    ratios = [1.0, *(0.9 - 0.1 * i for i in range(n_rows - 1))]
+    outcomes = [
+        outcome("full" if r == 1 else "snapkv", r, float(n == 0), n, length=300, depth=0.5)
+        for r in ratios
+        for n in range(n_each)
+    ]
+    figure = plot.heat_map(table.Table(task, "aware", outcomes))
+    assert len([axes for axes in figure.axes if not axes.get_visible()]) == n_holes
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles[1] == f"snapkv f16\n90 % of the bytes, found: {100 // n_each} %"
+    assert any(says in text.get_text() for text in figure.texts)
+
+
 def test_curves_say_of_what_and_where_and_have_ticks_at_the_ratios():
     pytest.importorskip("matplotlib")
     made = table.Table(TASK, "aware", two_rows().outcomes, ["a model", "a machine", "2026-01-02"])

@@ -87,7 +87,8 @@ def _figure(
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
     ):
         _panel(axes, label, lines, value)
-    plots.head(figure, title, about)
+    numbers = [len(r["samples_ts"]) for line in lines for r in line.records]
+    plots.head(figure, title, [*about, plots.counted(min(numbers), max(numbers))])
     plots.legend(figure, figure.axes[0])
     return figure
 

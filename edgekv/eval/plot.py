@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 DEPTHS = 10
 """Parts of a text that a heat map has at most."""
+MAPS_BESIDE = 4
+"""Heat maps in a line, at most."""
 
 
 def check(path: str) -> None:
@@ -94,8 +96,8 @@ def heat_map(table: Table) -> Figure:
     rows, measure = table.rows, table.task.measures[0]
     lengths = sorted({outcome.tags["length"] for outcome in table.outcomes})
     n_depths = depths(table)
-    wide = min(4, len(rows))
-    high = ceil(len(rows) / wide)
+    high = ceil(len(rows) / MAPS_BESIDE)
+    wide = ceil(len(rows) / high)
     figure = plots.figure(1.6 + wide * (1.3 + 0.35 * len(lengths)), 1.6 + 2.5 * high)
     axes = figure.subplots(high, wide, squeeze=False)
     for place, (row, outcomes) in zip(axes.flat, rows.items(), strict=False):
@@ -108,12 +110,9 @@ def heat_map(table: Table) -> Figure:
             aspect="auto",
             interpolation="nearest",
         )
+        kept = f"{100 * row.ratio:g} % of the bytes, " * (row.ratio < 1)
         score = f"{100 * mean(measure, outcomes)[0]:.0f} %"
-        place.set_title(
-            f"{_name(row)}\n"
-            + (score if row.ratio == 1 else f"{100 * row.ratio:g} % kept: {score}"),
-            fontsize=9,
-        )
+        place.set_title(f"{_name(row)}\n{kept}found: {score}", fontsize=9)
         place.set_xticks(
             range(len(lengths)),
             [f"{length:,}" for length in lengths],
@@ -130,7 +129,14 @@ def heat_map(table: Table) -> Figure:
     figure.supylabel("place of the needle", fontsize=10)
     bar = figure.colorbar(picture, ax=axes, label="found")
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    plots.head(figure, _title(table), [*table.about, _counted(rows)])
+    together = [
+        len(cell)
+        for outcomes in rows.values()
+        for cell in _in_cells(outcomes, lengths, n_depths)
+        if cell
+    ]
+    about = [*table.about, plots.counted(min(together), max(together))]
+    plots.head(figure, _title(table), about)
     return figure
 
 
@@ -146,11 +152,21 @@ def cells(
     outcomes: Sequence[Outcome], lengths: Sequence[int], n_depths: int, measure: Measure
 ) -> Any:
     """float [n_depths, n_lengths]: mean scores, NaN where there is none."""
-    found: list[list[list[float]]] = [[[] for _ in lengths] for _ in range(n_depths)]
+    found = _in_cells(outcomes, lengths, n_depths)
+    scores = [[x.scores[measure.name] for x in cell] for cell in found]
+    means = [np.mean(cell) if cell else np.nan for cell in scores]
+    return np.array(means).reshape(n_depths, len(lengths))
+
+
+def _in_cells(
+    outcomes: Sequence[Outcome], lengths: Sequence[int], n_depths: int
+) -> list[list[Outcome]]:
+    """The outcomes of each cell [n_depths * n_lengths]."""
+    found: list[list[Outcome]] = [[] for _ in range(n_depths * len(lengths))]
     for outcome in outcomes:
         place = min(int(outcome.tags["depth"] * n_depths), n_depths - 1)
-        found[place][lengths.index(outcome.tags["length"])].append(outcome.scores[measure.name])
-    return np.array([[np.mean(cell) if cell else np.nan for cell in line] for line in found])
+        found[place * len(lengths) + lengths.index(outcome.tags["length"])].append(outcome)
+    return found
 
 
 def _name(row: Row) -> str:
@@ -158,8 +174,8 @@ def _name(row: Row) -> str:
 
 
 def _counted(rows: dict[Row, list[Outcome]]) -> str:
-    n = max(map(len, rows.values()))
-    return f"{n} sample{'s' * (n != 1)} a row"
+    numbers = [len(outcomes) for outcomes in rows.values()]
+    return plots.counted(min(numbers), max(numbers))
 
 
 def _title(table: Table) -> str:
