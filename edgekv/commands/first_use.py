@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 
@@ -14,6 +15,10 @@ from edgekv.methods.choose import learns, wants_predictions
 WHAT = "one-time preparation of this model"
 SKIPPED = (
     "starting without the preparation: documents are read slower, the next start goes on with it"
+)
+BESIDE = (
+    f"{WHAT} goes on beside the server while nobody asks; until the next start documents are read"
+    " slower"
 )
 
 
@@ -44,10 +49,14 @@ def make_profile(
     if later and not later.may(options, path):
         later = None
     try:
+        if later and later.takes_all:
+            _begin(later, path, arguments)
+            click.echo(f"edgekv: {BESIDE}", err=True)
+            return
         with WorkBar(line) as progress:
             probe_profile.cache(path, progress, holds_contest=not later, **arguments)
         if later:
-            later.begin(path, {**arguments, "repack": False})  # so that both map one file
+            _begin(later, path, arguments)
             click.echo(f"edgekv: {WHAT} goes on while you type", err=True)
         elif not progress.said:
             click.echo(f"edgekv: {WHAT} is done", err=True)
@@ -55,6 +64,10 @@ def make_profile(
         click.echo("\n" * sys.stderr.isatty() + f"edgekv: {SKIPPED}", err=True)  # behind the ^C
     except (BadInput, Unsupported) as error:
         click.echo(f"edgekv: {error}", err=True)
+
+
+def _begin(later: Later, path: str, arguments: dict[str, Any]) -> None:
+    later.begin(path, {**arguments, "repack": False})  # so that both map one file
 
 
 def is_wanted(options: EngineOptions, path: str) -> bool:

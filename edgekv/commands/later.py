@@ -15,9 +15,12 @@ from edgekv.commands.options import EngineOptions
 class Later:
     """A process that lets methods compete on a model (`edgekv.profiles.contest`), at most one. It
     stands still until `go_on`, and ends with the `with` block.
+
+    takes_all: it makes the profile too, so that nothing is waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, takes_all: bool = False) -> None:
+        self.takes_all = takes_all
         self._process: Any = None
 
     def __enter__(self) -> Later:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +16,8 @@ from edgekv.commands import llama_server
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
+from edgekv.commands.first_use import WHAT
+from edgekv.commands.later import Later
 from edgekv.commands.options import (
     SAMPLING,
     EngineOptions,
@@ -26,6 +30,11 @@ from edgekv.commands.values import size
 from edgekv.errors import BadInput
 from edgekv.files import expanded
 from edgekv.serve.options import REASONING, ServeOptions
+
+if TYPE_CHECKING:
+    from edgekv import Llama
+    from edgekv.chat.sampler import Sampling
+    from edgekv.serve.run import Server
 
 MIB_MOST = 2**40
 TERMINATED = 128 + signal.SIGTERM
@@ -253,38 +262,66 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
     nothing. Ctrl-C ends it.
     """
     with _needs_packages():
-        from edgekv.serve.gate import is_loopback
         from edgekv.serve.run import Server, listen
-    from edgekv.chat.sampler import Sampling
     from edgekv.commands import load, packed
 
     engine = packed.with_settings_of_all(engine, options.packs)
-    with listen(options.host, options.port) as listening, load.load_llama(engine) as llm:
-        usual = Sampling(
-            temperature=drawn.temp,
-            top_k=drawn.top_k,
-            top_p=drawn.top_p,
-            min_p=drawn.min_p,
-            repeat_penalty=drawn.repeat_penalty,
-            seed=engine.seed if engine.seed >= 0 else None,
-            logit_bias=(
-                dict.fromkeys(load.end_tokens(llm), float("-inf")) if drawn.ignore_eos else {}
-            ),
-        )
+    with listen(options.host, options.port) as listening, Later(takes_all=True) as later:
+        server = Server(None, options, engine.verbose)
+        with server.running([listening]), load.load_llama(engine, later) as llm:
+            usual = _usual(llm, engine, drawn)
+            most = drawn.predict if drawn.predict > 0 else None
+            options = replace(options, sampling=usual, max_tokens=most)
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # as after Ctrl-C
+            server.answer_with(
+                llm, options, lambda: _say(server, options, listening), _beside(server, later)
+            )
 
-        def say() -> None:
-            if not (is_loopback(options.host) or options.api_keys or options.file_keys):
-                click.echo(f"edgekv: {OPEN.format(options.host)}", err=True)
-            name, port = listening.getsockname()[:2]
-            place = f"[{name}]" if ":" in name else name
-            click.echo(f"edgekv: {server.service.model} at http://{place}:{port}", err=True)
 
-        most = drawn.predict if drawn.predict > 0 else None
-        options = replace(options, sampling=usual, max_tokens=most)
-        server = Server(llm, options, engine.verbose, say)
-        for path in options.packs:
-            click.echo(f"edgekv: {path} is open", err=True)
-        if server.service.prompts.template.is_fallback:
-            click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # in order, as after Ctrl-C
-        server.run([listening])
+def _usual(llm: Llama, engine: EngineOptions, drawn: SamplingOptions) -> Sampling:
+    """How tokens are drawn where a request says nothing."""
+    from edgekv.chat.sampler import Sampling
+    from edgekv.commands.load import end_tokens
+
+    no_end = dict.fromkeys(end_tokens(llm), float("-inf")) if drawn.ignore_eos else {}
+    return Sampling(
+        temperature=drawn.temp,
+        top_k=drawn.top_k,
+        top_p=drawn.top_p,
+        min_p=drawn.min_p,
+        repeat_penalty=drawn.repeat_penalty,
+        seed=engine.seed if engine.seed >= 0 else None,
+        logit_bias=no_end,
+    )
+
+
+def _say(server: Server, options: ServeOptions, listening: socket.socket) -> None:
+    """Where the server is, and what a user may not expect."""
+    from edgekv.serve.gate import is_loopback
+
+    for path in options.packs:
+        click.echo(f"edgekv: {path} is open", err=True)
+    if server.service.prompts.template.is_fallback:
+        click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
+    if not (is_loopback(options.host) or options.api_keys or options.file_keys):
+        click.echo(f"edgekv: {OPEN.format(options.host)}", err=True)
+    name, port = listening.getsockname()[:2]
+    place = f"[{name}]" if ":" in name else name
+    click.echo(f"edgekv: {server.service.model} at http://{place}:{port}", err=True)
+
+
+def _beside(server: Server, later: Later) -> Callable[[], None]:
+    """What is called now and then: `later` works while nobody waits for an answer."""
+    has_said = False
+
+    def tick() -> None:
+        nonlocal has_said
+        if later.is_done() and not has_said:
+            has_said = True
+            click.echo(f"edgekv: {WHAT} is done: the next start goes by it", err=True)
+        elif server.worker.is_idle:
+            later.go_on()
+        else:
+            later.stand_still()
+
+    return tick

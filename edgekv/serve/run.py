@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+from fastapi import FastAPI
 
 from edgekv.errors import BadInput
 from edgekv.serve.app import create_app
 from edgekv.serve.connections import limited, most_connections
 from edgekv.serve.conversations import Turns
+from edgekv.serve.door import Door
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.service import Service
 from edgekv.serve.worker import Worker
@@ -27,30 +32,26 @@ N_UNACCEPTED = 2048
 """Connections that the system holds until they are accepted."""
 GRACE_S = 5
 """Seconds that connections have to end after Ctrl-C."""
+TICK_S = 0.5
 
 
 class Server(uvicorn.Server):
     """Serves one model. `run` returns when it has been told to stop."""
 
-    def __init__(
-        self,
-        llm: Llama,
-        options: ServeOptions,
-        verbose: bool = False,
-        when_ready: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Raises BadInput for what cannot be used."""
-        self._when_ready = when_ready
-        self._conversations = Turns(
-            llm, options.cache_ram, options.cache_disk, options.cache_disk_size
-        )
-        self._conversations.open_packs(options.packs)
-        self.worker = Worker(llm, self._conversations, options.parallel, options.max_queue)
-        self.service = Service(llm, self.worker, options)
+    worker: Worker
+    service: Service
+
+    def __init__(self, llm: Llama | None, options: ServeOptions, verbose: bool = False) -> None:
+        """llm: None until `open`. Raises BadInput for what cannot be used."""
+        self._options, self._door = options, Door(options)
+        self._app: FastAPI | None = None
+        self._is_running = False
+        self._over = threading.Event()  # waiting for a thread is undone by a signal's exception
+        self._is_stuck = False
         n_most = most_connections()
         super().__init__(
             uvicorn.Config(
-                create_app(self.service),
+                self._door,
                 http=limited(n_most),
                 backlog=max(n_most // 4, 1),  # so many are accepted at once
                 lifespan="off",
@@ -61,30 +62,104 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
+        if llm is not None:
+            self.open(llm)
+
+    def open(self, llm: Llama, options: ServeOptions | None = None) -> None:
+        """Requests are answered by this model from now on. options: in the place of those from the
+        beginning, but for address and keys. Raises BadInput.
+        """
+        options = options or self._options
+        conversations = Turns(llm, options.cache_ram, options.cache_disk, options.cache_disk_size)
+        conversations.open_packs(options.packs)
+        self.worker = Worker(llm, conversations, options.parallel, options.max_queue)
+        self.service = Service(llm, self.worker, options)
+        self._app = create_app(self.service)
+        if self._is_running:
+            self._begin()
+
+    def _begin(self) -> None:
+        assert self._app is not None
+        self.worker.start()
+        self._door.app = self._app
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
+        self._is_running = True
+        if self._app is not None:
+            self._begin()
         with _logged():
-            self._run(sockets)
+            try:
+                super().run(sockets)
+            finally:
+                self._finish()
 
-    def _run(self, sockets: list[socket.socket] | None) -> None:
-        self.worker.start()
-        try:
-            super().run(sockets)
-        finally:
+    def _finish(self) -> None:
+        """The worker ends, and conversations are written down."""
+        if self._app is not None:
             self.worker.stop()
             self.worker.join()
-            self._conversations.close()
+            self.worker.conversations.close()
+            self._is_stuck = not self._app.state.preparing.stop(GRACE_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(N_UNACCEPTED)
-        self._when_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ctrl-C: answers end, so that connections can."""
-        self.worker.stop()
+        if self._app is not None:
+            self.worker.stop()
         super().handle_exit(sig, frame)
+
+    # ---- in a thread of its own, while another one loads the model
+
+    @contextmanager
+    def running(self, sockets: list[socket.socket]) -> Iterator[None]:
+        """A `with` block in which the server listens."""
+
+        def run() -> None:
+            try:
+                self.run(sockets)
+            finally:
+                self._over.set()
+
+        threading.Thread(target=run, name="edgekv-server").start()
+        try:
+            yield
+        finally:
+            self._end()
+
+    def answer_with(
+        self,
+        llm: Llama,
+        options: ServeOptions,
+        ready: Callable[[], None],
+        tick: Callable[[], None],
+    ) -> None:
+        """Requests are answered by this model, until a signal's exception. The model may be closed
+        afterwards. tick: called now and then. Raises BadInput.
+        """
+        try:
+            self.open(llm, options)
+            ready()
+            while not self._over.wait(TICK_S):
+                tick()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """The server ends; a second signal makes it hurry."""
+        if not self._over.is_set():
+            self.handle_exit(signal.SIGTERM, None)
+        while not self._over.is_set():
+            try:
+                self._over.wait(TICK_S)
+            except (KeyboardInterrupt, SystemExit):
+                self.force_exit = True
+        if self._is_stuck:  # llama.cpp still cuts a text up, and would miss its model
+            sys.stderr.flush()
+            os._exit(128 + signal.SIGTERM)
 
 
 @contextmanager
@@ -102,7 +177,7 @@ def _logged() -> Iterator[None]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket of an address; clients are refused until the server has started.
+    """A socket of an address; clients are refused until the server runs.
 
     port: 0 takes a free one. Raises BadInput.
     """

@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
 from edgekv.conversations.losses import KINDS
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.service import Service, service_of
 from edgekv.serve.worker import Job
@@ -19,12 +20,19 @@ from edgekv.version import __version__
 
 router = APIRouter()
 
+SILENT_S, READING_S = 60, 600
+"""Seconds after which a model counts as stuck: in a step, and in a part of a prompt."""
+
 
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
-async def health() -> dict[str, str]:
-    """Whether requests are answered."""
-    return {"status": "ok"}
+async def health(request: Request) -> Response:
+    """Whether requests are answered: also whether the model's thread gives signs of life."""
+    worker = service_of(request).worker
+    if worker.silent_s <= (READING_S if worker.is_reading else SILENT_S):
+        return Json({"status": "ok"})
+    error = ApiError(503, f"the model has not answered for {worker.silent_s:.0f} s")
+    return Json({"status": "error", **error.body(request.url.path)}, error.status, error.headers)
 
 
 @router.get("/v1/models")

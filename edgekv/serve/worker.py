@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -28,6 +29,9 @@ TURN = 8
 """Tokens that an answer writes at least before another one's turn comes. A turn also lasts at least
 WORTH times as long as it takes to change conversations.
 """
+
+BEAT_S = 1.0
+"""Seconds between two signs of life of a worker that has nothing to do."""
 
 log = logging.getLogger("edgekv.serve")
 
@@ -59,6 +63,7 @@ class Worker:
         self._queue: FairQueue[Job] = FairQueue(n_queue)
         self._active: deque[Job] = deque()
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._beat = time.monotonic()
         self._next_call = 0.0
         """The clock's time from which another call may run while answers are written."""
         self._wake = threading.Condition()
@@ -131,6 +136,21 @@ class Worker:
         return done
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return not self._active and not len(self._queue)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the worker's last sign of life; infinite once it has ended."""
+        return time.monotonic() - self._beat if self._thread.is_alive() else math.inf
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a prompt is being read."""
+        return self._reader is not None
+
+    @property
     def n_waiting(self) -> int:
         return len(self._queue)
 
@@ -145,7 +165,8 @@ class Worker:
         while True:
             with self._wake:
                 while not (self._is_stopping or self._calls or self._active or len(self._queue)):
-                    self._wake.wait()
+                    self._beat = time.monotonic()
+                    self._wake.wait(BEAT_S)
                 if self._is_stopping:
                     break
                 self._admit()
@@ -206,6 +227,7 @@ class Worker:
                 self._active.append(job)
 
     def _step(self, job: Job) -> bool:
+        self._beat = time.monotonic()
         with self._wake:
             if job.is_cancelled:
                 return False
@@ -240,6 +262,7 @@ class Worker:
         """Between two chunks of a prompt: others go on for a while, if they have not had half of
         the time. Raises Cancelled if the reader is to stop.
         """
+        self._beat = time.monotonic()
         reader = self._reader
         if reader is None or self._using is not reader or not self.conversations.can_wait():
             return
