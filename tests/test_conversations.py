@@ -689,3 +689,30 @@ def test_an_answer_does_not_depend_on_what_was_asked_before_of_the_same_beginnin
             alone.reset()
             alone.eval(prompt)
             assert np.array_equal(last_logits(llm), last_logits(alone))
+
+
+@pytest.mark.parametrize("n_prompt", [1, 7, 60, 120, 300, 700])
+@pytest.mark.parametrize("way", ["compressed", "quantised"])
+def test_an_answer_does_not_depend_on_whether_it_was_asked_before(
+    tiny, text, tmp_path, way, n_prompt
+):
+    """Asked again at once, with others between, after a long answer, and after a restart."""
+    kind = {"compressed": "f16", "quantised": "q8_0"}[way]
+
+    def asked(pool: Any, n: int = N_ANSWER) -> tuple[bytes, list[int]]:
+        n_there = pool.use(prompt)
+        pool._llm.eval(prompt[n_there:])
+        return last_logits(pool._llm).tobytes(), write(pool._llm, n)
+
+    prompt, said = text(n_prompt), []
+    for _ in range(2):
+        llm = load(tiny("llama-gqa"), kind, kv_ratio=0.3)
+        with Conversations(llm, cache_disk=str(tmp_path)) as pool:
+            said += [asked(pool), asked(pool, 230), asked(pool, 230)]
+            Pooled(pool, llm).ask(text(400, 1))
+            said += [asked(pool), asked(pool)]
+        llm.close()
+    assert {logits for logits, _ in said} == {said[0][0]}
+    answers = [answer for _, answer in said]
+    longest = max(answers, key=len)
+    assert all(longest[: len(answer)] == answer for answer in answers)

@@ -40,7 +40,9 @@ def best(
 
     def usable(x: Entry) -> int:
         n = x.reachable(prompt)
-        is_end = n >= len(prompt) - 1 or n in (x.mark, x.least)
+        # a last token that is read alone has not the logits that it has with the others
+        n_end = len(prompt) - (llm._kv is None)
+        is_end = n >= n_end or n in (x.mark, x.least)
         return n if is_end or _is_worth(llm, x, n, n) else 0
 
     def order(x: Entry) -> tuple[object, ...]:

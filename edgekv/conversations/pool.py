@@ -78,7 +78,7 @@ class Conversations:
             self._shelf = None if cache_disk is None else Shelf(cache_disk, cache_disk_size)
             self._waiting: list[Entry] = list(self._shelf.entries(llm)) if self._shelf else []
             self._current = self._fresh()
-            self._is_closed = False
+            self._is_closed = self._is_answer = False
             self._last = max((x.last_used for x in self._waiting), default=0.0)
             llm._kv_pool = self
             llm._checkpoints.clear()
@@ -104,7 +104,13 @@ class Conversations:
 
     # ---- taking turns
 
-    def use(self, tokens: Sequence[int], name: str | None = None, cuts: Iterable[int] = ()) -> int:
+    def use(
+        self,
+        tokens: Sequence[int],
+        name: str | None = None,
+        cuts: Iterable[int] = (),
+        is_answer: bool = False,
+    ) -> int:
         """Make the conversation current that shares most with a prompt.
 
         Returns the number n of its tokens that need not be read: the model's `eval(tokens[n:])`
@@ -114,13 +120,16 @@ class Conversations:
 
         name: a name for the conversation; another one of this name loses it. cuts: numbers of
         tokens behind which another prompt may go on differently: behind the system prompt, before
-        the last question. The prompt is read in parts that end there.
+        the last question. The prompt is read in parts that end there. is_answer: the tokens
+        end in the middle of an answer, which another one has interrupted.
         Raises EdgeKVError while another thread uses the model or writes an answer.
         """
         with self._llm._guard.use():
             self._check_open()
             self._llm._kv_stop_answer()
-            return self.go_on(tokens, name, cuts)
+            n = self.go_on(tokens, name, cuts)
+            self._is_answer = is_answer
+            return n
 
     def go_on(self, tokens: Sequence[int], name: str | None, cuts: Iterable[int]) -> int:
         """What `use` does, for the prompt of an answer that begins now."""
@@ -131,6 +140,7 @@ class Conversations:
         n = self._open_best(prompt, name)
         self._name_current(name)
         self._current.last_used = self._now()
+        self._is_answer = False
         self._llm._checkpoints.begin_turn(n, len(prompt))
         self._cut(n, {x for x in cuts if n < x < len(prompt)})
         return n
@@ -402,10 +412,16 @@ class Conversations:
                 self.losses.drop(entry, "cache_disk is full, or its file is gone", logging.INFO)
 
     def keep_end(self, llm: Holder) -> None:
-        """Keep what is needed to answer the prompt that was read once more, if it cannot be taken
-        back by a token.
+        """Keep what is needed to answer the prompt that was read once more: behind a store its last
+        token alone gives other logits, and llama.cpp's own cache may not go back to it.
+
+        A short prompt is read again, since the store rounds its rows when they are copied.
         """
-        values = parked.logits(llm) if parked.reach(llm).least >= llm.n_tokens else None
+        if self._is_answer:
+            return
+        is_long = llm.n_tokens > APPEND_MAX
+        is_wanted = is_long if llm._kv else parked.reach(llm).least >= llm.n_tokens
+        values = parked.logits(llm) if is_wanted else None
         tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
         self._current.prompt = None if values is None else End(tokens, values)
 

@@ -61,7 +61,7 @@ class Entry:
     path: Path | None = None
     """A file with exactly these tokens."""
     prompt: End | None = None
-    """Of its last prompt, if that cannot be taken back by a token."""
+    """Of its last prompt."""
     last: End | None = None
     """Of all its tokens, while it waits."""
 

@@ -108,7 +108,7 @@ class Answer:
             self._llm.eval(self._tokens[-1:])
             return
         begin = time.perf_counter()
-        n = self._conversations.use(self._tokens)
+        n = self._conversations.go_on(self._tokens)
         self._llm.eval(self._tokens[n:])
         self.switch_s = time.perf_counter() - begin
 

@@ -68,6 +68,14 @@ class Turns:
         llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
         return n
 
+    def go_on(self, tokens: Sequence[int]) -> int:
+        """Make the conversation current again to which an answer belongs. Returns how many of its
+        tokens need not be read.
+        """
+        n = self._pool.use(tokens, is_answer=True)
+        self._llm._kv_cuts = []
+        return n
+
     def settled(self, prompt: Prompt) -> Prompt:
         """The prompt, or one that differs only in text that is not compared; see `Front`."""
         return settled(self._llm, self._pool, prompt)
