@@ -1,0 +1,47 @@
+"""Where a prompt meets a conversation in text: `edgekv.conversations.by_text`."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgekv.conversations.by_text import same_text
+from tests.test_continued import PIECES, text_of
+
+
+class Vocabulary:
+    """As much of a model as the comparison needs."""
+
+    def __init__(self) -> None:
+        self.n_asked = 0
+
+    def detokenize(self, tokens, *, special=False):
+        self.n_asked += 1
+        return text_of(tokens)
+
+
+TOKENS = st.lists(st.integers(0, len(PIECES) - 1), max_size=12)
+
+
+@given(TOKENS, TOKENS, st.integers(0, 6))
+def test_the_longest_common_text_is_found(prompt, have, least):
+    """Beside all pairs of beginnings."""
+    n = next((i for i, (a, b) in enumerate(zip(prompt, have)) if a != b), None)
+    shared = min(len(prompt), len(have)) if n is None else n
+    pairs = [
+        (i, j)
+        for i in range(shared, len(prompt))
+        for j in range(max(least, 1), len(have) + 1)
+        if text_of(prompt[:i]) == text_of(have[:j])
+    ]
+    expected = None if shared >= min(least, len(prompt)) else max(pairs, default=None)
+    assert same_text(Vocabulary(), prompt, have, least) == expected
+
+
+def test_only_what_is_the_same_is_compared():
+    a, b, ab = (PIECES.index(piece) for piece in (b"a", b"b", b"ab"))
+    llm = Vocabulary()
+    assert same_text(llm, [ab, a, *[a] * 9999], [a, b, b, *[a] * 9999], 5000) is None
+    assert llm.n_asked < 5
+    assert same_text(llm, [ab] * 5000 + [a], [a, b] * 5000, 5000) == (5000, 10_000)
+    assert llm.n_asked < 10, "each token's text is looked up once"
