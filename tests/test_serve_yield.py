@@ -405,3 +405,22 @@ def test_answers_of_many_long_and_short_prompts_are_those_of_each_alone(working,
 
 def tokens_of(told: list[object]) -> list[int]:
     return [one.token for written in told for one in written.logprobs]
+
+
+def test_time_that_was_lent_to_others_is_not_the_readers(working, eager):
+    """What a prompt took to read is what it took of the model."""
+    worker = working()
+    slept = list[float]()
+
+    def slow(event: Event) -> None:
+        slept.append(0.3)
+        time.sleep(0.3)
+
+    reader = Shared(when={2: lambda: worker.submit(Job(asked(some(N_SHORT, 1), 2), slow))})
+    begin = time.perf_counter()
+    worker.submit(Job(asked(some(N_LONG)), reader))
+    done = reader.wait()
+    assert sum(slept) > 1
+    most = 1e3 * (time.perf_counter() - begin - sum(slept))
+    assert done.read_ms <= most
+    assert max(event.ms for event in reader.events if isinstance(event, Progress)) <= most

@@ -73,7 +73,7 @@ class Answer:
         return goes_on
 
     def _read(self) -> None:
-        begin, n_before = time.perf_counter(), self._llm.n_evaluated
+        begin, n_before, lent = time.perf_counter(), self._llm.n_evaluated, 0.0
         prompt = self._conversations.settled(self._wish.prompt)
         self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
@@ -81,13 +81,15 @@ class Answer:
         total, n_new = self.n_prompt, self.n_prompt - n
 
         def report(done: int, of: int) -> None:
-            nonlocal n_before
+            nonlocal n_before, lent
             if not done:  # that is said already
                 return
-            ms = 1e3 * (time.perf_counter() - begin)
+            now = time.perf_counter()
+            ms = 1e3 * (now - begin - lent)
             self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
             n_evaluated = self._llm.n_evaluated
             self._let_others()
+            lent += time.perf_counter() - now
             n_before += self._llm.n_evaluated - n_evaluated
 
         self._emit(Progress(n, total, n, 0.0))
@@ -98,7 +100,7 @@ class Answer:
             self._llm.kv_progress = None
         # llama.cpp's cache may have had to be read again where it cannot go back
         self.n_cached = max(total - (self._llm.n_evaluated - n_before), 0)
-        self.read_ms = 1e3 * (time.perf_counter() - begin)
+        self.read_ms = 1e3 * (time.perf_counter() - begin - lent)
         room, wished = self._llm.n_ctx() - self._llm.n_tokens, self._wish.max_tokens
         self._most = room if wished is None else min(wished, room)
         self.has_read = True
