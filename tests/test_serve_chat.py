@@ -412,3 +412,31 @@ def test_an_answer_stops_where_its_client_goes(server, client):
         client.with_options(timeout=0.2).chat.completions.create(messages=ASK, **LONG)
     until(lambda: not own.worker.active())
     assert client.chat.completions.create(messages=ASK, **GREEDY).usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dry_multiplier": 5.0, "dry_allowed_length": 1, "temperature": 0},
+        {"xtc_probability": 1.0, "xtc_threshold": 0.0001},
+        {"top_n_sigma": 0.01},
+        {"dynatemp_range": 0.7, "temperature": 0.8},
+        {"mirostat": 2, "mirostat_tau": 0.1},
+        {"samplers": ["top_k"], "top_k": 1},
+        {"logit_bias": {"the": 100}, "temperature": 0},
+        {"logit_bias": [["e", 100.0], ["\x03", False]], "temperature": 0},
+    ],
+)
+def test_what_a_request_says_of_samplers_is_done(server, more):
+    body = {"prompt": "the the the the", "seed": 3, "n_predict": 40, "ignore_eos": True}
+    usual = {name: value for name, value in more.items() if name == "temperature"}
+    plain, other = (
+        post(f"{server[0]}/completion", json={**body, **said}).json()["content"]
+        for said in (usual, more)
+    )
+    assert plain != other
+
+
+def test_a_sampler_that_there_is_not_is_refused(server):
+    answer = post(f"{server[0]}/completion", json={"prompt": "a", "samplers": ["best"]})
+    assert answer.status_code == 400 and "best" in answer.text

@@ -125,7 +125,7 @@ def test_a_thought_is_an_item_of_its_own(tiny):
     "more, word",
     [
         ({"previous_response_id": "resp_1"}, "stores no responses"),
-        ({"tools": [{"type": "web_search"}]}, "no function"),
+        ({"tools": [{"type": "function"}]}, "no function"),
         ({"input": []}, "empty"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
     ],

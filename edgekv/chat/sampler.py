@@ -13,6 +13,12 @@ from numpy.typing import NDArray
 from edgekv.chat.model import TextModel
 from edgekv.native import chat as native
 
+SAMPLERS = (
+    *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"),
+    *("temperature", "adaptive_p"),
+)
+"""llama.cpp's names, in its order."""
+
 
 @dataclass(frozen=True)
 class Sampling:

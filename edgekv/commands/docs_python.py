@@ -71,10 +71,15 @@ def described(kind: type) -> str:
     parts = [f"## edgekv.{kind.__name__}\n", text(kind)]
     if is_dataclass(kind):
         return "\n".join([*parts, fields_table(kind)])
-    own = [name for name in vars(kind) if name in METHODS or name.startswith("kv_")]
-    return "\n".join(
-        [*parts, *(function(f"{kind.__name__}.{name}", vars(kind)[name], "###") for name in own)]
-    )
+    ours = [
+        one
+        for one in reversed(kind.__mro__)
+        if one.__module__.startswith("edgekv.") and "llama_cpp" not in one.__module__
+    ]
+    found = {name: value for one in ours for name, value in vars(one).items() if name in METHODS}
+    found |= {name: value for name, value in vars(kind).items() if name.startswith("kv_")}
+    own = [function(f"{kind.__name__}.{name}", value, "###") for name, value in found.items()]
+    return "\n".join([*parts, *own])
 
 
 def function(name: str, thing: Any, level: str = "##") -> str:

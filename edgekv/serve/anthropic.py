@@ -14,7 +14,7 @@ from edgekv.chat.reply import CallArguments, CallBegun, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Choice, Tool, as_value, choice_of
 from edgekv.errors import BadInput
-from edgekv.serve import sse
+from edgekv.serve import skipped, sse
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
@@ -48,7 +48,7 @@ async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
 def ask(asker: Asker, body: MessagesBody) -> Asked:
     """Raises BadInput and ApiError for what this server cannot do."""
     limits = Limits(
-        body.sampling(asker.options.sampling, asker.n_vocab),
+        asker.sampling(body),
         body.max_tokens is not None,
         body.max_tokens,
         tuple(body.stop_sequences or ()),
@@ -69,9 +69,7 @@ def _chat(body: CountBody) -> Chat:
 
 
 def _choice(body: CountBody) -> Choice:
-    tools = [
-        Tool(tool.name, tool.description or "", tool.input_schema) for tool in body.tools or ()
-    ]
+    tools = _tools(body)
     wish = body.tool_choice or {"type": "auto"}
     kinds = {"auto": "auto", "any": "required", "none": "none", "tool": wish}
     kind = wish.get("type")
@@ -79,6 +77,18 @@ def _choice(body: CountBody) -> Choice:
         raise BadInput("tool_choice has the type 'auto', 'any', 'tool' or 'none'")
     never = wish.get("disable_parallel_tool_use")
     return choice_of(tools, kinds[kind], None if never is None else not never)
+
+
+def _tools(body: CountBody) -> list[Tool]:
+    """Those that their client runs."""
+    found = []
+    for tool in body.tools or ():
+        if tool.type not in (None, "custom"):
+            skipped.tool(str(tool.type), tool.name)
+            continue
+        more = {} if tool.input_schema is None else {"parameters": tool.input_schema}
+        found.append(Tool(tool.name, tool.description or "", **more))
+    return found
 
 
 # ---- messages
@@ -107,6 +117,8 @@ def _as_openai(message: MessageBody) -> list[dict[str, Any]]:
                 thoughts.append(str(block.get("thinking", "")))
             case "redacted_thinking":
                 pass
+            case "server_tool_use" | "web_search_tool_result" | "web_fetch_tool_result" as kind:
+                skipped.item(kind)
             case kind:
                 raise BadInput(f"a content block of the type {kind!r} cannot be read: give text")
     own: dict[str, Any] = {"role": message.role, "content": texts or ""}

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from edgekv.chat.sampler import Sampling
+from edgekv.chat.sampler import SAMPLERS, Sampling
+from edgekv.chat.specials import encoded
 from edgekv.chat.template import Chat
 from edgekv.commands.load import end_tokens
 from edgekv.errors import BadInput
@@ -14,6 +15,7 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.prompts import Prompts
 from edgekv.serve.reply import Reply
+from edgekv.serve.schemas import SamplingBody
 from edgekv.serve.wish import Prompt, Wish
 
 if TYPE_CHECKING:
@@ -55,6 +57,21 @@ class Asker:
     def _no_end(self) -> dict[int, float]:
         """A bias that keeps the tokens away at which the model would stop."""
         return dict.fromkeys(end_tokens(self.llm), float("-inf"))
+
+    def sampling(self, body: SamplingBody) -> Sampling:
+        """How tokens are drawn. Raises BadInput for samplers that there are not."""
+        unknown = set(body.samplers or ()) - set(SAMPLERS)
+        if unknown:
+            raise BadInput(f"there is no sampler {min(unknown)!r:.60}: {', '.join(SAMPLERS)}")
+        return body.sampling(self.options.sampling, self._tokens_named)
+
+    def _tokens_named(self, name: str) -> list[int]:
+        """The token of a number, or those of a text."""
+        if not name.isdecimal():
+            return self.llm.tokenize(encoded(name), add_bos=False, special=True)
+        # Python reads no number of thousands of digits
+        is_one = len(name) <= len(str(self.n_vocab)) and int(name) < self.n_vocab
+        return [int(name)] if is_one else []
 
     def chat(self, chat: Chat, limits: Limits) -> Asked:
         """Raises BadInput and ApiError."""

@@ -15,7 +15,7 @@ from edgekv.chat.reply import as_openai
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
-from edgekv.serve import sse, wording
+from edgekv.serve import skipped, sse, wording
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
@@ -46,14 +46,14 @@ def ask(asker: Asker, body: ChatBody) -> Asked:
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs needs logprobs: true")
     limits = Limits(
-        body.sampling(asker.options.sampling, asker.n_vocab),
+        asker.sampling(body),
         has_limit,
         limit,
         body.stops(),
         n_probs,
         bool(body.ignore_eos),
     )
-    tools = [tool_of(tool) for tool in body.tools or ()]
+    tools = tools_of(body.tools)
     return asker.chat(
         Chat(
             [message.model_dump(exclude_unset=True) for message in body.messages],
@@ -74,10 +74,17 @@ def one_answer(n: int | None) -> None:
         raise BadInput("this server writes one answer to a request: leave n out")
 
 
-def tool_of(body: ToolBody) -> Tool:
-    function = body.function
-    more = {} if function.parameters is None else {"parameters": function.parameters}
-    return Tool(function.name, function.description or "", **more)
+def tools_of(bodies: list[ToolBody] | None) -> list[Tool]:
+    """The functions among a request's tools."""
+    found = []
+    for body in bodies or ():
+        function = body.function
+        if function is None or body.type not in (None, "function"):
+            skipped.tool(str(body.type), function.name if function else "")
+            continue
+        more = {} if function.parameters is None else {"parameters": function.parameters}
+        found.append(Tool(function.name, function.description or "", **more))
+    return found
 
 
 def schema_of(form: FormatBody | None, usual: dict[str, Any] | None) -> Any:

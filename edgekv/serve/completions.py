@@ -69,7 +69,7 @@ def ask(asker: Asker, body: CompletionBody) -> list[Asked]:
         raise BadInput("logprobs of the prompt itself are not given: leave echo or logprobs out")
     has_limit, limit = body.limit()
     limits = Limits(
-        body.sampling(asker.options.sampling, asker.n_vocab),
+        asker.sampling(body),
         has_limit,
         limit,
         body.stops(),

@@ -4,8 +4,10 @@ stored, so a request holds its whole conversation.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +19,7 @@ from edgekv.chat.reply import CallArguments, CallBegun, Thought, parts_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
-from edgekv.serve import sse
+from edgekv.serve import skipped, sse
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.chat import schema_of
@@ -48,7 +50,7 @@ def ask(asker: Asker, body: ResponsesBody) -> Asked:
     if body.previous_response_id or body.conversation or body.background:
         raise BadInput("this server stores no responses: send the whole conversation as input")
     limits = Limits(
-        body.sampling(asker.options.sampling, asker.n_vocab),
+        asker.sampling(body),
         body.max_output_tokens is not None,
         body.max_output_tokens,
         ignore_eos=bool(body.ignore_eos),
@@ -57,7 +59,7 @@ def ask(asker: Asker, body: ResponsesBody) -> Asked:
     chat = Chat(
         [*system, *_messages(body.input)],
         choice_of(
-            [_tool(tool) for tool in body.tools or ()],
+            _tools(body.tools or ()),
             body.tool_choice,
             body.parallel_tool_calls,
         ),
@@ -67,11 +69,18 @@ def ask(asker: Asker, body: ResponsesBody) -> Asked:
     return asker.chat(chat, limits)
 
 
-def _tool(tool: Item) -> Tool:
-    if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        raise BadInput("a tool is no function with a name: this server has no tools of its own")
-    parameters = tool.get("parameters") or NO_PARAMETERS
-    return Tool(tool["name"], tool.get("description") or "", parameters)
+def _tools(tools: Iterable[Item]) -> list[Tool]:
+    """The functions among a request's tools."""
+    found = []
+    for tool in tools:
+        name, parameters = tool.get("name"), tool.get("parameters") or NO_PARAMETERS
+        if tool.get("type") != "function":
+            skipped.tool(str(tool.get("type")), str(name))
+            continue
+        if not isinstance(name, str) or not isinstance(parameters, dict):
+            raise BadInput("a tool is no function with a name and a schema of its parameters")
+        found.append(Tool(name, str(tool.get("description") or ""), parameters))
+    return found
 
 
 def _schema(text: dict[str, Any] | None) -> Any:
@@ -97,12 +106,13 @@ def _messages(given: str | list[Item]) -> list[Item]:
             case "message":
                 messages.append({"role": _role(item), "content": _content(item.get("content"))})
             case "function_call":
-                if not messages or "tool_calls" not in messages[-1]:
-                    messages.append({"role": "assistant", "content": "", "tool_calls": []})
-                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-                call = {"id": item.get("call_id"), "type": "function", "function": function}
-                messages[-1]["tool_calls"].append(call)
-            case "function_call_output":
+                _add_call(messages, item, item.get("arguments") or "{}")
+            case "custom_tool_call":
+                _add_call(messages, item, json.dumps({"input": item.get("input")}))
+            case "local_shell_call":
+                named = {**item, "name": "local_shell"}
+                _add_call(messages, named, json.dumps(item.get("action")))
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 content = _content(item.get("output"))
                 messages.append(
                     {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
@@ -110,10 +120,19 @@ def _messages(given: str | list[Item]) -> list[Item]:
             case "reasoning":
                 pass  # thoughts of earlier turns, which templates leave out too
             case kind:
-                raise BadInput(f"an item of the type {kind!r} cannot be read: give messages")
+                skipped.item(kind)
     if not messages:
         raise BadInput("the input is empty: give a text or messages")
     return messages
+
+
+def _add_call(messages: list[Item], item: Item, arguments: str) -> None:
+    """Put a call into the last message, if that has calls, else into one of its own."""
+    if not messages or "tool_calls" not in messages[-1]:
+        messages.append({"role": "assistant", "content": "", "tool_calls": []})
+    function = {"name": item.get("name"), "arguments": arguments}
+    call = {"id": item.get("call_id"), "type": "function", "function": function}
+    messages[-1]["tool_calls"].append(call)
 
 
 def _role(item: Item) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,41 +21,52 @@ class SamplingBody(Body):
     """What a request says of how tokens are drawn; null is as not said."""
 
     temperature: float | None = None
+    dynatemp_range: float | None = None
+    dynatemp_exponent: float | None = None
     top_k: int | None = Field(None, ge=-TOKENS_MOST, le=TOKENS_MOST)
     top_p: float | None = None
     min_p: float | None = None
+    top_n_sigma: float | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     typical_p: float | None = None
     repeat_penalty: float | None = Field(None, gt=0)
     repeat_last_n: int | None = Field(None, ge=-1, le=TOKENS_MOST)
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = Field(None, ge=0, le=TOKENS_MOST)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, le=TOKENS_MOST)
+    dry_sequence_breakers: tuple[str, ...] | None = Field(None, max_length=1024)
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    min_keep: int | None = Field(None, ge=0, le=TOKENS_MOST)
+    samplers: tuple[str, ...] | None = Field(None, max_length=64)
     seed: int | None = None
-    logit_bias: dict[str, float] | list[tuple[int, float | Literal[False]]] | None = None
+    logit_bias: (
+        dict[str, float | Literal[False]] | list[tuple[int | str, float | Literal[False]]] | None
+    ) = None
     ignore_eos: bool | None = None
 
-    def sampling(self, usual: Sampling, n_vocab: int) -> Sampling:
-        """The server's own way of drawing, with what is said here."""
+    def sampling(self, usual: Sampling, tokens_of: Callable[[str], list[int]]) -> Sampling:
+        """The server's own way of drawing, with what is said here. tokens_of: of a text that a
+        logit_bias names, or its number if it is one.
+        """
         names = set(SamplingBody.model_fields) - {"seed", "logit_bias", "ignore_eos"}
         said = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.seed is not None and self.seed >= 0:  # -1: another one each time
-            said["seed"] = self.seed
-        elif self.seed is not None:
-            said["seed"] = None
+        if self.seed is not None:  # -1: another one each time
+            said["seed"] = self.seed if self.seed >= 0 else None
         if self.logit_bias is not None:
-            pairs = (
-                self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
-            )
+            bias_of = self.logit_bias
+            pairs = bias_of.items() if isinstance(bias_of, dict) else bias_of
             said["logit_bias"] = {
-                int(token): float("-inf") if bias is False else float(bias)
-                for token, bias in pairs
-                if _is_token(str(token), n_vocab)
+                token: float("-inf") if bias is False else float(bias)
+                for name, bias in pairs
+                for token in tokens_of(str(name))
             }
         return replace(usual, **said)
-
-
-def _is_token(digits: str, n_vocab: int) -> bool:
-    """Python reads no number of thousands of digits."""
-    return digits.isdecimal() and len(digits) <= len(str(TOKENS_MOST)) and int(digits) < n_vocab
 
 
 class StreamOptions(Body):
@@ -102,8 +114,8 @@ class FunctionBody(Body):
 
 
 class ToolBody(Body):
-    type: Literal["function"]
-    function: FunctionBody
+    type: str | None = None
+    function: FunctionBody | None = None
 
 
 class FormatBody(Body):
@@ -160,14 +172,15 @@ class SlotBody(Body):
 
 
 class MessageBody(Body):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
 class AnthropicToolBody(Body):
     name: str
+    type: str | None = None
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] | None = None
 
 
 class CountBody(SamplingBody):

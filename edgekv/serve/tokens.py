@@ -14,7 +14,7 @@ from edgekv.chat.template import Chat
 from edgekv.chat.tools import choice_of
 from edgekv.errors import BadInput
 from edgekv.serve.bounds import BoundedRoute
-from edgekv.serve.chat import tool_of
+from edgekv.serve.chat import tools_of
 from edgekv.serve.encoding import Json, as_json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.preparing import prepared
@@ -93,7 +93,7 @@ async def apply_template(body: ApplyTemplateBody, request: Request) -> Response:
 def _prompt(service: Service, body: ApplyTemplateBody) -> Response:
     chat = Chat(
         [message.model_dump(exclude_unset=True) for message in body.messages],
-        choice_of([tool_of(tool) for tool in body.tools or ()], None),
+        choice_of(tools_of(body.tools), None),
         variables=body.chat_template_kwargs or {},
     )
     text: Any = service.prompts.template.text_of(chat)
