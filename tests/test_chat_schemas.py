@@ -108,7 +108,22 @@ def test_values_without_an_end_are_named():
 
 
 def test_names_may_have_any_characters():
-    names = ['"', "\\", "a\nb", "*", "\u2028", "😀", "]", "^", "a-b", "\x00", "\ud800", "é", "/"]
+    names = [
+        "",
+        '"',
+        "\\",
+        "a\nb",
+        "*",
+        "\u2028",
+        "😀",
+        "]",
+        "^",
+        "a-b",
+        "\x00",
+        "\ud800",
+        "é",
+        "/",
+    ]
     schema = {**ANY, "properties": {name: {"const": i} for i, name in enumerate(names)}}
     for further in (False, True, {"type": "integer"}):
         grammar = Grammar(grammar_of({**schema, "additionalProperties": further}))
@@ -182,6 +197,12 @@ def test_what_stands_beside_alternatives_holds_for_each():
     good = ['{"kind": "b"}', '{"x": null}', '{"x": null, "kind": "a"}']
     assert all(fits(schema, *good))
     assert not any(fits(schema, "{}", '{"kind": "c"}', '{"kind": "b", "x": null}'))
+
+
+def test_an_enum_has_the_values_that_its_type_has():
+    schema = {"type": "integer", "enum": [1, 1.5, 2.0, "a", None, 7], "maximum": 5}
+    assert fits(schema, "1", "2", "1.5", '"a"', "7") == [True, True, False, False, False]
+    assert fits({"type": "number", "enum": [1, 1.5, True]}, "1", "1.5", "true") == [1, 1, 0]
 
 
 def test_each_of_many_types_has_its_keywords():

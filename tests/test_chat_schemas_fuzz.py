@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import jsonschema
@@ -19,8 +20,12 @@ from tests.gbnf import Grammar
 SEEDS = st.integers(0, 2**32)
 
 
+def exact(number: float) -> Fraction:
+    return Fraction(Decimal(repr(number)))
+
+
 def _multiple_of(validator: Any, step: Any, number: Any, schema: Any) -> Any:
-    if validator.is_type(number, "number") and Decimal(repr(number)) % Decimal(repr(step)):
+    if validator.is_type(number, "number") and exact(number) % exact(step):
         yield jsonschema.ValidationError(f"{number} is no multiple of {step}")
 
 

@@ -95,6 +95,11 @@ def type_of(value: Any) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
+def has_type(value: Any, types: list[str]) -> bool:
+    kind = type_of(value)
+    return kind in types or kind == "integer" and "number" in types
+
+
 def both_types(a: list[str], b: list[str]) -> list[str]:
     """Types that both allow. An integer is a number too."""
     out = []

@@ -85,9 +85,13 @@ def closed(shapes: Shapes, properties: dict[str, Schema], needed: Iterable[str])
 
 
 def _name(shapes: Shapes, name: str) -> str:
-    """llama.cpp takes a star for any number of properties, and control characters as they are."""
+    """A name that llama.cpp takes as it is.
+
+    It takes an empty one for the root, a star for any number of properties, and a line break for
+    one of the grammar.
+    """
     is_odd = any(character < " " or "\ud800" <= character <= "\udfff" for character in name)
-    if name != "*" and not is_odd:
+    if name not in ("", "*") and not is_odd:
         return name
     return shapes.marks.name(f'"\\"" {literal(name)} "\\""')
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from edgekv.chat import numbers, objects
 from edgekv.chat.automata import matches
 from edgekv.chat.characters import literal, quoted
-from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, both_types, type_of
+from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, has_type, type_of
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
 from edgekv.chat.patterns import rule_of as patterns_rule
@@ -76,7 +76,7 @@ def number(shapes: Shapes, flat: Flat, is_integer: bool, path: str) -> Schema | 
 
 def constants(shapes: Shapes, flat: Flat, types: list[str], path: str) -> Schema | None:
     """The values of an enum that the other keywords allow."""
-    values = [v for v in flat["enum"] if not types or both_types([type_of(v)], types)]
+    values = [value for value in flat["enum"] if not types or has_type(value, types)]
     values = [value for value in values if _is_allowed(shapes, flat, value, path)]
     if not values:
         shapes.never(path, "enum", "none of its values is allowed")
