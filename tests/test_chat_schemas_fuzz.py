@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -12,7 +13,9 @@ import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekv.chat.schemas import Prepared, finished, prepared
+from edgekv.chat.keywords import CHECKS, OF_TYPE, TYPES
+from edgekv.chat.schemas import Prepared, finished, prepared, refusal
+from edgekv.errors import BadInput
 from edgekv.native import chat
 from tests import json_schemas
 from tests.gbnf import Grammar
@@ -40,11 +43,12 @@ def grammar_of(made: Prepared) -> Grammar:
     return Grammar(grammar)
 
 
-def is_valid(schema: Any, value: Any) -> bool:
+def is_valid(schema: Any, value: Any) -> bool | None:
+    """None where `jsonschema` finds no end."""
     try:
         return bool(Validator(schema).is_valid(value))
     except RecursionError:
-        return False
+        return None
 
 
 def closed(schema: Any, is_part: bool = False) -> Any:
@@ -78,7 +82,7 @@ def check(schema: Any, draw: random.Random) -> None:
             assert grammar.fits(text), text
     for _ in range(0 if made.lost else 6):
         text = grammar.drawn(draw)
-        assert is_valid(schema, json.loads(text)), text
+        assert is_valid(schema, json.loads(text)) is not False, text
 
 
 @settings(max_examples=500)
@@ -93,3 +97,49 @@ def test_a_grammar_allows_what_its_schema_does(seed):
 def test_a_grammar_allows_what_its_schema_with_references_does(seed):
     draw = random.Random(seed)
     check(json_schemas.with_definitions(draw), draw)
+
+
+WORDS = [*CHECKS, *OF_TYPE, "type", "const", "$ref", "$defs", "nullable", "format", "if", "then"]
+REFS = ["#", "#/$defs/a", "#/properties/a/items", "#/anyOf/0", "http://a", "#a", "%", 3]
+SIMPLE = [None, True, False, 0, -1, 2, 1.5, 1e308, -1e308, 10**40, "", "a", "object", "string"]
+SIMPLE += ["number", "integer", "array", "null", "^a(", "(a*)*$", "\ud800", "\x00", "date", *REFS]
+
+
+def nonsense(draw: random.Random, depth: int = 4) -> Any:
+    """JSON with the words of schemas in it."""
+    kind = draw.random()
+    if depth == 0 or kind < 0.25:
+        return draw.choice(SIMPLE)
+    if kind < 0.4:
+        return [nonsense(draw, depth - 1) for _ in range(draw.randint(0, 4))]
+    if kind < 0.5:
+        return {draw.choice(json_schemas.NAMES): nonsense(draw, depth - 1) for _ in range(3)}
+    words = draw.sample(WORDS, draw.randint(0, 5))
+    return {word: _of_word(word, draw, depth - 1) for word in words}
+
+
+def _of_word(word: str, draw: random.Random, depth: int) -> Any:
+    if word == "type" and draw.random() < 0.8:
+        return draw.choice([*TYPES, list(TYPES[:3])])
+    if word == "$ref":
+        return draw.choice(REFS)
+    if word in ("anyOf", "oneOf", "allOf", "prefixItems", "enum") and draw.random() < 0.8:
+        return [nonsense(draw, depth) for _ in range(draw.randint(0, 4))]
+    if word in ("properties", "patternProperties", "$defs") and draw.random() < 0.8:
+        return {name: nonsense(draw, depth) for name in draw.sample(["a", "b", "", "*", "^x"], 3)}
+    return nonsense(draw, depth)
+
+
+@settings(max_examples=3000)
+@given(SEEDS)
+def test_nonsense_ends_in_one_line_or_a_grammar(seed):
+    start = time.perf_counter()
+    try:
+        made = prepared(nonsense(random.Random(seed)))
+    except BadInput as refused:
+        assert str(refused) and "\n" not in str(refused)
+        return
+    chat.check_grammar(None, finished(chat.grammar_of(made.schema), made.rules))
+    if made.lost:
+        assert "\n" not in refusal(made.lost, "it")
+    assert time.perf_counter() - start < 1
