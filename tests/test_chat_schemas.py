@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 
@@ -255,6 +256,57 @@ def test_a_schema_that_is_too_large_is_refused():
         assert "\n" not in str(refused.value)
     while deep:  # Python ends of freeing it at once
         deep = deep.pop("items")
+
+
+def _laughs(word: str) -> dict:
+    """Each definition has the next one twice, in two ways."""
+    made: dict = {
+        str(i): {
+            word: [{"$ref": f"#/$defs/{i + 1}"}, {"title": str(i), "$ref": f"#/$defs/{i + 1}"}]
+        }
+        for i in range(40)
+    }
+    return {"$ref": "#/$defs/0", "$defs": {**made, "40": {"type": "null"}}}
+
+
+def _tuples(depth: int) -> dict:
+    inner = {"type": "null"}
+    for _ in range(depth):
+        inner = {"prefixItems": [inner, inner], "minItems": 0, "items": inner}
+    return inner
+
+
+def _choices(depth: int) -> dict:
+    inner = {"type": "null"}
+    for _ in range(depth):
+        inner = {"properties": {"a": inner}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    return inner
+
+
+SMALL_AND_LARGE = {
+    "allOf": _laughs("allOf"),
+    "anyOf": _laughs("anyOf"),
+    "anyOf with a type": {**_laughs("anyOf"), "type": "null"},
+    "tuples": _tuples(9),
+    "choices": _choices(25),
+    "products": {"allOf": [{"anyOf": [{"minLength": i}, {"maxLength": i}]} for i in range(30)]},
+    "patterns": {"allOf": [{"pattern": f"{i}.*{i + 1}"} for i in range(30)]},
+    "properties": {**ANY, "properties": {f"p{i}": {"type": "null"} for i in range(1000)}},
+    "enum": {"enum": [[i] for i in range(3000)]},
+}
+
+
+@pytest.mark.parametrize("schema", SMALL_AND_LARGE.values(), ids=SMALL_AND_LARGE)
+def test_a_small_schema_makes_no_large_grammar(schema):
+    start = time.process_time()
+    try:
+        made = prepared(schema)
+    except BadInput as refused:
+        assert "\n" not in str(refused)
+        return
+    grammar = finished(chat.grammar_of(made.schema), made.rules)
+    chat.check_grammar(None, grammar)
+    assert time.process_time() - start < 2 and len(grammar) < 10**6
 
 
 def test_many_schemas_come_into_one_grammar():

@@ -74,6 +74,8 @@ def _tuple(
     if len(lengths) > TUPLE_MOST:
         shapes.lose(path, "minItems", f"the tuple is longer than {TUPLE_MOST}")
         lengths = lengths[-TUPLE_MOST:]
+    if len(lengths) > 1 or rest is not None:
+        front = [shapes.definition(made) for made in front]
     tuples = [{"type": "array", "prefixItems": front[:n]} for n in lengths]
     if rest is not None and (most is None or most > len(front)):
         further = (max(least - len(front), 1), None if most is None else most - len(front))

@@ -24,9 +24,11 @@ from edgekv.chat.regexes import (
     is_empty,
     repeat,
     sequence,
+    size,
 )
 
-STATES_MOST, STEPS_MOST = 400, 8000
+STATES_MOST, WORK_MOST = 1500, 150_000
+"""Rules of a tree, and nodes of trees that are looked at to find them."""
 NO_TEXT = '""'
 
 
@@ -37,18 +39,19 @@ def matches(tree: Tree, text: str) -> bool:
     return is_empty(tree)
 
 
-def rules_of(tree: Tree, digest: str) -> tuple[str, list[str]]:
-    """(the name of the rule of a tree, all rules). Raises NotHeld if they are too many."""
-    edges, left, steps = {}, [tree], 0
+def rules_of(tree: Tree, digest: str) -> tuple[str, list[str], int]:
+    """(the name of the rule of a tree, all rules, the work). Raises NotHeld for too many."""
+    edges: dict[Tree, list[tuple[Tree, Ranges]]] = {}
+    left, work = [tree], 0
     while left:
         state = left.pop()
         if state in edges:
             continue
         edges[state] = _edges(state)
         left += [target for target, _ in edges[state]]
-        steps += len(edges[state])
-        if len(edges) > STATES_MOST or steps > STEPS_MOST:
-            raise NotHeld("it has too many states")
+        work += size(state) * (2 + len(edges[state]))
+        if len(edges) > STATES_MOST or work > WORK_MOST:
+            raise NotHeld("it has too many states", work)
     alive = _alive(edges)
     if tree not in alive:
         raise NotHeld("nothing matches it")
@@ -61,7 +64,7 @@ def rules_of(tree: Tree, digest: str) -> tuple[str, list[str]]:
             ways += [f"{text} {names[target]}"] if text else []
         body = "ours-char*" if state == ANYTHING else " | ".join(ways)
         lines.append(f"{name} ::= {body or NO_TEXT}")
-    return names[tree], lines
+    return names[tree], lines, work
 
 
 def _alive(edges: dict[Tree, list[tuple[Tree, Ranges]]]) -> set[Tree]:

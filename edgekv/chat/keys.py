@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from edgekv.chat import patterns
-from edgekv.chat.automata import matches
 from edgekv.chat.characters import literal, other_than
 from edgekv.chat.merging import Flat, both
-from edgekv.chat.regexes import NotHeld, tree_of
+from edgekv.chat.regexes import NotHeld
 
 if TYPE_CHECKING:
     from edgekv.chat.shapes import Shapes
@@ -20,20 +18,23 @@ def named(shapes: Shapes, flat: Flat, path: str) -> dict[str, Any]:
     missing = [name for name in flat.get("required", []) if name not in out]
     for pattern, schema in flat.get("patternProperties", {}).items():
         for name in [*out, *missing]:
-            if matches(tree_of(pattern), name):
+            if shapes.is_matched(pattern, name):
                 out[name] = both(out.get(name, True), schema)
     for name in missing:
         out.setdefault(name, flat.get("additionalProperties", True))
     if "propertyNames" in flat:
         names = shapes.flats(flat["propertyNames"], path)
-        out = {n: s if any(_is_name(one, n) for one in names) else False for n, s in out.items()}
+        out = {
+            n: s if any(_is_name(shapes, one, n) for one in names) else False
+            for n, s in out.items()
+        }
     return out
 
 
-def _is_name(flat: Flat, name: str) -> bool:
+def _is_name(shapes: Shapes, flat: Flat, name: str) -> bool:
     return (
         ("enum" not in flat or name in flat["enum"])
-        and all(matches(tree_of(pattern), name) for pattern in flat.get("pattern", []))
+        and all(shapes.is_matched(pattern, name) for pattern in flat.get("pattern", []))
         and flat.get("minLength", 0) <= len(name) <= flat.get("maxLength", len(name))
     )
 
@@ -44,7 +45,7 @@ def rule_of(shapes: Shapes, flat: Flat, names: list[str], path: str) -> str | No
     if len(found) > 1 or found and flat.get("additionalProperties", False) is not False:
         raise NotHeld("a grammar has one kind of further properties")
     if "propertyNames" not in flat:
-        return _rule(found, 0, None, names)
+        return _rule(shapes, found, 0, None, names)
     flats = shapes.flats(flat["propertyNames"], path)
     if any("enum" in one for one in flats) or not flats:
         values = [name for one in flats for name in one.get("enum", []) if isinstance(name, str)]
@@ -55,16 +56,16 @@ def rule_of(shapes: Shapes, flat: Flat, names: list[str], path: str) -> str | No
     if len(flats) > 1:
         raise NotHeld("it has more than one pattern")
     found += flats[0].get("pattern", [])
-    return _rule(found, int(flats[0].get("minLength", 0)), flats[0].get("maxLength"), names)
+    return _rule(shapes, found, int(flats[0].get("minLength", 0)), flats[0].get("maxLength"), names)
 
 
-def _rule(found: list[str], least: int, most: int | None, names: list[str]) -> str:
+def _rule(shapes: Shapes, found: list[str], least: int, most: int | None, names: list[str]) -> str:
     if not found and not least and most is None:
         return other_than(names) if names else ANY_NAME
-    rule, is_of_length = patterns.rule_of(tuple(found), least, most, tuple(names))
-    if not is_of_length:
+    rule = shapes.pattern(tuple(found), least, most, tuple(names))
+    if not rule.is_of_length:
         raise NotHeld("its lengths stand beside a pattern")
-    return rule
+    return rule.text
 
 
 ANY_NAME = "string"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -34,46 +36,69 @@ REPEATS_MOST, SIZE_MOST, AMBIGUOUS_MOST = 2000, 10_000, 300
 and those where the same text may be read in many ways, which the sampler follows all at once."""
 
 
-@lru_cache(maxsize=1000)
+@dataclass(frozen=True)
+class Rule:
+    """The rule of the strings that patterns match. work: nodes that were looked at for it."""
+
+    text: str
+    is_of_length: bool = True
+    work: int = 0
+
+
 def rule_of(
     patterns: tuple[str, ...], least: int = 0, most: int | None = None, other: tuple[str, ...] = ()
-) -> tuple[str, bool]:
-    """(the rule of the strings that all patterns match, whether it keeps to the lengths too).
+) -> Rule:
+    """The rule of the strings that all patterns match, as long as asked for.
 
     other: texts that are left out. Raises NotHeld for patterns that no grammar expresses.
     """
-    tree: Tree = ANYTHING
-    for pattern in patterns:
-        tree = both(tree, tree_of(pattern))
-    if other:
-        tree = both(tree, choice(map(_exactly, other)), is_negated=True)
-    short = _of_length(tree, least, most)
-    if short is not None:
-        return _rule(short), True
+    found = _found(patterns, least, most, other)
+    if isinstance(found, NotHeld):
+        raise NotHeld(str(found), found.work)
+    return found
+
+
+@lru_cache(maxsize=1000)
+def _found(
+    patterns: tuple[str, ...], least: int, most: int | None, other: tuple[str, ...]
+) -> Rule | NotHeld:
     try:
-        return _rule(Both(tree, repeat(Chars(tuple(ALL)), least, most), False)), True
-    except NotHeld:
-        return _rule(tree), False
+        tree: Tree = ANYTHING
+        for pattern in patterns:
+            tree = both(tree, tree_of(pattern))
+        if other:
+            tree = both(tree, choice(map(_exactly, other)), is_negated=True)
+        short = _of_length(tree, least, most)
+        return _of_other_length(tree, least, most) if short is None else _rule(short)
+    except NotHeld as error:
+        return NotHeld(str(error), error.work)
+
+
+def _of_other_length(tree: Tree, least: int, most: int | None) -> Rule:
+    """A rule that counts too, if it is not too long."""
+    try:
+        return _rule(Both(tree, repeat(Chars(tuple(ALL)), least, most), False))
+    except NotHeld as error:
+        found = _rule(tree)
+        return Rule(found.text, False, found.work + error.work)
 
 
 def _exactly(text: str) -> Tree:
     return sequence(Chars(((ord(character), ord(character)),)) for character in text)
 
 
-def _rule(tree: Tree) -> str:
+def _rule(tree: Tree) -> Rule:
     digest = blake2b(repr(tree).encode("utf-8", "replace"), digest_size=5).hexdigest()
-    if has_look(tree):
-        name, lines = rules_of(tree, digest)
-        return "\n".join([f'"\\"" {name} "\\""', *lines])
-    try:
-        rules = _Rules(digest)
-        tree = _loops(tree, [0])
-        if _size(tree) > SIZE_MOST:
-            raise NotHeld("it is too large")
-        return "\n".join([f'"\\"" {rules.text(tree)} "\\""', *rules.lines])
-    except Ambiguous:
-        name, lines = rules_of(tree, digest)
-        return "\n".join([f'"\\"" {name} "\\""', *lines])
+    if not has_look(tree):
+        with suppress(Ambiguous):
+            rules = _Rules(digest)
+            plain = _loops(tree, [0])
+            if _size(plain) > SIZE_MOST:
+                raise NotHeld("it is too large")
+            text = f'"\\"" {rules.text(plain)} "\\""'
+            return Rule("\n".join([text, *rules.lines]))
+    name, lines, work = rules_of(tree, digest)
+    return Rule("\n".join([f'"\\"" {name} "\\""', *lines]), work=work)
 
 
 def _of_length(tree: Tree, least: int, most: int | None) -> Tree | None:

@@ -37,7 +37,11 @@ CATEGORIES = {
 
 
 class NotHeld(Exception):
-    """An expression that no grammar expresses. Its text says why."""
+    """An expression that no grammar expresses. Its text says why. work: what it took to see."""
+
+    def __init__(self, why: str, work: int = 0) -> None:
+        super().__init__(why)
+        self.work = work
 
 
 @dataclass(frozen=True)
@@ -253,6 +257,15 @@ def repeat(part: Tree, least: int, most: int | None) -> Tree:
         both = None if most is None or part.most is None else most * part.most
         return Repeat(part.part, least * part.least, both)
     return Repeat(part, least, most)
+
+
+def size(tree: Tree) -> int:
+    """How many nodes a tree has."""
+    if isinstance(tree, (Seq, Choice)):
+        return 1 + sum(map(size, tree.parts if isinstance(tree, Seq) else tree.ways))
+    if isinstance(tree, Both):
+        return 1 + size(tree.part) + size(tree.other)
+    return 1 + size(tree.part) if isinstance(tree, Repeat) else 1
 
 
 def is_empty(tree: Tree) -> bool:

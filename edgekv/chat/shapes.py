@@ -8,14 +8,19 @@ from itertools import count
 from typing import Any
 
 from edgekv.chat import arrays, objects, values
+from edgekv.chat.automata import matches
 from edgekv.chat.endless import endless, reached
 from edgekv.chat.keywords import CHECKS, LOST, OF_TYPE, TYPES, is_schema, with_usual_names
 from edgekv.chat.marks import Marks, Schema
 from edgekv.chat.merging import Flat, together
+from edgekv.chat.patterns import Rule, rule_of
 from edgekv.chat.references import References
+from edgekv.chat.regexes import NotHeld, tree_of
 from edgekv.errors import BadInput
 
 ALTERNATIVES_MOST, PARTS_MOST, DEPTH_MOST = 64, 20_000, 60
+WORK_MOST, WORK_OF_CHARACTER = 500_000, 20
+"""Nodes of patterns that are looked at."""
 COMPOUND = ("$ref", "allOf", "anyOf", "oneOf")
 NOT_HELD = "a grammar cannot express it"
 
@@ -35,7 +40,7 @@ class Shapes:
         self._none: set[str] = set()
         self._never: tuple[str, str, str] | None = None
         self._numbers = count()
-        self._parts = 0
+        self._parts = self._worked = 0
         self._depth = 0
 
     def whole(self) -> Schema:
@@ -69,15 +74,53 @@ class Shapes:
 
     def of(self, schema: Any, path: str) -> Schema | None:
         """The schema of one part; None if it allows no value."""
-        self._parts += 1
-        if self._parts > PARTS_MOST or self._depth >= DEPTH_MOST:
-            reason = "nests too deep" if self._depth >= DEPTH_MOST else "has too many parts"
-            raise BadInput(f"the JSON schema {reason} at '{path[-200:]}': make it simpler")
         self._depth += 1
+        self._count(path)
         try:
             return self._of(schema, path)
         finally:
             self._depth -= 1
+
+    def _count(self, path: str) -> None:
+        self._parts += 1
+        if self._parts > PARTS_MOST or self._depth > DEPTH_MOST:
+            reason = "nests too deep" if self._depth > DEPTH_MOST else "has too many parts"
+            raise BadInput(f"the JSON schema {reason} at '{path[-200:]}': make it simpler")
+
+    def pattern(
+        self,
+        patterns: tuple[str, ...],
+        least: int = 0,
+        most: int | None = None,
+        other: tuple[str, ...] = (),
+    ) -> Rule:
+        """The rule of patterns. Raises NotHeld, also if the schema's take too much work."""
+        self._work(0)
+        try:
+            rule = rule_of(patterns, least, most, other)
+        except NotHeld as error:
+            self._work(error.work)
+            raise
+        self._work(rule.work)
+        return rule
+
+    def is_matched(self, pattern: str, text: str) -> bool:
+        """Whether a pattern finds a text. Raises NotHeld."""
+        self._work(WORK_OF_CHARACTER * len(text))
+        return matches(tree_of(pattern), text)
+
+    def _work(self, nodes: int) -> None:
+        self._worked += nodes
+        if self._worked > WORK_MOST:
+            raise NotHeld("the schema's patterns are too many")
+
+    def definition(self, made: Schema) -> Schema:
+        """A reference to a schema that stands in more than one place."""
+        if not any(isinstance(part, (dict, list)) for word, part in made.items() if word != "enum"):
+            return made
+        name = f"{self.marks.digest}-{next(self._numbers)}"
+        self._definitions[name] = made
+        return {"$ref": f"#/$defs/{name}"}
 
     def inside(self, schema: Any, path: str) -> Schema | None:
         """As `of`, for a part inside a value: from here on, references may lead back."""
@@ -159,6 +202,7 @@ class Shapes:
 
     def _alternatives(self, schema: Any, path: str) -> list[Flat]:
         """Flat schemas, of which one has to hold. One that is only a $ref stays one."""
+        self._count(path)
         if isinstance(schema, bool):
             return [{}] if schema else []
         schema = self._checked(schema, path)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from edgekv.chat import numbers, objects
-from edgekv.chat.automata import matches
 from edgekv.chat.characters import literal, quoted
 from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, has_type, type_of
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
-from edgekv.chat.patterns import rule_of as patterns_rule
-from edgekv.chat.regexes import NotHeld, tree_of
+from edgekv.chat.regexes import NotHeld
 
 if TYPE_CHECKING:
     from edgekv.chat.shapes import Shapes
@@ -50,10 +48,10 @@ def _patterned(
     shapes: Shapes, patterns: list[str], lengths: dict[str, int], formats: list[str], path: str
 ) -> Schema:
     least, most = lengths.get("minLength", 0), lengths.get("maxLength")
-    rule, is_of_length = patterns_rule(tuple(patterns), least, most)
-    for word in [*([] if is_of_length else lengths), *(["format"] if formats else [])]:
+    rule = shapes.pattern(tuple(patterns), least, most)
+    for word in [*([] if rule.is_of_length else lengths), *(["format"] if formats else [])]:
         shapes.lose(path, word, "a pattern stands beside it")
-    return shapes.marks.string(rule)
+    return shapes.marks.string(rule.text)
 
 
 def number(shapes: Shapes, flat: Flat, is_integer: bool, path: str) -> Schema | None:
@@ -103,7 +101,7 @@ def _is_allowed(shapes: Shapes, flat: Flat, value: Any, path: str) -> bool:
 
 def _is_matched(shapes: Shapes, patterns: list[str], value: str, path: str) -> bool:
     try:
-        return all(matches(tree_of(pattern), value) for pattern in patterns)
+        return all(shapes.is_matched(pattern, value) for pattern in patterns)
     except NotHeld as error:
         shapes.lose(path, "pattern", str(error))
         return True
