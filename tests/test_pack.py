@@ -97,6 +97,7 @@ def test_chat_and_run_open_a_pack_at_once_and_take_over_its_settings(tiny, files
     assert "--raw" in refused(call("run", *usual, "--pack", pack, "--raw", "x"))
     said = refused(call("run", "--pack", pack, "who is it?"))
     assert f"edgekv run MODEL --pack {pack} 'who is it?'" in said
+    assert f"({tiny('llama-gqa').name}), fingerprint" in said
 
 
 def test_a_foreign_pack_is_refused_before_anything_takes_long(tiny, files, tmp_path, monkeypatch):
@@ -125,7 +126,7 @@ def test_a_pack_of_an_earlier_version_has_no_name_of_its_model(tiny, files, tmp_
     llm.kv_save(str(pack), {"pack": note["pack"]})
     assert "a model, fingerprint" in call("pack", "show", str(pack)).stdout
     other = str(tiny("llama-mha"))
-    assert "(a model, fingerprint" in refused(call("run", "-m", other, "--pack", str(pack), "x"))
+    assert ": a model, fingerprint" in refused(call("run", "-m", other, "--pack", str(pack), "x"))
 
 
 def test_show_prints_what_a_pack_holds(tiny, files, tmp_path):

@@ -40,6 +40,13 @@ def read(path: str, system: str | None) -> Pack:
     return found
 
 
+def owner(path: str) -> str:
+    """The model that a pack belongs to, in words. Raises BadInput if it is no pack."""
+    from edgekv.conversations import pack as packs
+
+    return str(packs.owner(path))
+
+
 def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions:
     """`engine` with the cache of a pack.
 

@@ -154,10 +154,11 @@ def no_prompt(model: str, pack: str | None) -> BadInput:
     except BadInput:
         if not pack and " " not in model.strip():
             raise
+        whose = f", and the pack belongs to {packed.owner(pack)}" if pack else ""
         more = f" --pack {shlex.quote(pack)}" if pack else ""
         raise BadInput(
-            f"which model? '{model}' is none; name one in front of the prompt: edgekv run MODEL"
-            f"{more} {shlex.quote(model)}"
+            f"which model? '{model}' is none{whose}; name one in front of the prompt: edgekv run"
+            f" MODEL{more} {shlex.quote(model)}"
         ) from None
     return BadInput(
         "there is no prompt; give -p TEXT, -f FILE, or - for standard input; to talk:"

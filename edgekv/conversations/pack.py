@@ -176,7 +176,7 @@ def check_model(
     its, mine = owner(path), session.fingerprint(model)
     if its.fingerprint and its.fingerprint != mine:
         raise BadInput(
-            f"'{path}' belongs to another model ({its}); this one is"
+            f"'{path}' belongs to another model: {its}; this one is"
             f" {os.path.basename(model)}, fingerprint {mine[:16]}: give that one, or pack the"
             " documents again with this one"
         )
