@@ -45,6 +45,7 @@ class FakeLlama:
         }
         self.template_error = ""
         self.chat_template = SimpleNamespace(is_fallback=False)
+        self.model_path = "fake.gguf"
         self.n_bytes_checkpoints = self.n_bytes_reserved = 0
         self.n_bytes_limit: int | None = None
         self.learned: list[float] = []

@@ -138,7 +138,7 @@ class Conversation:
 
     def save(self, path: str) -> None:
         """Writes cache and messages to the file `path`. Raises BadInput."""
-        self.llm.kv_save(path, note_of(self.messages, self.llm.kv_config()))
+        self.llm.kv_save(path, note_of(self.messages, self.llm))
 
     def open(self, pack: Pack, path: str) -> None:
         """Begins with a pack's documents. Raises BadInput if the model cannot take it."""

@@ -9,6 +9,7 @@ from edgekv.commands.text import printable
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
+    from edgekv import Llama
     from edgekv.config import KVConfig
 
 OPEN, CLOSE = "<think>", "</think>"
@@ -18,11 +19,11 @@ SHOWN = 200
 """Characters of a message that are shown."""
 
 
-def note_of(messages: list[dict[str, Any]], cache: KVConfig) -> dict[str, Any]:
-    """Return the note that `messages_of` and `cache_of` read."""
-    from edgekv.conversations.pack import said
+def note_of(messages: list[dict[str, Any]], llm: Llama) -> dict[str, Any]:
+    """Return the note of a chat with `llm`, which `messages_of` and `cache_of` read."""
+    from edgekv.conversations.pack import name_of, said
 
-    return {"messages": messages, "cache": said(cache)}
+    return {"messages": messages, "cache": said(llm.kv_config()), "model": name_of(llm)}
 
 
 def cache_of(note: Any, mine: KVConfig) -> KVConfig:

@@ -161,9 +161,7 @@ def owner(path: str) -> Owner:
     """The model that a pack belongs to. Raises BadInput if it is no pack."""
     with _said_of_packs():
         found = session.beginning(path)
-    name = found.note.get("model", "") if isinstance(found.note, dict) else ""
-    is_name = isinstance(name, str) and name.isprintable()
-    return Owner(name if is_name else "", session.fingerprint_in(found.header))
+    return Owner(session.name_in(found.note), session.fingerprint_in(found.header))
 
 
 def check_model(

@@ -245,7 +245,7 @@ def cache_of(path: str | Path, llm: Holder) -> tuple[Cache, Any]:
     """
     found = beginning(path)
     mine = {name: value for name, value in _identity(llm).items() if name not in _CACHE}
-    _check_identity(found.header, mine, str(path))
+    _check_identity(found.header, mine, str(path), name_in(found.note))
     cache = Cache(*(found.header[name] for name in _CACHE))
     if not all(type(x) is int and facts.type_name(x) for x in (cache.type_k, cache.type_v)) or not (
         cache.flash_attn_type in (0, 1) and type(cache.is_store) is bool
@@ -262,6 +262,12 @@ def check_weights(
 ) -> None:
     """Raises BadInput if a file is not of this model file with these overrides and adapters."""
     _check_identity(beginning(path).header, _weights(model, overrides, adapters), str(path))
+
+
+def name_in(note: Any) -> str:
+    """The name of the model that a note says the file is of; empty if it says none."""
+    name = note.get("model") if isinstance(note, dict) else None
+    return name if isinstance(name, str) and name.isprintable() else ""
 
 
 def fingerprint_in(header: dict[str, Any]) -> str:
@@ -381,10 +387,14 @@ def _refuse(_: str) -> None:
     raise ValueError
 
 
-def _check_identity(header: dict[str, Any], mine: dict[str, Any], path: str) -> None:
+def _check_identity(
+    header: dict[str, Any], mine: dict[str, Any], path: str, model: str = ""
+) -> None:
+    """model: the name of the one that the file is of."""
     for name, value in mine.items():
         if json.dumps(header[name]) != json.dumps(value):  # 1, 1.0 and true are three things
             what, to_do = _WRONG.get(name) or _COMPRESSED[not value]
+            what += f", {model}" * (name == "model" and bool(model))
             raise BadInput(f"'{path}' was saved with {what}: {to_do.format(_said(name, header))}")
 
 
