@@ -5,6 +5,7 @@ alone.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from typing import ClassVar
 
@@ -338,6 +339,16 @@ def test_a_chat_takes_up_what_was_found_before_its_first_question(monkeypatch):
     assert Done.seen == ["on", "still"]
     assert next(lines) == "/help" and loads == [1], "it is loaded once"
     assert list(lines) == ["b"] and Done.seen == ["on", "still"] * 4
+
+    def interrupted(options, later):
+        signal.raise_signal(signal.SIGINT)
+        return new
+
+    stopped = Conversation(Closed(), {})
+    with monkeypatch.context() as patch:
+        patch.setattr(load, "load_llama", interrupted)
+        lines = chat.with_later(iter(["a", "b"]), Done(), stopped, engine("m"))
+        assert list(lines) == ["b"] and stopped.llm is new, "Ctrl-C drops the line, not the chat"
 
     asked, chosen = Conversation(Closed(), {}), Conversation(Closed(), {})
     for talk in (asked, chosen):

@@ -94,8 +94,6 @@ def with_later(
     """The lines, while whose typing `later` works. The model is loaded anew with what it found, but
     once, and only if nothing was asked yet and no command has chosen otherwise.
     """
-    from edgekv.commands import load
-
     first, is_open = _choice(conversation), True
     while True:
         later.go_on()
@@ -107,10 +105,22 @@ def with_later(
             return
         if is_open and later.is_done() and conversation.is_new and _choice(conversation) == first:
             is_open = False
-            conversation.llm.close()
-            conversation.llm = load.load_llama(engine, later)
-            slash.say(compression_line(conversation.llm.kv_stats(), engine))
+            if not _load_anew(conversation, engine, later):
+                slash.say("edgekv: stopped")
+                continue
         yield line
+
+
+def _load_anew(conversation: Conversation, engine: EngineOptions, later: Later) -> bool:
+    """Load the model with what `later` has found. False if Ctrl-C was pressed meanwhile."""
+    from edgekv.commands import load
+
+    wishes: list[str] = []
+    with terminal.interruptible(lambda: wishes.append("stop")):
+        conversation.llm.close()
+        conversation.llm = load.load_llama(engine, later)
+    slash.say(compression_line(conversation.llm.kv_stats(), engine))
+    return not wishes
 
 
 def _choice(conversation: Conversation) -> tuple[str, float]:
