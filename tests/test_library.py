@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -25,10 +26,13 @@ def stock_python(stock_lib, tmp_path_factory):
     return folder
 
 
-def test_the_bindings_say_that_they_have_types(tmp_path):
+def test_the_bindings_say_what_types_they_have_and_what_they_lack(tmp_path):
     command = [sys.executable, "native/upstream.py", "bindings", "--out", str(tmp_path / "made")]
     subprocess.run(command, cwd=ROOT, check=True)
     assert (tmp_path / "made" / "py.typed").is_file()
+    for name in ("mtmd_cpp", "llava_cpp"):  # what handlers of pictures import
+        with pytest.raises(ImportError, match="reads text only"):
+            runpy.run_path(str(tmp_path / "made" / f"{name}.py"))
 
 
 def python(code: str, *words: object, **env: str) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from itertools import islice
 from typing import Any
@@ -458,3 +459,32 @@ def test_tokens_go_on_as_before(tiny, text):
     for token in text(4, seed=1):
         parent.eval([token])
         assert np.array_equal(feed(llm, [token])[-1], logits(parent))
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_ratio": 0.5, "kv_method": "snapkv"}])
+def test_a_cancelled_task_leaves_its_thread_which_kv_cancel_ends(tiny, text, options):
+    """As docs/llama-cpp-python.md says."""
+    import asyncio
+
+    llm, reads = load(tiny("llama-gqa"), **options), threading.Event()
+
+    def report(done, total):
+        reads.set()
+        time.sleep(0.05)
+
+    async def use():
+        task = asyncio.create_task(asyncio.to_thread(llm.eval, list(text(1500))))
+        while not reads.is_set():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(EdgeKVError, match="another thread"):
+            llm.eval([5])
+        llm.kv_cancel()
+
+    llm.kv_progress = report
+    asyncio.run(use())  # waits for the thread
+    llm.kv_progress = None
+    assert llm.n_tokens == 0
+    llm.eval([5])

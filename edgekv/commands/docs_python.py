@@ -15,8 +15,8 @@ HEAD = """# Python API
 Generated from docstrings by `python -m edgekv.commands.docs`; change them in the code.
 
 `edgekv` has the names below. `edgekv.llama_cpp` has the rest of llama-cpp-python's bindings:
-grammars, chat handlers, low-level functions. Everything that `llama_cpp.Llama` offers works with
-`edgekv.Llama`.
+grammars, chat formats, caches, drafts, low-level functions. It lacks `mtmd_cpp`,
+`llava_cpp` and `server`.
 
 ```python
 from edgekv import Llama
@@ -41,6 +41,9 @@ with Llama("model.gguf", n_ctx=8192, kv_ratio=0.2, verbose=False) as llm:
                 [{"role": "user", "content": [document, {"type": "text", "text": question}]}]
             )
 ```
+
+[Beside llama-cpp-python](llama-cpp-python.md) says which of the parent's methods differ, which
+errors come instead of its own, and how to use threads and asyncio.
 """
 METHODS = (
     *("close", "reset", "create_chat_completion", "conversation"),
