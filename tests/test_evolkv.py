@@ -411,7 +411,7 @@ def test_the_command_records_itself_and_prints_the_curve(tiny, tmp_path, monkeyp
     assert done.exit_code == 0 and done.stdout.startswith("at 0."), done.output
     assert "1 of 1 texts read" in done.stderr
     assert "group 1/1, generation 1/1: best" in done.stderr
-    assert "total 180 rows" in done.stderr
+    assert "total 180 tokens" in done.stderr
     profile = profiles.find(model, kind="evolkv")
     assert profile.seed == 4
     assert (
