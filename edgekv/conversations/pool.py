@@ -110,6 +110,7 @@ class Conversations:
         name: str | None = None,
         cuts: Iterable[int] = (),
         is_answer: bool = False,
+        is_fresh: bool = False,
     ) -> int:
         """Make the conversation current that shares most with a prompt.
 
@@ -121,12 +122,18 @@ class Conversations:
         name: a name for the conversation; another one of this name loses it. cuts: numbers of
         tokens behind which another prompt may go on differently: behind the system prompt, before
         the last question. The prompt is read in parts that end there. is_answer: the tokens
-        end in the middle of an answer, which another one has interrupted.
+        end in the middle of an answer, which another one has interrupted; is_fresh: the prompt is
+        read anew, so that n is 0.
         Raises EdgeKVError while another thread uses the model or writes an answer.
         """
         with self._llm._guard.use():
             self._check_open()
             self._llm._kv_stop_answer()
+            if is_fresh:
+                self._look()
+                self._park_current()
+                self._begin_turn(0, len(tokens), name, cuts)
+                return 0
             n = self.go_on(tokens, name, cuts)
             self._is_answer = is_answer
             return n
@@ -138,12 +145,16 @@ class Conversations:
         if not len(prompt):
             return 0
         n = self._open_best(prompt, name)
+        self._begin_turn(n, len(prompt), name, cuts)
+        return n
+
+    def _begin_turn(self, n: int, n_prompt: int, name: str | None, cuts: Iterable[int]) -> None:
+        """A prompt is going to be read behind its first n tokens."""
         self._name_current(name)
         self._current.last_used = self._now()
         self._is_answer = False
-        self._llm._checkpoints.begin_turn(n, len(prompt))
-        self._cut(n, {x for x in cuts if n < x < len(prompt)})
-        return n
+        self._llm._checkpoints.begin_turn(n, n_prompt)
+        self._cut(n, {x for x in cuts if n < x < n_prompt})
 
     def reachable(self, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt `use` would find; nothing changes."""

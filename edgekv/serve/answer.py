@@ -76,7 +76,8 @@ class Answer:
         begin, n_before, lent = time.perf_counter(), self._llm.n_evaluated, 0.0
         prompt = self._conversations.settled(self._wish.prompt)
         self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
-        n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts)
+        is_fresh = self._wish.is_fresh
+        n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
         self.n_cached = n
         total, n_new = self.n_prompt, self.n_prompt - n
 

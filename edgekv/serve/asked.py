@@ -32,6 +32,7 @@ class Limits:
     stops: tuple[str, ...] = ()
     n_probs: int | None = None
     ignore_eos: bool = False
+    is_fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,4 +126,5 @@ class Asker:
             limits.stops,
             limits.n_probs,
             prompt.syntax.settings,
+            limits.is_fresh,
         )

@@ -52,6 +52,7 @@ def ask(asker: Asker, body: ChatBody) -> Asked:
         body.stops(),
         n_probs,
         bool(body.ignore_eos),
+        body.is_fresh(asker.options.parallel),
     )
     tools = tools_of(body.tools)
     return asker.chat(

@@ -75,6 +75,7 @@ def ask(asker: Asker, body: CompletionBody) -> list[Asked]:
         body.stops(),
         body.logprobs,
         bool(body.ignore_eos),
+        body.is_fresh(asker.options.parallel),
     )
     prompts = _prompts(body.prompt)
     if not 0 < len(prompts) <= PROMPTS_MOST:

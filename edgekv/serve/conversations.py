@@ -53,17 +53,21 @@ class Turns:
         return self._pool.open_file(path, lambda note: packs.pack_of(note, path), is_kept=True).id
 
     def use(
-        self, tokens: Sequence[int], parts: Sequence[str] = (), cuts: Sequence[int] = ()
+        self,
+        tokens: Sequence[int],
+        parts: Sequence[str] = (),
+        cuts: Sequence[int] = (),
+        is_fresh: bool = False,
     ) -> int:
         """Make the conversation current that `tokens` go on from.
 
         Returns how many of them need not be read. parts: texts in the prompt behind which it is
         compressed by itself; cuts: numbers of tokens behind which another prompt may go on
-        differently.
+        differently; is_fresh: the current one is a new one, whatever there is.
         """
         llm = self._llm
         ends = llm._kv_positions(list(parts), list(tokens)) if llm._kv is not None else []
-        n = self._pool.use(tokens, cuts={*cuts, *ends})
+        n = self._pool.use(tokens, cuts={*cuts, *ends}, is_fresh=is_fresh)
         # the same text may be cut into other tokens there
         llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
         return n
@@ -110,12 +114,12 @@ class Turns:
         """Whether the prompt that is being read can wait for others, see `meanwhile`."""
         return can_wait(self._llm)
 
-    def is_short(self, prompt: Prompt) -> bool:
+    def is_short(self, prompt: Prompt, is_fresh: bool = False) -> bool:
         """Whether at most one ubatch of a prompt has to be read. Not while another one is read,
         unless that one waits.
         """
         n_ubatch, n = self._llm.context_params.n_ubatch, len(prompt.tokens)
-        if n > n_ubatch:
+        if n > n_ubatch and not is_fresh:
             tokens = self.settled(prompt).tokens
             n = len(tokens) - self._pool.reachable(tokens)
         return n <= n_ubatch

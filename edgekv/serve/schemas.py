@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgekv.chat.sampler import Sampling
+from edgekv.errors import BadInput
 
 TOKENS_MOST = 2**31 - 1
 
@@ -86,6 +87,16 @@ class GenerationBody(SamplingBody):
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
     return_progress: bool | None = None
+    cache_prompt: bool | None = None
+    id_slot: int | None = None
+
+    def is_fresh(self, n_slots: int) -> bool:
+        """Whether the prompt is to be read anew. Raises BadInput for a slot that there is not:
+        conversations are found in each of them.
+        """
+        if self.id_slot is not None and not -1 <= self.id_slot < n_slots:
+            raise BadInput(f"id_slot is -1, or 0 to {n_slots - 1}: see --parallel")
+        return self.cache_prompt is False
 
     def stops(self) -> tuple[str, ...]:
         if self.stop is None:

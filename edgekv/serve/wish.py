@@ -35,7 +35,7 @@ class Front:
 class Wish:
     """max_tokens: at most so many; None: until the context is full. n_probs: likeliest tokens to
     name beside each one, None: not even that one. constraint: what the sampler follows besides,
-    see `edgekv.chat.template.Syntax`.
+    see `edgekv.chat.template.Syntax`. is_fresh: the prompt is read anew, whatever is remembered.
     """
 
     prompt: Prompt
@@ -44,3 +44,4 @@ class Wish:
     stops: tuple[str, ...] = ()
     n_probs: int | None = None
     constraint: Mapping[str, Any] = field(default_factory=dict)
+    is_fresh: bool = False

@@ -312,7 +312,9 @@ class Worker:
         has_read = job.answer is not None and job.answer.has_read
         if not has_read and not job.is_cancelled and job not in self._is_short:
             try:
-                self._is_short[job] = self.conversations.is_short(job.wish.prompt)
+                self._is_short[job] = self.conversations.is_short(
+                    job.wish.prompt, job.wish.is_fresh
+                )
             except Exception:  # the error is that job's own: its turn says what it is
                 self._is_short[job] = True
         return self._may_be_guest(job)
