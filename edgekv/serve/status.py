@@ -15,6 +15,7 @@ from edgekv.conversations.losses import KINDS
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.service import Service, service_of
+from edgekv.serve.settings import generation_settings, limit_settings, sampling_settings
 from edgekv.serve.worker import Job
 from edgekv.version import __version__
 
@@ -38,8 +39,15 @@ async def health(request: Request) -> Response:
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
 async def models(request: Request) -> dict[str, Any]:
-    """The one model there is. A request may name any other: this one answers."""
-    return {"object": "list", "data": [_model(service_of(request))]}
+    """The one model there is. A request may name any other: this one answers.
+
+    `models` is the same in Ollama's form, as llama-server has it.
+    """
+    service = service_of(request)
+    of_ollama = {"name": service.model, "model": service.model, "type": "model"}
+    details = {"format": "gguf", "family": service.llm.metadata.get("general.architecture", "")}
+    one = {**of_ollama, "capabilities": ["completion"], "details": details}
+    return {"models": [one], "object": "list", "data": [_model(service)]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -54,6 +62,7 @@ def _model(service: Service) -> dict[str, Any]:
     llm = service.llm
     return {
         "id": service.model,
+        "aliases": [service.model] if service.options.alias else [],
         "object": "model",
         "created": service.created,
         "owned_by": "edgekv",
@@ -72,20 +81,18 @@ def _model(service: Service) -> dict[str, Any]:
 async def props(request: Request) -> dict[str, Any]:
     """What the server was started with."""
     service = service_of(request)
-    usual = service.options.sampling
+    options = service.options
+    params = sampling_settings(options.sampling) | limit_settings(options.max_tokens)
     return {
         "default_generation_settings": {
-            "n_ctx": service.asker.n_ctx,
-            "params": {
-                "temperature": usual.temperature,
-                "top_k": usual.top_k,
-                "top_p": usual.top_p,
-                "min_p": usual.min_p,
-                "repeat_penalty": usual.repeat_penalty,
-                "n_predict": service.options.max_tokens or -1,
-            },
+            **_slot(0, None, service.asker.n_ctx),
+            "params": params,
         },
-        "total_slots": service.options.parallel,
+        "total_slots": options.parallel,
+        "endpoint_slots": options.slots,
+        "endpoint_metrics": options.metrics,
+        "endpoint_props": False,
+        "webui": True,
         "model_alias": service.model,
         "model_path": service.llm.model_path,
         "chat_template": service.prompts.template.text,
@@ -97,28 +104,45 @@ async def props(request: Request) -> dict[str, Any]:
 
 
 @router.get("/slots")
-async def slots(request: Request) -> list[dict[str, Any]]:
-    """The places for answers, and what is written in them."""
+async def slots(request: Request, fail_on_no_slot: str = "") -> list[dict[str, Any]]:
+    """The places for answers, and what is written in them. fail_on_no_slot: anything: status 503
+    if none is free.
+    """
     service = service_of(request)
     if not service.options.slots:
         raise ApiError(501, "this server does not show its slots: start it without --no-slots")
     jobs: list[Job | None] = [*service.worker.active()]
+    if fail_on_no_slot and len(jobs) >= service.options.parallel:
+        raise ApiError(503, "no slot available")
     jobs += [None] * (service.options.parallel - len(jobs))
     return [_slot(i, job, service.asker.n_ctx) for i, job in enumerate(jobs)]
 
 
 def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
-    slot = {"id": index, "n_ctx": n_ctx, "is_processing": job is not None}
-    answer = job.answer if job is not None else None
-    if job is None or answer is None:
+    slot = {
+        "id": index,
+        "id_task": -1 if job is None else job.id,
+        "n_ctx": n_ctx,
+        "speculative": False,
+        "is_processing": job is not None,
+    }
+    if job is None:
         return slot
+    params, answer, most = generation_settings(job.wish), job.answer, job.wish.max_tokens
+    if answer is None:
+        return {**slot, "params": params}
+    n_left = -1 if most is None else max(most - answer.n_written, 0)
     return {
         **slot,
-        "id_task": job.id,
+        "params": params,
         "n_prompt_tokens": answer.n_prompt,
         "n_prompt_tokens_cache": answer.n_cached,
         "is_reading": not answer.has_read,
-        "next_token": {"n_decoded": answer.n_written},
+        "next_token": {
+            "has_next_token": n_left != 0,
+            "n_remain": n_left,
+            "n_decoded": answer.n_written,
+        },
     }
 
 
@@ -161,6 +185,7 @@ class _Collector:
                 "Tokens written per second.",
                 totals.n_written / totals.write_s if totals.write_s else 0.0,
             ),
+            "n_tokens_max": ("Most tokens that a conversation had.", totals.n_most),
             "requests_processing": ("Requests that are answered.", len(active)),
             "requests_deferred": ("Requests that wait.", self._worker.n_waiting),
         }

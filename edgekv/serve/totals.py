@@ -17,6 +17,8 @@ class Totals:
     n_cached: int = 0
     n_written: int = 0
     n_answers: int = 0
+    n_most: int = 0
+    """Tokens of the longest conversation."""
     read_s: float = 0.0
     write_s: float = 0.0
     cache: Cache | None = None
@@ -26,6 +28,7 @@ class Totals:
     def add(self, done: Done) -> None:
         with self._lock:
             self.n_answers, self.cache = self.n_answers + 1, done.cache
+            self.n_most = max(self.n_most, done.n_prompt + done.n_written)
             self.n_prompt += done.n_prompt - done.n_cached
             self.n_cached += done.n_cached
             self.n_written += done.n_written

@@ -1,0 +1,41 @@
+"""How an answer is written, in llama-server's words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from edgekv.serve.sampling import Sampling
+from edgekv.serve.wish import Wish
+
+ANY_SEED = 2**32 - 1
+"""llama-server's word for another one each time."""
+
+
+def generation_settings(wish: Wish) -> dict[str, Any]:
+    """Of an answer: its fields are those of `sampling_settings`, and what ends it."""
+    return {
+        **sampling_settings(wish.sampling),
+        **limit_settings(wish.max_tokens),
+        "stop": list(wish.stops),
+        "n_probs": wish.n_probs or 0,
+        "grammar": wish.grammar,
+    }
+
+
+def sampling_settings(sampling: Sampling) -> dict[str, Any]:
+    """How tokens are drawn."""
+    said = asdict(sampling)
+    bias = said.pop("logit_bias")
+    seed = ANY_SEED if sampling.seed is None else sampling.seed
+    return {**said, "seed": seed, "logit_bias": [_bias(*pair) for pair in bias.items()]}
+
+
+def limit_settings(max_tokens: int | None) -> dict[str, Any]:
+    n = -1 if max_tokens is None else max_tokens
+    return {"n_predict": n, "max_tokens": n}
+
+
+def _bias(token: int, bias: float) -> dict[str, Any]:
+    """JSON has no infinity: false is never, as in requests."""
+    return {"token": token, "bias": False if bias == float("-inf") else bias}
