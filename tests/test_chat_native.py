@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,40 @@ def test_a_template_makes_a_prompt_a_grammar_and_a_parser():
 def test_a_broken_template_is_refused(text):
     with pytest.raises(BadInput):
         chat.Template(None, text)
+
+
+HOSTILE = {
+    "a macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "a list without end": "{{ range(1000000000000) | length }}",
+    "a text that doubles": "{% set n = namespace(x='a') %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "a text that grows": "{% set n = namespace(x='a') %}{% for i in range(60) %}"
+    "{% set n.x = n.x | replace('a', 'a' * 1000) %}{% endfor %}",
+    "a long text": "{{ 'a' * 100000000000 }}",
+    "itself": "{% set n = namespace() %}{% set n.a = n %}{{ n | tojson }}",
+    "brackets": "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}",
+    "lists": "{{ " + "[" * 20_000 + "]" * 20_000 + " }}",
+    "conditions": "{% if true %}" * 20_000 + "a" + "{% endif %}" * 20_000,
+    "a long sum": "{{ 1" + "+1" * 50_000 + " }}",
+    "filters": "{{ 'a'" + "|trim" * 50_000 + " }}",
+    "members": "{{ x" + ".a" * 50_000 + " }}",
+    "negations": "{{ " + "not " * 50_000 + "x }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_refused_and_ends(name):
+    with pytest.raises(BadInput):
+        chat.Template(None, HOSTILE[name]).apply({"messages": QUESTION})
+
+
+def test_a_template_without_an_end_is_given_up():
+    thousand = "{% for a in range(1000) %}"
+    endless = thousand * 4 + "{% endfor %}" * 4
+    begin = time.monotonic()
+    with pytest.raises(BadInput):
+        chat.Template(None, endless).apply({"messages": QUESTION, "plain": True})
+    assert time.monotonic() - begin < 60
 
 
 @pytest.mark.parametrize("request_", [{}, {"messages": 1}, {"messages": [{"role": 1}]}])

@@ -27,6 +27,8 @@ PREAMBLE = re.compile(r"^root ::= .*$", re.MULTILINE)
 PIECES = re.compile(r'"(?:\\.|[^"\\])*"|[^"]+')
 TEXT_RULE = re.compile(r"(?<![\w-])until-\d+\?? ")
 REASONING = ("auto", "none", "deepseek", "deepseek-legacy")
+TOO_LONG = "it takes too long"
+"""What native/include/edgekv-jinja.h says of a template that might never end."""
 SHOWN = ("<think>", "</think>", "<|python_tag|>", "<|tool_call|>")
 """Tokens that answers are read by, besides those that llama.cpp names."""
 HERMES = (
@@ -164,6 +166,8 @@ class ChatTemplate:
                 return self._native.apply({**request, **other})
             except BadInput as error:
                 errors.append(error)
+                if TOO_LONG in str(error):
+                    break
         raise BadInput(f"the chat template does not take these messages: {errors[0]}")
 
     def _request(self, chat: Chat, tools: list[Message], **more: Any) -> dict[str, Any]:

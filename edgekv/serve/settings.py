@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from edgekv.serve.sampling import Sampling
+from edgekv.chat.sampler import SAMPLERS, Sampling
 from edgekv.serve.wish import Wish
 
 ANY_SEED = 2**32 - 1
@@ -19,7 +19,7 @@ def generation_settings(wish: Wish) -> dict[str, Any]:
         **limit_settings(wish.max_tokens),
         "stop": list(wish.stops),
         "n_probs": wish.n_probs or 0,
-        "grammar": wish.grammar,
+        "grammar": wish.constraint.get("grammar", ""),
     }
 
 
@@ -27,6 +27,7 @@ def sampling_settings(sampling: Sampling) -> dict[str, Any]:
     """How tokens are drawn."""
     said = asdict(sampling)
     bias = said.pop("logit_bias")
+    said["samplers"] = sampling.samplers or SAMPLERS
     seed = ANY_SEED if sampling.seed is None else sampling.seed
     return {**said, "seed": seed, "logit_bias": [_bias(*pair) for pair in bias.items()]}
 

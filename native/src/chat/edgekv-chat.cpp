@@ -1,9 +1,12 @@
 // Messages to a prompt, and a model's text to a message.
 #include "edgekv-guard.h"
+#include "edgekv-jinja.h"
+#include "edgekv-template.h"
 
 #include "chat.h"
 #include "log.h"
 
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +31,12 @@ int edgekv_chat_template_open(const llama_model * model, const char * text, cons
         edgekv_chat_given(out);
         const std::string given = text ? text : "";
         if (!model && given.empty()) throw std::invalid_argument("there is no template");
+        edgekv_chat_check_template(given);
+        for (const char * name : { (const char *) nullptr, "tool_use" }) {
+            const char * own = given.empty() ? llama_model_chat_template(model, name) : nullptr;
+            if (own) edgekv_chat_check_template(own);
+        }
+        edgekv_jinja.begin(0);
         auto made = std::make_unique<edgekv_chat_template>();
         made->templates = common_chat_templates_init(model, given, bos ? bos : "", eos ? eos : "");
         *out = made.release();
@@ -82,7 +91,8 @@ int edgekv_chat_template_apply(
     const edgekv_chat_template * tmpl, const char * request, char ** out) {
     return edgekv_chat_give(out, [&] {
         const auto * templates = edgekv_chat_given(tmpl)->templates.get();
-        const auto in = inputs_of(common_json::parse(edgekv_chat_given(request)));
+        edgekv_jinja.begin(strlen(edgekv_chat_given(request)));
+        const auto in = inputs_of(common_json::parse(request));
         const auto made = common_chat_templates_apply(templates, in);
         const common_json parser {
             { "format", (int) made.format },
