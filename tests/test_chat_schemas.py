@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import random
 import time
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import pytest
+from pydantic import BaseModel, Field, TypeAdapter
 
 from edgekv.chat.schemas import finished, prepared, refusal
 from edgekv.errors import BadInput
 from edgekv.native import chat
 from tests.gbnf import Grammar
+from tests.test_chat_native import HERMES
 
 ANY = {"type": "object"}
 
@@ -321,3 +328,92 @@ def test_many_schemas_come_into_one_grammar():
 def test_numbers_and_texts_are_what_json_has():
     assert fits({}, "1e300", "1e-07", '"\\ud83d\\ude00"', '"\x7f"') == [False, True, True, True]
     assert not any(fits({}, "1e400", '"\\ud83d"', '"\\ude00"', '"\\ud83dx"'))
+
+
+class Kind(enum.Enum):
+    CAT = "cat"
+    DOG = "dog"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = Field(ge=1, le=9)
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    friends: list[Cat | Dog] = []
+
+
+class Order(BaseModel):
+    """What pydantic writes for most of its types."""
+
+    id: UUID
+    at: datetime
+    price: Decimal
+    rate: float = Field(gt=0, le=1)
+    name: str = Field(min_length=1, max_length=20, pattern=r"^\w+$")
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+    place: tuple[float, float]
+    codes: Annotated[list[int], Field(min_length=1, max_length=3)]
+    by_kind: dict[Kind, int] = {}
+    note: str | None = None
+    extra: Any = None
+
+
+def test_what_pydantic_writes_is_held_to():
+    schema = Order.model_json_schema()
+    assert lost(schema) == []
+    order = {
+        "id": "12345678-1234-5678-1234-567812345678",
+        "at": "2024-01-31T12:30:00Z",
+        "price": "1.50",
+        "rate": 0.25,
+        "name": "box_1",
+        "pet": {"kind": "dog", "friends": [{"kind": "cat", "lives": 9}, {"kind": "dog"}]},
+        "place": [1.5, -2.0],
+        "codes": [1],
+    }
+    grammar = Grammar(grammar_of(schema))
+    assert grammar.fits(json.dumps(order)) and Order.model_validate(order)
+    assert grammar.fits(json.dumps({**order, "by_kind": {"cat": 1}, "note": None, "extra": [1]}))
+    wrong = {"name": "a b", "rate": 0, "codes": [], "place": [1], "pet": {"kind": "cow"}}
+    for name, value in wrong.items():
+        assert not grammar.fits(json.dumps({**order, name: value}))
+    for seed in range(50):
+        drawn = json.loads(grammar.drawn(random.Random(seed)))
+        # a grammar has dates such as 2024-02-31, and pydantic says of a Decimal's text nothing
+        Order.model_validate({**drawn, "at": order["at"], "price": "1"})
+    assert lost(TypeAdapter(set[int]).json_schema()) == [("", "uniqueItems")]
+
+
+DECIMAL = {"anyOf": [{"type": "number"}, {"pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}
+"""What older releases of pydantic write for a Decimal."""
+
+
+def test_the_calls_of_many_tools_are_held_to_their_schemas():
+    first = {**ANY, "properties": {"price": DECIMAL, "n": {"$ref": "#/$defs/n"}}}
+    schemas = [
+        {**first, "$defs": {"n": {"type": "integer", "minimum": 5}}},
+        {**first, "$defs": {"n": {"type": "integer", "maximum": 5}}, "additionalProperties": True},
+    ]
+    made = [prepared(schema, str(i)) for i, schema in enumerate(schemas)]
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": one.schema}}
+        for i, one in enumerate(made)
+    ]
+    request = {"messages": [{"role": "user", "content": "a"}], "tools": tools}
+    said = chat.Template(None, HERMES).apply({**request, "tool_choice": "required"})
+    text = finished(said["grammar"], {**made[0].rules, **made[1].rules})
+    chat.check_grammar(None, text)
+    grammar = Grammar(text)
+    for name, arguments, is_allowed in [
+        ("f0", '{"price": "1.5", "n": 7}', True),
+        ("f0", '{"price": "-", "n": 7}', False),
+        ("f0", '{"n": 4}', False),
+        ("f1", '{"price": 2, "n": -4, "more": [1]}', True),
+        ("f1", '{"n": 7}', False),
+    ]:
+        call = f'{{"name": "{name}", "arguments": {arguments}}}'
+        text = f"{said['generation_prompt']}<tool_call>\n{call}\n</tool_call>"
+        assert grammar.fits(text) == is_allowed, call
