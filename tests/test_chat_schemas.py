@@ -243,6 +243,17 @@ def test_what_is_left_out_is_named():
     assert line.startswith("the tool x: 'uniqueItems' of 'tags' ") and "\n" not in line
 
 
+def test_what_is_wrong_in_one_property_leaves_the_others():
+    properties = {
+        "a": {"type": "integer", "minimum": None, "enum": None, "items": None},
+        "b": "a text",
+        "c": {"type": "null", "required": True},
+    }
+    schema = {**ANY, "properties": properties, "required": None}
+    assert lost(schema) == [("b", "properties")]
+    assert fits(schema, '{"a": 1, "b": [], "c": null}', '{"a": "x"}') == [True, False]
+
+
 @pytest.mark.parametrize("schema", [1, None, "a", [], {"enum": [{1}]}])
 def test_what_is_no_schema_is_refused(schema):
     with pytest.raises(BadInput):

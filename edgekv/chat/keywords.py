@@ -56,13 +56,9 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _is_properties(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(is_schema, value.values()))
-
-
+OF_SCHEMAS = ("properties", "patternProperties")
 CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "properties": (_is_properties, "an object of schemas"),
-    "patternProperties": (_is_properties, "an object of schemas"),
+    **dict.fromkeys(OF_SCHEMAS, (lambda value: isinstance(value, dict), "an object of schemas")),
     "required": (_is_names, "a list of names"),
     "pattern": (lambda value: isinstance(value, str), "a text"),
     "prefixItems": (is_schemas, "a list of schemas"),
@@ -111,8 +107,13 @@ def both_types(a: list[str], b: list[str]) -> list[str]:
 
 
 def with_usual_names(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema in the newest draft's words, with `const` as an enum and `type` as a list."""
-    out = dict(schema)
+    """A schema in the newest draft's words, with `const` as an enum and `type` as a list.
+
+    A null says nothing: many programs write it for what they leave out.
+    """
+    out = {word: value for word, value in schema.items() if value is not None or word == "const"}
+    if isinstance(out.get("required"), bool):
+        del out["required"]  # as drafts before the fourth have it: of the property itself
     if isinstance(out.get("items"), list):
         out["prefixItems"] = out.pop("items")
         out.update({"items": out["additionalItems"]} if "additionalItems" in out else {})

@@ -10,7 +10,15 @@ from typing import Any
 from edgekv.chat import arrays, objects, values
 from edgekv.chat.automata import matches
 from edgekv.chat.endless import endless, reached
-from edgekv.chat.keywords import CHECKS, LOST, OF_TYPE, TYPES, is_schema, with_usual_names
+from edgekv.chat.keywords import (
+    CHECKS,
+    LOST,
+    OF_SCHEMAS,
+    OF_TYPE,
+    TYPES,
+    is_schema,
+    with_usual_names,
+)
 from edgekv.chat.marks import Marks, Schema
 from edgekv.chat.merging import Flat, together
 from edgekv.chat.patterns import Rule, rule_of
@@ -262,9 +270,17 @@ class Shapes:
                 out |= self._ref(value, path)
             elif word == "type":
                 out |= self._types(value, path)
+            elif word in OF_SCHEMAS:
+                out[word] = {name: self._one(one, path, name) for name, one in value.items()}
             elif word in OF_TYPE or word in COMPOUND or word in ("enum", "nullable"):
                 out[word] = value
         return out
+
+    def _one(self, schema: Any, path: str, name: str) -> Any:
+        if is_schema(schema):
+            return schema
+        self.lose(f"{path}.{name}" if path else name, "properties", "it is not a schema")
+        return True
 
     def _ref(self, ref: Any, path: str) -> Schema:
         try:
