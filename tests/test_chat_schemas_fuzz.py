@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -32,8 +33,15 @@ def _multiple_of(validator: Any, step: Any, number: Any, schema: Any) -> Any:
         yield jsonschema.ValidationError(f"{number} is no multiple of {step}")
 
 
+def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Any:
+    """As ECMA-262 has it: the end is the end, and a dot is in a line."""
+    said = pattern.replace("$", r"\Z").replace(".", "[^\n\r\u2028\u2029]")
+    if validator.is_type(text, "string") and not re.search(said, text, re.ASCII):
+        yield jsonschema.ValidationError(f"{text!r} has no {pattern}")
+
+
 Validator = jsonschema.validators.extend(
-    jsonschema.Draft202012Validator, {"multipleOf": _multiple_of}
+    jsonschema.Draft202012Validator, {"multipleOf": _multiple_of, "pattern": _pattern}
 )
 
 
