@@ -171,6 +171,24 @@ def test_further_names_have_patterns():
     assert lost(both) == [("", "patternProperties")]
 
 
+@pytest.mark.parametrize(
+    ("least", "most"), [(0, 2000), (0, 2001), (1999, 2999), (0, 3000), (2500, 5432), (2100, None)]
+)
+def test_lengths_may_be_large(least, most):
+    ends = {"minLength": least} | ({} if most is None else {"maxLength": most})
+    string = Grammar(grammar_of({"type": "string", **ends}))
+    pattern = Grammar(grammar_of({"pattern": f"^a{{{least},{'' if most is None else most}}}$"}))
+    ends = {"minItems": least} | ({} if most is None else {"maxItems": most})
+    array = Grammar(grammar_of({"items": {"type": "integer"}, **ends}))
+    lengths = {least + extra for extra in (-1, 0, 1, 999, 1000, 1001, 1501)}
+    lengths |= {5000} if most is None else {most - 1, most, most + 1, 0}
+    for n in lengths - {-1}:
+        is_in = least <= n and (most is None or n <= most)
+        assert string.fits(f'"{"a" * n}"') == is_in
+        assert pattern.fits(f'"{"a" * n}"') == is_in
+        assert array.fits(f"[{','.join('1' * n)}]") == is_in
+
+
 def test_further_items_stand_behind_a_tuple():
     schema = {"prefixItems": [{"type": "string"}, {"type": "null"}], "items": {"type": "boolean"}}
     good = ['["a", null]', '["a", null, true]', '["a", null, true, false]']
@@ -224,7 +242,7 @@ def test_what_is_left_out_is_named():
     schema = {
         **ANY,
         "properties": {
-            "tags": {"type": "array", "items": {"maxLength": 10_000}, "uniqueItems": True},
+            "tags": {"type": "array", "items": {"maxLength": 10**10}, "uniqueItems": True},
             "at": {"type": "string", "format": "no such", "readOnly": True},
             "b": {"if": {}, "then": False, "type": "kaboom", "minLength": "3"},
         },

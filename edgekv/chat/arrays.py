@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edgekv.chat.counts import COUNT_MOST
 from edgekv.chat.keywords import LOST
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from edgekv.chat.shapes import Shapes
 
 ITEMS_MOST, TUPLE_MOST = 1000, 32
-"""The grammar's parser has room for 2,000 repetitions, and counts some twice."""
+"""Items that llama.cpp's own rule counts: its parser has room for 2,000, and takes some twice."""
 
 
 def of(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
@@ -30,6 +31,10 @@ def of(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
         if least:
             shapes.never(path, "items")
         return None if least else {"type": "array", "maxItems": 0}
+    if max(least, most or 0) > ITEMS_MOST:
+        some = shapes.marks.many(rest or {}, max(least, 1), most)
+        empty = [] if least else [{"type": "array", "maxItems": 0}]
+        return shapes.union([*empty, {"type": "array", "prefixItems": [some]}])
     out: Schema = {"type": "array", "items": rest} if rest else {"type": "array"}
     out |= {"minItems": least} if least else {}
     return out if most is None else {**out, "maxItems": most}
@@ -38,9 +43,9 @@ def of(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
 def _counts(shapes: Shapes, flat: Flat, path: str) -> tuple[int, int | None]:
     least, most = int(flat.get("minItems", 0)), flat.get("maxItems")
     for word, count in (("minItems", least), ("maxItems", most)):
-        if count is not None and count > ITEMS_MOST:
-            shapes.lose(path, word, f"a grammar counts to {ITEMS_MOST:,} at most")
-    return min(least, ITEMS_MOST), None if most is None or most > ITEMS_MOST else int(most)
+        if count is not None and count > COUNT_MOST:
+            shapes.lose(path, word, f"a grammar counts to {COUNT_MOST:,} at most")
+    return min(least, COUNT_MOST), None if most is None or most > COUNT_MOST else int(most)
 
 
 def _lose(shapes: Shapes, flat: Flat, path: str, most: int | None) -> None:

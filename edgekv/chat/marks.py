@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgekv.chat.characters import ANY, ESCAPE
+from edgekv.chat.counts import repeated
 
 Schema = dict[str, Any]
 
@@ -59,7 +60,7 @@ class Marks:
 
     def many(self, item: Schema, least: int, most: int | None) -> Schema:
         """The last item of a tuple, as many times."""
-        counts = f"{{{max(least - 1, 0)},{'' if most is None else most - 1}}}"
+        counts = f"{max(least - 1, 0)},{'' if most is None else most - 1}"
         return {"anyOf": [{"enum": [self._name("many", counts)]}, item]}
 
     def _name(self, kind: str, rule: str) -> str:
@@ -105,8 +106,10 @@ def _unwrap(bodies: dict[str, str], rules: Mapping[str, str], made: dict[str, st
         if mark is None or mark.endswith("-rule"):
             continue
         if mark.endswith("-many"):
-            bodies[of] = f"{item} ours-next-{of}{rules[mark]}"
-            made[f"ours-next-{of}"] = f'"," space {item}'
+            least, _, most = rules[mark].partition(",")
+            text, lines = repeated(f"ours-next-{of}", int(least), int(most) if most else None)
+            bodies[of] = f"{item} {text}"
+            made[f"ours-next-{of}"] = "\n".join([f'"," space {item}', *lines])
         else:
             bodies[of], keys[of], made[_ours(mark)] = item, _ours(mark), rules[mark]
         bodies.pop(first)

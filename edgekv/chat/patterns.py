@@ -9,6 +9,7 @@ from hashlib import blake2b
 
 from edgekv.chat.automata import rules_of
 from edgekv.chat.characters import ALL, literal, merged, one_of, within
+from edgekv.chat.counts import AT_ONCE, COUNT_MOST, repeated
 from edgekv.chat.regexes import (
     ANYTHING,
     NOTHING,
@@ -31,9 +32,9 @@ from edgekv.chat.regexes import (
     width,
 )
 
-REPEATS_MOST, SIZE_MOST, AMBIGUOUS_MOST = 2000, 10_000, 300
-"""Repetitions that the grammar's parser has room for; characters of a rule that is written out;
-and those where the same text may be read in many ways, which the sampler follows all at once."""
+SIZE_MOST, AMBIGUOUS_MOST = 10_000, 300
+"""Characters of a rule, with its repetitions written out; and of one where the same text may be
+read in many ways, which the sampler follows all at once."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,10 @@ def _size(tree: Tree) -> int:
     if not isinstance(tree, Repeat):
         return 1
     count = max(tree.least, 1 if tree.most is None else tree.most)
-    if count > REPEATS_MOST:
-        raise NotHeld(f"it repeats something more than {REPEATS_MOST:,} times")
+    if count > COUNT_MOST:
+        raise NotHeld(f"it repeats something more than {COUNT_MOST:,} times")
+    if count > AT_ONCE and isinstance(tree.part, Chars):
+        return AT_ONCE  # in blocks
     size = count * _size(tree.part)
     if size > AMBIGUOUS_MOST and count > 1 and _is_ambiguous(tree.part):
         raise Ambiguous
@@ -206,9 +209,18 @@ class _Rules:
                 raise NotHeld("nothing matches it")
             return f"( {' | '.join(map(self.text, tree.ways))} )"
         if isinstance(tree, Repeat):
-            return self._named(tree.part) + _suffix(tree)
+            return self._repeated(tree)
         assert isinstance(tree, Seq)
         return self._sequence(tree)
+
+    def _repeated(self, tree: Repeat) -> str:
+        plain = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+        name = self._named(tree.part, max(tree.least, tree.most or 0) > AT_ONCE)
+        if (tree.least, tree.most) in plain:
+            return name + plain[tree.least, tree.most]
+        text, lines = repeated(name, tree.least, tree.most)
+        self.lines += lines
+        return text
 
     def _sequence(self, tree: Seq) -> str:
         out, plain = [], ""
@@ -231,18 +243,12 @@ class _Rules:
             raise NotHeld("no character is left")
         return text
 
-    def _named(self, tree: Tree) -> str:
+    def _named(self, tree: Tree, needs_name: bool) -> str:
         text = self.text(tree)
-        if text.startswith("[") and text.index("]") == len(text) - 1 or text.startswith("ours-"):
-            if " " not in text:
-                return text
+        is_class = text.startswith("[") and text.index("]") == len(text) - 1
+        if text == "ours-char" or is_class and not needs_name:
+            return text
         if tree not in self._names:
             self._names[tree] = name = f"ours-{self._digest}-{len(self._names)}"
             self.lines.append(f"{name} ::= {text}")
         return self._names[tree]
-
-
-def _suffix(tree: Repeat) -> str:
-    plain = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}
-    most = "" if tree.most is None else str(tree.most)
-    return plain.get((tree.least, tree.most), f"{{{tree.least},{most}}}")

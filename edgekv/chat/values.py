@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv.chat import numbers, objects
 from edgekv.chat.characters import literal, quoted
+from edgekv.chat.counts import AT_ONCE, COUNT_MOST, repeated
 from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, has_type, type_of
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
@@ -14,8 +15,6 @@ from edgekv.chat.regexes import NotHeld
 if TYPE_CHECKING:
     from edgekv.chat.shapes import Shapes
 
-LENGTH_MOST = 2000
-"""Repetitions that the grammar's parser has room for."""
 EXACT_MOST = 2**53
 
 
@@ -27,8 +26,8 @@ def string(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
         return None
     lengths: dict[str, int] = {}
     for word in ("minLength", "maxLength"):
-        if flat.get(word, 0) > LENGTH_MOST:
-            shapes.lose(path, word, f"a grammar counts to {LENGTH_MOST:,} at most")
+        if flat.get(word, 0) > COUNT_MOST:
+            shapes.lose(path, word, f"a grammar counts to {COUNT_MOST:,} at most")
         elif word in flat:
             lengths[word] = int(flat[word])
     formats = [name for name in flat.get("format", []) if name in FORMATS]
@@ -38,10 +37,17 @@ def string(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
         except NotHeld as error:
             shapes.lose(path, "pattern", str(error))
     if not formats:
-        return {"type": "string", **lengths}
+        return _long(shapes, lengths)
     for word in [*lengths, *(["format"] if len(formats) > 1 else [])]:
         shapes.lose(path, word, f"the format {formats[0]} stands beside it")
     return {"type": "string", "format": formats[0]}
+
+
+def _long(shapes: Shapes, lengths: dict[str, int]) -> Schema:
+    if max(lengths.values(), default=0) <= AT_ONCE:
+        return {"type": "string", **lengths}
+    counted = repeated("ours-char", lengths.get("minLength", 0), lengths.get("maxLength"))
+    return shapes.marks.string("\n".join([f'"\\"" {counted[0]} "\\""', *counted[1]]))
 
 
 def _patterned(
