@@ -257,6 +257,8 @@ def test_what_is_left_out_is_named():
         ("tags", "uniqueItems"),
         ("tags[]", "maxLength"),
     ]
+    (odd,) = prepared({**ANY, "properties": {"a\n\u2028b": 1}}).lost
+    assert odd[0] == "a b"
     line = refusal(prepared(schema).lost, "the tool x")
     assert line.startswith("the tool x: 'uniqueItems' of 'tags' ") and "\n" not in line
 
@@ -272,7 +274,7 @@ def test_what_is_wrong_in_one_property_leaves_the_others():
     assert fits(schema, '{"a": 1, "b": [], "c": null}', '{"a": "x"}') == [True, False]
 
 
-@pytest.mark.parametrize("schema", [1, None, "a", [], {"enum": [{1}]}])
+@pytest.mark.parametrize("schema", [1, None, "a", [], {"enum": [{1}]}, {"const": float("nan")}])
 def test_what_is_no_schema_is_refused(schema):
     with pytest.raises(BadInput):
         prepared(schema)
@@ -352,6 +354,11 @@ def test_many_schemas_come_into_one_grammar():
     grammar = chat.grammar_of({"anyOf": [a.schema, b.schema]})
     read = Grammar(finished(grammar, {**a.rules, **b.rules}))
     assert read.fits('{"x": 1.5}') and read.fits('{"x": 2.5}') and not read.fits('{"x": 3.5}')
+
+
+def test_a_grammar_without_marks_stays_as_it_is():
+    grammar = 'root ::= "made-ab-0-rule" |\n  other\nother ::= [\\n] "-700000000000000"\n'
+    assert finished(grammar, {}) == grammar and finished("", {}) == ""
 
 
 def test_numbers_and_texts_are_what_json_has():

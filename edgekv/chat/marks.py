@@ -29,6 +29,7 @@ MENDED = {
 """llama.cpp's rules that let through what is no text or no number: half of a surrogate pair, and
 1e400."""
 
+RULE = re.compile(r"([a-zA-Z0-9-]+) ::= ")
 MARK = re.compile(r'"(?:\\"(made-[0-9a-f]+-\d+-(?:rule|keys|many))\\"|(-7\d{14}(?:\.5)?))"')
 
 
@@ -38,6 +39,7 @@ class Marks:
     def __init__(self, digest: str) -> None:
         self.digest = digest
         self.rules: dict[str, str] = {}
+        self._known: dict[tuple[str, str], Any] = {}
 
     def string(self, rule: str) -> Schema:
         """A string with a rule of its own."""
@@ -51,6 +53,7 @@ class Marks:
         """A number with a rule of its own."""
         unlikely = -(7 * 10**14 + int(self.digest, 16) % 10**8 * 10**6 + len(self.rules))
         value: float = unlikely if is_integer else unlikely - 0.5
+        value = self._known.setdefault((str(is_integer), rule), value)
         self.rules[repr(value)] = rule
         return {"enum": [value]}
 
@@ -64,16 +67,15 @@ class Marks:
         return {"anyOf": [{"enum": [self._name("many", counts)]}, item]}
 
     def _name(self, kind: str, rule: str) -> str:
-        name = f"made-{self.digest}-{len(self.rules)}-{kind}"
+        new = f"made-{self.digest}-{len(self.rules)}-{kind}"
+        name: str = self._known.setdefault((kind, rule), new)
         self.rules[name] = rule
         return name
 
 
 def finished(grammar: str, rules: Mapping[str, str]) -> str:
     """The grammar with our rules in it, instead of their marks."""
-    bodies = dict(
-        MENDED.get(line, line).split(" ::= ", 1) for line in grammar.split("\n") if " ::= " in line
-    )
+    bodies = _bodies(grammar)
     made: dict[str, str] = {}
     if any(mark.endswith(("-keys", "-many")) for mark in rules):
         _unwrap(bodies, rules, made)
@@ -85,10 +87,25 @@ def finished(grammar: str, rules: Mapping[str, str]) -> str:
         made[_ours(mark)] = rules[mark]
         return _ours(mark)
 
-    lines = [f"{name} ::= {MARK.sub(put, body)}" for name, body in bodies.items()]
+    lines = [f"{name} ::= {MARK.sub(put, body)}\n" for name, body in bodies.items()]
     ours = "\n".join(f"{name} ::= {rule}" for name, rule in made.items())
     shared = [f"{name} ::= {rule}" for name, rule in SHARED.items() if name in ours]
-    return "\n".join([*lines, *dict.fromkeys(ours.split("\n")), *shared, ""])
+    further = [*dict.fromkeys(ours.split("\n")), *shared] if ours else []
+    return "".join([*lines, *(f"{line}\n" for line in further)])
+
+
+def _bodies(grammar: str) -> dict[str, str]:
+    """The rules of a grammar by name, with llama.cpp's own mended."""
+    bodies: dict[str, str] = {}
+    name = ""
+    for line in grammar.split("\n"):
+        start = RULE.match(line)
+        if start:
+            name = start[1]
+            bodies[name] = MENDED.get(line, line)[start.end() :]
+        elif name and line:
+            bodies[name] += f"\n{line}"
+    return bodies
 
 
 def _ours(mark: str) -> str:

@@ -71,13 +71,14 @@ def _bounded(schema: Any) -> str:
         nodes += 1
         if depth > DEPTH_MOST or nodes > NODES_MOST:
             reason = "nests too deep" if depth > DEPTH_MOST else "has too many parts"
-            raise BadInput(f"the JSON schema {reason} at '{path[-200:]}': make it simpler")
+            where = " ".join(path.split())
+            raise BadInput(f"the JSON schema {reason} at '{where}': make it simpler")
         if isinstance(node, dict):
             left += [(part, f"{path}.{key}"[-200:], depth + 1) for key, part in node.items()]
         elif isinstance(node, list):
             left += [(part, f"{path}[]"[-200:], depth + 1) for part in node]
     try:
-        text = json.dumps(schema)
+        text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError):
         raise BadInput("a JSON schema is JSON: this one has other values in it") from None
     if len(text) > CHARACTERS_MOST:

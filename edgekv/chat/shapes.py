@@ -33,6 +33,11 @@ COMPOUND = ("$ref", "allOf", "anyOf", "oneOf")
 NOT_HELD = "a grammar cannot express it"
 
 
+def _in_a_line(text: str) -> str:
+    """A text as a message has it: names may have line breaks."""
+    return " ".join(text.split())[-200:]
+
+
 class Shapes:
     """Makes a schema of a schema. `lost` is what was left out."""
 
@@ -74,11 +79,11 @@ class Shapes:
         return {**made, "$defs": met} if met else made
 
     def lose(self, path: str, keyword: str, why: str = NOT_HELD) -> None:
-        self.lost.append((path, keyword, why))
+        self.lost.append((_in_a_line(path), keyword, _in_a_line(why)))
 
     def never(self, path: str, keyword: str, why: str = "no value is allowed") -> None:
         """Remember why nothing is allowed, for a schema that allows nothing at all."""
-        self._never = self._never or (path, keyword, why)
+        self._never = self._never or (_in_a_line(path), keyword, _in_a_line(why))
 
     def of(self, schema: Any, path: str) -> Schema | None:
         """The schema of one part; None if it allows no value."""
@@ -93,7 +98,7 @@ class Shapes:
         self._parts += 1
         if self._parts > PARTS_MOST or self._depth > DEPTH_MOST:
             reason = "nests too deep" if self._depth > DEPTH_MOST else "has too many parts"
-            raise BadInput(f"the JSON schema {reason} at '{path[-200:]}': make it simpler")
+            raise BadInput(f"the JSON schema {reason} at '{_in_a_line(path)}': make it simpler")
 
     def pattern(
         self,
@@ -201,7 +206,8 @@ class Shapes:
     def union(self, alternatives: list[Schema | None]) -> Schema | None:
         """The schema of what one of them allows."""
         found = [made for made in alternatives if made is not None]
-        found = [made for i, made in enumerate(found) if made not in found[:i]]
+        if len(found) > 1:
+            found = list({json.dumps(made): made for made in found}.values())
         if not found:
             return None
         if {} in found:
