@@ -158,6 +158,24 @@ def test_a_name_that_is_required_is_a_property():
     assert lost({**schema, "additionalProperties": False}) == [("", "required")]
 
 
+def test_rules_of_like_names_are_told_apart():
+    open_ = {**ANY, "properties": {"x": {"type": "null"}}}
+    texts = {**open_, "additionalProperties": {"type": "string"}}
+    numbers = {**open_, "additionalProperties": {"type": "integer"}}
+    items = {"prefixItems": [{}], "items": {"type": "string"}}
+    schema = {
+        **ANY,
+        "properties": {
+            "a-b": texts,
+            "a": {**ANY, "properties": {"b": numbers, "c": items}},
+            "a-c": {"prefixItems": [{}], "items": {"type": "integer"}},
+        },
+    }
+    good = ['{"a-b": {"y": "s"}, "a": {"b": {"y": 1}, "c": [1, "s"]}, "a-c": [1, 2]}']
+    bad = ['{"a-b": {"y": 1}}', '{"a": {"b": {"y": "s"}}}', '{"a": {"c": [1, 2]}}']
+    assert fits(schema, *good, *bad, '{"a-c": [1, "s"]}') == [True] + [False] * 4
+
+
 def test_further_names_have_patterns():
     values = {"patternProperties": {"^x": {"type": "null"}}}
     assert fits({**ANY, **values}, '{"xa": null}', "{}", '{"a": null}') == [True, True, False]

@@ -116,6 +116,7 @@ def _ours(mark: str) -> str:
 def _unwrap(bodies: dict[str, str], rules: Mapping[str, str], made: dict[str, str]) -> None:
     """Mend the rules around marks that have a neighbour: `of ::= mark | item`."""
     keys: dict[str, str] = {}
+    needless: set[str] = set()
     for of, body in list(bodies.items()):
         first, bar, item = body.partition(" | ")
         found = MARK.fullmatch(bodies.get(first, "")[1:-1]) if bar else None
@@ -129,9 +130,11 @@ def _unwrap(bodies: dict[str, str], rules: Mapping[str, str], made: dict[str, st
             made[f"ours-next-{of}"] = "\n".join([f'"," space {item}', *lines])
         else:
             bodies[of], keys[of], made[_ours(mark)] = item, _ours(mark), rules[mark]
-        bodies.pop(first)
+        needless.add(first)
     for name, body in list(bodies.items()):
         key, colon, of = body.partition(' ":" space ')
-        if colon and of in keys:
+        if colon and of in keys and key in bodies:
             bodies[name] = f"{keys[of]}{colon}{of}"
-            bodies.pop(key if key != "string" else "", None)
+            needless |= {key} - {"string"}
+    for name in needless:
+        del bodies[name]

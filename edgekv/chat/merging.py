@@ -27,8 +27,9 @@ def together(a: Flat, b: Flat) -> Flat | None:
         out[word] = _word(word, a[word], b[word])
     if "type" in out and not out["type"]:
         return None
-    if {"properties", "additionalProperties"} & a.keys() & out.keys() or "properties" in out:
-        _merge_properties(out, a, b)
+    if "properties" in out:
+        names = dict.fromkeys([*a.get("properties", {}), *b.get("properties", {})])
+        out["properties"] = {name: both(_property(a, name), _property(b, name)) for name in names}
     if "prefixItems" in a or "prefixItems" in b:
         longest = max(len(a.get("prefixItems", [])), len(b.get("prefixItems", [])))
         out["prefixItems"] = [both(_item(a, i), _item(b, i)) for i in range(longest)]
@@ -49,12 +50,6 @@ def _word(word: str, a: Any, b: Any) -> Any:
     if word == "patternProperties":
         return {pattern: both(a.get(pattern, True), b.get(pattern, True)) for pattern in {**a, **b}}
     return both(a, b) if word in ("items", "additionalProperties", "propertyNames") else b
-
-
-def _merge_properties(out: Flat, a: Flat, b: Flat) -> None:
-    names = dict.fromkeys([*a.get("properties", {}), *b.get("properties", {})])
-    if names:
-        out["properties"] = {name: both(_property(a, name), _property(b, name)) for name in names}
 
 
 def _property(flat: Flat, name: str) -> Any:
