@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekv.chat.characters import literal, other_than
+from edgekv.chat.making import Making
 from edgekv.chat.merging import Flat, both
 from edgekv.chat.regexes import NotHeld
 
-if TYPE_CHECKING:
-    from edgekv.chat.shapes import Shapes
 
-
-def named(shapes: Shapes, flat: Flat, path: str) -> dict[str, Any]:
+def named(making: Making, flat: Flat, path: str) -> dict[str, Any]:
     """The schemas of properties that have a name, or are required. Raises NotHeld."""
     out: dict[str, Any] = dict(flat.get("properties", {}))
     missing = [name for name in flat.get("required", []) if name not in out]
     for pattern, schema in flat.get("patternProperties", {}).items():
         for name in [*out, *missing]:
-            if shapes.is_matched(pattern, name):
+            if making.is_matched(pattern, name):
                 out[name] = both(out.get(name, True), schema)
     for name in missing:
         out.setdefault(name, flat.get("additionalProperties", True))
     if "propertyNames" in flat:
-        names = shapes.flats(flat["propertyNames"], path)
+        names = making.flats(flat["propertyNames"], path)
         out = {
-            n: s if any(_is_name(shapes, one, n) for one in names) else False
+            n: s if any(_is_name(making, one, n) for one in names) else False
             for n, s in out.items()
         }
     return out
 
 
-def _is_name(shapes: Shapes, flat: Flat, name: str) -> bool:
+def _is_name(making: Making, flat: Flat, name: str) -> bool:
     return (
         ("enum" not in flat or name in flat["enum"])
-        and all(shapes.is_matched(pattern, name) for pattern in flat.get("pattern", []))
+        and all(making.is_matched(pattern, name) for pattern in flat.get("pattern", []))
         and flat.get("minLength", 0) <= len(name) <= flat.get("maxLength", len(name))
     )
 
 
-def rule_of(shapes: Shapes, flat: Flat, names: list[str], path: str) -> str | None:
+def rule_of(making: Making, flat: Flat, names: list[str], path: str) -> str | None:
     """The rule of further properties' names; None if there can be none. Raises NotHeld."""
     found = list(flat.get("patternProperties", {}))
     if len(found) > 1 or found and flat.get("additionalProperties", False) is not False:
         raise NotHeld("a grammar has one kind of further properties")
     if "propertyNames" not in flat:
-        return _rule(shapes, found, 0, None, names)
-    flats = shapes.flats(flat["propertyNames"], path)
+        return _rule(making, found, 0, None, names)
+    flats = making.flats(flat["propertyNames"], path)
     if any("enum" in one for one in flats) or not flats:
         values = [name for one in flats for name in one.get("enum", []) if isinstance(name, str)]
         texts = [f'"\\"" {literal(name)} "\\""' for name in values if name not in names]
@@ -56,13 +54,13 @@ def rule_of(shapes: Shapes, flat: Flat, names: list[str], path: str) -> str | No
     if len(flats) > 1:
         raise NotHeld("it has more than one pattern")
     found += flats[0].get("pattern", [])
-    return _rule(shapes, found, int(flats[0].get("minLength", 0)), flats[0].get("maxLength"), names)
+    return _rule(making, found, int(flats[0].get("minLength", 0)), flats[0].get("maxLength"), names)
 
 
-def _rule(shapes: Shapes, found: list[str], least: int, most: int | None, names: list[str]) -> str:
+def _rule(making: Making, found: list[str], least: int, most: int | None, names: list[str]) -> str:
     if not found and not least and most is None:
         return other_than(names) if names else ANY_NAME
-    rule = shapes.pattern(tuple(found), least, most, tuple(names))
+    rule = making.pattern(tuple(found), least, most, tuple(names))
     if not rule.is_of_length:
         raise NotHeld("its lengths stand beside a pattern")
     return rule.text

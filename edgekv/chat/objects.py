@@ -3,88 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from edgekv.chat import keys
 from edgekv.chat.characters import literal, other_than
 from edgekv.chat.keywords import LOST
+from edgekv.chat.making import NOT_HELD, Making
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
 from edgekv.chat.regexes import NotHeld
-
-if TYPE_CHECKING:
-    from edgekv.chat.shapes import Shapes
 
 OPTIONAL_MOST = 400
 """llama.cpp's converter takes seconds for more."""
 CLOSING = {"additionalProperties", "patternProperties", "propertyNames"}
 
 
-def of(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
+def of(making: Making, flat: Flat, path: str) -> Schema | None:
     """The schema of an object; None if it needs a property that can have no value."""
-    flat = _named(shapes, flat, path)
+    flat = _named(making, flat, path)
     needed = dict.fromkeys(flat.get("required", []))
     properties = {}
     for name, schema in flat["properties"].items():
-        made = shapes.inside(schema, f"{path}.{name}" if path else name)
+        made = making.inside(schema, f"{path}.{name}" if path else name)
         if made is not None:
             properties[name] = made
         elif name in needed:
-            shapes.never(path, "required", f"'{name}' can have no value")
+            making.never(path, "required", f"'{name}' can have no value")
             return None
     if len(properties) - len(needed) > OPTIONAL_MOST:
-        shapes.lose(path, "properties", f"more than {OPTIONAL_MOST} of them may be left out")
+        making.lose(path, "properties", f"more than {OPTIONAL_MOST} of them may be left out")
         return {"type": "object"}
-    key, values = _further(shapes, flat, path)
+    key, values = _further(making, flat, path)
     is_any = values is None and not flat["properties"] and not flat.keys() & CLOSING
-    _lose(shapes, flat, path, None if values is not None or is_any else len(properties))
+    _lose(making, flat, path, None if values is not None or is_any else len(properties))
     if is_any:
         return {"type": "object"}
-    out = closed(shapes, properties, needed)
+    out = closed(making, properties, needed)
     if values is None or key is None:
         return out
     if key == keys.ANY_NAME:
         return {"type": "object", "additionalProperties": values}
-    return {**out, "additionalProperties": shapes.marks.keyed(values, key)}
+    return {**out, "additionalProperties": making.marks.keyed(values, key)}
 
 
-def _named(shapes: Shapes, flat: Flat, path: str) -> Flat:
+def _named(making: Making, flat: Flat, path: str) -> Flat:
     """With all properties that have a name. What cannot be held of patterns is left out."""
     try:
-        return {**flat, "properties": keys.named(shapes, flat, path)}
+        return {**flat, "properties": keys.named(making, flat, path)}
     except NotHeld as error:
         word = "patternProperties" if "patternProperties" in flat else "propertyNames"
-        shapes.lose(path, word, str(error))
-        return _named(shapes, {w: value for w, value in flat.items() if w != word}, path)
+        making.lose(path, word, str(error))
+        return _named(making, {w: value for w, value in flat.items() if w != word}, path)
 
 
-def _further(shapes: Shapes, flat: Flat, path: str) -> tuple[str | None, Schema | None]:
+def _further(making: Making, flat: Flat, path: str) -> tuple[str | None, Schema | None]:
     """(the rule of further names, what their values may be); None: there are none."""
     named = list(flat["properties"])
     ways = list(flat.get("patternProperties", {}).values())
     ways += [flat["additionalProperties"]] if "additionalProperties" in flat else []
     ways += [True] if not ways and not named and "propertyNames" in flat else []
-    values = shapes.inside({"anyOf": ways}, f"{path}.*" if path else "*") if ways else None
+    values = making.inside({"anyOf": ways}, f"{path}.*" if path else "*") if ways else None
     if values is None:
         return None, None
     try:
-        return keys.rule_of(shapes, flat, named, path), values
+        return keys.rule_of(making, flat, named, path), values
     except NotHeld as error:
         word = "patternProperties" if "patternProperties" in flat else "propertyNames"
-        shapes.lose(path, word, str(error))
+        making.lose(path, word, str(error))
         return (other_than(named) if named else keys.ANY_NAME), values
 
 
-def closed(shapes: Shapes, properties: dict[str, Schema], needed: Iterable[str]) -> Schema:
+def closed(making: Making, properties: dict[str, Schema], needed: Iterable[str]) -> Schema:
     """An object of these properties alone."""
-    names = {name: _name(shapes, name) for name in properties}
+    names = {name: _name(making, name) for name in properties}
     out: Schema = {"type": "object"}
     out["properties"] = {names[name]: made for name, made in properties.items()}
     required = [names[name] for name in needed]
     return {**out, "required": required} if required else out
 
 
-def _name(shapes: Shapes, name: str) -> str:
+def _name(making: Making, name: str) -> str:
     """A name that llama.cpp takes as it is.
 
     It takes an empty one for the root, a star for any number of properties, and a line break for
@@ -93,10 +90,10 @@ def _name(shapes: Shapes, name: str) -> str:
     is_odd = any(character < " " or "\ud800" <= character <= "\udfff" for character in name)
     if name not in ("", "*") and not is_odd:
         return name
-    return shapes.marks.name(f'"\\"" {literal(name)} "\\""')
+    return making.marks.name(f'"\\"" {literal(name)} "\\""')
 
 
-def _lose(shapes: Shapes, flat: Flat, path: str, n_most: int | None) -> None:
+def _lose(making: Making, flat: Flat, path: str, n_most: int | None) -> None:
     """Name what is not held. n_most: how many properties there may be, if that is known."""
     for word in LOST["object"]:
         if word not in flat or flat[word] in (True, {}):
@@ -107,4 +104,4 @@ def _lose(shapes: Shapes, flat: Flat, path: str, n_most: int | None) -> None:
             continue
         if word == "maxProperties" and n_most is not None and flat[word] >= n_most:
             continue
-        shapes.lose(path, word, "a grammar cannot express it")
+        making.lose(path, word, NOT_HELD)

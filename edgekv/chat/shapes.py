@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 from edgekv.chat import arrays, objects, values
-from edgekv.chat.automata import matches
 from edgekv.chat.endless import endless, reached
 from edgekv.chat.keywords import (
     CHECKS,
@@ -19,42 +17,27 @@ from edgekv.chat.keywords import (
     is_schema,
     with_usual_names,
 )
+from edgekv.chat.making import Making
 from edgekv.chat.marks import Marks, Schema
 from edgekv.chat.merging import Flat, together
-from edgekv.chat.patterns import Rule, rule_of
 from edgekv.chat.references import References
-from edgekv.chat.regexes import NotHeld, tree_of
 from edgekv.errors import BadInput
 
-ALTERNATIVES_MOST, PARTS_MOST, DEPTH_MOST = 64, 20_000, 60
-WORK_MOST, WORK_OF_CHARACTER = 500_000, 20
-"""Nodes of patterns that are looked at."""
+ALTERNATIVES_MOST = 64
 COMPOUND = ("$ref", "allOf", "anyOf", "oneOf")
-NOT_HELD = "a grammar cannot express it"
 
 
-def _in_a_line(text: str) -> str:
-    """A text as a message has it: names may have line breaks."""
-    return " ".join(text.split())[-200:]
-
-
-class Shapes:
+class Shapes(Making):
     """Makes a schema of a schema. `lost` is what was left out."""
 
     def __init__(self, root: Any, marks: Marks) -> None:
-        self.marks = marks
-        self.lost: list[tuple[str, str, str]] = []
+        super().__init__(marks)
         self._root = root
         self._references = References(root)
-        self._definitions: dict[str, Schema] = {}
         self._names: dict[str, str] = {}
         self._open: frozenset[str] = frozenset()
         self._used: set[str] = set()
         self._none: set[str] = set()
-        self._never: tuple[str, str, str] | None = None
-        self._numbers = count()
-        self._parts = self._worked = 0
-        self._depth = 0
 
     def whole(self) -> Schema:
         if not is_schema(self._root):
@@ -64,13 +47,13 @@ class Shapes:
             flats = self.flats(self._root, "")
         made = self.union([self._flat(flat, "") for flat in flats])
         if made is None:
-            self.lost.append(self._never or ("", "not", "no value is allowed"))
+            self.lost.append(self.why_never or ("", "not", "no value is allowed"))
             made = {}
         return self._with_definitions(made)
 
     def _with_definitions(self, made: Schema) -> Schema:
         """A schema with the definitions that it leads to."""
-        met = reached(made, self._definitions)
+        met = reached(made, self.definitions)
         if met.keys() & self._none:
             self.lose("", "$ref", "it leads to what allows no value")
         for name in endless(made, met):
@@ -78,62 +61,14 @@ class Shapes:
             met |= {name: {}} if name else {}
         return {**made, "$defs": met} if met else made
 
-    def lose(self, path: str, keyword: str, why: str = NOT_HELD) -> None:
-        self.lost.append((_in_a_line(path), keyword, _in_a_line(why)))
-
-    def never(self, path: str, keyword: str, why: str = "no value is allowed") -> None:
-        """Remember why nothing is allowed, for a schema that allows nothing at all."""
-        self._never = self._never or (_in_a_line(path), keyword, _in_a_line(why))
-
     def of(self, schema: Any, path: str) -> Schema | None:
         """The schema of one part; None if it allows no value."""
-        self._depth += 1
-        self._count(path)
+        self.depth += 1
+        self.count_part(path)
         try:
             return self._of(schema, path)
         finally:
-            self._depth -= 1
-
-    def _count(self, path: str) -> None:
-        self._parts += 1
-        if self._parts > PARTS_MOST or self._depth > DEPTH_MOST:
-            reason = "nests too deep" if self._depth > DEPTH_MOST else "has too many parts"
-            raise BadInput(f"the JSON schema {reason} at '{_in_a_line(path)}': make it simpler")
-
-    def pattern(
-        self,
-        patterns: tuple[str, ...],
-        least: int = 0,
-        most: int | None = None,
-        other: tuple[str, ...] = (),
-    ) -> Rule:
-        """The rule of patterns. Raises NotHeld, also if the schema's take too much work."""
-        self._work(0)
-        try:
-            rule = rule_of(patterns, least, most, other)
-        except NotHeld as error:
-            self._work(error.work)
-            raise
-        self._work(rule.work)
-        return rule
-
-    def is_matched(self, pattern: str, text: str) -> bool:
-        """Whether a pattern finds a text. Raises NotHeld."""
-        self._work(WORK_OF_CHARACTER * len(text))
-        return matches(tree_of(pattern), text)
-
-    def _work(self, nodes: int) -> None:
-        self._worked += nodes
-        if self._worked > WORK_MOST:
-            raise NotHeld("the schema's patterns are too many")
-
-    def definition(self, made: Schema) -> Schema:
-        """A reference to a schema that stands in more than one place."""
-        if not any(isinstance(part, (dict, list)) for word, part in made.items() if word != "enum"):
-            return made
-        name = f"{self.marks.digest}-{next(self._numbers)}"
-        self._definitions[name] = made
-        return {"$ref": f"#/$defs/{name}"}
+            self.depth -= 1
 
     def inside(self, schema: Any, path: str) -> Schema | None:
         """As `of`, for a part inside a value: from here on, references may lead back."""
@@ -160,7 +95,7 @@ class Shapes:
             self.never(path, "$ref", "it refers to itself")
             return None
         if key not in self._names:
-            name = self._names[key] = f"{self.marks.digest}-{next(self._numbers)}"
+            name = self._names[key] = self.new_name()
             opened, self._open = self._open, self._open | {key}
             made = make()
             self._open = opened
@@ -169,7 +104,7 @@ class Shapes:
             if not key.startswith("#") and name not in self._used:
                 del self._names[key]  # it needs no name
                 return made
-            self._definitions[name] = made or {}
+            self.definitions[name] = made or {}
         name = self._names[key]
         if name in self._none:
             return None
@@ -203,20 +138,9 @@ class Shapes:
             return values.number(self, flat, type_ == "integer", path)
         return {"type": type_}
 
-    def union(self, alternatives: list[Schema | None]) -> Schema | None:
-        """The schema of what one of them allows."""
-        found = [made for made in alternatives if made is not None]
-        if len(found) > 1:
-            found = list({json.dumps(made): made for made in found}.values())
-        if not found:
-            return None
-        if {} in found:
-            return {}
-        return found[0] if len(found) == 1 else {"anyOf": found}
-
     def _alternatives(self, schema: Any, path: str) -> list[Flat]:
         """Flat schemas, of which one has to hold. One that is only a $ref stays one."""
-        self._count(path)
+        self.count_part(path)
         if isinstance(schema, bool):
             return [{}] if schema else []
         schema = self._checked(schema, path)

@@ -2,65 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgekv.chat import numbers, objects
 from edgekv.chat.characters import literal, quoted
 from edgekv.chat.counts import AT_ONCE, COUNT_MOST, repeated
 from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, has_type, type_of
+from edgekv.chat.making import Making
 from edgekv.chat.marks import Schema
 from edgekv.chat.merging import Flat
 from edgekv.chat.regexes import NotHeld
 
-if TYPE_CHECKING:
-    from edgekv.chat.shapes import Shapes
-
 EXACT_MOST = 2**53
 
 
-def string(shapes: Shapes, flat: Flat, path: str) -> Schema | None:
+def string(making: Making, flat: Flat, path: str) -> Schema | None:
     """The schema of a string; None if it can have no length."""
     least, most = flat.get("minLength", 0), flat.get("maxLength")
     if most is not None and least > most:
-        shapes.never(path, "minLength", "it is above maxLength")
+        making.never(path, "minLength", "it is above maxLength")
         return None
     lengths: dict[str, int] = {}
     for word in ("minLength", "maxLength"):
         if flat.get(word, 0) > COUNT_MOST:
-            shapes.lose(path, word, f"a grammar counts to {COUNT_MOST:,} at most")
+            making.lose(path, word, f"a grammar counts to {COUNT_MOST:,} at most")
         elif word in flat:
             lengths[word] = int(flat[word])
     formats = [name for name in flat.get("format", []) if name in FORMATS]
     if "pattern" in flat:
         try:
-            return _patterned(shapes, flat["pattern"], lengths, formats, path)
+            return _patterned(making, flat["pattern"], lengths, formats, path)
         except NotHeld as error:
-            shapes.lose(path, "pattern", str(error))
+            making.lose(path, "pattern", str(error))
     if not formats:
-        return _long(shapes, lengths)
+        return _long(making, lengths)
     for word in [*lengths, *(["format"] if len(formats) > 1 else [])]:
-        shapes.lose(path, word, f"the format {formats[0]} stands beside it")
+        making.lose(path, word, f"the format {formats[0]} stands beside it")
     return {"type": "string", "format": formats[0]}
 
 
-def _long(shapes: Shapes, lengths: dict[str, int]) -> Schema:
+def _long(making: Making, lengths: dict[str, int]) -> Schema:
     if max(lengths.values(), default=0) <= AT_ONCE:
         return {"type": "string", **lengths}
     counted = repeated("ours-char", lengths.get("minLength", 0), lengths.get("maxLength"))
-    return shapes.marks.string("\n".join([f'"\\"" {counted[0]} "\\""', *counted[1]]))
+    return making.marks.string("\n".join([f'"\\"" {counted[0]} "\\""', *counted[1]]))
 
 
 def _patterned(
-    shapes: Shapes, patterns: list[str], lengths: dict[str, int], formats: list[str], path: str
+    making: Making, patterns: list[str], lengths: dict[str, int], formats: list[str], path: str
 ) -> Schema:
     least, most = lengths.get("minLength", 0), lengths.get("maxLength")
-    rule = shapes.pattern(tuple(patterns), least, most)
+    rule = making.pattern(tuple(patterns), least, most)
     for word in [*([] if rule.is_of_length else lengths), *(["format"] if formats else [])]:
-        shapes.lose(path, word, "a pattern stands beside it")
-    return shapes.marks.string(rule.text)
+        making.lose(path, word, "a pattern stands beside it")
+    return making.marks.string(rule.text)
 
 
-def number(shapes: Shapes, flat: Flat, is_integer: bool, path: str) -> Schema | None:
+def number(making: Making, flat: Flat, is_integer: bool, path: str) -> Schema | None:
     """The schema of a number; None if there is no such number."""
     said = [word for word in HELD["number"] if word in flat]
     if not said:
@@ -70,27 +68,27 @@ def number(shapes: Shapes, flat: Flat, is_integer: bool, path: str) -> Schema | 
         rule = numbers.rule_of(want)
     except NotHeld as error:
         word = "multipleOf" if "multipleOf" in flat else said[0]
-        shapes.lose(path, word, str(error))
-        return number(shapes, {k: v for k, v in flat.items() if k != word}, is_integer, path)
+        making.lose(path, word, str(error))
+        return number(making, {k: v for k, v in flat.items() if k != word}, is_integer, path)
     if rule is None:
-        shapes.never(path, said[0], "no number is allowed")
+        making.never(path, said[0], "no number is allowed")
         return None
-    return shapes.marks.number(rule, want.is_integer)
+    return making.marks.number(rule, want.is_integer)
 
 
-def constants(shapes: Shapes, flat: Flat, types: list[str], path: str) -> Schema | None:
+def constants(making: Making, flat: Flat, types: list[str], path: str) -> Schema | None:
     """The values of an enum that the other keywords allow."""
     values = [value for value in flat["enum"] if not types or has_type(value, types)]
-    values = [value for value in values if _is_allowed(shapes, flat, value, path)]
+    values = [value for value in values if _is_allowed(making, flat, value, path)]
     if not values:
-        shapes.never(path, "enum", "none of its values is allowed")
+        making.never(path, "enum", "none of its values is allowed")
         return None
     plain = [value for value in values if _is_plain(value)]
-    others = [_constant(shapes, value) for value in values if not _is_plain(value)]
-    return shapes.union([{"enum": plain} if plain else None, *others])
+    others = [_constant(making, value) for value in values if not _is_plain(value)]
+    return making.union([{"enum": plain} if plain else None, *others])
 
 
-def _is_allowed(shapes: Shapes, flat: Flat, value: Any, path: str) -> bool:
+def _is_allowed(making: Making, flat: Flat, value: Any, path: str) -> bool:
     """Whether the keywords of a value's type allow it, as far as they are looked at."""
     kind = type_of(value)
     if kind in ("integer", "number"):
@@ -98,18 +96,18 @@ def _is_allowed(shapes: Shapes, flat: Flat, value: Any, path: str) -> bool:
     if kind == "string":
         length = len(value)
         is_long = flat.get("minLength", 0) <= length <= flat.get("maxLength", length)
-        return is_long and _is_matched(shapes, flat.get("pattern", []), value, path)
+        return is_long and _is_matched(making, flat.get("pattern", []), value, path)
     for word in flat:
         if OF_TYPE.get(word) == kind:
-            shapes.lose(path, word, "an enum stands beside it")
+            making.lose(path, word, "an enum stands beside it")
     return True
 
 
-def _is_matched(shapes: Shapes, patterns: list[str], value: str, path: str) -> bool:
+def _is_matched(making: Making, patterns: list[str], value: str, path: str) -> bool:
     try:
-        return all(shapes.is_matched(pattern, value) for pattern in patterns)
+        return all(making.is_matched(pattern, value) for pattern in patterns)
     except NotHeld as error:
-        shapes.lose(path, "pattern", str(error))
+        making.lose(path, "pattern", str(error))
         return True
 
 
@@ -122,15 +120,15 @@ def _is_plain(value: Any) -> bool:
     return value is None
 
 
-def _constant(shapes: Shapes, value: Any) -> Schema:
+def _constant(making: Making, value: Any) -> Schema:
     """One value. Objects and arrays may have spaces in them."""
     if isinstance(value, dict):
-        properties = {name: _constant(shapes, part) for name, part in value.items()}
-        return objects.closed(shapes, properties, properties)
+        properties = {name: _constant(making, part) for name, part in value.items()}
+        return objects.closed(making, properties, properties)
     if isinstance(value, list):
-        return {"type": "array", "prefixItems": [_constant(shapes, part) for part in value]}
+        return {"type": "array", "prefixItems": [_constant(making, part) for part in value]}
     if _is_plain(value):
         return {"enum": [value]}
     if isinstance(value, str):
-        return shapes.marks.string(f'"\\"" {literal(value)} "\\""')
-    return shapes.marks.number(quoted(numbers.text_of(numbers.exact(value))), value == int(value))
+        return making.marks.string(f'"\\"" {literal(value)} "\\""')
+    return making.marks.number(quoted(numbers.text_of(numbers.exact(value))), value == int(value))
