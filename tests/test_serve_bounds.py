@@ -92,7 +92,7 @@ def test_tokens_of_a_long_text_come_whole(url, with_pieces):
 
 def test_health_is_answered_while_long_texts_are_prepared(url):
     """The longest gap between two answers stays below a second."""
-    body = json.dumps({"content": "the rain in the air " * 150_000, "with_pieces": True})
+    body = json.dumps({"content": "the rain in the air " * 60_000, "with_pieces": True})
     over, gaps = threading.Event(), [0.0]
 
     def watch() -> None:
@@ -154,8 +154,8 @@ def test_one_client_does_not_take_all_the_threads():
         order.append("short")
         free.set()
 
-    prepare(*[("a", long)] * N_THREADS, ("b", short), n_most=20)
-    assert order[0] == "short"
+    done = prepare(*[("a", long)] * N_THREADS, ("b", short), n_most=20)
+    assert done == [None] * (N_THREADS + 1) and order[0] == "short"
 
 
 def test_what_nobody_waits_for_is_not_begun():
@@ -199,3 +199,19 @@ def test_an_invented_key_makes_no_new_client(tiny):
             body = {"prompt": "abc", "max_tokens": 1}
             post(f"{url}/v1/completions", json=body, headers={"X-Api-Key": str(i)})
     assert len(seen) == 3 and len(set(seen)) == 1
+
+
+def test_who_waits_for_a_text_is_told_when_the_server_stops():
+    async def ask() -> list[object]:
+        preparing, free = Preparing(8), threading.Event()
+        works = [preparing.run("a", lambda: free.wait(PATIENCE)) for _ in range(2)]
+        running = asyncio.gather(*works, return_exceptions=True)
+        await asyncio.sleep(0.05)
+        preparing.stop()
+        said = await asyncio.wait_for(running, 5)
+        assert not preparing.join(0.05)
+        free.set()
+        assert preparing.join(PATIENCE)
+        return said
+
+    assert [error.status for error in asyncio.run(ask())] == [503, 503]

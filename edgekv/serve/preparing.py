@@ -10,7 +10,8 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -58,17 +59,19 @@ class Preparing:
         finally:
             self._leave(task)
 
-    def stop(self, seconds: float) -> bool:
-        """What waits is refused, what is done ends at its next step. False if something goes on
-        after that time.
-        """
+    def stop(self) -> None:
+        """Whoever waits is refused, and what is done ends at its next step."""
         with self._wake:
             self._is_stopping = True
             while (task := self._queue.get()) is not None:
                 _refuse(task, STOPPING)
             for task in self._busy:
                 task.is_gone = True
+                _refuse(task, STOPPING)
             self._wake.notify_all()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the threads after `stop`. False if one goes on after that time."""
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(end - time.monotonic(), 0))
@@ -84,9 +87,9 @@ class Preparing:
                 raise many_wait(len(self._queue)) from None
             if left is not None:
                 _refuse(left, many_wait(len(self._queue)))
-            if len(self._threads) < N_THREADS and len(self._threads) <= len(self._busy):
+            if len(self._threads) < N_THREADS:
                 self._begin()
-            self._wake.notify()
+            self._wake.notify_all()
 
     def _begin(self) -> None:
         thread = threading.Thread(target=self._work, name="edgekv-preparing", daemon=True)
@@ -102,34 +105,36 @@ class Preparing:
         while (task := self._next()) is not None:
             try:
                 with while_wanted(lambda: task.is_gone):
-                    _do(task)
+                    settle = _outcome(task)
             finally:
                 with self._wake:
                     self._busy.remove(task)
                     self._wake.notify_all()
+            with suppress(InvalidStateError):  # it was refused meanwhile
+                settle()
 
     def _next(self) -> _Task | None:
         with self._wake:
             while not self._is_stopping:
                 task = self._queue.get(but=[one.client for one in self._busy])
-                if task is not None:
+                if task is None:
+                    self._wake.wait()
+                elif task.done.set_running_or_notify_cancel():
                     self._busy.append(task)
                     return task
-                self._wake.wait()
         return None
 
 
-def _do(task: _Task) -> None:
-    if not task.done.set_running_or_notify_cancel():
-        return
+def _outcome(task: _Task) -> Callable[[], None]:
+    """Do the work. Returns what tells who waits for it."""
     try:
-        task.done.set_result(task.work())
+        return partial(task.done.set_result, task.work())
     except BaseException as error:
-        task.done.set_exception(error)
+        return partial(task.done.set_exception, error)
 
 
 def _refuse(task: _Task, why: ApiError) -> None:
-    if task.done.set_running_or_notify_cancel():
+    with suppress(InvalidStateError):  # it was cancelled meanwhile
         task.done.set_exception(why)
 
 

@@ -99,7 +99,8 @@ class Server(uvicorn.Server):
             self.worker.stop()
             self.worker.join()
             self.worker.conversations.close()
-            self._is_stuck = not self._app.state.preparing.stop(GRACE_S)
+            self._app.state.preparing.stop()
+            self._is_stuck = not self._app.state.preparing.join(GRACE_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -110,6 +111,7 @@ class Server(uvicorn.Server):
         """Ctrl-C: answers end, so that connections can."""
         if self._app is not None:
             self.worker.stop()
+            self._app.state.preparing.stop()
         super().handle_exit(sig, frame)
 
     # ---- in a thread of its own, while another one loads the model
