@@ -14,7 +14,7 @@ import pytest
 from edgekv.serve.encoding import Json
 from edgekv.serve.gate import Gate, is_loopback
 from edgekv.serve.options import ServeOptions
-from tests.serving import PATIENCE, get, post, serving, started
+from tests.serving import PATIENCE, get, post, serving, started, until
 
 ORIGIN = "https://example.org"
 
@@ -236,3 +236,20 @@ def test_an_open_server_without_a_key_says_so(tiny, tmp_path):
             child.wait(PATIENCE)
             child.stderr.read()
             assert ("--api-key" in child.said) == is_said
+
+
+def test_bodies_are_bounded_together(tiny):
+    """They are held until they are whole; the memory for them has a limit."""
+    head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4900\r\n\r\n"
+    with serving(tiny("llama-gqa"), ServeOptions(max_request=5000)) as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(5)]
+        for one in slow:
+            one.sendall((head + "a" * 4800).encode())
+        body = {"content": "a" * 4000}
+        until(lambda: post(f"{url}/tokenize", json=body).status_code == 503)
+        assert "too large at the moment" in post(f"{url}/tokenize", json=body).text
+        assert get(f"{url}/health").status_code == 200
+        for one in slow:
+            one.close()
+        until(lambda: post(f"{url}/tokenize", json=body).status_code == 200)

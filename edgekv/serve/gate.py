@@ -23,6 +23,8 @@ from edgekv.serve.options import ServeOptions
 
 PUBLIC = ("/", "/health", "/v1/health", "/models", "/v1/models")
 """Paths that need no key, as in llama-server."""
+N_BODIES = 4
+"""As many of the largest bodies may be there at once."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -31,8 +33,10 @@ class Gate:
 
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
         self._app, self._options = app, options
+        self._bodies = _Bodies(options.max_request)
         self._keys = options.api_keys + options.file_keys
-        self._hosts = {*LOCAL_NAMES, options.host.lower(), *map(str.lower, options.allow_hosts)}
+        names = (*LOCAL_NAMES, options.host, socket.gethostname(), *options.allow_hosts)
+        self._hosts = {name.lower() for name in names if name}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +53,11 @@ class Gate:
             scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = {**scope, "method": "GET"}
-        await self._app(scope, self._limited(receive), send)
+        body = _Body(self._bodies, receive, send)
+        try:
+            await self._app(scope, body.receive, body.send)
+        finally:
+            body.release()
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raises ApiError."""
@@ -70,7 +78,7 @@ class Gate:
             self._check_key(headers)
         size = headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > self._options.max_request:
-            raise self._too_large()
+            raise self._bodies.too_large()
 
     def _answers_to(self, name: str) -> bool:
         if name in self._hosts or "*" in self._hosts:
@@ -81,23 +89,46 @@ class Gate:
         if self._keys and not matches(given_key(headers), self._keys):
             raise ApiError(401, "Invalid API Key")
 
-    def _too_large(self) -> ApiError:
-        n = self._options.max_request
-        return ApiError(413, f"a request may have {n:,} bytes at most: see --max-request")
 
-    def _limited(self, receive: Receive) -> Receive:
-        """A body without a length is counted as it comes."""
-        n = 0
+class _Bodies:
+    """The bodies that are there. n_most: bytes of one."""
 
-        async def counted() -> Message:
-            nonlocal n
-            message = await receive()
-            n += len(message.get("body", b""))
-            if n > self._options.max_request:
-                raise HTTPException(413, self._too_large().message)  # FastAPI lets it pass
-            return message
+    def __init__(self, n_most: int) -> None:
+        self.n_most, self.n_held = n_most, 0
 
-        return counted
+    def too_large(self) -> ApiError:
+        return ApiError(413, f"a request may have {self.n_most:,} bytes at most: see --max-request")
+
+    def check(self, n: int) -> None:
+        """Raises HTTPException, which FastAPI lets pass; n: bytes of one of them."""
+        if n > self.n_most:
+            raise HTTPException(413, self.too_large().message)
+        if self.n_held > N_BODIES * self.n_most:
+            raise HTTPException(503, "other requests are too large at the moment: try again later")
+
+
+class _Body:
+    """A request's body, which is counted as it comes, until its answer begins."""
+
+    def __init__(self, all: _Bodies, receive: Receive, send: Send) -> None:
+        self._all, self._receive, self._send = all, receive, send
+        self._n = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        n_new = len(message.get("body", b""))
+        self._n += n_new
+        self._all.n_held += n_new
+        self._all.check(self._n)
+        return message
+
+    async def send(self, message: Message) -> None:
+        self.release()
+        await self._send(message)
+
+    def release(self) -> None:
+        self._all.n_held -= self._n
+        self._n = 0
 
 
 def given_key(headers: Headers) -> str:
@@ -125,8 +156,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_no_site(name: str) -> bool:
-    """Whether no web site can have this name: an address, one word, or this machine's own."""
-    return "." not in name or _address(name) is not None or name == socket.getfqdn().lower()
+    """Whether no web site can have this name: an address, or one word."""
+    return "." not in name or _address(name) is not None
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
