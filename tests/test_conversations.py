@@ -716,3 +716,20 @@ def test_an_answer_does_not_depend_on_whether_it_was_asked_before(
     answers = [answer for _, answer in said]
     longest = max(answers, key=len)
     assert all(longest[: len(answer)] == answer for answer in answers)
+
+
+@pytest.mark.parametrize("n_document", [30, 300, 700])
+def test_a_short_question_has_the_same_answer_after_a_restart(tiny, text, tmp_path, n_document):
+    """It is read again behind the turn before it, where it was read the first time."""
+    prompt, said = [*text(n_document)], list[tuple[bytes, list[int]]]()
+    for i in range(2):
+        llm = load(tiny("llama-gqa"), kv_ratio=0.3)
+        with Conversations(llm, cache_disk=str(tmp_path)) as pool:
+            if i == 0:
+                llm.eval(prompt[pool.use(prompt) :])
+                prompt += [*write(llm), *text(10, 1)]
+            for _ in range(2):
+                llm.eval(prompt[pool.use(prompt) :])
+                said.append((last_logits(llm).tobytes(), write(llm, 40)))
+        llm.close()
+    assert said == [said[0]] * 4

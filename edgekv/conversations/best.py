@@ -42,7 +42,7 @@ def best(
         n = x.reachable(prompt)
         # a last token that is read alone has not the logits that it has with the others
         n_end = len(prompt) - (llm._kv is None)
-        is_end = n >= n_end or n in (x.mark, x.least)
+        is_end = n >= n_end or n in (x.mark, x.least) or (n, len(prompt)) == x.turn
         return n if is_end or _is_worth(llm, x, n, n) else 0
 
     def order(x: Entry) -> tuple[object, ...]:

@@ -134,25 +134,33 @@ class Conversations:
                 self._park_current()
                 self._begin_turn(0, len(tokens), name, cuts)
                 return 0
-            n = self.go_on(tokens, name, cuts)
-            self._is_answer = is_answer
-            return n
+            return self.go_on(tokens, name, cuts, is_answer)
 
-    def go_on(self, tokens: Sequence[int], name: str | None, cuts: Iterable[int]) -> int:
+    def go_on(
+        self,
+        tokens: Sequence[int],
+        name: str | None,
+        cuts: Iterable[int],
+        is_answer: bool = False,
+    ) -> int:
         """What `use` does, for the prompt of an answer that begins now."""
         prompt = np.asarray(tokens, np.int32)
         self._look()
         if not len(prompt):
             return 0
         n = self._open_best(prompt, name)
-        self._begin_turn(n, len(prompt), name, cuts)
+        self._begin_turn(n, len(prompt), name, cuts, is_answer)
         return n
 
-    def _begin_turn(self, n: int, n_prompt: int, name: str | None, cuts: Iterable[int]) -> None:
+    def _begin_turn(
+        self, n: int, n_prompt: int, name: str | None, cuts: Iterable[int], is_answer: bool = False
+    ) -> None:
         """A prompt is going to be read behind its first n tokens."""
         self._name_current(name)
         self._current.last_used = self._now()
-        self._is_answer = False
+        self._is_answer = is_answer
+        if self._llm._kv is not None and n < n_prompt and not is_answer:
+            self._current.turn = n, n_prompt
         self._llm._checkpoints.begin_turn(n, n_prompt)
         self._cut(n, {x for x in cuts if n < x < n_prompt})
 
@@ -344,7 +352,7 @@ class Conversations:
         """The current conversation is as `entry`, and apart from it."""
         now = self._current
         now.tokens, now.least, now.mark = entry.tokens, entry.least, entry.mark
-        now.prompt, now.last = entry.prompt, entry.last
+        now.prompt, now.last, now.turn = entry.prompt, entry.last, entry.turn
 
     def _store(self, entry: Entry, taken: Callable[[], Parked]) -> None:
         """Let a conversation, which the model holds, wait in memory, or on disk if it is too large.

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("edgekv")
 
 SUFFIX = ".kvtalk"
+NOTE = {"settings", "least", "name", "is_boundary"}
+"""What each note says; newer ones also say `turn`."""
 _OVERHEAD = 1 << 17
 """At least as many bytes as a file has besides tokens, state and what the engine remembers."""
 
@@ -151,20 +153,22 @@ def note_of(entry: Entry) -> dict[str, Any]:
         "least": entry.least,
         "name": entry.name,
         "is_boundary": entry.is_boundary,
+        "turn": list(entry.turn),
     }
 
 
 def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
     """The conversation in a file. None if its note is not one of ours."""
     note, n = found.note, len(found.tokens)
-    if not isinstance(note, dict) or set(note) != {"settings", "least", "name", "is_boundary"}:
+    if not isinstance(note, dict) or set(note) - {"turn"} != NOTE:
         return None
-    least, name = note["least"], note["name"]
+    least, name, turn = note["least"], note["name"], note.get("turn", [0, 0])
     if (
         n == 0
         or type(least) is not int
         or not 0 <= least <= n
         or not isinstance(name, (str, type(None)))
+        or not (isinstance(turn, list) and [type(x) for x in turn] == [int, int])
     ):
         return None
     return Entry(
@@ -176,4 +180,5 @@ def _entry(found: session.Beginning, path: Path, used: float) -> Entry | None:
         id=path.name.removesuffix(SUFFIX),
         last_used=used,
         path=path,
+        turn=(turn[0], turn[1]),
     )

@@ -64,6 +64,8 @@ class Entry:
     """Of its last prompt."""
     last: End | None = None
     """Of all its tokens, while it waits."""
+    turn: tuple[int, int] = (0, 0)
+    """Tokens behind which its last prompt was read, and those of the prompt."""
 
     @property
     def n_bytes(self) -> int:
@@ -95,9 +97,18 @@ class Entry:
         if self.end_of(tokens):
             return len(tokens)
         shared = min(n_shared(tokens, self.tokens), len(tokens) - 1)
+        if self.is_known(tokens, shared):
+            return self.turn[0]  # its last token alone would get other logits
         if shared >= max(self.least, 1):
             return shared
         return self.mark if 0 < self.mark <= shared else 0
+
+    def is_known(self, tokens: NDArray[np.int32], n_have: int) -> bool:
+        """Whether this prompt was read last, of which it has n_have tokens, and can be read again
+        from where it was.
+        """
+        begin, end = self.turn
+        return len(tokens) == end == n_have + 1 and max(self.least, 1) <= begin <= n_have
 
     def covers(self, other: Entry) -> bool:
         """Whether it can be taken back to whatever `other` can be taken back to."""
