@@ -398,3 +398,12 @@ def test_the_command_serves_until_ctrl_c(tiny, tmp_path):
             child.send_signal(signal.SIGINT)
             assert child.wait(PATIENCE) in (0, 130)
         assert child.stderr.read().strip() == ""
+
+
+def test_a_rejected_grammar_is_not_printed(tiny, capfd):
+    """A client could write lines of its own into the log."""
+    with serving(tiny("llama-gqa")) as (url, _):
+        body = {"prompt": "abc", "max_tokens": 2, "grammar": "root ::= (\nedgekv: a forged line\n"}
+        assert post(f"{url}/v1/completions", json=body).status_code == 400
+        os.write(2, b"still there\n")
+    assert capfd.readouterr().err == "still there\n"
