@@ -113,6 +113,21 @@ def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
     assert together == alone
 
 
+@pytest.mark.parametrize("n_prompt", [20, 90, 300])
+def test_the_same_prompt_asked_at_once_has_one_answer(working, text, n_prompt):
+    """Who comes later goes on from the conversation of who came first, and takes it back."""
+    said = []
+    for n_parallel, n_jobs in ((1, 1), (3, 6)):
+        worker, _ = working(n_parallel, 9, kv_ratio=0.5, kv_method="snapkv")
+        logs = [Log() for _ in range(n_jobs)]
+        for log in logs:
+            worker.submit(Job(wish(text(n_prompt), 60, n_probs=3), log))
+        for log in logs:
+            log.wait()
+            said.append([event for event in log.events if isinstance(event, Written)])
+    assert said[1:] == said[:1] * 6
+
+
 def test_a_request_beyond_the_queue_is_refused(working, text):
     worker, _ = working(1, 1)
     jobs = [Job(wish(text(20), 900), Log()) for _ in range(2)]

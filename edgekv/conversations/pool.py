@@ -254,7 +254,7 @@ class Conversations:
         """A `with` block inside of `kv_progress`, in which `use` takes other conversations than the
         one whose prompt is being read. See `edgekv.session.aside` for when, and for errors.
         """
-        reader = self._current
+        reader, is_answer = self._current, self._is_answer
         with aside(self._llm):
             self._current = self._fresh()
             try:
@@ -264,7 +264,7 @@ class Conversations:
                     self._look()
                     self._park_current()
                 finally:
-                    self._current = reader
+                    self._current, self._is_answer = reader, is_answer
 
     # ---- the current conversation
 

@@ -112,7 +112,9 @@ class Answer:
             return
         begin = time.perf_counter()
         n = self._conversations.go_on(self._tokens)
-        self._llm.eval(self._tokens[n:])
+        self._llm.eval(self._tokens[n : self.n_prompt])
+        for token in self._tokens[max(n, self.n_prompt) :]:  # together they have other logits
+            self._llm.eval([token])
         self.switch_s = time.perf_counter() - begin
 
     def _write(self) -> bool:
