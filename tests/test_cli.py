@@ -723,6 +723,14 @@ def test_the_banner_says_of_auto_what_a_newcomer_needs(options_of):
     assert "kvzip (prompts are read twice)" in report.compression_line(twice, options_of(ratio=0.2))
 
 
+def test_a_changed_ratio_says_of_auto_no_more_than_the_banner(fake, monkeypatch):
+    stats = FakeLlama.kv_stats
+    spelled = {"method": "score=joint,rows=64", "why": "nearest"}
+    monkeypatch.setattr(FakeLlama, "kv_stats", lambda self: replace(stats(self), **spelled))
+    said = call("chat -m m --kv-ratio 0.2", stdin="/ratio 0.1\n").stderr
+    assert "; method auto" in said and "score=" not in said
+
+
 def test_a_status_line_is_one_line_of_the_terminal():
     stream = Stream(FakeLlama(), lambda: iter(()))
     stream.n_read, stream.read_s, stream.n_decoded, stream.decode_s = 2000, 1.0, 90, 9.0

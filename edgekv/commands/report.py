@@ -56,16 +56,16 @@ def compression_line(stats: KVStats, wish: EngineOptions) -> str:
     ]
     if stats.method == "full" or not any(parts):
         return "compression: off; --kv-ratio 0.2 keeps a fifth of the cache's memory"
-    return f"compression: {', '.join(filter(None, parts))}, method {_method(stats, wish)}"
+    return f"compression: {', '.join(filter(None, parts))}, method {method_name(stats)}"
 
 
-def _method(stats: KVStats, wish: EngineOptions) -> str:
+def method_name(stats: KVStats) -> str:
     """The method's name as it was typed; of 'auto' what it chose if that takes longer."""
     from edgekv.methods.choose import AUTO, WITHOUT_PROFILE
 
-    if wish.kv.method == AUTO and stats.why:
-        return f"{stats.method} ({stats.why})" if stats.method == WITHOUT_PROFILE else AUTO
-    return stats.method
+    if not stats.why:
+        return stats.method
+    return f"{stats.method} ({stats.why})" if stats.method == WITHOUT_PROFILE else AUTO
 
 
 def status_line(stats: KVStats, stream: Stream, width: int | None) -> str:

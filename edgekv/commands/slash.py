@@ -13,7 +13,7 @@ import click
 from edgekv.commands import terminal, wrap
 from edgekv.commands.conversation import Conversation, Document
 from edgekv.commands.extract import document_text
-from edgekv.commands.report import cache_words, mib, stats_table, table
+from edgekv.commands.report import cache_words, method_name, mib, stats_table, table
 from edgekv.commands.saved import last_turn
 from edgekv.commands.stream import or_larger
 from edgekv.errors import BadInput
@@ -144,7 +144,7 @@ def ratio(conversation: Conversation, rest: str) -> None:
     before = llm.kv_stats()
     llm.kv_set(ratio=share)
     now = llm.kv_stats()
-    method = f"method {now.method}" if share < 1 else ""
+    method = f"method {method_name(now)}" if share < 1 else ""
     again = (
         "the conversation is read again with your next message"
         if before.n_seen > now.n_seen
