@@ -22,7 +22,7 @@ it stops the work.
 class KVStats:
     """What a conversation's cache holds and costs.
 
-    Bytes are read from the backend's buffers, KV entries from the store that attention reads.
+    Bytes are read from the backend's buffers, kept tokens from the store that attention reads.
     """
 
     method: str
@@ -33,9 +33,9 @@ class KVStats:
     n_seen: int
     """Tokens of the conversation."""
     n_kept: float
-    """KV entries per layer and KV head, the mean over the layers that attend to everything."""
+    """Kept tokens per layer and KV head, the mean over the layers that attend to everything."""
     kept: NDArray[np.int32]
-    """[n_layer, n_head_kv] KV entries of each head (0 where a layer has fewer heads)."""
+    """[n_layer, n_head_kv] tokens that each head keeps (0 where a layer has fewer heads)."""
     n_bytes: int
     """K and V now, as allocated: room for the next tokens included, of an uncompressed cache all.
     """
@@ -48,7 +48,7 @@ class KVStats:
     prefill_ms: float
     """Reading the last prompt, compression included."""
     compress_ms: float
-    """Scoring, selecting and moving rows, as part of that: the sum of `stage_ms`."""
+    """Scoring, selecting and moving tokens, as part of that: the sum of `stage_ms`."""
     mode: str
     """'layers', 'full then compress' or 'uncompressed'."""
     hidden: str = ""
@@ -59,9 +59,9 @@ class KVStats:
     type_v: str = "f16"
     """Cache type of V."""
     per_f16: float = 1.0
-    """KV entries of these types that take the bytes of one in f16."""
+    """Tokens in these types that take the bytes of one in f16."""
     n_bytes_used: int = 0
-    """Of `n_bytes`, what entries take that attention reads."""
+    """Of `n_bytes`, what kept tokens take that attention reads."""
     n_bytes_limit: int | None = None
     """What `kv_memory` allows."""
     n_bytes_reserved: int = 0
