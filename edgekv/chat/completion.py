@@ -7,6 +7,7 @@ from typing import Any
 
 from edgekv.chat.messages import Message
 from edgekv.chat.reply import (
+    Answer,
     CallArguments,
     CallBegun,
     Delta,
@@ -45,7 +46,7 @@ def chat_of(
     return Chat(
         messages,
         _choice(tools, tool_choice),
-        _schema(response_format),
+        schema_of(response_format),
         "" if grammar is None else grammar._grammar,
         variables or {},
     )
@@ -64,17 +65,18 @@ def _tool(tool: Any) -> Tool:
     return Tool(function["name"], function.get("description") or "", **more)
 
 
-def _schema(form: dict[str, Any] | None) -> Any:
-    """The JSON schema that a response_format asks for, None: any text."""
+def schema_of(form: Any) -> Any:
+    """The JSON schema that a response_format asks for, None: any text. Raises BadInput."""
     if form is None:
         return None
-    kind = form.get("type", "text") if isinstance(form, dict) else ""
+    form = form if isinstance(form, dict) else {"type": "?"}
+    kind = form.get("type", "text")
     if kind == "text":
         return None
     if kind == "json_object":
         return form.get("schema") or {"type": "object"}
-    inner = form.get("json_schema") if isinstance(form, dict) else None
-    schema = inner.get("schema") if isinstance(inner, dict) else None
+    inner = form.get("json_schema")
+    schema = (inner if isinstance(inner, dict) else {}).get("schema", form.get("schema"))
     if kind != "json_schema" or not isinstance(schema, dict):
         raise BadInput(
             "response_format has the type 'text', 'json_object', or 'json_schema' with"
@@ -88,13 +90,6 @@ def whole(prompt: Prompt, completed: Completed, logprobs: Callable[[Any], Any]) 
     choice, reply = completed["choices"][0], Reply(prompt.syntax)
     reply.feed(choice["text"])
     reply.end()
-    said = reply.message
-    message: dict[str, Any] = {"role": "assistant", "content": said.text}
-    if said.thought:
-        message["reasoning_content"] = said.thought
-    if said.calls:
-        message["content"] = said.text or None
-        message["tool_calls"] = [as_openai(call) for call in said.calls]
     return {
         "id": f"chat{completed['id']}",
         "object": "chat.completion",
@@ -103,13 +98,24 @@ def whole(prompt: Prompt, completed: Completed, logprobs: Callable[[Any], Any]) 
         "choices": [
             {
                 "index": 0,
-                "message": message,
+                "message": as_message(reply.message),
                 "logprobs": logprobs(choice["logprobs"]),
-                "finish_reason": finish_of(choice["finish_reason"], bool(said.calls)),
+                "finish_reason": finish_of(choice["finish_reason"], bool(reply.message.calls)),
             }
         ],
         "usage": completed["usage"],
     }
+
+
+def as_message(said: Answer) -> dict[str, Any]:
+    """An answer in OpenAI's form."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.text}
+    if said.thought:
+        message["reasoning_content"] = said.thought
+    if said.calls:
+        message["content"] = said.text or None
+        message["tool_calls"] = [as_openai(call) for call in said.calls]
+    return message
 
 
 def finish_of(finish: str | None, has_calls: bool) -> str | None:

@@ -54,7 +54,7 @@ Delta = Thought | Text | CallBegun | CallArguments
 
 
 @dataclass
-class Message:
+class Answer:
     """What an answer says by now."""
 
     thought: str = ""
@@ -69,14 +69,14 @@ class Reply:
         self._names = syntax.names
         self._parser = native.Parser(syntax.parser) if syntax.parser else None
         self._written = ""
-        self.message = Message()
+        self.message = Answer()
         """What has gone out."""
 
     def feed(self, text: str) -> list[Delta]:
         """More of the answer. Returns what is certain by now."""
         self._written += text
         if self._parser is None:
-            return self._grown(Message(text=self._written), is_whole=True)
+            return self._grown(Answer(text=self._written), is_whole=True)
         if self._names and bare.may_begin(self._written):
             return []
         try:
@@ -89,17 +89,17 @@ class Reply:
         """What was held back, when the answer is over."""
         return self._grown(self._whole(), is_whole=True)
 
-    def _whole(self) -> Message:
+    def _whole(self) -> Answer:
         if self._parser is None:
-            return Message(text=self._written)
+            return Answer(text=self._written)
         calls = bare.calls_in(self._written, self._names)
         if calls:
-            return Message(calls=calls)
+            return Answer(calls=calls)
         try:
             whole = self._with_tail(self._read(self._written, is_partial=False))
         except BadInput:  # cut off, or not in the template's format
             whole = self._broken()
-        if whole == Message() and "<tool_call>" in self._written:  # with something else in it
+        if whole == Answer() and "<tool_call>" in self._written:  # with something else in it
             whole.text = self._written
         if self._names and not whole.calls and whole.thought:
             calls = bare.calls_in(whole.text, self._names)
@@ -107,7 +107,7 @@ class Reply:
                 whole.text, whole.calls = "", calls
         return whole
 
-    def _with_tail(self, whole: Message) -> Message:
+    def _with_tail(self, whole: Answer) -> Answer:
         """With what llama.cpp has left out at the end, because it might have begun a tag: it is
         text if it would be with one more letter.
         """
@@ -121,14 +121,14 @@ class Reply:
             whole.text = longer.text.removesuffix(END)
         return whole
 
-    def _broken(self) -> Message:
+    def _broken(self) -> Answer:
         """What can be read of an answer that does not have the format; the rest is text.
 
         A beginning that cannot be read stays so, whatever follows: the longest one that can be read
         is found by halves.
         """
         text, good, bad = self._written, 0, len(self._written) + 1
-        found = Message()
+        found = Answer()
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
@@ -146,13 +146,13 @@ class Reply:
             found.text = text[good:]
         return found
 
-    def _read(self, text: str, is_partial: bool) -> Message:
+    def _read(self, text: str, is_partial: bool) -> Answer:
         assert self._parser is not None
         said = self._parser.parse(text, is_partial)
         calls = [Call(x["name"], x["arguments"], x["id"]) for x in said["tool_calls"]]
-        return Message(said["reasoning_content"], said["content"], calls)
+        return Answer(said["reasoning_content"], said["content"], calls)
 
-    def _grown(self, now: Message, is_whole: bool) -> list[Delta]:
+    def _grown(self, now: Answer, is_whole: bool) -> list[Delta]:
         """What `now` has more than what has gone out."""
         deltas: list[Delta] = []
         had, thought, text = self.message, now.thought.strip(), now.text
@@ -190,7 +190,7 @@ def _behind(had: str, now: str) -> str:
     return now[len(had) :] if now.startswith(had) else ""
 
 
-def parts_of(said: Message) -> list[Delta]:
+def parts_of(said: Answer) -> list[Delta]:
     """A whole message as deltas."""
     deltas: list[Delta] = []
     if said.thought:

@@ -10,8 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from edgekv.chat.completion import as_delta
-from edgekv.chat.reply import as_openai
+from edgekv.chat.completion import as_delta, as_message, schema_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
@@ -22,7 +21,7 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
-from edgekv.serve.schemas import ChatBody, FormatBody, ToolBody
+from edgekv.serve.schemas import ChatBody, ToolBody
 from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
 
 router = APIRouter(route_class=BoundedRoute)
@@ -59,7 +58,7 @@ def ask(asker: Asker, body: ChatBody) -> Asked:
         Chat(
             [message.model_dump(exclude_unset=True) for message in body.messages],
             choice_of(tools, body.tool_choice, body.parallel_tool_calls),
-            schema_of(body.response_format, body.json_schema),
+            schema_of(body.response_format) or body.json_schema,
             body.grammar or "",
             body.chat_template_kwargs or {},
             body.reasoning_format or "",
@@ -88,29 +87,10 @@ def tools_of(bodies: list[ToolBody] | None) -> list[Tool]:
     return found
 
 
-def schema_of(form: FormatBody | None, usual: dict[str, Any] | None) -> Any:
-    """The JSON schema that a request asks for, None: any text."""
-    if form is None or form.type == "text":
-        return usual
-    if form.type == "json_object":
-        return form.schema_ or {"type": "object"}
-    schema = (form.json_schema or {}).get("schema", form.schema_)
-    if not isinstance(schema, dict):
-        raise BadInput("response_format has no schema: give json_schema.schema")
-    return schema
-
-
 def _whole(service: Service, answer: Whole) -> dict[str, Any]:
-    said = answer.message
-    message: dict[str, Any] = {"role": "assistant", "content": said.text}
-    if said.thought:
-        message["reasoning_content"] = said.thought
-    if said.calls:
-        message["content"] = said.text or None
-        message["tool_calls"] = [as_openai(call) for call in said.calls]
     choice = {
         "index": 0,
-        "message": message,
+        "message": as_message(answer.message),
         "logprobs": wording.chat_logprobs(answer.logprobs),
         "finish_reason": answer.finish,
     }

@@ -28,7 +28,7 @@ class Reply:
         self._logprobs: list[TokenLogprob] = []
 
     @property
-    def message(self) -> reply.Message:
+    def message(self) -> reply.Answer:
         return self._reply.message
 
     def feed(self, written: Written) -> list[Part]:

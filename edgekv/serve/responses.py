@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
 from starlette.responses import Response
 
 from edgekv.chat import reply as chats
+from edgekv.chat.completion import schema_of
 from edgekv.chat.reply import CallArguments, CallBegun, Thought, parts_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
@@ -22,12 +22,11 @@ from edgekv.errors import BadInput
 from edgekv.serve import skipped, sse
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.bounds import BoundedRoute
-from edgekv.serve.chat import schema_of
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
-from edgekv.serve.schemas import FormatBody, ResponsesBody
+from edgekv.serve.schemas import ResponsesBody
 from edgekv.serve.service import Service, Whole, Writer, respond, service_of
 
 router = APIRouter(route_class=BoundedRoute)
@@ -63,7 +62,7 @@ def ask(asker: Asker, body: ResponsesBody) -> Asked:
             body.tool_choice,
             body.parallel_tool_calls,
         ),
-        _schema(body.text),
+        schema_of((body.text or {}).get("format")),
         variables=body.chat_template_kwargs or {},
     )
     return asker.chat(chat, limits)
@@ -81,16 +80,6 @@ def _tools(tools: Iterable[Item]) -> list[Tool]:
             raise BadInput("a tool is no function with a name and a schema of its parameters")
         found.append(Tool(name, str(tool.get("description") or ""), parameters))
     return found
-
-
-def _schema(text: dict[str, Any] | None) -> Any:
-    form = (text or {}).get("format")
-    if form is None:
-        return None
-    try:
-        return schema_of(FormatBody.model_validate(form), None)
-    except ValidationError:
-        raise BadInput("text.format has the type 'text', 'json_object' or 'json_schema'") from None
 
 
 # ---- input

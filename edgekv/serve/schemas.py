@@ -129,12 +129,6 @@ class ToolBody(Body):
     function: FunctionBody | None = None
 
 
-class FormatBody(Body):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
-
-
 class ChatBody(GenerationBody):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=-1, le=TOKENS_MOST)
@@ -143,7 +137,7 @@ class ChatBody(GenerationBody):
     tools: list[ToolBody] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: FormatBody | None = None
+    response_format: dict[str, Any] | None = None
     reasoning_format: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool | None = None

@@ -123,7 +123,7 @@ class Whole:
     """An answer to its end."""
 
     done: Done
-    message: chats.Message
+    message: chats.Answer
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
