@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekv.chat.schemas import finished, prepared
+from edgekv.grammars.schemas import finished, prepared
 from edgekv.native import chat
 from tests.gbnf import Grammar
 

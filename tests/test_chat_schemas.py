@@ -14,8 +14,8 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
-from edgekv.chat.schemas import finished, prepared, refusal
 from edgekv.errors import BadInput
+from edgekv.grammars.schemas import finished, prepared, refusal
 from edgekv.native import chat
 from tests.gbnf import Grammar
 from tests.test_chat_native import HERMES

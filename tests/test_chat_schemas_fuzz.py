@@ -14,9 +14,9 @@ import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekv.chat.keywords import CHECKS, OF_TYPE, TYPES
-from edgekv.chat.schemas import Prepared, finished, prepared, refusal
 from edgekv.errors import BadInput
+from edgekv.grammars.keywords import CHECKS, OF_TYPE, TYPES
+from edgekv.grammars.schemas import Prepared, finished, prepared, refusal
 from edgekv.native import chat
 from tests import json_schemas
 from tests.gbnf import Grammar

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from edgekv.chat.schemas import finished, prepared
 from edgekv.errors import BadInput
+from edgekv.grammars.schemas import finished, prepared
 from edgekv.native import chat
 
 FACTS = json.loads((Path(__file__).parent / "reference" / "llama_schemas.json").read_text("utf-8"))

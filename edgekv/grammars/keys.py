@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekv.chat.characters import literal, other_than
-from edgekv.chat.making import Making
-from edgekv.chat.merging import Flat, both
-from edgekv.chat.regexes import NotHeld
+from edgekv.grammars.characters import literal, other_than
+from edgekv.grammars.making import Making
+from edgekv.grammars.merging import Flat, both
+from edgekv.grammars.regexes import NotHeld
 
 
 def named(making: Making, flat: Flat, path: str) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import json
 from itertools import count
 from typing import Any
 
-from edgekv.chat.automata import matches
-from edgekv.chat.marks import Marks, Schema
-from edgekv.chat.merging import Flat
-from edgekv.chat.patterns import Rule, rule_of
-from edgekv.chat.regexes import NotHeld, tree_of
 from edgekv.errors import BadInput
+from edgekv.grammars.automata import matches
+from edgekv.grammars.marks import Marks, Schema
+from edgekv.grammars.merging import Flat
+from edgekv.grammars.patterns import Rule, rule_of
+from edgekv.grammars.regexes import NotHeld, tree_of
 
 PARTS_MOST, DEPTH_MOST = 20_000, 60
 WORK_MOST, WORK_OF_CHARACTER = 500_000, 20

@@ -6,8 +6,8 @@ They express what a tree's own form cannot: what both of two trees match, and wh
 
 from __future__ import annotations
 
-from edgekv.chat.characters import ALL, Ranges, merged, one_of, within, without
-from edgekv.chat.regexes import (
+from edgekv.grammars.characters import ALL, Ranges, merged, one_of, within, without
+from edgekv.grammars.regexes import (
     ANYTHING,
     NEVER,
     NOTHING,

@@ -13,8 +13,8 @@ from functools import lru_cache, partial
 from math import ceil, floor, lcm
 from typing import Any
 
-from edgekv.chat.characters import quoted
-from edgekv.chat.regexes import NotHeld
+from edgekv.grammars.characters import quoted
+from edgekv.grammars.regexes import NotHeld
 
 DIGITS_MOST, PLACES_MOST, LISTED_MOST = 16, 16, 200
 """Digits before and behind the point, as in llama.cpp; multiples that are written one by one."""

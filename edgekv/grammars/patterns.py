@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
-from edgekv.chat.automata import rules_of
-from edgekv.chat.characters import ALL, literal, merged, one_of, within
-from edgekv.chat.counts import AT_ONCE, COUNT_MOST, repeated
-from edgekv.chat.regexes import (
+from edgekv.grammars.automata import rules_of
+from edgekv.grammars.characters import ALL, literal, merged, one_of, within
+from edgekv.grammars.counts import AT_ONCE, COUNT_MOST, repeated
+from edgekv.grammars.regexes import (
     ANYTHING,
     NOTHING,
     Both,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekv.chat import numbers, objects
-from edgekv.chat.characters import literal, quoted
-from edgekv.chat.counts import AT_ONCE, COUNT_MOST, repeated
-from edgekv.chat.keywords import FORMATS, HELD, OF_TYPE, has_type, type_of
-from edgekv.chat.making import Making
-from edgekv.chat.marks import Schema
-from edgekv.chat.merging import Flat
-from edgekv.chat.regexes import NotHeld
+from edgekv.grammars import numbers, objects
+from edgekv.grammars.characters import literal, quoted
+from edgekv.grammars.counts import AT_ONCE, COUNT_MOST, repeated
+from edgekv.grammars.keywords import FORMATS, HELD, OF_TYPE, has_type, type_of
+from edgekv.grammars.making import Making
+from edgekv.grammars.marks import Schema
+from edgekv.grammars.merging import Flat
+from edgekv.grammars.regexes import NotHeld
 
 EXACT_MOST = 2**53
 

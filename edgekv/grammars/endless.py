@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekv.chat.marks import Schema
+from edgekv.grammars.marks import Schema
 
 
 def reached(root: Schema, definitions: dict[str, Schema]) -> dict[str, Schema]:

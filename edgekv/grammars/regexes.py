@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from edgekv.chat.characters import ALL, Ranges, merged, within, without
+from edgekv.grammars.characters import ALL, Ranges, merged, within, without
 
 sre: Any = import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
@@ -408,7 +408,7 @@ def both(part: Tree, other: Tree, is_negated: bool = False) -> Tree:
 
 
 def has_look(tree: Tree) -> bool:
-    """Whether a tree has parts that only `edgekv.chat.automata` can write."""
+    """Whether a tree has parts that only `edgekv.grammars.automata` can write."""
     if isinstance(tree, (Seq, Choice)):
         return any(map(has_look, tree.parts if isinstance(tree, Seq) else tree.ways))
     return has_look(tree.part) if isinstance(tree, Repeat) else isinstance(tree, (Look, Both))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekv.chat.counts import COUNT_MOST
-from edgekv.chat.keywords import LOST
-from edgekv.chat.making import NOT_HELD, Making
-from edgekv.chat.marks import Schema
-from edgekv.chat.merging import Flat
+from edgekv.grammars.counts import COUNT_MOST
+from edgekv.grammars.keywords import LOST
+from edgekv.grammars.making import NOT_HELD, Making
+from edgekv.grammars.marks import Schema
+from edgekv.grammars.merging import Flat
 
 ITEMS_MOST, TUPLE_MOST = 1000, 32
 """Items that llama.cpp's own rule counts: its parser has room for 2,000, and takes some twice."""

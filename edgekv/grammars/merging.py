@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgekv.chat.keywords import both_types, same
+from edgekv.grammars.keywords import both_types, same
 
 Flat = dict[str, Any]
 LOWEST = ("minimum", "exclusiveMinimum", "minItems", "minLength", "minProperties")

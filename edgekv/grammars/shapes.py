@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from edgekv.chat import arrays, objects, values
-from edgekv.chat.endless import endless, reached
-from edgekv.chat.keywords import (
+from edgekv.errors import BadInput
+from edgekv.grammars import arrays, objects, values
+from edgekv.grammars.endless import endless, reached
+from edgekv.grammars.keywords import (
     CHECKS,
     LOST,
     OF_SCHEMAS,
@@ -17,11 +18,10 @@ from edgekv.chat.keywords import (
     is_schema,
     with_usual_names,
 )
-from edgekv.chat.making import Making
-from edgekv.chat.marks import Marks, Schema
-from edgekv.chat.merging import Flat, together
-from edgekv.chat.references import References
-from edgekv.errors import BadInput
+from edgekv.grammars.making import Making
+from edgekv.grammars.marks import Marks, Schema
+from edgekv.grammars.merging import Flat, together
+from edgekv.grammars.references import References
 
 ALTERNATIVES_MOST = 64
 COMPOUND = ("$ref", "allOf", "anyOf", "oneOf")

@@ -2,8 +2,8 @@
 
 llama.cpp makes a grammar of a schema. It ignores much in silence, and refuses much. `prepared`
 writes a schema in words that llama.cpp understands, with marks where a rule of ours has to stand
-(`edgekv.chat.marks`); `finished` puts these rules into the grammar. What no grammar expresses is
-left out, and named.
+(`edgekv.grammars.marks`); `finished` puts these rules into the grammar. What no grammar expresses
+is left out, and named.
 
 As in llama.cpp, properties and items that a schema does not name are not written, unless
 `additionalProperties` or `items` says what they are; a `oneOf` is an `anyOf`; and keywords of
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from edgekv.chat.marks import Marks, finished
-from edgekv.chat.shapes import Shapes
 from edgekv.errors import BadInput
+from edgekv.grammars.marks import Marks, finished
+from edgekv.grammars.shapes import Shapes
 
 __all__ = ["Loss", "Prepared", "finished", "prepared", "refusal"]
 

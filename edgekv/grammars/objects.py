@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgekv.chat import keys
-from edgekv.chat.characters import literal, other_than
-from edgekv.chat.keywords import LOST
-from edgekv.chat.making import NOT_HELD, Making
-from edgekv.chat.marks import Schema
-from edgekv.chat.merging import Flat
-from edgekv.chat.regexes import NotHeld
+from edgekv.grammars import keys
+from edgekv.grammars.characters import literal, other_than
+from edgekv.grammars.keywords import LOST
+from edgekv.grammars.making import NOT_HELD, Making
+from edgekv.grammars.marks import Schema
+from edgekv.grammars.merging import Flat
+from edgekv.grammars.regexes import NotHeld
 
 OPTIONAL_MOST = 400
 """llama.cpp's converter takes seconds for more."""

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edgekv.chat.characters import ANY, ESCAPE
-from edgekv.chat.counts import repeated
+from edgekv.grammars.characters import ANY, ESCAPE
+from edgekv.grammars.counts import repeated
 
 Schema = dict[str, Any]
 
