@@ -105,13 +105,19 @@ def test_llama_servers_own_path_says_the_same(client, server):
     body = {"prompt": "abc", "temperature": 0, "n_predict": 8}
     done = post(f"{server[0]}/completion", json={**body, "n_probs": 2}).json()
     assert done["content"] == text and done["stop"] and done["stop_type"] == "limit"
-    assert done["tokens_predicted"] == 8
+    assert done["tokens_predicted"] == 8 and done["tokens"] == []
+    assert done["has_new_line"] == ("\n" in text)
+    settings = done["generation_settings"]
+    assert (settings["temperature"], settings["n_predict"], settings["n_probs"]) == (0, 8, 2)
+    tokens = post(f"{server[0]}/completion", json={**body, "return_tokens": True}).json()["tokens"]
+    assert [one["id"] for one in done["completion_probabilities"]] == tokens and len(tokens) == 8
     assert all(len(one["top_logprobs"]) == 2 for one in done["completion_probabilities"])
     reply = post(f"{server[0]}/completion", json={**body, "stream": True, "stop": [text[4:6]]})
     data = [line for line in reply.text.splitlines() if line.startswith("data: ")]
     events = [json.loads(line.removeprefix("data: ")) for line in data]
     assert "".join(event["content"] for event in events) == text[: text.index(text[4:6])]
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["generation_settings"]["stop"] == [text[4:6]]
     assert events[-1]["stop_type"] == "word" and events[-1]["stopping_word"] == text[4:6]
 
 

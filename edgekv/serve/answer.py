@@ -151,7 +151,7 @@ class Answer:
                 self._stops.found,
                 self.n_prompt,
                 self.n_cached,
-                self.n_written,
+                tuple(self._tokens[self.n_prompt :]),
                 self.read_ms,
                 self.write_ms,
                 self._cache(),

@@ -57,10 +57,15 @@ class Done:
     """The text of the request's that ended it."""
     n_prompt: int
     n_cached: int
-    n_written: int
+    tokens: tuple[int, ...]
+    """That were written."""
     read_ms: float
     write_ms: float
     cache: Cache
+
+    @property
+    def n_written(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,14 +11,16 @@ from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
+from edgekv.serve.asked import Asked
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.completions import ask
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done
+from edgekv.serve.events import Done, TokenLogprob
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import NativeBody
-from edgekv.serve.service import Whole, Writer, respond, service_of
+from edgekv.serve.service import Service, Whole, Writer, respond, service_of
+from edgekv.serve.settings import generation_settings
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -31,27 +34,37 @@ async def completion(body: NativeBody, request: Request) -> Response:
     asked = await prepared(request, ask, service.asker, body)
     if len(asked) != 1:
         raise BadInput("give one prompt in a request, or several to /v1/completions")
-    writer = _Writer(service.model, bool(body.return_progress)) if body.stream else None
-    return await respond(request, asked[0], writer, partial(_whole, service.model))
+    writer = _Writer(service, asked[0], body) if body.stream else None
+    return await respond(request, asked[0], writer, partial(_whole, service, asked[0], body))
 
 
-def _whole(model: str, answer: Whole) -> dict[str, Any]:
-    found = {**_last(model, answer.done), "content": answer.message.text}
-    probabilities = wording.chat_logprobs(answer.logprobs)
-    if probabilities is not None:
-        found["completion_probabilities"] = probabilities["content"]
-    return found
+def _whole(service: Service, asked: Asked, body: NativeBody, answer: Whole) -> dict[str, Any]:
+    text = answer.message.text
+    found = {**_last(service, asked, answer.done, text), "content": text}
+    if body.return_tokens:
+        found["tokens"] = list(answer.done.tokens)
+    return {**found, **_probabilities(answer.logprobs)}
 
 
-def _last(model: str, done: Done) -> dict[str, Any]:
+def _probabilities(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    if not logprobs:
+        return {}
+    return {"completion_probabilities": [wording.with_rivals(one) for one in logprobs]}
+
+
+def _last(service: Service, asked: Asked, done: Done, text: str) -> dict[str, Any]:
     """What is said of an answer at its end."""
     kind = "limit" if done.finish == "length" else "eos" if done.stop_text is None else "word"
     return {
+        "index": 0,
         "content": "",
+        "tokens": [],
         "stop": True,
         "stop_type": kind,
         "stopping_word": done.stop_text or "",
-        "model": model,
+        "model": service.model,
+        "generation_settings": generation_settings(asked.wish),
+        "has_new_line": "\n" in text,
         "tokens_predicted": done.n_written,
         "tokens_evaluated": done.n_prompt,
         "tokens_cached": done.n_cached,
@@ -64,22 +77,21 @@ def _last(model: str, done: Done) -> dict[str, Any]:
 class _Writer(Writer):
     """Pieces of the text, each an event."""
 
-    def __init__(self, model: str, with_progress: bool) -> None:
-        self._model, self.with_progress = model, with_progress
+    def __init__(self, service: Service, asked: Asked, body: NativeBody) -> None:
+        self._service, self._asked, self._text = service, asked, ""
+        self.with_progress = bool(body.return_progress)
 
     def progress_event(self, said: dict[str, Any]) -> str:
         return sse.event({"content": "", "stop": False, **said})
 
     def part(self, part: Part) -> str:
         assert isinstance(part, Text)  # texts have neither thoughts nor tools
-        piece: dict[str, Any] = {"content": part.text, "stop": False}
-        probabilities = wording.chat_logprobs(part.logprobs)
-        if probabilities is not None:
-            piece["completion_probabilities"] = probabilities["content"]
-        return sse.event(piece)
+        self._text += part.text
+        piece = {"index": 0, "content": part.text, "stop": False}
+        return sse.event({**piece, **_probabilities(part.logprobs)})
 
     def end(self, done: Done, has_calls: bool) -> str:
-        return sse.event(_last(self._model, done))
+        return sse.event(_last(self._service, self._asked, done, self._text))
 
     def failed(self, error: ApiError) -> str:
         return sse.event(error.body("/completion"))

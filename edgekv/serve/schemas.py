@@ -153,6 +153,7 @@ class CompletionBody(GenerationBody):
 
 class NativeBody(CompletionBody):
     n_probs: int | None = Field(None, ge=0, le=20)
+    return_tokens: bool | None = None
 
 
 class TokenizeBody(Body):

@@ -56,18 +56,17 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
     """A choice's `logprobs` in a chat."""
     if not logprobs:
         return None
-    content = [
-        {
-            **_token(one.data, one.logprob),
-            "top_logprobs": [_token(data, logprob) for _, data, logprob in one.top],
-        }
-        for one in logprobs
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": [with_rivals(one) for one in logprobs], "refusal": None}
 
 
-def _token(data: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": text(data), "logprob": logprob, "bytes": list(data)}
+def with_rivals(one: TokenLogprob) -> dict[str, Any]:
+    """A token's entry; `id` is llama-server's addition."""
+    rivals = [_token(*rival) for rival in one.top]
+    return {**_token(one.token, one.data, one.logprob), "top_logprobs": rivals}
+
+
+def _token(token: int, data: bytes, logprob: float) -> dict[str, Any]:
+    return {"id": token, "token": text(data), "logprob": logprob, "bytes": list(data)}
 
 
 def text(data: bytes) -> str:
