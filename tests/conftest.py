@@ -22,9 +22,10 @@ from tests import lib, models
 # Children that start in the checkout import its package, which has no libraries: they get those of
 # the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
-# What commands remember of the tests' models is forgotten with the tests.
-_data = tempfile.TemporaryDirectory()
-os.environ["XDG_DATA_HOME"] = _data.name
+# What commands remember and measure of the tests' models is forgotten with the tests.
+_own = tempfile.TemporaryDirectory()
+os.environ["XDG_DATA_HOME"] = f"{_own.name}/data"
+os.environ["XDG_CACHE_HOME"] = f"{_own.name}/cache"
 # No test downloads anything, but for those that have a server of their own.
 os.environ["HF_HUB_OFFLINE"] = "1"
 # of an example: other processes may have the core
@@ -42,7 +43,7 @@ def pytest_unconfigure() -> None:
     if bindings := sys.modules.get("edgekv.llama_cpp._utils"):
         bindings.outnull_file.close()
         bindings.errnull_file.close()
-    _data.cleanup()
+    _own.cleanup()
 
 
 @pytest.fixture(scope="session")

@@ -77,7 +77,7 @@ def test_help_and_methods_load_no_library(args):
     ("args", "says"),
     [
         (["run", "-p", "x"], "-m"),
-        (["run", "-m", "m"], "no model 'm'"),
+        (["run", "-m", "no-such"], "no model 'no-such'"),
         (["run", "-m", "m", "-p", " "], "empty"),
         (["run", "-m", "m", "-f", "a", "-"], "not both"),
         (["run", "-m", "m", "-p", "x", "y"], "once"),
