@@ -343,6 +343,9 @@ def test_text_becomes_tokens_and_comes_back(server):
     assert [0xC3] in [one["piece"] for one in pieces["tokens"]]
     assert post(f"{url}/detokenize", json={"tokens": [10**6]}).status_code == 400
     prompt = post(f"{url}/apply-template", json={"messages": ASK}).json()["prompt"]
+    ask = {"messages": ASK, "add_generation_prompt": False}
+    bare = post(f"{url}/apply-template", json=ask).json()["prompt"]
+    assert prompt.startswith(bare) and "assistant" in prompt.removeprefix(bare)
     assert prompt == "<|user|>abc def<|assistant|>"
 
 

@@ -171,6 +171,7 @@ class ApplyTemplateBody(Body):
     messages: list[ChatMessage] = Field(min_length=1)
     tools: list[ToolBody] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
 
 
 class SlotBody(Body):

@@ -95,6 +95,7 @@ def _prompt(service: Service, body: ApplyTemplateBody) -> Response:
         [message.model_dump(exclude_unset=True) for message in body.messages],
         choice_of(tools_of(body.tools), None),
         variables=body.chat_template_kwargs or {},
+        adds_generation_prompt=body.add_generation_prompt is not False,
     )
     text: Any = service.prompts.template.text_of(chat)
     return Json({"prompt": text})
