@@ -118,8 +118,8 @@ def as_message(said: Answer) -> dict[str, Any]:
     return message
 
 
-def finish_of(finish: str | None, has_calls: bool) -> str | None:
-    """OpenAI's finish_reason."""
+def finish_of(finish: str, has_calls: bool) -> str:
+    """OpenAI's finish_reason of an answer that ended by 'stop' or 'length'."""
     return "tool_calls" if has_calls and finish == "stop" else finish
 
 
@@ -127,7 +127,7 @@ def chunks(
     prompt: Prompt, completed: Iterator[Completed], logprobs: Callable[[Any], Any]
 ) -> Iterator[Completed]:
     """The chunks of a chat completion, of those of a completion."""
-    reply, head, finish = Reply(prompt.syntax), dict[str, Any](), None
+    reply, head, finish = Reply(prompt.syntax), dict[str, Any](), "stop"
     for chunk in completed:
         choice = chunk["choices"][0]
         if not head:

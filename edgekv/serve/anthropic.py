@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from edgekv.chat.completion import finish_of
 from edgekv.chat.reply import CallArguments, CallBegun, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Choice, Tool, as_value, choice_of
@@ -22,7 +23,7 @@ from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
-from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
+from edgekv.serve.service import Service, Whole, Writer, respond, service_of
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -166,7 +167,9 @@ def _usage(n_prompt: int, n_cached: int, n_written: int) -> dict[str, int]:
 
 def _stop_reason(done: Done, has_calls: bool) -> str:
     return (
-        "stop_sequence" if done.stop_text is not None else STOP_REASONS[finish_of(done, has_calls)]
+        "stop_sequence"
+        if done.stop_text is not None
+        else STOP_REASONS[finish_of(done.finish, has_calls)]
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from edgekv.chat.completion import as_delta, as_message, schema_of
+from edgekv.chat.completion import as_delta, as_message, finish_of, schema_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
@@ -22,7 +22,7 @@ from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import ChatBody, ToolBody
-from edgekv.serve.service import Service, Whole, Writer, finish_of, respond, service_of
+from edgekv.serve.service import Service, Whole, Writer, respond, service_of
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -136,7 +136,7 @@ class _Writer(Writer):
 
     def end(self, done: Done, has_calls: bool) -> str:
         costs = {"timings": wording.timings(done), "kv": wording.cache(done)}
-        last = self._chunk({}, finish_of(done, has_calls), **costs)
+        last = self._chunk({}, finish_of(done.finish, has_calls), **costs)
         if self._with_usage:
             last += sse.event({**self._head, "choices": [], "usage": wording.usage(done)})
         return last + sse.DONE

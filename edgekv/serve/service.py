@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from edgekv.chat import reply as chats
+from edgekv.chat.completion import finish_of
 from edgekv.serve import wording
 from edgekv.serve.asked import Asked, Asker
 from edgekv.serve.encoding import Json
@@ -128,12 +129,7 @@ class Whole:
 
     @property
     def finish(self) -> str:
-        return finish_of(self.done, bool(self.message.calls))
-
-
-def finish_of(done: Done, has_calls: bool) -> str:
-    """OpenAI's finish_reason."""
-    return "tool_calls" if has_calls and done.finish == "stop" else done.finish
+        return finish_of(self.done.finish, bool(self.message.calls))
 
 
 async def whole(service: Service, asked: Asked, client: Hashable) -> Whole:
