@@ -21,7 +21,14 @@ import pytest
 from tests.build import absent, build, run
 from tests.lib import ROOT
 
-PROGRAMS = ("test-kernels", "test-lanes", "test-product", "test-store", "test-engine")
+PROGRAMS = (
+    "test-kernels",
+    "test-lanes",
+    "test-product",
+    "test-store",
+    "test-engine",
+    "test-chat",
+)
 REGISTERS = {
     "test-lanes": [],
     "test-lanes-avx2": ["avx2", "fma"],
@@ -111,6 +118,15 @@ def test_the_c_api_from_end_to_end(tiny, name):
     check_passed(run(program("test-engine"), tiny(name)))
 
 
+def test_damaged_chats_end_in_a_status(tiny):
+    """llama.cpp's own templates too."""
+    check_passed(run(program("test-chat"), tiny("llama-gqa"), 1, 500, *templates()))
+
+
+def templates() -> list[Path]:
+    return sorted((ROOT / "build" / "upstream" / "models" / "templates").glob("*.jinja"))
+
+
 # ---- upstream's, on the patched tree
 
 
@@ -185,6 +201,12 @@ def test_store_under_sanitizers(sanitized):
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])
 def test_engine_under_sanitizers(sanitized, tiny, name):
     check_passed(run(sanitized / "test-engine", tiny(name), **SANITIZER_OPTIONS))
+
+
+@pytest.mark.slow
+def test_damaged_chats_under_sanitizers(sanitized, tiny):
+    arguments = (tiny("llama-gqa"), 2, 200, *templates())
+    check_passed(run(sanitized / "test-chat", *arguments, **SANITIZER_OPTIONS))
 
 
 @pytest.mark.slow
