@@ -93,6 +93,20 @@ def test_a_grammar_that_cannot_be_read_is_one_line(llm, grammar):
 
 
 @pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= (a | b | "x"){1,200}\na ::= [a-z]{0,200}\nb ::= [a-m]{0,200}',
+        "root ::= ((((([a-z]?){0,9}){0,9}){0,9}){0,9}){0,9}",
+    ],
+)
+def test_a_grammar_that_takes_minutes_is_given_up(llm, grammar):
+    made = LlamaGrammar.from_string(grammar)
+    with pytest.raises(BadInput, match="takes too long"):
+        llm.create_completion("abc", grammar=made, max_tokens=100)
+    assert llm.create_completion("abc", max_tokens=2)["choices"][0]
+
+
+@pytest.mark.parametrize(
     "schema",
     [
         {"enum": []},

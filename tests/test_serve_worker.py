@@ -253,6 +253,16 @@ def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
     assert isinstance(after.wait(), Done)
 
 
+def test_a_grammar_that_takes_minutes_ends_its_own_answer_only(working, text):
+    worker, _ = working()
+    slow, after = Log(), Log()
+    grammar = 'root ::= (a | b | "x"){1,200}\na ::= [a-z]{0,200}\nb ::= [a-m]{0,200}'
+    worker.submit(Job(wish(text(20), constraint={"grammar": grammar}), slow))
+    worker.submit(Job(wish(text(20)), after))
+    assert "takes too long" in slow.wait().error.message
+    assert after.wait().n_written == 30
+
+
 def test_where_the_grammar_ends_so_does_an_answer_without_an_end(working, text):
     worker, _ = working()
     log = Log()

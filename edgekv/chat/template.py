@@ -362,10 +362,8 @@ class ChatTemplate:
         check_grammar(grammar)
         try:
             native.check_grammar(self._llm._model.model, grammar)
-        except BadInput:
-            raise BadInput(
-                "this grammar cannot be read: see llama.cpp's grammars/README.md"
-            ) from None
+        except BadInput as error:
+            raise BadInput(f"this grammar cannot be used: {error}") from None
 
 
 def _without_text(root: re.Match[str]) -> str:

@@ -18,6 +18,8 @@ int edgekv_chat_check_grammar(const llama_model * model, const char * grammar) {
             llama_sampler_init_grammar(vocab, edgekv_chat_given(grammar), "root"),
             llama_sampler_free,
         };
-        if (!made) throw std::invalid_argument("this grammar cannot be read");
+        if (!made)
+            throw std::invalid_argument(
+                "llama.cpp cannot read it; its grammars/README.md says how one is written");
     });
 }

@@ -232,12 +232,12 @@ struct edgekv_chat_sampler {
     }
 
     // What the token of a trigger has behind it was not checked, and may break the grammar: then
-    // the answer goes on without.
+    // the answer goes on without. One that takes too long is no runtime_error.
     void accept_grammar(llama_token token) {
         if (!grammar) return;
         try {
             llama_sampler_accept(grammar.get(), token);
-        } catch (const std::exception &) { grammar.reset(); }
+        } catch (const std::runtime_error &) { grammar.reset(); }
     }
 };
 
