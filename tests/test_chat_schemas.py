@@ -229,6 +229,19 @@ def test_schemas_that_hold_together_are_merged():
     assert fits(schema, '{"n": 3, "name": "a"}', '{"n": 3}', '{"name": "a"}') == [True, True, False]
 
 
+def test_an_object_that_is_closed_stays_so_beside_others():
+    closed = {"patternProperties": {"^x": {"type": "integer"}}, "additionalProperties": False}
+    named = {"properties": {"y": {"type": "null"}, "x": {"maximum": 5}}}
+    good = ['{"x": 3}', '{"x1": 9}', "{}"]
+    for parts in ([closed, named], [named, closed]):
+        schema = {"type": "object", "allOf": parts}
+        assert all(fits(schema, *good))
+        assert not any(fits(schema, '{"y": null}', '{"x": 7}', '{"x1": null}'))
+    few = {"properties": {"x": {"type": "null"}}, "additionalProperties": False}
+    schema = {"type": "object", "allOf": [few, {"patternProperties": {"^y": {"type": "null"}}}]}
+    assert fits(schema, '{"x": null}', '{"y": null}') == [True, False]
+
+
 def test_what_stands_beside_alternatives_holds_for_each():
     schema = {
         **ANY,

@@ -22,6 +22,7 @@ from edgekv.grammars.making import Making
 from edgekv.grammars.marks import Marks, Schema
 from edgekv.grammars.merging import Flat, together
 from edgekv.grammars.references import References
+from edgekv.grammars.regexes import NotHeld
 
 ALTERNATIVES_MOST = 64
 COMPOUND = ("$ref", "allOf", "anyOf", "oneOf")
@@ -163,12 +164,18 @@ class Shapes(Making):
         if not a or not b:
             return [a or b]
         if "$ref" not in a and "$ref" not in b:
-            merged = together(a, b)
+            merged = together(a, b, self._may_match)
             if merged is None:
                 self.never(path, "type", "its types have nothing in common")
             return [] if merged is None else [merged]
         firsts, seconds = self._expanded(a, path), self._expanded(b, path)
         return [flat for x in firsts for y in seconds for flat in self._together(x, y, path)]
+
+    def _may_match(self, pattern: str, name: str) -> bool:
+        try:
+            return self.is_matched(pattern, name)
+        except NotHeld:  # it is named where the object is made
+            return True
 
     def flats(self, schema: Any, path: str) -> list[Flat]:
         """Flat schemas, of which one has to hold, without references."""
