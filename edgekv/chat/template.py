@@ -130,7 +130,7 @@ class ChatTemplate:
 
     def text_of(self, chat: Chat) -> str:
         """The prompt as text. Raises BadInput for messages that the template does not take."""
-        return without_marks(str(self._applied(self._given(chat))["prompt"]))
+        return without_marks(str(self._applied(self._given(chat)[0])["prompt"]))
 
     def tokens_of(self, text: str) -> list[int]:
         """Tokens of a text that is no chat; control tokens in it are tokens."""
@@ -138,15 +138,16 @@ class ChatTemplate:
         self._check_size(data)
         return self._llm.tokenize(data, add_bos=True, special=True)
 
-    def _given(self, chat: Chat) -> Chat:
-        """The chat with messages and tools as llama.cpp takes them."""
-        plain = messages.given(chat.messages)
-        plain, _ = parts.joined(plain)
+    def _given(self, chat: Chat) -> tuple[Chat, list[str]]:
+        """The chat with messages and tools as llama.cpp takes them, and its texts that are
+        compressed by themselves.
+        """
+        plain, texts = parts.joined(messages.given(chat.messages))
         if not chat.parses_specials:
             plain = self.specials.marked(plain)
         for tool in chat.choice.tools:
             check_json(tool.parameters, f"the schema of the tool {tool.name}")
-        return replace(chat, messages=plain)
+        return replace(chat, messages=plain), texts
 
     @property
     def _takes_tools(self) -> bool:
@@ -200,8 +201,7 @@ class ChatTemplate:
         """The prompt as tokens, and how its answer is written. Raises BadInput for messages that
         cannot be used, and for tools and schemas that cannot.
         """
-        _, texts = parts.joined(messages.given(chat.messages))
-        chat = self._given(chat)
+        chat, texts = self._given(chat)
         made = self._applied(chat)
         self._check_size(encoded(made["prompt"]))
         tokens = self.specials.tokens_of(made["prompt"])
