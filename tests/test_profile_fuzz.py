@@ -129,7 +129,8 @@ def test_hostile_files_are_refused(tmp_path, what):
         assert ends(what, tmp_path / "p.gguf", data, name) is None, name
 
 
-def test_a_hostile_profile_beside_a_model_is_passed_over(tmp_path, tiny):
+def test_a_hostile_profile_beside_a_model_is_passed_over(tmp_path, tiny, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # another test's profile is there
     model = tmp_path / "m.gguf"
     shutil.copy(tiny("llama-gqa"), model)
     for name, data in hostile():
