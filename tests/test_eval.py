@@ -19,13 +19,24 @@ from edgekv import commands
 from edgekv.commands import eval as command
 from edgekv.commands import progress
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.eval import evaluate, perplexity, plot, predictions, prompt, reader, results, table
+from edgekv.eval import (
+    along,
+    evaluate,
+    perplexity,
+    plot,
+    predictions,
+    prompt,
+    reader,
+    results,
+    table,
+)
+from edgekv.eval.prompt import Prompt
 from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
 from edgekv.eval.tasks import TASKS
 from edgekv.profiles import identify
 from tests import models
 from tests.cli import typed
-from tests.engine import feed, load
+from tests.engine import feed, load, logits
 
 GRID = [Row("full", 1.0), Row("snapkv", 0.5), Row("snapkv", 0.2)]
 
@@ -277,6 +288,49 @@ def test_perplexity_and_kl_are_those_of_a_direct_computation(tiny, text, tiny_re
         (full.argmax(1) == compressed.argmax(1)).mean(), abs=0.03
     )
     assert got[1].scores["kl"] > 1e-3 and got[1].n_kept <= 0.3 * n and got[1].n_seen == n
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_answers_are_judged_along_the_full_caches(tiny, text, tiny_reader, aware):
+    tokens, question = text(200), text(20, seed=1)
+    parts = (tokens + question, ()) if aware else (tokens, question)
+    asked = replace(sample(0), max_tokens=7)
+    grid = [Row("full", 1.0), Row("snapkv", 0.3)]
+    got = list(along.follow(tiny_reader, [asked], [Prompt(*parts)], grid))
+    answer: list[int] = []
+    found = []
+    for options in ({"kv_ratio": 1.0}, {"kv_ratio": 0.3, "kv_method": "snapkv", "kv_tail": 1000}):
+        llm = load(tiny("llama-gqa"), **options)
+        llm.eval(list(parts[0]))
+        rows = [feed(llm, parts[1])[-1] if parts[1] else logits(llm)]
+        for i in range(6):
+            if len(answer) == i:
+                answer.append(int(rows[-1].argmax()))
+            rows.append(feed(llm, answer[i : i + 1])[-1])
+        found.append(softmax(np.array(rows)))
+    full, compressed = found
+    far = (full * np.log(full / compressed)).sum(axis=1)
+    assert got[0].scores == {"kl": 0, "first": 0, "same_top": 1, "same": 1}
+    assert got[1].scores["kl"] == pytest.approx(far.mean(), rel=1e-2) and far.mean() > 1e-4
+    assert got[1].scores["first"] == pytest.approx(far[0], rel=1e-2, abs=1e-6)
+    alike = full.argmax(1) == compressed.argmax(1)
+    assert got[1].scores["same_top"] == pytest.approx(alike.mean())
+    assert got[1].scores["same"] == float(alike.all())
+    assert got[1].references == (got[0].prediction,) and got[1].n_kept <= 0.3 * len(parts[0])
+
+
+def test_questions_about_one_text_share_its_reading(text, tiny_reader, monkeypatch):
+    read, asked = [], [replace(sample(i), max_tokens=3) for i in range(3)]
+    monkeypatch.setattr(
+        tiny_reader, "read", lambda t: (read.append(t), type(tiny_reader).read(tiny_reader, t))
+    )
+    prompts = [Prompt(text(100), text(9, seed=seed)) for seed in (1, 2)]
+    prompts.append(Prompt(text(90), text(9, seed=1)))
+    grid = [Row("full", 1.0), Row("snapkv", 0.3), Row("random", 0.3)]
+    known = frozenset({(asked[0].id, grid[1])})
+    found = list(along.follow(tiny_reader, asked, prompts, grid, known))
+    assert [len(t) for t in read] == [100, 90]
+    assert len(found) == 8 and len({(o.sample, o.row) for o in found}) == 8
 
 
 def test_a_method_at_ratio_1_is_the_full_cache(text, tiny_reader):

@@ -20,7 +20,17 @@ from edgekv.eval import haystack, words
 from edgekv.eval.metrics import METRICS
 from edgekv.eval.ruler import counting
 from edgekv.eval.sample import Request
-from edgekv.eval.tasks import TASKS, gsm8k, longbench, needle, paraphrase, ppl, ruler, squad
+from edgekv.eval.tasks import (
+    TASKS,
+    answers,
+    gsm8k,
+    longbench,
+    needle,
+    paraphrase,
+    ppl,
+    ruler,
+    squad,
+)
 from edgekv.eval.tasks import get as task_of
 from edgekv.eval.text import sentences
 
@@ -266,6 +276,7 @@ def test_samples_have_the_tags_that_become_columns(tmp_path):
         "squad": [squad_file(tmp_path / "s")],
         "gsm8k": [gsm8k_file(tmp_path / "g", "#### 1")],
         "longbench": [longbench_file(tmp_path / "l", "lcc")],
+        "answers": [text_file(tmp_path / "t")],
     }
     for name in TASKS:
         for sample in task_of(name).samples(
@@ -273,6 +284,11 @@ def test_samples_have_the_tags_that_become_columns(tmp_path):
         ):
             assert set(task_of(name).columns) <= set(sample.tags), name
             assert not task_of(name).heat or 0 < sample.tags["depth"] < 1
+
+
+def text_file(path, n_words: int = 3000):
+    path.write_text(" ".join(f"word{i}" for i in range(n_words)))
+    return path
 
 
 def squad_file(path, n_paragraphs: int = 12, **change):
@@ -328,6 +344,57 @@ def gsm8k_file(path, *answers: str):
         )
     )
     return path
+
+
+def text_of(sample) -> str:
+    return sample.context.removeprefix(answers.INSTRUCTION).strip()
+
+
+def test_questions_of_squad_are_about_the_paragraphs_in_the_text(tmp_path):
+    path = squad_file(tmp_path / "s.json")
+    found = list(answers.samples(request(n=20, lengths=(200,), files=[path])))
+    texts = list(dict.fromkeys(map(text_of, found)))
+    assert len(texts) > 1 and len({s.id for s in found}) == len(found)
+    for text in texts:
+        asked = [s.question for s in found if text_of(s) == text]
+        assert count(text) <= 200 and 1 < len(asked) <= answers.QUESTIONS
+        for question in asked:
+            thing = re.search(r"thing (\d+)", question)
+            assert thing and f"Thing {thing[1]} is" in text
+
+
+def test_texts_of_several_files_are_asked_about_in_turns(tmp_path):
+    lines = [{"text": "one two three " * 50, "questions": [f"What is {i}?"]} for i in range(3)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    other = text_file(tmp_path / "b.txt", 300)
+    files = [tmp_path / "a.jsonl", other]
+    found = list(answers.samples(request(n=50, lengths=(100,), files=files)))
+    own = [s.question.splitlines()[-1] for s in found if "one two" in s.context]
+    assert own == ["Question: What is 0?", "Question: What is 1?", "Question: What is 2?"]
+    assert ["one two" in s.context for s in found][: 1 + answers.QUESTIONS + 1] == [
+        True,
+        *[False] * answers.QUESTIONS,
+        True,
+    ]
+    assert len({s.id for s in found}) == len(found)
+    assert all(80 < count(text_of(s)) < 120 for s in found)
+
+
+def test_the_model_writes_the_questions_about_a_plain_text(tmp_path):
+    path, passages = text_file(tmp_path / "t"), []
+
+    def ask(message: str) -> str:
+        passages.append(message.rpartition("\n")[2].split())
+        return f"Question: What is {passages[-1][0]}?\nIt is a word." if len(passages) > 1 else ""
+
+    found = list(answers.samples(request(n=7, lengths=(1000,), files=[path], ask=ask)))
+    assert "behind the words 'word" in found[0].question  # the model said nothing
+    for sample, words_of in list(zip(found, passages, strict=False))[1:6]:
+        assert sample.question.endswith(f"What is {words_of[0]}?")
+        assert words_of[0] in text_of(sample).split()
+    texts = list(dict.fromkeys(map(text_of, found)))
+    assert len(texts) == 2 and not set(texts[0].split()) & set(texts[1].split())
+    assert all(900 < count(text) < 1100 for text in texts)
 
 
 def test_gsm8k_reads_the_number_behind_the_signs(tmp_path):
@@ -438,6 +505,7 @@ LONGBENCH = '{"input": %s, "context": %s, "answers": %s, "dataset": %s}'
         ),
         (longbench, '{"input": "", "context": "", "answers": [], "dataset": "lcc"}', "no answer"),
         (ppl, "too short", "shorter --lengths"),
+        (answers, "too short", "shorter --lengths"),
         (squad, "[" * 100_000, "no JSON"),
         (gsm8k, "[" * 100_000, "line 1"),
         (squad, SQUAD % ('"c"', 7, '"a"'), "question.*text"),

@@ -225,6 +225,7 @@ def run(
     llm = model(engine, grid_of(engine, o, is_full_given))
     grid = grid_of(engine, o, is_full_given)  # what `auto` stores, once the model is prepared
     check_lengths(llm, [n + o.n_next for n in o.n_tokens])
+    reader = Reader(llm, names_by_type(grid))
     request = Request(
         max(engine.seed, 0),
         o.n,
@@ -233,9 +234,9 @@ def run(
         o.files,
         o.families,
         o.n_next,
+        lambda message: reader.ask(message, grid[0]),
     )
     samples = list(task.samples(request))
-    reader = Reader(llm, names_by_type(grid))
     with kept(o.predictions, task.name, o.setting, call_of(task, engine, o, grid)) as answers:
         if o.form == "jsonl":
             for outcome in answers.outcomes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from edgekv.eval import metrics
+from edgekv.eval.along import follow
 from edgekv.eval.perplexity import FULL, check, predict
 from edgekv.eval.prompt import Prompt, prompt
 from edgekv.eval.sample import Known, Outcome, Row, Sample, Task, left
@@ -59,13 +60,8 @@ def evaluate(
     if task.predicts:
         check(samples, reader.llm.n_ctx())
         return predict(reader, samples, grid, known)
-    return answer(
-        reader,
-        samples,
-        [prompt(reader.llm, sample, aware, task.cuts) for sample in samples],
-        grid,
-        known,
-    )
+    prompts = [prompt(reader.llm, sample, aware, task.cuts) for sample in samples]
+    return (follow if task.follows else answer)(reader, samples, prompts, grid, known)
 
 
 def answer(

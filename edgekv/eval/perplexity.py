@@ -94,6 +94,12 @@ def _compare(
     return {"nll": nll / first, "kl": max(kl / first, 0.0), "same_top": same / first}
 
 
+def divergence(whole: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray[np.float64]:
+    """KL divergence in nats of each token [n]; log-probabilities [n, n_vocab] each."""
+    found = [(np.exp(a) * (a - b)).sum(dtype=np.float64) for a, b in zip(whole, got, strict=True)]
+    return np.maximum(found, 0.0)
+
+
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """logits [n, n_vocab] as log-probabilities."""
     shifted = np.empty_like(logits)

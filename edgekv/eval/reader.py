@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.eval.prompt import template
+from edgekv.eval.sample import Row
 from edgekv.methods import Preset
 from edgekv.methods.choose import AUTO, choose
 from edgekv.model import facts
@@ -88,6 +90,13 @@ class Reader:
         """What the model says greedily behind the text and `rest`, once after each `compress`, up
         to n_tokens or the text `stop`."""
         return say(self.llm, feed(self.llm, rest) if rest else self.logits, n_tokens, stop)
+
+    def ask(self, message: str, full: Row, n_tokens: int = 48) -> str:
+        """What the model answers with a full cache to a message of a chat."""
+        words = template(self.llm, [{"role": "user", "content": message}])
+        self.read(self.llm.tokenize(words.encode(), add_bos=True, special=True))
+        self.compress(*full)
+        return self.answer([], n_tokens)
 
     @property
     def logits(self) -> NDArray[np.float32]:

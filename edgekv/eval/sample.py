@@ -58,6 +58,8 @@ class Request:
     families: tuple[str, ...] = ()
     n_next: int = 0
     """Tokens to predict behind the text."""
+    ask: Callable[[str], str] = lambda message: ""
+    """What the model answers with the full cache."""
 
     def count(self, text: str) -> int:
         """Tokens of a text for the model at hand."""
@@ -128,6 +130,12 @@ class Measure:
     """From the mean to the number that people know, rising."""
 
 
+ALONG = (
+    Measure("kl", "KL along the answer", percent=False, digits=4),
+    Measure("first", "KL at its first token", percent=False, digits=4),
+    Measure("same_top", "same token", of_tokens=True),
+    Measure("same", "same answer"),
+)
 SCORE = (Measure("score", "score"),)
 PERPLEXITY = (
     Measure("nll", "perplexity", percent=False, digits=2, shown=exp),
@@ -158,6 +166,8 @@ class Task:
     """The samples are `edgekv.eval.perplexity.Passage`s to be predicted, not questions to be
     answered.
     """
+    follows: bool = False
+    """The answers are the full cache's own, and every row is judged along them."""
     cuts: bool = False
     """A context that is too long loses its middle; else it is refused."""
     heat: bool = False

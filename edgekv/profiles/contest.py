@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import Cancelled, EdgeKVError
-from edgekv.eval.perplexity import log_softmax
+from edgekv.eval.perplexity import divergence, log_softmax
 from edgekv.eval.reader import store_as
 from edgekv.memory.dense import can_have
 from edgekv.methods import Preset, get
@@ -280,9 +280,3 @@ def text(llm: Llama) -> Text:
 def kind(type_k: str, type_v: str) -> str:
     """Types of K and V as one word, see `edgekv.eval.sample.Row`."""
     return type_k if type_k == type_v else f"{type_k}/{type_v}"
-
-
-def divergence(whole: NDArray[np.float32], got: NDArray[np.float32]) -> NDArray[np.float64]:
-    """KL divergence in nats of each token [n]; log-probabilities [n, n_vocab] each."""
-    found = [(np.exp(a) * (a - b)).sum(dtype=np.float64) for a, b in zip(whole, got, strict=True)]
-    return np.maximum(found, 0.0)

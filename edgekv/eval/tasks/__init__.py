@@ -6,7 +6,7 @@ from importlib import import_module
 
 from edgekv.eval.sample import Task
 
-TASKS = ("needle", "paraphrase", "ruler", "squad", "gsm8k", "longbench", "ppl")
+TASKS = ("needle", "paraphrase", "ruler", "squad", "gsm8k", "longbench", "answers", "ppl")
 """Each: `TASK` of edgekv.eval.tasks.<name>, and the command `edgekv eval <name>`."""
 
 

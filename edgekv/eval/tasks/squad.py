@@ -30,7 +30,7 @@ Question = tuple[str, str, tuple[str, ...]]
 
 def samples(request: Request) -> Iterator[Sample]:
     """Questions drawn by the seed. Raises BadInput for a file that is not in SQuAD's format."""
-    paragraphs, asked = _read(request.files)
+    paragraphs, asked = read(request.files)
     drawn = draw(asked, request.n, request.seed)
     places = spread(request.seed, "squad", len(drawn), request.lengths)
     for (_, (home, (name, question, references))), (rng, length, _, _) in zip(
@@ -48,8 +48,10 @@ def samples(request: Request) -> Iterator[Sample]:
         )
 
 
-def _read(files: tuple[str, ...]) -> tuple[list[str], list[tuple[int, Question]]]:
-    """All paragraphs, and each answerable question with its paragraph's number."""
+def read(files: tuple[str, ...]) -> tuple[list[str], list[tuple[int, Question]]]:
+    """All paragraphs, and each answerable question with its paragraph's number. Raises BadInput for
+    a file that is not in SQuAD's format.
+    """
     paragraphs: list[str] = []
     asked: list[tuple[int, Question]] = []
     for path in files:
