@@ -282,7 +282,7 @@ def test_no_tokens_are_written_where_none_are_wanted(client):
         ({"messages": []}, "messages"),
         ({"messages": [{"content": "x"}]}, "role"),
         ({"messages": ASK, "temperature": "hot"}, "temperature"),
-        ({"messages": ASK, "n": 2}, "n"),
+        ({"messages": ASK, "n": 0}, "n"),
         ({"messages": ASK, "tool_choice": "required"}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),
     ],

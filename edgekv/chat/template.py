@@ -132,11 +132,13 @@ class ChatTemplate:
         """The prompt as text. Raises BadInput for messages that the template does not take."""
         return without_marks(str(self._applied(self._given(chat)[0])["prompt"]))
 
-    def tokens_of(self, text: str) -> list[int]:
-        """Tokens of a text that is no chat; control tokens in it are tokens."""
+    def tokens_of(self, text: str, is_first: bool = True) -> list[int]:
+        """Tokens of a text that is no chat; control tokens in it are tokens. is_first: it begins
+        the prompt.
+        """
         data = encoded(text)
         self._check_size(data)
-        return self._llm.tokenize(data, add_bos=True, special=True)
+        return self._llm.tokenize(data, add_bos=is_first, special=True)
 
     def _given(self, chat: Chat) -> tuple[Chat, list[str]]:
         """The chat with messages and tools as llama.cpp takes them, and its texts that are

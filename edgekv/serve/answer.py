@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
 from edgekv.serve.conversations import Turns
-from edgekv.serve.events import Cache, Done, Event, Progress, TokenLogprob, Written
+from edgekv.serve.events import Cache, Counts, Done, Event, Progress, TokenLogprob, Written
 from edgekv.serve.wish import Wish
 
 if TYPE_CHECKING:
@@ -42,17 +42,23 @@ class Answer:
         self._tokens = list(wish.prompt.tokens)
         self._stops = Stops(wish.stops)
         self._logprobs: list[TokenLogprob] = []
+        self._n_said = 0
+        """Written tokens whose text has gone out."""
         self.n_prompt, self.n_cached, self.n_written = len(self._tokens), 0, 0
         self.read_ms = self.write_ms = 0.0
         self.has_read = False
         self.switch_s = 0.0
         """Seconds that it took to make this conversation current again."""
-        self._most = 0
+        self._most, self._mark = 0, 0.0
         n_before = max(N_BEFORE, wish.sampling.repeat_last_n)
         self._sampler = Sampler(llm, wish.sampling, self._tokens[-n_before:], wish.constraint)
 
     def close(self) -> None:
         self._sampler.close()
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.n_prompt, self.n_cached, self.n_written, self.read_ms, self.write_ms)
 
     def step(self, is_current: bool) -> bool:
         """Read the prompt, or write a token. False: the answer is complete.
@@ -62,15 +68,20 @@ class Answer:
         if not self.has_read:
             self._read()
             return True
-        begin = time.perf_counter()
+        self._mark = time.perf_counter()
         if self.n_written >= self._most:
             self._finish("length")
             return False
         if self.n_written or not is_current:  # the last token has not been read, or its logits left
             self._read_last(is_current)
         goes_on = self._write()
-        self.write_ms += 1e3 * (time.perf_counter() - begin)
+        self._count_time()
         return goes_on
+
+    def _count_time(self) -> None:
+        """Add the time since the step began, or since this was called last."""
+        now = time.perf_counter()
+        self.write_ms, self._mark = self.write_ms + 1e3 * (now - self._mark), now
 
     def _read(self) -> None:
         begin, n_before, lent = time.perf_counter(), self._llm.n_evaluated, 0.0
@@ -136,15 +147,18 @@ class Answer:
         return True
 
     def _say(self, text: str) -> None:
-        self._emit(Written(text, self._logprobs))
-        self._logprobs = []
+        self._count_time()
+        tokens = self._tokens[self.n_prompt + self._n_said :]
+        self._emit(Written(text, self._logprobs, tokens, self.counts))
+        self._logprobs, self._n_said = [], self.n_written
 
     def _finish(self, finish: str) -> None:
         rest = "" if self._stops.found is not None else self._stops.feed(b"", final=True)
         if self._stops.found is not None:
             finish = "stop"
-        if rest or self._logprobs:
+        if rest or self._n_said < self.n_written:
             self._say(rest)
+        self._count_time()
         self._emit(
             Done(
                 finish,

@@ -16,6 +16,7 @@ from edgekv.serve.options import ServeOptions
 from edgekv.serve.prompts import Prompts
 from edgekv.serve.reply import Reply
 from edgekv.serve.schemas import SamplingBody
+from edgekv.serve.texts import Pieces
 from edgekv.serve.wish import Prompt, Wish
 
 if TYPE_CHECKING:
@@ -80,13 +81,15 @@ class Asker:
         stops = (*limits.stops, *prompt.syntax.stops)
         return Asked(self._wish(prompt, replace(limits, stops=stops)))
 
-    def text(self, prompt: str | list[int], limits: Limits, schema: Any, grammar: str) -> Asked:
+    def text(self, prompt: Pieces, limits: Limits, schema: Any, grammar: str) -> Asked:
         """A text to go on with. Raises BadInput and ApiError."""
-        if isinstance(prompt, str):
-            tokens = self.prompts.tokens_of(prompt)
-        else:
-            tokens = prompt
-            if not all(0 <= token < self.n_vocab for token in tokens):
+        tokens = list[int]()
+        for i, piece in enumerate(prompt):
+            if isinstance(piece, str):
+                tokens += self.prompts.tokens_of(piece, is_first=i == 0)
+            elif 0 <= piece < self.n_vocab:
+                tokens.append(piece)
+            else:
                 raise BadInput(f"a token is none of this model's {self.n_vocab:,}")
         syntax = self.prompts.template.plain_syntax(schema, grammar)
         return Asked(self._wish(Prompt(tokens, syntax=syntax), limits))

@@ -14,15 +14,16 @@ from edgekv.chat.completion import as_delta, as_message, finish_of, schema_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
-from edgekv.serve import skipped, sse, wording
+from edgekv.serve import several, skipped, sse, wording
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.bounds import BoundedRoute
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import ChatBody, ToolBody
-from edgekv.serve.service import Service, Whole, Writer, respond, service_of
+from edgekv.serve.service import Whole, Writer, service_of
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -32,14 +33,41 @@ router = APIRouter(route_class=BoundedRoute)
 async def chat(body: ChatBody, request: Request) -> Response:
     """An answer to messages, by the model's chat template."""
     service = service_of(request)
-    asked = await prepared(request, ask, service.asker, body)
-    writer = _Writer(service.model, body) if body.stream else None
-    return await respond(request, asked, writer, partial(_whole, service))
+    asked = await prepared(request, _asked, service.asker, body)
+    head: dict[str, Any] = {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion.chunk" if body.stream else "chat.completion",
+        "created": int(time.time()),
+        "model": service.model,
+        "system_fingerprint": wording.FINGERPRINT,
+    }
+    if body.stream:
+        writers = [_Writer(head, i, body) for i in range(len(asked))]
+        return await several.streams(request, asked, writers, partial(several.end, head, body))
+    answers = await several.wholes(request, asked)
+    said = {**head, "choices": [_choice(i, one) for i, one in enumerate(answers)]}
+    said |= several.costs([one.done for one in answers], len(answers))
+    if len(answers) == 1:
+        said["kv"] = wording.cache(answers[0].done)
+    return Json(said)
+
+
+@router.post("/v1/chat/completions/input_tokens")
+@router.post("/chat/completions/input_tokens", include_in_schema=False)
+async def count(body: ChatBody, request: Request) -> dict[str, Any]:
+    """Tokens of the prompt that messages make."""
+    asker = service_of(request).asker
+    n = await prepared(request, lambda: asker.count(_chat(body)))
+    return wording.input_tokens(n)
+
+
+def _asked(asker: Asker, body: ChatBody) -> list[Asked]:
+    several.check(1, body.n_answers)
+    return several.repeated([ask(asker, body)], body.n_answers)
 
 
 def ask(asker: Asker, body: ChatBody) -> Asked:
     """Raises BadInput and ApiError for what this server cannot do."""
-    one_answer(body.n)
     has_limit, limit = body.limit("max_completion_tokens")
     n_probs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs is not None and not body.logprobs:
@@ -53,25 +81,19 @@ def ask(asker: Asker, body: ChatBody) -> Asked:
         bool(body.ignore_eos),
         body.is_fresh(asker.options.parallel),
     )
-    tools = tools_of(body.tools)
-    return asker.chat(
-        Chat(
-            [message.model_dump(exclude_unset=True) for message in body.messages],
-            choice_of(tools, body.tool_choice, body.parallel_tool_calls),
-            schema_of(body.response_format) or body.json_schema,
-            body.grammar or "",
-            body.chat_template_kwargs or {},
-            body.reasoning_format or "",
-            bool(body.parse_special),
-        ),
-        limits,
+    return asker.chat(_chat(body), limits)
+
+
+def _chat(body: ChatBody) -> Chat:
+    return Chat(
+        [message.model_dump(exclude_unset=True) for message in body.messages],
+        choice_of(tools_of(body.tools), body.tool_choice, body.parallel_tool_calls),
+        schema_of(body.response_format) or body.json_schema,
+        body.grammar or "",
+        body.chat_template_kwargs or {},
+        body.reasoning_format or "",
+        bool(body.parse_special),
     )
-
-
-def one_answer(n: int | None) -> None:
-    """Raises BadInput for another number of answers."""
-    if n not in (None, 1):
-        raise BadInput("this server writes one answer to a request: leave n out")
 
 
 def tools_of(bodies: list[ToolBody] | None) -> list[Tool]:
@@ -87,40 +109,25 @@ def tools_of(bodies: list[ToolBody] | None) -> list[Tool]:
     return found
 
 
-def _whole(service: Service, answer: Whole) -> dict[str, Any]:
-    choice = {
-        "index": 0,
+def _choice(index: int, answer: Whole) -> dict[str, Any]:
+    return {
+        "index": index,
         "message": as_message(answer.message),
         "logprobs": wording.chat_logprobs(answer.logprobs),
         "finish_reason": answer.finish,
     }
-    return {
-        "id": f"chatcmpl-{secrets.token_hex(12)}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": service.model,
-        "choices": [choice],
-        "usage": wording.usage(answer.done),
-        "timings": wording.timings(answer.done),
-        "kv": wording.cache(answer.done),
-    }
 
 
 class _Writer(Writer):
-    """Chunks of a chat."""
+    """Chunks of one answer in a chat."""
 
-    def __init__(self, model: str, body: ChatBody) -> None:
+    def __init__(self, head: dict[str, Any], index: int, body: ChatBody) -> None:
         self.with_progress = bool(body.return_progress)
-        self._head = {
-            "id": f"chatcmpl-{secrets.token_hex(12)}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._with_usage = body.stream_options is not None and body.stream_options.include_usage
+        self.with_timings = bool(body.timings_per_token)
+        self._head, self._index = head, index
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        choice = {"index": self._index, "delta": delta, "finish_reason": finish}
         choice["logprobs"] = more.pop("logprobs", None)
         return sse.event({**self._head, "choices": [choice], **more})
 
@@ -132,14 +139,12 @@ class _Writer(Writer):
 
     def part(self, part: Part) -> str:
         logprobs = part.logprobs if isinstance(part, Text) else []
-        return self._chunk(as_delta(part), logprobs=wording.chat_logprobs(logprobs))
+        said = wording.chat_logprobs(logprobs)
+        return self._chunk(as_delta(part), logprobs=said, **self.timings)
 
     def end(self, done: Done, has_calls: bool) -> str:
-        costs = {"timings": wording.timings(done), "kv": wording.cache(done)}
-        last = self._chunk({}, finish_of(done.finish, has_calls), **costs)
-        if self._with_usage:
-            last += sse.event({**self._head, "choices": [], "usage": wording.usage(done)})
-        return last + sse.DONE
+        costs = {"timings": wording.timings(done.counts), "kv": wording.cache(done)}
+        return self._chunk({}, finish_of(done.finish, has_calls), **costs)
 
     def failed(self, error: ApiError) -> str:
         return sse.event(error.body("/v1/chat/completions"))

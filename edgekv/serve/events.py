@@ -8,6 +8,19 @@ from edgekv.serve.errors import ApiError
 
 
 @dataclass(frozen=True)
+class Counts:
+    """Tokens of an answer by now, and the time they took. n_cached of the prompt's tokens were
+    there.
+    """
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_written: int = 0
+    read_ms: float = 0.0
+    write_ms: float = 0.0
+
+
+@dataclass(frozen=True)
 class Progress:
     """The prompt is read: n_cached of its n_total tokens were there, n_done are by now."""
 
@@ -15,6 +28,10 @@ class Progress:
     n_total: int
     n_cached: int
     ms: float
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.n_done, self.n_cached, read_ms=self.ms)
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,8 @@ class Written:
 
     text: str
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts, compare=False)
 
 
 @dataclass(frozen=True)
@@ -66,6 +85,10 @@ class Done:
     @property
     def n_written(self) -> int:
         return len(self.tokens)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.n_prompt, self.n_cached, self.n_written, self.read_ms, self.write_ms)
 
 
 @dataclass(frozen=True)

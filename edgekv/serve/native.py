@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from edgekv.errors import BadInput
-from edgekv.serve import sse, wording
-from edgekv.serve.asked import Asked
+from edgekv.serve import several, sse, wording
+from edgekv.serve.asked import Asked, Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.completions import ask
+from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done, TokenLogprob
+from edgekv.serve.events import Done, TokenLogprob, Written
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import NativeBody
-from edgekv.serve.service import Service, Whole, Writer, respond, service_of
+from edgekv.serve.service import Service, Writer, service_of
 from edgekv.serve.settings import generation_settings
 
 router = APIRouter(route_class=BoundedRoute)
@@ -28,22 +27,30 @@ router = APIRouter(route_class=BoundedRoute)
 @router.post("/completion")
 @router.post("/completions", include_in_schema=False)
 async def completion(body: NativeBody, request: Request) -> Response:
-    """The text that follows a prompt."""
+    """The text that follows each prompt."""
     service = service_of(request)
     body.logprobs = body.n_probs or None
-    asked = await prepared(request, ask, service.asker, body)
-    if len(asked) != 1:
-        raise BadInput("give one prompt in a request, or several to /v1/completions")
-    writer = _Writer(service, asked[0], body) if body.stream else None
-    return await respond(request, asked[0], writer, partial(_whole, service, asked[0], body))
+    asked = await prepared(request, _ask, service.asker, body)
+    said = [_Said(service, body, i, one, text) for i, (one, text) in enumerate(asked)]
+    wishes = [one for one, _ in asked]
+    if body.stream:
+        return await several.streams(request, wishes, [_Writer(one, body) for one in said])
+    answers = await several.wholes(request, wishes)
+    found = [
+        one.end(answer.done, answer.message.text, answer.logprobs)
+        for one, answer in zip(said, answers, strict=True)
+    ]
+    return Json(found[0] if len(found) == 1 else found)
 
 
-def _whole(service: Service, asked: Asked, body: NativeBody, answer: Whole) -> dict[str, Any]:
-    text = answer.message.text
-    found = {**_last(service, asked, answer.done, text), "content": text}
-    if body.return_tokens:
-        found["tokens"] = list(answer.done.tokens)
-    return {**found, **_probabilities(answer.logprobs)}
+def _ask(asker: Asker, body: NativeBody) -> list[tuple[Asked, str]]:
+    """Wishes, each with the text of its prompt. Raises BadInput and ApiError."""
+    if body.lora:
+        raise BadInput("adapters are the server's here: leave lora out, and start it with --lora")
+    asked, n = ask(asker, body), body.n_answers
+    prompts = [one.wish.prompt.tokens for one in asked[::n]]
+    texts = [wording.text(asker.llm.detokenize(tokens, None, True)) for tokens in prompts]
+    return [(one, texts[i // n]) for i, one in enumerate(asked)]
 
 
 def _probabilities(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -52,46 +59,96 @@ def _probabilities(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"completion_probabilities": [wording.with_rivals(one) for one in logprobs]}
 
 
-def _last(service: Service, asked: Asked, done: Done, text: str) -> dict[str, Any]:
-    """What is said of an answer at its end."""
-    kind = "limit" if done.finish == "length" else "eos" if done.stop_text is None else "word"
-    return {
-        "index": 0,
-        "content": "",
-        "tokens": [],
-        "stop": True,
-        "stop_type": kind,
-        "stopping_word": done.stop_text or "",
-        "model": service.model,
-        "generation_settings": generation_settings(asked.wish),
-        "has_new_line": "\n" in text,
-        "tokens_predicted": done.n_written,
-        "tokens_evaluated": done.n_prompt,
-        "tokens_cached": done.n_cached,
-        "truncated": False,
-        "timings": wording.timings(done),
-        "kv": wording.cache(done),
-    }
+class _Said:
+    """What is said of one answer. prompt: its text."""
+
+    def __init__(
+        self, service: Service, body: NativeBody, index: int, asked: Asked, prompt: str
+    ) -> None:
+        self._service, self._body, self._asked, self._prompt = service, body, asked, prompt
+        self.place = {"index": index, "id_slot": -1 if body.id_slot is None else body.id_slot}
+
+    def end(
+        self,
+        done: Done,
+        text: str,
+        logprobs: Sequence[TokenLogprob] = (),
+        is_streamed: bool = False,
+    ) -> dict[str, Any]:
+        """At its end, in the fields that the request names. A stream has sent text and tokens."""
+        kind = "limit" if done.finish == "length" else "eos" if done.stop_text is None else "word"
+        tokens = done.tokens if self._body.return_tokens and not is_streamed else ()
+        said = {
+            **self.place,
+            "content": "" if is_streamed else text,
+            "tokens": list(tokens),
+            "stop": True,
+            "stop_type": kind,
+            "stopping_word": done.stop_text or "",
+            "model": self._service.model,
+            "generation_settings": {
+                **generation_settings(self._asked.wish),
+                "ignore_eos": bool(self._body.ignore_eos),
+                "stream": is_streamed,
+                "timings_per_token": bool(self._body.timings_per_token),
+            },
+            "prompt": self._prompt,
+            "has_new_line": "\n" in text,
+            "tokens_predicted": done.n_written,
+            "tokens_evaluated": done.n_prompt,
+            "tokens_cached": done.n_cached,
+            "truncated": done.n_prompt + done.n_written >= self._service.asker.n_ctx,
+            "timings": wording.timings(done.counts),
+            "kv": wording.cache(done),
+            **_probabilities(logprobs),
+        }
+        wanted = self._body.response_fields
+        return _nested(said, wanted) if wanted else said
+
+
+def _nested(said: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """The values at some paths, such as generation_settings/n_predict, as far as there are any."""
+    found = dict[str, Any]()
+    for path in paths:
+        value: Any = said
+        for name in path.split("/"):
+            value = value.get(name, _nested) if isinstance(value, dict) else _nested
+        if value is not _nested:
+            found[path] = value
+    return found
 
 
 class _Writer(Writer):
     """Pieces of the text, each an event."""
 
-    def __init__(self, service: Service, asked: Asked, body: NativeBody) -> None:
-        self._service, self._asked, self._text = service, asked, ""
+    def __init__(self, said: _Said, body: NativeBody) -> None:
+        self._said, self._text = said, ""
         self.with_progress = bool(body.return_progress)
+        self.with_timings = bool(body.timings_per_token)
 
     def progress_event(self, said: dict[str, Any]) -> str:
-        return sse.event({"content": "", "stop": False, **said})
+        return self._piece(Written(""), said)
 
-    def part(self, part: Part) -> str:
-        assert isinstance(part, Text)  # texts have neither thoughts nor tools
-        self._text += part.text
-        piece = {"index": 0, "content": part.text, "stop": False}
-        return sse.event({**piece, **_probabilities(part.logprobs)})
+    def written(self, written: Written) -> str:
+        self._text += written.text
+        return self._piece(written, _probabilities(written.logprobs))
+
+    def _piece(self, written: Written, more: dict[str, Any]) -> str:
+        return sse.event(
+            {
+                **self._said.place,
+                "content": written.text,
+                "tokens": written.tokens,
+                "stop": False,
+                "tokens_predicted": self.counts.n_written,
+                "tokens_evaluated": self.counts.n_prompt,
+                **self.timings,
+                **more,
+            }
+        )
 
     def end(self, done: Done, has_calls: bool) -> str:
-        return sse.event(_last(self._service, self._asked, done, self._text))
+        return sse.event(self._said.end(done, self._text, is_streamed=True))
 
     def failed(self, error: ApiError) -> str:
         return sse.event(error.body("/completion"))

@@ -19,7 +19,7 @@ from edgekv.chat.reply import CallArguments, CallBegun, Thought, parts_of
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
-from edgekv.serve import skipped, sse
+from edgekv.serve import skipped, sse, wording
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
@@ -44,6 +44,15 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
     return await respond(request, asked, writer if body.stream else None, writer.whole)
 
 
+@router.post("/v1/responses/input_tokens")
+@router.post("/responses/input_tokens", include_in_schema=False)
+async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
+    """Tokens of the prompt that a conversation makes."""
+    asker = service_of(request).asker
+    n = await prepared(request, lambda: asker.count(_chat(body)))
+    return wording.input_tokens(n)
+
+
 def ask(asker: Asker, body: ResponsesBody) -> Asked:
     """Raises BadInput and ApiError for what this server cannot do."""
     if body.previous_response_id or body.conversation or body.background:
@@ -54,8 +63,12 @@ def ask(asker: Asker, body: ResponsesBody) -> Asked:
         body.max_output_tokens,
         ignore_eos=bool(body.ignore_eos),
     )
+    return asker.chat(_chat(body), limits)
+
+
+def _chat(body: ResponsesBody) -> Chat:
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    chat = Chat(
+    return Chat(
         [*system, *_messages(body.input)],
         choice_of(
             _tools(body.tools or ()),
@@ -65,7 +78,6 @@ def ask(asker: Asker, body: ResponsesBody) -> Asked:
         schema_of((body.text or {}).get("format")),
         variables=body.chat_template_kwargs or {},
     )
-    return asker.chat(chat, limits)
 
 
 def _tools(tools: Iterable[Item]) -> list[Tool]:

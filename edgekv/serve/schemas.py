@@ -80,7 +80,10 @@ class GenerationBody(SamplingBody):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: int | None = Field(None, ge=1)
+    n_cmpl: int | None = Field(None, ge=1)
+    """llama-server's name for n."""
+    timings_per_token: bool | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = Field(None, ge=-1, le=TOKENS_MOST)
     n_predict: int | None = Field(None, ge=-1, le=TOKENS_MOST)
@@ -97,6 +100,11 @@ class GenerationBody(SamplingBody):
         if self.id_slot is not None and not -1 <= self.id_slot < n_slots:
             raise BadInput(f"id_slot is -1, or 0 to {n_slots - 1}: see --parallel")
         return self.cache_prompt is False
+
+    @property
+    def n_answers(self) -> int:
+        """To each prompt."""
+        return self.n or self.n_cmpl or 1
 
     def stops(self) -> tuple[str, ...]:
         if self.stop is None:
@@ -145,15 +153,19 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Any
+    """In the forms of `edgekv.serve.texts`."""
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = None
     suffix: str | None = None
+    best_of: int | None = None
 
 
 class NativeBody(CompletionBody):
     n_probs: int | None = Field(None, ge=0, le=20)
     return_tokens: bool | None = None
+    response_fields: list[str] | None = None
+    lora: list[Any] | None = None
 
 
 class TokenizeBody(Body):

@@ -20,7 +20,7 @@ from edgekv.serve import wording
 from edgekv.serve.asked import Asked, Asker
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done, Event, Failed, Progress, TokenLogprob, Written
+from edgekv.serve.events import Counts, Done, Event, Failed, Progress, TokenLogprob, Written
 from edgekv.serve.gate import given_key
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.pattern import Pattern
@@ -100,7 +100,8 @@ async def events(
         while True:
             event = await queue.get()
             await asyncio.sleep(0)  # others' turn: one watches whether the client is gone
-            event = _joined(event, queue)
+            if asked.wish.prompt.syntax.parser is not None:
+                event = _joined(event, queue)
             yield event
             if isinstance(event, (Done, Failed)):
                 return
@@ -115,7 +116,12 @@ def _joined(event: Event | None, queue: asyncio.Queue[Event | None]) -> Event | 
     while isinstance(event, Written) and waiting and isinstance(waiting[0], Written):
         more = queue.get_nowait()
         assert isinstance(more, Written)
-        event = Written(event.text + more.text, event.logprobs + more.logprobs)
+        event = Written(
+            event.text + more.text,
+            event.logprobs + more.logprobs,
+            event.tokens + more.tokens,
+            more.counts,
+        )
     return event
 
 
@@ -179,6 +185,16 @@ class Writer:
 
     with_progress = False
     """The client asked for llama-server's events while the prompt is read."""
+    with_timings = False
+    """The client asked for the time that each piece took."""
+    counts = Counts()
+    done: Done | None = None
+    """The end of the answer, once it is written."""
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        """`timings` by now, if the client asked for them."""
+        return {"timings": wording.timings(self.counts)} if self.with_timings else {}
 
     def begin(self, progress: Progress) -> str:
         """The prompt is going to be read."""
@@ -189,10 +205,15 @@ class Writer:
         comment = f": prompt {progress.n_done}/{progress.n_total}\n\n"
         if not self.with_progress:
             return comment
-        return comment + self.progress_event({"prompt_progress": wording.progress(progress)})
+        said = {"prompt_progress": wording.progress(progress), **self.timings}
+        return comment + self.progress_event(said)
 
     def progress_event(self, said: dict[str, Any]) -> str:
         """An event of the protocol with one more field."""
+        return ""
+
+    def written(self, written: Written) -> str:
+        """Text has come; its parts follow."""
         return ""
 
     def part(self, part: Part) -> str:
@@ -216,12 +237,16 @@ async def frames(
                 case None:
                     frame = ": waiting\n\n"
                 case Progress():
+                    writer.counts = event.counts
                     frame = "" if has_begun else writer.begin(event)
                     frame += writer.progress(event)
                     has_begun = True
                 case Written():
-                    frame = "".join(map(writer.part, reply.feed(event)))
+                    writer.counts = event.counts
+                    frame = writer.written(event)
+                    frame += "".join(map(writer.part, reply.feed(event)))
                 case Done():
+                    writer.counts, writer.done = event.counts, event
                     frame = "".join(map(writer.part, reply.end()))
                     frame += writer.end(event, bool(reply.message.calls))
                 case Failed():

@@ -17,9 +17,17 @@ def generation_settings(wish: Wish) -> dict[str, Any]:
     return {
         **sampling_settings(wish.sampling),
         **limit_settings(wish.max_tokens),
+        "n_keep": 0,
+        "n_discard": 0,
         "stop": list(wish.stops),
         "n_probs": wish.n_probs or 0,
         "grammar": wish.constraint.get("grammar", ""),
+        "grammar_lazy": wish.constraint.get("grammar_lazy", False),
+        "generation_prompt": wish.constraint.get("generation_prompt", ""),
+        "speculative.types": "none",
+        "backend_sampling": False,
+        "post_sampling_probs": False,
+        "lora": [],
     }
 
 
@@ -38,5 +46,5 @@ def limit_settings(max_tokens: int | None) -> dict[str, Any]:
 
 
 def _bias(token: int, bias: float) -> dict[str, Any]:
-    """JSON has no infinity: false is never, as in requests."""
-    return {"token": token, "bias": False if bias == float("-inf") else bias}
+    """JSON has no infinity: null is never, as llama-server says it."""
+    return {"token": token, "bias": None if bias == float("-inf") else bias}

@@ -12,12 +12,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
 from edgekv.conversations.losses import KINDS
+from edgekv.serve import wording
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.service import Service, service_of
 from edgekv.serve.settings import generation_settings, limit_settings, sampling_settings
 from edgekv.serve.worker import Job
-from edgekv.version import __version__
 
 router = APIRouter()
 
@@ -99,7 +99,7 @@ async def props(request: Request) -> dict[str, Any]:
         "bos_token": service.prompts.template.bos,
         "eos_token": service.prompts.template.eos,
         "modalities": {"vision": False, "audio": False},
-        "build_info": f"edgekv {__version__}",
+        "build_info": wording.FINGERPRINT,
     }
 
 

@@ -5,30 +5,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edgekv.serve.events import Done, Progress, TokenLogprob
+from edgekv.serve.events import Counts, Done, Progress, TokenLogprob
+from edgekv.version import __version__
+
+FINGERPRINT = f"b-edgekv-{__version__}"
+"""What wrote an answer. llama-server's begins with a b, too."""
 
 
-def usage(done: Done) -> dict[str, Any]:
+def usage(dones: Sequence[Done], n: int = 1) -> dict[str, Any]:
+    """Of answers of which n each share a prompt, which counts once."""
+    n_prompt = sum(done.n_prompt for done in dones[::n])
+    n_written = sum(done.n_written for done in dones)
     return {
-        "prompt_tokens": done.n_prompt,
-        "completion_tokens": done.n_written,
-        "total_tokens": done.n_prompt + done.n_written,
-        "prompt_tokens_details": {"cached_tokens": done.n_cached},
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_written,
+        "total_tokens": n_prompt + n_written,
+        "prompt_tokens_details": {"cached_tokens": sum(done.n_cached for done in dones[::n])},
     }
 
 
-def timings(done: Done) -> dict[str, Any]:
-    """llama-server's field of this name."""
-    n_read = done.n_prompt - done.n_cached
+def timings(counts: Counts) -> dict[str, Any]:
+    """llama-server's field of this name. The first token counts for no time: the prompt's logits
+    gave it.
+    """
+    n_read, n_steps = counts.n_prompt - counts.n_cached, max(counts.n_written - 1, 0)
+    read_ms, write_ms = round(counts.read_ms, 3), round(counts.write_ms, 3)
     return {
-        "cache_n": done.n_cached,
+        "cache_n": counts.n_cached,
         "prompt_n": n_read,
-        "prompt_ms": round(done.read_ms, 3),
-        "prompt_per_second": _rate(n_read, done.read_ms),
-        "predicted_n": done.n_written,
-        "predicted_ms": round(done.write_ms, 3),
-        "predicted_per_second": _rate(done.n_written, done.write_ms),
+        "prompt_ms": read_ms,
+        "prompt_per_token_ms": _ratio(read_ms, n_read),
+        "prompt_per_second": _ratio(1e3 * n_read, read_ms),
+        "predicted_n": counts.n_written,
+        "predicted_ms": write_ms,
+        "predicted_per_token_ms": _ratio(write_ms, n_steps),
+        "predicted_per_second": _ratio(1e3 * n_steps, write_ms),
     }
+
+
+def input_tokens(n: int) -> dict[str, Any]:
+    """llama-server's answer where a prompt's tokens are counted."""
+    return {"object": "response.input_tokens", "input_tokens": n}
 
 
 def cache(done: Done) -> dict[str, Any]:
@@ -74,5 +91,5 @@ def text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _rate(n: int, ms: float) -> float | None:
-    return round(1e3 * n / ms, 3) if ms > 0 else None
+def _ratio(one: float, other: float) -> float:
+    return one / other if other > 0 else 0.0
