@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -236,6 +237,18 @@ def test_the_beginning_of_an_answer_does_not_wait_for_its_end(syntax_of):
     begun, *more = reply.feed('{"name": "add", "arguments": {"a": 1')
     assert isinstance(begun, CallBegun) and begun.name == "add" and begun.id
     assert more and all(isinstance(delta, CallArguments) for delta in more)
+
+
+def test_a_second_call_is_none_of_an_answer_with_one(syntax_of):
+    syntax = replace(syntax_of("Qwen-Qwen2.5-7B-Instruct"), is_one_call=True)
+    for cut in range(len(HERMES_ADD)):
+        reply = Reply(syntax)
+        deltas = reply.feed(f"I look.\n{HERMES}\n")
+        assert not reply.is_over
+        deltas += reply.feed(HERMES_ADD[:cut]) + reply.end()
+        thought, text, calls = added_up(deltas)
+        assert (thought, text.rstrip()) == ("", "I look.") and len(calls) == 1
+    assert reply.is_over and len(reply.message.calls) == 1
 
 
 def test_without_a_parser_an_answer_is_its_text():

@@ -58,6 +58,30 @@ def test_a_streamed_call_is_whole_in_the_end(client):
     assert deltas[-1].finish_reason == "tool_calls"
 
 
+@pytest.fixture(scope="module")
+def hermes(tiny):
+    with client_of(tiny, upstream_template("Qwen-Qwen2.5-7B-Instruct")) as (url, _):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            yield client
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_one_call_is_one_call_in_a_format_that_allows_several(hermes, choice, seed):
+    asked = dict(messages=ASK, model="x", tools=TOOLS, tool_choice=choice, seed=seed, **ONE)
+    asked["extra_body"] = {"ignore_eos": True}  # a model that would never end
+    (choice,) = hermes.chat.completions.create(**asked).choices
+    (call,) = choice.message.tool_calls
+    checked(call)
+    assert choice.finish_reason == "tool_calls" and not choice.message.content
+    chunks = [chunk.choices[0] for chunk in hermes.chat.completions.create(**asked, stream=True)]
+    first, *more = [call for one in chunks for call in one.delta.tool_calls or ()]
+    arguments = first.function.arguments + "".join(one.function.arguments for one in more)
+    assert arguments == call.function.arguments and chunks[-1].finish_reason == "tool_calls"
+    assert len(more) > 1  # arguments come as they are written
+    assert not any(one.delta.content for one in chunks)
+
+
 @pytest.mark.parametrize(
     "template",
     [

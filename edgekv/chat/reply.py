@@ -66,7 +66,11 @@ class Reply:
     """Reads one answer. syntax: of its prompt."""
 
     def __init__(self, syntax: Syntax) -> None:
-        self._names = syntax.names
+        self._names, self._is_one_call = syntax.names, syntax.is_one_call
+        self.is_over = False
+        """A second call has begun where one is allowed: llama.cpp's grammars of some formats let
+        it through.
+        """
         self._parser = native.Parser(syntax.parser) if syntax.parser else None
         self._written = ""
         self.message = Answer()
@@ -166,6 +170,8 @@ class Reply:
         if more := _behind(had.text, text):
             had.text += more
             deltas.append(Text(more))
+        if self._is_one_call and len(now.calls) > 1:
+            self.is_over, now.calls[1:] = True, []
         for index, call in enumerate(now.calls):
             deltas += self._call(index, call, index + 1 < len(now.calls) or is_whole)
         return deltas

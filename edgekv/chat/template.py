@@ -70,7 +70,7 @@ class Chat:
 class Syntax:
     """How an answer is written and read. parser: what reads it; settings: of the sampler, what
     constrains it; shown: control tokens whose text is written; names: of tools; opens_thought: the
-    prompt ends within a thought.
+    prompt ends within a thought; is_one_call: a second call ends the answer, and is none of it.
     """
 
     parser: dict[str, Any] | None = None
@@ -79,6 +79,7 @@ class Syntax:
     shown: frozenset[int] = frozenset()
     names: frozenset[str] = frozenset()
     opens_thought: bool = False
+    is_one_call: bool = False
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ class ChatTemplate:
             self._single(words),
             frozenset(tool.name for tool in chat.choice.tools if chat.choice.may_call),
             opens,
+            chat.choice.may_call and chat.choice.parallel is False,
         )
 
     def plain_syntax(self, schema: Any, grammar: str) -> Syntax:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.chat.reply import Reply
 from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
 from edgekv.serve.conversations import Turns
@@ -41,6 +42,7 @@ class Answer:
         self._let_others = let_others
         self._tokens = list(wish.prompt.tokens)
         self._stops = Stops(wish.stops)
+        self._reply = Reply(wish.prompt.syntax) if wish.prompt.syntax.is_one_call else None
         self._logprobs: list[TokenLogprob] = []
         self._n_said = 0
         """Written tokens whose text has gone out."""
@@ -141,10 +143,17 @@ class Answer:
         text = self._stops.feed(data)
         if text:
             self._say(text)
-        if self._stops.found is not None:
+        if self._stops.found is not None or self._is_over(text):
             self._finish("stop")
             return False
         return True
+
+    def _is_over(self, text: str) -> bool:
+        """Whether more has come than the request allows."""
+        if self._reply is None or not text:
+            return False
+        self._reply.feed(text)
+        return self._reply.is_over
 
     def _say(self, text: str) -> None:
         self._count_time()
