@@ -56,7 +56,7 @@ def test_flash_attention_without_a_word_is_on(command):
     "words, way",
     [
         ("--context-shift", "-c"),
-        ("--reasoning-budget 0", "enable_thinking"),
+        ("--reasoning-budget 0", "--reasoning off"),
         ("--chat-template llama3", "--chat-template-file"),
         ("--embedding", "llama-server"),
         ("--ssl-key-file key.pem", "proxy"),

@@ -15,6 +15,7 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.gate import Gate, is_loopback
 from edgekv.serve.options import ServeOptions
 from tests.serving import PATIENCE, get, post, serving, started, until
+from tests.test_serve_worker import said
 
 ORIGIN = "https://example.org"
 
@@ -253,3 +254,24 @@ def test_bodies_are_bounded_together(tiny):
         for one in slow:
             one.close()
         until(lambda: post(f"{url}/tokenize", json=body).status_code == 200)
+
+
+@pytest.mark.parametrize("origin", ["http://localhost", "http://127.0.0.1:3000", "http://[::1]:8"])
+@pytest.mark.parametrize("other", ["http://localhost.evil.com", "http://notlocalhost", "https://x"])
+def test_localhost_stands_for_all_origins_of_this_machine(local_url, origin, other):
+    for asked, status in ((origin, 200), (other, 403)):
+        reply = get(f"{local_url}/health", headers={"Origin": asked})
+        assert reply.status_code == status
+        allowed = asked if status == 200 else None
+        assert reply.headers.get("Access-Control-Allow-Origin") == allowed
+
+
+@pytest.fixture(scope="module")
+def local_url(tiny):
+    with serving(tiny("llama-gqa"), ServeOptions(cors_origins=("localhost",))) as (url, _):
+        yield url
+
+
+def test_origins_may_have_commas_between_them():
+    assert said("--cors-origins", "https://a, localhost").cors_origins == ("https://a", "localhost")
+    assert said("--cors-origin", "https://a", "--cors-origin", "b").cors_origins[1] == "b"

@@ -45,7 +45,7 @@ def test_slots_say_what_is_written(url):
         assert busy["is_processing"] and busy["id_task"] >= 0 and not busy["speculative"]
         assert busy["params"]["top_k"] == 7 and busy["params"]["stop"] == ["@@"]
         assert {one["bias"] for one in busy["params"]["logit_bias"]} == {None}
-        new = busy["next_token"]
+        (new,) = busy["next_token"]
         assert new["has_next_token"] and new["n_remain"] + new["n_decoded"] == 900
         assert free["id_task"] == -1 and "params" not in free
         assert len(get(f"{url}/slots?fail_on_no_slot=1").json()) == 2

@@ -18,7 +18,6 @@ Callback = Callable[[click.Context, click.Parameter, Any], None]
 FLAGS = (
     "--jinja/--no-jinja",
     "--warmup/--no-warmup",
-    "--webui/--no-webui",
     "-cb/-nocb --cont-batching/--no-cont-batching",
     "--perf/--no-perf",
     "--kv-unified/--no-kv-unified -kvu/-no-kvu",
@@ -31,6 +30,7 @@ FLAGS = (
     "--props",
     "--offline",
     "--swa-full",
+    "--cache-idle-slots/--no-cache-idle-slots",
     "--prefill-assistant/--no-prefill-assistant",
 )
 """Taken, and without effect: they are so anyway, or are about what this server does not have."""
@@ -62,10 +62,7 @@ REFUSED_VALUES = {
     "--api-prefix": "paths have no prefix here: let a proxy take it away",
     "--path": "this server has one page of its own: leave --path out",
 }
-BUDGET = (
-    "thoughts are not counted here: leave --reasoning-budget out, or let requests say"
-    ' "chat_template_kwargs": {"enable_thinking": false}'
-)
+BUDGET = "thoughts are not counted here: leave --reasoning-budget out, or give --reasoning off"
 _GIVEN = "edgekv.chat_template"
 TEMPLATES = (
     "there is no chat template of the name '{}' here: write its text into a file, and give"

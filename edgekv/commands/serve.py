@@ -29,7 +29,7 @@ from edgekv.commands.text import read_document
 from edgekv.commands.values import size
 from edgekv.errors import BadInput
 from edgekv.files import expanded
-from edgekv.serve.options import REASONING, ServeOptions
+from edgekv.serve.options import REASONING, THINKS, ServeOptions
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -64,6 +64,11 @@ def _keys_of(ctx: click.Context, param: click.Parameter, file: str | None) -> tu
     if file is not None and not keys:
         raise BadInput(f"'{file}' holds no API key; write one on each line")
     return keys
+
+
+def _origins(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Click callback: origins, with commas between those of one option."""
+    return tuple(one.strip() for some in given for one in some.split(",") if one.strip())
 
 
 def _text(ctx: click.Context, param: click.Parameter, file: str | None) -> str:
@@ -128,16 +133,31 @@ OPTIONS: tuple[Decorator, ...] = (
         "-a",
         "--alias",
         env="ALIAS",
-        metavar="NAME",
-        help="The model's name in answers; without it that of its file.",
+        metavar="NAME,...",
+        help="The model's names: the first one by its letters stands in answers. Without it the"
+        " name of its file.",
+    ),
+    _llama(
+        "--tags",
+        env="TAGS",
+        metavar="WORD,...",
+        help="Words that the list of models has with the model.",
     ),
     _option(
-        "--cors-origin",
+        "--cors-origin --cors-origins",
         "cors_origins",
         env="EDGEKV_CORS_ORIGIN",
         multiple=True,
-        metavar="ORIGIN",
-        help="Let web pages of this origin ask, such as https://example.org; again for more.",
+        metavar="ORIGIN,...",
+        callback=_origins,
+        help="Let web pages of this origin ask, such as https://example.org; 'localhost': those of"
+        " this machine, * all. May be given more than once.",
+    ),
+    _llama(
+        "--ui/--no-ui page --webui/--no-webui",
+        env="UI",
+        default=USUAL.page,
+        help="Have a page to chat at /.",
     ),
     _option(
         "--allow-host",
@@ -237,6 +257,14 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="FILE",
         callback=_text,
         help="A chat template (Jinja) in the place of the model's.",
+    ),
+    _llama(
+        "-rea",
+        "--reasoning",
+        env="REASONING",
+        type=click.Choice(THINKS),
+        default=USUAL.reasoning,
+        help="Whether the model thinks where a request says nothing; auto: as its template has it.",
     ),
     _llama(
         "--reasoning-format",

@@ -51,7 +51,7 @@ class Answer:
         self.has_read = False
         self.switch_s = 0.0
         """Seconds that it took to make this conversation current again."""
-        self._most, self._mark = 0, 0.0
+        self._most, self._n_decodes, self._mark = 0, 0, 0.0
         n_before = max(N_BEFORE, wish.sampling.repeat_last_n)
         self._sampler = Sampler(llm, wish.sampling, self._tokens[-n_before:], wish.constraint)
 
@@ -92,15 +92,17 @@ class Answer:
         is_fresh = self._wish.is_fresh
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
         self.n_cached = n
-        total, n_new = self.n_prompt, self.n_prompt - n
+        total, n_new, n_said = self.n_prompt, self.n_prompt - n, n
 
         def report(done: int, of: int) -> None:
-            nonlocal n_before, lent
+            nonlocal n_before, lent, n_said
             if not done:  # that is said already
                 return
-            now = time.perf_counter()
-            ms = 1e3 * (now - begin - lent)
-            self._emit(Progress(n + n_new * done // max(of, 1), total, n, ms))
+            now, n_done = time.perf_counter(), n + n_new * done // max(of, 1)
+            self._n_decodes += 1
+            if n_done > n_said:
+                self._emit(Progress(n_done, total, n, 1e3 * (now - begin - lent)))
+                n_said = n_done
             n_evaluated = self._llm.n_evaluated
             self._let_others()
             lent += time.perf_counter() - now
@@ -115,11 +117,15 @@ class Answer:
         # llama.cpp's cache may have had to be read again where it cannot go back
         self.n_cached = max(total - (self._llm.n_evaluated - n_before), 0)
         self.read_ms = 1e3 * (time.perf_counter() - begin - lent)
+        if n_said < total:  # few tokens are read at once
+            self._n_decodes += 1
+            self._emit(Progress(total, total, n, self.read_ms))
         room, wished = self._llm.n_ctx() - self._llm.n_tokens, self._wish.max_tokens
         self._most = room if wished is None else min(wished, room)
         self.has_read = True
 
     def _read_last(self, is_current: bool) -> None:
+        self._n_decodes += 1
         if is_current:
             self._llm.eval(self._tokens[-1:])
             return
@@ -178,6 +184,7 @@ class Answer:
                 self.read_ms,
                 self.write_ms,
                 self._cache(),
+                self._n_decodes,
             )
         )
 

@@ -15,11 +15,11 @@ from edgekv.chat.reply import CallArguments, CallBegun, Thought
 from edgekv.chat.template import Chat
 from edgekv.chat.tools import Choice, Tool, as_value, choice_of
 from edgekv.errors import BadInput
-from edgekv.serve import skipped, sse
+from edgekv.serve import marks, skipped, sse
 from edgekv.serve.asked import Asked, Asker, Limits
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Done, Progress
+from edgekv.serve.events import Counts, Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
@@ -34,9 +34,9 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 async def messages(body: MessagesBody, request: Request) -> Response:
     """An answer to messages, as a list of content blocks."""
     service = service_of(request)
-    asked = await prepared(request, ask, service.asker, body)
-    writer = _Writer(service.model) if body.stream else None
-    return await respond(request, asked, writer, partial(_whole, service))
+    asked, n_marked = await prepared(request, _marked, service.asker, body)
+    writer = _Writer(service.model, n_marked) if body.stream else None
+    return await respond(request, asked, writer, partial(_whole, service, n_marked))
 
 
 @router.post("/v1/messages/count_tokens")
@@ -44,6 +44,12 @@ async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
     """Tokens of the prompt that a request makes."""
     asker = service_of(request).asker
     return {"input_tokens": await prepared(request, lambda: asker.count(_chat(body)))}
+
+
+def _marked(asker: Asker, body: MessagesBody) -> tuple[Asked, int]:
+    """What is asked, and how much of its prompt is marked to be kept."""
+    asked = ask(asker, body)
+    return asked, marks.n_marked(body, asked.wish.prompt, asker.prompts.template)
 
 
 def ask(asker: Asker, body: MessagesBody) -> Asked:
@@ -156,12 +162,14 @@ def _result(content: Any) -> str:
 # ---- answers
 
 
-def _usage(n_prompt: int, n_cached: int, n_written: int) -> dict[str, int]:
+def _usage(counts: Counts, n_marked: int) -> dict[str, int]:
+    """n_marked: tokens that the request wants kept. Those of them that were read are written."""
+    n_kept = max(n_marked - counts.n_cached, 0)
     return {
-        "input_tokens": n_prompt - n_cached,
-        "cache_read_input_tokens": n_cached,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": n_written,
+        "input_tokens": counts.n_prompt - counts.n_cached - n_kept,
+        "cache_read_input_tokens": counts.n_cached,
+        "cache_creation_input_tokens": n_kept,
+        "output_tokens": counts.n_written,
     }
 
 
@@ -173,7 +181,7 @@ def _stop_reason(done: Done, has_calls: bool) -> str:
     )
 
 
-def _whole(service: Service, answer: Whole) -> dict[str, Any]:
+def _whole(service: Service, n_marked: int, answer: Whole) -> dict[str, Any]:
     done, said, content = answer.done, answer.message, list[dict[str, Any]]()
     if said.thought:
         content.append({"type": "thinking", "thinking": said.thought, "signature": ""})
@@ -190,7 +198,7 @@ def _whole(service: Service, answer: Whole) -> dict[str, Any]:
         "content": content,
         "stop_reason": _stop_reason(done, bool(said.calls)),
         "stop_sequence": done.stop_text,
-        "usage": _usage(done.n_prompt, done.n_cached, done.n_written),
+        "usage": _usage(done.counts, n_marked),
     }
 
 
@@ -201,8 +209,8 @@ def _block(id: str, name: str) -> dict[str, Any]:
 class _Writer(Writer):
     """Events of a message. Blocks follow each other; at most one is open."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, n_marked: int) -> None:
+        self._model, self._n_marked = model, n_marked
         self._index = -1
         self._kind: type[Part] | None = None
         """The open block's."""
@@ -216,7 +224,7 @@ class _Writer(Writer):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(progress.n_total, progress.n_cached, 0),
+            "usage": _usage(Counts(progress.n_total, progress.n_cached), self._n_marked),
         }
         return sse.event({"type": "message_start", "message": message}, "message_start")
 
@@ -264,7 +272,7 @@ class _Writer(Writer):
             "stop_reason": _stop_reason(done, has_calls),
             "stop_sequence": done.stop_text,
         }
-        usage = _usage(done.n_prompt, done.n_cached, done.n_written)
+        usage = _usage(done.counts, self._n_marked)
         frame += sse.event(
             {"type": "message_delta", "delta": delta, "usage": usage}, "message_delta"
         )

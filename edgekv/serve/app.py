@@ -27,7 +27,7 @@ from edgekv.serve import (
 )
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
-from edgekv.serve.gate import Gate, refusal
+from edgekv.serve.gate import LOCAL_ORIGIN, Gate, refusal
 from edgekv.serve.preparing import Preparing
 from edgekv.serve.service import Service
 from edgekv.version import __version__
@@ -48,8 +48,8 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     options = service.options
     app.state.preparing = Preparing(options.parallel + options.max_queue)
-    parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens, page)
-    for part in (*parts, extract):
+    parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens)
+    for part in (*parts, extract, *([page] if options.page else [])):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EdgeKVError, _user_error)
@@ -61,6 +61,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),
+            allow_origin_regex=LOCAL_ORIGIN if "localhost" in options.cors_origins else None,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )

@@ -98,12 +98,17 @@ class Asker:
         """Tokens of a chat's prompt."""
         return len(self.prompts.of(self._with_usual(chat)).tokens)
 
+    def text_of(self, chat: Chat) -> str:
+        """A chat's prompt."""
+        return self.prompts.template.text_of(self._with_usual(chat))
+
     def _with_usual(self, chat: Chat) -> Chat:
         """With the server's own options where the request says nothing."""
-        return (
-            chat
-            if chat.reasoning_format
-            else replace(chat, reasoning_format=self.options.reasoning_format)
+        usual = {"enable_thinking": False} if self.options.reasoning == "off" else {}
+        return replace(
+            chat,
+            variables={**usual, **chat.variables},
+            reasoning_format=chat.reasoning_format or self.options.reasoning_format,
         )
 
     def _wish(self, prompt: Prompt, limits: Limits) -> Wish:
@@ -113,8 +118,8 @@ class Asker:
         if n >= self.n_ctx:
             raise ApiError(
                 400,
-                f"the prompt has {n:,} tokens, but the context is {self.n_ctx:,}: give a shorter"
-                " one, or start the server with a larger -c",
+                f"the prompt has {n:,} tokens and exceeds the available context size of"
+                f" {self.n_ctx:,}: give a shorter one, or start the server with a larger -c",
                 "exceed_context_size_error",
                 n_prompt_tokens=n,
                 n_ctx=self.n_ctx,

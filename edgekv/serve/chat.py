@@ -85,6 +85,8 @@ def ask(asker: Asker, body: ChatBody) -> Asked:
 
 
 def _chat(body: ChatBody) -> Chat:
+    """Raises BadInput."""
+    goes_on = _goes_on(body)
     return Chat(
         [message.model_dump(exclude_unset=True) for message in body.messages],
         choice_of(tools_of(body.tools), body.tool_choice, body.parallel_tool_calls),
@@ -93,7 +95,20 @@ def _chat(body: ChatBody) -> Chat:
         body.chat_template_kwargs or {},
         body.reasoning_format or "",
         bool(body.parse_special),
+        goes_on or body.add_generation_prompt is not False,
     )
+
+
+def _goes_on(body: ChatBody) -> bool:
+    """Whether the last message is the beginning of the answer. Raises BadInput."""
+    *before, last = [message.role == "assistant" for message in body.messages]
+    if last and before and before[-1]:
+        raise BadInput("the last two messages are the assistant's: put them together")
+    if body.continue_final_message and body.add_generation_prompt:
+        raise BadInput("give add_generation_prompt or continue_final_message, not both")
+    if body.continue_final_message and not last:
+        raise BadInput("the last message is not the assistant's: there is nothing to continue")
+    return last
 
 
 def tools_of(bodies: list[ToolBody] | None) -> list[Tool]:

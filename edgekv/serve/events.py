@@ -81,6 +81,8 @@ class Done:
     read_ms: float
     write_ms: float
     cache: Cache
+    n_decodes: int = 0
+    """Calls of llama.cpp that it took."""
 
     @property
     def n_written(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 
@@ -26,6 +27,8 @@ PUBLIC = ("/", "/health", "/v1/health", "/models", "/v1/models")
 N_BODIES = 4
 """As many of the largest bodies may be there at once."""
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+LOCAL_ORIGIN = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"
+"""Origins that `localhost` stands for, as in llama-server."""
 
 
 class Gate:
@@ -69,8 +72,7 @@ class Gate:
                 " --allow-host NAME for another name",
             )
         is_same = origin == f"{scope['scheme']}://{host}"
-        origins = self._options.cors_origins
-        if origin is not None and not is_same and not {origin, "*"} & set(origins):
+        if origin is not None and not is_same and not self._may_ask(origin):
             raise ApiError(
                 403, f"pages of {origin} may not ask: start the server with --cors-origin {origin}"
             )
@@ -79,6 +81,12 @@ class Gate:
         size = headers.get("content-length", "0")
         if not size.isdecimal() or int(size) > self._options.max_request:
             raise self._bodies.too_large()
+
+    def _may_ask(self, origin: str) -> bool:
+        """Whether pages of another origin are answered."""
+        named = self._options.cors_origins
+        is_local = "localhost" in named and re.fullmatch(LOCAL_ORIGIN, origin) is not None
+        return is_local or origin in named or "*" in named
 
     def _answers_to(self, name: str) -> bool:
         if name in self._hosts or "*" in self._hosts:

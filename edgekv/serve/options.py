@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from edgekv.chat.sampler import Sampling
 
 REASONING = ("auto", "none", "deepseek")
+THINKS = ("on", "off", "auto")
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,10 @@ class ServeOptions:
     file_keys: tuple[str, ...] = ()
     """More keys, those of a file."""
     alias: str | None = None
+    """The model's names, with commas between them."""
+    tags: str | None = None
+    """What the list of models says of it besides, in the same form."""
+    page: bool = True
     cors_origins: tuple[str, ...] = ()
     allow_hosts: tuple[str, ...] = ()
     """More names that requests may have as their host."""
@@ -43,8 +48,23 @@ class ServeOptions:
     slots: bool = True
     chat_template: str = ""
     """A template's text in the place of the model's."""
+    reasoning: str = "auto"
+    """Whether the model thinks where a request says nothing; auto: as its template has it."""
     reasoning_format: str = "auto"
     max_tokens: int | None = None
     """Tokens to write where a request names no number; None: until the context is full."""
     sampling: Sampling = field(default_factory=Sampling)
     """How tokens are drawn where a request says nothing."""
+
+    @property
+    def names(self) -> list[str]:
+        return _words(self.alias)
+
+    @property
+    def tag_words(self) -> list[str]:
+        return _words(self.tags)
+
+
+def _words(text: str | None) -> list[str]:
+    """Each one once, by their letters as in llama-server."""
+    return sorted({word.strip() for word in (text or "").split(",")} - {""})

@@ -162,6 +162,8 @@ class _Writer(Writer):
     """Collects items, and writes events. Items follow each other; at most one is open."""
 
     def __init__(self, service: Service, body: ResponsesBody) -> None:
+        self.with_progress = bool(body.return_progress)
+        self.with_timings = bool(body.timings_per_token)
         self._n = 0
         self._items: list[Item] = []
         self._text = ""
@@ -208,6 +210,10 @@ class _Writer(Writer):
             "response.in_progress", response=now
         )
 
+    def progress_event(self, said: dict[str, Any]) -> str:
+        now = {**self._response, "status": "in_progress", "output": [], "usage": None}
+        return self._event("response.in_progress", response=now, **said)
+
     def part(self, part: Part) -> str:
         if isinstance(part, CallBegun):
             return self._close() + self._call(part)
@@ -223,7 +229,11 @@ class _Writer(Writer):
                 "response.reasoning_text.delta", content_index=0, delta=part.text
             )
         return frame + self._at(
-            "response.output_text.delta", content_index=0, delta=part.text, logprobs=[]
+            "response.output_text.delta",
+            content_index=0,
+            delta=part.text,
+            logprobs=[],
+            **self.timings,
         )
 
     def _open(self, kind: type[Part]) -> str:
@@ -322,7 +332,10 @@ class _Writer(Writer):
     def end(self, done: Done, has_calls: bool) -> str:
         frame = self._close()
         response = self.finished(done)
-        return frame + self._event(f"response.{response['status']}", response=response)
+        timings = wording.timings(done.counts)
+        return frame + self._event(
+            f"response.{response['status']}", response=response, timings=timings
+        )
 
     def failed(self, error: ApiError) -> str:
         return self._event("error", code=error.kind, message=error.message, param=None)

@@ -44,8 +44,8 @@ class Room:
         if least >= n_ctx:
             raise ApiError(
                 400,
-                f"the prompt has {least:,} tokens at least, but the context is {n_ctx:,}: give a"
-                " shorter one, or start the server with a larger -c",
+                f"the prompt has {least:,} tokens at least and exceeds the available context size"
+                f" of {n_ctx:,}: give a shorter one, or start the server with a larger -c",
                 "exceed_context_size_error",
                 n_prompt_tokens=least,
                 n_ctx=n_ctx,

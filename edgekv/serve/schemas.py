@@ -148,6 +148,8 @@ class ChatBody(GenerationBody):
     response_format: dict[str, Any] | None = None
     reasoning_format: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | str | None = None
     parse_special: bool | None = None
     """Control tokens in people's texts are tokens: edgekv's own field."""
 
@@ -200,6 +202,7 @@ class AnthropicToolBody(Body):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class CountBody(SamplingBody):
@@ -211,6 +214,7 @@ class CountBody(SamplingBody):
     tools: list[AnthropicToolBody] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -235,4 +239,6 @@ class ResponsesBody(SamplingBody):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -46,7 +46,7 @@ class Service:
         changing = None if options.ignore_prefix is None else Pattern(options.ignore_prefix)
         self.prompts = Prompts(llm, options.chat_template, changing)
         self.asker = Asker(llm, self.prompts, options)
-        self.model = options.alias or Path(llm.model_path).name
+        self.model = (options.names or [Path(llm.model_path).name])[0]
         """The model's name in answers."""
         self.created = int(time.time())
 

@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.responses import Response
 
 from edgekv.conversations.losses import KINDS
@@ -21,6 +18,8 @@ from edgekv.serve.worker import Job
 
 router = APIRouter()
 
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+NO_DRAFTS = "None: no tokens are drafted here."
 SILENT_S, READING_S = 60, 600
 """Seconds after which a model counts as stuck: in a step, and in a part of a prompt."""
 
@@ -53,7 +52,7 @@ async def models(request: Request) -> dict[str, Any]:
 @router.get("/v1/models/{name:path}")
 async def model(name: str, request: Request) -> dict[str, Any]:
     service = service_of(request)
-    if name != service.model:
+    if name not in (service.model, *service.options.names):
         raise ApiError(404, f"there is no model '{name}': this server has '{service.model}'")
     return _model(service)
 
@@ -62,7 +61,8 @@ def _model(service: Service) -> dict[str, Any]:
     llm = service.llm
     return {
         "id": service.model,
-        "aliases": [service.model] if service.options.alias else [],
+        "aliases": service.options.names,
+        "tags": service.options.tag_words,
         "object": "model",
         "created": service.created,
         "owned_by": "edgekv",
@@ -92,14 +92,16 @@ async def props(request: Request) -> dict[str, Any]:
         "endpoint_slots": options.slots,
         "endpoint_metrics": options.metrics,
         "endpoint_props": False,
-        "webui": True,
+        "webui": options.page,
         "model_alias": service.model,
         "model_path": service.llm.model_path,
         "chat_template": service.prompts.template.text,
+        "chat_template_caps": service.prompts.template.can,
         "bos_token": service.prompts.template.bos,
         "eos_token": service.prompts.template.eos,
         "modalities": {"vision": False, "audio": False},
         "build_info": wording.FINGERPRINT,
+        "is_sleeping": False,
     }
 
 
@@ -136,13 +138,16 @@ def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
         **slot,
         "params": params,
         "n_prompt_tokens": answer.n_prompt,
+        "n_prompt_tokens_processed": answer.n_prompt - answer.n_cached,
         "n_prompt_tokens_cache": answer.n_cached,
         "is_reading": not answer.has_read,
-        "next_token": {
-            "has_next_token": n_left != 0,
-            "n_remain": n_left,
-            "n_decoded": answer.n_written,
-        },
+        "next_token": [
+            {
+                "has_next_token": n_left != 0,
+                "n_remain": n_left,
+                "n_decoded": answer.n_written,
+            }
+        ],
     }
 
 
@@ -152,47 +157,56 @@ async def metrics(request: Request) -> Response:
     service = service_of(request)
     if not service.options.metrics:
         raise ApiError(501, "this server gives no metrics: start it with --metrics")
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(service))
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    lines = [
+        f"# HELP {name} {about}\n# TYPE {name} {kind}\n{name} {float(value)}\n"
+        for name, kind, about, value in _metrics(service)
+    ]
+    headers = {"Process-Start-Time-Unix": str(service.created)}
+    return Response("".join(lines), media_type=PROMETHEUS, headers=headers)
 
 
-class _Collector:
-    def __init__(self, service: Service) -> None:
-        self._worker = service.worker
-
-    def collect(self) -> Iterator[Metric]:
-        totals, active = self._worker.totals, self._worker.active()
-        counters = {
-            "prompt_tokens": ("Prompt tokens that were read.", totals.n_prompt),
-            "prompt_cached_tokens": ("Prompt tokens that were there already.", totals.n_cached),
-            "prompt_seconds": ("Time in which prompts were read.", totals.read_s),
-            "tokens_predicted": ("Tokens that were written.", totals.n_written),
-            "tokens_predicted_seconds": ("Time in which tokens were written.", totals.write_s),
-            "answers": ("Answers that were written to their end.", totals.n_answers),
-        }
-        for name, (about, value) in counters.items():
-            yield CounterMetricFamily(f"llamacpp:{name}", about, value)
-        for kind, n in self._worker.conversations.losses.items():
-            about = f"Conversations of which the log says why: {KINDS[kind]}."
-            yield CounterMetricFamily(f"edgekv:conversations_{kind}", about, n)
-        gauges = {
-            "prompt_tokens_seconds": (
-                "Prompt tokens read per second.",
-                totals.n_prompt / totals.read_s if totals.read_s else 0.0,
-            ),
-            "predicted_tokens_seconds": (
-                "Tokens written per second.",
-                totals.n_written / totals.write_s if totals.write_s else 0.0,
-            ),
-            "n_tokens_max": ("Most tokens that a conversation had.", totals.n_most),
-            "requests_processing": ("Requests that are answered.", len(active)),
-            "requests_deferred": ("Requests that wait.", self._worker.n_waiting),
-        }
-        for name, (about, value) in gauges.items():
-            yield GaugeMetricFamily(f"llamacpp:{name}", about, value)
-        if totals.cache:
-            about = "Bytes of the last conversation's cache"
-            yield GaugeMetricFamily("edgekv:kv_bytes", f"{about}.", totals.cache.n_bytes)
-            in_full = totals.cache.n_bytes_full
-            yield GaugeMetricFamily("edgekv:kv_bytes_full", f"{about}, in full.", in_full)
+def _metrics(service: Service) -> Iterator[tuple[str, str, str, float]]:
+    """Names, kinds, what they are, and values."""
+    worker = service.worker
+    totals, n_active = worker.totals, len(worker.active())
+    counters = {
+        "prompt_tokens_total": ("Prompt tokens that were read.", totals.n_prompt),
+        "prompt_tokens_cached_total": ("Prompt tokens that were there already.", totals.n_cached),
+        "prompt_seconds_total": ("Time in which prompts were read.", totals.read_s),
+        "tokens_predicted_total": ("Tokens that were written.", totals.n_written),
+        "tokens_predicted_seconds_total": ("Time in which tokens were written.", totals.write_s),
+        "n_decode_total": ("Calls of llama_decode.", totals.n_decodes),
+        "n_tokens_max": ("Most tokens that a conversation had.", totals.n_most),
+        "spec_decode_num_draft_tokens_total": (NO_DRAFTS, 0),
+        "spec_decode_num_accepted_tokens_total": (NO_DRAFTS, 0),
+        "spec_decode_num_drafts_total": (NO_DRAFTS, 0),
+    }
+    for name, (about, value) in counters.items():
+        yield f"llamacpp:{name}", "counter", about, value
+    gauges = {
+        "prompt_tokens_seconds": (
+            "Prompt tokens read per second.",
+            totals.n_prompt / totals.read_s if totals.read_s else 0.0,
+        ),
+        "predicted_tokens_seconds": (
+            "Tokens written per second.",
+            totals.n_written / totals.write_s if totals.write_s else 0.0,
+        ),
+        "requests_processing": ("Requests that are answered.", n_active),
+        "requests_deferred": ("Requests that wait.", worker.n_waiting),
+        "n_busy_slots_per_decode": (
+            "Answers in a call of llama_decode: they take turns.",
+            1 if totals.n_decodes else 0,
+        ),
+    }
+    for name, (about, value) in gauges.items():
+        yield f"llamacpp:{name}", "gauge", about, value
+    about = "Answers that were written to their end."
+    yield "edgekv:answers_total", "counter", about, totals.n_answers
+    for kind, n in worker.conversations.losses.items():
+        about = f"Conversations of which the log says why: {KINDS[kind]}."
+        yield f"edgekv:conversations_{kind}_total", "counter", about, n
+    if totals.cache:
+        about = "Bytes of the last conversation's cache"
+        yield "edgekv:kv_bytes", "gauge", f"{about}.", totals.cache.n_bytes
+        yield "edgekv:kv_bytes_full", "gauge", f"{about}, in full.", totals.cache.n_bytes_full

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
@@ -97,8 +97,7 @@ def _prompt(service: Service, body: ApplyTemplateBody) -> Response:
         variables=body.chat_template_kwargs or {},
         adds_generation_prompt=body.add_generation_prompt is not False,
     )
-    text: Any = service.prompts.template.text_of(chat)
-    return Json({"prompt": text})
+    return Json({"prompt": service.asker.text_of(chat)})
 
 
 @router.post("/v1/embeddings")

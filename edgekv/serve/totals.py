@@ -17,6 +17,8 @@ class Totals:
     n_cached: int = 0
     n_written: int = 0
     n_answers: int = 0
+    n_decodes: int = 0
+    """Calls of llama.cpp."""
     n_most: int = 0
     """Tokens of the longest conversation."""
     read_s: float = 0.0
@@ -32,5 +34,6 @@ class Totals:
             self.n_prompt += done.n_prompt - done.n_cached
             self.n_cached += done.n_cached
             self.n_written += done.n_written
+            self.n_decodes += done.n_decodes
             self.read_s += done.read_ms / 1e3
             self.write_s += done.write_ms / 1e3
