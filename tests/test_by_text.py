@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.conversations.by_text import same_text
+from edgekv.conversations import by_text
 from tests.test_continued import PIECES, text_of
 
 
@@ -20,12 +23,17 @@ class Vocabulary:
         return text_of(tokens)
 
 
+def met(llm, prompt, have, least):
+    arrays = np.asarray(prompt, np.int32), np.asarray(have, np.int32)
+    return by_text.same_text(llm, *arrays, least)
+
+
 TOKENS = st.lists(st.integers(0, len(PIECES) - 1), max_size=12)
 
 
-@given(TOKENS, TOKENS, st.integers(0, 6))
-def test_the_longest_common_text_is_found(prompt, have, least):
-    """Beside all pairs of beginnings."""
+@given(TOKENS, TOKENS, st.integers(0, 6), st.integers(1, 20))
+def test_the_longest_common_text_is_found(prompt, have, least, first):
+    """Beside all pairs of beginnings, whatever is looked at first."""
     n = next((i for i, (a, b) in enumerate(zip(prompt, have)) if a != b), None)
     shared = min(len(prompt), len(have)) if n is None else n
     pairs = [
@@ -35,13 +43,14 @@ def test_the_longest_common_text_is_found(prompt, have, least):
         if text_of(prompt[:i]) == text_of(have[:j])
     ]
     expected = None if shared >= min(least, len(prompt)) else max(pairs, default=None)
-    assert same_text(Vocabulary(), prompt, have, least) == expected
+    with patch.multiple(by_text, FIRST=first, TIMES=2):
+        assert met(Vocabulary(), prompt, have, least) == expected
 
 
 def test_only_what_is_the_same_is_compared():
     a, b, ab = (PIECES.index(piece) for piece in (b"a", b"b", b"ab"))
     llm = Vocabulary()
-    assert same_text(llm, [ab, a, *[a] * 9999], [a, b, b, *[a] * 9999], 5000) is None
+    assert met(llm, [ab, a, *[a] * 9999], [a, b, b, *[a] * 9999], 5000) is None
     assert llm.n_asked < 5
-    assert same_text(llm, [ab] * 5000 + [a], [a, b] * 5000, 5000) == (5000, 10_000)
+    assert met(llm, [ab] * 5000 + [a], [a, b] * 5000, 5000) == (5000, 10_000)
     assert llm.n_asked < 10, "each token's text is looked up once"

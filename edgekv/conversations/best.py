@@ -65,7 +65,7 @@ def _by_text(llm: Holder, prompt: NDArray[np.int32], known: Sequence[Entry], fou
         return found
     near = sorted((x for x in known if shared[x] == most), key=lambda x: -len(x.tokens))
     for x in near[:N_NEAR]:
-        met = same_text(llm, prompt.tolist(), x.tokens.tolist(), x.least)
+        met = same_text(llm, prompt, x.tokens, x.least)
         if met and met[0] > found.n and _is_worth(llm, x, *met):
             found = Best(x, *met)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from edgekv.chat.messages import Message
@@ -63,6 +64,7 @@ class Prompts:
         if not found:
             return None
 
+        @cache  # the worker asks for it more than once
         def with_other(other: str) -> Prompt:
             return again(_with_first_text(first, other + said[len(text) :]))
 
