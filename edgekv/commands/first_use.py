@@ -17,7 +17,7 @@ SKIPPED = (
     "starting without the preparation: documents are read slower, the next start goes on with it"
 )
 BESIDE = (
-    f"{WHAT} goes on beside the server while nobody asks; until the next start documents are read"
+    f"{WHAT} goes on beside the server while nobody asks; until it is done documents are read"
     " slower"
 )
 

@@ -60,6 +60,10 @@ class Later:
     def is_done(self) -> bool:
         return self._process is not None and self._process.poll() == 0
 
+    @property
+    def has_failed(self) -> bool:
+        return self._process is not None and self._process.poll() not in (None, 0)
+
     def go_on(self) -> None:
         self._tell("resume")
 

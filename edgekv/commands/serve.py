@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -339,14 +340,32 @@ def _say(server: Server, options: ServeOptions, listening: socket.socket) -> Non
 
 
 def _beside(server: Server, later: Later) -> Callable[[], None]:
-    """What is called now and then: `later` works while nobody waits for an answer."""
+    """What is called now and then: `later` works while nobody waits for an answer, and the server
+    goes by what it has found.
+    """
+    renewing: Future[None] | None = None
     has_said = False
+
+    def said() -> str:
+        """How the preparation ended; nothing if it has not."""
+        nonlocal renewing
+        if later.has_failed:
+            return f"{WHAT} has failed: the next start begins it again"
+        if not later.is_done():
+            return ""
+        renewing = renewing or server.renew()
+        if not renewing.done():
+            return ""
+        error = renewing.exception()
+        return f"{WHAT} is done: " + (
+            f"the next start goes by it ({error})" if error else "the server goes by it now"
+        )
 
     def tick() -> None:
         nonlocal has_said
-        if later.is_done() and not has_said:
+        if not has_said and (line := said()):
             has_said = True
-            click.echo(f"edgekv: {WHAT} is done: the next start goes by it", err=True)
+            click.echo(f"edgekv: {line}", err=True)
         elif server.worker.is_idle:
             later.go_on()
         else:

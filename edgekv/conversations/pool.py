@@ -7,7 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -246,6 +246,28 @@ class Conversations:
             return False
         llm.n_tokens, llm._requires_eval = n, True
         return True
+
+    def renew(self, changed: AbstractContextManager[object], why: str) -> None:
+        """Have the model changed by a `with` block: to other settings, or another context. What was
+        read with those before is forgotten, in memory and on disk, since nothing can go on from it.
+
+        why: for the log. Raises what the block raises; all conversations are then as before.
+        """
+        with self._llm._guard.use():
+            self._check_open()
+            self._llm._kv_stop_answer()
+            self._look()
+            context = self._llm._ctx
+            with changed:
+                is_other = self._llm._ctx is not context
+                known = [self._current, *self._waiting]
+                for entry in [x for x in known if is_other or x.settings != self._key()]:
+                    self._erase(entry)
+                    if len(entry.tokens) and not entry.is_boundary:
+                        self.losses.read_again(entry, why)
+                    if entry is self._current:
+                        self._llm.reset()
+                        self._current = self._fresh()
 
     # ---- while a prompt is read
 

@@ -1,9 +1,12 @@
-"""Another cache for a model that is loaded: the one that a saved conversation was made with."""
+"""Another cache for a model that is loaded: the one that a saved conversation was made with, or the
+one that the model would be loaded with now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from edgekv.config import KVConfig
@@ -20,19 +23,36 @@ _REPLACED = (
 )
 _PARAMS = "type_k", "type_v", "flash_attn_type", "n_outputs_max"
 """Parameters of a context that depend on its cache."""
+_F16 = facts.cache_types["f16"][0]
 
 
-@contextmanager
-def instead(llm: LoadedModel, config: KVConfig, cache: Cache) -> Iterator[None]:
+def instead(llm: LoadedModel, config: KVConfig, cache: Cache) -> AbstractContextManager[None]:
     """A `with` block in which `llm` has another cache and its options; where its present cache will
     do, that stays with its conversation.
 
     If the block fails, all is as before. Raises EdgeKVError if the model cannot have the cache.
     """
+    return _changed(llm, config, (cache.type_k, cache.type_v), lambda: cache)
+
+
+def renewed(llm: LoadedModel) -> AbstractContextManager[None]:
+    """The same with what the model would be loaded with now: its profile may be a newer one."""
+    return _changed(llm, llm._kv_config, llm._kv_types, lambda: _of_load(llm))
+
+
+@contextmanager
+def _changed(
+    llm: LoadedModel,
+    config: KVConfig,
+    types: tuple[int | None, int | None],
+    cache_of: Callable[[], Cache],
+) -> Iterator[None]:
+    """types: those that are named. cache_of: called when the settings have changed."""
     before, fresh = _Before(llm), None
     try:
-        llm._kv_types = cache.type_k, cache.type_v
+        llm._kv_types = types
         llm._kv_config, llm._kv_settings = config, llm._kv_resolve(config, llm.model_path)
+        cache = cache_of()
         if cache != _present(llm):
             fresh = _context(llm, cache)
             llm._kv_enter(fresh, llm._kv_settings.stores)
@@ -74,6 +94,13 @@ def _present(llm: LoadedModel) -> Cache:
     params = llm.context_params
     kinds = int(params.type_k), int(params.type_v), int(params.flash_attn_type)
     return Cache(*kinds, llm._kv is not None)
+
+
+def _of_load(llm: LoadedModel) -> Cache:
+    """The present cache with the types that these settings pick."""
+    picks = llm._kv_pick_types(llm.model_path, llm.model_params.n_gpu_layers)
+    type_k, type_v = picks or (_F16 if kind is None else kind for kind in llm._kv_types)
+    return replace(_present(llm), type_k=type_k, type_v=type_v)
 
 
 def _context(llm: LoadedModel, cache: Cache) -> Any:

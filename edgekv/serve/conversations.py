@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from edgekv.conversations import Conversations, Talk
 from edgekv.conversations import pack as packs
 from edgekv.errors import BadInput
+from edgekv.model.instead import renewed
 from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
 from edgekv.serve.kept import Kept, look
@@ -19,6 +20,9 @@ from edgekv.session.aside import can_wait
 
 if TYPE_CHECKING:
     from edgekv import Llama
+
+
+RENEWED = "this model's preparation is done, and prompts are compressed by it now"
 
 
 class Turns:
@@ -33,6 +37,7 @@ class Turns:
     ) -> None:
         self._llm, self._secret = llm, secrets.token_bytes()
         self._pool = Conversations(llm, cache_ram, cache_disk, cache_disk_size)
+        self._has_packs = False
 
     def open_packs(self, paths: Sequence[str]) -> None:
         """Have the documents of packs as conversations, which stay whatever goes on from them.
@@ -40,6 +45,7 @@ class Turns:
         Raises BadInput for a file that is no pack of this model and cache, and where not all of
         them fit.
         """
+        self._has_packs = bool(paths)
         ids = [self._open_pack(path) for path in paths]
         known = {talk.id for talk in self._pool.list()}
         for path, id in zip(paths, ids):
@@ -143,6 +149,14 @@ class Turns:
         Raises BadInput.
         """
         return self._pool.open_file(path).n_tokens
+
+    def renew(self) -> None:
+        """Go by what a start of the server would find now: a profile that was made meanwhile.
+        Raises EdgeKVError if that cannot be had; all is then as before.
+        """
+        if self._has_packs:
+            raise BadInput("packs are open, which were read without it")
+        self._pool.renew(renewed(self._llm), RENEWED)
 
     def erase(self, id: str) -> None:
         """Forget a conversation. Raises BadInput if there is none of this id."""

@@ -17,6 +17,7 @@ class Room:
 
     def __init__(self, llm: Llama) -> None:
         self._llm = llm
+        self._n_ctx = llm.n_ctx()  # the worker may change contexts meanwhile
 
     @cached_property
     def _longest(self) -> int:
@@ -37,16 +38,15 @@ class Room:
         that prepares a request whose client is gone.
         """
         check_wanted()
-        n_ctx = self._llm.n_ctx()
-        if len(data) < n_ctx or not self._longest:
+        if len(data) < self._n_ctx or not self._longest:
             return
         least = len(data) // self._longest
-        if least >= n_ctx:
+        if least >= self._n_ctx:
             raise ApiError(
                 400,
                 f"the prompt has {least:,} tokens at least and exceeds the available context size"
-                f" of {n_ctx:,}: give a shorter one, or start the server with a larger -c",
+                f" of {self._n_ctx:,}: give a shorter one, or start the server with a larger -c",
                 "exceed_context_size_error",
                 n_prompt_tokens=least,
-                n_ctx=n_ctx,
+                n_ctx=self._n_ctx,
             )

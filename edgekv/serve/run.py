@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -149,6 +150,10 @@ class Server(uvicorn.Server):
                 tick()
         finally:
             self._end()
+
+    def renew(self) -> Future[None]:
+        """Go by what a start would find now, as soon as no answer is written; see `Turns.renew`."""
+        return self.worker.call(self.worker.conversations.renew, when_idle=True)
 
     def _end(self) -> None:
         """The server ends; a second signal makes it hurry."""

@@ -35,6 +35,8 @@ BEAT_S = 1.0
 
 log = logging.getLogger("edgekv.serve")
 
+Call = tuple[Callable[[], Any], Future[Any]]
+
 
 class Job:
     """A wish on its way. emit: takes its events, in the worker's thread."""
@@ -62,7 +64,8 @@ class Worker:
         self._n_parallel = n_parallel
         self._queue: FairQueue[Job] = FairQueue(n_queue)
         self._active: deque[Job] = deque()
-        self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._calls: deque[Call] = deque()
+        self._idle_calls: deque[Call] = deque()
         self._beat = time.monotonic()
         self._next_call = 0.0
         """The clock's time from which another call may run while answers are written."""
@@ -124,14 +127,16 @@ class Worker:
                 self._llm.kv_cancel()
             self._wake.notify_all()
 
-    def call(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function that uses the model, between two steps."""
+    def call(self, function: Callable[[], Any], when_idle: bool = False) -> Future[Any]:
+        """Run a function that uses the model, between two steps; when_idle: while there is no
+        answer under way.
+        """
         done: Future[Any] = Future()
         with self._wake:
             if self._is_stopping:
                 _run_call(_refuse, done)
             else:
-                self._calls.append((function, done))
+                (self._idle_calls if when_idle else self._calls).append((function, done))
                 self._wake.notify_all()
         return done
 
@@ -164,19 +169,27 @@ class Worker:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._is_stopping or self._calls or self._active or len(self._queue)):
+                while not (
+                    self._is_stopping or self._calls or self._idle_calls or not self.is_idle
+                ):
                     self._beat = time.monotonic()
                     self._wake.wait(BEAT_S)
                 if self._is_stopping:
                     break
                 self._admit()
-                call = self._calls.popleft() if self._may_call() else None
+                call = self._due()
                 turn = self._active[0] if self._active else None
             if call is not None:
                 self._call(*call)
             if turn is not None:
                 self._take_turn(turn)
         self._end_all()
+
+    def _due(self) -> Call | None:
+        """The call whose turn it is. The lock is held."""
+        if self._may_call():
+            return self._calls.popleft()
+        return self._idle_calls.popleft() if self._idle_calls and not self._active else None
 
     def _may_call(self) -> bool:
         """Whether a call waits whose turn it is: answers have most of the time."""
@@ -338,9 +351,10 @@ class Worker:
             for job in list(self._active):
                 self._leave(job)
                 self._tell(job, stopping)
-            for _, done in self._calls:
-                _run_call(_refuse, done)
-            self._calls.clear()
+            for calls in (self._calls, self._idle_calls):
+                for _, done in calls:
+                    _run_call(_refuse, done)
+                calls.clear()
         self._llm.kv_cancel(False)
 
 
