@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from edgekv.errors import EdgeKVError
 from edgekv.native import Prefill
+from edgekv.serve import answer
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, Written
+from edgekv.serve.options import ServeOptions
 from edgekv.serve.share import Share
 from edgekv.serve.wish import Prompt
 from edgekv.serve.worker import Job, Worker
 from tests import archs
 from tests.engine import load
-from tests.serving import until
+from tests.serving import get, post, serving, until
 from tests.test_serve_worker import Log, wish
 
 N_LONG, N_SHORT = 900, 40
@@ -424,3 +428,22 @@ def test_time_that_was_lent_to_others_is_not_the_readers(working, eager):
     most = 1e3 * (time.perf_counter() - begin - sum(slept))
     assert done.read_ms <= most
     assert max(event.ms for event in reader.events if isinstance(event, Progress)) <= most
+
+
+def test_no_number_counts_time_that_was_lent(tiny, monkeypatch):
+    """By a clock that stands still but while others are let in."""
+    now = [0.0]
+    monkeypatch.setattr(answer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(Worker, "_let_others", lambda self: now.append(now.pop() + 7.0))
+    options = ServeOptions(metrics=True)
+    with serving(tiny("llama-gqa"), options, kv_ratio=0.5, n_ubatch=64) as (url, _):
+        body = {"prompt": some(N_LONG), "n_predict": 4, "stream": True, "return_progress": True}
+        said = post(f"{url}/completion", json=body).text
+        metrics = get(f"{url}/metrics").text
+        slots = get(f"{url}/slots").text
+    assert now[0] > 7.0
+    assert re.findall(r'"time_ms":\s*(\d+)', said) and not re.search(r'"time_ms":\s*[1-9]', said)
+    assert re.search(r'"prompt_ms":\s*0.0', said) and re.search(r'"predicted_ms":\s*0.0', said)
+    for name in ("prompt_seconds", "tokens_predicted_seconds"):
+        assert f"llamacpp:{name}_total 0.0" in metrics
+    assert "_ms" not in slots
