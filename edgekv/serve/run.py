@@ -33,6 +33,8 @@ N_UNACCEPTED = 2048
 """Connections that the system holds until they are accepted."""
 GRACE_S = 5
 """Seconds that connections have to end after Ctrl-C."""
+TEXTS_S = 0.5
+"""Seconds that texts have which are cut into tokens then: nothing of them is kept."""
 TICK_S = 0.5
 
 
@@ -101,7 +103,7 @@ class Server(uvicorn.Server):
             self.worker.join()
             self.worker.conversations.close()
             self._app.state.preparing.stop()
-            self._is_stuck = not self._app.state.preparing.join(GRACE_S)
+            self._is_stuck = not self._app.state.preparing.join(TEXTS_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
