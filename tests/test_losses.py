@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from edgekv import Conversations
+from edgekv.errors import BadInput
 from edgekv.model import fingerprint as pieces
 from edgekv.serve.options import ServeOptions
+from edgekv.session import session
 from tests.engine import load
 from tests.serving import get, post, serving
 
@@ -136,6 +139,114 @@ def test_one_model_is_hashed_once_for_many_files(open_pool, text, tmp_path, monk
     again = open_pool({"cache_disk": str(tmp_path)})
     assert len(again.list()) == 5
     assert hashed.count(model) <= 1
+
+
+def test_a_full_disk_is_said(open_pool, text, caplog, tmp_path, monkeypatch):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(session, "_write", full)
+    pool = open_pool({"cache_ram": 0, "cache_disk": str(tmp_path)})
+    read(pool, text(300))
+    read(pool, text(300, 1))
+    (line,) = lines(caplog)
+    assert "is forgotten" in line and "No space left" in line and not list(tmp_path.iterdir())
+    pool.flush()
+    assert "is not on disk" in lines(caplog)[-1]
+    assert (pool.losses.counts["dropped"], pool.losses.counts["unwritten"]) == (1, 1)
+
+
+def test_a_file_that_makes_room_or_is_gone_is_said(open_pool, text, caplog, tmp_path):
+    pool = open_pool({"cache_ram": 0, "cache_disk": str(tmp_path)})
+    read(pool, text(300))
+    read(pool, text(300, 1))
+    (path,) = tmp_path.iterdir()
+    pool._shelf._limit = 500_000  # there is room for one
+    read(pool, text(300, 2))
+    assert not path.exists() and "cache_disk is full" in lines(caplog)[-1]
+    for path in tmp_path.iterdir():
+        path.unlink()
+    read(pool, text(300, 3))
+    assert "its file is gone" in lines(caplog)[-1] and pool.losses.counts["dropped"] == 2
+
+
+def test_a_file_that_holds_another_conversation_is_said(open_pool, text, caplog, tmp_path):
+    pool = open_pool({"cache_ram": 0, "cache_disk": str(tmp_path)})
+    for seed in range(3):
+        read(pool, text(300, seed))
+    one, other = sorted(tmp_path.iterdir())
+    shutil.copy(one, other)
+    assert {read(pool, [*text(300, seed), *text(20, 3)]) for seed in range(2)} == {0, 300}
+    (line,) = lines(caplog)
+    assert "is read again" in line and "another conversation" in line
+
+
+def test_files_that_are_left_out_at_the_start_are_said(open_pool, text, caplog, tmp_path, tiny):
+    """Each with its reason, and none is touched."""
+    pool = open_pool({"cache_disk": str(tmp_path)})
+    read(pool, text(600))
+    pool.close()
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+    others: list[tuple[dict[str, Any], str]] = [
+        (dict(kv_ratio=0.4), "another method"),
+        (dict(kv_ratio=1.0), "compressed"),
+        (dict(n_ctx=512), "larger -c"),
+        (dict(model=tiny("gemma3")), "another model"),
+    ]
+    for i, (more, why) in enumerate(others):
+        llm = load(more.pop("model", tiny("llama-gqa")), **{**CACHE, **more})
+        with Conversations(llm, cache_disk=str(tmp_path)) as other:
+            assert not other.list() and other.losses.counts["refused"] == 1
+        llm.close()
+        assert len(lines(caplog)) == i + 1
+        assert "is left out" in lines(caplog)[-1] and why in lines(caplog)[-1]
+    assert path.read_bytes() == before
+    path.write_bytes(before[:600])
+    assert open_pool({"cache_disk": str(tmp_path)}).losses.counts["refused"] == 1
+
+
+def test_a_conversation_that_cannot_be_looked_up_is_said(open_pool, text, caplog, tmp_path):
+    pool = open_pool({"cache_ram": 0, "cache_disk": str(tmp_path)})
+    read(pool, text(300))
+    id = pool.list()[0].id
+    read(pool, text(300, 1))
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-40] + b"x" * 40)
+    with pytest.raises(BadInput, match="forgotten"):
+        pool.make_current(id)
+    (line,) = lines(caplog)
+    assert "damaged" in line and pool.losses.counts["dropped"] == 1
+
+
+def test_a_conversation_of_several_settings_is_said(open_pool, text, caplog):
+    pool = open_pool({})
+    read(pool, text(300))
+    pool._llm.kv_set(ratio=0.3)
+    read(pool, text(300, 1))
+    (line,) = lines(caplog)
+    assert "several settings" in line and pool.losses.counts["dropped"] == 1
+
+
+def test_a_conversation_that_the_model_lost_is_said(open_pool, text, caplog):
+    pool = open_pool({})
+    read(pool, text(300))
+    read(pool, [*text(300), *text(20, 1)])
+    pool._llm.reset()
+    read(pool, text(300, 1))
+    (line,) = lines(caplog)
+    assert "a step failed" in line and pool.losses.counts["dropped"] == 1
+
+
+def test_a_slot_that_cannot_be_restored_is_said(tiny, tmp_path, caplog):
+    options = ServeOptions(metrics=True, slot_save_path=str(tmp_path))
+    (tmp_path / "a.bin").write_text("no conversation")
+    with serving(tiny("llama-gqa"), options, **CACHE) as (url, _):
+        for name in ("a.bin", "missing"):
+            reply = post(f"{url}/slots/0?action=restore", json={"filename": name})
+            assert reply.status_code == 400
+        assert "edgekv:conversations_refused_total 2.0" in get(f"{url}/metrics").text
+    assert len(lines(caplog)) == 2 and all("is left out" in line for line in lines(caplog))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX'")

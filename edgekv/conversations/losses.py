@@ -9,11 +9,12 @@ from edgekv.conversations.talk import Entry
 
 log = logging.getLogger("edgekv")
 
-DROPPED, UNWRITTEN, READ_AGAIN = "dropped", "unwritten", "read_again"
+DROPPED, UNWRITTEN, READ_AGAIN, REFUSED = "dropped", "unwritten", "read_again", "refused"
 KINDS = {
     DROPPED: "is forgotten",
     UNWRITTEN: "is not on disk",
     READ_AGAIN: "is read again",
+    REFUSED: "is left out",
 }
 
 
@@ -38,7 +39,13 @@ class Losses:
         """It was there, but cannot be had."""
         self._say(READ_AGAIN, entry, why, logging.WARNING)
 
+    def refuse(self, file: str, why: str, level: int = logging.WARNING) -> None:
+        """The conversation in a file cannot be had; the file stays as it is."""
+        self._log(REFUSED, f"conversation in '{file}'", why, level)
+
     def _say(self, kind: str, entry: Entry, why: str, level: int) -> None:
+        self._log(kind, f"conversation {entry.id} ({len(entry.tokens)} tokens)", why, level)
+
+    def _log(self, kind: str, what: str, why: str, level: int) -> None:
         self.counts[kind] += 1
-        n = len(entry.tokens)
-        log.log(level, "edgekv: conversation %s (%s tokens) %s: %s", entry.id, n, KINDS[kind], why)
+        log.log(level, "edgekv: %s %s: %s", what, KINDS[kind], why)

@@ -37,6 +37,7 @@ FEW = 16
 """Tokens that are read again rather than kept: so few differ where a reply is cut into other tokens
 than the model wrote.
 """
+SEVERAL = "it is of several settings"
 N_BOUNDARIES = 8
 """States that are kept of one conversation's beginnings."""
 
@@ -76,7 +77,9 @@ class Conversations:
             self._settings: tuple[object, str] = (None, "")
             self.losses = Losses(is_usual=cache_ram == 0 and cache_disk is None)
             self._shelf = None if cache_disk is None else Shelf(cache_disk, cache_disk_size)
-            self._waiting: list[Entry] = list(self._shelf.entries(llm)) if self._shelf else []
+            self._waiting: list[Entry] = []
+            if self._shelf:
+                self._waiting += self._shelf.entries(llm, self.losses)
             self._current = self._fresh()
             self._is_closed = self._is_answer = False
             self._last = max((x.last_used for x in self._waiting), default=0.0)
@@ -212,8 +215,9 @@ class Conversations:
                     continue
             elif self._keeps(entry, n_have, name):
                 self._copy_current()
+            now = self._current
             if not self._take_back(n_have):
-                self.losses.read_again(self._current, f"it cannot go back to {n_have} tokens")
+                self.losses.read_again(now, f"it cannot go back to {n_have} tokens")
                 return 0
             if n == len(prompt) and not self._has_logits(prompt):
                 continue
@@ -243,6 +247,7 @@ class Conversations:
             return True
         if not llm._ctx.kv_cache_seq_rm(-1, n, -1):
             llm.reset()
+            self._current = self._fresh()
             return False
         llm.n_tokens, llm._requires_eval = n, True
         return True
@@ -300,6 +305,7 @@ class Conversations:
             llm.reset()
         tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
         if len(now.tokens) and not n_shared(now.tokens, tokens):
+            self.losses.drop(now, "the model was reset, or a step failed", logging.INFO)
             now = self._current = self._fresh()
         if not np.array_equal(now.tokens, tokens):
             now.path = None  # the file, if there is one, is of an earlier state
@@ -317,16 +323,15 @@ class Conversations:
     def _park_current(self) -> None:
         """Let the current conversation wait; a fresh one is current."""
         now, self._current = self._current, self._fresh()
-        if len(now.tokens) and now.settings:
-            self._store(now, lambda: parked.park(self._llm))
+        if len(now.tokens):
+            self._store_if_one(now, lambda: parked.park(self._llm))
         self._llm.reset()
 
     def _copy_current(self) -> None:
         """Let a copy of the current conversation wait; what is current is a branch of it."""
         now, self._current = self._current, self._fresh()
         self._branch_off(now)
-        if now.settings:
-            self._store(now, lambda: parked.copied(self._llm))
+        self._store_if_one(now, lambda: parked.copied(self._llm))
 
     def _name_current(self, name: str | None) -> None:
         if name is None:
@@ -375,6 +380,13 @@ class Conversations:
         now = self._current
         now.tokens, now.least, now.mark = entry.tokens, entry.least, entry.mark
         now.prompt, now.last, now.turn = entry.prompt, entry.last, entry.turn
+
+    def _store_if_one(self, entry: Entry, taken: Callable[[], Parked]) -> None:
+        """`_store`, for a conversation that may be of several settings."""
+        if entry.settings:
+            self._store(entry, taken)
+        else:
+            self.losses.drop(entry, SEVERAL)
 
     def _store(self, entry: Entry, taken: Callable[[], Parked]) -> None:
         """Let a conversation, which the model holds, wait in memory, or on disk if it is too large.
@@ -560,7 +572,7 @@ class Conversations:
         elif entry.path is not None:
             why = ""
         elif not entry.settings:
-            why = "it is of several settings"
+            why = SEVERAL
         else:
             entry.set_reach(parked.reach_of_copy(self._llm))
             n_bytes = parked.size(self._llm)

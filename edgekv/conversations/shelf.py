@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv.conversations.identity import settings_of
+from edgekv.conversations.losses import Losses
 from edgekv.conversations.talk import Entry
 from edgekv.errors import BadInput
 from edgekv.files import expanded
@@ -23,8 +24,7 @@ from edgekv.session.state import State
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder
 
-log = logging.getLogger("edgekv")
-
+OTHERS = "it is of another method, of other limits, or of another version of edgekv"
 SUFFIX = ".kvtalk"
 NOTE = {"settings", "least", "name", "is_boundary"}
 """What each note says; newer ones also say `turn`."""
@@ -49,19 +49,26 @@ class Shelf:
             why = error.strerror or error
             raise BadInput(f"'{folder}' cannot be made a folder ({why}); name another") from None
 
-    def entries(self, llm: Holder) -> Iterator[Entry]:
-        """What an earlier process left for this model and these settings."""
+    def entries(self, llm: Holder, losses: Losses) -> Iterator[Entry]:
+        """What an earlier process left for this model and these settings. losses: are told of the
+        other files, which stay.
+        """
         settings = settings_of(llm)
         for path, used in self._files():
             try:
-                found = session.beginning(path, llm)
+                entry = _entry(session.beginning(path, llm), path, used)
             except session.Damaged as error:
-                log.warning("edgekv: a conversation is left out: %s", error)
+                losses.refuse(str(path), str(error))
                 continue
-            except BadInput:  # of another model, or of another version
+            except BadInput as error:  # of another model, or of another version
+                losses.refuse(str(path), str(error), logging.INFO)
                 continue
-            entry = _entry(found, path, used)
-            if entry and entry.settings == settings and len(entry.tokens) <= llm.n_ctx():
+            if entry is None or entry.settings != settings:
+                losses.refuse(str(path), OTHERS, logging.INFO)
+            elif len(entry.tokens) > llm.n_ctx():
+                why = f"it has {len(entry.tokens):,} tokens, and the context {llm.n_ctx():,}"
+                losses.refuse(str(path), f"{why}: give a larger -c")
+            else:
                 self._mine.add(path)
                 yield entry
 

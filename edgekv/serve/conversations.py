@@ -148,7 +148,11 @@ class Turns:
         """Make the conversation of such a file the current one. Returns how many tokens it has.
         Raises BadInput.
         """
-        return self._pool.open_file(path).n_tokens
+        try:
+            return self._pool.open_file(path).n_tokens
+        except BadInput as error:
+            self._pool.losses.refuse(path, str(error))
+            raise
 
     def renew(self) -> None:
         """Go by what a start of the server would find now: a profile that was made meanwhile.
