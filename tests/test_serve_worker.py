@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from typing import Any
 
 import click
 import httpx
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 
 from edgekv import commands
 from edgekv.chat.sampler import Sampling
+from edgekv.chat.template import Syntax
 from edgekv.commands.serve import serve_options
 from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import Turns
@@ -25,7 +27,7 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Failed, Progress, Written
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.queue import FairQueue, Full
-from edgekv.serve.wish import Prompt, Wish
+from edgekv.serve.request import Prompt, Request
 from edgekv.serve.worker import Job, Worker
 from tests.engine import load
 from tests.models import EOS
@@ -93,9 +95,10 @@ ENDOFTEXT = 5
 """The other token at which the tiny models end."""
 
 
-def wish(tokens, n=30, **more) -> Wish:
+def request(tokens, n=30, constraint: Any = None, **more) -> Request:
     endless = Sampling(temperature=0, logit_bias=dict.fromkeys((EOS, ENDOFTEXT), float("-inf")))
-    return Wish(Prompt(list(tokens)), endless, max_tokens=n, **more)
+    prompt = Prompt(list(tokens), syntax=Syntax(settings=constraint or {}))
+    return Request(prompt, endless, max_tokens=n, **more)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"kv_ratio": 0.5, "kv_method": "snapkv"}])
@@ -106,7 +109,7 @@ def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
         worker, _ = working(n_parallel, **arguments)
         logs = [Log() for _ in prompts]
         for prompt, log in zip(prompts, logs):
-            worker.submit(Job(wish(prompt), log))
+            worker.submit(Job(request(prompt), log))
         for log in logs:
             assert log.wait().n_written == 30
             texts.append(log.text)
@@ -121,7 +124,7 @@ def test_the_same_prompt_asked_at_once_has_one_answer(working, text, n_prompt):
         worker, _ = working(n_parallel, 9, kv_ratio=0.5, kv_method="snapkv")
         logs = [Log() for _ in range(n_jobs)]
         for log in logs:
-            worker.submit(Job(wish(text(n_prompt), 60, n_probs=3), log))
+            worker.submit(Job(request(text(n_prompt), 60, n_probs=3), log))
         for log in logs:
             log.wait()
             said.append([event for event in log.events if isinstance(event, Written)])
@@ -130,11 +133,11 @@ def test_the_same_prompt_asked_at_once_has_one_answer(working, text, n_prompt):
 
 def test_a_request_beyond_the_queue_is_refused(working, text):
     worker, _ = working(1, 1)
-    jobs = [Job(wish(text(20), 900), Log()) for _ in range(2)]
+    jobs = [Job(request(text(20), 900), Log()) for _ in range(2)]
     for job in jobs:
         worker.submit(job)
     with pytest.raises(ApiError) as caught:
-        worker.submit(Job(wish(text(20)), Log()))
+        worker.submit(Job(request(text(20)), Log()))
     assert caught.value.status == 503 and caught.value.headers["Retry-After"]
     for job in jobs:
         worker.cancel(job)
@@ -149,20 +152,20 @@ def test_a_job_is_stopped_while_its_prompt_is_read(working, text):
         if isinstance(event, Progress) and event.n_done:
             reading.set()
 
-    job = Job(wish(text(1000), 20), emit)
+    job = Job(request(text(1000), 20), emit)
     worker.submit(job)
     assert reading.wait(PATIENCE)
     worker.cancel(job)
     until(lambda: not worker.active())
     assert not log.over.is_set()
     after = Log()
-    worker.submit(Job(wish(text(30)), after))
+    worker.submit(Job(request(text(30)), after))
     assert after.wait().n_written == 30
 
 
 def test_a_job_that_waits_leaves_when_it_is_stopped(working, text):
     worker, _ = working()
-    first, second = Job(wish(text(20), 900), Log()), Job(wish(text(20)), Log())
+    first, second = Job(request(text(20), 900), Log()), Job(request(text(20)), Log())
     worker.submit(first)
     worker.submit(second)
     worker.cancel(second)
@@ -174,12 +177,12 @@ def test_who_waits_when_the_server_stops_is_told(working, text):
     worker, _ = working(1, 4)
     logs = [Log(), Log()]
     for log in logs:
-        worker.submit(Job(wish(text(20), 900), log))
+        worker.submit(Job(request(text(20), 900), log))
     until(lambda: logs[0].text)
     worker.stop()
     assert [log.wait().error.status for log in logs] == [503, 503]
     with pytest.raises(ApiError):
-        worker.submit(Job(wish(text(20)), Log()))
+        worker.submit(Job(request(text(20)), Log()))
 
 
 def test_a_second_conversation_costs_the_first_nothing(working, text):
@@ -189,7 +192,7 @@ def test_a_second_conversation_costs_the_first_nothing(working, text):
     cached = []
     for prompt in (first, second, (*first, *text(20, 2)), (*second, *text(20, 3))):
         log = Log()
-        worker.submit(Job(wish(prompt, 1), log))
+        worker.submit(Job(request(prompt, 1), log))
         cached.append(log.wait().n_cached)
     assert cached[:2] == [0, 0] and min(cached[2:]) >= 300
 
@@ -200,7 +203,7 @@ def test_a_document_is_not_read_again_for_another_question(working, text):
     for i in range(3):
         log = Log()
         prompt = Prompt([*document, *text(90, i + 1)], cuts=(300,))
-        worker.submit(Job(Wish(prompt, Sampling(temperature=0), 3), log))
+        worker.submit(Job(Request(prompt, Sampling(temperature=0), 3), log))
         cached.append(log.wait().n_cached)
     assert cached == [0, 300, 300]
 
@@ -238,8 +241,8 @@ def test_conversations_can_be_seen_and_forgotten(tiny):
 def test_an_error_ends_its_own_answer_only(working, text):
     worker, _ = working()
     bad, good = Log(), Log()
-    worker.submit(Job(wish(text(20), constraint={"grammar": "root ::= ("}), bad))
-    worker.submit(Job(wish(text(20)), good))
+    worker.submit(Job(request(text(20), constraint={"grammar": "root ::= ("}), bad))
+    worker.submit(Job(request(text(20)), good))
     assert bad.wait().error.status == 400
     assert good.wait().n_written == 30
 
@@ -247,8 +250,8 @@ def test_an_error_ends_its_own_answer_only(working, text):
 def test_a_grammar_that_lets_nothing_through_ends_its_answer(working, text):
     worker, _ = working()
     log, after = Log(), Log()
-    worker.submit(Job(wish(text(20), constraint={"grammar": 'root ::= "a" [\\U00FFFFFF]'}), log))
-    worker.submit(Job(wish(text(20)), after))
+    worker.submit(Job(request(text(20), constraint={"grammar": 'root ::= "a" [\\U00FFFFFF]'}), log))
+    worker.submit(Job(request(text(20)), after))
     assert isinstance(log.wait(), Failed)
     assert isinstance(after.wait(), Done)
 
@@ -257,8 +260,8 @@ def test_a_grammar_that_takes_minutes_ends_its_own_answer_only(working, text):
     worker, _ = working()
     slow, after = Log(), Log()
     grammar = 'root ::= (a | b | "x"){1,200}\na ::= [a-z]{0,200}\nb ::= [a-m]{0,200}'
-    worker.submit(Job(wish(text(20), constraint={"grammar": grammar}), slow))
-    worker.submit(Job(wish(text(20)), after))
+    worker.submit(Job(request(text(20), constraint={"grammar": grammar}), slow))
+    worker.submit(Job(request(text(20)), after))
     assert "takes too long" in slow.wait().error.message
     assert after.wait().n_written == 30
 
@@ -266,7 +269,7 @@ def test_a_grammar_that_takes_minutes_ends_its_own_answer_only(working, text):
 def test_where_the_grammar_ends_so_does_an_answer_without_an_end(working, text):
     worker, _ = working()
     log = Log()
-    worker.submit(Job(wish(text(20), constraint={"grammar": 'root ::= "abc"'}), log))
+    worker.submit(Job(request(text(20), constraint={"grammar": 'root ::= "abc"'}), log))
     assert log.wait().finish == "stop" and log.text == "abc"
 
 
@@ -275,9 +278,9 @@ def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text,
     worker, llm = working()
     log, after = Log(), Log()
     sampling = Sampling(logit_bias=dict.fromkeys(range(llm.n_vocab()), bias))
-    prompt = Prompt(list(text(20)))
-    worker.submit(Job(Wish(prompt, sampling, 9, constraint={"grammar": 'root ::= "abc"'}), log))
-    worker.submit(Job(wish(text(20)), after))
+    prompt = Prompt(list(text(20)), syntax=Syntax(settings={"grammar": 'root ::= "abc"'}))
+    worker.submit(Job(Request(prompt, sampling, 9), log))
+    worker.submit(Job(request(text(20)), after))
     assert isinstance(log.wait(), (Done, Failed))
     assert isinstance(after.wait(), Done)
 
@@ -285,7 +288,7 @@ def test_a_bias_against_all_that_a_grammar_allows_ends_its_answer(working, text,
 def test_a_trigger_lets_its_grammar_decide_from_there_on(working, text):
     worker, _ = working()
     free, bound = Log(), Log()
-    worker.submit(Job(wish(text(20)), free))
+    worker.submit(Job(request(text(20)), free))
     free.wait()
     begin = re.match("[ -~]+", free.text).group()[:2]
     lazy = {
@@ -293,7 +296,7 @@ def test_a_trigger_lets_its_grammar_decide_from_there_on(working, text):
         "grammar_lazy": True,
         "grammar_triggers": [{"type": 1, "value": begin}],
     }
-    worker.submit(Job(wish(text(20), constraint=lazy), bound))
+    worker.submit(Job(request(text(20), constraint=lazy), bound))
     assert bound.wait().finish == "stop"
     assert re.fullmatch(re.escape(begin) + "[0-9]{2}END", bound.text)
     assert not re.match("[0-9]{2}END", free.text[len(begin) :])
@@ -302,7 +305,7 @@ def test_a_trigger_lets_its_grammar_decide_from_there_on(working, text):
 def test_others_may_use_the_model_between_two_steps(working, text):
     worker, llm = working()
     log = Log()
-    job = Job(wish(text(20), 900), log)
+    job = Job(request(text(20), 900), log)
     worker.submit(job)
     assert worker.call(lambda: llm.kv_stats().n_seen).result(PATIENCE) >= 0
     with pytest.raises(EdgeKVError):

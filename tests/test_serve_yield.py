@@ -20,13 +20,13 @@ from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, Written
 from edgekv.serve.options import ServeOptions
+from edgekv.serve.request import Prompt
 from edgekv.serve.share import Share
-from edgekv.serve.wish import Prompt
 from edgekv.serve.worker import Job, Worker
 from tests import archs
 from tests.engine import load
 from tests.serving import get, post, serving, until
-from tests.test_serve_worker import Log, wish
+from tests.test_serve_worker import Log, request
 
 N_LONG, N_SHORT = 900, 40
 
@@ -94,7 +94,7 @@ class Shared(Log):
 
 
 def asked(tokens, n=12):
-    return wish(tokens, n, n_probs=3)
+    return request(tokens, n, n_probs=3)
 
 
 def alone(worker: Worker, tokens, n=12) -> list[object]:
@@ -227,7 +227,7 @@ def test_who_is_answered_meanwhile_is_stopped(working, eager, kind, n):
 def test_an_error_of_another_one_does_not_reach_who_reads(working, eager, grammar):
     wanted = alone(working(), some(N_LONG))
     worker, failed = working(), Shared("failed")
-    bad = Job(wish(some(N_SHORT, 1), constraint={"grammar": grammar}), failed)
+    bad = Job(request(some(N_SHORT, 1), constraint={"grammar": grammar}), failed)
     log = Shared("long", failed.order, {4: lambda: worker.submit(bad)})
     worker.submit(Job(asked(some(N_LONG)), log))
     assert isinstance(failed.wait(), Failed)

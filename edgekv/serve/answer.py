@@ -16,7 +16,7 @@ from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
 from edgekv.serve.conversations import Turns
 from edgekv.serve.events import Cache, Counts, Done, Event, Progress, TokenLogprob, Written
-from edgekv.serve.wish import Wish
+from edgekv.serve.request import Request
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -34,15 +34,20 @@ class Answer:
         self,
         llm: Llama,
         conversations: Turns,
-        wish: Wish,
+        request: Request,
         emit: Callable[[Event], None],
         let_others: Callable[[], None] = lambda: None,
     ) -> None:
-        self._llm, self._conversations, self._wish, self._emit = llm, conversations, wish, emit
+        self._llm, self._conversations, self._request, self._emit = (
+            llm,
+            conversations,
+            request,
+            emit,
+        )
         self._let_others = let_others
-        self._tokens = list(wish.prompt.tokens)
-        self._stops = Stops(wish.stops)
-        self._reply = Reply(wish.prompt.syntax) if wish.prompt.syntax.is_one_call else None
+        self._tokens = list(request.prompt.tokens)
+        self._stops = Stops(request.stops)
+        self._reply = Reply(request.prompt.syntax) if request.prompt.syntax.is_one_call else None
         self._logprobs: list[TokenLogprob] = []
         self._n_said = 0
         """Written tokens whose text has gone out."""
@@ -52,8 +57,8 @@ class Answer:
         self.switch_s = 0.0
         """Seconds that it took to make this conversation current again."""
         self._most, self._n_decodes, self._mark = 0, 0, 0.0
-        n_before = max(N_BEFORE, wish.sampling.repeat_last_n)
-        self._sampler = Sampler(llm, wish.sampling, self._tokens[-n_before:], wish.constraint)
+        n_before = max(N_BEFORE, request.sampling.repeat_last_n)
+        self._sampler = Sampler(llm, request.sampling, self._tokens[-n_before:], request.constraint)
 
     def close(self) -> None:
         self._sampler.close()
@@ -87,9 +92,9 @@ class Answer:
 
     def _read(self) -> None:
         begin, n_before, lent = time.perf_counter(), self._llm.n_evaluated, 0.0
-        prompt = self._conversations.settled(self._wish.prompt)
+        prompt = self._conversations.settled(self._request.prompt)
         self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
-        is_fresh = self._wish.is_fresh
+        is_fresh = self._request.is_fresh
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
         self.n_cached = n
         total, n_new, n_said = self.n_prompt, self.n_prompt - n, n
@@ -120,7 +125,7 @@ class Answer:
         if n_said < total:  # few tokens are read at once
             self._n_decodes += 1
             self._emit(Progress(total, total, n, self.read_ms))
-        room, wished = self._llm.n_ctx() - self._llm.n_tokens, self._wish.max_tokens
+        room, wished = self._llm.n_ctx() - self._llm.n_tokens, self._request.max_tokens
         self._most = room if wished is None else min(wished, room)
         self.has_read = True
 
@@ -144,7 +149,7 @@ class Answer:
         self.n_written += 1
         self._tokens.append(token)
         data = self._piece(token)
-        if self._wish.n_probs is not None:
+        if self._request.n_probs is not None:
             self._logprobs.append(self._logprob(token, data))
         text = self._stops.feed(data)
         if text:
@@ -202,14 +207,14 @@ class Answer:
         return bool(llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token))
 
     def _piece(self, token: int) -> bytes:
-        return self._llm.detokenize([token], special=token in self._wish.prompt.syntax.shown)
+        return self._llm.detokenize([token], special=token in self._request.prompt.syntax.shown)
 
     def _logprob(self, token: int, data: bytes) -> TokenLogprob:
         """Of the model's own logits, as llama-server's without `post_sampling_probs`."""
         logits: NDArray[np.float64] = self._sampler.logits().astype(np.float64)
         peak = logits.max()
         logs = logits - peak - np.log(np.exp(logits - peak).sum())
-        n = min(self._wish.n_probs or 0, len(logs))
+        n = min(self._request.n_probs or 0, len(logs))
         best = np.argpartition(-logs, n - 1)[:n] if n else np.empty(0, np.int64)
         best = best[np.argsort(-logs[best], kind="stable")]
         rivals = tuple((int(i), self._piece(int(i)), float(logs[i])) for i in best)

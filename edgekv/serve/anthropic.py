@@ -7,7 +7,8 @@ import secrets
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import finish_of
@@ -16,12 +17,13 @@ from edgekv.chat.template import Chat
 from edgekv.chat.tools import Choice, Tool, as_value, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import marks, skipped, sse
-from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Counts, Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
+from edgekv.serve.request import Request
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
 from edgekv.serve.service import Service, Whole, Writer, respond, service_of
 
@@ -31,37 +33,35 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 
 
 @router.post("/v1/messages")
-async def messages(body: MessagesBody, request: Request) -> Response:
+async def messages(body: MessagesBody, http: HttpRequest) -> Response:
     """An answer to messages, as a list of content blocks."""
-    service = service_of(request)
-    asked, n_marked = await prepared(request, _marked, service.asker, body)
+    service = service_of(http)
+    request, n_marked = await prepared(http, _marked, service.asker, body)
     writer = _Writer(service.model, n_marked) if body.stream else None
-    return await respond(request, asked, writer, partial(_whole, service, n_marked))
+    return await respond(http, request, writer, partial(_whole, service, n_marked))
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountBody, request: Request) -> dict[str, int]:
+async def count_tokens(body: CountBody, http: HttpRequest) -> dict[str, int]:
     """Tokens of the prompt that a request makes."""
-    asker = service_of(request).asker
-    return {"input_tokens": await prepared(request, lambda: asker.count(_chat(body)))}
+    asker = service_of(http).asker
+    return {"input_tokens": await prepared(http, lambda: asker.count(_chat(body)))}
 
 
-def _marked(asker: Asker, body: MessagesBody) -> tuple[Asked, int]:
+def _marked(asker: Asker, body: MessagesBody) -> tuple[Request, int]:
     """What is asked, and how much of its prompt is marked to be kept."""
-    asked = ask(asker, body)
-    return asked, marks.n_marked(body, asked.wish.prompt, asker.prompts.template)
+    request = ask(asker, body)
+    return request, marks.n_marked(body, request.prompt, asker.prompts.template)
 
 
-def ask(asker: Asker, body: MessagesBody) -> Asked:
+def ask(asker: Asker, body: MessagesBody) -> Request:
     """Raises BadInput and ApiError for what this server cannot do."""
-    limits = Limits(
-        asker.sampling(body),
-        body.max_tokens is not None,
-        body.max_tokens,
-        tuple(body.stop_sequences or ()),
-        ignore_eos=bool(body.ignore_eos),
+    request = Request(
+        sampling=asker.sampling(body),
+        max_tokens=asker.limit(body.max_tokens is not None, body.max_tokens),
+        stops=tuple(body.stop_sequences or ()),
     )
-    return asker.chat(_chat(body), limits)
+    return asker.chat(_chat(body), request)
 
 
 def _chat(body: CountBody) -> Chat:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -68,30 +69,30 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
+async def _api_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return refusal(error, request.url.path)
+    return refusal(error, http.url.path)
 
 
-async def _user_error(request: Request, error: Exception) -> Response:
-    return refusal(ApiError(400, str(error)), request.url.path)
+async def _user_error(http: HttpRequest, error: Exception) -> Response:
+    return refusal(ApiError(400, str(error)), http.url.path)
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _invalid(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return refusal(ApiError(400, _one_line(error)), request.url.path)
+    return refusal(ApiError(400, _one_line(error)), http.url.path)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def _http_error(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    messages = {404: f"there is no {request.url.path} here", 405: "this path wants another method"}
+    messages = {404: f"there is no {http.url.path} here", 405: "this path wants another method"}
     message = messages.get(error.status_code, str(error.detail))
-    return refusal(ApiError(error.status_code, message), request.url.path)
+    return refusal(ApiError(error.status_code, message), http.url.path)
 
 
-async def _fault(request: Request, error: Exception) -> Response:
+async def _fault(http: HttpRequest, error: Exception) -> Response:
     log.error("a request failed", exc_info=error)
-    return refusal(ApiError(500, "the server has a fault: see its log"), request.url.path)
+    return refusal(ApiError(500, "the server has a fault: see its log"), http.url.path)
 
 
 def _one_line(error: RequestValidationError) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.errors import BadInput
@@ -29,16 +29,16 @@ STOPS = ("stop", "stop_sequences")
 class BoundedRoute(APIRoute):
     """A path whose requests are bounded, and read off the event loop where they are large."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
 
-        async def handle(request: Request) -> Response:
-            return await handler(_Bounded(request.scope, request.receive))
+        async def handle(http: HttpRequest) -> Response:
+            return await handler(_Bounded(http.scope, http.receive))
 
         return handle
 
 
-class _Bounded(Request):
+class _Bounded(HttpRequest):
     async def json(self) -> Any:
         data = await self.body()
         try:

@@ -7,7 +7,8 @@ import time
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat.completion import as_delta, as_message, finish_of, schema_of
@@ -15,13 +16,14 @@ from edgekv.chat.template import Chat
 from edgekv.chat.tools import Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import several, skipped, sse, wording
-from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
+from edgekv.serve.request import Request
 from edgekv.serve.schemas import ChatBody, ToolBody
 from edgekv.serve.service import Whole, Writer, service_of
 
@@ -30,10 +32,10 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/v1/chat/completions")
 @router.post("/chat/completions", include_in_schema=False)
-async def chat(body: ChatBody, request: Request) -> Response:
+async def chat(body: ChatBody, http: HttpRequest) -> Response:
     """An answer to messages, by the model's chat template."""
-    service = service_of(request)
-    asked = await prepared(request, _asked, service.asker, body)
+    service = service_of(http)
+    requests = await prepared(http, _requests, service.asker, body)
     head: dict[str, Any] = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -42,9 +44,9 @@ async def chat(body: ChatBody, request: Request) -> Response:
         "system_fingerprint": wording.FINGERPRINT,
     }
     if body.stream:
-        writers = [_Writer(head, i, body) for i in range(len(asked))]
-        return await several.streams(request, asked, writers, partial(several.end, head, body))
-    answers = await several.wholes(request, asked)
+        writers = [_Writer(head, i, body) for i in range(len(requests))]
+        return await several.streams(http, requests, writers, partial(several.end, head, body))
+    answers = await several.wholes(http, requests)
     said = {**head, "choices": [_choice(i, one) for i, one in enumerate(answers)]}
     said |= several.costs([one.done for one in answers], len(answers))
     if len(answers) == 1:
@@ -54,34 +56,31 @@ async def chat(body: ChatBody, request: Request) -> Response:
 
 @router.post("/v1/chat/completions/input_tokens")
 @router.post("/chat/completions/input_tokens", include_in_schema=False)
-async def count(body: ChatBody, request: Request) -> dict[str, Any]:
+async def count(body: ChatBody, http: HttpRequest) -> dict[str, Any]:
     """Tokens of the prompt that messages make."""
-    asker = service_of(request).asker
-    n = await prepared(request, lambda: asker.count(_chat(body)))
+    asker = service_of(http).asker
+    n = await prepared(http, lambda: asker.count(_chat(body)))
     return wording.input_tokens(n)
 
 
-def _asked(asker: Asker, body: ChatBody) -> list[Asked]:
+def _requests(asker: Asker, body: ChatBody) -> list[Request]:
     several.check(1, body.n_answers)
     return several.repeated([ask(asker, body)], body.n_answers)
 
 
-def ask(asker: Asker, body: ChatBody) -> Asked:
+def ask(asker: Asker, body: ChatBody) -> Request:
     """Raises BadInput and ApiError for what this server cannot do."""
-    has_limit, limit = body.limit("max_completion_tokens")
     n_probs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs needs logprobs: true")
-    limits = Limits(
-        asker.sampling(body),
-        has_limit,
-        limit,
-        body.stops(),
-        n_probs,
-        bool(body.ignore_eos),
-        body.is_fresh(asker.options.parallel),
+    request = Request(
+        sampling=asker.sampling(body),
+        max_tokens=asker.limit(*body.limit("max_completion_tokens")),
+        stops=body.stops(),
+        n_probs=n_probs,
+        is_fresh=body.is_fresh(asker.options.parallel),
     )
-    return asker.chat(_chat(body), limits)
+    return asker.chat(_chat(body), request)
 
 
 def _chat(body: ChatBody) -> Chat:

@@ -8,18 +8,20 @@ import time
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import several, sse, wording
-from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
+from edgekv.serve.request import Request
 from edgekv.serve.schemas import CompletionBody
 from edgekv.serve.service import Whole, Writer, service_of
 from edgekv.serve.texts import prompts_in
@@ -28,10 +30,10 @@ router = APIRouter(route_class=BoundedRoute)
 
 
 @router.post("/v1/completions")
-async def completions(body: CompletionBody, request: Request) -> Response:
+async def completions(body: CompletionBody, http: HttpRequest) -> Response:
     """The text that follows each prompt."""
-    service = service_of(request)
-    asked, befores = await prepared(request, _prepared, service.asker, body)
+    service = service_of(http)
+    requests, befores = await prepared(http, _prepared, service.asker, body)
     n = body.n_answers
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
@@ -41,9 +43,9 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         "system_fingerprint": wording.FINGERPRINT,
     }
     if body.stream:
-        writers = [_Writer(head, i, befores[i // n], body) for i in range(len(asked))]
-        return await several.streams(request, asked, writers, partial(several.end, head, body))
-    answers = await several.wholes(request, asked)
+        writers = [_Writer(head, i, befores[i // n], body) for i in range(len(requests))]
+        return await several.streams(http, requests, writers, partial(several.end, head, body))
+    answers = await several.wholes(http, requests)
     choices = [
         _choice(i, answer, befores[i // n], bool(body.echo)) for i, answer in enumerate(answers)
     ]
@@ -51,15 +53,15 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     return Json({**head, "choices": choices, **costs})
 
 
-def _prepared(asker: Asker, body: CompletionBody) -> tuple[list[Asked], list[str]]:
-    """Wishes, and the texts of prompts."""
-    asked = ask(asker, body)
-    prompts = [one.wish.prompt.tokens for one in asked[:: body.n_answers]]
-    return asked, [wording.text(asker.llm.detokenize(tokens)) for tokens in prompts]
+def _prepared(asker: Asker, body: CompletionBody) -> tuple[list[Request], list[str]]:
+    """Requests, and the texts of prompts."""
+    requests = ask(asker, body)
+    prompts = [one.prompt.tokens for one in requests[:: body.n_answers]]
+    return requests, [wording.text(asker.llm.detokenize(tokens)) for tokens in prompts]
 
 
-def ask(asker: Asker, body: CompletionBody) -> list[Asked]:
-    """n wishes for each prompt. Raises BadInput and ApiError."""
+def ask(asker: Asker, body: CompletionBody) -> list[Request]:
+    """n requests for each prompt. Raises BadInput and ApiError."""
     n = body.n_answers
     if body.suffix:
         raise BadInput("this server does not fill a gap in front of a suffix: leave it out")
@@ -67,20 +69,17 @@ def ask(asker: Asker, body: CompletionBody) -> list[Asked]:
         raise BadInput("answers are not written to be dropped: leave best_of out, or give n")
     if body.echo and body.logprobs is not None:
         raise BadInput("logprobs of the prompt itself are not given: leave echo or logprobs out")
-    has_limit, limit = body.limit()
-    limits = Limits(
-        asker.sampling(body),
-        has_limit,
-        limit,
-        body.stops(),
-        body.logprobs,
-        bool(body.ignore_eos),
-        body.is_fresh(asker.options.parallel),
+    request = Request(
+        sampling=asker.sampling(body),
+        max_tokens=asker.limit(*body.limit()),
+        stops=body.stops(),
+        n_probs=body.logprobs,
+        is_fresh=body.is_fresh(asker.options.parallel),
     )
     prompts = prompts_in(body.prompt)
     several.check(len(prompts), n)
-    asked = [asker.text(one, limits, body.json_schema, body.grammar or "") for one in prompts]
-    return several.repeated(asked, n)
+    requests = [asker.text(one, request, body.json_schema, body.grammar or "") for one in prompts]
+    return several.repeated(requests, n)
 
 
 def _choice(index: int, answer: Whole, before: str, is_echoed: bool) -> dict[str, Any]:

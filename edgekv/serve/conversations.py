@@ -15,7 +15,7 @@ from edgekv.model.instead import renewed
 from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
 from edgekv.serve.kept import Kept, look
-from edgekv.serve.wish import Prompt
+from edgekv.serve.request import Prompt
 from edgekv.session.aside import can_wait
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 
 from edgekv.commands.extract import document_text
 from edgekv.errors import BadInput, EdgeKVError
@@ -25,12 +26,12 @@ _turn = threading.Lock()
 
 
 @router.post("/extract")
-async def extract(name: str, request: Request) -> dict[str, Any]:
+async def extract(name: str, http: HttpRequest) -> dict[str, Any]:
     """The text of the file that the body is, and its number of tokens. name: the file's, the end of
     which says what it is.
     """
-    service = service_of(request)
-    reading = _started(name, await request.body())
+    service = service_of(http)
+    reading = _started(name, await http.body())
     try:
         text = await asyncio.wait_for(asyncio.wrap_future(reading), PATIENCE_S)
     except asyncio.TimeoutError:

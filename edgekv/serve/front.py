@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgekv.conversations.talk import n_shared
 from edgekv.serve.pattern import CHARACTERS
-from edgekv.serve.wish import Front, Prompt
+from edgekv.serve.request import Front, Prompt
 
 if TYPE_CHECKING:
     from edgekv import Llama

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import several, sse, wording
-from edgekv.serve.asked import Asked, Asker
+from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.completions import ask
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob, Written
 from edgekv.serve.preparing import prepared
+from edgekv.serve.request import Request
 from edgekv.serve.schemas import NativeBody
 from edgekv.serve.service import Service, Writer, service_of
 from edgekv.serve.settings import generation_settings
@@ -26,31 +28,31 @@ router = APIRouter(route_class=BoundedRoute)
 
 @router.post("/completion")
 @router.post("/completions", include_in_schema=False)
-async def completion(body: NativeBody, request: Request) -> Response:
+async def completion(body: NativeBody, http: HttpRequest) -> Response:
     """The text that follows each prompt."""
-    service = service_of(request)
+    service = service_of(http)
     body.logprobs = body.n_probs or None
-    asked = await prepared(request, _ask, service.asker, body)
-    said = [_Said(service, body, i, one, text) for i, (one, text) in enumerate(asked)]
-    wishes = [one for one, _ in asked]
+    found = await prepared(http, _ask, service.asker, body)
+    said = [_Said(service, body, i, one, text) for i, (one, text) in enumerate(found)]
+    requests = [one for one, _ in found]
     if body.stream:
-        return await several.streams(request, wishes, [_Writer(one, body) for one in said])
-    answers = await several.wholes(request, wishes)
-    found = [
+        return await several.streams(http, requests, [_Writer(one, body) for one in said])
+    answers = await several.wholes(http, requests)
+    whole = [
         one.end(answer.done, answer.message.text, answer.logprobs)
         for one, answer in zip(said, answers, strict=True)
     ]
-    return Json(found[0] if len(found) == 1 else found)
+    return Json(whole[0] if len(whole) == 1 else whole)
 
 
-def _ask(asker: Asker, body: NativeBody) -> list[tuple[Asked, str]]:
-    """Wishes, each with the text of its prompt. Raises BadInput and ApiError."""
+def _ask(asker: Asker, body: NativeBody) -> list[tuple[Request, str]]:
+    """Requests, each with the text of its prompt. Raises BadInput and ApiError."""
     if body.lora:
         raise BadInput("adapters are the server's here: leave lora out, and start it with --lora")
-    asked, n = ask(asker, body), body.n_answers
-    prompts = [one.wish.prompt.tokens for one in asked[::n]]
+    requests, n = ask(asker, body), body.n_answers
+    prompts = [one.prompt.tokens for one in requests[::n]]
     texts = [wording.text(asker.llm.detokenize(tokens, None, True)) for tokens in prompts]
-    return [(one, texts[i // n]) for i, one in enumerate(asked)]
+    return [(one, texts[i // n]) for i, one in enumerate(requests)]
 
 
 def _probabilities(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -63,9 +65,9 @@ class _Said:
     """What is said of one answer. prompt: its text."""
 
     def __init__(
-        self, service: Service, body: NativeBody, index: int, asked: Asked, prompt: str
+        self, service: Service, body: NativeBody, index: int, request: Request, prompt: str
     ) -> None:
-        self._service, self._body, self._asked, self._prompt = service, body, asked, prompt
+        self._service, self._body, self._request, self._prompt = service, body, request, prompt
         self.place = {"index": index, "id_slot": -1 if body.id_slot is None else body.id_slot}
 
     def end(
@@ -87,7 +89,7 @@ class _Said:
             "stopping_word": done.stop_text or "",
             "model": self._service.model,
             "generation_settings": {
-                **generation_settings(self._asked.wish),
+                **generation_settings(self._request),
                 "ignore_eos": bool(self._body.ignore_eos),
                 "stream": is_streamed,
                 "timings_per_token": bool(self._body.timings_per_token),

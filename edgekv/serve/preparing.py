@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from edgekv.serve.errors import ApiError
 from edgekv.serve.queue import FairQueue, Full, many_wait
@@ -138,14 +138,14 @@ def _refuse(task: _Task, why: ApiError) -> None:
         task.done.set_exception(why)
 
 
-async def prepared(request: Request, function: Callable[..., Result], *arguments: Any) -> Result:
+async def prepared(http: HttpRequest, function: Callable[..., Result], *arguments: Any) -> Result:
     """What a function returns that takes a while, and uses no more of the model than its
     vocabulary. It ends where the client goes away.
 
     Raises ApiError 503 if too many wait, and what the function raises.
     """
-    size = request.headers.get("content-length", "")
+    size = http.headers.get("content-length", "")
     is_small = size.isdecimal() and len(size) < 9 and int(size) <= SMALL
-    preparing: Preparing = request.app.state.preparing
-    working = preparing.run((client_of(request), is_small), partial(function, *arguments))
-    return await unless_gone(request, working)
+    preparing: Preparing = http.app.state.preparing
+    working = preparing.run((client_of(http), is_small), partial(function, *arguments))
+    return await unless_gone(http, working)

@@ -11,8 +11,8 @@ from edgekv.chat.messages import Message
 from edgekv.chat.template import Chat, ChatTemplate
 from edgekv.serve.front import text_of
 from edgekv.serve.pattern import CHARACTERS, Pattern
+from edgekv.serve.request import Front, Prompt
 from edgekv.serve.room import Room
-from edgekv.serve.wish import Front, Prompt
 from edgekv.session.continued import n_same
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.chat import reply as chats
@@ -20,12 +21,13 @@ from edgekv.chat.template import Chat
 from edgekv.chat.tools import NO_PARAMETERS, Tool, choice_of
 from edgekv.errors import BadInput
 from edgekv.serve import skipped, sse, wording
-from edgekv.serve.asked import Asked, Asker, Limits
+from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Text
+from edgekv.serve.request import Request
 from edgekv.serve.schemas import ResponsesBody
 from edgekv.serve.service import Service, Whole, Writer, respond, service_of
 
@@ -36,34 +38,32 @@ Item = dict[str, Any]
 
 @router.post("/v1/responses")
 @router.post("/responses", include_in_schema=False)
-async def responses(body: ResponsesBody, request: Request) -> Response:
+async def responses(body: ResponsesBody, http: HttpRequest) -> Response:
     """An answer to a conversation, as a list of items."""
-    service = service_of(request)
-    asked = await prepared(request, ask, service.asker, body)
+    service = service_of(http)
+    request = await prepared(http, ask, service.asker, body)
     writer = _Writer(service, body)
-    return await respond(request, asked, writer if body.stream else None, writer.whole)
+    return await respond(http, request, writer if body.stream else None, writer.whole)
 
 
 @router.post("/v1/responses/input_tokens")
 @router.post("/responses/input_tokens", include_in_schema=False)
-async def count(body: ResponsesBody, request: Request) -> dict[str, Any]:
+async def count(body: ResponsesBody, http: HttpRequest) -> dict[str, Any]:
     """Tokens of the prompt that a conversation makes."""
-    asker = service_of(request).asker
-    n = await prepared(request, lambda: asker.count(_chat(body)))
+    asker = service_of(http).asker
+    n = await prepared(http, lambda: asker.count(_chat(body)))
     return wording.input_tokens(n)
 
 
-def ask(asker: Asker, body: ResponsesBody) -> Asked:
+def ask(asker: Asker, body: ResponsesBody) -> Request:
     """Raises BadInput and ApiError for what this server cannot do."""
     if body.previous_response_id or body.conversation or body.background:
         raise BadInput("this server stores no responses: send the whole conversation as input")
-    limits = Limits(
-        asker.sampling(body),
-        body.max_output_tokens is not None,
-        body.max_output_tokens,
-        ignore_eos=bool(body.ignore_eos),
+    request = Request(
+        sampling=asker.sampling(body),
+        max_tokens=asker.limit(body.max_output_tokens is not None, body.max_output_tokens),
     )
-    return asker.chat(_chat(body), limits)
+    return asker.chat(_chat(body), request)
 
 
 def _chat(body: ResponsesBody) -> Chat:

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from edgekv.chat import reply as chats
 from edgekv.chat.completion import finish_of
 from edgekv.serve import wording
-from edgekv.serve.asked import Asked, Asker
+from edgekv.serve.asker import Asker
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Counts, Done, Event, Failed, Progress, TokenLogprob, Written
@@ -25,7 +25,8 @@ from edgekv.serve.gate import given_key
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.pattern import Pattern
 from edgekv.serve.prompts import Prompts
-from edgekv.serve.reply import Part, Text
+from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.request import Request
 from edgekv.serve.worker import Job, Worker
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class Service:
         self.created = int(time.time())
 
 
-def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
+def service_of(http: HttpRequest) -> Service:
+    service: Service = http.app.state.service
     return service
 
 
@@ -62,20 +63,20 @@ async def between_steps(service: Service, function: Callable[[], Result]) -> Res
     return result
 
 
-def client_of(request: Request) -> Hashable:
+def client_of(http: HttpRequest) -> Hashable:
     """Whose request it is, for the order in which those that wait are answered. A key counts only
     where keys are asked for: anybody can invent one.
     """
-    address = request.client.host if request.client else ""
-    options = service_of(request).options
+    address = http.client.host if http.client else ""
+    options = service_of(http).options
     has_keys = options.api_keys or options.file_keys
-    return address, given_key(request.headers) if has_keys else ""
+    return address, given_key(http.headers) if has_keys else ""
 
 
 async def events(
-    service: Service, asked: Asked, client: Hashable
+    service: Service, request: Request, client: Hashable
 ) -> AsyncGenerator[Event | None, None]:
-    """What becomes of a wish; None every BEAT_S. Raises ApiError 503 if too many wait.
+    """What becomes of a request; None every BEAT_S. Raises ApiError 503 if too many wait.
 
     The answer is stopped where nobody reads on.
     """
@@ -93,14 +94,14 @@ async def events(
             await asyncio.sleep(BEAT_S)
             queue.put_nowait(None)
 
-    job = Job(asked.wish, emit, client)
+    job = Job(request, emit, client)
     service.worker.submit(job)
     beating = asyncio.ensure_future(beat())
     try:
         while True:
             event = await queue.get()
             await asyncio.sleep(0)  # others' turn: one watches whether the client is gone
-            if asked.wish.prompt.syntax.parser is not None:
+            if request.prompt.syntax.parser is not None:
                 event = _joined(event, queue)
             yield event
             if isinstance(event, (Done, Failed)):
@@ -138,10 +139,10 @@ class Whole:
         return finish_of(self.done.finish, bool(self.message.calls))
 
 
-async def whole(service: Service, asked: Asked, client: Hashable) -> Whole:
+async def whole(service: Service, request: Request, client: Hashable) -> Whole:
     """Raises ApiError if the answer fails."""
-    reply, parts = asked.reply(), list[Part]()
-    async with aclosing(events(service, asked, client)) as coming:
+    reply, parts = Reply(request.prompt.syntax), list[Part]()
+    async with aclosing(events(service, request, client)) as coming:
         async for event in coming:
             if isinstance(event, Failed):
                 raise event.error
@@ -154,13 +155,13 @@ async def whole(service: Service, asked: Asked, client: Hashable) -> Whole:
     return Whole(done, reply.message, logprobs)
 
 
-async def unless_gone(request: Request, answer: Coroutine[Any, Any, Answer]) -> Answer:
+async def unless_gone(http: HttpRequest, answer: Coroutine[Any, Any, Answer]) -> Answer:
     """Await the answer, or stop it where its client goes away.
 
     Raises ApiError then, which nobody reads.
     """
     working = asyncio.ensure_future(answer)
-    watching = asyncio.ensure_future(_gone(request))
+    watching = asyncio.ensure_future(_gone(http))
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -172,8 +173,8 @@ async def unless_gone(request: Request, answer: Coroutine[Any, Any, Answer]) -> 
         await asyncio.gather(working, watching, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
         pass
 
 
@@ -227,11 +228,11 @@ class Writer:
 
 
 async def frames(
-    service: Service, asked: Asked, client: Hashable, writer: Writer
+    service: Service, request: Request, client: Hashable, writer: Writer
 ) -> AsyncGenerator[str, None]:
     """A streamed answer, as server-sent events. Raises ApiError before the first one."""
-    reply, has_begun, has_said = asked.reply(), False, False
-    async with aclosing(events(service, asked, client)) as coming:
+    reply, has_begun, has_said = Reply(request.prompt.syntax), False, False
+    async with aclosing(events(service, request, client)) as coming:
         async for event in coming:
             match event:
                 case None:
@@ -258,9 +259,9 @@ async def frames(
                 yield frame
 
 
-async def streamed(request: Request, pieces: AsyncGenerator[str, None]) -> Response:
+async def streamed(http: HttpRequest, pieces: AsyncGenerator[str, None]) -> Response:
     """The response of a stream that has begun: what refuses a request is an error status still."""
-    first = await unless_gone(request, _first(pieces))
+    first = await unless_gone(http, _first(pieces))
 
     async def all_of_it() -> AsyncGenerator[str, None]:
         async with aclosing(pieces):
@@ -277,12 +278,12 @@ async def _first(pieces: AsyncGenerator[str, None]) -> str:
 
 
 async def respond(
-    request: Request, asked: Asked, writer: Writer | None, said: Callable[[Whole], Any]
+    http: HttpRequest, request: Request, writer: Writer | None, said: Callable[[Whole], Any]
 ) -> Response:
     """The response to a request for one answer. writer: writes it as a stream; None: it is sent
     whole, as what `said` makes of it.
     """
-    service, client = service_of(request), client_of(request)
+    service, client = service_of(http), client_of(http)
     if writer:
-        return await streamed(request, frames(service, asked, client, writer))
-    return Json(said(await unless_gone(request, whole(service, asked, client))))
+        return await streamed(http, frames(service, request, client, writer))
+    return Json(said(await unless_gone(http, whole(service, request, client))))

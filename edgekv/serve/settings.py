@@ -6,24 +6,24 @@ from dataclasses import asdict
 from typing import Any
 
 from edgekv.chat.sampler import SAMPLERS, Sampling
-from edgekv.serve.wish import Wish
+from edgekv.serve.request import Request
 
 ANY_SEED = 2**32 - 1
 """llama-server's word for another one each time."""
 
 
-def generation_settings(wish: Wish) -> dict[str, Any]:
+def generation_settings(request: Request) -> dict[str, Any]:
     """Of an answer: its fields are those of `sampling_settings`, and what ends it."""
     return {
-        **sampling_settings(wish.sampling),
-        **limit_settings(wish.max_tokens),
+        **sampling_settings(request.sampling),
+        **limit_settings(request.max_tokens),
         "n_keep": 0,
         "n_discard": 0,
-        "stop": list(wish.stops),
-        "n_probs": wish.n_probs or 0,
-        "grammar": wish.constraint.get("grammar", ""),
-        "grammar_lazy": wish.constraint.get("grammar_lazy", False),
-        "generation_prompt": wish.constraint.get("generation_prompt", ""),
+        "stop": list(request.stops),
+        "n_probs": request.n_probs or 0,
+        "grammar": request.constraint.get("grammar", ""),
+        "grammar_lazy": request.constraint.get("grammar_lazy", False),
+        "generation_prompt": request.constraint.get("generation_prompt", ""),
         "speculative.types": "none",
         "backend_sampling": False,
         "post_sampling_probs": False,

@@ -9,13 +9,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
-from edgekv.serve.asked import Asked
 from edgekv.serve.events import Done
+from edgekv.serve.request import Request
 from edgekv.serve.schemas import GenerationBody
 from edgekv.serve.service import (
     Whole,
@@ -38,41 +38,41 @@ def check(n_prompts: int, n: int) -> None:
         raise BadInput(f"a request has 1 to {MOST} answers: give fewer prompts, or a smaller n")
 
 
-def repeated(asked: Sequence[Asked], n: int) -> list[Asked]:
+def repeated(requests: Sequence[Request], n: int) -> list[Request]:
     """n answers to each prompt, with seeds that follow each other."""
-    return [_again(one, i) for one in asked for i in range(n)]
+    return [_again(one, i) for one in requests for i in range(n)]
 
 
-def _again(asked: Asked, i: int) -> Asked:
+def _again(request: Request, i: int) -> Request:
     if i == 0:
-        return asked
-    seed = asked.wish.sampling.seed
-    sampling = replace(asked.wish.sampling, seed=None if seed is None else seed + i)
-    return Asked(replace(asked.wish, sampling=sampling, is_fresh=False))
+        return request
+    seed = request.sampling.seed
+    sampling = replace(request.sampling, seed=None if seed is None else seed + i)
+    return replace(request, sampling=sampling, is_fresh=False)
 
 
-async def wholes(request: Request, asked: Sequence[Asked]) -> list[Whole]:
+async def wholes(http: HttpRequest, requests: Sequence[Request]) -> list[Whole]:
     """Raises ApiError if an answer fails."""
-    service, client = service_of(request), client_of(request)
+    service, client = service_of(http), client_of(http)
 
     async def all_of_them() -> list[Whole]:
-        return [await whole(service, one, client) for one in asked]
+        return [await whole(service, one, client) for one in requests]
 
-    return await unless_gone(request, all_of_them())
+    return await unless_gone(http, all_of_them())
 
 
 async def streams(
-    request: Request,
-    asked: Sequence[Asked],
+    http: HttpRequest,
+    requests: Sequence[Request],
     writers: Sequence[Writer],
     end: Callable[[Sequence[Done]], str] = lambda dones: "",
 ) -> Response:
     """The response of a stream. end: what comes behind the last answer, if none has failed."""
-    service, client = service_of(request), client_of(request)
+    service, client = service_of(http), client_of(http)
 
     async def pieces() -> AsyncGenerator[str, None]:
         dones = list[Done]()
-        for one, writer in zip(asked, writers, strict=True):
+        for one, writer in zip(requests, writers, strict=True):
             async with aclosing(frames(service, one, client, writer)) as coming:
                 async for frame in coming:
                     yield frame
@@ -82,7 +82,7 @@ async def streams(
         if last := end(dones):
             yield last
 
-    return await streamed(request, pieces())
+    return await streamed(http, pieces())
 
 
 def costs(dones: Sequence[Done], n: int) -> dict[str, Any]:

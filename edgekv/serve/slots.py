@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 
 from edgekv.errors import BadInput
 from edgekv.serve.bounds import BoundedRoute
@@ -28,10 +29,10 @@ FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd')
 
 @router.post("/slots/{id}")
 async def act(
-    id: str, request: Request, body: SlotBody | None = None, action: str = ""
+    id: str, http: HttpRequest, body: SlotBody | None = None, action: str = ""
 ) -> dict[str, Any]:
     """Save, restore or erase (`action`) the conversation in a slot."""
-    service = service_of(request)
+    service = service_of(http)
     if service.options.slot_save_path is None:
         raise ApiError(
             501, "This server does not support slots action. Start it with `--slot-save-path`"

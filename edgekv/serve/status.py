@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.conversations.losses import KINDS
@@ -26,23 +27,23 @@ SILENT_S, READING_S = 60, 600
 
 @router.get("/health")
 @router.get("/v1/health", include_in_schema=False)
-async def health(request: Request) -> Response:
+async def health(http: HttpRequest) -> Response:
     """Whether requests are answered: also whether the model's thread gives signs of life."""
-    worker = service_of(request).worker
+    worker = service_of(http).worker
     if worker.silent_s <= (READING_S if worker.is_reading else SILENT_S):
         return Json({"status": "ok"})
     error = ApiError(503, f"the model has not answered for {worker.silent_s:.0f} s")
-    return Json({"status": "error", **error.body(request.url.path)}, error.status, error.headers)
+    return Json({"status": "error", **error.body(http.url.path)}, error.status, error.headers)
 
 
 @router.get("/v1/models")
 @router.get("/models", include_in_schema=False)
-async def models(request: Request) -> dict[str, Any]:
+async def models(http: HttpRequest) -> dict[str, Any]:
     """The one model there is. A request may name any other: this one answers.
 
     `models` is the same in Ollama's form, as llama-server has it.
     """
-    service = service_of(request)
+    service = service_of(http)
     of_ollama = {"name": service.model, "model": service.model, "type": "model"}
     details = {"format": "gguf", "family": service.llm.metadata.get("general.architecture", "")}
     one = {**of_ollama, "capabilities": ["completion"], "details": details}
@@ -50,8 +51,8 @@ async def models(request: Request) -> dict[str, Any]:
 
 
 @router.get("/v1/models/{name:path}")
-async def model(name: str, request: Request) -> dict[str, Any]:
-    service = service_of(request)
+async def model(name: str, http: HttpRequest) -> dict[str, Any]:
+    service = service_of(http)
     if name not in (service.model, *service.options.names):
         raise ApiError(404, f"there is no model '{name}': this server has '{service.model}'")
     return _model(service)
@@ -78,9 +79,9 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 @router.get("/props")
-async def props(request: Request) -> dict[str, Any]:
+async def props(http: HttpRequest) -> dict[str, Any]:
     """What the server was started with."""
-    service = service_of(request)
+    service = service_of(http)
     options = service.options
     params = sampling_settings(options.sampling) | limit_settings(options.max_tokens)
     return {
@@ -106,11 +107,11 @@ async def props(request: Request) -> dict[str, Any]:
 
 
 @router.get("/slots")
-async def slots(request: Request, fail_on_no_slot: str = "") -> list[dict[str, Any]]:
+async def slots(http: HttpRequest, fail_on_no_slot: str = "") -> list[dict[str, Any]]:
     """The places for answers, and what is written in them. fail_on_no_slot: anything: status 503
     if none is free.
     """
-    service = service_of(request)
+    service = service_of(http)
     if not service.options.slots:
         raise ApiError(501, "this server does not show its slots: start it without --no-slots")
     jobs: list[Job | None] = [*service.worker.active()]
@@ -130,7 +131,7 @@ def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
     }
     if job is None:
         return slot
-    params, answer, most = generation_settings(job.wish), job.answer, job.wish.max_tokens
+    params, answer, most = generation_settings(job.request), job.answer, job.request.max_tokens
     if answer is None:
         return {**slot, "params": params}
     n_left = -1 if most is None else max(most - answer.n_written, 0)
@@ -152,9 +153,9 @@ def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
 
 
 @router.get("/metrics")
-async def metrics(request: Request) -> Response:
+async def metrics(http: HttpRequest) -> Response:
     """Sums and states for Prometheus, under llama-server's names."""
-    service = service_of(request)
+    service = service_of(http)
     if not service.options.metrics:
         raise ApiError(501, "this server gives no metrics: start it with --metrics")
     lines = [

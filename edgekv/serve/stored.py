@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.serve.encoding import Json
@@ -17,28 +18,28 @@ router = APIRouter()
 
 
 @router.get("/conversations")
-async def conversations(request: Request) -> Response:
+async def conversations(http: HttpRequest) -> Response:
     """The conversations that wait in memory or on disk, the one used last first."""
-    service = service_of(request)
+    service = service_of(http)
     found = await between_steps(service, service.worker.conversations.list)
     return Json({"object": "list", "data": [asdict(one) for one in found]})
 
 
 @router.get("/kept")
-async def kept(conversation: str, request: Request, layer: int | None = None) -> Response:
+async def kept(conversation: str, http: HttpRequest, layer: int | None = None) -> Response:
     """The text of a conversation, each token with the number of KV heads that keep it: of all
     layers, or of one. conversation: as the field `kv` of an answer names it.
     """
-    service = service_of(request)
+    service = service_of(http)
     conversations = service.worker.conversations
     found = await between_steps(service, lambda: conversations.kept(conversation, layer))
     head = {"conversation": conversation, "layer": layer}
-    return await prepared(request, lambda: Json({**head, **shown(service.llm, found)}))
+    return await prepared(http, lambda: Json({**head, **shown(service.llm, found)}))
 
 
 @router.delete("/conversations/{id}")
-async def erase(id: str, request: Request) -> dict[str, Any]:
+async def erase(id: str, http: HttpRequest) -> dict[str, Any]:
     """Forget a conversation, in memory and on disk."""
-    service = service_of(request)
+    service = service_of(http)
     await between_steps(service, lambda: service.worker.conversations.erase(id))
     return {"id": id, "deleted": True}

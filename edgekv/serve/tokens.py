@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from edgekv.chat.specials import encoded
@@ -33,10 +34,10 @@ SLICE = 4096
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeBody, request: Request) -> Response:
+async def tokenize(body: TokenizeBody, http: HttpRequest) -> Response:
     """A text's tokens; with_pieces: each with its text, or its bytes if they are no text."""
-    llm = service_of(request).llm
-    tokens = await prepared(request, _tokens, llm, body)
+    llm = service_of(http).llm
+    tokens = await prepared(http, _tokens, llm, body)
     written = _slices(llm, tokens, body.with_pieces)
     return StreamingResponse(written, media_type="application/json")
 
@@ -72,9 +73,9 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+async def detokenize(body: DetokenizeBody, http: HttpRequest) -> Response:
     """The text of tokens."""
-    return await prepared(request, _text, service_of(request), body.tokens)
+    return await prepared(http, _text, service_of(http), body.tokens)
 
 
 def _text(service: Service, tokens: list[int]) -> Response:
@@ -85,9 +86,9 @@ def _text(service: Service, tokens: list[int]) -> Response:
 
 
 @router.post("/apply-template")
-async def apply_template(body: ApplyTemplateBody, request: Request) -> Response:
+async def apply_template(body: ApplyTemplateBody, http: HttpRequest) -> Response:
     """The prompt that a chat's messages become."""
-    return await prepared(request, _prompt, service_of(request), body)
+    return await prepared(http, _prompt, service_of(http), body)
 
 
 def _prompt(service: Service, body: ApplyTemplateBody) -> Response:

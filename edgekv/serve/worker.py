@@ -18,9 +18,9 @@ from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed
 from edgekv.serve.queue import FairQueue, Full, many_wait
+from edgekv.serve.request import Request
 from edgekv.serve.share import WORTH, Share
 from edgekv.serve.totals import Totals
-from edgekv.serve.wish import Wish
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -39,13 +39,15 @@ Call = tuple[Callable[[], Any], Future[Any]]
 
 
 class Job:
-    """A wish on its way. emit: takes its events, in the worker's thread."""
+    """A request on its way. emit: takes its events, in the worker's thread."""
 
     ids = itertools.count()
 
-    def __init__(self, wish: Wish, emit: Callable[[Event], None], client: Hashable = None) -> None:
+    def __init__(
+        self, request: Request, emit: Callable[[Event], None], client: Hashable = None
+    ) -> None:
         self.id = next(self.ids)
-        self.wish, self.emit, self.client = wish, emit, client
+        self.request, self.emit, self.client = request, emit, client
         self.is_cancelled = False
         self.answer: Answer | None = None
 
@@ -253,7 +255,7 @@ class Worker:
                 job.answer = Answer(
                     self._llm,
                     self.conversations,
-                    job.wish,
+                    job.request,
                     lambda event: self._tell(job, event),
                     self._let_others,
                 )
@@ -326,7 +328,7 @@ class Worker:
         if not has_read and not job.is_cancelled and job not in self._is_short:
             try:
                 self._is_short[job] = self.conversations.is_short(
-                    job.wish.prompt, job.wish.is_fresh
+                    job.request.prompt, job.request.is_fresh
                 )
             except Exception:  # the error is that job's own: its turn says what it is
                 self._is_short[job] = True

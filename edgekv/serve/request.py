@@ -1,4 +1,4 @@
-"""What a request wants written, whatever its protocol."""
+"""What is asked for, whatever the protocol: a prompt, and how its answer is written."""
 
 from __future__ import annotations
 
@@ -32,16 +32,22 @@ class Front:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """max_tokens: at most so many; None: until the context is full. n_probs: likeliest tokens to
-    name beside each one, None: not even that one. constraint: what the sampler follows besides,
-    see `edgekv.chat.template.Syntax`. is_fresh: the prompt is read anew, whatever is remembered.
+class Request:
+    """What is to be written, read and bounded, whatever its protocol.
+
+    max_tokens: at most so many; None: until the context is full. n_probs: likeliest tokens to name
+    beside each one, None: not even that one. is_fresh: the prompt is read anew, whatever is
+    remembered.
     """
 
-    prompt: Prompt
+    prompt: Prompt = Prompt([])
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     n_probs: int | None = None
-    constraint: Mapping[str, Any] = field(default_factory=dict)
     is_fresh: bool = False
+
+    @property
+    def constraint(self) -> Mapping[str, Any]:
+        """What the sampler follows besides, see `edgekv.chat.template.Syntax`."""
+        return self.prompt.syntax.settings

@@ -1,8 +1,8 @@
-"""From what a request says to a wish; what all protocols have in common."""
+"""From what a protocol says to a request; what all protocols have in common."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,42 +14,16 @@ from edgekv.errors import BadInput
 from edgekv.serve.errors import ApiError
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.prompts import Prompts
-from edgekv.serve.reply import Reply
+from edgekv.serve.request import Prompt, Request
 from edgekv.serve.schemas import SamplingBody
 from edgekv.serve.texts import Pieces
-from edgekv.serve.wish import Prompt, Wish
 
 if TYPE_CHECKING:
     from edgekv import Llama
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How an answer is written: see `Wish`. ignore_eos: no token that ends answers is drawn."""
-
-    sampling: Sampling
-    has_limit: bool = False
-    max_tokens: int | None = None
-    stops: tuple[str, ...] = ()
-    n_probs: int | None = None
-    ignore_eos: bool = False
-    is_fresh: bool = False
-
-
-@dataclass(frozen=True)
-class Asked:
-    """wish: what is written; `reply` reads it."""
-
-    wish: Wish
-
-    def reply(self) -> Reply:
-        return Reply(self.wish.prompt.syntax)
-
-
 class Asker:
-    """Makes wishes of requests. Uses no more of the model than its vocabulary, so any thread may
-    ask.
-    """
+    """Makes requests. Uses no more of the model than its vocabulary, so any thread may ask."""
 
     def __init__(self, llm: Llama, prompts: Prompts, options: ServeOptions) -> None:
         self.llm, self.prompts, self.options = llm, prompts, options
@@ -65,7 +39,14 @@ class Asker:
         unknown = set(body.samplers or ()) - set(SAMPLERS)
         if unknown:
             raise BadInput(f"there is no sampler {min(unknown)!r:.60}: {', '.join(SAMPLERS)}")
-        return body.sampling(self.options.sampling, self._tokens_named)
+        found = body.sampling(self.options.sampling, self._tokens_named)
+        if not body.ignore_eos:
+            return found
+        return replace(found, logit_bias={**found.logit_bias, **self._no_end})
+
+    def limit(self, is_named: bool, n: int | None) -> int | None:
+        """Tokens that are written at most. is_named: the protocol says n."""
+        return n if is_named else self.options.max_tokens
 
     def _tokens_named(self, name: str) -> list[int]:
         """The token of a number, or those of a text."""
@@ -75,14 +56,14 @@ class Asker:
         is_one = len(name) <= len(str(self.n_vocab)) and int(name) < self.n_vocab
         return [int(name)] if is_one else []
 
-    def chat(self, chat: Chat, limits: Limits) -> Asked:
-        """Raises BadInput and ApiError."""
+    def chat(self, chat: Chat, request: Request) -> Request:
+        """The request with its prompt. Raises BadInput and ApiError."""
         prompt = self.prompts.of(self._with_usual(chat))
-        stops = (*limits.stops, *prompt.syntax.stops)
-        return Asked(self._wish(prompt, replace(limits, stops=stops)))
+        stops = (*request.stops, *prompt.syntax.stops)
+        return self._with_prompt(replace(request, stops=stops), prompt)
 
-    def text(self, prompt: Pieces, limits: Limits, schema: Any, grammar: str) -> Asked:
-        """A text to go on with. Raises BadInput and ApiError."""
+    def text(self, prompt: Pieces, request: Request, schema: Any, grammar: str) -> Request:
+        """The same, for a text to go on with. Raises BadInput and ApiError."""
         tokens = list[int]()
         for i, piece in enumerate(prompt):
             if isinstance(piece, str):
@@ -92,7 +73,7 @@ class Asker:
             else:
                 raise BadInput(f"a token is none of this model's {self.n_vocab:,}")
         syntax = self.prompts.template.plain_syntax(schema, grammar)
-        return Asked(self._wish(Prompt(tokens, syntax=syntax), limits))
+        return self._with_prompt(request, Prompt(tokens, syntax=syntax))
 
     def count(self, chat: Chat) -> int:
         """Tokens of a chat's prompt."""
@@ -111,7 +92,7 @@ class Asker:
             reasoning_format=chat.reasoning_format or self.options.reasoning_format,
         )
 
-    def _wish(self, prompt: Prompt, limits: Limits) -> Wish:
+    def _with_prompt(self, request: Request, prompt: Prompt) -> Request:
         n = len(prompt.tokens)
         if n == 0:
             raise BadInput("the prompt is empty: give some text")
@@ -124,15 +105,4 @@ class Asker:
                 n_prompt_tokens=n,
                 n_ctx=self.n_ctx,
             )
-        usual, sampling = self.options.max_tokens, limits.sampling
-        if limits.ignore_eos:
-            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **self._no_end})
-        return Wish(
-            prompt,
-            sampling,
-            limits.max_tokens if limits.has_limit else usual,
-            limits.stops,
-            limits.n_probs,
-            prompt.syntax.settings,
-            limits.is_fresh,
-        )
+        return replace(request, prompt=prompt)
