@@ -11,7 +11,7 @@ import pytest
 from edgekv.chat.sampler import Sampling
 from edgekv.commands.load import end_tokens
 from edgekv.serve import extract
-from edgekv.serve.answer import Answer
+from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from tests.engine import load
 from tests.serving import PATIENCE, serving, until
@@ -420,7 +420,7 @@ def test_a_reload_in_an_answer_loses_nothing(tiny, endless, slow_model, monkeypa
             page.until(f"{ANSWER}?.querySelector(':scope > div').textContent.length > 3")
             page.open(url)
             assert page.value(f"{ANSWER}.textContent").endswith("stopped")
-            monkeypatch.setattr(Answer, "step", lambda *_: time.sleep(0.5) or True)
+            monkeypatch.setattr(Job, "step", lambda *_: time.sleep(0.5) or True)
             ask(page, "def")
             page.until(f"{N_ARTICLES} === 4")
             page.open(url)
@@ -497,13 +497,13 @@ def test_a_browser_may_keep_nothing(shared, tmp_path):
 @pytest.fixture
 def slow_model(monkeypatch):
     """A tiny model fills its window in a second: before a busy machine's browser has clicked."""
-    step = Answer.step
+    step = Job.step
 
-    def slowly(answer: Answer, is_current: bool) -> bool:
+    def slowly(job: Job, is_current: bool) -> bool:
         time.sleep(0.03)
-        return step(answer, is_current)
+        return step(job, is_current)
 
-    monkeypatch.setattr(Answer, "step", slowly)
+    monkeypatch.setattr(Job, "step", slowly)
 
 
 @pytest.mark.parametrize("how", ["button", "key"])

@@ -25,10 +25,11 @@ from edgekv.errors import EdgeKVError
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Failed, Progress, Written
+from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.queue import FairQueue, Full
 from edgekv.serve.request import Prompt, Request
-from edgekv.serve.worker import Job, Worker
+from edgekv.serve.worker import Worker
 from tests.engine import load
 from tests.models import EOS
 from tests.serving import PATIENCE, delete, get, post, serving, started, stream, until

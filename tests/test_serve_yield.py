@@ -15,14 +15,15 @@ import pytest
 
 from edgekv.errors import EdgeKVError
 from edgekv.native import Prefill
-from edgekv.serve import answer
+from edgekv.serve import job as jobs
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed, Progress, Written
+from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.request import Prompt
 from edgekv.serve.share import Share
-from edgekv.serve.worker import Job, Worker
+from edgekv.serve.worker import Worker
 from tests import archs
 from tests.engine import load
 from tests.serving import get, post, serving, until
@@ -433,7 +434,7 @@ def test_time_that_was_lent_to_others_is_not_the_readers(working, eager):
 def test_no_number_counts_time_that_was_lent(tiny, monkeypatch):
     """By a clock that stands still but while others are let in."""
     now = [0.0]
-    monkeypatch.setattr(answer, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(Worker, "_let_others", lambda self: now.append(now.pop() + 7.0))
     options = ServeOptions(metrics=True)
     with serving(tiny("llama-gqa"), options, kv_ratio=0.5, n_ubatch=64) as (url, _):

@@ -22,10 +22,10 @@ from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Counts, Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Text
+from edgekv.serve.reply import Part, Reply, Text
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import CountBody, MessageBody, MessagesBody
-from edgekv.serve.service import Service, Whole, Writer, respond, service_of
+from edgekv.serve.service import Service, Writer, respond, service_of
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -181,7 +181,7 @@ def _stop_reason(done: Done, has_calls: bool) -> str:
     )
 
 
-def _whole(service: Service, n_marked: int, answer: Whole) -> dict[str, Any]:
+def _whole(service: Service, n_marked: int, answer: Reply) -> dict[str, Any]:
     done, said, content = answer.done, answer.message, list[dict[str, Any]]()
     if said.thought:
         content.append({"type": "thinking", "thinking": said.thought, "signature": ""})

@@ -22,10 +22,10 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Text
+from edgekv.serve.reply import Part, Reply, Text
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import ChatBody, ToolBody
-from edgekv.serve.service import Whole, Writer, service_of
+from edgekv.serve.service import Writer, service_of
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -123,7 +123,7 @@ def tools_of(bodies: list[ToolBody] | None) -> list[Tool]:
     return found
 
 
-def _choice(index: int, answer: Whole) -> dict[str, Any]:
+def _choice(index: int, answer: Reply) -> dict[str, Any]:
     return {
         "index": index,
         "message": as_message(answer.message),

@@ -20,10 +20,10 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, TokenLogprob
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Text
+from edgekv.serve.reply import Part, Reply, Text
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import CompletionBody
-from edgekv.serve.service import Whole, Writer, service_of
+from edgekv.serve.service import Writer, service_of
 from edgekv.serve.texts import prompts_in
 
 router = APIRouter(route_class=BoundedRoute)
@@ -82,7 +82,7 @@ def ask(asker: Asker, body: CompletionBody) -> list[Request]:
     return several.repeated(requests, n)
 
 
-def _choice(index: int, answer: Whole, before: str, is_echoed: bool) -> dict[str, Any]:
+def _choice(index: int, answer: Reply, before: str, is_echoed: bool) -> dict[str, Any]:
     return {
         "index": index,
         "text": (before if is_echoed else "") + answer.message.text,

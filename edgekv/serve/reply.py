@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edgekv.chat import reply
+from edgekv.chat.completion import finish_of
 from edgekv.chat.reply import CallArguments, CallBegun, Delta, Thought
 from edgekv.chat.template import Syntax
-from edgekv.serve.events import TokenLogprob, Written
+from edgekv.serve.events import Done, TokenLogprob, Written
 
 
 @dataclass(frozen=True)
@@ -21,34 +22,46 @@ Part = Thought | Text | CallBegun | CallArguments
 
 
 class Reply:
-    """Reads one answer. syntax: of its prompt."""
+    """Reads one answer, and is what a client sees of it at its end. syntax: of its prompt."""
+
+    done: Done
+    """How the answer ended: there is none before `end`."""
 
     def __init__(self, syntax: Syntax) -> None:
         self._reply = reply.Reply(syntax)
-        self._logprobs: list[TokenLogprob] = []
+        self._untold: list[TokenLogprob] = []
+        self.logprobs: list[TokenLogprob] = []
+        """Of all tokens so far."""
 
     @property
     def message(self) -> reply.Answer:
         return self._reply.message
 
+    @property
+    def finish(self) -> str:
+        """Why the answer ended, in OpenAI's words."""
+        return finish_of(self.done.finish, bool(self.message.calls))
+
     def feed(self, written: Written) -> list[Part]:
         """What is certain by now."""
-        self._logprobs += written.logprobs
+        self.logprobs += written.logprobs
+        self._untold += written.logprobs
         return self._told(self._reply.feed(written.text))
 
-    def end(self) -> list[Part]:
+    def end(self, done: Done) -> list[Part]:
         """What was held back, when the answer is over."""
+        self.done = done
         parts = self._told(self._reply.end())
-        if self._logprobs:
-            parts.append(Text("", self._take_logprobs()))
+        if self._untold:
+            parts.append(Text("", self._take_untold()))
         return parts
 
     def _told(self, deltas: list[Delta]) -> list[Part]:
         return [
-            Text(delta.text, self._take_logprobs()) if isinstance(delta, reply.Text) else delta
+            Text(delta.text, self._take_untold()) if isinstance(delta, reply.Text) else delta
             for delta in deltas
         ]
 
-    def _take_logprobs(self) -> list[TokenLogprob]:
-        taken, self._logprobs = self._logprobs, []
+    def _take_untold(self) -> list[TokenLogprob]:
+        taken, self._untold = self._untold, []
         return taken

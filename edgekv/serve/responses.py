@@ -26,10 +26,10 @@ from edgekv.serve.bounds import BoundedRoute
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Progress
 from edgekv.serve.preparing import prepared
-from edgekv.serve.reply import Part, Text
+from edgekv.serve.reply import Part, Reply, Text
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import ResponsesBody
-from edgekv.serve.service import Service, Whole, Writer, respond, service_of
+from edgekv.serve.service import Service, Writer, respond, service_of
 
 router = APIRouter(route_class=BoundedRoute)
 
@@ -323,7 +323,7 @@ class _Writer(Writer):
             "usage": usage,
         }
 
-    def whole(self, answer: Whole) -> dict[str, Any]:
+    def whole(self, answer: Reply) -> dict[str, Any]:
         """The response of an answer that nothing was written of."""
         for part in parts_of(answer.message):
             self.part(Text(part.text) if isinstance(part, chats.Text) else part)

@@ -7,27 +7,25 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from edgekv.chat import reply as chats
-from edgekv.chat.completion import finish_of
 from edgekv.serve import wording
 from edgekv.serve.asker import Asker
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
-from edgekv.serve.events import Counts, Done, Event, Failed, Progress, TokenLogprob, Written
+from edgekv.serve.events import Counts, Done, Event, Failed, Progress, Written
 from edgekv.serve.gate import given_key
+from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.pattern import Pattern
 from edgekv.serve.prompts import Prompts
-from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.reply import Part, Reply
 from edgekv.serve.request import Request
-from edgekv.serve.worker import Job, Worker
+from edgekv.serve.worker import Worker
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -126,33 +124,19 @@ def _joined(event: Event | None, queue: asyncio.Queue[Event | None]) -> Event | 
     return event
 
 
-@dataclass
-class Whole:
-    """An answer to its end."""
-
-    done: Done
-    message: chats.Answer
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    @property
-    def finish(self) -> str:
-        return finish_of(self.done.finish, bool(self.message.calls))
-
-
-async def whole(service: Service, request: Request, client: Hashable) -> Whole:
-    """Raises ApiError if the answer fails."""
-    reply, parts = Reply(request.prompt.syntax), list[Part]()
+async def whole(service: Service, request: Request, client: Hashable) -> Reply:
+    """An answer to its end. Raises ApiError if it fails."""
+    reply = Reply(request.prompt.syntax)
     async with aclosing(events(service, request, client)) as coming:
         async for event in coming:
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, Written):
-                parts += reply.feed(event)
-            if isinstance(event, Done):
-                done = event
-    parts += reply.end()
-    logprobs = [one for x in parts if isinstance(x, Text) for one in x.logprobs]
-    return Whole(done, reply.message, logprobs)
+            match event:
+                case Written():
+                    reply.feed(event)
+                case Done():
+                    reply.end(event)
+                case Failed():
+                    raise event.error
+    return reply
 
 
 async def unless_gone(http: HttpRequest, answer: Coroutine[Any, Any, Answer]) -> Answer:
@@ -248,7 +232,7 @@ async def frames(
                     frame += "".join(map(writer.part, reply.feed(event)))
                 case Done():
                     writer.counts, writer.done = event.counts, event
-                    frame = "".join(map(writer.part, reply.end()))
+                    frame = "".join(map(writer.part, reply.end(event)))
                     frame += writer.end(event, bool(reply.message.calls))
                 case Failed():
                     if not has_said:
@@ -278,7 +262,7 @@ async def _first(pieces: AsyncGenerator[str, None]) -> str:
 
 
 async def respond(
-    http: HttpRequest, request: Request, writer: Writer | None, said: Callable[[Whole], Any]
+    http: HttpRequest, request: Request, writer: Writer | None, said: Callable[[Reply], Any]
 ) -> Response:
     """The response to a request for one answer. writer: writes it as a stream; None: it is sent
     whole, as what `said` makes of it.

@@ -15,10 +15,10 @@ from starlette.responses import Response
 from edgekv.errors import BadInput
 from edgekv.serve import sse, wording
 from edgekv.serve.events import Done
+from edgekv.serve.reply import Reply
 from edgekv.serve.request import Request
 from edgekv.serve.schemas import GenerationBody
 from edgekv.serve.service import (
-    Whole,
     Writer,
     client_of,
     frames,
@@ -51,11 +51,11 @@ def _again(request: Request, i: int) -> Request:
     return replace(request, sampling=sampling, is_fresh=False)
 
 
-async def wholes(http: HttpRequest, requests: Sequence[Request]) -> list[Whole]:
+async def wholes(http: HttpRequest, requests: Sequence[Request]) -> list[Reply]:
     """Raises ApiError if an answer fails."""
     service, client = service_of(http), client_of(http)
 
-    async def all_of_them() -> list[Whole]:
+    async def all_of_them() -> list[Reply]:
         return [await whole(service, one, client) for one in requests]
 
     return await unless_gone(http, all_of_them())

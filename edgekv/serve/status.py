@@ -13,9 +13,9 @@ from edgekv.conversations.losses import KINDS
 from edgekv.serve import wording
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
+from edgekv.serve.job import Job, State
 from edgekv.serve.service import Service, service_of
 from edgekv.serve.settings import generation_settings, limit_settings, sampling_settings
-from edgekv.serve.worker import Job
 
 router = APIRouter()
 
@@ -131,22 +131,22 @@ def _slot(index: int, job: Job | None, n_ctx: int) -> dict[str, Any]:
     }
     if job is None:
         return slot
-    params, answer, most = generation_settings(job.request), job.answer, job.request.max_tokens
-    if answer is None:
+    params, most = generation_settings(job.request), job.request.max_tokens
+    if job.state is State.WAITING:
         return {**slot, "params": params}
-    n_left = -1 if most is None else max(most - answer.n_written, 0)
+    n_left = -1 if most is None else max(most - job.n_written, 0)
     return {
         **slot,
         "params": params,
-        "n_prompt_tokens": answer.n_prompt,
-        "n_prompt_tokens_processed": answer.n_prompt - answer.n_cached,
-        "n_prompt_tokens_cache": answer.n_cached,
-        "is_reading": not answer.has_read,
+        "n_prompt_tokens": job.n_prompt,
+        "n_prompt_tokens_processed": job.n_prompt - job.n_cached,
+        "n_prompt_tokens_cache": job.n_cached,
+        "is_reading": not job.has_read,
         "next_token": [
             {
                 "has_next_token": n_left != 0,
                 "n_remain": n_left,
-                "n_decoded": answer.n_written,
+                "n_decoded": job.n_written,
             }
         ],
     }

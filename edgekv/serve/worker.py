@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgekv.errors import Cancelled, EdgeKVError
-from edgekv.serve.answer import Answer
 from edgekv.serve.conversations import Turns
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Done, Event, Failed
+from edgekv.serve.job import Job, State
 from edgekv.serve.queue import FairQueue, Full, many_wait
-from edgekv.serve.request import Request
 from edgekv.serve.share import WORTH, Share
 from edgekv.serve.totals import Totals
 
@@ -36,20 +35,6 @@ BEAT_S = 1.0
 log = logging.getLogger("edgekv.serve")
 
 Call = tuple[Callable[[], Any], Future[Any]]
-
-
-class Job:
-    """A request on its way. emit: takes its events, in the worker's thread."""
-
-    ids = itertools.count()
-
-    def __init__(
-        self, request: Request, emit: Callable[[Event], None], client: Hashable = None
-    ) -> None:
-        self.id = next(self.ids)
-        self.request, self.emit, self.client = request, emit, client
-        self.is_cancelled = False
-        self.answer: Answer | None = None
 
 
 class Worker:
@@ -119,7 +104,7 @@ class Worker:
         except Full:
             raise many_wait(len(self._queue)) from None
         if left is not None:
-            self._tell(left, Failed(many_wait(len(self._queue))))
+            self._deliver(left, Failed(many_wait(len(self._queue))))
 
     def cancel(self, job: Job) -> None:
         """Stop a job within a chunk of its prompt, or a token. It gets no more events."""
@@ -169,23 +154,21 @@ class Worker:
     # ---- the worker's thread
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not (
-                    self._is_stopping or self._calls or self._idle_calls or not self.is_idle
-                ):
-                    self._beat = time.monotonic()
-                    self._wake.wait(BEAT_S)
-                if self._is_stopping:
-                    break
-                self._admit()
-                call = self._due()
-                turn = self._active[0] if self._active else None
-            if call is not None:
-                self._call(*call)
-            if turn is not None:
-                self._take_turn(turn)
+        while (work := self._schedule()) is not None:
+            work()
         self._end_all()
+
+    def _schedule(self) -> Callable[[], None] | None:
+        """What comes next, a call or an answer's turn; it waits for it. None: the server stops."""
+        with self._wake:
+            while self.is_idle and not (self._is_stopping or self._calls or self._idle_calls):
+                self._beat = time.monotonic()
+                self._wake.wait(BEAT_S)
+            if self._is_stopping:
+                return None
+            self._admit()
+            call = self._due()
+            return partial(self._call, *call) if call else partial(self._take_turn, self._active[0])
 
     def _due(self) -> Call | None:
         """The call whose turn it is. The lock is held."""
@@ -220,20 +203,20 @@ class Worker:
         try:
             while goes_on and not self._is_stopping and (is_guest or not self._may_call()):
                 goes_on, n = not job.is_cancelled and self._step(job), n + 1
-                least = WORTH * job.answer.switch_s if job.answer else 0.0
+                least = WORTH * job.switch_s
                 if n >= TURN and time.perf_counter() - begin >= least:
                     break
         except Cancelled:
             goes_on = False
             if self._is_stopping and not job.is_cancelled:
-                self._tell(job, Failed(ApiError(503, "the server is stopping")))
+                self._deliver(job, Failed(ApiError(503, "the server is stopping")))
         except EdgeKVError as error:
             goes_on = False
-            self._tell(job, Failed(ApiError(400, str(error))))
+            self._deliver(job, Failed(ApiError(400, str(error))))
         except Exception:
             goes_on = False
             log.exception("an answer failed")
-            self._tell(job, Failed(ApiError(500, "the server has a fault: see its log")))
+            self._deliver(job, Failed(ApiError(500, "the server has a fault: see its log")))
         with self._wake:
             if not goes_on or job.is_cancelled:
                 self._leave(job)
@@ -251,20 +234,19 @@ class Worker:
                 raise Cancelled("stopping")
             self._using = job
         try:
-            if job.answer is None:
-                job.answer = Answer(
+            if job.state is State.WAITING:
+                job.begin(
                     self._llm,
                     self.conversations,
-                    job.request,
-                    lambda event: self._tell(job, event),
+                    lambda event: self._deliver(job, event),
                     self._let_others,
                 )
             is_current, self._last = self._last is job, job
-            if job.answer.has_read or self._reader is not None:
-                return job.answer.step(is_current)
+            if job.has_read or self._reader is not None:
+                return job.step(is_current)
             self._reader, self._share, self._is_short = job, Share(), {}
             try:
-                return job.answer.step(is_current)
+                return job.step(is_current)
             finally:
                 self._reader = None
         finally:
@@ -320,12 +302,10 @@ class Worker:
 
     def _may_be_guest(self, job: Job) -> bool:
         """Whether it is not known to be a long prompt."""
-        has_read = job.answer is not None and job.answer.has_read
-        return job.is_cancelled or has_read or self._is_short.get(job, True)
+        return job.is_cancelled or job.has_read or self._is_short.get(job, True)
 
     def _is_guest(self, job: Job) -> bool:
-        has_read = job.answer is not None and job.answer.has_read
-        if not has_read and not job.is_cancelled and job not in self._is_short:
+        if not job.has_read and not job.is_cancelled and job not in self._is_short:
             try:
                 self._is_short[job] = self.conversations.is_short(
                     job.request.prompt, job.request.is_fresh
@@ -336,10 +316,9 @@ class Worker:
 
     def _leave(self, job: Job) -> None:
         self._active.remove(job)
-        if job.answer is not None:
-            job.answer.close()
+        job.close()
 
-    def _tell(self, job: Job, event: Event) -> None:
+    def _deliver(self, job: Job, event: Event) -> None:
         if isinstance(event, Done):
             self.totals.add(event)
         if not job.is_cancelled:
@@ -352,7 +331,7 @@ class Worker:
                 self._active.append(waiting)
             for job in list(self._active):
                 self._leave(job)
-                self._tell(job, stopping)
+                self._deliver(job, stopping)
             for calls in (self._calls, self._idle_calls):
                 for _, done in calls:
                     _run_call(_refuse, done)

@@ -1,11 +1,14 @@
-"""One answer under way, in the worker's thread: its prompt is read, then each step writes a
+"""One request on its way through the worker: it waits, its prompt is read, then each step writes a
 token.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from contextlib import ExitStack
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,43 +28,66 @@ N_BEFORE = 64
 """Tokens of the prompt that penalties may count."""
 
 
-class Answer:
-    """emit: takes the events; let_others: called while the prompt is read, it may let other answers
-    go on, or raise to stop this one. Call `step` until it returns False, then `close`.
+class State(Enum):
+    """How far a job is."""
+
+    WAITING, READING, WRITING, DONE = range(4)
+
+
+class Job:
+    """A request on its way. emit: takes its events, in the worker's thread; client: whose it is.
+
+    When its turn has come: call `begin`, then `step` until it returns False. Call `close` at the
+    end in any case.
     """
 
+    _ids = itertools.count()
+
     def __init__(
+        self, request: Request, emit: Callable[[Event], None], client: Hashable = None
+    ) -> None:
+        self.id = next(self._ids)
+        self.request, self.emit, self.client = request, emit, client
+        self.is_cancelled, self.state = False, State.WAITING
+        self.n_prompt, self.n_cached, self.n_written = len(request.prompt.tokens), 0, 0
+        self.read_ms = self.write_ms = 0.0
+        self.switch_s = 0.0
+        """Seconds that it took to make this conversation current again."""
+        self._close = ExitStack()
+
+    def begin(
         self,
         llm: Llama,
         conversations: Turns,
-        request: Request,
-        emit: Callable[[Event], None],
-        let_others: Callable[[], None] = lambda: None,
+        deliver: Callable[[Event], None],
+        let_others: Callable[[], None],
     ) -> None:
-        self._llm, self._conversations, self._request, self._emit = (
-            llm,
-            conversations,
-            request,
-            emit,
-        )
+        """Its prompt is read next. deliver: takes the events; let_others: called while the prompt
+        is read, it may let others go on, or raise to stop this one. Raises EdgeKVError.
+        """
+        self._llm, self._conversations, self._deliver = llm, conversations, deliver
         self._let_others = let_others
+        request, syntax = self.request, self.request.prompt.syntax
         self._tokens = list(request.prompt.tokens)
         self._stops = Stops(request.stops)
-        self._reply = Reply(request.prompt.syntax) if request.prompt.syntax.is_one_call else None
+        self._reply = Reply(syntax) if syntax.is_one_call else None
         self._logprobs: list[TokenLogprob] = []
         self._n_said = 0
         """Written tokens whose text has gone out."""
-        self.n_prompt, self.n_cached, self.n_written = len(self._tokens), 0, 0
-        self.read_ms = self.write_ms = 0.0
-        self.has_read = False
-        self.switch_s = 0.0
-        """Seconds that it took to make this conversation current again."""
         self._most, self._n_decodes, self._mark = 0, 0, 0.0
         n_before = max(N_BEFORE, request.sampling.repeat_last_n)
         self._sampler = Sampler(llm, request.sampling, self._tokens[-n_before:], request.constraint)
+        self._close.callback(self._sampler.close)
+        self.state = State.READING
 
     def close(self) -> None:
-        self._sampler.close()
+        self._close.close()
+        self.state = State.DONE
+
+    @property
+    def has_read(self) -> bool:
+        """Whether the prompt is read."""
+        return self.state in (State.WRITING, State.DONE)
 
     @property
     def counts(self) -> Counts:
@@ -72,7 +98,7 @@ class Answer:
 
         is_current: no other answer has used the model since the last step.
         """
-        if not self.has_read:
+        if self.state is State.READING:
             self._read()
             return True
         self._mark = time.perf_counter()
@@ -92,9 +118,9 @@ class Answer:
 
     def _read(self) -> None:
         begin, n_before, lent = time.perf_counter(), self._llm.n_evaluated, 0.0
-        prompt = self._conversations.settled(self._request.prompt)
+        prompt = self._conversations.settled(self.request.prompt)
         self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
-        is_fresh = self._request.is_fresh
+        is_fresh = self.request.is_fresh
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
         self.n_cached = n
         total, n_new, n_said = self.n_prompt, self.n_prompt - n, n
@@ -106,14 +132,14 @@ class Answer:
             now, n_done = time.perf_counter(), n + n_new * done // max(of, 1)
             self._n_decodes += 1
             if n_done > n_said:
-                self._emit(Progress(n_done, total, n, 1e3 * (now - begin - lent)))
+                self._deliver(Progress(n_done, total, n, 1e3 * (now - begin - lent)))
                 n_said = n_done
             n_evaluated = self._llm.n_evaluated
             self._let_others()
             lent += time.perf_counter() - now
             n_before += self._llm.n_evaluated - n_evaluated
 
-        self._emit(Progress(n, total, n, 0.0))
+        self._deliver(Progress(n, total, n, 0.0))
         self._llm.kv_progress = report
         try:
             self._llm.eval(self._tokens[n:])
@@ -124,10 +150,10 @@ class Answer:
         self.read_ms = 1e3 * (time.perf_counter() - begin - lent)
         if n_said < total:  # few tokens are read at once
             self._n_decodes += 1
-            self._emit(Progress(total, total, n, self.read_ms))
-        room, wished = self._llm.n_ctx() - self._llm.n_tokens, self._request.max_tokens
+            self._deliver(Progress(total, total, n, self.read_ms))
+        room, wished = self._llm.n_ctx() - self._llm.n_tokens, self.request.max_tokens
         self._most = room if wished is None else min(wished, room)
-        self.has_read = True
+        self.state = State.WRITING
 
     def _read_last(self, is_current: bool) -> None:
         self._n_decodes += 1
@@ -149,7 +175,7 @@ class Answer:
         self.n_written += 1
         self._tokens.append(token)
         data = self._piece(token)
-        if self._request.n_probs is not None:
+        if self.request.n_probs is not None:
             self._logprobs.append(self._logprob(token, data))
         text = self._stops.feed(data)
         if text:
@@ -169,7 +195,7 @@ class Answer:
     def _say(self, text: str) -> None:
         self._count_time()
         tokens = self._tokens[self.n_prompt + self._n_said :]
-        self._emit(Written(text, self._logprobs, tokens, self.counts))
+        self._deliver(Written(text, self._logprobs, tokens, self.counts))
         self._logprobs, self._n_said = [], self.n_written
 
     def _finish(self, finish: str) -> None:
@@ -179,7 +205,7 @@ class Answer:
         if rest or self._n_said < self.n_written:
             self._say(rest)
         self._count_time()
-        self._emit(
+        self._deliver(
             Done(
                 finish,
                 self._stops.found,
@@ -207,14 +233,14 @@ class Answer:
         return bool(llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token))
 
     def _piece(self, token: int) -> bytes:
-        return self._llm.detokenize([token], special=token in self._request.prompt.syntax.shown)
+        return self._llm.detokenize([token], special=token in self.request.prompt.syntax.shown)
 
     def _logprob(self, token: int, data: bytes) -> TokenLogprob:
         """Of the model's own logits, as llama-server's without `post_sampling_probs`."""
         logits: NDArray[np.float64] = self._sampler.logits().astype(np.float64)
         peak = logits.max()
         logs = logits - peak - np.log(np.exp(logits - peak).sum())
-        n = min(self._request.n_probs or 0, len(logs))
+        n = min(self.request.n_probs or 0, len(logs))
         best = np.argpartition(-logs, n - 1)[:n] if n else np.empty(0, np.int64)
         best = best[np.argsort(-logs[best], kind="stable")]
         rivals = tuple((int(i), self._piece(int(i)), float(logs[i])) for i in best)
