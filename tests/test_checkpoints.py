@@ -96,6 +96,14 @@ def test_cuts_lie_at_the_last_token_that_ends_within_a_part(texts, data):
         )
 
 
+def test_the_text_of_each_token_is_looked_up_once():
+    asked = []
+    found = parts.positions(
+        ["ab" * 500], [0, 1] * 600, lambda t: asked.append(t) or b"ab"[t : t + 1]
+    )
+    assert found == [1000] and sorted(asked) == [0, 1]
+
+
 # ---- turns that are taken again
 
 

@@ -51,7 +51,8 @@ def positions(
     """
     if not cuts:
         return []
-    pieces = [piece(token) for token in tokens]
+    texts = {token: piece(token) for token in set(tokens)}
+    pieces = [texts[token] for token in tokens]
     ends = [0, *accumulate(map(len, pieces))]
     text, at, found = b"".join(pieces), 0, []
     for cut in cuts:
