@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import json
+import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,14 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import BadInput, commands
-from edgekv.commands import extract, watch
+from edgekv.commands import extract, pdf, watch
 from edgekv.commands import load as load_command
 from edgekv.commands.conversation import content_of
 from edgekv.commands.extract import document_text
 from edgekv.conversations import pack as packs
 from tests import models
 from tests.engine import load
+from tests.serving import until
 
 RAIN = "the rain in the air is an art and the sun is on the ear " * 12
 TALE = "a fact in an inn on the island is the end of the tale and there " * 12
@@ -273,14 +277,29 @@ def test_what_takes_too_long_is_refused(tmp_path, monkeypatch):
 
 def pdf_of(text: str) -> bytes:
     """A PDF of one page with one line of text."""
-    content = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    return pdf_with(
+        f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET".encode(), b"/Font << /F1 5 0 R >>", FONT
+    )
+
+
+FONT = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+
+
+def endless_pdf() -> bytes:
+    """A PDF of one page, for which pypdf takes half a minute and more."""
+    content = zlib.compress(b"BT (a) Tj ET " * 2_000_000)
+    return pdf_with(content, b"/Font << /F1 5 0 R >>", FONT, filter=b"/Filter /FlateDecode")
+
+
+def pdf_with(content: bytes, resources: bytes, *more: bytes, filter: bytes = b"") -> bytes:
+    """A PDF of one page. more: objects, from 5 on."""
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
         b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
         b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R"
-        b" /Resources << /Font << /F1 5 0 R >> >> >>",
-        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(content), content),
-        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+        b" /Resources << %s >> >>" % resources,
+        b"<< /Length %d %s >>\nstream\n%s\nendstream" % (len(content), filter, content),
+        *more,
     ]
     out, places = b"%PDF-1.4\n", []
     for i, body in enumerate(objects, 1):
@@ -288,9 +307,26 @@ def pdf_of(text: str) -> bytes:
         out += b"%d 0 obj\n%s\nendobj\n" % (i, body)
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     return out + (
-        b"xref\n0 6\n0000000000 65535 f \n%s"
-        b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % (table, len(out))
+        b"xref\n0 %d\n0000000000 65535 f \n%s"
+        b"trailer << /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF"
+        % (len(objects) + 1, table, len(objects) + 1, len(out))
     )
+
+
+@pytest.mark.parametrize("ends", ["time", "ctrl-c"])
+def test_one_page_of_a_pdf_that_takes_too_long_is_given_up(tmp_path, monkeypatch, ends):
+    pytest.importorskip("pypdf")
+    path = tmp_path / "report.pdf"
+    path.write_bytes(endless_pdf())
+    if ends == "time":
+        monkeypatch.setattr(watch, "MOST_S", 0.2)
+        with pytest.raises(BadInput, match="report.pdf.* more than 0.2 s"):
+            document_text(str(path))
+    else:
+        threading.Timer(0.2, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            document_text(str(path))
+    until(lambda: all(thread.name != "pdf" for thread in threading.enumerate()))
 
 
 def test_the_text_of_a_pdf(tmp_path, monkeypatch):
@@ -304,7 +340,7 @@ def test_the_text_of_a_pdf(tmp_path, monkeypatch):
     (tmp_path / "report").write_bytes(pdf_of("no name"))
     assert document_text(str(tmp_path / "report")) == "no name"
     with monkeypatch.context() as patch:
-        patch.setattr(extract, "PAGES_MAX", 0)
+        patch.setattr(pdf, "PAGES_MAX", 0)
         with pytest.raises(BadInput, match="has 1 pages, and 0 are the most"):
             document_text(str(path))
     for data in (b"", b"%PDF-1.4\nnothing", pdf_of("x")[:200]):

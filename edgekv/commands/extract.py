@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from html import unescape
 from pathlib import Path
-from typing import Any
 
-from edgekv.commands.text import DOCUMENT_MAX, PDF, decode, read_file, too_long
+from edgekv.commands import pdf
+from edgekv.commands.text import PDF, decode, read_file
 from edgekv.commands.watch import Watch
 from edgekv.errors import BadInput
 
 HTML = (".html", ".htm", ".xhtml")
-PAGES_MAX = 10_000
-"""Of a PDF. The longest contexts hold less."""
 _SILENT = {"head", "script", "style", "template", "noscript"}
 _RAW = {tag: re.compile(f"</{tag}", re.I) for tag in ("script", "style")}
 """What ends the content of tags in which nothing else is a tag."""
@@ -50,14 +47,11 @@ def text_of(data: bytes, what: str, suffix: str = "") -> str:
     HTML is told by how it begins. Raises as `document_text`.
     """
     if suffix == ".pdf" or data.startswith(PDF):
-        return _pdf(data, what)
+        return pdf.text_of(data, what)
     if suffix in HTML:
         return _html(_page(data, what), what)
     text = decode(data, what)
     return _html(text, what) if not suffix and _PAGE.match(text) else text
-
-
-# ---- HTML
 
 
 def _page(data: bytes, what: str) -> str:
@@ -153,49 +147,3 @@ def _unescaped(text: str) -> str:
         return unescape(text)
     except ValueError:  # a number of thousands of digits
         return text
-
-
-# ---- PDF
-
-
-def _pdf(data: bytes, what: str) -> str:
-    try:
-        from pypdf import PdfReader
-    except ImportError:
-        raise BadInput(
-            f"reading {what} needs pypdf: pip install 'edgekv[pdf]', or give its text"
-        ) from None
-    try:
-        pages = PdfReader(io.BytesIO(data)).pages
-        n_pages = len(pages)
-    except Exception as error:  # of a damaged or encrypted file, of any kind
-        raise _no_pdf(what, error) from None
-    if n_pages > PAGES_MAX:
-        raise BadInput(
-            f"{what} has {n_pages:,} pages, and {PAGES_MAX:,} are the most; give a part of it"
-        )
-    text = _of_pages(pages, n_pages, what)
-    if not text:
-        raise BadInput(f"{what} has no text in it, perhaps scanned pages; read it with OCR first")
-    return text
-
-
-def _of_pages(pages: Any, n_pages: int, what: str) -> str:
-    found, n_bytes = [], 0
-    with Watch(what) as watch:
-        for i in range(n_pages):
-            try:
-                text = pages[i].extract_text().strip()
-            except Exception as error:
-                raise _no_pdf(what, error) from None
-            found.append(text.encode("utf-8", "replace").decode("utf-8"))
-            n_bytes += len(found[-1].encode())
-            if n_bytes > DOCUMENT_MAX:
-                raise too_long(what)
-            watch(i + 1, n_pages)
-    return "\n\n".join(filter(None, found))
-
-
-def _no_pdf(what: str, error: Exception) -> BadInput:
-    why = " ".join(str(error).split()) or type(error).__name__
-    return BadInput(f"{what} is no PDF that can be read ({why})")
