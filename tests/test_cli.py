@@ -43,7 +43,7 @@ def fake(monkeypatch):
     """The model that the next command loads; `fake.options` says how."""
     llm = FakeLlama()
 
-    def load_llama(engine, later=None):
+    def load_llama(engine, later=None, documents=None):
         llm.options = engine
         llm.kv_set(ratio=engine.kv.ratio)
         return llm
@@ -146,7 +146,7 @@ def test_ollamas_words_that_mean_the_same(monkeypatch):
 
 
 def test_what_the_engine_refuses_is_one_line(fake, monkeypatch):
-    def load_llama(engine, later=None):
+    def load_llama(engine, later=None, documents=None):
         raise Unsupported("no such luck; try another")
 
     monkeypatch.setattr(load, "load_llama", load_llama)
@@ -1054,7 +1054,7 @@ class Llama(FakeLlama):
         print("counts", file=sys.stderr, flush=True)
         time.sleep(10 * self.step_s)
         return super().tokenize(*args, **more)
-load.load_llama = lambda options, *_: Llama(step_s={step_s})
+load.load_llama = lambda options, *_, **__: Llama(step_s={step_s})
 load.end_tokens = lambda llm: []
 commands.main({args!r}, prog_name="edgekv")
 """

@@ -82,7 +82,7 @@ def test_another_page_is_replaced_and_another_file_is_not(tiny, document, tmp_pa
 def test_what_cannot_be_shown_is_refused_in_one_line(tiny, document, tmp_path):
     page, model = tmp_path / "kept.html", tiny("llama-gqa")
     assert "--kv-ratio" in refused(look(model, document, page, "-c 2048"))
-    assert "larger -c" in refused(look(model, document, page, f"{CACHE} -c 256"))
+    assert "start with -c " in refused(look(model, document, page, f"{CACHE} -c 256"))
     assert "no file" in refused(look(model, tmp_path / "missing.txt", page))
     assert "folder" in refused(look(model, document, tmp_path / "missing" / "kept.html"))
     assert not page.exists()

@@ -19,6 +19,7 @@ from edgekv.commands import load as load_command
 from edgekv.commands.conversation import content_of
 from edgekv.commands.extract import document_text
 from edgekv.conversations import pack as packs
+from edgekv.profiles import probe_profile
 from tests import models
 from tests.engine import load
 from tests.serving import until
@@ -123,6 +124,34 @@ def test_a_foreign_pack_is_refused_before_anything_takes_long(tiny, files, tmp_p
     assert "another model" in refused(call("chat", "-m", str(model), *overridden, "--pack", pack))
 
 
+@pytest.mark.parametrize("command", ["pack", "run -f", "look"])
+def test_documents_that_are_too_long_are_refused_before_the_model_is_prepared(
+    tiny, files, tmp_path, monkeypatch, command
+):
+    def begun(*_):
+        raise AssertionError("the model is prepared")
+
+    monkeypatch.setattr(probe_profile, "cache", begun)
+    output = [] if command == "run -f" else ["-o", str(tmp_path / "made")]
+
+    def typed(n_ctx: int, *files: str) -> str:
+        size = ["-c", str(n_ctx)] if n_ctx else []
+        words = [*command.split(), *files, "-m", str(tiny("llama-gqa")), "--kv-ratio", "0.2"]
+        return refused(call(*words, *size, *output))
+
+    said = typed(256, files[0])
+    assert "rain.txt' (" in said and "context of 256" in said and "start with -c 768" in said
+    Path(files[0]).write_text(RAIN * 20)
+    said = typed(0, files[0])
+    assert "rain.txt' (" in said and "trained with 4,096" in said and "-c " not in said
+    if command == "pack":
+        (tmp_path / "a").mkdir()
+        other = tmp_path / "a" / "tale.md"
+        other.write_text(TALE)
+        said = typed(768, files[1], str(other))
+        assert f"'{files[1]}' (" in said and f"'{other}' (" in said
+
+
 def test_a_pack_of_an_earlier_version_has_no_name_of_its_model(tiny, files, tmp_path):
     pack = make(tiny("llama-gqa"), files, tmp_path / "pack")
     llm = load(tiny("llama-gqa"), kv_ratio=0.3)
@@ -187,9 +216,9 @@ def test_what_is_no_pack_is_refused(tiny, text, tmp_path, files):
     refused(call("pack", "-m", model, *files, "-o", str(tmp_path / "rain.txt")))
     assert (tmp_path / "rain.txt").read_bytes() == before
     small = call("pack", "-m", model, "-c", "256", *files, "-o", str(tmp_path / "p"))
-    assert "larger -c" in refused(small) and "'rain.txt' (" in small.stderr
+    assert "start with -c 1280" in refused(small) and "rain.txt' (" in small.stderr
     both = call("pack", "-m", model, "-c", "768", *files, "-o", str(tmp_path / "p"))
-    assert "'rain.txt' (" in refused(both) and "'tale.md' (" in both.stderr
+    assert "rain.txt' (" in refused(both) and "tale.md' (" in both.stderr
     refused(call("pack", "-m", model, str(tmp_path / "missing"), "-o", str(tmp_path / "p")))
     assert not (tmp_path / "p").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -23,17 +24,23 @@ BESIDE = (
 
 
 def make_profile(
-    options: EngineOptions, path: str, threads: int, later: Later | None = None
+    options: EngineOptions,
+    path: str,
+    threads: int,
+    later: Later | None = None,
+    before: Callable[[], None] | None = None,
 ) -> None:
     """Make the profile of the model at `path` if the method wants one, none is found, and none was
     named or refused.
 
     It says how long that takes. Ctrl-C leaves it for the next time: `auto` then goes without. What
     cannot be done is said in one line. later: takes the longer part if it may, since the profile
-    can be used without.
+    can be used without. before: called before anything takes long; what it raises is passed on.
     """
     if (later and later.has_begun) or not is_wanted(options, path):
         return
+    if before:
+        before()
     from edgekv.commands.progress import WorkBar
     from edgekv.profiles import probe_profile
 

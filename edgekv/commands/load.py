@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv.commands import terminal
+from edgekv.commands import first_use, room, terminal
 from edgekv.commands.later import Later
 from edgekv.commands.options import EngineOptions, SamplingOptions
 from edgekv.config import MOST
@@ -20,6 +21,7 @@ from edgekv.session.pace import Pace
 if TYPE_CHECKING:
     from edgekv import Llama
 
+NONE: Mapping[str, str] = {}
 CTX_UNIT = 256
 """llama.cpp rounds a context up to this many tokens; the bindings' own arrays must be as long."""
 
@@ -37,9 +39,13 @@ def model_path(name: str) -> str:
     return path
 
 
-def load_llama(options: EngineOptions, later: Later | None = None) -> Llama:
+def load_llama(
+    options: EngineOptions, later: Later | None = None, documents: Mapping[str, str] = NONE
+) -> Llama:
     """The model with its context, after the first use also with its profile. later: see `learn`.
-    Raises EdgeKVError.
+    documents: texts by their names, which will be read.
+
+    Raises EdgeKVError; for documents that the context has no room for before anything takes long.
     """
     with terminal.killable():
         from edgekv import Llama
@@ -58,7 +64,13 @@ def load_llama(options: EngineOptions, later: Later | None = None) -> Llama:
             f"edgekv: -c {options.ctx_size:,} is taken as {_context(options):,}: contexts are"
             f" multiples of {CTX_UNIT} tokens"
         )
-    learn(options, later)
+
+    def check_room() -> None:
+        overrides = options.loading.arguments()["kv_overrides"]
+        with Llama(path, vocab_only=True, kv_overrides=overrides, verbose=False) as words:
+            room.check(words, _context(options), documents)
+
+    learn(options, later, check_room if documents else None)
     with terminal.killable():
         try:
             llm = Llama(path, **llama_arguments(options))
@@ -68,6 +80,7 @@ def load_llama(options: EngineOptions, later: Later | None = None) -> Llama:
             ) from None
     if options.threads is None:
         llm.pace = Pace(count_threads(None))
+    room.check(llm, llm.n_ctx(), documents)
     return llm
 
 
@@ -99,13 +112,14 @@ def _context(options: EngineOptions) -> int:
     return -(-options.ctx_size // CTX_UNIT) * CTX_UNIT
 
 
-def learn(options: EngineOptions, later: Later | None = None) -> None:
+def learn(
+    options: EngineOptions, later: Later | None = None, before: Callable[[], None] | None = None
+) -> None:
     """Make the model's profile if `options` want one and there is none; Ctrl-C leaves it for the
-    next time. later: does what need not be waited for.
+    next time. later: does what need not be waited for. before: called before it is made.
     """
-    from edgekv.commands.first_use import make_profile
-
-    make_profile(options, model_path(options.model), count_threads(options.threads), later)
+    threads = count_threads(options.threads)
+    first_use.make_profile(options, model_path(options.model), threads, later, before)
 
 
 def build_info() -> dict[str, Any]:

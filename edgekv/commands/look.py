@@ -39,9 +39,10 @@ def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     files.check(output, files.contains(look_page.MARK), look_page.KIND)
     (document,) = words
     text = document_text(document)
+    named = {f"'{encodable(document)}'": text}
     from edgekv.commands.load import load_llama
 
-    llm = load_llama(engine)
+    llm = load_llama(engine, documents=named)
     if llm._kv is None:
         raise Unsupported(f"every token would be kept: the model {llm.kv_stats().note}")
     tokens = llm.tokenize(text.encode(), add_bos=True)

@@ -15,10 +15,10 @@ from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.extract import document_text
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
-from edgekv.commands.stream import or_larger, refused_prompts
+from edgekv.commands.stream import refused_prompts
 from edgekv.commands.template import has_template
 from edgekv.commands.text import encodable, expanded, printable
-from edgekv.errors import BadInput, Cancelled
+from edgekv.errors import Cancelled
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -58,13 +58,13 @@ def create(
 
     files.check(output, files.begins_with(KIND), "pack")
     texts = {path: document_text(path) for path in words}
+    named = {f"'{encodable(path)}'": text for path, text in texts.items()}
     from edgekv.commands.load import load_llama
     from edgekv.conversations import pack as packs
 
-    llm = load_llama(engine)
+    llm = load_llama(engine, documents=named)
     is_chat = has_template(llm)
     found = [_document(llm, path, text) for path, text in texts.items()]
-    _check_room(llm, found)
     system = [{"role": "system", "content": encodable(system_prompt)}] if system_prompt else []
     question: dict[str, Any] = {"role": "user", "content": content_of([x.text for x in found], "?")}
 
@@ -98,17 +98,6 @@ def _document(llm: Llama, path: str, text: str) -> PackedDocument:
     return PackedDocument(
         encodable(os.path.basename(path)), text, expanded(path).stat().st_size, n_tokens
     )
-
-
-def _check_room(llm: Llama, documents: list[PackedDocument]) -> None:
-    """Raises BadInput if the context has no room for the documents."""
-    too_long = [x for x in documents if x.n_tokens >= llm.n_ctx()]
-    if too_long or sum(x.n_tokens for x in documents) >= llm.n_ctx():
-        names = ", ".join(f"'{x.name}' ({x.n_tokens:,} tokens)" for x in too_long or documents)
-        raise BadInput(
-            f"the context of {llm.n_ctx():,} tokens has no room for {names}: give shorter ones"
-            f"{or_larger(llm)}"
-        )
 
 
 @command.command("show", short_help="What a pack holds.")

@@ -85,7 +85,8 @@ def command(
     found = packed.read(pack, system_prompt) if pack else None
     if pack and found:
         engine, system_prompt = packed.with_settings(engine, found, pack), found.system
-    llm = load_llama(engine)
+    name = f"the prompt with '{encodable(file)}'" if file not in (None, STDIN) else "the prompt"
+    llm = load_llama(engine, documents={name: text})
     documents = packed.opened(llm, pack) if pack else []
     system = encodable(system_prompt or "")
     content = content_of(documents, text)
