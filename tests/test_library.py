@@ -30,8 +30,9 @@ def test_the_bindings_say_what_types_they_have_and_what_they_lack(tmp_path):
     command = [sys.executable, "native/upstream.py", "bindings", "--out", str(tmp_path / "made")]
     subprocess.run(command, cwd=ROOT, check=True)
     assert (tmp_path / "made" / "py.typed").is_file()
-    for name in ("mtmd_cpp", "llava_cpp"):  # what handlers of pictures import
-        with pytest.raises(ImportError, match="reads text only"):
+    lacking = {name: "reads text only" for name in ("mtmd_cpp", "llava_cpp")}  # of pictures
+    for name, why in {**lacking, "server": "edgekv serve"}.items():
+        with pytest.raises(ImportError, match=why):
             runpy.run_path(str(tmp_path / "made" / f"{name}.py"))
 
 
