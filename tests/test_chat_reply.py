@@ -161,15 +161,17 @@ BROKEN = [
 
 @pytest.fixture(scope="module")
 def syntax_of(tiny):
-    """syntax_of(template): how an answer with TOOLS is read."""
+    """syntax_of(template, begun): how an answer with TOOLS, which begins with `begun`, is read."""
     found: dict[str, Syntax] = {}
     with load(tiny("llama-gqa")) as llm:
 
-        def of(name: str) -> Syntax:
-            if name not in found:
+        def of(name: str, begun: str = "") -> Syntax:
+            if name + begun not in found:
                 template = ChatTemplate(llm, upstream_template(name))
-                found[name] = template.prompt(Chat(ASK, Choice(TOOLS, parallel=True))).syntax
-            return found[name]
+                messages = [*ASK, {"role": "assistant", "content": begun}] if begun else ASK
+                prompt = template.prompt(Chat(messages, Choice(TOOLS, parallel=True)))
+                found[name + begun] = prompt.syntax
+            return found[name + begun]
 
         yield of
 
@@ -249,6 +251,24 @@ def test_a_second_call_is_none_of_an_answer_with_one(syntax_of):
         thought, text, calls = added_up(deltas)
         assert (thought, text.rstrip()) == ("", "I look.") and len(calls) == 1
     assert reply.is_over and len(reply.message.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "begun", "text", "said"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", "It is", " warm today.", ("", " warm today.", [])),
+        ("Qwen-Qwen2.5-7B-Instruct", "It is ", "warm", ("", "warm", [])),
+        ("Qwen-Qwen2.5-7B-Instruct", "I look.", f"\n{HERMES}", ("", "", [PARIS])),
+        ("Qwen-Qwen2.5-7B-Instruct", "It", " is <tool_call> no", ("", " is <tool_call> no", [])),
+        ("Qwen-Qwen3-0.6B", "It is", " warm", ("", " warm", [])),
+        ("Qwen3.5-4B", "It is", " warm", ("", " warm", [])),
+    ],
+)
+def test_what_the_prompt_has_of_an_answer_is_not_said_again(syntax_of, name, begun, text, said):
+    syntax = syntax_of(name, begun)
+    for pieces in ((text,), text):
+        thought, plain, calls = read(syntax, *pieces)
+        assert (thought, plain, [(tool, json.loads(x)) for tool, x in calls]) == said
 
 
 def test_without_a_parser_an_answer_is_its_text():

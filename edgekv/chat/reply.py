@@ -63,7 +63,7 @@ class Answer:
 
 
 class Reply:
-    """Reads one answer. syntax: of its prompt."""
+    """Reads one answer. syntax: of its prompt; what that has of the answer already is left out."""
 
     def __init__(self, syntax: Syntax) -> None:
         self._names, self._is_one_call = syntax.names, syntax.is_one_call
@@ -75,6 +75,11 @@ class Reply:
         self._written = ""
         self.message = Answer()
         """What has gone out."""
+        self._begun = Answer()
+        """What the prompt has of it."""
+        if syntax.parser and syntax.parser["is_continuation"]:
+            self._begun = self._read("", is_partial=True)
+            self._begun.thought = self._begun.thought.strip()
 
     def feed(self, text: str) -> list[Delta]:
         """More of the answer. Returns what is certain by now."""
@@ -133,21 +138,23 @@ class Reply:
         """
         text, good, bad = self._written, 0, len(self._written) + 1
         found = Answer()
+        begun = self._begun.text
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
                 found, good = self._read(text[:middle], is_partial=True), middle
             except BadInput:
                 bad = middle
+        found.text = found.text.removeprefix(begun)
         if found.calls:
             rest = text[good:]
-            found.text += rest if any(map(str.isalnum, rest)) else ""
+            found.text = begun + found.text + (rest if any(map(str.isalnum, rest)) else "")
             return found
         begin = text.find(found.text) if found.text else -1
         if begin >= 0 or not found.thought:
-            found.text = text[max(begin, 0) :]
+            found.text = begun + text[max(begin, 0) :]
         else:
-            found.text = text[good:]
+            found.text = begun + text[good:]
         return found
 
     def _read(self, text: str, is_partial: bool) -> Answer:
@@ -164,10 +171,10 @@ class Reply:
             text = text.lstrip()
         if not is_whole or now.calls:  # blanks at an end may be the format's
             text = text.rstrip()
-        if more := _behind(had.thought, thought):
+        if more := _behind(self._begun.thought + had.thought, thought):
             had.thought += more
             deltas.append(Thought(more))
-        if more := _behind(had.text, text):
+        if more := _behind(self._begun.text + had.text, text):
             had.text += more
             deltas.append(Text(more))
         if self._is_one_call and len(now.calls) > 1:
