@@ -362,6 +362,57 @@ def test_a_message_is_edited(page):
     assert "other words" in page.value("document.querySelector('.user').textContent")
 
 
+def test_an_answer_is_edited_and_goes_on(page, shared):
+    for n, words in ((2, "one"), (4, "two")):
+        ask(page, words)
+        answered(page, n)
+    page.value("document.querySelector('#text').value = 'a draft'")
+    edit = "document.querySelector('article:not(.user) [title^=Change]').click()"
+    page.value(edit)
+    text = "document.querySelector('article:not(.user) .answer').textContent"
+    assert page.value(TEXT) == page.value(text)
+    assert page.value("document.querySelectorAll('.stale').length") == 3
+    page.press("Escape", 27)
+    assert page.value(TEXT) == "a draft" and page.value(IS_DONE)
+
+    page.value(edit)
+    assert page.value("document.querySelector('#send').textContent") == "Save"
+    listen(page)
+    page.drop("rain.txt", RAIN)
+    page.until(f"{FILES}.includes('tokens')")
+    ask(page, "the rain is")
+    answered(page)
+    assert page.value(text) == "the rain is" and page.value("sent.length") == 0
+    assert page.value(TEXT) == "a draft" and "rain.txt" in page.value(FILES), "nothing is lost"
+    page.open(shared)
+    assert page.value(text) == "the rain is" and page.value(N_ARTICLES) == 2
+    assert page.value(TEXT) == ""
+
+    listen(page)
+    page.click("[title='Have this answer go on']")
+    answered(page)
+    sent = page.value("sent[0].map((one) => [one.role, one.content])")
+    assert sent == [["user", "one"], ["assistant", "the rain is"]]
+    went_on = page.value(text)
+    assert went_on.startswith("the rain is") and went_on.count("the rain is") == 1
+    assert len(went_on) > len("the rain is")
+    ask(page, "two")
+    answered(page, 4)
+    assert page.value("sent[1][1].content") == went_on, "the next question knows the new words"
+
+
+def test_an_answer_that_does_not_go_on_stays(page):
+    ask(page, "one")
+    answered(page)
+    was = page.value("document.querySelector('#talk').textContent")
+    never_reply(page)
+    page.click("[title='Have this answer go on']")
+    page.until(f"!({IS_DONE})")
+    page.press("Escape", 27)
+    page.until(f"{IS_DONE} && document.querySelector('.note')")
+    assert page.value("document.querySelector('#talk').textContent") == was + "stopped"
+
+
 def test_another_answer_ends_the_editing(page):
     for n, words in ((2, "one"), (4, "two")):
         ask(page, words)

@@ -19,11 +19,20 @@ function ready() {
   const asked = { role: "user", text: text.value.trim(), files }, was = editing, before = earlier();
   if (was) stopEditing();
   else compose({ text: "" });
-  turn(before, asked, () => {
+  if (was?.role === "assistant") return change(was, asked, before);
+  turn(before, asked, {}, () => {
     if (was && !isReading()) return edit(was, asked);
     const words = [asked.text, text.value].filter(Boolean).join("\n");
     compose({ text: words, files: [...asked.files, ...files] });
   });
+}
+
+// Another text for an answer; what came behind it goes.
+function change({ thought }, now, before) {
+  chat.messages = [...before, { role: "assistant", text: now.text, thought, edited: true }];
+  draw(before.length);
+  store(chat);
+  compose({ text: text.value, files: [...files, ...now.files] });
 }
 
 // What is written there waits meanwhile. now: other words for the message.
@@ -46,7 +55,10 @@ function mark(message) {
   at("cancel").hidden = !message;
   const n = earlier().length;
   talk.querySelectorAll("article").forEach((one, i) => one.classList.toggle("stale", i >= n));
-  doing(message ? "what is dimmed is asked and answered anew" : "");
+  const isAnswer = message?.role === "assistant";
+  send.textContent = isAnswer ? "Save" : "Send";
+  if (isAnswer) doing("the answer is changed; what came behind it goes");
+  else doing(message ? "what is dimmed is asked and answered anew" : "");
 }
 
 at("form").onsubmit = (event) => {
@@ -85,7 +97,7 @@ function enter(next) {
 // The page was left while an answer came: without any of it, the question is to be asked again.
 function interrupted(messages) {
   const last = messages.at(-1);
-  if (!last || last.last || last.failed) return {};
+  if (!last || last.last || last.failed || last.edited) return {};
   if (!last.text && !last.thought) return messages.splice(-2)[0];
   last.failed = "stopped";
   return {};

@@ -3,7 +3,7 @@
 let chat = empty(), answering = null;
 
 // A message has a role and a text; a question may have files, an answer a thought, what it took
-// (`last`), and why it ended early (`failed`).
+// (`last`), why it ended early (`failed`), and whether it was changed by hand (`edited`).
 function empty() {
   const id = `${Date.now().toString(36)}${Math.random().toString(36).slice(2)}`;
   return { id, system: local.getItem("edgekv.system") ?? "", messages: [] };
@@ -50,8 +50,11 @@ function answer(message) {
   };
   const finish = () => {
     paint();
-    const again = () => regenerate(message);
-    button(acts(article, message), "Regenerate", again, "Have another answer written");
+    const line = acts(article, message);
+    button(line, "Edit", () => edit(message), "Change this answer");
+    button(line, "Regenerate", () => regenerate(message), "Have another answer written");
+    button(line, "Continue", () => regenerate(message, message), "Have this answer go on");
+    if (message.edited) made(article, "p", "cost", "edited");
     if (message.last) cost(article, message.last);
     if (message.failed) fault(article, message.failed);
   };
@@ -69,27 +72,28 @@ const fault = (parent, why) => made(parent, "p", why === "stopped" ? "cost" : "w
 
 // ---- a turn
 
-function regenerate(message) {
+// begun: what the new answer begins with.
+function regenerate(message, begun) {
   if (answering) return;
   if (editing) stopEditing();
   const i = chat.messages.indexOf(message);
-  turn(chat.messages.slice(0, i - 1), chat.messages[i - 1]);
+  turn(chat.messages.slice(0, i - 1), chat.messages[i - 1], begun);
 }
 
 // Asks, and shows the answer. Where nothing is written the chat is what it was, and undo called.
-async function turn(before, asked, undo = () => {}) {
+async function turn(before, asked, { text = "", thought, edited } = {}, undo = () => {}) {
   const own = new AbortController(), mine = chat, old = mine.messages;
-  const written = { role: "assistant", text: "" };
+  const written = { role: "assistant", text, thought, edited };
   mine.messages = [...before, asked];
   draw(before.length);
   const view = answer(written);
   talk.scrollTop = 1e9;
   busy(own);
-  const wish = wire(mine.messages);
+  const wish = wire(text ? [...mine.messages, written] : mine.messages);
   mine.messages.push(written);
   store(mine);
   await write(written, wish, view.paint, own.signal);
-  const isEmpty = !written.text && !written.thought;
+  const isEmpty = written.text === text && written.thought === thought;
   if (isEmpty) mine.messages = old;
   if (answering === own) { // no other chat is shown by now
     busy(null);
