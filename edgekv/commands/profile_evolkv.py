@@ -65,8 +65,8 @@ search_options = grouped(
             type=click.IntRange(min=1),
             default=128,
             metavar="N",
-            help="Rows per KV head, the mean over layers, at which it is learned; it serves every "
-            "other.",
+            help="Tokens per KV head, the mean over layers, at which it is learned; it serves "
+            "every other.",
         ),
         SETTING,
         option(
