@@ -402,6 +402,7 @@ def test_the_command_prints_a_plan_and_the_command_line(tiny):
     done = call(f"-m {tiny('llama-gqa')} --memory 2GiB -c 4000 --kv-method snapkv")
     assert done.exit_code == 0, done.output
     assert "4,096 tokens, all tokens kept" in done.output and "use: edgekv chat -m " in done.output
+    assert "(1: all)" in done.stdout and re.search(r"^4,096 +1: \d+\.\d MiB", done.stdout, re.M)
 
 
 @pytest.mark.slow

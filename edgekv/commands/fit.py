@@ -339,6 +339,7 @@ class Report:
             f" {size_text(self.margin)} of it left alone; weights {size_text(p.blueprint.weights)}"
         ]
         head += [f"its cache cannot be compressed: {p.blueprint.why}"] if p.blueprint.why else []
+        head += ["by cache type, the share of the cache that can stay (1: all): memory at the peak"]
         kinds = [f"{k}/{v}" if k != v else k for k, v in p._possible_types()]
         rows = [[f"{n:,}", *(cell(point) for point in p.row(n))] for n in p.contexts()]
         parts = [*head, "", table(rows, ["context", *kinds]), ""]
@@ -388,4 +389,4 @@ def cell(point: Point | None) -> str:
         return "-"
     where = " whole" if point.is_whole else f" hidden {point.hidden}" * (point.hidden != "f32")
     hidden = where if point.stores else ""
-    return f"{point.ratio:g}{hidden} {size_text(point.peak)}"
+    return f"{point.ratio:g}{hidden}: {size_text(point.peak)}"
