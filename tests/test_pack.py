@@ -103,6 +103,9 @@ def test_chat_and_run_open_a_pack_at_once_and_take_over_its_settings(tiny, files
     said = refused(call("run", "--pack", pack, "who is it?"))
     assert f"edgekv run MODEL --pack {pack} 'who is it?'" in said
     assert f"({tiny('llama-gqa').name}), fingerprint" in said
+    for command in ("run", "chat"):
+        said = refused(call(command, "--pack", pack))
+        assert f"({tiny('llama-gqa').name}), fingerprint" in said and "name it first" in said
 
 
 def test_a_foreign_pack_is_refused_before_anything_takes_long(tiny, files, tmp_path, monkeypatch):

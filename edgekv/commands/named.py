@@ -59,7 +59,7 @@ def model_named(
             flag = _named_by_option(model, hf_repo, hf_file)
             name, rest = _split(words, flag, model, least, most)
             if name is None and not optional:
-                raise BadInput(NO_MODEL)
+                raise _which_model(values.get("pack"))
             return command(model=name, **({"words": rest} if most else {}), **values)
 
         decorated: Callable[..., Any] = call
@@ -70,6 +70,17 @@ def model_named(
         return decorated
 
     return decorate
+
+
+def _which_model(pack: str | None) -> BadInput:
+    """What to say about a missing model. Raises BadInput if `pack` is none."""
+    if not pack:
+        return BadInput(NO_MODEL)
+    from edgekv.conversations import pack as packs
+
+    return BadInput(
+        f"which model? '{pack}' belongs to {packs.owner(pack)}; name it first, or give -m FILE"
+    )
 
 
 def several_named(command: Callable[..., Any]) -> Callable[..., Any]:
