@@ -466,6 +466,7 @@ def test_show_takes_a_models_name_too(found, tmp_path):
     result = call("profile", "show", found)
     assert result.exit_code == 0 and LINE in result.stdout
     assert profiles.find(found).path in result.stdout
+    assert call("profile", "show", "-m", found).stdout == result.stdout
     stranger = models.write("llama-mha", tmp_path)
     assert "no profile yet" in call("profile", "show", str(stranger)).stderr
     assert "no model 'nobody'" in call("profile", "show", "nobody").stderr

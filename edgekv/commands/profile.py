@@ -177,7 +177,7 @@ command.add_command(evolkv)
 
 
 @command.command("show")
-@click.argument("name", metavar="MODEL|FILE")
+@model_named()
 @option(
     "--kv-ratio share", default="0.2", metavar="R", callback=ratio, help="The global ratio to show."
 )
@@ -187,11 +187,11 @@ command.add_command(evolkv)
     help="Draw it into this file instead of the terminal; needs matplotlib.",
 )
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
-def show(name: str, share: float, output: str | None, as_json: bool) -> None:
-    """Show what a model's profile, or one in a file, says: for which model, how it was made, and a
-    heat map of the shares at one ratio.
+def show(model: str, share: float, output: str | None, as_json: bool) -> None:
+    """Show what a model's profile says: for which model, how it was made, and a heat map of the
+    shares at one ratio. A profile's file may stand for the model.
     """
-    profile = profile_of(name)
+    profile = profile_of(model)
     if output:
         from edgekv import plots
         from edgekv.profiles import draw
