@@ -177,12 +177,12 @@ def test_a_new_chat_has_no_files_of_the_old_one(page, monkeypatch):
 
     begun, ends = threading.Event(), threading.Event()
 
-    def slow(path):
+    def slow(data, what, kind):
         begun.set()
         ends.wait(PATIENCE)
         return "the rain"
 
-    monkeypatch.setattr(extract, "document_text", slow)
+    monkeypatch.setattr(extract, "text_of", slow)
     page.drop("late.txt", RAIN)
     begun.wait(PATIENCE)
     page.click("#send")

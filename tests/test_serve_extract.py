@@ -66,24 +66,29 @@ def test_what_cannot_be_read_is_refused_by_its_name(url, name, data, status, wor
         assert error["type"] == "exceed_context_size_error" and error["n_ctx"] == 256
 
 
+def test_what_is_guessed_is_said_with_the_files_name(url, capfd):
+    assert given(url, "\x1bnote.txt", "Der Bär".encode("latin-1")).json()["content"] == "Der Bär"
+    assert "'note.txt' is no UTF-8 and is read as Latin-1" in capfd.readouterr().err
+
+
 def test_a_key_is_needed(url):
     assert given(url, "rain.txt", b"the rain", key="wrong").status_code == 401
 
 
 def test_a_file_that_takes_too_long_is_given_up_and_the_next_one_read(url, monkeypatch):
-    ends, begun, paths = threading.Event(), threading.Event(), []
+    ends, begun, names = threading.Event(), threading.Event(), []
 
-    def slow(path):
-        paths.append(path)
+    def slow(data, what, kind):
+        names.append(what)
         begun.set()
         ends.wait(PATIENCE)
-        raise BadInput(f"'{path}' was given up")
+        raise BadInput(f"{what} was given up")
 
     with monkeypatch.context() as patch:
-        patch.setattr(extract, "document_text", slow)
+        patch.setattr(extract, "text_of", slow)
         patch.setattr(extract, "PATIENCE_S", 0.2)
         assert "after 0.2 seconds" in given(url, "endless.html", b"<!--").json()["error"]["message"]
         assert begun.is_set() and given(url, "next.txt", b"the rain").status_code == 400
         ends.set()
     assert given(url, "next.txt", b"the rain").json()["content"] == "the rain"
-    assert len(paths) == 1, "the second file waited for the first one"
+    assert len(names) == 1, "the second file waited for the first one"

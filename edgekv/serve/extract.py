@@ -6,15 +6,15 @@ import asyncio
 import re
 import threading
 from concurrent.futures import Future
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from io import BytesIO
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 
-from edgekv.commands.extract import document_text
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.commands.extract import text_of
+from edgekv.commands.text import printable, read_bounded
+from edgekv.errors import BadInput
 from edgekv.serve.errors import ApiError
 from edgekv.serve.service import service_of
 
@@ -73,12 +73,6 @@ def _started(name: str, data: bytes) -> Future[str]:
 
 
 def _text(name: str, data: bytes) -> str:
-    """Raises BadInput, which calls the file by its name."""
-    kind = re.search(r"\.\w{1,10}$", name, re.ASCII)
-    with TemporaryDirectory(prefix="edgekv-") as folder:
-        path = Path(folder, f"document{kind[0] if kind else ''}")
-        path.write_bytes(data)
-        try:
-            return document_text(str(path))
-        except EdgeKVError as error:
-            raise BadInput(str(error).replace(str(path), name)) from None
+    """Raises BadInput."""
+    what, kind = f"'{printable(name)}'", re.search(r"\.\w{1,10}$", name, re.ASCII)
+    return text_of(read_bounded(BytesIO(data), what), what, kind[0].lower() if kind else "")
