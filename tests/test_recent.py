@@ -112,13 +112,16 @@ def test_tokens_that_are_taken_back_leave_no_trace(tiny, text, n_new, n_back):
     assert np.abs(logits(other) - logits(llm)).max() < 1e-3
 
 
-def test_a_saved_conversation_goes_on_as_the_one_that_was_saved(tiny, text):
-    llm = continued(tiny(NAME), "q8_0,q4_0", text, 100)
+@pytest.mark.parametrize("n_new", [10, 100, 190])
+def test_a_saved_conversation_goes_on_as_if_it_had_not_been_saved(tiny, text, n_new):
+    more = text(5, seed=3)
+    expected = feed(continued(tiny(NAME), "q8_0,q4_0", text, n_new), more)
+    llm = continued(tiny(NAME), "q8_0,q4_0", text, n_new)
     state = llm.save_state()
-    expected = feed(llm, text(5, seed=3))
+    assert np.array_equal(feed(llm, more), expected)
     llm.reset()
     llm.load_state(state)
-    assert np.array_equal(feed(llm, text(5, seed=3)), expected)
+    assert np.array_equal(feed(llm, more), expected)
 
 
 def test_a_parked_conversation_comes_back_with_rows_that_wait(tiny, text):

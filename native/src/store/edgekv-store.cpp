@@ -154,13 +154,15 @@ void edgekv_store::shrink_to_fit() {
     place_pos();
 }
 
-// ---- state: header, then per layer the lengths, positions and rows of each head
+// ---- state: header, then per layer the lengths, positions and rows of each head; those that wait
+// stay halves, so that a conversation goes on as if it had not been saved
 
-// "ekv1", and "ekv3" where keys are stored in a basis of their own
-static uint32_t magic_of(const edgekv_store & s) {
+// "ekv1", and "ekv3" where keys are stored in a basis of their own; where rows wait to be rounded,
+// "ekv4" and "ekv6"
+static uint32_t magic_of(const edgekv_store & s, bool waits) {
     const bool has_basis = std::any_of(
         s.layers.begin(), s.layers.end(), [](const auto & l) { return (bool) l->basis; });
-    return has_basis ? 0x33766b65 : 0x31766b65;
+    return 0x00766b65 + ((uint32_t) ('1' + 2 * has_basis + 3 * waits) << 24);
 }
 
 template <typename T>
@@ -190,9 +192,11 @@ static void write_rows(llama_io_write_i & io, const ggml_tensor * t, int64_t fir
     put_all(io, host);
 }
 
-void edgekv_store::write(llama_io_write_i & io) {
-    round_all();
-    put(io, magic_of(*this));
+void edgekv_store::write(llama_io_write_i & io) const {
+    settle();
+    const bool waits = std::any_of(
+        layers.begin(), layers.end(), [](const auto & l) { return l->n_recent > 0; });
+    put(io, magic_of(*this, waits));
     put(io, (uint32_t) layers.size());
     put(io, n_past);
     put(io, boundary);
@@ -202,10 +206,15 @@ void edgekv_store::write(llama_io_write_i & io) {
         put(io, (int32_t) l->type_v);
         put(io, (int32_t) l->d_k);
         put(io, (int32_t) l->d_v);
+        if (waits) put(io, l->n_recent);
+        const auto rounded = l->t.own();
+        const auto recent = l->n_recent ? l->recent.own() : std::vector<ggml_tensor *>();
         for (int k = 0; k < l->n_head_kv; ++k) {
             put(io, l->len[k]);
             put_all(io, l->pos[k]);
-            for (const ggml_tensor * t : l->t.own()) write_rows(io, t, l->first[k], l->len[k]);
+            for (const auto * t : rounded) write_rows(io, t, l->first[k], l->n_rounded(k));
+            for (const auto * t : recent)
+                write_rows(io, t, (int64_t) k * l->cap_recent, l->n_recent);
         }
     }
 }
@@ -227,54 +236,65 @@ static bool plausible(const edgekv_layer & l, llama_pos n_past, llama_pos bounda
     return true;
 }
 
+// rows of one head and part, not yet in their tensor
+static std::vector<char> read_rows(llama_io_read_i & io, ggml_type type, int d, int32_t n) {
+    const size_t nb = ggml_row_size(type, d);
+    std::vector<char> rows(n * nb);
+    get_all(io, rows);
+    if (!edgekv_bytes_finite(type, rows.data(), nb, n, d))
+        throw std::runtime_error("the state holds values that are no numbers");
+    return rows;
+}
+
+static void set_rows(ggml_tensor * t, int64_t first, const std::vector<char> & rows) {
+    if (!rows.empty()) ggml_backend_tensor_set(t, rows.data(), first * t->nb[1], rows.size());
+}
+
 static std::unique_ptr<edgekv_layer> read_layer(
-    llama_io_read_i & io, const edgekv_layer & like, llama_pos n_past) {
+    llama_io_read_i & io, const edgekv_layer & like, llama_pos n_past, bool waits) {
     if (get<int32_t>(io) != like.type_k || get<int32_t>(io) != like.type_v ||
         get<int32_t>(io) != like.d_k || get<int32_t>(io) != like.d_v) {
         throw std::runtime_error("the state was saved with another model or cache type");
     }
     auto l = like.alike();
-    const struct {
-        ggml_type type;
-        int d;
-        size_t nb;
-    } parts[] = { { l->type_k, l->d_k, l->row_bytes_k() },
-        { l->type_v, l->d_v, l->row_bytes_v() } };
+    const int32_t n_recent = waits ? get<int32_t>(io) : 0;
+    const std::pair<ggml_type, int> parts[] = { { l->type_k, l->d_k }, { l->type_v, l->d_v } };
     const int n_parts = l->v_in_k ? 1 : 2;
-    std::vector<std::vector<char>> kv(n_parts * l->n_head_kv);
-    l->len.assign(l->n_head_kv, 0);
-    std::vector<int32_t> cap(l->n_head_kv);
+    std::vector<std::vector<char>> kv(n_parts * l->n_head_kv), recent(kv.size());
+    std::vector<int32_t> n_rows(l->n_head_kv), n_rounded(l->n_head_kv);
     for (int k = 0; k < l->n_head_kv; ++k) {
-        cap[k] = get<int32_t>(io);
-        if (cap[k] < 0 || cap[k] > n_past) throw std::runtime_error("the state is damaged");
-        l->pos[k].resize(cap[k]);
+        n_rows[k] = get<int32_t>(io);
+        if (n_rows[k] < 0 || n_rows[k] > n_past || n_recent < 0 || n_recent > n_rows[k])
+            throw std::runtime_error("the state is damaged");
+        n_rounded[k] = n_rows[k] - n_recent;
+        l->pos[k].resize(n_rows[k]);
         get_all(io, l->pos[k]);
-        for (int i = 0; i < n_parts; ++i) {
-            const auto & p = parts[i];
-            auto & rows = kv[n_parts * k + i];
-            rows.resize(cap[k] * p.nb);
-            get_all(io, rows);
-            if (!edgekv_bytes_finite(p.type, rows.data(), p.nb, cap[k], p.d))
-                throw std::runtime_error("the state holds values that are no numbers");
-        }
+        for (int i = 0; i < n_parts; ++i)
+            kv[n_parts * k + i] = read_rows(io, parts[i].first, parts[i].second, n_rounded[k]);
+        for (int i = 0; i < n_parts; ++i)
+            recent[n_parts * k + i] = read_rows(io, GGML_TYPE_F16, parts[i].second, n_recent);
     }
     const auto pos = l->pos;
-    l->layout(cap);
-    l->len = cap;
+    l->len.assign(l->n_head_kv, 0);
+    l->layout(n_rounded);
+    if (n_recent) l->make_room(n_recent);
+    l->len = n_rows;
     l->pos = pos;
-    for (int k = 0; k < l->n_head_kv; ++k) {
-        if (cap[k] == 0) continue;
-        const auto to = l->t.own();
+    l->n_recent = n_recent;
+    for (int k = 0; k < l->n_head_kv; ++k)
         for (int i = 0; i < n_parts; ++i) {
-            const auto & rows = kv[n_parts * k + i];
-            ggml_backend_tensor_set(to[i], rows.data(), l->first[k] * parts[i].nb, rows.size());
+            set_rows(l->t.own()[i], l->first[k], kv[n_parts * k + i]);
+            if (n_recent)
+                set_rows(l->recent.own()[i], (int64_t) k * l->cap_recent, recent[n_parts * k + i]);
         }
-    }
+    if (!l->waits()) l->round(0); // a cache on a device has no such rows
     return l;
 }
 
 void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens) {
-    if (get<uint32_t>(io) != magic_of(*this) || get<uint32_t>(io) != layers.size())
+    const auto magic = get<uint32_t>(io);
+    const bool waits = magic == magic_of(*this, true);
+    if ((!waits && magic != magic_of(*this, false)) || get<uint32_t>(io) != layers.size())
         throw std::runtime_error(
             "the state is of another model, or its keys were stored otherwise");
     const auto n_past_new = get<llama_pos>(io);
@@ -288,7 +308,7 @@ void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_token
     for (size_t i = 0; i < layers.size(); ++i) {
         if (get<int32_t>(io) != layers[i]->n_head_kv)
             throw std::runtime_error("the state is not of this model");
-        fresh[i] = read_layer(io, *layers[i], n_past_new);
+        fresh[i] = read_layer(io, *layers[i], n_past_new, waits);
         if (!plausible(*fresh[i], n_past_new, boundary_new))
             throw std::runtime_error("the state is damaged");
     }

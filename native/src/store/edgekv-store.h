@@ -79,8 +79,8 @@ struct edgekv_store {
     // room that no row uses goes back to the allocator
     void shrink_to_fit();
 
-    // rows that wait are rounded
-    void write(llama_io_write_i & io);
+    // rows that wait stay halves
+    void write(llama_io_write_i & io) const;
     // n_ctx: most tokens that it may hold; n_tokens: as many as it must hold, if not -1. throws
     // std::runtime_error or std::bad_alloc and leaves the store as it was
     void read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_tokens = -1);
