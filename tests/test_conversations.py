@@ -691,13 +691,24 @@ def test_an_answer_does_not_depend_on_what_was_asked_before_of_the_same_beginnin
             assert np.array_equal(last_logits(llm), last_logits(alone))
 
 
+def test_a_few_tokens_of_another_prompt_change_no_bit_of_an_answer(tiny, text):
+    llm, alone = load(tiny("llama-gqa")), load(tiny("llama-gqa"))
+    with Conversations(llm) as pool:
+        for n in (100, 1, 3):
+            prompt = [*text(20), *text(n, 5)]
+            llm.eval(prompt[pool.use(prompt) :])
+            alone.reset()
+            alone.eval(prompt)
+            assert np.array_equal(last_logits(llm), last_logits(alone))
+
+
 @pytest.mark.parametrize("n_prompt", [1, 7, 60, 120, 300, 700])
-@pytest.mark.parametrize("way", ["compressed", "quantised"])
+@pytest.mark.parametrize("ratio", [0.3, 1])
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_an_answer_does_not_depend_on_whether_it_was_asked_before(
-    tiny, text, tmp_path, way, n_prompt
+    tiny, text, tmp_path, kind, ratio, n_prompt
 ):
     """Asked again at once, with others between, after a long answer, and after a restart."""
-    kind = {"compressed": "f16", "quantised": "q8_0"}[way]
 
     def asked(pool: Any, n: int = N_ANSWER) -> tuple[bytes, list[int]]:
         n_there = pool.use(prompt)
@@ -706,7 +717,7 @@ def test_an_answer_does_not_depend_on_whether_it_was_asked_before(
 
     prompt, said = text(n_prompt), []
     for _ in range(2):
-        llm = load(tiny("llama-gqa"), kind, kv_ratio=0.3)
+        llm = load(tiny("llama-gqa"), kind, kv_ratio=ratio)
         with Conversations(llm, cache_disk=str(tmp_path)) as pool:
             said += [asked(pool), asked(pool, 230), asked(pool, 230)]
             Pooled(pool, llm).ask(text(400, 1))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.budget.memory import APPEND_MAX
 from edgekv.conversations.by_text import same_text
 from edgekv.conversations.talk import Entry, n_shared
 
@@ -40,9 +41,7 @@ def best(
 
     def usable(x: Entry) -> int:
         n = x.reachable(prompt)
-        # a last token that is read alone has not the logits that it has with the others
-        n_end = len(prompt) - (llm._kv is None)
-        is_end = n >= n_end or n in (x.mark, x.least) or (n, len(prompt)) == x.turn
+        is_end = n in (len(prompt), x.mark, x.least) or (n, len(prompt)) == x.turn
         return n if is_end or _is_worth(llm, x, n, n) else 0
 
     def order(x: Entry) -> tuple[object, ...]:
@@ -74,7 +73,8 @@ def _by_text(llm: Holder, prompt: NDArray[np.int32], known: Sequence[Entry], fou
 def _is_worth(llm: Holder, x: Entry, n: int, n_have: int) -> bool:
     """Whether a prompt goes on from so many of a conversation's tokens. What it keeps depends on
     where its reading begins, and an answer should not depend on what others asked: one chunk is
-    read anew rather than found in the middle of a turn.
+    read anew rather than found in the middle of a turn. Where nothing is compressed, only the last
+    bits of logits depend on it, and it is a few tokens.
     """
-    is_whole = llm._kv is None or n_have == len(x.tokens)
-    return is_whole or n > llm.context_params.n_ubatch
+    few = APPEND_MAX if llm._kv is None else llm.context_params.n_ubatch
+    return n_have == len(x.tokens) or n > few

@@ -162,7 +162,7 @@ class Conversations:
         self._name_current(name)
         self._current.last_used = self._now()
         self._is_answer = is_answer
-        if self._llm._kv is not None and n < n_prompt and not is_answer:
+        if n < n_prompt and not is_answer:
             self._current.turn = n, n_prompt
         self._llm._checkpoints.begin_turn(n, n_prompt)
         self._cut(n, {x for x in cuts if n < x < n_prompt})
@@ -465,16 +465,15 @@ class Conversations:
                 self.losses.drop(entry, "cache_disk is full, or its file is gone", logging.INFO)
 
     def keep_end(self, llm: Holder) -> None:
-        """Keep what is needed to answer the prompt that was read once more: behind a store its last
-        token alone gives other logits, and llama.cpp's own cache may not go back to it.
+        """Keep what is needed to answer the prompt that was read once more: its last token alone
+        gives other logits.
 
-        A short prompt is read again, since the store rounds its rows when they are copied.
+        A short prompt is read again behind a store, which may round its rows once there are more.
         """
         if self._is_answer:
             return
-        is_long = llm.n_tokens > APPEND_MAX
-        is_wanted = is_long if llm._kv else parked.reach(llm).least >= llm.n_tokens
-        values = parked.logits(llm) if is_wanted else None
+        stays = llm._kv is None or llm.n_tokens > APPEND_MAX
+        values = parked.logits(llm) if stays else None
         tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
         self._current.prompt = None if values is None else End(tokens, values)
 

@@ -109,7 +109,8 @@ class Entry:
         from where it was.
         """
         begin, end = self.turn
-        return len(tokens) == end == n_have + 1 and max(self.least, 1) <= begin <= n_have
+        is_there = begin == 0 or self.least <= begin <= n_have
+        return is_there and len(tokens) == end == n_have + 1
 
     def covers(self, other: Entry) -> bool:
         """Whether it can be taken back to whatever `other` can be taken back to."""

@@ -122,7 +122,7 @@ class Job:
         self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
         is_fresh = self.request.is_fresh
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
-        self.n_cached = n
+        self.n_cached = min(n, self.n_prompt - 1)  # llama-server reads the last one in any case
         total, n_new, n_said = self.n_prompt, self.n_prompt - n, n
 
         def report(done: int, of: int) -> None:
@@ -132,25 +132,28 @@ class Job:
             now, n_done = time.perf_counter(), n + n_new * done // max(of, 1)
             self._n_decodes += 1
             if n_done > n_said:
-                self._deliver(Progress(n_done, total, n, 1e3 * (now - begin - lent)))
+                self._deliver(
+                    Progress(n_done, total, self.n_cached, 1e3 * (now - begin - lent))
+                )
                 n_said = n_done
             n_evaluated = self._llm.n_evaluated
             self._let_others()
             lent += time.perf_counter() - now
             n_before += self._llm.n_evaluated - n_evaluated
 
-        self._deliver(Progress(n, total, n, 0.0))
+        self._deliver(Progress(n, total, self.n_cached, 0.0))
         self._llm.kv_progress = report
         try:
             self._llm.eval(self._tokens[n:])
         finally:
             self._llm.kv_progress = None
         # llama.cpp's cache may have had to be read again where it cannot go back
-        self.n_cached = max(total - (self._llm.n_evaluated - n_before), 0)
+        n_read = max(self._llm.n_evaluated - n_before, 1)
+        self.n_cached = max(total - n_read, 0)
         self.read_ms = 1e3 * (time.perf_counter() - begin - lent)
         if n_said < total:  # few tokens are read at once
             self._n_decodes += 1
-            self._deliver(Progress(total, total, n, self.read_ms))
+            self._deliver(Progress(total, total, self.n_cached, self.read_ms))
         room, wished = self._llm.n_ctx() - self._llm.n_tokens, self.request.max_tokens
         self._most = room if wished is None else min(wished, room)
         self.state = State.WRITING
