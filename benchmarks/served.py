@@ -1,0 +1,112 @@
+"""A process of `edgekv serve`, for the scripts that ask one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MIB = 2**20
+PATIENCE = 600
+"""Seconds after which something does not happen any more."""
+
+
+class Server:
+    """It answers once this is made. words: its command line, but for the address; more: of
+    `subprocess.Popen`. What it logs goes to a file.
+    """
+
+    health = "/health"
+
+    def __init__(self, words: Sequence[str], **more: Any) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = tempfile.TemporaryFile()
+        self.process = self.start([*words, "--port", str(port)], stderr=self._log, **more)
+        while not self.is_up():
+            if self.process.poll() is not None:
+                raise SystemExit(f"the server does not start; it said:\n{self.log()}")
+            time.sleep(0.1)
+
+    def start(self, words: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "edgekv", "serve", *words]
+        return subprocess.Popen(command, cwd=ROOT, **more)
+
+    def is_up(self) -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(self.url + self.health, timeout=PATIENCE).status_code == 200
+        return False
+
+    def end(self, how: signal.Signals = signal.SIGINT) -> float:
+        """Returns the seconds that it took."""
+        begin = time.monotonic()
+        self.process.send_signal(how)
+        self.process.wait(PATIENCE)
+        return time.monotonic() - begin
+
+    def log(self) -> str:
+        """All that it logged. Its own place in the file stays at the end."""
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, 0).decode(errors="replace")
+
+    def rss(self) -> int:
+        """Bytes."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def conversations(self) -> list[dict[str, Any]]:
+        """As it lists them. Raises HTTPError."""
+        listed = httpx.get(f"{self.url}/conversations", timeout=PATIENCE)
+        found: list[dict[str, Any]] = listed.raise_for_status().json()["data"]
+        return found
+
+
+AServer = TypeVar("AServer", bound=Server)
+
+
+@contextmanager
+def serving(words: Sequence[str], kind: type[AServer] = Server, **more: Any) -> Iterator[AServer]:
+    """The server ends with the block."""
+    server = kind(words, **more)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.end()
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The options that `words_of` takes."""
+    parser.add_argument("-m", "--model", default="demo")
+    parser.add_argument("--kv-ratio", default="0.2")
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def words_of(options: argparse.Namespace, *more: str) -> list[str]:
+    """Of a server that answers greedily where a request says nothing."""
+    words = ["-m", options.model, "--kv-ratio", options.kv_ratio, "-t", str(options.threads)]
+    return [*words, "--temp", "0", "--metrics", *more]
+
+
+def tokens_of(server: Server, text: str) -> list[int]:
+    body = {"content": text}
+    found = httpx.post(f"{server.url}/tokenize", json=body, timeout=PATIENCE).json()
+    tokens: list[int] = found["tokens"]
+    return tokens
