@@ -37,7 +37,7 @@ from served import PATIENCE, Server, serving, tokens_of  # noqa: E402
 
 from edgekv.eval.text import sentences  # noqa: E402
 
-CACHES = "1:f16;1:q8_0;0.2:f16;0.2:q8_0;0.2:auto;0.1:f16;0.1:q8_0;0.1:auto"
+CACHES = "0.2:auto;0.1:auto;1:f16;0.2:f16;0.1:f16;1:q8_0;0.2:q8_0;0.1:q8_0"
 LITTLE = ("--cache-ram", "1")
 """MiB: a few short conversations."""
 WAYS = (
