@@ -33,7 +33,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 sys.path.append(str(ROOT))
 
 from process import heading  # noqa: E402
-from served import PATIENCE, Server, serving, tokens_of  # noqa: E402
+from served import PATIENCE, Server, prepare, serving, tokens_of  # noqa: E402
 
 from edgekv.eval.text import sentences  # noqa: E402
 
@@ -64,6 +64,7 @@ class Answer:
 
 def main() -> None:
     options = parse()
+    prepare(options.model)
     print(heading("same_answer.py"))
     print(f"| ratio | cache | prompts | {' | '.join(WAYS)} |\n| ---: | ---{' | ---:' * 11} |")
     for cache in options.caches.split(";"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from process import demo_path
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,11 +38,13 @@ class Server:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         self._log = tempfile.TemporaryFile()
+        begin = time.monotonic()
         self.process = self.start([*words, "--port", str(port)], stderr=self._log, **more)
         while not self.is_up():
             if self.process.poll() is not None:
                 raise SystemExit(f"the server does not start; it said:\n{self.log()}")
             time.sleep(0.1)
+        self.start_s, self.start_cpu_s = time.monotonic() - begin, self._cpu_s()
 
     def start(self, words: list[str], **more: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "edgekv", "serve", *words]
@@ -71,6 +74,11 @@ class Server:
                 return int(line.split()[1]) * 1024
         return 0
 
+    def _cpu_s(self) -> float:
+        """Seconds of processor that it took."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def conversations(self) -> list[dict[str, Any]]:
         """As it lists them. Raises HTTPError."""
         listed = httpx.get(f"{self.url}/conversations", timeout=PATIENCE)
@@ -97,6 +105,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", default="demo")
     parser.add_argument("--kv-ratio", default="0.2")
     parser.add_argument("--threads", type=int, default=2)
+
+
+def prepare(model: str) -> None:
+    """A later start goes by what the one-time preparation has found, and answers otherwise."""
+    import edgekv
+
+    path = str(demo_path()) if model == "demo" else model
+    if not edgekv.has_profile(path):
+        edgekv.make_profile(path)
 
 
 def words_of(options: argparse.Namespace, *more: str) -> list[str]:

@@ -37,7 +37,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 sys.path.append(str(ROOT))
 
 from process import heading  # noqa: E402
-from served import MIB, PATIENCE, Server, add_model, serving, words_of  # noqa: E402
+from served import MIB, PATIENCE, Server, add_model, prepare, serving, words_of  # noqa: E402
 
 from edgekv.eval.text import sentences  # noqa: E402
 
@@ -51,6 +51,7 @@ LOST = re.compile(r"conversation (\w+) \(.*? is (?:forgotten|not on disk|read ag
 
 def main() -> None:
     options = parse()
+    prepare(options.model)
     print(heading("soak.py"))
     soak = Soak(options)
     soak.learn()
