@@ -24,6 +24,7 @@ from edgekv.memory.room import check_whole_cache, fits_twice
 from edgekv.memory.sizes import size_text
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
 from edgekv.model.arguments import Arguments, signature
+from edgekv.model.words import Tokenizer
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
@@ -114,6 +115,7 @@ class LoadedModel(llama_cpp.Llama):
             except ValueError as error:
                 why = native.context_error() or logged_error() or error
                 raise BadInput(f"{path}: {why}") from error
+        self.tokenizer_ = kwargs.get("tokenizer") or Tokenizer(self)
         self.lora_path, self.lora_scale = lora_path, lora_scale
         self._kv_finish(bool(kwargs.get("embedding")))
 
