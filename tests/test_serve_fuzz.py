@@ -8,6 +8,7 @@ many there are, EDGEKV_FUZZ_FROM the first one's number; `tests/fuzz.py` makes m
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 from copy import deepcopy
@@ -275,7 +276,29 @@ def server(request, tiny, tmp_path_factory):
         yield url
 
 
-def test_malformed_requests_are_no_fault_of_the_server(server):
+class Faults(logging.Handler):
+    """What was logged with a traceback."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.said.append(self.format(record))
+
+
+@pytest.fixture
+def faults():
+    handler, loggers = Faults(), [logging.getLogger(name) for name in ("", "uvicorn")]
+    for logger in loggers:  # uvicorn's go no further than itself
+        logger.addHandler(handler)
+    yield handler.said
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+def test_malformed_requests_are_no_fault_of_the_server(server, faults):
     failed, statuses = [], set()
     with httpx.Client(base_url=server, timeout=PATIENCE) as client:
         first = client.post("/v1/chat/completions", json=FINE).json()
@@ -295,6 +318,7 @@ def test_malformed_requests_are_no_fault_of_the_server(server):
             elif answer.status_code >= 400 and not answer.text.isprintable():
                 failed.append((number, path, f"not one line: {answer.text[:200]}", body))
         assert not failed, "\n".join(str(x)[:1500] for x in failed)
+        assert not faults, "\n".join(faults)[:9000]
         assert {200, 400} <= statuses, "the requests reach all that is there"
         assert client.post("/v1/chat/completions", json=FINE).json()["choices"] == before
 
