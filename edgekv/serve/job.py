@@ -132,9 +132,7 @@ class Job:
             now, n_done = time.perf_counter(), n + n_new * done // max(of, 1)
             self._n_decodes += 1
             if n_done > n_said:
-                self._deliver(
-                    Progress(n_done, total, self.n_cached, 1e3 * (now - begin - lent))
-                )
+                self._deliver(Progress(n_done, total, self.n_cached, 1e3 * (now - begin - lent)))
                 n_said = n_done
             n_evaluated = self._llm.n_evaluated
             self._let_others()
