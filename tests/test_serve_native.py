@@ -98,6 +98,15 @@ def test_another_prompt_is_refused(url, prompt, reason):
     assert reason in refusal(url, prompt=prompt)
 
 
+@pytest.mark.parametrize("name", ["n_indent", "t_max_predict_ms"])
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
+def test_a_field_that_is_not_applied_is_refused_unless_it_is_off(url, name, path):
+    body = {"prompt": "abc", "messages": [{"role": "user", "content": "abc"}], "n_predict": 1}
+    assert name in refusal(url, path, **body, **{name: 5})
+    assert post(f"{url}{path}", json={**body, name: -1}).status_code == 200
+    assert "--lora" in refusal(url, path, **body, lora=[{"id": 0, "scale": 0.5}])
+
+
 # ---- what an answer says
 
 
@@ -147,6 +156,38 @@ def test_a_request_may_name_the_fields_that_it_wants(url):
     assert answer["generation_settings/n_predict"] == 6
     assert "generation_settings" in said(url, response_fields=[])
     assert list(said(url, stream=True, response_fields=["stop"])[-1]) == ["stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_probabilities_may_be_those_behind_the_samplers(url, stream):
+    more = {"n_probs": 5, "post_sampling_probs": True, "temperature": 1, "top_k": 3, "min_p": 0}
+    answer = said(url, **more, stream=stream, seed=2)
+    chunks = [one for one in answer if not one["stop"]] if stream else [answer]
+    tokens = [token for one in chunks for token in one["completion_probabilities"]]
+    assert len(tokens) == 6
+    for token in tokens:
+        best = token["top_probs"]
+        assert 0 < token["prob"] <= 1 and "logprob" not in token
+        assert len(best) == 3 and sum(one["prob"] for one in best) == pytest.approx(1)
+        assert [one["prob"] for one in best] == sorted([one["prob"] for one in best])[::-1]
+        assert token["id"] in [one["id"] for one in best]
+
+
+def test_probabilities_of_a_chat_may_be_those_behind_the_samplers(url):
+    body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3, "logprobs": True}
+    body |= {"top_logprobs": 2, "post_sampling_probs": True, "temperature": 0}
+    said = post(f"{url}/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
+    assert said and all(one["prob"] == 1.0 and len(one["top_probs"]) == 1 for one in said)
+
+
+def test_the_adaptive_sampler_is_applied(url):
+    usual = said(url, temperature=1, seed=4, n_predict=12)["content"]
+    more = {"temperature": 1, "seed": 4, "n_predict": 12}
+    settings = {"adaptive_target": 0.01, "adaptive_decay": 0.5}
+    answer = said(url, **more, **settings, samplers=["top_k", "adaptive_p"])
+    plain = said(url, **more, samplers=["top_k", "adaptive_p"])
+    assert answer["content"] != plain["content"] and usual
+    assert answer["generation_settings"]["adaptive_target"] == 0.01
 
 
 # ---- timings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgekv.serve.options import ServeOptions
-from tests.chats import TEMPLATE, TOOLS
+from tests.chats import TEMPLATE, THINKS, TOOLS
 from tests.serving import get, post, serving, stream, until
 
 ASK = [{"role": "user", "content": "abc"}]
@@ -167,6 +167,16 @@ def test_a_server_may_leave_thoughts_out(tiny):
             assert post(f"{url}/apply-template", json=body).json()["prompt"].startswith(expected)
             body["chat_template_kwargs"] = {"enable_thinking": True}
             assert post(f"{url}/apply-template", json=body).json()["prompt"].startswith("True")
+
+
+@pytest.mark.parametrize("budget", [0, 3])
+def test_a_thought_may_have_so_many_tokens(tiny, budget):
+    with serving(tiny("llama-gqa"), ServeOptions(chat_template=THINKS)) as (url, _):
+        body = {"messages": ASK, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+        body |= {"chat_template_kwargs": {"think": True}, "reasoning_budget_tokens": budget}
+        said = post(f"{url}/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        assert said["content"]
+        assert len(said.get("reasoning_content", "")) <= 8 * budget
 
 
 def test_a_server_may_have_no_page(tiny):

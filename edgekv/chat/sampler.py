@@ -49,6 +49,8 @@ class Sampling:
     mirostat: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
+    adaptive_target: float = -1.0
+    adaptive_decay: float = 0.9
     min_keep: int = 0
     samplers: tuple[str, ...] | None = None
     """Their order; None: llama.cpp's."""
@@ -106,3 +108,9 @@ class Sampler:
         logits: others than the last token's.
         """
         return self._native.draw(self.logits() if logits is None else logits)
+
+    def candidates(self, n: int) -> list[tuple[int, float]]:
+        """The n likeliest tokens that the last draw chose among, with their probabilities; fewer
+        where the samplers left fewer.
+        """
+        return [(token, p) for token, p in self._native.candidates(n) if p > 0]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.library import lib_dir, library_path, open_llama
 
-ABI = 1
+ABI = 2
 INVALID = -2
 P, TEXT, OUT = c_void_p, c_char_p, POINTER(c_void_p)
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (
@@ -36,6 +36,10 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("sampler_close", None, P),
     ("sampler_accept", c_int, P, c_int32),
     ("sampler_draw", c_int, P, POINTER(c_float), POINTER(c_int32)),
+    (
+        *("sampler_candidates", c_int, P),
+        *(POINTER(c_int32), POINTER(c_float), c_size_t, POINTER(c_size_t)),
+    ),
 )
 """Name, result and arguments of every function that is called here."""
 
@@ -163,6 +167,14 @@ class Sampler(_Handle):
         pointer = logits.ctypes.data_as(POINTER(c_float))
         _check(_lib().edgekv_chat_sampler_draw(self._pointer, pointer, byref(token)))
         return token.value
+
+    def candidates(self, n: int) -> list[tuple[int, float]]:
+        """The likeliest tokens that the last draw chose among, n at most, with probabilities."""
+        tokens, values, found = (c_int32 * n)(), (c_float * n)(), c_size_t()
+        _check(
+            _lib().edgekv_chat_sampler_candidates(self._pointer, tokens, values, n, byref(found))
+        )
+        return list(zip(tokens, values))[: found.value]
 
 
 def grammar_of(schema: Any) -> str:

@@ -15,7 +15,7 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.options import ServeOptions
 from edgekv.serve.prompts import Prompts
 from edgekv.serve.request import Prompt, Request
-from edgekv.serve.schemas import SamplingBody
+from edgekv.serve.schemas import GenerationBody, SamplingBody
 from edgekv.serve.texts import Pieces
 
 if TYPE_CHECKING:
@@ -47,6 +47,21 @@ class Asker:
     def limit(self, is_named: bool, n: int | None) -> int | None:
         """Tokens that are written at most. is_named: the protocol says n."""
         return n if is_named else self.options.max_tokens
+
+    def request(self, body: GenerationBody, n_probs: int | None, *names: str) -> Request:
+        """A request without its prompt. names: of a number of tokens, besides the usual ones.
+        Raises BadInput for what this server cannot do.
+        """
+        body.check()
+        return Request(
+            sampling=self.sampling(body),
+            max_tokens=self.limit(*body.limit(*names)),
+            stops=body.stops(),
+            n_probs=n_probs,
+            probs_drawn=bool(body.post_sampling_probs),
+            reasoning_budget=body.reasoning_budget_tokens,
+            is_fresh=body.is_fresh(self.options.parallel),
+        )
 
     def _tokens_named(self, name: str) -> list[int]:
         """The token of a number, or those of a text."""

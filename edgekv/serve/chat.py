@@ -73,14 +73,7 @@ def ask(asker: Asker, body: ChatBody) -> Request:
     n_probs = (body.top_logprobs or 0) if body.logprobs else None
     if body.top_logprobs is not None and not body.logprobs:
         raise BadInput("top_logprobs needs logprobs: true")
-    request = Request(
-        sampling=asker.sampling(body),
-        max_tokens=asker.limit(*body.limit("max_completion_tokens")),
-        stops=body.stops(),
-        n_probs=n_probs,
-        is_fresh=body.is_fresh(asker.options.parallel),
-    )
-    return asker.chat(_chat(body), request)
+    return asker.chat(_chat(body), asker.request(body, n_probs, "max_completion_tokens"))
 
 
 def _chat(body: ChatBody) -> Chat:

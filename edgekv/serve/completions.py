@@ -69,13 +69,7 @@ def ask(asker: Asker, body: CompletionBody) -> list[Request]:
         raise BadInput("answers are not written to be dropped: leave best_of out, or give n")
     if body.echo and body.logprobs is not None:
         raise BadInput("logprobs of the prompt itself are not given: leave echo or logprobs out")
-    request = Request(
-        sampling=asker.sampling(body),
-        max_tokens=asker.limit(*body.limit()),
-        stops=body.stops(),
-        n_probs=body.logprobs,
-        is_fresh=body.is_fresh(asker.options.parallel),
-    )
+    request = asker.request(body, body.logprobs)
     prompts = prompts_in(body.prompt)
     several.check(len(prompts), n)
     requests = [asker.text(one, request, body.json_schema, body.grammar or "") for one in prompts]

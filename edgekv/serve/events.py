@@ -42,6 +42,8 @@ class TokenLogprob:
     data: bytes
     logprob: float
     top: tuple[tuple[int, bytes, float], ...] = ()
+    is_drawn: bool = False
+    """Behind the samplers."""
 
 
 @dataclass(frozen=True)

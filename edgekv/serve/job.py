@@ -5,6 +5,7 @@ token.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
@@ -24,6 +25,8 @@ from edgekv.serve.request import Request
 if TYPE_CHECKING:
     from edgekv import Llama
 
+LEAST = float(np.finfo(np.float32).min)
+"""llama-server's logarithm of zero."""
 N_BEFORE = 64
 """Tokens of the prompt that penalties may count."""
 
@@ -237,7 +240,9 @@ class Job:
         return self._llm.detokenize([token], special=token in self.request.prompt.syntax.shown)
 
     def _logprob(self, token: int, data: bytes) -> TokenLogprob:
-        """Of the model's own logits, as llama-server's without `post_sampling_probs`."""
+        """Of the model's own logits, or behind the samplers, as the request says."""
+        if self.request.probs_drawn:
+            return self._drawn(token, data)
         logits: NDArray[np.float64] = self._sampler.logits().astype(np.float64)
         peak = logits.max()
         logs = logits - peak - np.log(np.exp(logits - peak).sum())
@@ -246,3 +251,10 @@ class Job:
         best = best[np.argsort(-logs[best], kind="stable")]
         rivals = tuple((int(i), self._piece(int(i)), float(logs[i])) for i in best)
         return TokenLogprob(token, data, float(logs[token]), rivals)
+
+    def _drawn(self, token: int, data: bytes) -> TokenLogprob:
+        found = self._sampler.candidates(self._llm.n_vocab())
+        own = next((p for other, p in found if other == token), 0.0)
+        best = found[: self.request.n_probs or 0]
+        rivals = tuple((other, self._piece(other), math.log(p)) for other, p in best)
+        return TokenLogprob(token, data, math.log(own) if own else LEAST, rivals, True)

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from edgekv.errors import BadInput
 from edgekv.serve import several, sse, wording
 from edgekv.serve.asker import Asker
 from edgekv.serve.bounds import BoundedRoute
@@ -47,8 +46,6 @@ async def completion(body: NativeBody, http: HttpRequest) -> Response:
 
 def _ask(asker: Asker, body: NativeBody) -> list[tuple[Request, str]]:
     """Requests, each with the text of its prompt. Raises BadInput and ApiError."""
-    if body.lora:
-        raise BadInput("adapters are the server's here: leave lora out, and start it with --lora")
     requests, n = ask(asker, body), body.n_answers
     prompts = [one.prompt.tokens for one in requests[::n]]
     texts = [wording.text(asker.llm.detokenize(tokens, None, True)) for tokens in prompts]

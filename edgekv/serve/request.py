@@ -36,8 +36,9 @@ class Request:
     """What is to be written, read and bounded, whatever its protocol.
 
     max_tokens: at most so many; None: until the context is full. n_probs: likeliest tokens to name
-    beside each one, None: not even that one. is_fresh: the prompt is read anew, whatever is
-    remembered.
+    beside each one, None: not even that one; probs_drawn: with their probabilities behind the
+    samplers. reasoning_budget: tokens of a thought at most; None: any number. is_fresh: the prompt
+    is read anew, whatever is remembered.
     """
 
     prompt: Prompt = Prompt([])
@@ -45,9 +46,14 @@ class Request:
     max_tokens: int | None = None
     stops: tuple[str, ...] = ()
     n_probs: int | None = None
+    probs_drawn: bool = False
+    reasoning_budget: int | None = None
     is_fresh: bool = False
 
     @property
     def constraint(self) -> Mapping[str, Any]:
         """What the sampler follows besides, see `edgekv.chat.template.Syntax`."""
-        return self.prompt.syntax.settings
+        settings = self.prompt.syntax.settings
+        if self.reasoning_budget is None:
+            return settings
+        return {**settings, "reasoning_budget": self.reasoning_budget}

@@ -12,6 +12,13 @@ from edgekv.chat.sampler import Sampling
 from edgekv.errors import BadInput
 
 TOKENS_MOST = 2**31 - 1
+NOT_DONE = {
+    "n_indent": "an answer does not end by the indentation of its lines",
+    "t_max_predict_ms": "an answer has no limit in time",
+    "lora": "adapters are the server's (--lora)",
+}
+"""llama-server's fields that would change an answer, and are refused unless they are off."""
+OFF: tuple[Any, ...] = (None, False, 0, -1, [])
 
 
 class Body(BaseModel):
@@ -43,6 +50,8 @@ class SamplingBody(Body):
     mirostat: Literal[0, 1, 2] | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
+    adaptive_target: float | None = None
+    adaptive_decay: float | None = Field(None, ge=0, lt=1)
     min_keep: int | None = Field(None, ge=0, le=TOKENS_MOST)
     samplers: tuple[str, ...] | None = Field(None, max_length=64)
     seed: int | None = None
@@ -84,6 +93,8 @@ class GenerationBody(SamplingBody):
     n_cmpl: int | None = Field(None, ge=1)
     """llama-server's name for n."""
     timings_per_token: bool | None = None
+    post_sampling_probs: bool | None = None
+    reasoning_budget_tokens: int | None = Field(None, ge=-1, le=TOKENS_MOST)
     stop: str | list[str] | None = None
     max_tokens: int | None = Field(None, ge=-1, le=TOKENS_MOST)
     n_predict: int | None = Field(None, ge=-1, le=TOKENS_MOST)
@@ -100,6 +111,12 @@ class GenerationBody(SamplingBody):
         if self.id_slot is not None and not -1 <= self.id_slot < n_slots:
             raise BadInput(f"id_slot is -1, or 0 to {n_slots - 1}: see --parallel")
         return self.cache_prompt is False
+
+    def check(self) -> None:
+        """Raises BadInput for a field of llama-server's that this server does not apply."""
+        for name, why in NOT_DONE.items():
+            if (self.model_extra or {}).get(name) not in OFF:
+                raise BadInput(f"{why} here: leave {name} out")
 
     @property
     def n_answers(self) -> int:
@@ -167,7 +184,6 @@ class NativeBody(CompletionBody):
     n_probs: int | None = Field(None, ge=0, le=20)
     return_tokens: bool | None = None
     response_fields: list[str] | None = None
-    lora: list[Any] | None = None
 
 
 class TokenizeBody(Body):

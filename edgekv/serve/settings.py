@@ -26,7 +26,7 @@ def generation_settings(request: Request) -> dict[str, Any]:
         "generation_prompt": request.constraint.get("generation_prompt", ""),
         "speculative.types": "none",
         "backend_sampling": False,
-        "post_sampling_probs": False,
+        "post_sampling_probs": request.probs_drawn,
         "lora": [],
     }
 

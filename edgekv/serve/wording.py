@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,13 +78,15 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
 
 
 def with_rivals(one: TokenLogprob) -> dict[str, Any]:
-    """A token's entry; `id` is llama-server's addition."""
-    rivals = [_token(*rival) for rival in one.top]
-    return {**_token(one.token, one.data, one.logprob), "top_logprobs": rivals}
+    """A token's entry; `id` is llama-server's addition, and what stands behind the samplers."""
+    rivals = [_token(*rival, one.is_drawn) for rival in one.top]
+    own = _token(one.token, one.data, one.logprob, one.is_drawn)
+    return {**own, "top_probs" if one.is_drawn else "top_logprobs": rivals}
 
 
-def _token(token: int, data: bytes, logprob: float) -> dict[str, Any]:
-    return {"id": token, "token": text(data), "logprob": logprob, "bytes": list(data)}
+def _token(token: int, data: bytes, logprob: float, is_drawn: bool) -> dict[str, Any]:
+    value = {"prob": min(math.exp(logprob), 1.0)} if is_drawn else {"logprob": logprob}
+    return {"id": token, "token": text(data), **value, "bytes": list(data)}
 
 
 def text(data: bytes) -> str:

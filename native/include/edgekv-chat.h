@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define EDGEKV_CHAT_ABI 1 // changes with any signature below, and with the fields of the JSON
+#define EDGEKV_CHAT_ABI 2 // changes with any signature below, and with the fields of the JSON
 
 EDGEKV_CHAT_API int edgekv_chat_abi(void);
 EDGEKV_CHAT_API const char * edgekv_chat_error(void);
@@ -92,6 +92,10 @@ EDGEKV_CHAT_API int edgekv_chat_sampler_accept(
 // grammar lets only that through, whatever a bias says. Fails if the grammar lets nothing through.
 EDGEKV_CHAT_API int edgekv_chat_sampler_draw(
     struct edgekv_chat_sampler * sampler, const float * logits, llama_token * out);
+// The tokens that the last draw chose among and their probabilities, likeliest first: `room` of
+// them at most. n: how many there were.
+EDGEKV_CHAT_API int edgekv_chat_sampler_candidates(const struct edgekv_chat_sampler * sampler,
+    llama_token * tokens, float * probabilities, size_t room, size_t * n);
 
 #ifdef __cplusplus
 }

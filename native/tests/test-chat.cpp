@@ -5,6 +5,7 @@
 
 #include "llama.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -172,6 +173,15 @@ void check_samplers(random_source & rnd, const llama_model * model, int n) {
             llama_token token = -1;
             if (edgekv_chat_sampler_draw(sampler, logits.data(), &token) != 0) break;
             check(token >= 0 && token < n_vocab, "token %d", token);
+            llama_token likely[4] = { -1, -1, -1, -1 };
+            float p[4] = { 0, 0, 0, 0 };
+            size_t n = 0;
+            check(edgekv_chat_sampler_candidates(sampler, likely, p, 4, &n) == 0 && n > 0,
+                "candidates: %s", edgekv_chat_error());
+            for (size_t j = 0; j < std::min<size_t>(n, 4); ++j) {
+                check(likely[j] >= 0 && likely[j] < n_vocab && (j == 0 || p[j] <= p[j - 1]),
+                    "candidate %d", likely[j]);
+            }
         }
         edgekv_chat_sampler_close(sampler);
     }

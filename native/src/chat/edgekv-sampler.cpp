@@ -55,6 +55,8 @@ common_params_sampling params_of(const common_json & settings) {
     read(settings, "mirostat", p.mirostat);
     read(settings, "mirostat_tau", p.mirostat_tau);
     read(settings, "mirostat_eta", p.mirostat_eta);
+    read(settings, "adaptive_target", p.adaptive_target);
+    read(settings, "adaptive_decay", p.adaptive_decay);
     if (p.mirostat < 0 || p.mirostat > 2) throw std::invalid_argument("mirostat is 0, 1 or 2");
     if (settings.contains("samplers"))
         p.samplers = common_sampler_types_from_names(
@@ -241,6 +243,20 @@ struct edgekv_chat_sampler {
     }
 };
 
+namespace {
+
+// A copy: the chain's own order says which one was drawn.
+std::vector<llama_token_data> likeliest(const llama_token_data_array & some, size_t room) {
+    std::vector<llama_token_data> found(some.data, some.data + some.size);
+    const auto end = found.begin() + std::min(room, found.size());
+    std::partial_sort(found.begin(), end, found.end(),
+        [](const llama_token_data & a, const llama_token_data & b) { return a.p > b.p; });
+    found.erase(end, found.end());
+    return found;
+}
+
+} // namespace
+
 int edgekv_chat_sampler_open(
     const llama_model * model, const char * settings, edgekv_chat_sampler ** out) {
     return edgekv_chat_guard([&] {
@@ -262,5 +278,18 @@ int edgekv_chat_sampler_draw(
     edgekv_chat_sampler * sampler, const float * logits, llama_token * out) {
     return edgekv_chat_guard([&] {
         *edgekv_chat_given(out) = edgekv_chat_given(sampler)->draw(edgekv_chat_given(logits));
+    });
+}
+
+int edgekv_chat_sampler_candidates(const edgekv_chat_sampler * sampler, llama_token * tokens,
+    float * probabilities, size_t room, size_t * n) {
+    return edgekv_chat_guard([&] {
+        const auto & some = edgekv_chat_given(sampler)->some;
+        *edgekv_chat_given(n) = some.size;
+        size_t i = 0;
+        for (const auto & one : likeliest(some, room)) {
+            edgekv_chat_given(tokens)[i] = one.id;
+            edgekv_chat_given(probabilities)[i++] = one.p;
+        }
     });
 }
