@@ -133,7 +133,6 @@ class Job:
             if not done:  # that is said already
                 return
             now, n_done = time.perf_counter(), n + n_new * done // max(of, 1)
-            self._n_decodes += 1
             if n_done > n_said:
                 self._deliver(Progress(n_done, total, self.n_cached, 1e3 * (now - begin - lent)))
                 n_said = n_done
@@ -152,8 +151,8 @@ class Job:
         n_read = max(self._llm.n_evaluated - n_before, 1)
         self.n_cached = max(total - n_read, 0)
         self.read_ms = 1e3 * (time.perf_counter() - begin - lent)
+        self._n_decodes += -(-n_new // self._llm.n_batch)
         if n_said < total:  # few tokens are read at once
-            self._n_decodes += 1
             self._deliver(Progress(total, total, self.n_cached, self.read_ms))
         room, wished = self._llm.n_ctx() - self._llm.n_tokens, self.request.max_tokens
         self._most = room if wished is None else min(wished, room)
