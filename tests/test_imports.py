@@ -23,7 +23,7 @@ def modules() -> dict[str, Path]:
     found = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
-        if "llama_cpp" not in parts:
+        if parts[1] != "llama_cpp":
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 

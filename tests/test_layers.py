@@ -1,0 +1,166 @@
+"""Rooms are the package's folders, and the files beside them. A room imports only those that stand
+before it in ROOMS.
+
+Imports inside functions and for type checks count too. `test_imports` looks at modules: files
+without a circle may still make one of their folders.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.test_imports import modules
+
+ROOMS = """
+version quiet errors folders files stats markdown plots addons library native model budget
+methods memory profiles config settings engine session reading grammars chat conversations
+evaluation answering llama __init__ demo hub models_found eval bench serve commands bundling
+__main__
+""".split()
+"""From what everything stands on to what nothing imports."""
+
+AGAINST = """
+edgekv.budget.adakv -> methods
+edgekv.budget.base -> methods
+edgekv.budget.cake -> methods
+edgekv.budget.cascade -> methods
+edgekv.budget.d2o -> methods
+edgekv.budget.dynamickv -> methods
+edgekv.budget.memory -> memory
+edgekv.budget.pooled -> methods
+edgekv.conversations.pack -> llama
+edgekv.engine -> session
+edgekv.hub.folder -> models_found
+edgekv.hub.models -> models_found
+edgekv.hub.wanted -> models_found
+edgekv.memory.dense -> settings
+edgekv.memory.fit -> settings
+edgekv.methods.choose -> profiles
+edgekv.methods.observer -> memory
+edgekv.methods.observer -> settings
+edgekv.model.arguments -> config
+edgekv.model.facts -> memory
+edgekv.model.instead -> config
+edgekv.model.instead -> memory
+edgekv.model.instead -> session
+edgekv.model.loaded -> budget
+edgekv.model.loaded -> config
+edgekv.model.loaded -> engine
+edgekv.model.loaded -> memory
+edgekv.model.loaded -> session
+edgekv.model.loaded -> settings
+edgekv.native.prefill -> methods
+edgekv.profiles.contest -> eval
+edgekv.profiles.contest -> llama
+edgekv.profiles.contest -> reading
+edgekv.profiles.evolkv -> llama
+edgekv.profiles.lukv -> llama
+edgekv.profiles.lukv -> settings
+edgekv.profiles.oracle -> llama
+edgekv.profiles.probe_profile -> llama
+edgekv.profiles.training -> eval
+edgekv.profiles.training -> llama
+edgekv.profiles.training -> reading
+edgekv.serve.asked -> commands
+edgekv.serve.extract -> commands
+edgekv.serve.kept -> commands
+edgekv.serve.page -> commands
+"""
+"""A module, and a room behind its own that it imports all the same. This list only gets shorter."""
+
+HELP = "the help of the command line is quick"
+LIBRARY = "the module is of use before the native library is loaded"
+LATER = {
+    "bench": HELP,
+    "commands": HELP,
+    "edgekv.config": HELP,
+    "edgekv.model.loading": HELP,
+    "edgekv.models_found.names": "a circle with hub",
+    "edgekv.memory.dense": "a circle with methods",
+    "edgekv.memory.fit": "a circle with settings",
+    "edgekv.memory.footprint": "a circle with methods",
+    "edgekv.memory.room": "a circle with model",
+    "edgekv.methods.centroid_merge": LIBRARY,
+    "edgekv.model.adapters": LIBRARY,
+    "edgekv.model.blueprint": LIBRARY,
+    "edgekv.profiles.contest": LIBRARY,
+    "edgekv.profiles.evolkv": LIBRARY,
+    "edgekv.profiles.later": "Ctrl-C is switched off first",
+    "edgekv.profiles.lukv": LIBRARY,
+    "edgekv.profiles.oracle": LIBRARY,
+    "edgekv.profiles.prepare": LIBRARY,
+    "edgekv.profiles.probe_profile": LIBRARY,
+    "edgekv.profiles.training": LIBRARY,
+    "edgekv.serve.answer": LIBRARY,
+    "edgekv.serve.room": LIBRARY,
+}
+"""Rooms and modules that import inside of functions, and why."""
+
+
+def room(module: str) -> str:
+    """The folder, or the file beside the folders."""
+    return [*module.split("."), "__init__"][1]
+
+
+def face(found: dict[str, Path]) -> dict[str, str]:
+    """The public names that `edgekv` brings along with their first use -> their module."""
+    tree = ast.parse(found["edgekv"].read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def imports(path: Path, found: dict[str, Path]) -> Iterator[tuple[str, bool]]:
+    """(module, whether the statement stands in a function) of each import of the package's."""
+    names = face(found)
+
+    def walk(node: ast.AST, inside: bool) -> Iterator[tuple[str, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from ((x.name, inside) for x in child.names if x.name in found)
+            elif isinstance(child, ast.ImportFrom) and child.module in found:
+                for alias in child.names:
+                    whole = f"{child.module}.{alias.name}"
+                    public = names.get(alias.name, "edgekv") if child.module == "edgekv" else ""
+                    yield whole if whole in found else public or child.module, inside
+            inner = inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from walk(child, inner)
+
+    return walk(ast.parse(path.read_text(encoding="utf-8")), False)
+
+
+FOUND = modules()
+IMPORTS = {name: set(imports(path, FOUND)) for name, path in FOUND.items()}
+
+
+def against() -> set[str]:
+    """What imports a room behind its own."""
+    place = {name: i for i, name in enumerate(ROOMS)}
+    return {
+        f"{name} -> {room(other)}"
+        for name, others in IMPORTS.items()
+        for other, _ in others
+        if place[room(other)] > place[room(name)]
+    }
+
+
+def test_every_room_has_its_place():
+    assert sorted(ROOMS) == sorted({room(name) for name in FOUND})
+
+
+def test_rooms_import_only_rooms_before_them():
+    known = {line.strip() for line in AGAINST.splitlines() if line.strip()}
+    assert sorted(against() - known) == [], "a room imports one behind it"
+    assert sorted(known - against()) == [], "no longer so: take it out of AGAINST"
+
+
+def test_imports_stand_at_the_top_or_have_a_reason():
+    late = {name for name, others in IMPORTS.items() if any(inside for _, inside in others)}
+    late = {room(name) if room(name) in LATER else name for name in late}
+    assert sorted(late - LATER.keys()) == [], "an import inside of a function has no reason"
+    assert sorted(LATER.keys() - late) == [], "no longer so: take it out of LATER"
+
+
+def test_the_imports_were_read():
+    assert ("edgekv.llama", True) in IMPORTS["edgekv.commands.load"], "by way of `edgekv`"
