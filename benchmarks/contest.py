@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 import edgekv
+from edgekv.base.files import anything, replaced
 from edgekv.demo import demo_path
 from edgekv.eval.perplexity import log_softmax
 from edgekv.eval.reader import store_as
-from edgekv.files import anything, replaced
 from edgekv.methods import Preset
 from edgekv.methods.choose import choose
 from edgekv.profiles.contest import divergence, kind

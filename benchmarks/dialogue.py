@@ -30,11 +30,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import numpy as np  # noqa: E402
 
 import edgekv  # noqa: E402
+from edgekv.base.files import anything, replaced  # noqa: E402
+from edgekv.base.markdown import table  # noqa: E402
 from edgekv.chat.template import Chat, ChatTemplate  # noqa: E402
 from edgekv.demo import demo_path  # noqa: E402
 from edgekv.eval.perplexity import log_softmax  # noqa: E402
-from edgekv.files import anything, replaced  # noqa: E402
-from edgekv.markdown import table  # noqa: E402
 from edgekv.profiles.contest import divergence  # noqa: E402
 
 QUESTIONS = (

@@ -123,7 +123,7 @@ def memory(request: dict[str, Any]) -> dict[str, Any]:
     """Bytes of reading one prompt, in this process."""
     import edgekv
     from edgekv import native
-    from edgekv.memory.machine import rss_now, rss_peak
+    from edgekv.base.machine import rss_now, rss_peak
 
     if request.get("prepare"):
         edgekv.make_profile(request["model"])

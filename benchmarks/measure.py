@@ -51,7 +51,7 @@ class Measurement:
 
 
 def main() -> None:
-    from edgekv.memory.machine import rss_peak  # loads no library
+    from edgekv.base.machine import rss_peak  # loads no library
 
     what = Measurement(**json.load(sys.stdin))
     tokens = json.loads(Path(what.tokens).read_text())

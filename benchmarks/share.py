@@ -28,7 +28,7 @@ import numpy as np  # noqa: E402
 from measure import Measurement  # noqa: E402
 from process import TYPES, heading, measured, saved  # noqa: E402
 
-from edgekv.stats import STAGES  # noqa: E402
+from edgekv.base.stats import STAGES  # noqa: E402
 
 FULL = "full"
 COUNTED = ("observe", "score", "select", "evict")

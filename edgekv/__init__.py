@@ -8,7 +8,7 @@ Importing the package loads no library; that happens with the first use of `Llam
 `edgekv.native`.
 """
 
-from edgekv import quiet
+from edgekv.base import quiet
 
 if quiet.is_ours():
     quiet.begin()
@@ -23,11 +23,11 @@ from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.version import __version__
 
 if TYPE_CHECKING:
+    from edgekv.base.stats import KVStats
     from edgekv.config import KVConfig
     from edgekv.conversations import Conversations, Talk
     from edgekv.llama import Llama
     from edgekv.profiles.prepare import has_profile, make_profile
-    from edgekv.stats import KVStats
 
 __all__ = [
     "BadInput",
@@ -60,7 +60,7 @@ elif not (Path(__file__).parent / "lib").is_dir():
 LAZY = {
     "Conversations": "edgekv.conversations",
     "KVConfig": "edgekv.config",
-    "KVStats": "edgekv.stats",
+    "KVStats": "edgekv.base.stats",
     "Llama": "edgekv.llama",
     "Talk": "edgekv.conversations",
     "has_profile": "edgekv.profiles.prepare",

@@ -4,7 +4,7 @@ import signal
 
 _before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules load: no traceback
 
-from edgekv import quiet  # noqa: E402
+from edgekv.base import quiet  # noqa: E402
 from edgekv.commands import main as commands  # noqa: E402
 
 

@@ -95,7 +95,7 @@ def _mebibytes(value: Any, name: str) -> float | None:
 
 
 def _size(value: Any, name: str) -> int | None:
-    from edgekv.memory.sizes import parse_size
+    from edgekv.base.sizes import parse_size
 
     return None if value is None else parse_size(value, name)
 

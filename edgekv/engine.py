@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import budget, native
+from edgekv.base.stats import Progress, StageClock
 from edgekv.budget import Fixed, Plan, Spending
 from edgekv.budget.memory import growth, rows_within
 from edgekv.budget.profile import from_shares
@@ -33,7 +34,6 @@ from edgekv.methods.observer import QueryObserver
 from edgekv.methods.prompt_centroids import PromptCentroids
 from edgekv.session.memory import Memory
 from edgekv.settings import Settings
-from edgekv.stats import Progress, StageClock
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 

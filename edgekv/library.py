@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from edgekv import addons
+from edgekv.base import addons
 from edgekv.errors import EdgeKVError
 
 

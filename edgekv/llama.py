@@ -16,6 +16,7 @@ import numpy as np
 
 from edgekv import native
 from edgekv.answering import Answering
+from edgekv.base.stats import KVStats
 from edgekv.conversations import Conversations
 from edgekv.errors import BadInput, ContextFull, DamagedState, EdgeKVError
 from edgekv.model import parts
@@ -24,7 +25,6 @@ from edgekv.session import session, statistics
 from edgekv.session.continued import continued, n_same
 from edgekv.session.guard import Closed
 from edgekv.session.state import is_finite
-from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
     from edgekv.config import KVConfig

@@ -5,7 +5,7 @@
                                         and Python's hatchling, wheel and auditwheel
 
 edgekv finds such a package when it is installed beside it, if both are of the same sources
-(edgekv/addons.py). CUDA's version is that of nvcc. CUDA's own libraries come from NVIDIA's
+(edgekv/base/addons.py). CUDA's version is that of nvcc. CUDA's own libraries come from NVIDIA's
 packages, which the wheel requires; the driver's come with the driver. CMAKE_ARGS are added, for
 instance -DCMAKE_CUDA_ARCHITECTURES=90. Linux alone.
 """

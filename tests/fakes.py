@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from edgekv.base.files import begins_with, opened, replaced
+from edgekv.base.stats import KVStats
 from edgekv.budget import rows_for
 from edgekv.config import KVConfig
 from edgekv.errors import BadInput, Cancelled, ContextFull
-from edgekv.files import begins_with, opened, replaced
 from edgekv.model import parts
-from edgekv.stats import KVStats
 
 ROW_BYTES = 1000  # of one token over all layers and heads
 N_STEPS = 10  # of a prefill

@@ -924,7 +924,7 @@ def test_a_long_page_of_filled_contexts_is_about_writing_alone(little, tmp_path)
 
 
 def test_long_leaves_out_what_does_not_fit(little, monkeypatch):
-    from edgekv.memory import machine
+    from edgekv.base import machine
 
     wish = lists(models=[little], full=["f16"])
     assert long.depths_that_fit(wish, []) == [4096, 8192]

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from edgekv import demo, folders, methods
+from edgekv import demo, methods
+from edgekv.base import folders
 from edgekv.budget import BUDGETS
 from edgekv.commands import chat, load, options, report, slash, terminal, text
 from edgekv.commands.conversation import Conversation
@@ -1311,7 +1312,7 @@ SHAPE = {
 
 
 def test_info_says_what_memory_a_process_can_still_get(monkeypatch):
-    from edgekv.memory import machine
+    from edgekv.base import machine
 
     monkeypatch.setattr(machine, "memory_free", lambda: 123 * 2**20)
     monkeypatch.setattr(machine, "memory_total", lambda: 456 * 2**20)

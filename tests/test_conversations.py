@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgekv import BadInput, Cancelled, Conversations, EdgeKVError
-from edgekv.memory.machine import rss_now
+from edgekv.base.machine import rss_now
 from edgekv.session import parked
 from tests import archs, models, recurrent
 from tests.engine import load

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgekv.stats import STAGES
+from edgekv.base.stats import STAGES
 from tests import lib, models
 from tests.engine import MAX_NMSE, TYPES, evict_likewise, feed, job, load, logits, positions, read
 from tests.reference.cache import QUANTISED, turned_back

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
+from edgekv.base.files import begins_with, opened, replaced
 from edgekv.errors import BadInput
-from edgekv.files import begins_with, opened, replaced
 
 MAGIC = b"ours\n"
 
@@ -196,7 +196,7 @@ def test_a_disk_that_is_full_is_one_line_and_nothing_is_left(tmp_path, way, n_by
 
 KILLED = """
 import sys, time
-from edgekv.files import begins_with, replaced
+from edgekv.base.files import begins_with, replaced
 with replaced(sys.argv[1], begins_with(b"x"), "file") as f:
     f.write(bytes(1 << 20))
     f.flush()

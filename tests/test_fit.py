@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekv import methods, native
+from edgekv.base.machine import rss_now
+from edgekv.base.sizes import size_text
 from edgekv.commands import load as seam
 from edgekv.commands.fit import Place, Report
 from edgekv.errors import BadInput
 from edgekv.memory.fit import HIDDEN, PICKED, RATIOS, Planner, Wish
-from edgekv.memory.machine import rss_now
-from edgekv.memory.sizes import size_text
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.header import tensor_sizes
 from edgekv.native import LayerInfo, ProductBytes

@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import native
+from edgekv.base import machine
+from edgekv.base.sizes import parse_size, size_text
+from edgekv.base.stats import KVStats
 from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.config import HIDDEN
 from edgekv.errors import BadInput
-from edgekv.memory import machine
 from edgekv.memory.footprint import (
     HIDDEN_BYTES,
     extent,
@@ -21,9 +23,7 @@ from edgekv.memory.footprint import (
     mask_bytes,
 )
 from edgekv.memory.hidden import AUTO
-from edgekv.memory.sizes import parse_size, size_text
 from edgekv.methods.observer import QueryObserver
-from edgekv.stats import KVStats
 from tests import models
 from tests.engine import load, n_kept
 

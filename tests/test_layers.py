@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.test_imports import modules
 
 ROOMS = """
-version quiet errors folders files stats markdown plots addons library native model budget
+version errors base library native model budget
 methods memory profiles config settings engine session reading grammars chat conversations
 evaluation answering llama __init__ demo hub models_found eval bench serve commands bundling
 __main__
@@ -41,7 +41,6 @@ edgekv.methods.choose -> profiles
 edgekv.methods.observer -> memory
 edgekv.methods.observer -> settings
 edgekv.model.arguments -> config
-edgekv.model.facts -> memory
 edgekv.model.instead -> config
 edgekv.model.instead -> memory
 edgekv.model.instead -> session

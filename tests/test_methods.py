@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import methods
+from edgekv.base.parallel import MANY
 from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods import Preset, get, presets
@@ -22,7 +23,6 @@ from edgekv.methods import kvzap as kvzap_module
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.parallel import MANY
 from edgekv.methods.pool import max_pool, mean_pool
 from edgekv.methods.select import keep
 from edgekv.methods.snapkv import SnapKVParams
@@ -276,7 +276,7 @@ def test_what_kvzap_predicts_is_the_reference_s(pairs, monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_heads_are_served_in_a_forked_process_too():
     code = (
-        "import os, sys; from edgekv.methods.parallel import MANY, each_head\n"
+        "import os, sys; from edgekv.base.parallel import MANY, each_head\n"
         "ask = lambda: each_head(lambda k: k * k, 5, MANY)\n"
         "assert ask() == [0, 1, 4, 9, 16]; pid = os.fork()\n"
         "if pid == 0: os._exit(ask() != [0, 1, 4, 9, 16])\n"

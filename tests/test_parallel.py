@@ -9,7 +9,7 @@ import threading
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from edgekv.methods.parallel import one_thread_for_products, pairs_of_heads
+from edgekv.base.parallel import one_thread_for_products, pairs_of_heads
 
 
 def n_threads() -> int:

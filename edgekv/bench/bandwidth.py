@@ -26,7 +26,7 @@ def main() -> None:
 def measured(n_threads: int, n_bytes: int | None = None) -> float:
     """Bytes per second that n_threads read together. n_bytes: of the arrays; None: as many as make
     sense."""
-    from edgekv.memory.machine import memory_free
+    from edgekv.base.machine import memory_free
 
     n_bytes = min(N_BYTES, memory_free() // 4) if n_bytes is None else n_bytes
     parts = [np.ones(max(n_bytes // n_threads // 4, 1), np.int32) for _ in range(n_threads)]

@@ -8,7 +8,7 @@ from math import exp, log, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from edgekv import markdown
+from edgekv.base import markdown
 from edgekv.bench.runner import Measurements
 from edgekv.bench.spec import Case
 

@@ -8,10 +8,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from edgekv import markdown
+from edgekv.base import markdown
+from edgekv.base.sizes import MIB, mib, percent, share
 from edgekv.bench.fields import DEFAULTS, LLAMA_BENCH, OURS, SAMPLES
 from edgekv.bench.spec import FILL_FIRST, test_name
-from edgekv.memory.sizes import MIB, mib, percent, share
 
 Record = dict[str, Any]
 GIB = 2**30

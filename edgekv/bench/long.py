@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgekv import files, markdown
+from edgekv.base import files, markdown
+from edgekv.base.sizes import MIB, mib, percent, share, size_text
 from edgekv.bench import compare, formats, plot, reads
 from edgekv.bench.runner import Measurements
 from edgekv.bench.spec import Case, Lists, pair_of
 from edgekv.errors import BadInput
-from edgekv.memory.sizes import MIB, mib, percent, share, size_text
 
 FIRST = 4096
 TITLE = "# Long contexts"
@@ -31,8 +31,8 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
 
     Raises BadInput if not even the first does.
     """
+    from edgekv.base.machine import memory_free, rss_now
     from edgekv.memory.fit import Planner, Wish
-    from edgekv.memory.machine import memory_free, rss_now
     from edgekv.methods.choose import choose
     from edgekv.model.blueprint import Blueprint
 

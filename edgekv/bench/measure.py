@@ -12,12 +12,12 @@ import time
 from contextlib import nullcontext
 from typing import Any
 
+from edgekv.base.machine import rss_now, rss_peak
 from edgekv.bench import stages
 from edgekv.bench.lowest import Lowest
 from edgekv.bench.reads import weights_read
 from edgekv.bench.spec import FILL_FIRST, Case
 from edgekv.errors import EdgeKVError
-from edgekv.memory.machine import rss_now, rss_peak
 
 MIN_TOKENS = 1
 """A row's ratio holds for short prompts too, unlike in a chat (--kv-min-tokens)."""

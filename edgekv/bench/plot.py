@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv import plots
+from edgekv.base import plots
+from edgekv.base.sizes import MIB
 from edgekv.bench import reads
-from edgekv.memory.sizes import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgekv import markdown
+from edgekv.base import markdown
+from edgekv.base.sizes import mib
 from edgekv.bench.spec import test_name
-from edgekv.memory.sizes import mib
 
 Record = dict[str, Any]
 GB = 1e9

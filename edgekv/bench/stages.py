@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from edgekv.base.stats import WORK
 from edgekv.bench.spec import Case
-from edgekv.stats import WORK
 
 if TYPE_CHECKING:
     from edgekv import Llama

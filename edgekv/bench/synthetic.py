@@ -15,10 +15,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from edgekv.base.sizes import size_text
 from edgekv.bench import mixed_shapes, shapes
 from edgekv.bench.shapes import Shape
 from edgekv.errors import BadInput
-from edgekv.memory.sizes import size_text
 
 BLOCK = 32
 SHAPES = shapes.SHAPES | mixed_shapes.SHAPES

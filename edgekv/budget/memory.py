@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
 from edgekv.memory.dense import f16_bytes
-from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
     from edgekv.native import LayerInfo

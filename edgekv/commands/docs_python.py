@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import edgekv
-from edgekv import markdown
+from edgekv.base import markdown
 
 HEAD = """# Python API
 

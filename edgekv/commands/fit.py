@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.base.sizes import size_text
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
@@ -18,7 +19,6 @@ from edgekv.commands.options import kv_option
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.values import AUTO_STORES, CACHE_TYPES, COUNT, size
 from edgekv.errors import BadInput
-from edgekv.memory.sizes import size_text
 from edgekv.model.loading import Loading
 
 if TYPE_CHECKING:
@@ -142,9 +142,9 @@ def command(
     while the prompt is read, llama.cpp's buffers, and this process. Nothing is moved from a
     GPU to the CPU but what -ot, --cpu-moe and --n-cpu-moe say. The exit code is 2 if nothing fits.
     """
+    from edgekv.base.machine import rss_now
     from edgekv.commands import load
     from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
-    from edgekv.memory.machine import rss_now
     from edgekv.model.blueprint import Blueprint
 
     path = load.model_path(model)
@@ -221,7 +221,7 @@ class Place:
         """The device of that name, or the first that is no CPU. Raises BadInput if there is none of
         that name.
         """
-        from edgekv.memory.machine import memory_free, memory_total
+        from edgekv.base.machine import memory_free, memory_total
 
         gpus = [d for d in devices if d["name"].upper() != "CPU"]
         if name is None and not gpus or (name or "").upper() == "CPU":

@@ -10,7 +10,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.commands import look_page, terminal
 from edgekv.commands.extract import document_text
 from edgekv.commands.options import EngineOptions, engine_and_words

@@ -8,13 +8,13 @@ import textwrap
 
 import click
 
+from edgekv.base.sizes import size_text
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.fit import CTX_DEFAULT, margin
 from edgekv.commands.overview import Entry, Room, entries
 from edgekv.commands.report import table
 from edgekv.commands.values import COUNT
-from edgekv.memory.sizes import size_text
 from edgekv.models_found import remembered
 
 NONE = (

@@ -27,8 +27,8 @@ class Room:
     @classmethod
     def here(cls, margin: int) -> Room:
         """The device that `fit` takes, with so many bytes left alone."""
+        from edgekv.base.machine import rss_now
         from edgekv.commands.load import build_info
-        from edgekv.memory.machine import rss_now
 
         place = Place.of(None, build_info()["devices"])
         process = 0 if place.is_gpu else rss_now() + LOADED_BYTES

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.commands import llama_cli, terminal
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.extract import document_text

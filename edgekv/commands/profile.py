@@ -193,7 +193,7 @@ def show(model: str, share: float, output: str | None, as_json: bool) -> None:
     """
     profile = profile_of(model)
     if output:
-        from edgekv import plots
+        from edgekv.base import plots
         from edgekv.profiles import draw
 
         plots.check(output)

@@ -132,7 +132,7 @@ def given(flag: str, value: Any) -> list[str]:
 
 def check_output(output: str) -> None:
     """Raises BadInput if a profile cannot be put there: before minutes of work, not after."""
-    from edgekv import files
+    from edgekv.base import files
     from edgekv.profiles.file import IS_PROFILE
 
     files.check(output, IS_PROFILE, "profile")

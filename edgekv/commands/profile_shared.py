@@ -24,8 +24,8 @@ def pack(named: list[str], output: str) -> None:
 
     To share them on Hugging Face, upload the folder: 'hf upload USER/REPO FOLDER'.
     """
+    from edgekv.base.files import expanded
     from edgekv.commands.load import model_path
-    from edgekv.files import expanded
     from edgekv.profiles import shared
 
     if not named:

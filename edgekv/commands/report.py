@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from edgekv.memory.sizes import mib, percent, share, size_text
+from edgekv.base.sizes import mib, percent, share, size_text
 
 if TYPE_CHECKING:
+    from edgekv.base.stats import KVStats
     from edgekv.commands.options import EngineOptions
     from edgekv.commands.stream import Stream
-    from edgekv.stats import KVStats
 
 SPEED_FROM = 16
 """Tokens from which the speed of reading says something: fewer take as long as one."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.base.machine import rss_peak
 from edgekv.commands import llama_cli, packed, terminal
 from edgekv.commands.conversation import content_of, plain_text
 from edgekv.commands.extract import document_text, text_of
@@ -26,11 +27,10 @@ from edgekv.commands.stream import Stream, refused_prompts
 from edgekv.commands.template import has_template, warnings
 from edgekv.commands.text import encodable, read_bounded, say
 from edgekv.errors import BadInput, Cancelled
-from edgekv.memory.machine import rss_peak
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.stats import KVStats
+    from edgekv.base.stats import KVStats
 
 
 STDIN = "-"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgekv.base.files import expanded
 from edgekv.commands import llama_server
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
@@ -29,7 +30,6 @@ from edgekv.commands.options import (
 from edgekv.commands.text import read_document
 from edgekv.commands.values import size
 from edgekv.errors import BadInput
-from edgekv.files import expanded
 from edgekv.serve.options import REASONING, THINKS, ServeOptions
 
 if TYPE_CHECKING:

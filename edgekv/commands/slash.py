@@ -19,8 +19,8 @@ from edgekv.commands.stream import or_larger
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
+    from edgekv.base.stats import KVStats
     from edgekv.commands.stream import Piece
-    from edgekv.stats import KVStats
 
 Command = Callable[[Conversation, str], "Iterator[Piece] | None"]
 """(conversation, what stands behind the name) -> a reply to print, or None."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from edgekv import folders
+from edgekv.base import folders
 from edgekv.commands import text
 from edgekv.commands.stream import Piece
 from edgekv.commands.wrap import Wrap, lines

@@ -65,7 +65,7 @@ def method(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 def size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Click callback: bytes from a size such as 2GiB. Raises BadInput."""
-    from edgekv.memory.sizes import parse_size
+    from edgekv.base.sizes import parse_size
 
     return None if value is None else parse_size(value, param.opts[0])
 

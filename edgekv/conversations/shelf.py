@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgekv.base.files import expanded
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.losses import Losses
 from edgekv.conversations.talk import Entry
 from edgekv.errors import BadInput
-from edgekv.files import expanded
 from edgekv.session import session
 from edgekv.session.state import State
 

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.base.stats import KVStats
 from edgekv.eval.perplexity import divergence, log_softmax
 from edgekv.eval.prompt import Prompt
 from edgekv.eval.sample import Known, Outcome, Row, Sample, left
 from edgekv.reading import feed
-from edgekv.stats import KVStats
 
 
 def follow(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekv import plots
+from edgekv.base import plots
 from edgekv.eval.evaluate import RANDOM
 from edgekv.eval.perplexity import FULL
 from edgekv.eval.sample import Measure, Outcome, Row

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import click
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.errors import BadInput
 from edgekv.eval.sample import Outcome
 

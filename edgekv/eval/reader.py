@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.stats import KVStats
 from edgekv.eval.prompt import template
 from edgekv.eval.sample import Row
 from edgekv.methods import Preset
@@ -16,7 +17,6 @@ from edgekv.methods.choose import AUTO, choose
 from edgekv.model import facts
 from edgekv.profiles.winners import RATIOS
 from edgekv.reading import Reading, feed, predict, say
-from edgekv.stats import KVStats
 
 
 class Reader:

@@ -11,10 +11,10 @@ from math import inf, isfinite
 from statistics import fmean
 from typing import Any
 
-from edgekv import markdown
+from edgekv.base import markdown
+from edgekv.base.sizes import percent, share
 from edgekv.eval.interval import interval
 from edgekv.eval.sample import Measure, Outcome, Row, Task
-from edgekv.memory.sizes import percent, share
 
 MEANS = ("n_seen", "n_kept", "n_bytes", "n_bytes_full")
 

@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from edgekv import files
+from edgekv.base import files
+from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
 from edgekv.hub.remote import RemoteFile, Repository
-from edgekv.memory.sizes import size_text
 
 Tell = Callable[[str], object]
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")

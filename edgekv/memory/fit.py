@@ -16,12 +16,12 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from edgekv import native
+from edgekv.base.sizes import size_text
 from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.memory import dense
 from edgekv.memory.footprint import WHOLE, extent
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, planned
-from edgekv.memory.sizes import size_text
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset

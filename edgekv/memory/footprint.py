@@ -216,7 +216,7 @@ def _centroids(d_k: int, d_v: int, n_queries: int) -> int:
     groups, sums over the values of nine parts and of all, and what is arranged four ways. Each
     thread has blocks of 64 rows with their logits, and what it regresses with.
     """
-    from edgekv.methods.parallel import OF_HEAD
+    from edgekv.base.parallel import OF_HEAD
 
     shared = n_queries * (3 * 64 + 4 * d_k + 10 * d_v) + 6 * d_k**2
     of_thread = n_queries * (64 + 2 * d_k) + 64 * (2 * d_k + d_v) + 3 * d_k**2
@@ -228,8 +228,8 @@ def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int
     entries that it looks at as f32, those of the heads that are summed up beside each other or
     (at_once) of a layer, and what it works with; and the packed covariances of all layers.
     """
+    from edgekv.base.parallel import PAIR
     from edgekv.methods.centroid_merge import KEPT, n_looked_at
-    from edgekv.methods.parallel import PAIR
 
     if not n_drawn:
         return 0

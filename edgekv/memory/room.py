@@ -9,10 +9,10 @@ import glob
 import re
 from pathlib import Path
 
+from edgekv.base.machine import memory_free
+from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import WHOLE, PromptBytes, row_bytes
-from edgekv.memory.machine import memory_free
-from edgekv.memory.sizes import size_text
 from edgekv.model import facts
 from edgekv.model.header import DAMAGE, Header, opened
 from edgekv.model.identity import shape

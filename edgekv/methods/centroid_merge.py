@@ -36,9 +36,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.parallel import pairs_of_heads
 from edgekv.errors import BadInput
 from edgekv.methods.layer import PartReader
-from edgekv.methods.parallel import pairs_of_heads
 from edgekv.methods.query_moments import JITTER, root_of
 
 RECENT_SHARE = 5

@@ -25,11 +25,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.parallel import each_head
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods.base import Observe
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.parallel import each_head
 from edgekv.model import rotation
 
 PAIRS = ("neighbours", "halves")

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.base.parallel import one_thread_for_products
 from edgekv.errors import Unsupported
 from edgekv.methods.centroid_merge import CentroidMerge, HeadCentroids, draw, looking
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.parallel import one_thread_for_products
 from edgekv.methods.query_moments import PackedMoments, QueryMoments
 
 ENOUGH = 256

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgekv import addons
+from edgekv.base import addons
 from edgekv.library import lib_dir, library_path
 from edgekv.native import llama_cpp
 

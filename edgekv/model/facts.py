@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from edgekv import native
+from edgekv.base import machine
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.library import lib_dir, logged_error, muted
-from edgekv.memory import machine
 from edgekv.model import backends, kind, placement
 from edgekv.model.placement import Placement
 from edgekv.native import llama_cpp

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
+from edgekv.base.sizes import size_text
 from edgekv.budget.memory import rows_within
 from edgekv.config import KVConfig
 from edgekv.engine import Engine
@@ -21,7 +22,6 @@ from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import picked
 from edgekv.memory.room import check_whole_cache, fits_twice
-from edgekv.memory.sizes import size_text
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
 from edgekv.model.arguments import Arguments, signature
 from edgekv.model.words import Tokenizer

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from edgekv import files, folders
+from edgekv.base import files, folders
 from edgekv.errors import BadInput
 from edgekv.model.header import open_regular
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgekv import files, folders
+from edgekv.base import files, folders
 from edgekv.errors import BadInput
 from edgekv.model.header import open_regular
 from edgekv.models_found import folder, quants

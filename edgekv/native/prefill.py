@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.stats import WORK
 from edgekv.native.bindings import (
     CMerge,
     CObserver,
@@ -25,11 +26,10 @@ from edgekv.native.bindings import (
     llama_cpp,
 )
 from edgekv.native.store import Store, listed
-from edgekv.stats import WORK
 
 if TYPE_CHECKING:
+    from edgekv.base.stats import Work
     from edgekv.methods.merge import FoldPlan
-    from edgekv.stats import Work
 
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3, "whole": 4}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.stats import Progress
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.eval.perplexity import divergence, log_softmax
 from edgekv.eval.reader import store_as
@@ -51,7 +52,6 @@ from edgekv.profiles.winners import (
 )
 from edgekv.profiles.work import Work
 from edgekv.reading import Reading, predict
-from edgekv.stats import Progress
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama

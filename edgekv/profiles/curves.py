@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.errors import BadInput
 from edgekv.model.header import open_regular
 from edgekv.model.identity import Identity

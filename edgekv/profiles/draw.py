@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgekv import plots
+from edgekv.base import plots
 from edgekv.errors import EdgeKVError
 from edgekv.profiles.file import Profile
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.model.header import DAMAGE, Header, Tensor, open_regular

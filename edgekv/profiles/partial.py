@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.model.header import open_regular
 
 _MARK = b"edgekv partial 1"

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgekv import folders
+from edgekv.base import folders
 from edgekv.errors import BadInput
 from edgekv.model.identity import Identity, identify
 from edgekv.profiles.file import Profile, read

@@ -9,9 +9,9 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from edgekv.base.stats import Progress
 from edgekv.model.identity import identify
 from edgekv.profiles.places import cached, find
-from edgekv.stats import Progress
 
 
 def has_profile(path: str | os.PathLike[str]) -> bool:

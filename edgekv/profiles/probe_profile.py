@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.base.stats import Progress
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, features, n_features
@@ -31,7 +32,6 @@ from edgekv.profiles.file import Profile, read, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
 from edgekv.profiles.work import Work
-from edgekv.stats import Progress
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from edgekv.stats import Progress
+from edgekv.base.stats import Progress
 
 
 class Work:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.errors import BadInput
 from edgekv.model import facts
 from edgekv.model import fingerprint as pieces

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgekv import native
+from edgekv.base.sizes import size_text
+from edgekv.base.stats import KVStats
 from edgekv.budget.memory import reserve
-from edgekv.memory.sizes import size_text
 from edgekv.model import facts
 from edgekv.native import llama_cpp
-from edgekv.stats import KVStats
 
 if TYPE_CHECKING:
     from edgekv.engine import Engine

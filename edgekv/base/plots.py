@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekv import files
+from edgekv.base import files
 from edgekv.errors import EdgeKVError
 
 if TYPE_CHECKING:
