@@ -48,7 +48,7 @@ def _option(default: Any, check: Check, help: str, metavar: str = "", **more: An
 
 
 def _ratio(value: Any, name: str) -> float:
-    from edgekv.budget import check_ratio
+    from edgekv.methods.budget import check_ratio
 
     return check_ratio(value)
 
@@ -71,7 +71,7 @@ def _budget(value: Any, name: str) -> Any:
     if value is None:
         return None
     if hasattr(value, "__len__") and not isinstance(value, str):
-        from edgekv.budget import table
+        from edgekv.methods.budget import table
 
         return table(value)
     try:

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget, native
+from edgekv import native
 from edgekv.base.stats import Progress, StageClock
-from edgekv.budget import Fixed, Plan, Spending
-from edgekv.budget.memory import growth, rows_within
-from edgekv.budget.profile import from_shares
 from edgekv.errors import EdgeKVError
 from edgekv.memory.dense import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, definite, planned, where_offloaded
+from edgekv.memory.limit import growth, rows_within
 from edgekv.memory.room import check_prompt
-from edgekv.methods import select
+from edgekv.methods import budget, select
+from edgekv.methods.budget import Fixed, Plan, Spending
+from edgekv.methods.budget.profile import from_shares
 from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.merge import D2O, Folding
 from edgekv.methods.observer import QueryObserver

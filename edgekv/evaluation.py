@@ -13,9 +13,9 @@ import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
-from edgekv.budget.memory import APPEND_MAX
 from edgekv.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
+from edgekv.memory.limit import APPEND_MAX
 from edgekv.model.loaded import LoadedModel
 from edgekv.session import state
 

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
-from edgekv.budget import Plan
 from edgekv.errors import EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
+from edgekv.methods.budget import Plan
 from edgekv.methods.centroid_merge import CentroidMerge, draw, looking
 from edgekv.methods.layer import Future, LayerStats
 from edgekv.methods.merge import D2O

@@ -16,7 +16,7 @@ from edgekv.methods.choose import choose
 @dataclass
 class Settings:
     """The limits, and the method. Of ratio, tokens, n_bytes and memory the smallest counts; see
-    `edgekv.budget.rows_for`.
+    `edgekv.methods.budget.rows_for`.
     """
 
     ratio: float = 1.0
@@ -24,7 +24,7 @@ class Settings:
     n_bytes: int | None = None
     """For the kept rows."""
     memory: int | None = None
-    """Bytes for the whole cache, tails and room for them included; see `edgekv.budget.memory`."""
+    """Bytes for the whole cache, tails and room for them included; see `edgekv.memory.limit`."""
     table: NDArray[np.int32] | None = None
     """Explicit rows of each head [n_layer, n_head_kv], instead of the above and the preset's
     budget.

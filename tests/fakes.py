@@ -14,9 +14,9 @@ import numpy as np
 
 from edgekv.base.files import begins_with, opened, replaced
 from edgekv.base.stats import KVStats
-from edgekv.budget import rows_for
 from edgekv.config import KVConfig
 from edgekv.errors import BadInput, Cancelled, ContextFull
+from edgekv.methods.budget import rows_for
 from edgekv.model import parts
 
 ROW_BYTES = 1000  # of one token over all layers and heads

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgekv import budget, methods
+from edgekv import methods
 from edgekv.errors import BadInput, Cancelled, Unsupported
 from edgekv.memory.footprint import rows_in_full
+from edgekv.methods import budget
 from edgekv.methods.observer import QueryObserver
 from tests import archs, gemma3n, gemma4
 from tests.build import run

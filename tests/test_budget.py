@@ -11,8 +11,9 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from edgekv.budget import BUDGETS as REGISTRY
-from edgekv.budget import (
+from edgekv.errors import BadInput, EdgeKVError
+from edgekv.methods.budget import BUDGETS as REGISTRY
+from edgekv.methods.budget import (
     Plan,
     ProfileBudget,
     check_ratio,
@@ -23,10 +24,9 @@ from edgekv.budget import (
     table,
     uniform,
 )
-from edgekv.budget.cake import log_preference
-from edgekv.budget.cascade import Cascade
-from edgekv.budget.share import free, protected
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv.methods.budget.cake import log_preference
+from edgekv.methods.budget.cascade import Cascade
+from edgekv.methods.budget.share import free, protected
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.select import keep, protect
 from tests.reference import budgets as reference

@@ -17,7 +17,6 @@ import pytest
 
 from edgekv import demo, methods
 from edgekv.base import folders
-from edgekv.budget import BUDGETS
 from edgekv.commands import chat, load, options, report, slash, terminal, text
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.docs import page
@@ -27,6 +26,7 @@ from edgekv.commands.wrap import Wrap
 from edgekv.config import KVConfig
 from edgekv.conversations.pack import said
 from edgekv.errors import BadInput, Unsupported
+from edgekv.methods.budget import BUDGETS
 from tests.cli import refused
 from tests.cli import typed as call
 from tests.fakes import FakeLlama

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv import budget, methods, profiles
+from edgekv import methods, profiles
 from edgekv.errors import BadInput, EdgeKVError
+from edgekv.methods import budget
 from edgekv.profiles import evolkv, training
 from edgekv.profiles.evolkv import Scores, SearchPlan
 from tests.cli import refused, typed

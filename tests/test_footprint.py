@@ -12,7 +12,6 @@ from edgekv import native
 from edgekv.base import machine
 from edgekv.base.sizes import parse_size, size_text
 from edgekv.base.stats import KVStats
-from edgekv.budget.memory import APPEND_MAX, rows_within
 from edgekv.config import HIDDEN
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import (
@@ -23,6 +22,7 @@ from edgekv.memory.footprint import (
     mask_bytes,
 )
 from edgekv.memory.hidden import AUTO
+from edgekv.memory.limit import APPEND_MAX, rows_within
 from edgekv.methods.observer import QueryObserver
 from tests import models
 from tests.engine import load, n_kept
@@ -279,7 +279,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(tiny):
 
 @given(st.integers(1, 40), st.integers(1, 700), st.integers(1, 64))
 def test_rows_within_is_the_largest_number_that_fits(n_layer, tail, window):
-    from edgekv.budget.memory import reserve
+    from edgekv.memory.limit import reserve
     from edgekv.native import LayerInfo
 
     layers = [LayerInfo(8, 2, 64, 64, 1, 1, 0, 256)] * n_layer

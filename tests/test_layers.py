@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.test_imports import modules
 
 ROOMS = """
-version errors base library native model budget
+version errors base library native model
 methods memory profiles config settings engine session reading grammars chat conversations
 evaluation answering llama __init__ demo hub models_found eval bench serve commands bundling
 __main__
@@ -22,14 +22,6 @@ __main__
 """From what everything stands on to what nothing imports."""
 
 AGAINST = """
-edgekv.budget.adakv -> methods
-edgekv.budget.base -> methods
-edgekv.budget.cake -> methods
-edgekv.budget.cascade -> methods
-edgekv.budget.d2o -> methods
-edgekv.budget.dynamickv -> methods
-edgekv.budget.memory -> memory
-edgekv.budget.pooled -> methods
 edgekv.conversations.pack -> llama
 edgekv.engine -> session
 edgekv.hub.folder -> models_found
@@ -44,7 +36,6 @@ edgekv.model.arguments -> config
 edgekv.model.instead -> config
 edgekv.model.instead -> memory
 edgekv.model.instead -> session
-edgekv.model.loaded -> budget
 edgekv.model.loaded -> config
 edgekv.model.loaded -> engine
 edgekv.model.loaded -> memory

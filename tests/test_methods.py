@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from edgekv import methods
 from edgekv.base.parallel import MANY
-from edgekv.budget import BUDGETS
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.methods import Preset, get, presets
 from edgekv.methods import kvzap as kvzap_module
+from edgekv.methods.budget import BUDGETS
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, KVzap, KVzapParams, Surrogate, features, n_features
 from edgekv.methods.layer import LayerStats

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgekv import budget, methods, profiles
+from edgekv import methods, profiles
 from edgekv.errors import EdgeKVError
-from edgekv.methods import probe
+from edgekv.methods import budget, probe
 from edgekv.methods.expected import Expected
 from edgekv.methods.keydiff import KeyDiff, key_diversity
 from edgekv.methods.kvzap import PAIRS, KVzap, Surrogate, n_features, predicted_scores

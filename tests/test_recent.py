@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgekv.budget.memory import RECENT, RECENT_STAY, RECENT_STEP
+from edgekv.memory.limit import RECENT, RECENT_STAY, RECENT_STEP
 from edgekv.session import parked
 from tests.engine import feed, load, logits, read
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edgekv import BadInput, EdgeKVError
-from edgekv.budget.profile import ProfileBudget
 from edgekv.methods import REGISTRY
+from edgekv.methods.budget.profile import ProfileBudget
 from edgekv.session import session
 from tests import models, recurrent
 from tests.engine import TYPES, feed, load, logits, random_profile

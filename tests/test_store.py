@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from edgekv.budget.memory import RECENT
 from edgekv.errors import BadInput
 from edgekv.memory.dense import f16_bytes
+from edgekv.memory.limit import RECENT
 from tests import models
 from tests.engine import load, logits, per_f16, positions
 

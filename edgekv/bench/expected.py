@@ -7,11 +7,11 @@ from typing import Any
 
 from edgekv.bench.measure import MIN_TOKENS, WARM_UP_TOKENS
 from edgekv.bench.spec import Case
-from edgekv.budget import rows_for
-from edgekv.budget.memory import APPEND_MAX
 from edgekv.memory.dense import entries_per_f16
 from edgekv.memory.footprint import extent, kept_bytes, tensor_bytes
 from edgekv.memory.hidden import planned
+from edgekv.memory.limit import APPEND_MAX
+from edgekv.methods.budget import rows_for
 from edgekv.methods.choose import choose
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.facts import cache_types

@@ -48,7 +48,7 @@ def margin(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
     """Click callback: shares to try, the largest first. Raises BadInput."""
-    from edgekv.budget import check_ratio
+    from edgekv.methods.budget import check_ratio
 
     return sorted({check_ratio(x.strip()) for x in value.split(",")}, reverse=True)
 

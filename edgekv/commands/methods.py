@@ -71,7 +71,7 @@ def observes(preset: Preset) -> str:
 
 def as_text(records: list[dict[str, Any]]) -> str:
     """A table of presets, one of budgets, and one of merges."""
-    from edgekv.budget import BUDGETS
+    from edgekv.methods.budget import BUDGETS
 
     presets = [
         (

@@ -136,7 +136,7 @@ def system(conversation: Conversation, rest: str) -> None:
 
 def ratio(conversation: Conversation, rest: str) -> None:
     """/ratio R | keep the share R of the cache from the next prompt on"""
-    from edgekv.budget import check_ratio
+    from edgekv.methods.budget import check_ratio
 
     llm, share = conversation.llm, check_ratio(needed(rest, "/ratio 0.2"))
     if share < 1:

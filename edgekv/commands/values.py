@@ -49,7 +49,7 @@ class Finite(click.FloatRange):
 
 def ratio(ctx: click.Context, param: click.Parameter, value: str) -> float:
     """Click callback: a share of bytes to keep. Raises BadInput."""
-    from edgekv.budget import check_ratio
+    from edgekv.methods.budget import check_ratio
 
     return check_ratio(value)
 
@@ -119,7 +119,7 @@ def cache_types(
 
 def ratios(ctx: click.Context, param: click.Parameter, values: Sequence[str] | str) -> list[float]:
     """Click callback: shares to keep, with commas between them. Raises BadInput."""
-    from edgekv.budget import check_ratio
+    from edgekv.methods.budget import check_ratio
 
     return [check_ratio(name) for name in names(ctx, param, values)]
 

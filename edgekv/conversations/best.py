@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.memory import APPEND_MAX
 from edgekv.conversations.by_text import same_text
 from edgekv.conversations.talk import Entry, n_shared
+from edgekv.memory.limit import APPEND_MAX
 
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.machine import memory_free
-from edgekv.budget.memory import APPEND_MAX
 from edgekv.conversations.best import Best, best
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.losses import Losses
 from edgekv.conversations.shelf import Shelf, note_of
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
+from edgekv.memory.limit import APPEND_MAX
 from edgekv.session import parked, session, state
 from edgekv.session.aside import aside
 from edgekv.session.parked import Parked

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgekv import native
 from edgekv.base.sizes import size_text
-from edgekv.budget.memory import reserve
 from edgekv.errors import BadInput
 from edgekv.memory import dense
 from edgekv.memory.footprint import WHOLE, extent
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, planned
+from edgekv.memory.limit import reserve
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
@@ -202,7 +202,7 @@ class Planner:
 
     def _stored(self, context: Context, hidden: str, **shared: Any) -> Point:
         """A prompt that fills the context, and what stays of it in a store."""
-        from edgekv.budget import rows_for
+        from edgekv.methods.budget import rows_for
         from edgekv.settings import KEEPS_ALL
 
         b, w, n_ctx = self.blueprint, self.wish, shared["n_ctx"]

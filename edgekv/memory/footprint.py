@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from edgekv.budget.memory import SWA_SLACK
 from edgekv.memory.dense import f16_bytes
+from edgekv.memory.limit import SWA_SLACK
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset

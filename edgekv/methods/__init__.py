@@ -15,9 +15,9 @@ import logging
 from functools import lru_cache
 from importlib.metadata import entry_points
 
-from edgekv.budget import BUDGETS
 from edgekv.methods import spell
 from edgekv.methods.base import STATS, Budget, Method, Observe, Preset, masked
+from edgekv.methods.budget import BUDGETS
 from edgekv.methods.cake import Cake
 from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.expected import Expected

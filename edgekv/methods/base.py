@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Budget
+from edgekv.methods.budget.base import Budget
 from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.layer import LayerStats
 from edgekv.methods.merge import D2O

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgekv import methods
-from edgekv.budget import ProfileBudget
 from edgekv.errors import BadInput
 from edgekv.methods import Preset
+from edgekv.methods.budget import ProfileBudget
 from edgekv.methods.kvzap import KVzap
 from edgekv.profiles import NONE, find
 from edgekv.profiles.winners import OFFLINE

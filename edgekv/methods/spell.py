@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from edgekv.budget.base import Budget
 from edgekv.errors import BadInput
 from edgekv.methods.base import QUERY_SOURCES, Preset
+from edgekv.methods.budget.base import Budget
 from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.merge import D2O
 

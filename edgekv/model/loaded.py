@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.base.sizes import size_text
-from edgekv.budget.memory import rows_within
 from edgekv.config import KVConfig
 from edgekv.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
@@ -21,6 +20,7 @@ from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.dense import picked
+from edgekv.memory.limit import rows_within
 from edgekv.memory.room import check_whole_cache, fits_twice
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
 from edgekv.model.arguments import Arguments, signature

@@ -36,7 +36,7 @@ class LayerInfo:
     """
     rounds_late: int = field(default=0, compare=False)
     """1: rows are f16 until they have to be rounded to the cache's types: while a prompt is read,
-    and the newest behind it (`edgekv.budget.memory.RECENT`).
+    and the newest behind it (`edgekv.memory.limit.RECENT`).
     """
 
     @property

@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv import budget
 from edgekv.errors import BadInput, EdgeKVError
+from edgekv.methods import budget
 from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import load_json, save_json

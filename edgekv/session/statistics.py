@@ -10,7 +10,7 @@ import numpy as np
 from edgekv import native
 from edgekv.base.sizes import size_text
 from edgekv.base.stats import KVStats
-from edgekv.budget.memory import reserve
+from edgekv.memory.limit import reserve
 from edgekv.model import facts
 from edgekv.native import llama_cpp
 

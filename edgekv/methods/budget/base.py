@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.clip import clip
+from edgekv.methods.budget.clip import clip
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

@@ -4,8 +4,8 @@ layer.
 Paper: Cai et al., PyramidKV, arXiv 2406.02069, section 3.2: the last layer keeps 1/beta of the
 mean, the first 2 - 1/beta of it; every layer keeps its window beside that (8 rows there, what the
 plan protects here). Different from it, the sum is exact (the authors round each layer down), and a
-first layer that would keep more than a head has is cut by `edgekv.budget.clip`, which spreads the
-rest evenly; the authors flatten the whole slope instead.
+first layer that would keep more than a head has is cut by `edgekv.methods.budget.clip`, which
+spreads the rest evenly; the authors flatten the whole slope instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Fixed, Plan, fit
-from edgekv.budget.share import in_proportion, whole
 from edgekv.errors import BadInput
+from edgekv.methods.budget.base import Fixed, Plan, fit
+from edgekv.methods.budget.share import in_proportion, whole
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Plan, Spending
-from edgekv.budget.share import flat, free, in_proportion, protected, top, whole
 from edgekv.errors import BadInput
+from edgekv.methods.budget.base import Plan, Spending
+from edgekv.methods.budget.share import flat, free, in_proportion, protected, top, whole
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

@@ -1,24 +1,24 @@
 """How many rows each KV head of each layer keeps: integers, never a ratio.
 
 `rows_for` turns the user's wish into a mean number of rows per head. A `Budget` (see
-`edgekv.budget.base`) spreads it over layers and heads, at once or as layers finish; a `table` gives
-it outright. BUDGETS has them by name.
+`edgekv.methods.budget.base`) spreads it over layers and heads, at once or as layers finish; a
+`table` gives it outright. BUDGETS has them by name.
 """
 
 from __future__ import annotations
 
-from edgekv.budget.adakv import AdaKV
-from edgekv.budget.base import Budget, Fixed, Plan, Spending, Spread, fit
-from edgekv.budget.cake import CakeBudget
-from edgekv.budget.clip import clip
-from edgekv.budget.d2o import D2OBudget
-from edgekv.budget.dynamickv import DynamicKV
-from edgekv.budget.pooled import Pooled
-from edgekv.budget.profile import PROFILES, ProfileBudget, from_shares
-from edgekv.budget.pyramid import Pyramid, pyramid
-from edgekv.budget.rows import check_ratio, rows_for
-from edgekv.budget.table import table
-from edgekv.budget.uniform import uniform
+from edgekv.methods.budget.adakv import AdaKV
+from edgekv.methods.budget.base import Budget, Fixed, Plan, Spending, Spread, fit
+from edgekv.methods.budget.cake import CakeBudget
+from edgekv.methods.budget.clip import clip
+from edgekv.methods.budget.d2o import D2OBudget
+from edgekv.methods.budget.dynamickv import DynamicKV
+from edgekv.methods.budget.pooled import Pooled
+from edgekv.methods.budget.profile import PROFILES, ProfileBudget, from_shares
+from edgekv.methods.budget.pyramid import Pyramid, pyramid
+from edgekv.methods.budget.rows import check_ratio, rows_for
+from edgekv.methods.budget.table import table
+from edgekv.methods.budget.uniform import uniform
 
 __all__ = [
     "BUDGETS",

@@ -9,7 +9,7 @@ hundreds between layers (0.6 to 766 on 2,000 tokens of the demo model). As in th
 brought to 0..1 over the layers; scale=raw is eq. 5 as printed. Their code leaves the first two and
 the last layer whole, here none is. f is the mean over the KV heads. Of a layer's rows the paper
 keeps important and recent ones 3 : 1; recent ones are selection's window here. Layers are settled
-as they finish (`edgekv.budget.cascade`), where 0..1 is over the layers done so far.
+as they finish (`edgekv.methods.budget.cascade`), where 0..1 is over the layers done so far.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Plan, Spending
-from edgekv.budget.cascade import Cascade
-from edgekv.budget.share import flat, free
 from edgekv.errors import BadInput
+from edgekv.methods.budget.base import Plan, Spending
+from edgekv.methods.budget.cascade import Cascade
+from edgekv.methods.budget.share import flat, free
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

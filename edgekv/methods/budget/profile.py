@@ -14,9 +14,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Fixed, Plan
-from edgekv.budget.share import ALMOST, flat, protected
 from edgekv.errors import EdgeKVError
+from edgekv.methods.budget.base import Fixed, Plan
+from edgekv.methods.budget.share import ALMOST, flat, protected
 
 LEAST = 0.01
 """Share of the tokens that every head keeps."""

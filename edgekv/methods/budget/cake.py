@@ -3,7 +3,7 @@
 Paper: Qin et al., CAKE, arXiv 2503.12491, section 4.1. Of the window's attention A_o to all rows
 but the window's own: dispersion H = -sum A_o log A_o, shift V = sum over rows of the variance over
 queries (eq. 4, 5), preference P = H^(1/tau1) * V^(1/tau2) (eq. 6), and layer l gets P_l / sum P of
-the rows (eq. 7), layer by layer (`edgekv.budget.cascade`).
+the rows (eq. 7), layer by layer (`edgekv.methods.budget.cascade`).
 
 Differences: the paper's rows are beside the window, here beside the window and the sinks; both are
 counted against the budget. The sums are over KV heads; V is a mean over the query heads of a KV
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Plan, Spending
-from edgekv.budget.cascade import Cascade
-from edgekv.budget.share import flat, free
 from edgekv.errors import BadInput
+from edgekv.methods.budget.base import Plan, Spending
+from edgekv.methods.budget.cascade import Cascade
+from edgekv.methods.budget.share import flat, free
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

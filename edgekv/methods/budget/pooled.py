@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Plan, Spending
-from edgekv.budget.share import flat, free, top
+from edgekv.methods.budget.base import Plan, Spending
+from edgekv.methods.budget.share import flat, free, top
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Fixed, Plan, Spending
-from edgekv.budget.share import ALMOST, flat, free, top
 from edgekv.errors import BadInput
+from edgekv.methods.budget.base import Fixed, Plan, Spending
+from edgekv.methods.budget.share import ALMOST, flat, free, top
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Plan
-from edgekv.budget.share import free, in_proportion, protected, whole
+from edgekv.methods.budget.base import Plan
+from edgekv.methods.budget.share import free, in_proportion, protected, whole
 
 if TYPE_CHECKING:
     from edgekv.methods.layer import LayerStats

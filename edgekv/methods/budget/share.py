@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.budget.base import Fixed, Plan, fit
+from edgekv.methods.budget.base import Fixed, Plan, fit
 
 ALMOST = 1e-9  # a number of rows that is whole but for rounding counts as whole
 
