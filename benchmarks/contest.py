@@ -27,11 +27,11 @@ import numpy as np
 
 import edgekv
 from edgekv.base.files import anything, replaced
+from edgekv.choice.choose import choose
 from edgekv.demo import demo_path
 from edgekv.eval.perplexity import log_softmax
 from edgekv.eval.reader import store_as
 from edgekv.methods import Preset
-from edgekv.methods.choose import choose
 from edgekv.profiles.contest import divergence, kind
 from edgekv.reading import STEP, Reading, feed
 

@@ -24,7 +24,7 @@ from edgekv.version import __version__
 
 if TYPE_CHECKING:
     from edgekv.base.stats import KVStats
-    from edgekv.config import KVConfig
+    from edgekv.choice.config import KVConfig
     from edgekv.conversations import Conversations, Talk
     from edgekv.llama import Llama
     from edgekv.profiles.prepare import has_profile, make_profile
@@ -59,7 +59,7 @@ elif not (Path(__file__).parent / "lib").is_dir():
 
 LAZY = {
     "Conversations": "edgekv.conversations",
-    "KVConfig": "edgekv.config",
+    "KVConfig": "edgekv.choice.config",
     "KVStats": "edgekv.base.stats",
     "Llama": "edgekv.llama",
     "Talk": "edgekv.conversations",

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.base.stats import Progress, StageClock
+from edgekv.choice.settings import Settings
 from edgekv.errors import EdgeKVError
-from edgekv.memory.dense import entries_per_f16
+from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, definite, planned, where_offloaded
 from edgekv.memory.limit import growth, rows_within
@@ -33,7 +34,6 @@ from edgekv.methods.merge import D2O, Folding
 from edgekv.methods.observer import QueryObserver
 from edgekv.methods.prompt_centroids import PromptCentroids
 from edgekv.session.memory import Memory
-from edgekv.settings import Settings
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 

@@ -27,7 +27,7 @@ from edgekv.session.guard import Closed
 from edgekv.session.state import is_finite
 
 if TYPE_CHECKING:
-    from edgekv.config import KVConfig
+    from edgekv.choice.config import KVConfig
     from edgekv.engine import Engine
     from edgekv.session.pace import Pace
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.choice.settings import Settings
 from edgekv.errors import EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
 from edgekv.methods.budget import Plan
@@ -25,7 +26,6 @@ from edgekv.methods.merge import D2O
 from edgekv.methods.observer import QueryObserver
 from edgekv.methods.prompt_centroids import ENOUGH, write
 from edgekv.session import state
-from edgekv.settings import Settings
 
 
 class Reading:

@@ -14,7 +14,7 @@ import numpy as np
 
 from edgekv.base.files import begins_with, opened, replaced
 from edgekv.base.stats import KVStats
-from edgekv.config import KVConfig
+from edgekv.choice.config import KVConfig
 from edgekv.errors import BadInput, Cancelled, ContextFull
 from edgekv.methods.budget import rows_for
 from edgekv.model import parts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import edgekv
-from edgekv.config import KVConfig
+from edgekv.choice.config import KVConfig
 from edgekv.llama_cpp import Llama as Parent
 from edgekv.model.arguments import Arguments
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from edgekv import profiles
-from edgekv.errors import BadInput
-from edgekv.methods.choose import (
+from edgekv.choice.choose import (
     WITH_PROFILE,
     WITH_SHARES,
     WITHOUT_PROFILE,
@@ -20,6 +19,7 @@ from edgekv.methods.choose import (
     learns,
     wants_predictions,
 )
+from edgekv.errors import BadInput
 from edgekv.methods.kvzap import Surrogate, n_features
 from edgekv.profiles import places
 

@@ -17,13 +17,13 @@ import pytest
 
 from edgekv import demo, methods
 from edgekv.base import folders
+from edgekv.choice.config import KVConfig
 from edgekv.commands import chat, load, options, report, slash, terminal, text
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.docs import page
 from edgekv.commands.saved import messages_of
 from edgekv.commands.stream import Piece, Stream
 from edgekv.commands.wrap import Wrap
-from edgekv.config import KVConfig
 from edgekv.conversations.pack import said
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods.budget import BUDGETS

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgekv import BadInput, KVConfig, Llama
-from edgekv.config import MOST, option_of
+from edgekv.choice.config import MOST, option_of
 from tests.engine import load
 
 ODD = (

@@ -14,11 +14,11 @@ import pytest
 
 import edgekv
 from edgekv import profiles
+from edgekv.choice.choose import choose
+from edgekv.choice.stored import stored_as
 from edgekv.commands.report import stats_table
 from edgekv.errors import BadInput
-from edgekv.memory.dense import stored_as
 from edgekv.methods import get
-from edgekv.methods.choose import choose
 from edgekv.methods.kvzap import KVzap
 from edgekv.methods.late import LATE, Late
 from edgekv.model.facts import model_info

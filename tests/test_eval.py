@@ -893,11 +893,11 @@ def test_results_of_another_budget_or_profile_are_not_kept(run, tiny, tmp_path, 
 
 def test_what_auto_stores_is_asked_once_the_model_is_prepared(tiny, monkeypatch):
     """On the first use nobody knows it before."""
-    from edgekv.memory import dense
+    from edgekv.choice import stored
 
     prepared, make = [], command.model
     monkeypatch.setattr(command, "model", lambda *args: prepared.append(1) or make(*args))
-    monkeypatch.setattr(dense, "stored_as", lambda *_: "q8_0" if prepared else "f16")
+    monkeypatch.setattr(stored, "stored_as", lambda *_: "q8_0" if prepared else "f16")
     words = "-n 1 --lengths 60 -c 512 --methods snapkv --full f16 -o json"
     rows = json.loads(typed(f"eval needle -m {tiny('llama-gqa')} {words}").stdout)
     assert [(x["method"], x["type"]) for x in rows] == [

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import pytest
 
+from edgekv.choice.choose import WITHOUT_PROFILE
+from edgekv.choice.config import KVConfig
 from edgekv.commands.options import EngineOptions
 from edgekv.commands.progress import WorkBar, about
-from edgekv.config import KVConfig
-from edgekv.methods.choose import WITHOUT_PROFILE
 from edgekv.profiles import contest, find, probe_profile
 from edgekv.profiles.winners import METHODS
 from tests.test_cli import call

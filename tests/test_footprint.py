@@ -12,7 +12,7 @@ from edgekv import native
 from edgekv.base import machine
 from edgekv.base.sizes import parse_size, size_text
 from edgekv.base.stats import KVStats
-from edgekv.config import HIDDEN
+from edgekv.choice.config import HIDDEN
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import (
     HIDDEN_BYTES,

@@ -15,7 +15,7 @@ from tests.test_imports import modules
 
 ROOMS = """
 version errors base library native model
-methods memory profiles config settings engine session reading grammars chat conversations
+methods memory profiles choice engine session reading grammars chat conversations
 evaluation answering llama __init__ demo hub models_found eval bench serve commands bundling
 __main__
 """.split()
@@ -27,27 +27,24 @@ edgekv.engine -> session
 edgekv.hub.folder -> models_found
 edgekv.hub.models -> models_found
 edgekv.hub.wanted -> models_found
-edgekv.memory.dense -> settings
-edgekv.memory.fit -> settings
-edgekv.methods.choose -> profiles
+edgekv.methods.observer -> choice
 edgekv.methods.observer -> memory
-edgekv.methods.observer -> settings
-edgekv.model.arguments -> config
-edgekv.model.instead -> config
+edgekv.model.arguments -> choice
+edgekv.model.instead -> choice
 edgekv.model.instead -> memory
 edgekv.model.instead -> session
-edgekv.model.loaded -> config
+edgekv.model.loaded -> choice
 edgekv.model.loaded -> engine
 edgekv.model.loaded -> memory
 edgekv.model.loaded -> session
-edgekv.model.loaded -> settings
 edgekv.native.prefill -> methods
+edgekv.profiles.contest -> choice
 edgekv.profiles.contest -> eval
 edgekv.profiles.contest -> llama
 edgekv.profiles.contest -> reading
 edgekv.profiles.evolkv -> llama
+edgekv.profiles.lukv -> choice
 edgekv.profiles.lukv -> llama
-edgekv.profiles.lukv -> settings
 edgekv.profiles.oracle -> llama
 edgekv.profiles.probe_profile -> llama
 edgekv.profiles.training -> eval
@@ -65,13 +62,9 @@ LIBRARY = "the module is of use before the native library is loaded"
 LATER = {
     "bench": HELP,
     "commands": HELP,
-    "edgekv.config": HELP,
+    "edgekv.choice.config": HELP,
     "edgekv.model.loading": HELP,
     "edgekv.models_found.names": "a circle with hub",
-    "edgekv.memory.dense": "a circle with methods",
-    "edgekv.memory.fit": "a circle with settings",
-    "edgekv.memory.footprint": "a circle with methods",
-    "edgekv.memory.room": "a circle with model",
     "edgekv.methods.centroid_merge": LIBRARY,
     "edgekv.model.adapters": LIBRARY,
     "edgekv.model.blueprint": LIBRARY,

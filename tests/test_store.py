@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from edgekv.errors import BadInput
-from edgekv.memory.dense import f16_bytes
+from edgekv.memory.entries import f16_bytes
 from edgekv.memory.limit import RECENT
 from tests import models
 from tests.engine import load, logits, per_f16, positions

@@ -7,12 +7,12 @@ from typing import Any
 
 from edgekv.bench.measure import MIN_TOKENS, WARM_UP_TOKENS
 from edgekv.bench.spec import Case
-from edgekv.memory.dense import entries_per_f16
+from edgekv.choice.choose import choose
+from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import extent, kept_bytes, tensor_bytes
 from edgekv.memory.hidden import planned
 from edgekv.memory.limit import APPEND_MAX
 from edgekv.methods.budget import rows_for
-from edgekv.methods.choose import choose
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.facts import cache_types
 

@@ -32,8 +32,8 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
     Raises BadInput if not even the first does.
     """
     from edgekv.base.machine import memory_free, rss_now
+    from edgekv.choice.choose import choose
     from edgekv.memory.fit import Planner, Wish
-    from edgekv.methods.choose import choose
     from edgekv.model.blueprint import Blueprint
 
     free = memory_free() - MARGIN

@@ -102,6 +102,7 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
     from functools import lru_cache
 
     from edgekv.bench.spec import Lists
+    from edgekv.choice.stored import stored_as
     from edgekv.commands.load import count_threads, model_info
     from edgekv.memory import dense
 
@@ -127,16 +128,16 @@ def lists_of(options: BenchOptions, paths: Sequence[str], is_given: Given) -> Li
         kv_hidden=options.kv_hidden,
         full=full,
         fill=options.fill,
-        stored=lambda path, name, ratio: dense.stored_as(path, info(path), name, ratio),
+        stored=lambda path, name, ratio: stored_as(path, info(path), name, ratio),
         loading=options.loading,
     )
 
 
 def check(lists: Lists, is_long: bool = False) -> None:
     """Raises BadInput for what would fail only after minutes."""
+    from edgekv.choice.choose import choose, learns
     from edgekv.commands.load import model_info
     from edgekv.memory.fit import CTX_MAX
-    from edgekv.methods.choose import choose, learns
     from edgekv.model.facts import check_gguf
 
     tests = lists.tests()

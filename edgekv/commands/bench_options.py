@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from edgekv.choice.config import HIDDEN
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import LOADING
 from edgekv.commands.options import grouped
 from edgekv.commands.values import AUTO_STORES, COUNT, SWITCH, cache_types, names, ratios
-from edgekv.config import HIDDEN
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
 

@@ -266,6 +266,7 @@ def call_of(
 def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) -> list[Row]:
     """The rows; cache types that nobody named are those that a chat would take and that the model
     can have."""
+    from edgekv.choice.stored import stored_as
     from edgekv.commands.load import model_info, model_path
     from edgekv.eval.evaluate import settings
     from edgekv.memory import dense
@@ -278,7 +279,7 @@ def grid_of(engine: EngineOptions, options: EvalOptions, is_full_given: bool) ->
     in_tokens = engine.kv.budget is not None
 
     def stored(name: str, ratio: float) -> str:
-        return named or ("f16" if in_tokens else dense.stored_as(path, shape, name, ratio))
+        return named or ("f16" if in_tokens else stored_as(path, shape, name, ratio))
 
     full = [kind for kind in options.full if is_full_given or dense.can_store(shape, kind)]
     return settings(options.names, options.shares, full, stored)
@@ -322,8 +323,8 @@ def check_lengths(llm: Llama, lengths: Sequence[int]) -> None:
 def model(engine: EngineOptions, grid: Sequence[Row]) -> Llama:
     """The model with the first row's cache; the profile is made if a method wants one and there is
     none."""
+    from edgekv.choice.choose import learns
     from edgekv.commands.load import load_llama
-    from edgekv.methods.choose import learns
 
     hungry = next((row.method for row in grid if learns(row.method)), "snapkv")
     k, _, v = grid[0].kind.partition("/")

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from edgekv.choice.choose import learns, wants_predictions
 from edgekv.commands.later import Later
 from edgekv.commands.options import EngineOptions
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.methods.choose import learns, wants_predictions
 
 WHAT = "one-time preparation of this model"
 SKIPPED = (

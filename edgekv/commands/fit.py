@@ -198,7 +198,7 @@ def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
     first use makes where none is found.
     """
     from edgekv import methods
-    from edgekv.methods.choose import AUTO, choose
+    from edgekv.choice.choose import AUTO, choose
     from edgekv.profiles import find
 
     if kv_method == AUTO and find(path, predicts=True) is None:
@@ -274,8 +274,8 @@ class Report:
         }
 
     def describe(self, point: Point) -> dict[str, Any]:
+        from edgekv.choice.choose import AUTO
         from edgekv.eval.results import NOT_MEASURED, known
-        from edgekv.methods.choose import AUTO
 
         types = point.type_k, point.type_v
         name = AUTO if point.picked else self.planner.preset.name

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgekv.choice.config import MOST
 from edgekv.commands import first_use, room, terminal
 from edgekv.commands.later import Later
 from edgekv.commands.options import EngineOptions, SamplingOptions
-from edgekv.config import MOST
 from edgekv.errors import BadInput
 from edgekv.session.pace import Pace
 

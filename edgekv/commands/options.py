@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from edgekv.choice.config import KVConfig, option_of
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
@@ -32,7 +33,6 @@ from edgekv.commands.values import (
     predict,
     switch,
 )
-from edgekv.config import KVConfig, option_of
 from edgekv.model.loading import Loading
 
 Options = TypeVar("Options")

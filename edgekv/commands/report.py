@@ -61,7 +61,7 @@ def compression_line(stats: KVStats, wish: EngineOptions) -> str:
 
 def method_name(stats: KVStats) -> str:
     """The method's name as it was typed; of 'auto' what it chose if that takes longer."""
-    from edgekv.methods.choose import AUTO, WITHOUT_PROFILE
+    from edgekv.choice.choose import AUTO, WITHOUT_PROFILE
 
     if not stats.why:
         return stats.method

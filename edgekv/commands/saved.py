@@ -10,7 +10,7 @@ from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.config import KVConfig
+    from edgekv.choice.config import KVConfig
 
 OPEN, CLOSE = "<think>", "</think>"
 LIMITS = "memory", "prefill_memory"

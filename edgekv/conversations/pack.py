@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from edgekv.config import KVConfig
+from edgekv.choice.config import KVConfig
 from edgekv.errors import BadInput
 from edgekv.session import session
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.stats import KVStats
+from edgekv.choice.choose import AUTO, choose
 from edgekv.eval.prompt import template
 from edgekv.eval.sample import Row
 from edgekv.methods import Preset
-from edgekv.methods.choose import AUTO, choose
 from edgekv.model import facts
 from edgekv.profiles.winners import RATIOS
 from edgekv.reading import Reading, feed, predict, say

@@ -19,12 +19,15 @@ from edgekv import native
 from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
 from edgekv.memory import dense
+from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, extent
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, planned
 from edgekv.memory.limit import reserve
+from edgekv.methods import KEEPS_ALL, Preset
+from edgekv.methods.budget import rows_for
+from edgekv.model.facts import cache_types
 
 if TYPE_CHECKING:
-    from edgekv.methods import Preset
     from edgekv.model.blueprint import Blueprint, Context
 
 RATIOS = (1.0, 0.5, 0.3, 0.2, 0.1)
@@ -202,15 +205,12 @@ class Planner:
 
     def _stored(self, context: Context, hidden: str, **shared: Any) -> Point:
         """A prompt that fills the context, and what stays of it in a store."""
-        from edgekv.methods.budget import rows_for
-        from edgekv.settings import KEEPS_ALL
-
         b, w, n_ctx = self.blueprint, self.wish, shared["n_ctx"]
         preset = self.auto(shared["ratio"]) if shared["picked"] else self.preset
         if shared["ratio"] >= 1:
             preset = KEEPS_ALL
         products = b.product_bytes(n_ctx, self._n_ubatch, w.prefill_memory)
-        per_f16 = dense.entries_per_f16([x for x in context.layers if x.selects])
+        per_f16 = entries_per_f16([x for x in context.layers if x.selects])
         n_rows = rows_for(n_ctx, shared["ratio"], per_f16=per_f16, min_tokens=w.min_tokens)
         read = planned(
             hidden,
@@ -246,8 +246,6 @@ class Planner:
         """Numbers of the cache types. Raises BadInput if a head does not fill their blocks, or if
         they differ where V is part of K.
         """
-        from edgekv.model.facts import cache_types
-
         shape = self.blueprint.shape
         if shape["v_in_k"] and types[0] != types[1]:
             raise BadInput("this model's V is part of its K; give the same -ctk and -ctv")

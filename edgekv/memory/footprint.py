@@ -16,8 +16,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from edgekv.memory.dense import f16_bytes
+from edgekv.base.parallel import OF_HEAD, PAIR
+from edgekv.memory.entries import f16_bytes
 from edgekv.memory.limit import SWA_SLACK
+from edgekv.methods.base import LATE
+from edgekv.methods.centroid_merge import KEPT, CentroidMerge, n_looked_at
+from edgekv.methods.probe import LEAD, PIECE
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset
@@ -216,8 +220,6 @@ def _centroids(d_k: int, d_v: int, n_queries: int) -> int:
     groups, sums over the values of nine parts and of all, and what is arranged four ways. Each
     thread has blocks of 64 rows with their logits, and what it regresses with.
     """
-    from edgekv.base.parallel import OF_HEAD
-
     shared = n_queries * (3 * 64 + 4 * d_k + 10 * d_v) + 6 * d_k**2
     of_thread = n_queries * (64 + 2 * d_k) + 64 * (2 * d_k + d_v) + 3 * d_k**2
     return shared + OF_HEAD * of_thread
@@ -228,9 +230,6 @@ def merge_bytes(layers: Sequence[LayerInfo], n_drawn: int, at_once: bool) -> int
     entries that it looks at as f32, those of the heads that are summed up beside each other or
     (at_once) of a layer, and what it works with; and the packed covariances of all layers.
     """
-    from edgekv.base.parallel import PAIR
-    from edgekv.methods.centroid_merge import KEPT, n_looked_at
-
     if not n_drawn:
         return 0
     most = packed = 0
@@ -275,16 +274,11 @@ class Extent:
 
 def n_drawn(preset: Preset) -> int:
     """See `Extent`."""
-    from edgekv.methods.centroid_merge import CentroidMerge
-
     return preset.merge.params.draws if isinstance(preset.merge, CentroidMerge) else 0
 
 
 def extent(preset: Preset, n_tokens: int, window: int, n_ubatch: int) -> Extent:
     """What a method reads of a prompt, a few tokens of the probe's instructions more or less."""
-    from edgekv.methods.base import LATE
-    from edgekv.methods.probe import LEAD, PIECE
-
     observe = preset.observe
     n_all = n_rows = n_tokens
     if observe.probe:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
-from edgekv.memory.dense import f16_bytes
+from edgekv.memory.entries import f16_bytes
 
 if TYPE_CHECKING:
     from edgekv.native import LayerInfo

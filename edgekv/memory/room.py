@@ -14,6 +14,7 @@ from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import WHOLE, PromptBytes, row_bytes
 from edgekv.model import facts
+from edgekv.model.blueprint import Blueprint
 from edgekv.model.header import DAMAGE, Header, opened
 from edgekv.model.identity import shape
 
@@ -69,8 +70,6 @@ def check_whole_cache(
     n_ctx: 0 is what the model was trained with. compress: edgekv's cache is wanted, so this is only
     about models that cannot have it.
     """
-    from edgekv.model.blueprint import Blueprint
-
     kinds = F16 if type_k is None else int(type_k), F16 if type_v is None else int(type_v)
     free = memory_free(swap=True)
     if facts.is_offloaded(n_gpu_layers) or _at_most(path, n_ctx, *kinds) <= free:

@@ -12,6 +12,7 @@ Built-in names cannot be taken over. `get` also understands changed parameters a
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import entry_points
 
@@ -38,6 +39,7 @@ from edgekv.methods.tova import TOVA
 
 __all__ = [
     "GROUP",
+    "KEEPS_ALL",
     "MERGES",
     "REGISTRY",
     "STATS",
@@ -126,6 +128,10 @@ def _plugins() -> dict[str, Preset]:
     return found
 
 
+KEEPS_ALL = replace(REGISTRY["streaming"], name="full")
+"""What a store that keeps everything is read with: nothing is observed."""
+
+
 def presets() -> dict[str, Preset]:
     """Every preset by name: built-in ones first, then those of other packages."""
     return {**REGISTRY, **_plugins()}
@@ -133,7 +139,7 @@ def presets() -> dict[str, Preset]:
 
 def get(text: str) -> Preset:
     """The preset that `text` means: a name, a name with parameters, or a mix. Budgets of profiles
-    have no table yet (see `edgekv.methods.choose`).
+    have no table yet (see `edgekv.choice.choose`).
 
     Raises BadInput if it means none.
     """

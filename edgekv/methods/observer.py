@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import native
+from edgekv.choice.settings import Settings
 from edgekv.memory.footprint import Extent, n_drawn
 from edgekv.methods import probe
 from edgekv.methods.base import LATE
@@ -19,7 +20,6 @@ from edgekv.methods.layer import LayerStats
 from edgekv.methods.prompt_centroids import turned
 from edgekv.methods.query_moments import QueryMoments
 from edgekv.model import rotation
-from edgekv.settings import Settings
 
 
 class QueryObserver:

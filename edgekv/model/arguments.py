@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from edgekv.config import KVConfig
+from edgekv.choice.config import KVConfig
 
 if TYPE_CHECKING:
     from edgekv.llama_cpp.llama_chat_format import LlamaChatCompletionHandler

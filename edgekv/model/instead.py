@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from edgekv.config import KVConfig
+from edgekv.choice.config import KVConfig
 from edgekv.errors import BadInput
 from edgekv.memory.dense import can_have
 from edgekv.memory.room import check_whole_cache

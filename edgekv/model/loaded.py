@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.base.sizes import size_text
-from edgekv.config import KVConfig
+from edgekv.choice.config import KVConfig
+from edgekv.choice.settings import Settings, resolve
+from edgekv.choice.stored import picked
 from edgekv.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
-from edgekv.memory.dense import picked
 from edgekv.memory.limit import rows_within
 from edgekv.memory.room import check_whole_cache, fits_twice
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
@@ -28,7 +29,6 @@ from edgekv.model.words import Tokenizer
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints
 from edgekv.session.guard import Guard
-from edgekv.settings import Settings, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

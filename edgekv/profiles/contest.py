@@ -31,12 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.stats import Progress
+from edgekv.choice.choose import choose
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.eval.perplexity import divergence, log_softmax
 from edgekv.eval.reader import store_as
 from edgekv.memory.dense import can_have
 from edgekv.methods import Preset, get
-from edgekv.methods.choose import choose
 from edgekv.model.facts import model_info
 from edgekv.profiles.calibration import TEXTS
 from edgekv.profiles.places import find

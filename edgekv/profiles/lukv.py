@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.stats import Progress
+from edgekv.choice.settings import Settings
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.model.identity import identify
 from edgekv.profiles import oracle
@@ -41,7 +42,6 @@ from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import Saved, name_of
 from edgekv.profiles.probe_profile import MIN_TOKENS, count, hash_of, taking_part
 from edgekv.profiles.work import Work
-from edgekv.settings import Settings
 
 if TYPE_CHECKING:
     from edgekv.llama import Llama

@@ -15,9 +15,9 @@ from edgekv.model import facts
 from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
+    from edgekv.choice.settings import Settings
     from edgekv.engine import Engine
     from edgekv.session.holder import Holder
-    from edgekv.settings import Settings
 
 UNCUT = "this architecture cannot be cut into layers: prompts are read in full, then compressed"
 

@@ -51,6 +51,6 @@ BUDGETS: dict[str, Budget] = {
         *PROFILES,
     )
 }
-"""A `ProfileBudget` gets its table from `edgekv.methods.choose`, the others need nothing from
+"""A `ProfileBudget` gets its table from `edgekv.choice.choose`, the others need nothing from
 outside.
 """

@@ -2,7 +2,7 @@
 
 LU-KV and the probe profile are tables of shares: at a ratio, which part of its rows each head
 keeps. This module makes whole rows of them; where tables come from and how they are looked up is
-`edgekv.methods.choose`'s business.
+`edgekv.choice.choose`'s business.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST = 0.01
 
 @dataclass(frozen=True)
 class ProfileBudget:
-    """A profile's budget; `edgekv.methods.choose` puts in the shares of the model at hand."""
+    """A profile's budget; `edgekv.choice.choose` puts in the shares of the model at hand."""
 
     name: str
     title: str

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import methods
-from edgekv.config import KVConfig
-from edgekv.methods import Preset
-from edgekv.methods.choose import choose
+from edgekv.choice.choose import choose
+from edgekv.choice.config import KVConfig
+from edgekv.methods import KEEPS_ALL, Preset
 
 
 @dataclass
@@ -86,10 +86,6 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
         return settings
     settings = replace(settings, ratio=1.0, tokens=None, n_bytes=None, table=None)
     return replace(settings, preset=KEEPS_ALL, fast_prefill=True)
-
-
-KEEPS_ALL = replace(methods.get("streaming"), name="full")
-"""What a store that keeps everything is read with: nothing is observed."""
 
 
 def contested(config: KVConfig) -> float | None:
