@@ -13,7 +13,7 @@ import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
-from edgekv.engine import Engine
+from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
 from edgekv.memory.limit import APPEND_MAX
 from edgekv.model.loaded import LoadedModel

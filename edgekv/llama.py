@@ -28,7 +28,7 @@ from edgekv.session.state import is_finite
 
 if TYPE_CHECKING:
     from edgekv.choice.config import KVConfig
-    from edgekv.engine import Engine
+    from edgekv.engine.engine import Engine
     from edgekv.session.pace import Pace
 
 

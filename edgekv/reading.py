@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.choice.settings import Settings
+from edgekv.engine.observer import QueryObserver
+from edgekv.engine.prompt_centroids import ENOUGH, write
 from edgekv.errors import EdgeKVError, Unsupported
 from edgekv.methods import Preset, select
 from edgekv.methods.budget import Plan
 from edgekv.methods.centroid_merge import CentroidMerge, draw, looking
 from edgekv.methods.layer import Future, LayerStats
 from edgekv.methods.merge import D2O
-from edgekv.methods.observer import QueryObserver
-from edgekv.methods.prompt_centroids import ENOUGH, write
 from edgekv.session import state
 
 

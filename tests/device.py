@@ -184,7 +184,7 @@ def sliding(path: Path, kind: str, device: str) -> dict[str, float]:
     of the longest head with a window; peak: bytes at the peak of the first turn, as a share of what
     is planned for windows that slide.
     """
-    from edgekv.methods.observer import QueryObserver
+    from edgekv.engine.observer import QueryObserver
 
     sizes = dict(n_ubatch=32, n_batch=128)  # a few chunks fill the scratch of a window
     plain = load(path, kind, kv_ratio=1.0, **sizes)

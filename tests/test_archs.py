@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from edgekv import methods
+from edgekv.engine.observer import QueryObserver
 from edgekv.errors import BadInput, Cancelled, Unsupported
 from edgekv.memory.footprint import rows_in_full
 from edgekv.methods import budget
-from edgekv.methods.observer import QueryObserver
 from tests import archs, gemma3n, gemma4
 from tests.build import run
 from tests.engine import MAX_NMSE as MAX_NMSE_OF

@@ -13,6 +13,7 @@ from edgekv.base import machine
 from edgekv.base.sizes import parse_size, size_text
 from edgekv.base.stats import KVStats
 from edgekv.choice.config import HIDDEN
+from edgekv.engine.observer import QueryObserver
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import (
     HIDDEN_BYTES,
@@ -23,7 +24,6 @@ from edgekv.memory.footprint import (
 )
 from edgekv.memory.hidden import AUTO
 from edgekv.memory.limit import APPEND_MAX, rows_within
-from edgekv.methods.observer import QueryObserver
 from tests import models
 from tests.engine import load, n_kept
 

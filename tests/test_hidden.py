@@ -12,9 +12,9 @@ import pytest
 
 from edgekv import methods, native
 from edgekv.commands.report import stats_table
+from edgekv.engine.observer import QueryObserver
 from edgekv.memory.footprint import extent, f16_full_bytes, prompt_bytes, row_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, SPARE, WAYS, choose, planned, where_offloaded
-from edgekv.methods.observer import QueryObserver
 from edgekv.native import LayerInfo
 from tests import models
 from tests.engine import load, positions, read

@@ -23,12 +23,9 @@ __main__
 
 AGAINST = """
 edgekv.conversations.pack -> llama
-edgekv.engine -> session
 edgekv.hub.folder -> models_found
 edgekv.hub.models -> models_found
 edgekv.hub.wanted -> models_found
-edgekv.methods.observer -> choice
-edgekv.methods.observer -> memory
 edgekv.model.arguments -> choice
 edgekv.model.instead -> choice
 edgekv.model.instead -> memory
@@ -44,6 +41,7 @@ edgekv.profiles.contest -> llama
 edgekv.profiles.contest -> reading
 edgekv.profiles.evolkv -> llama
 edgekv.profiles.lukv -> choice
+edgekv.profiles.lukv -> engine
 edgekv.profiles.lukv -> llama
 edgekv.profiles.oracle -> llama
 edgekv.profiles.probe_profile -> llama

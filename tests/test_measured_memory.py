@@ -13,8 +13,8 @@ import pytest
 
 from edgekv import native
 from edgekv.bench import synthetic
+from edgekv.engine.observer import QueryObserver
 from edgekv.methods import get
-from edgekv.methods.observer import QueryObserver
 from tests import mla
 from tests.engine import load
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgekv.engine.observer import QueryObserver
 from edgekv.errors import BadInput, Unsupported
 from edgekv.memory.footprint import f16_full_bytes
-from edgekv.methods.observer import QueryObserver
 from edgekv.model.blueprint import Blueprint
 from tests import mla
 from tests.build import run

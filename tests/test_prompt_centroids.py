@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from edgekv.engine import prompt_centroids
+from edgekv.engine.observer import QueryObserver
 from edgekv.errors import BadInput
-from edgekv.methods import base, prompt_centroids
+from edgekv.methods import base
 from edgekv.methods.centroid_merge import CentroidMerge, draw
-from edgekv.methods.observer import QueryObserver
 from edgekv.native import Prefill
 from tests.engine import feed, load
 

@@ -16,7 +16,7 @@ from edgekv.base.sizes import size_text
 from edgekv.choice.config import KVConfig
 from edgekv.choice.settings import Settings, resolve
 from edgekv.choice.stored import picked
-from edgekv.engine import Engine
+from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
 from edgekv.llama_cpp import _internals as internals

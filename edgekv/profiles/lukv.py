@@ -201,8 +201,8 @@ def measure(
     dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no
     part.
     """
+    from edgekv.engine.observer import QueryObserver
     from edgekv.methods import select
-    from edgekv.methods.observer import QueryObserver
 
     kv, n = llm._kv, len(context)
     assert kv is not None

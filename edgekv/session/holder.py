@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from edgekv.engine import Engine
+    from edgekv.engine.engine import Engine
     from edgekv.model.adapters import Adapters
     from edgekv.session.guard import Guard
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.engine.memory import Memory
 from edgekv.errors import EdgeKVError
 from edgekv.native import Place, llama_cpp
 from edgekv.session import state
-from edgekv.session.memory import Memory
 from edgekv.session.state import State
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the engine knows of a conversation besides the store (`edgekv.session.memory.Memory`), as
+"""What the engine knows of a conversation besides the store (`edgekv.engine.memory.Memory`), as
 bytes.
 
 Without it a conversation that was saved goes on differently once its recent buffer is compressed:
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.engine.memory import Memory
 from edgekv.methods.merge import Folding
 from edgekv.methods.query_moments import PackedMoments
 from edgekv.native import LayerInfo
-from edgekv.session.memory import Memory
 
 Layout = dict[Any, tuple[str, tuple[int, ...]]]
 _MOST = 1e15

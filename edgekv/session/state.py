@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.engine.memory import Memory
 from edgekv.errors import EdgeKVError, StepFailed
 from edgekv.native import check_finite, llama_cpp
-from edgekv.session.memory import Memory
 
 if TYPE_CHECKING:
     from edgekv.session.holder import Holder

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.choice.settings import Settings
+from edgekv.engine.prompt_centroids import turned
 from edgekv.memory.footprint import Extent, n_drawn
 from edgekv.methods import probe
 from edgekv.methods.base import LATE
 from edgekv.methods.layer import LayerStats
-from edgekv.methods.prompt_centroids import turned
 from edgekv.methods.query_moments import QueryMoments
 from edgekv.model import rotation
 

@@ -20,6 +20,9 @@ from numpy.typing import NDArray
 from edgekv import native
 from edgekv.base.stats import Progress, StageClock
 from edgekv.choice.settings import Settings
+from edgekv.engine.memory import Memory
+from edgekv.engine.observer import QueryObserver
+from edgekv.engine.prompt_centroids import PromptCentroids
 from edgekv.errors import EdgeKVError
 from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
@@ -31,9 +34,6 @@ from edgekv.methods.budget import Fixed, Plan, Spending
 from edgekv.methods.budget.profile import from_shares
 from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.merge import D2O, Folding
-from edgekv.methods.observer import QueryObserver
-from edgekv.methods.prompt_centroids import PromptCentroids
-from edgekv.session.memory import Memory
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
