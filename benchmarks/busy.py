@@ -76,7 +76,7 @@ def written(request: dict[str, str | int]) -> float:
         llm = Llama(model, **arguments)
     else:
         from edgekv import Llama
-        from edgekv.session.pace import Pace
+        from edgekv.llama.pace import Pace
 
         llm = Llama(model, kv_ratio=0.2, **arguments)
         llm.pace = Pace(n_threads) if side == SIDES[2] else None

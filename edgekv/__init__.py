@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from edgekv.base.stats import KVStats
     from edgekv.choice.config import KVConfig
     from edgekv.conversations import Conversations, Talk
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
     from edgekv.profiles.prepare import has_profile, make_profile
 
 __all__ = [
@@ -61,7 +61,7 @@ LAZY = {
     "Conversations": "edgekv.conversations",
     "KVConfig": "edgekv.choice.config",
     "KVStats": "edgekv.base.stats",
-    "Llama": "edgekv.llama",
+    "Llama": "edgekv.llama.llama",
     "Talk": "edgekv.conversations",
     "has_profile": "edgekv.profiles.prepare",
     "make_profile": "edgekv.profiles.prepare",

@@ -11,8 +11,8 @@ import pytest
 
 import edgekv
 from edgekv.choice.config import KVConfig
+from edgekv.llama.arguments import Arguments
 from edgekv.llama_cpp import Llama as Parent
-from edgekv.model.arguments import Arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 SNIPPET = """

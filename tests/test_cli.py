@@ -1143,7 +1143,7 @@ runpy.run_module("edgekv", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize(
-    "module", ["edgekv.errors", "edgekv.__main__", "click", "numpy", "edgekv.llama", "jinja2"]
+    "module", ["edgekv.errors", "edgekv.__main__", "click", "numpy", "edgekv.llama.llama", "jinja2"]
 )
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_while_modules_load_is_silent(tiny, module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgekv.session.pace import EVERY, Pace, runnable
+from edgekv.llama.pace import EVERY, Pace, runnable
 from tests.engine import load
 
 

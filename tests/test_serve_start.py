@@ -16,8 +16,8 @@ from edgekv import profiles
 from edgekv.commands.later import Later
 from edgekv.commands.serve import _beside
 from edgekv.errors import BadInput
+from edgekv.llama import instead
 from edgekv.methods.kvzap import Surrogate, n_features
-from edgekv.model import instead
 from edgekv.profiles import places
 from edgekv.profiles.winners import PLAIN, Distance, Winner, Winners
 from edgekv.serve import status

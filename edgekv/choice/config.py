@@ -1,7 +1,7 @@
 """Every option of the compressed cache, once: name, default, unit, help, and what it accepts.
 
 `Llama` takes an option as kv_NAME and the command line as --kv-NAME, with EDGEKV_KV_NAME in the
-environment. A new option is one field of `KVConfig`, and a line in `edgekv.model.arguments`.
+environment. A new option is one field of `KVConfig`, and a line in `edgekv.llama.arguments`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from edgekv.commands import first_use, room, terminal
 from edgekv.commands.later import Later
 from edgekv.commands.options import EngineOptions, SamplingOptions
 from edgekv.errors import BadInput
-from edgekv.session.pace import Pace
+from edgekv.llama.pace import Pace
 
 if TYPE_CHECKING:
     from edgekv import Llama

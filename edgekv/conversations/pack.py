@@ -17,7 +17,7 @@ from edgekv.errors import BadInput
 from edgekv.session import session
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
 
 _FREE = {"profile", "checkpoints", "hidden", "seed", "budget"}
 """Fields of `KVConfig` that a pack does not say, or says with others."""

@@ -54,7 +54,7 @@ from edgekv.profiles.work import Work
 from edgekv.reading import Reading, predict
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
     from edgekv.profiles.file import Profile
 
 ASKED = {"narrative": (0, 3), "letters": (0, 1)}

@@ -42,7 +42,7 @@ from edgekv.profiles.partial import load_json, save_json
 from edgekv.profiles.probe_profile import taking_part
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
     from edgekv.profiles.training import Training
 
 LAMBDA = 0.3
@@ -110,7 +110,7 @@ class Generation:
 
 def load(path: str, n_ctx: int, **options: Any) -> Llama:
     """A model as `make` needs it. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...)."""
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
     from edgekv.profiles.training import SCORE
 
     return Llama(

@@ -44,7 +44,7 @@ from edgekv.profiles.probe_profile import MIN_TOKENS, count, hash_of, taking_par
 from edgekv.profiles.work import Work
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
 
 RATIOS = tuple(round(0.01 * i, 2) for i in range(1, 100))
 LEAST = 0.01
@@ -96,7 +96,7 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
     """A model whose cache keeps every row, with `score` as its method. options: of
     `llama_cpp.Llama`.
     """
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
 
     options = {"verbose": False, **options}
     return Llama(path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, **options)

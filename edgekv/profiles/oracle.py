@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgekv.errors import Unsupported
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
 
 MAX_ANSWER = 32
 """Tokens of an answer (K_max)."""

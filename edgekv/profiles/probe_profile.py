@@ -34,7 +34,7 @@ from edgekv.profiles.places import cached
 from edgekv.profiles.work import Work
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
     from edgekv.native import Store
 
 RATIOS = tuple(round(0.02 * i, 2) for i in range(1, 50))
@@ -61,7 +61,7 @@ def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers,
     ...).
     """
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
     from edgekv.methods import probe
     from edgekv.profiles import contest
 

@@ -24,7 +24,7 @@ from edgekv.eval.sample import Request
 from edgekv.eval.tasks import needle
 
 if TYPE_CHECKING:
-    from edgekv.llama import Llama
+    from edgekv.llama.llama import Llama
     from edgekv.reading import Reading
 
 SCORE = "snapkv"

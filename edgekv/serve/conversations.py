@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgekv.conversations import Conversations, Talk
 from edgekv.conversations import pack as packs
 from edgekv.errors import BadInput
-from edgekv.model.instead import renewed
+from edgekv.llama.instead import renewed
 from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
 from edgekv.serve.kept import Kept, look

@@ -19,12 +19,12 @@ from edgekv.choice.stored import picked
 from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
+from edgekv.llama.arguments import Arguments, signature
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.limit import rows_within
 from edgekv.memory.room import check_whole_cache, fits_twice
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
-from edgekv.model.arguments import Arguments, signature
 from edgekv.model.words import Tokenizer
 from edgekv.session import statistics
 from edgekv.session.checkpoints import Checkpoints

@@ -1,7 +1,7 @@
 """`Llama`: llama_cpp.Llama with a compressed KV cache.
 
-Everything of the parent works as there; what differs is where tokens go (`edgekv.evaluation`) and
-how answers are written (`edgekv.answering`).
+Everything of the parent works as there; what differs is where tokens go (`edgekv.llama.evaluation`)
+and how answers are written (`edgekv.llama.answering`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv import native
-from edgekv.answering import Answering
 from edgekv.base.stats import KVStats
 from edgekv.conversations import Conversations
 from edgekv.errors import BadInput, ContextFull, DamagedState, EdgeKVError
+from edgekv.llama.answering import Answering
+from edgekv.llama.instead import instead
 from edgekv.model import parts
-from edgekv.model.instead import instead
 from edgekv.session import session, statistics
 from edgekv.session.continued import continued, n_same
 from edgekv.session.guard import Closed
@@ -29,7 +29,7 @@ from edgekv.session.state import is_finite
 if TYPE_CHECKING:
     from edgekv.choice.config import KVConfig
     from edgekv.engine.engine import Engine
-    from edgekv.session.pace import Pace
+    from edgekv.llama.pace import Pace
 
 
 class Llama(Answering):

@@ -15,8 +15,8 @@ import edgekv.llama_cpp as llama_cpp
 from edgekv import native
 from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
+from edgekv.llama.loaded import LoadedModel
 from edgekv.memory.limit import APPEND_MAX
-from edgekv.model.loaded import LoadedModel
 from edgekv.session import state
 
 AS_BEFORE = "the conversation is as before"

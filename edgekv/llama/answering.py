@@ -15,7 +15,7 @@ from edgekv.chat import completion
 from edgekv.chat.sampler import Sampler, Sampling
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
 from edgekv.errors import BadInput
-from edgekv.evaluation import Evaluation
+from edgekv.llama.evaluation import Evaluation
 from edgekv.llama_cpp import llama_chat_format
 from edgekv.model import parts
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from edgekv.choice.config import KVConfig
 from edgekv.errors import BadInput
+from edgekv.llama.loaded import LoadedModel
 from edgekv.memory.dense import can_have
 from edgekv.memory.room import check_whole_cache
 from edgekv.model import facts
-from edgekv.model.loaded import LoadedModel
 from edgekv.session.session import Cache
 
 _REPLACED = (
