@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.choice.settings import Settings
+from edgekv.conversation import state
 from edgekv.engine.observer import QueryObserver
 from edgekv.engine.prompt_centroids import ENOUGH, write
 from edgekv.errors import EdgeKVError, Unsupported
@@ -25,7 +26,6 @@ from edgekv.methods.budget import Plan
 from edgekv.methods.centroid_merge import CentroidMerge, draw, looking
 from edgekv.methods.layer import Future, LayerStats
 from edgekv.methods.merge import D2O
-from edgekv.session import state
 
 
 class Reading:

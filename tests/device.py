@@ -140,8 +140,8 @@ def failing_tokens(path: Path, kind: str, device: ctypes.CDLL, **options: Any) -
     time, and went on as if nothing had been. Metal's backend computes nothing more once something
     has failed.
     """
+    from edgekv.conversation import state
     from edgekv.errors import EdgeKVError
-    from edgekv.session import state
 
     def conversation() -> Any:
         llm = load(path, kind, kv_ratio=share(0.3, kind), kv_method="snapkv", **options)

@@ -14,10 +14,10 @@ import numpy as np
 
 from edgekv.base.files import begins_with, opened, replaced
 from edgekv.base.stats import KVStats
+from edgekv.chat import parts
 from edgekv.choice.config import KVConfig
 from edgekv.errors import BadInput, Cancelled, ContextFull
 from edgekv.methods.budget import rows_for
-from edgekv.model import parts
 
 ROW_BYTES = 1000  # of one token over all layers and heads
 N_STEPS = 10  # of a prefill

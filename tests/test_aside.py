@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgekv import Conversations, EdgeKVError
-from edgekv.session.aside import can_wait
+from edgekv.conversation.aside import can_wait
 from tests.engine import load, logits
 
 SUMMARIES = "score=keydiff,budget=pooled,merge=summary"

@@ -493,7 +493,7 @@ FIRST = 512
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_a_filled_whole_cache_holds_the_first_rows_again_and_again(little, kind):
-    from edgekv.session.state import take
+    from edgekv.conversation.state import take
 
     def parts(llm, n):
         """Positions, and the K and V rows of every layer, of llama.cpp's saved state: 16 bytes in

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv import BadInput, Cancelled
-from edgekv.model import parts
+from edgekv.chat import parts
 from tests import lib, models
 from tests.engine import MAX_NMSE, load, logits, positions
 

@@ -1,4 +1,4 @@
-"""Text that goes on from a conversation, cut into other tokens: `edgekv.session.continued`."""
+"""Text that goes on from a conversation, cut into other tokens: `edgekv.conversation.continued`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.session.continued import continued, n_same
+from edgekv.conversation.continued import continued, n_same
 
 PIECES = [b"a", b"b", b"c", b"ab", b"bc", b"abc", b"\n", b"\n\n", b"\xc3", b"\xa4", "ä".encode()]
 """Of a vocabulary in which most texts can be cut in several ways; a token is an index."""

@@ -14,7 +14,7 @@ import pytest
 
 from edgekv import BadInput, Cancelled, Conversations, EdgeKVError
 from edgekv.base.machine import rss_now
-from edgekv.session import parked
+from edgekv.conversation import parked
 from tests import archs, models, recurrent
 from tests.engine import load
 from tests.lib import ROOT

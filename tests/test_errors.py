@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import edgekv
+from edgekv.conversation import session
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.llama_cpp import Llama as Parent
-from edgekv.session import session
 
 N_CTX = 512
 

@@ -15,7 +15,7 @@ from tests.test_imports import modules
 
 ROOMS = """
 version errors base library native model
-methods memory profiles choice engine session reading grammars chat conversations
+methods memory profiles choice engine conversation reading grammars chat conversations
 llama __init__ demo hub models_found eval bench serve commands bundling
 __main__
 """.split()

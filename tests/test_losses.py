@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from edgekv import Conversations
+from edgekv.conversation import session
 from edgekv.errors import BadInput
 from edgekv.model import fingerprint as pieces
 from edgekv.serve.options import ServeOptions
-from edgekv.session import session
 from tests.engine import load
 from tests.serving import get, post, serving
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgekv import BadInput, native
-from edgekv.session import parked
+from edgekv.conversation import parked
 from tests import archs, mla
 from tests.engine import feed, load, logits, positions
 

@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 import pytest
 
+from edgekv.conversation import parked
 from edgekv.memory.limit import RECENT, RECENT_STAY, RECENT_STEP
-from edgekv.session import parked
 from tests.engine import feed, load, logits, read
 
 N_PROMPT, NAME = 400, "llama-gqa"

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from edgekv import BadInput, EdgeKVError
+from edgekv.conversation import session
 from edgekv.methods import REGISTRY
 from edgekv.methods.budget.profile import ProfileBudget
-from edgekv.session import session
 from tests import models, recurrent
 from tests.engine import TYPES, feed, load, logits, random_profile
 
@@ -237,7 +237,7 @@ def test_a_note_is_looked_at_before_anything_changes(tiny, text, tmp_path):
 
 def everything(llm: Any) -> tuple[Any, ...]:
     """What a file that is refused must not change."""
-    from edgekv.session import state
+    from edgekv.conversation import state
 
     now = state.take(llm)
     more = now.memory and (now.memory.compressed_at, now.memory.ratio, sorted(now.memory.queries))

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from edgekv import Conversations, EdgeKVError
+from edgekv.conversation import session
 from edgekv.conversations import pack as packs
-from edgekv.session import session
 from tests.engine import load
 from tests.test_pack import RAIN, make
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgekv import BadInput
-from edgekv.session import state
+from edgekv.conversation import state
 from tests.engine import load, logits
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.bench.spec import FILL_FIRST
+from edgekv.conversation import state
 from edgekv.errors import BadInput
 from edgekv.memory.footprint import row_bytes
-from edgekv.session import state
 
 _WORD = 4
 _HEAD = 2 * _WORD  # llama.cpp's magic number and the sequence

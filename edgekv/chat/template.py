@@ -9,18 +9,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from edgekv.chat import bare, messages
+from edgekv.chat import bare, messages, parts
 from edgekv.chat.bounds import check_grammar, check_json
 from edgekv.chat.messages import Message
 from edgekv.chat.model import TextModel
 from edgekv.chat.specials import Specials, encoded, without_marks
 from edgekv.chat.tools import Choice, Tool
+from edgekv.conversation.continued import n_same
 from edgekv.errors import BadInput
 from edgekv.grammars import schemas
-from edgekv.model import parts
 from edgekv.native import chat as native
 from edgekv.native import llama_cpp
-from edgekv.session.continued import n_same
 
 log = logging.getLogger("edgekv.chat")
 

@@ -54,7 +54,7 @@ def create(
     Documents are text, Markdown, HTML, or PDF (with the extra 'pdf'). A pack belongs to its model;
     whoever opens it takes over its options for the cache.
     """
-    from edgekv.session.session import KIND
+    from edgekv.conversation.session import KIND
 
     files.check(output, files.begins_with(KIND), "pack")
     texts = {path: document_text(path) for path in words}

@@ -13,7 +13,7 @@ from edgekv.conversations.talk import Entry, n_shared
 from edgekv.memory.limit import APPEND_MAX
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 N_NEAR = 3
 """Conversations that are compared with a prompt as text."""

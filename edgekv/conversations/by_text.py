@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgekv.conversations.talk import n_shared
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 Bytes = NDArray[np.uint8]
 Ends = NDArray[np.int32]

@@ -8,18 +8,18 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from edgekv.conversation.session import fingerprint
 from edgekv.library import lib_dir
 from edgekv.native.bindings import ABI
-from edgekv.session.session import fingerprint
 from edgekv.version import __version__
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 
 def settings_of(llm: Holder) -> str:
     """A digest of versions, method and limits. Model, adapters and cache types are the file's
-    business, see `edgekv.session.session`.
+    business, see `edgekv.conversation.session`.
     """
     said = {"version": __version__, "abi": ABI, "llama.cpp": _commit()} | _method(llm)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()

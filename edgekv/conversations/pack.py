@@ -1,7 +1,8 @@
 """Packs: documents that a model has read once, in a file. Whoever opens it asks at once.
 
-A pack is a saved conversation (`edgekv.session.session`) whose prompt ends behind its documents.
-Its note has their texts, because each prompt is made from text, and what the cache was made with.
+A pack is a saved conversation (`edgekv.conversation.session`) whose prompt ends behind its
+documents. Its note has their texts, because each prompt is made from text, and what the cache was
+made with.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from edgekv.choice.config import KVConfig
+from edgekv.conversation import session
 from edgekv.errors import BadInput
-from edgekv.session import session
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama

@@ -14,6 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base.machine import memory_free
+from edgekv.conversation import parked, session, state
+from edgekv.conversation.aside import aside
+from edgekv.conversation.parked import Parked
+from edgekv.conversation.state import State
 from edgekv.conversations.best import Best, best
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.losses import Losses
@@ -21,13 +25,9 @@ from edgekv.conversations.shelf import Shelf, note_of
 from edgekv.conversations.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.limit import APPEND_MAX
-from edgekv.session import parked, session, state
-from edgekv.session.aside import aside
-from edgekv.session.parked import Parked
-from edgekv.session.state import State
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 Result = TypeVar("Result")
 
@@ -279,7 +279,7 @@ class Conversations:
     @contextmanager
     def meanwhile(self) -> Iterator[None]:
         """A `with` block inside of `kv_progress`, in which `use` takes other conversations than the
-        one whose prompt is being read. See `edgekv.session.aside` for when, and for errors.
+        one whose prompt is being read. See `edgekv.conversation.aside` for when, and for errors.
         """
         reader, is_answer = self._current, self._is_answer
         with aside(self._llm):

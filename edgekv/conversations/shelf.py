@@ -1,4 +1,4 @@
-"""Conversations in a folder: one file each, in the form of `edgekv.session.session`, bounded
+"""Conversations in a folder: one file each, in the form of `edgekv.conversation.session`, bounded
 together in size.
 """
 
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekv.base.files import expanded
+from edgekv.conversation import session
+from edgekv.conversation.state import State
 from edgekv.conversations.identity import settings_of
 from edgekv.conversations.losses import Losses
 from edgekv.conversations.talk import Entry
 from edgekv.errors import BadInput
-from edgekv.session import session
-from edgekv.session.state import State
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 OTHERS = "it is of another method, of other limits, or of another version of edgekv"
 SUFFIX = ".kvtalk"

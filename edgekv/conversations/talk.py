@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.session.parked import Parked, Reach
+from edgekv.conversation.parked import Parked, Reach
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ from functools import cached_property
 from typing import Any
 from weakref import proxy
 
-from edgekv.chat import completion
+from edgekv.chat import completion, parts
 from edgekv.chat.sampler import Sampler, Sampling
 from edgekv.chat.template import ChatTemplate, Prompt, Syntax
 from edgekv.errors import BadInput
 from edgekv.llama.evaluation import Evaluation
 from edgekv.llama_cpp import llama_chat_format
-from edgekv.model import parts
 
 N_BEFORE = 64
 """Tokens of a chat's prompt that penalties count."""

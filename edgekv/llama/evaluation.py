@@ -13,11 +13,11 @@ import numpy as np
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
+from edgekv.conversation import state
 from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
 from edgekv.llama.loaded import LoadedModel
 from edgekv.memory.limit import APPEND_MAX
-from edgekv.session import state
 
 AS_BEFORE = "the conversation is as before"
 

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from edgekv.choice.config import KVConfig
+from edgekv.conversation.session import Cache
 from edgekv.errors import BadInput
 from edgekv.llama.loaded import LoadedModel
 from edgekv.memory.dense import can_have
 from edgekv.memory.room import check_whole_cache
 from edgekv.model import facts
-from edgekv.session.session import Cache
 
 _REPLACED = (
     *("_kv_config", "_kv_settings", "_kv_types", "_kv_note"),

@@ -16,15 +16,15 @@ import numpy as np
 
 from edgekv import native
 from edgekv.base.stats import KVStats
+from edgekv.chat import parts
+from edgekv.conversation import session, statistics
+from edgekv.conversation.continued import continued, n_same
+from edgekv.conversation.guard import Closed
+from edgekv.conversation.state import is_finite
 from edgekv.conversations import Conversations
 from edgekv.errors import BadInput, ContextFull, DamagedState, EdgeKVError
 from edgekv.llama.answering import Answering
 from edgekv.llama.instead import instead
-from edgekv.model import parts
-from edgekv.session import session, statistics
-from edgekv.session.continued import continued, n_same
-from edgekv.session.guard import Closed
-from edgekv.session.state import is_finite
 
 if TYPE_CHECKING:
     from edgekv.choice.config import KVConfig
@@ -123,7 +123,7 @@ class Llama(Answering):
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any) -> Iterator[int]:
         """As the parent's. A compressed conversation goes on where the text does, even if it comes
-        in other tokens: see `edgekv.session.continued`.
+        in other tokens: see `edgekv.conversation.continued`.
 
         Raises Cancelled after `kv_cancel`, and EdgeKVError if another prompt was given meanwhile.
         """

@@ -16,6 +16,9 @@ from edgekv.base.sizes import size_text
 from edgekv.choice.config import KVConfig
 from edgekv.choice.settings import Settings, resolve
 from edgekv.choice.stored import picked
+from edgekv.conversation import statistics
+from edgekv.conversation.checkpoints import Checkpoints
+from edgekv.conversation.guard import Guard
 from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
@@ -26,9 +29,6 @@ from edgekv.memory.limit import rows_within
 from edgekv.memory.room import check_whole_cache, fits_twice
 from edgekv.model import adapters, facts, kind, metadata, placement, remote
 from edgekv.model.words import Tokenizer
-from edgekv.session import statistics
-from edgekv.session.checkpoints import Checkpoints
-from edgekv.session.guard import Guard
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

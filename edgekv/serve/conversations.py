@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from edgekv.conversation.aside import can_wait
 from edgekv.conversations import Conversations, Talk
 from edgekv.conversations import pack as packs
 from edgekv.errors import BadInput
@@ -16,7 +17,6 @@ from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
 from edgekv.serve.kept import Kept, look
 from edgekv.serve.request import Prompt
-from edgekv.session.aside import can_wait
 
 if TYPE_CHECKING:
     from edgekv import Llama

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from edgekv.chat.template import ChatTemplate, Prompt
+from edgekv.conversation.continued import n_same
 from edgekv.serve.schemas import CountBody
-from edgekv.session.continued import n_same
 
 
 def n_marked(body: CountBody, prompt: Prompt, template: ChatTemplate) -> int:

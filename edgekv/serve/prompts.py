@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from edgekv.chat.messages import Message
 from edgekv.chat.template import Chat, ChatTemplate
+from edgekv.conversation.continued import n_same
 from edgekv.serve.front import text_of
 from edgekv.serve.pattern import CHARACTERS, Pattern
 from edgekv.serve.request import Front, Prompt
 from edgekv.serve.room import Room
-from edgekv.session.continued import n_same
 
 if TYPE_CHECKING:
     from edgekv import Llama

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from edgekv.conversation import state
 from edgekv.native import Place
-from edgekv.session import state
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 _OF_ENGINE = "clock", "hidden", "excess", "working", "reading"
 _OF_CHECKPOINTS = "_saved", "_prompt_end", "at", "is_eager"

@@ -14,7 +14,7 @@ from edgekv.errors import EdgeKVError, StepFailed
 from edgekv.native import check_finite, llama_cpp
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from edgekv.conversation.guard import Guard
     from edgekv.engine.engine import Engine
     from edgekv.model.adapters import Adapters
-    from edgekv.session.guard import Guard
 
 
 class Holder(Protocol):

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from edgekv.session import state
-from edgekv.session.continued import n_same
+from edgekv.conversation import state
+from edgekv.conversation.continued import n_same
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 
 N_STATES = 2

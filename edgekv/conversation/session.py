@@ -2,8 +2,8 @@
 
 One file holds all of a conversation: a line `edgekv session 3`, a line of JSON (of which model and
 cache it is, and sizes), the note of whoever saved it (JSON), its tokens (int32), what the engine
-remembers (`edgekv.session.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of all of
-that. What it says is checked before anything changes.
+remembers (`edgekv.conversation.remembered`), llama.cpp's state of sequence 0, and the SHA-256 of
+all of that. What it says is checked before anything changes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base import files
+from edgekv.conversation import remembered, state, whole_state
 from edgekv.errors import BadInput
 from edgekv.model import facts
 from edgekv.model import fingerprint as pieces
-from edgekv.session import remembered, state, whole_state
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 NONE, AGAIN = "is no saved conversation", "save the conversation again"
 """What is said of files that are none, or not any more."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv.conversation import state
+from edgekv.conversation.state import State
 from edgekv.engine.memory import Memory
 from edgekv.errors import EdgeKVError
 from edgekv.native import Place, llama_cpp
-from edgekv.session import state
-from edgekv.session.state import State
 
 if TYPE_CHECKING:
-    from edgekv.session.holder import Holder
+    from edgekv.conversation.holder import Holder
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.choice.settings import Settings
+    from edgekv.conversation.holder import Holder
     from edgekv.engine.engine import Engine
-    from edgekv.session.holder import Holder
 
 UNCUT = "this architecture cannot be cut into layers: prompts are read in full, then compressed"
 
