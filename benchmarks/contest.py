@@ -31,9 +31,9 @@ from edgekv.choice.choose import choose
 from edgekv.demo import demo_path
 from edgekv.eval.perplexity import log_softmax
 from edgekv.eval.reader import store_as
+from edgekv.learn.contest import divergence, kind
+from edgekv.learn.reading import STEP, Reading, feed
 from edgekv.methods import Preset
-from edgekv.profiles.contest import divergence, kind
-from edgekv.reading import STEP, Reading, feed
 
 N_TEXT, N_NEXT, RATIOS = 2000, 128, (0.2, 0.1)
 Row = tuple[str, float, str, Preset]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from edgekv.base.stats import KVStats
     from edgekv.choice.config import KVConfig
     from edgekv.conversations import Conversations, Talk
+    from edgekv.learn.prepare import has_profile, make_profile
     from edgekv.llama.llama import Llama
-    from edgekv.profiles.prepare import has_profile, make_profile
 
 __all__ = [
     "BadInput",
@@ -63,8 +63,8 @@ LAZY = {
     "KVStats": "edgekv.base.stats",
     "Llama": "edgekv.llama.llama",
     "Talk": "edgekv.conversations",
-    "has_profile": "edgekv.profiles.prepare",
-    "make_profile": "edgekv.profiles.prepare",
+    "has_profile": "edgekv.learn.prepare",
+    "make_profile": "edgekv.learn.prepare",
 }
 """Names that bring their module along with their first use."""
 

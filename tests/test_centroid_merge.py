@@ -9,6 +9,7 @@ import pytest
 
 from edgekv import methods
 from edgekv.errors import BadInput, Unsupported
+from edgekv.learn.reading import Reading
 from edgekv.methods import select
 from edgekv.methods.centroid_merge import (
     ROUNDS,
@@ -21,7 +22,6 @@ from edgekv.methods.centroid_merge import (
 )
 from edgekv.methods.query_moments import JITTER, PackedMoments
 from edgekv.native import Prefill
-from edgekv.reading import Reading
 from tests.engine import feed, load, positions, share
 from tests.reference.summary import fitted
 from tests.reference.summary import groups as reference_groups

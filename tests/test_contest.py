@@ -18,11 +18,11 @@ from edgekv.choice.choose import choose
 from edgekv.choice.stored import stored_as
 from edgekv.commands.report import stats_table
 from edgekv.errors import BadInput
+from edgekv.learn import contest, probe_profile
 from edgekv.methods import get
 from edgekv.methods.kvzap import KVzap
 from edgekv.methods.late import LATE, Late
 from edgekv.model.facts import model_info
-from edgekv.profiles import contest, probe_profile
 from edgekv.profiles.places import cached
 from edgekv.profiles.winners import METHODS, PLAIN, RATIOS, Distance, Winner, Winners, parse
 from tests import models
@@ -165,7 +165,7 @@ def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
     """The number of a winner, measured again by reading and compressing as a chat does."""
     from edgekv.eval.perplexity import log_softmax
     from edgekv.eval.reader import kind_of
-    from edgekv.reading import predict
+    from edgekv.learn.reading import predict
 
     model, _, path = learned
     with probe_profile.load(model, 128, n_threads=1) as llm:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from edgekv import methods, profiles
 from edgekv.errors import BadInput, EdgeKVError
+from edgekv.lab import evolkv, training
+from edgekv.lab.evolkv import Scores, SearchPlan
 from edgekv.methods import budget
-from edgekv.profiles import evolkv, training
-from edgekv.profiles.evolkv import Scores, SearchPlan
 from tests.cli import refused, typed
 
 pytest.importorskip("cma")
@@ -310,7 +310,7 @@ def test_a_scheme_is_what_the_cache_keeps(llm):
 
 
 def test_contained_answers_are_counted(llm):
-    from edgekv.reading import say
+    from edgekv.learn.reading import say
 
     (example,), everything = examples(llm, 1), np.full(3, 10**6)
     task = training.Training(llm, [example], True, "contained")

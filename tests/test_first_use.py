@@ -15,7 +15,8 @@ from edgekv.choice.choose import WITHOUT_PROFILE
 from edgekv.choice.config import KVConfig
 from edgekv.commands.options import EngineOptions
 from edgekv.commands.progress import WorkBar, about
-from edgekv.profiles import contest, find, probe_profile
+from edgekv.learn import contest, probe_profile
+from edgekv.profiles import find
 from edgekv.profiles.winners import METHODS
 from tests.test_cli import call
 

@@ -15,8 +15,8 @@ from tests.test_imports import modules
 
 ROOMS = """
 version errors base library native model
-methods memory profiles choice engine conversation reading grammars chat conversations
-llama __init__ demo hub models_found eval bench serve commands bundling
+methods memory profiles choice engine conversation grammars chat conversations
+llama learn __init__ demo hub models_found eval lab bench serve commands bundling
 __main__
 """.split()
 """From what everything stands on to what nothing imports."""
@@ -26,20 +26,8 @@ edgekv.conversations.pack -> llama
 edgekv.hub.folder -> models_found
 edgekv.hub.models -> models_found
 edgekv.hub.wanted -> models_found
+edgekv.learn.contest -> eval
 edgekv.native.prefill -> methods
-edgekv.profiles.contest -> choice
-edgekv.profiles.contest -> eval
-edgekv.profiles.contest -> llama
-edgekv.profiles.contest -> reading
-edgekv.profiles.evolkv -> llama
-edgekv.profiles.lukv -> choice
-edgekv.profiles.lukv -> engine
-edgekv.profiles.lukv -> llama
-edgekv.profiles.oracle -> llama
-edgekv.profiles.probe_profile -> llama
-edgekv.profiles.training -> eval
-edgekv.profiles.training -> llama
-edgekv.profiles.training -> reading
 edgekv.serve.asked -> commands
 edgekv.serve.extract -> commands
 edgekv.serve.kept -> commands
@@ -58,14 +46,14 @@ LATER = {
     "edgekv.methods.centroid_merge": LIBRARY,
     "edgekv.model.adapters": LIBRARY,
     "edgekv.model.blueprint": LIBRARY,
-    "edgekv.profiles.contest": LIBRARY,
-    "edgekv.profiles.evolkv": LIBRARY,
-    "edgekv.profiles.later": "Ctrl-C is switched off first",
-    "edgekv.profiles.lukv": LIBRARY,
-    "edgekv.profiles.oracle": LIBRARY,
-    "edgekv.profiles.prepare": LIBRARY,
-    "edgekv.profiles.probe_profile": LIBRARY,
-    "edgekv.profiles.training": LIBRARY,
+    "edgekv.learn.contest": LIBRARY,
+    "edgekv.lab.evolkv": LIBRARY,
+    "edgekv.learn.later": "Ctrl-C is switched off first",
+    "edgekv.lab.lukv": LIBRARY,
+    "edgekv.lab.oracle": LIBRARY,
+    "edgekv.learn.prepare": LIBRARY,
+    "edgekv.learn.probe_profile": LIBRARY,
+    "edgekv.lab.training": LIBRARY,
     "edgekv.serve.answer": LIBRARY,
     "edgekv.serve.room": LIBRARY,
 }

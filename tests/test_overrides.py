@@ -129,7 +129,7 @@ def test_what_no_model_has_is_refused(tiny, key, value):
 
 def test_it_is_refused_before_the_preparation_of_the_model(tiny, monkeypatch):
     seen = []
-    monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
+    monkeypatch.setattr("edgekv.learn.probe_profile.cache", lambda *a, **kw: seen.append(kw))
     line = f"run -p x -m {tiny('llama-moe')} --kv-ratio 0.5"
     said = refused(typed(f"{line} --override-kv llama.expert_used_count=int:9"))
     assert "0 to" not in said and "1 to 4" in said

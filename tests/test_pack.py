@@ -19,7 +19,7 @@ from edgekv.commands import load as load_command
 from edgekv.commands.conversation import content_of
 from edgekv.commands.extract import document_text
 from edgekv.conversations import pack as packs
-from edgekv.profiles import probe_profile
+from edgekv.learn import probe_profile
 from tests import models
 from tests.engine import load
 from tests.serving import until

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgekv.profiles import probe_profile
-from edgekv.profiles.evolkv import Scores
+from edgekv.lab.evolkv import Scores
+from edgekv.learn import probe_profile
+from edgekv.learn.work import Work
 from edgekv.profiles.partial import Partial, Saved, save_json
-from edgekv.profiles.work import Work
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE, SUMMAND = (4, 3, 2), (3, 2, 5, 4)

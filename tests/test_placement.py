@@ -240,7 +240,7 @@ def test_a_model_runs_however_it_is_loaded(tiny, flags):
 def test_the_preparation_of_a_model_loads_it_with_its_experts_there(tiny, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
+    monkeypatch.setattr("edgekv.learn.probe_profile.cache", lambda *a, **kw: seen.append(kw))
     typed(f"run -p x -n 1 -m {tiny('llama-moe')} -c 512 --kv-ratio 0.5 -ncmoe 2")
     assert seen and seen[0]["n_cpu_moe"] == 2
 
@@ -312,7 +312,7 @@ def test_fit_says_that_experts_could_stay_in_main_memory(tiny, monkeypatch):
 
 def test_a_profile_is_made_with_experts_there(tiny, monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr("edgekv.profiles.probe_profile.cache", lambda *a, **kw: seen.append(kw))
+    monkeypatch.setattr("edgekv.learn.probe_profile.cache", lambda *a, **kw: seen.append(kw))
     edgekv.make_profile(tiny("llama-moe"), n_gpu_layers=-1, cpu_moe=True)
     assert seen[0]["cpu_moe"] is True and seen[0]["n_gpu_layers"] == -1
 

@@ -23,7 +23,7 @@ NAMES = """
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("model", ["llama-gqa", "llama-mha", "gemma3"])
 def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
-    from edgekv.reading import Reading
+    from edgekv.learn.reading import Reading
 
     llm = load(tiny(model), kind, kv_ratio=0.3)
     tokens = list(text(N_PROMPT))
@@ -65,7 +65,7 @@ def n_flips(llm, one) -> int:
 
 @pytest.mark.parametrize("model", ["llama-gqa", "gemma3", "refact"])
 def test_predictions_are_those_of_tokens_that_come_one_by_one(tiny, text, nmse, model):
-    from edgekv.reading import BLOCK, JUDGED, predict
+    from edgekv.learn.reading import BLOCK, JUDGED, predict
 
     both = [load(tiny(model), kv_ratio=0.3, after=text(N_PROMPT)) for _ in range(2)]
     n = JUDGED + 2 * BLOCK + 3  # read twice, in several chunks, of which the last is short

@@ -1,5 +1,5 @@
 """Cache types that `auto` stores where none was named: what came nearest to the full cache in the
-model's contest (`edgekv.profiles.contest`), or DENSE.
+model's contest (`edgekv.learn.contest`), or DENSE.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def make_profile(
     if before:
         before()
     from edgekv.commands.progress import WorkBar
-    from edgekv.profiles import probe_profile
+    from edgekv.learn import probe_profile
 
     def line(about: str) -> str:
         return f"edgekv: {WHAT}, {about}; Ctrl-C starts now, documents are then read slower"

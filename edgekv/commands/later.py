@@ -13,7 +13,7 @@ from edgekv.commands.options import EngineOptions
 
 
 class Later:
-    """A process that lets methods compete on a model (`edgekv.profiles.contest`), at most one. It
+    """A process that lets methods compete on a model (`edgekv.learn.contest`), at most one. It
     stands still until `go_on`, and ends with the `with` block.
 
     takes_all: it makes the profile too, so that nothing is waited for.
@@ -49,10 +49,10 @@ class Later:
         return self._process is not None
 
     def begin(self, path: str, arguments: dict[str, Any]) -> None:
-        """arguments: of `edgekv.profiles.probe_profile.cache`, as JSON has them."""
+        """arguments: of `edgekv.learn.probe_profile.cache`, as JSON has them."""
         import psutil
 
-        words = [sys.executable, "-m", "edgekv.profiles.later", path, json.dumps(arguments)]
+        words = [sys.executable, "-m", "edgekv.learn.later", path, json.dumps(arguments)]
         nothing = subprocess.DEVNULL
         self._process = psutil.Popen(words, stdin=nothing, stdout=nothing, stderr=nothing)
         self.stand_still()

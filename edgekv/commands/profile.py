@@ -79,7 +79,7 @@ def probe(
     what comes nearest to the full cache. Stopped with Ctrl-C, the same command goes on where it
     was.
     """
-    from edgekv.profiles import probe_profile
+    from edgekv.learn import probe_profile
 
     path = source.path
     check_output(output)
@@ -144,7 +144,7 @@ def lukv(
     It serves the score that it was made for. Stopped with Ctrl-C, the same command goes on with the
     next text.
     """
-    from edgekv.profiles import lukv
+    from edgekv.lab import lukv
 
     if (text_file is None) != (question_file is None):
         raise BadInput("--text and --questions belong together; give both or none")

@@ -26,8 +26,8 @@ from edgekv.commands.values import lengths
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
-    from edgekv.profiles.evolkv import Generation
-    from edgekv.profiles.training import Example
+    from edgekv.lab.evolkv import Generation
+    from edgekv.lab.training import Example
 
 TASK = "needle"
 
@@ -145,9 +145,9 @@ def evolkv(source: Source, output: str | None, options: SearchOptions, n_ctx: in
     Each text is read once; its full K and V stay in memory. It serves the score snapkv. Stopped
     with Ctrl-C, the same command goes on where it was, and so does one with more generations.
     """
-    from edgekv.profiles import evolkv as search
+    from edgekv.lab import evolkv as search
+    from edgekv.lab.training import Training
     from edgekv.profiles import write
-    from edgekv.profiles.training import Training
 
     o, path = options, source.path
     out = output or str(_cached(path))
@@ -196,7 +196,7 @@ def _words(o: SearchOptions, n_examples: int) -> list[str]:
 
 
 def _examples(o: SearchOptions, tokenize: Callable[[str], list[int]]) -> list[Example]:
-    from edgekv.profiles import training
+    from edgekv.lab import training
 
     if o.task == TASK:
         return training.needles(o.seed, o.n_cases, o.n_tokens, tokenize)

@@ -19,7 +19,7 @@ from edgekv.base.stats import KVStats
 from edgekv.eval.perplexity import divergence, log_softmax
 from edgekv.eval.prompt import Prompt
 from edgekv.eval.sample import Known, Outcome, Row, Sample, left
-from edgekv.reading import feed
+from edgekv.learn.reading import feed
 
 
 def follow(

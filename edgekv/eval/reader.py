@@ -13,10 +13,10 @@ from edgekv.base.stats import KVStats
 from edgekv.choice.choose import AUTO, choose
 from edgekv.eval.prompt import template
 from edgekv.eval.sample import Row
+from edgekv.learn.reading import Reading, feed, predict, say
 from edgekv.methods import Preset
 from edgekv.model import facts
 from edgekv.profiles.winners import RATIOS
-from edgekv.reading import Reading, feed, predict, say
 
 
 class Reader:
@@ -104,7 +104,7 @@ class Reader:
         return self._read_once().logits
 
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
-        """`edgekv.reading.predict` behind the text."""
+        """`edgekv.learn.reading.predict` behind the text."""
         return predict(self.llm, tokens)
 
 

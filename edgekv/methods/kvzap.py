@@ -4,7 +4,7 @@ alone.
 Paper: Jeblick and Jegou, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891:
 for each KV head a linear map predicts the logarithm of KVzip's score (arXiv 2505.23416), so that
 no text needs to be read twice. The maps (a `Surrogate`) are learned once per model with the probe
-profile, see `edgekv.profiles.surrogate`; `edgekv.choice.choose` puts them in.
+profile, see `edgekv.learn.surrogate`; `edgekv.choice.choose` puts them in.
 
 Differences: the map sees the row as it is stored, not the layer's hidden state, so that rows of
 earlier turns can be scored again. What

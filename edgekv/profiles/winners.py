@@ -1,6 +1,6 @@
 """winners: what came nearest to the full cache at each ratio, as a profile keeps it.
 
-`edgekv.profiles.contest` finds them, `edgekv.choice.choose` follows them. A profile may come from
+`edgekv.learn.contest` finds them, `edgekv.choice.choose` follows them. A profile may come from
 anywhere, so it can only name what takes part in a contest.
 """
 

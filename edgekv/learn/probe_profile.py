@@ -8,7 +8,7 @@ arXiv 2505.23416). One pass gives the whole grid, and any score may use the resu
 the rows decides more than which rows. No row is protected here: shares must not depend on the
 length of the calibration texts.
 
-The same pass teaches the score kvzap to predict what the probe pays (`edgekv.profiles.surrogate`).
+The same pass teaches the score kvzap to predict what the probe pays (`edgekv.learn.surrogate`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 
 from edgekv.base.stats import Progress
 from edgekv.errors import BadInput, Unsupported
+from edgekv.learn import surrogate
+from edgekv.learn.calibration import named_texts
+from edgekv.learn.work import Work
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, features, n_features
 from edgekv.model.identity import Identity, identify
-from edgekv.profiles import surrogate
-from edgekv.profiles.calibration import named_texts
 from edgekv.profiles.file import Profile, read, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
-from edgekv.profiles.work import Work
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama
@@ -61,9 +61,9 @@ def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers,
     ...).
     """
+    from edgekv.learn import contest
     from edgekv.llama.llama import Llama
     from edgekv.methods import probe
-    from edgekv.profiles import contest
 
     # the text, and the pieces with their instructions; or a text of the contest
     n_ctx = max(2 * n_tokens + 128 * -(-n_tokens // probe.PIECE), contest.n_ctx())
@@ -85,7 +85,7 @@ def make(
 
     contexts: calibration texts; of each the first n_tokens tokens count. partial: where finished
     texts are kept, so that the same call goes on after it was stopped; gone in the end. progress:
-    see `edgekv.profiles.work`. The model's cache is left empty. Raises BadInput for texts that are
+    see `edgekv.learn.work`. The model's cache is left empty. Raises BadInput for texts that are
     too short, Unsupported if the model keeps llama.cpp's own cache.
     """
     store = llm._kv.store if llm._kv else None
@@ -135,10 +135,10 @@ def with_contest(
     progress: Progress | None = None,
     **more: Any,
 ) -> Profile:
-    """`make`, and then the model's contest (`edgekv.profiles.contest`): the profile without it is
+    """`make`, and then the model's contest (`edgekv.learn.contest`): the profile without it is
     written to `path` before, so that a contest that is stopped leaves it.
     """
-    from edgekv.profiles import contest
+    from edgekv.learn import contest
 
     first, second = two_stages(progress, contest.cost(llm))
     profile = make(llm, contexts, ratios, progress=first, **more)
@@ -155,13 +155,13 @@ def cache(
     **options: Any,
 ) -> Profile:
     """Make the profile of the model at `path` from texts of edgekv, let methods compete on others
-    (`edgekv.profiles.contest`), and put it where `find` finds it: what first use does.
+    (`edgekv.learn.contest`), and put it where `find` finds it: what first use does.
 
     It can be stopped (`progress` raises) and goes on the next time; before the contest the profile
     can be used already. holds_contest: else that is left to a later call. options: as for `load`.
     Raises as `make`, and BadInput if the cache cannot be written.
     """
-    from edgekv.profiles import contest
+    from edgekv.learn import contest
 
     target = cached(identify(path))
     try:

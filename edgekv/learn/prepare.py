@@ -44,7 +44,7 @@ def make_profile(
     Raises BadInput if the file is no model or the cache cannot be written, Unsupported for a model
     whose cache edgekv does not compress.
     """
-    from edgekv.profiles import probe_profile
+    from edgekv.learn import probe_profile
 
     options: dict[str, Any] = {
         "n_gpu_layers": n_gpu_layers,

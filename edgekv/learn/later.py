@@ -1,4 +1,4 @@
-"""The process that ends a first use: `python -m edgekv.profiles.later MODEL ARGUMENTS`."""
+"""The process that ends a first use: `python -m edgekv.learn.later MODEL ARGUMENTS`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 
 
 def main() -> None:
-    """ARGUMENTS: of `edgekv.profiles.probe_profile.cache`, as JSON. The terminal's Ctrl-C is for
+    """ARGUMENTS: of `edgekv.learn.probe_profile.cache`, as JSON. The terminal's Ctrl-C is for
     the chat.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from edgekv.profiles import probe_profile
+    from edgekv.learn import probe_profile
 
     path, arguments = sys.argv[1:]
     probe_profile.cache(path, **json.loads(arguments))

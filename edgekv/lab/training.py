@@ -1,6 +1,6 @@
 """Training: how well a scheme of rows per layer does on examples of a task.
 
-The small interface between the search (`edgekv.profiles.evolkv`) and whatever makes examples. Each
+The small interface between the search (`edgekv.lab.evolkv`) and whatever makes examples. Each
 text is read once, with every row kept; a scheme then costs an eviction from a copy of that cache
 and a few decoded tokens. Memory: the full K and V of all texts, and the model.
 """
@@ -24,8 +24,8 @@ from edgekv.eval.sample import Request
 from edgekv.eval.tasks import needle
 
 if TYPE_CHECKING:
+    from edgekv.learn.reading import Reading
     from edgekv.llama.llama import Llama
-    from edgekv.reading import Reading
 
 SCORE = "snapkv"
 """What ranks the rows, as in the paper."""
@@ -168,7 +168,7 @@ class Training:
         )
 
     def _read(self) -> list[_Read]:
-        from edgekv.reading import Reading
+        from edgekv.learn.reading import Reading
 
         preset = methods.get(SCORE)
         while len(self._readings) < len(self._parts):
@@ -190,7 +190,7 @@ class Training:
         """Tokens that lead to the answer, and the answer's: as the model says it with its full
         cache, or the first answer alone.
         """
-        from edgekv.reading import say
+        from edgekv.learn.reading import say
 
         said = say(self.llm, self._follow(reading, rest), needle.ANSWER_TOKENS)
         text = next(
@@ -207,7 +207,7 @@ class Training:
         return tokens[:n_lead], tokens[n_lead:]
 
     def _score(self, i: int, read: _Read, table: NDArray[np.int32]) -> float:
-        from edgekv.reading import feed, say
+        from edgekv.learn.reading import feed, say
 
         preset = methods.get(SCORE)
         read.reading.compress(preset, replace(self.llm._kv_settings, preset=preset, table=table))
@@ -224,7 +224,7 @@ class Training:
         return float(np.mean(found))
 
     def _follow(self, reading: Reading, rest: list[int]) -> NDArray[np.float32]:
-        from edgekv.reading import feed
+        from edgekv.learn.reading import feed
 
         return feed(self.llm, rest) if rest else reading.logits
 

@@ -35,15 +35,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, EdgeKVError
+from edgekv.learn.probe_profile import taking_part
 from edgekv.methods import budget
 from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import load_json, save_json
-from edgekv.profiles.probe_profile import taking_part
 
 if TYPE_CHECKING:
+    from edgekv.lab.training import Training
     from edgekv.llama.llama import Llama
-    from edgekv.profiles.training import Training
 
 LAMBDA = 0.3
 """Weight of the cache score."""
@@ -110,8 +110,8 @@ class Generation:
 
 def load(path: str, n_ctx: int, **options: Any) -> Llama:
     """A model as `make` needs it. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...)."""
+    from edgekv.lab.training import SCORE
     from edgekv.llama.llama import Llama
-    from edgekv.profiles.training import SCORE
 
     return Llama(
         path,
@@ -142,7 +142,7 @@ def make(
     end. report: is given the curve, and may raise to stop it. Raises BadInput for a target that the
     texts or the protected rows make pointless, and where no scheme scores.
     """
-    from edgekv.profiles.training import SCORE
+    from edgekv.lab.training import SCORE
 
     llm = training.llm
     assert llm._kv is not None

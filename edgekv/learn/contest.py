@@ -1,11 +1,11 @@
 """contest: scores, budgets, merges and cache types compete on the model itself.
 
 A text of two calibration texts, of which the profile of a first use learns nothing, is read once
-for each cache type. The candidates then evict from a copy of that cache (`edgekv.reading`), and
-tokens are fed behind it: how the text goes on, and questions about it with their answers, because
-a cache that still writes well may have lost facts. A candidate is judged by the KL divergence of
-the model's predictions from those with the full f16 cache, in the bytes that the ratio allows: by
-the product of the mean over the one kind of token and over the other.
+for each cache type. The candidates then evict from a copy of that cache (`edgekv.learn.reading`),
+and tokens are fed behind it: how the text goes on, and questions about it with their answers,
+because a cache that still writes well may have lost facts. A candidate is judged by the KL
+divergence of the model's predictions from those with the full f16 cache, in the bytes that the
+ratio allows: by the product of the mean over the one kind of token and over the other.
 
 LU-KV and EvolKV take part where the model has a profile of that kind.
 
@@ -35,10 +35,12 @@ from edgekv.choice.choose import choose
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.eval.perplexity import divergence, log_softmax
 from edgekv.eval.reader import store_as
+from edgekv.learn.calibration import TEXTS
+from edgekv.learn.reading import Reading, predict
+from edgekv.learn.work import Work
 from edgekv.memory.dense import can_have
 from edgekv.methods import Preset, get
 from edgekv.model.facts import model_info
-from edgekv.profiles.calibration import TEXTS
 from edgekv.profiles.places import find
 from edgekv.profiles.winners import (
     METHODS,
@@ -50,8 +52,6 @@ from edgekv.profiles.winners import (
     Winner,
     Winners,
 )
-from edgekv.profiles.work import Work
-from edgekv.reading import Reading, predict
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama
@@ -137,7 +137,7 @@ def judged(llm: Llama, profile: Profile, path: Path, progress: Progress | None =
 def hold(llm: Llama, profile: str, progress: Progress | None = None) -> Winners:
     """The winners for a model with a store, whose cache is left empty and of some type.
 
-    profile: the file of its profile, which has maps. progress: see `edgekv.profiles.work`.
+    profile: the file of its profile, which has maps. progress: see `edgekv.learn.work`.
     A model that no contest can be held with has none, and a line in the log says why.
     """
     work = Work([cost(llm)], (), progress)

@@ -35,13 +35,13 @@ from numpy.typing import NDArray
 from edgekv.base.stats import Progress
 from edgekv.choice.settings import Settings
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
+from edgekv.lab import oracle
+from edgekv.learn.calibration import TEXTS
+from edgekv.learn.probe_profile import MIN_TOKENS, count, hash_of, taking_part
+from edgekv.learn.work import Work
 from edgekv.model.identity import identify
-from edgekv.profiles import oracle
-from edgekv.profiles.calibration import TEXTS
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import Saved, name_of
-from edgekv.profiles.probe_profile import MIN_TOKENS, count, hash_of, taking_part
-from edgekv.profiles.work import Work
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama
@@ -117,7 +117,7 @@ def make(
 
     objective: one of OBJECTIVES. partial: where answers and finished texts are kept, so that the
     same call goes on after it was stopped.
-    progress: see `edgekv.profiles.work`.
+    progress: see `edgekv.learn.work`.
     Raises BadInput for a text or questions that do not do, Unsupported if model or score cannot be
     measured.
     """
