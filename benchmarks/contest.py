@@ -29,9 +29,9 @@ import edgekv
 from edgekv.base.files import anything, replaced
 from edgekv.choice.choose import choose
 from edgekv.demo import demo_path
-from edgekv.eval.perplexity import log_softmax
-from edgekv.eval.reader import store_as
-from edgekv.learn.contest import divergence, kind
+from edgekv.learn.cache_type import store_as
+from edgekv.learn.contest import kind
+from edgekv.learn.divergence import divergence, log_softmax
 from edgekv.learn.reading import STEP, Reading, feed
 from edgekv.methods import Preset
 

@@ -163,8 +163,8 @@ def test_the_nearest_may_be_a_little_behind_uniform_by_text_alone(text, winner):
 
 def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
     """The number of a winner, measured again by reading and compressing as a chat does."""
-    from edgekv.eval.perplexity import log_softmax
-    from edgekv.eval.reader import kind_of
+    from edgekv.learn.cache_type import kind_of
+    from edgekv.learn.divergence import log_softmax
     from edgekv.learn.reading import predict
 
     model, _, path = learned

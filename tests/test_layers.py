@@ -26,7 +26,6 @@ edgekv.conversations.pack -> llama
 edgekv.hub.folder -> models_found
 edgekv.hub.models -> models_found
 edgekv.hub.wanted -> models_found
-edgekv.learn.contest -> eval
 edgekv.native.prefill -> methods
 edgekv.serve.asked -> commands
 edgekv.serve.extract -> commands

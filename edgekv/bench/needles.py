@@ -29,9 +29,10 @@ def found(case: Case, n_tokens: int, n_cases: int) -> str:
     from dataclasses import replace
 
     from edgekv.eval.evaluate import evaluate
-    from edgekv.eval.reader import Reader, kind_of
+    from edgekv.eval.reader import Reader
     from edgekv.eval.sample import Request, Row
     from edgekv.eval.tasks.needle import TASK
+    from edgekv.learn.cache_type import kind_of
 
     # the cache has to be edgekv's for the evaluation; `full` keeps all of it
     ratio = min(case.kv_ratio, 0.999)

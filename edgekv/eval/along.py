@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from edgekv import native
 from edgekv.base.stats import KVStats
-from edgekv.eval.perplexity import divergence, log_softmax
 from edgekv.eval.prompt import Prompt
 from edgekv.eval.sample import Known, Outcome, Row, Sample, left
+from edgekv.learn.divergence import divergence, log_softmax
 from edgekv.learn.reading import feed
 
 

@@ -13,9 +13,9 @@ from edgekv.base.stats import KVStats
 from edgekv.choice.choose import AUTO, choose
 from edgekv.eval.prompt import template
 from edgekv.eval.sample import Row
+from edgekv.learn.cache_type import kind_of, store_as
 from edgekv.learn.reading import Reading, feed, predict, say
 from edgekv.methods import Preset
-from edgekv.model import facts
 from edgekv.profiles.winners import RATIOS
 
 
@@ -106,24 +106,3 @@ class Reader:
     def predict(self, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
         """`edgekv.learn.reading.predict` behind the text."""
         return predict(self.llm, tokens)
-
-
-def kind_of(llm: Any) -> str:
-    """The cache type of a model's context, as in `edgekv.eval.sample.Row`."""
-    names = {number: name for name, (number, _, _) in facts.cache_types.items()}
-    k, v = names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
-    return k if k == v else f"{k}/{v}"
-
-
-def store_as(llm: Any, kind: str, *, plain: bool = False) -> bool:
-    """Give a model a cache of another type; the conversation starts anew. plain: rows are stored
-    as llama.cpp's cache stores them (`Store.plain`); returns whether that makes a difference.
-    Raises EdgeKVError if there is no room."""
-    k, _, v = kind.partition("/")
-    llm.context_params.type_k = facts.cache_types[k][0]
-    llm.context_params.type_v = facts.cache_types[v or k][0]
-    llm._kv_new_context()
-    if not plain or not llm._kv or llm._kv.store.plain:
-        return False
-    llm._kv.store.make_plain()
-    return True

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from edgekv.base.stats import Progress
 from edgekv.choice.choose import choose
 from edgekv.errors import Cancelled, EdgeKVError
-from edgekv.eval.perplexity import divergence, log_softmax
-from edgekv.eval.reader import store_as
+from edgekv.learn.cache_type import store_as
 from edgekv.learn.calibration import TEXTS
+from edgekv.learn.divergence import divergence, log_softmax
 from edgekv.learn.reading import Reading, predict
 from edgekv.learn.work import Work
 from edgekv.memory.dense import can_have
