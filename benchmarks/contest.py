@@ -28,12 +28,12 @@ import numpy as np
 import edgekv
 from edgekv.base.files import anything, replaced
 from edgekv.choice.choose import choose
-from edgekv.demo import demo_path
 from edgekv.learn.cache_type import store_as
 from edgekv.learn.contest import kind
 from edgekv.learn.divergence import divergence, log_softmax
 from edgekv.learn.reading import STEP, Reading, feed
 from edgekv.methods import Preset
+from edgekv.models.demo import demo_path
 
 N_TEXT, N_NEXT, RATIOS = 2000, 128, (0.2, 0.1)
 Row = tuple[str, float, str, Preset]

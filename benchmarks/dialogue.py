@@ -33,8 +33,8 @@ import edgekv  # noqa: E402
 from edgekv.base.files import anything, replaced  # noqa: E402
 from edgekv.base.markdown import table  # noqa: E402
 from edgekv.chat.template import Chat, ChatTemplate  # noqa: E402
-from edgekv.demo import demo_path  # noqa: E402
 from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
+from edgekv.models.demo import demo_path  # noqa: E402
 
 QUESTIONS = (
     "A farmer has 17 sheep, buys twice as many, and loses a third of them all. Reason step by step,"

@@ -64,7 +64,7 @@ def python(words: list[str], text: str, environment: dict[str, str]) -> str:
 
 
 def demo_path() -> Path:
-    from edgekv.demo import demo_path as find
+    from edgekv.models.demo import demo_path as find
 
     return Path(find())
 

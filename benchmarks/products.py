@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 import edgekv  # noqa: E402
 import edgekv.llama_cpp as llama_cpp  # noqa: E402
 from edgekv.base.markdown import table  # noqa: E402
-from edgekv.demo import demo_path  # noqa: E402
+from edgekv.models.demo import demo_path  # noqa: E402
 
 SIDES = ("off", "on")
 

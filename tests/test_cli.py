@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekv import demo, methods
+from edgekv import methods
 from edgekv.base import folders
 from edgekv.choice.config import KVConfig
 from edgekv.commands import chat, load, options, report, slash, terminal, text
@@ -27,6 +27,7 @@ from edgekv.commands.wrap import Wrap
 from edgekv.conversations.pack import said
 from edgekv.errors import BadInput, Unsupported
 from edgekv.methods.budget import BUDGETS
+from edgekv.models import demo
 from tests.cli import refused
 from tests.cli import typed as call
 from tests.fakes import FakeLlama

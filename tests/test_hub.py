@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from edgekv.errors import BadInput
-from edgekv.hub import wanted as names
-from edgekv.models_found.names import path_of
+from edgekv.models.hub import wanted as names
+from edgekv.models.names import path_of
 from tests import hub_server, models, stores
 from tests.cli import refused, typed
 
@@ -243,7 +243,7 @@ def test_a_token_is_sent(hub, monkeypatch):
 def test_a_full_disk_is_said_before_anything_is_fetched(hub, monkeypatch):
     give(hub, "t-Q4_K_M.gguf")
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr("edgekv.hub.transfer.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("edgekv.models.hub.transfer.shutil.disk_usage", lambda _: usage)
     assert "make room" in refused(typed(f"pull {REPO}"))
     assert not hub.ranges
 

@@ -16,16 +16,13 @@ from tests.test_imports import modules
 ROOMS = """
 version errors base library native model
 methods memory profiles choice engine conversation grammars chat conversations
-llama learn __init__ demo hub models_found eval lab bench serve commands bundling
+llama learn __init__ models eval lab bench serve commands bundling
 __main__
 """.split()
 """From what everything stands on to what nothing imports."""
 
 AGAINST = """
 edgekv.conversations.pack -> llama
-edgekv.hub.folder -> models_found
-edgekv.hub.models -> models_found
-edgekv.hub.wanted -> models_found
 edgekv.native.prefill -> methods
 edgekv.serve.asked -> commands
 edgekv.serve.extract -> commands
@@ -41,7 +38,6 @@ LATER = {
     "commands": HELP,
     "edgekv.choice.config": HELP,
     "edgekv.model.loading": HELP,
-    "edgekv.models_found.names": "a circle with hub",
     "edgekv.methods.centroid_merge": LIBRARY,
     "edgekv.model.adapters": LIBRARY,
     "edgekv.model.blueprint": LIBRARY,

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from edgekv.errors import BadInput
-from edgekv.models_found.names import path_of
+from edgekv.models.names import path_of
 from tests import stores
 from tests.cli import refused, typed
 from tests.stores import put

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from edgekv.errors import BadInput
-from edgekv.models_found.names import path_of
+from edgekv.models.names import path_of
 from tests import models, stores
 from tests.cli import refused, typed
 
@@ -16,10 +16,10 @@ from tests.cli import refused, typed
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     """An empty home folder, without the demo model's package."""
-    from edgekv.models_found.stores import STORES
+    from edgekv.models.found.stores import STORES
 
     others = tuple(store for store in STORES if store[0] != "demo")
-    monkeypatch.setattr("edgekv.models_found.stores.STORES", others)
+    monkeypatch.setattr("edgekv.models.found.stores.STORES", others)
     return stores.empty_home(monkeypatch, tmp_path / "home")
 
 

@@ -20,8 +20,8 @@ from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import Piece, or_larger
 from edgekv.commands.template import warnings
 from edgekv.commands.text import encodable
-from edgekv.demo import proposal
 from edgekv.errors import Cancelled, EdgeKVError
+from edgekv.models.demo import proposal
 
 PIPED_MAX = 1024
 """Tokens of a reply without a terminal."""

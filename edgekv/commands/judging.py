@@ -20,7 +20,7 @@ from edgekv.commands.fit import UNPREPARED, preset_of
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.model.header import DAMAGE, Header, files_of, opened
 from edgekv.model.outline import outline
-from edgekv.models_found.judged import Judged
+from edgekv.models.found.judged import Judged
 
 if TYPE_CHECKING:
     from edgekv.methods import Preset

@@ -27,11 +27,11 @@ CTX_UNIT = 256
 
 
 def model_path(name: str) -> str:
-    """The file that a model's name means: see `edgekv.models_found`; a path is remembered for
+    """The file that a model's name means: see `edgekv.models.found`; a path is remembered for
     `edgekv models`. Raises EdgeKVError.
     """
-    from edgekv.models_found import remembered
-    from edgekv.models_found.names import path_of
+    from edgekv.models.found import remembered
+    from edgekv.models.names import path_of
 
     path = path_of(name, terminal.status)
     if path == name:

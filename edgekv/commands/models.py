@@ -15,7 +15,7 @@ from edgekv.commands.fit import CTX_DEFAULT, margin
 from edgekv.commands.overview import Entry, Room, entries
 from edgekv.commands.report import table
 from edgekv.commands.values import COUNT
-from edgekv.models_found import remembered
+from edgekv.models.found import remembered
 
 NONE = (
     "no model was found; 'edgekv pull USER/REPO' downloads one of Hugging Face's, 'edgekv models"

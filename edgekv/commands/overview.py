@@ -12,8 +12,8 @@ from edgekv.commands.judging import Judge
 from edgekv.errors import EdgeKVError
 from edgekv.model.header import DAMAGE, Header, files_of, opened
 from edgekv.model.outline import VOCABULARY
-from edgekv.models_found.found import Found
-from edgekv.models_found.judged import Judged, Memory, key
+from edgekv.models.found.found import Found
+from edgekv.models.found.judged import Judged, Memory, key
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def entries(room: Room, n_ctx: int | None, tell: Callable[[str], object]) -> lis
     """All models that are found, each file once. n_ctx: tokens that shall fit, None for `fit`'s
     number; tell: called with the name of each that has to be looked at.
     """
-    from edgekv.models_found.stores import everything
+    from edgekv.models.found.stores import everything
     from edgekv.profiles import places
 
     there: dict[str, Found] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from edgekv.commands import terminal
-from edgekv.demo import INSTALL
 from edgekv.errors import BadInput
+from edgekv.models.demo import INSTALL
 
 
 @click.command("pull", short_help="Download a model from Hugging Face.")
@@ -20,7 +20,7 @@ def command(name: str) -> None:
     with the same command, and the checksum is compared. HF_ENDPOINT, HF_TOKEN and HF_HOME are used
     as in huggingface_hub, which is needed: pip install 'edgekv[hub]'.
     """
-    from edgekv.hub.models import download
+    from edgekv.models.hub.models import download
 
     if name.startswith("ollama:"):
         raise BadInput(f"a model of Ollama's is downloaded by 'ollama pull {name[7:]}'")

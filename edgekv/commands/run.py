@@ -148,7 +148,7 @@ def no_prompt(model: str, pack: str | None) -> BadInput:
     """What to say about a missing prompt. Raises BadInput if there is no such model either: it may
     be the prompt.
     """
-    from edgekv.models_found import names
+    from edgekv.models import names
 
     try:
         names.check(model)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekv.errors import BadInput
-from edgekv.models_found import quants
+from edgekv.models.found import quants
 
 PREFIXES = ("hf:", "https://huggingface.co/", "huggingface.co/", "hf.co/")
 """What may stand in front of a name; Ollama writes hf.co/."""

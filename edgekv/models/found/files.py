@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from edgekv.models_found.found import is_within
-from edgekv.models_found.quants import split_of
+from edgekv.models.found.found import is_within
+from edgekv.models.found.quants import split_of
 
 DEPTH_MAX = 6
 FOLDERS_MAX = 20_000

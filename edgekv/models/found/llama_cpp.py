@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekv.models_found import folder, hugging_face, places
-from edgekv.models_found.found import Found
+from edgekv.models.found import folder, hugging_face, places
+from edgekv.models.found.found import Found
 
 NAME = "llama.cpp"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from edgekv.models_found import folder
-from edgekv.models_found.found import Found
+from edgekv.models.found import folder
+from edgekv.models.found.found import Found
 
 NAME = "lmstudio"
 

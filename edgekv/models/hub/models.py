@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from edgekv.errors import BadInput
-from edgekv.hub.remote import Repository
-from edgekv.hub.transfer import Tell, into_cache
-from edgekv.hub.wanted import is_offline, wanted
-from edgekv.models_found import hugging_face
+from edgekv.models.found import hugging_face
+from edgekv.models.hub.remote import Repository
+from edgekv.models.hub.transfer import Tell, into_cache
+from edgekv.models.hub.wanted import is_offline, wanted
 
 
 def download(name: str, tell: Tell) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgekv.demo import demo_path
 from edgekv.errors import BadInput
-from edgekv.models_found.found import Found
+from edgekv.models.demo import demo_path
+from edgekv.models.found.found import Found
 
 NAME = "demo"
 

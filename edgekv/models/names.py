@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
-from edgekv.demo import demo_path
 from edgekv.errors import BadInput
 from edgekv.model.header import files_of
-from edgekv.models_found import ollama
-from edgekv.models_found.found import Found
-from edgekv.models_found.stores import everything
+from edgekv.models.demo import demo_path
+from edgekv.models.found import ollama
+from edgekv.models.found.found import Found
+from edgekv.models.found.stores import everything
+from edgekv.models.hub.models import download
+from edgekv.models.hub.wanted import PREFIXES, is_offline, wanted
 
 SHOWN_MAX = 6
 
@@ -51,17 +53,12 @@ def check(name: str) -> None:
 
 def _is_address(name: str) -> bool:
     """Whether a name is an address on Hugging Face, as Ollama takes it, and means nothing here."""
-    from edgekv.hub.wanted import PREFIXES
-
     is_address = name.startswith(PREFIXES[1:]) and not os.path.exists(name)
     return is_address and not matches(name, everything())
 
 
 def _of_hugging_face(name: str, tell: Callable[[str], object]) -> str:
     """The model's file; fetched where no whole one is here."""
-    from edgekv.hub.models import download
-    from edgekv.hub.wanted import is_offline, wanted
-
     name = f"hf:{wanted(name)}" if _is_address(name) else name
     here = matches(name, everything())
     whole = [

@@ -11,9 +11,9 @@ from typing import Any
 
 from edgekv.errors import BadInput
 from edgekv.model.header import open_regular
-from edgekv.models_found import places
-from edgekv.models_found.files import LINK, why_not
-from edgekv.models_found.found import Found, is_within
+from edgekv.models.found import places
+from edgekv.models.found.files import LINK, why_not
+from edgekv.models.found.found import Found, is_within
 
 NAME = "ollama"
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edgekv.models_found import quants
-from edgekv.models_found.files import gguf_files
-from edgekv.models_found.found import Found
+from edgekv.models.found import quants
+from edgekv.models.found.files import gguf_files
+from edgekv.models.found.found import Found
 
 
 def find(source: str, roots: Iterable[str]) -> Iterator[Found]:

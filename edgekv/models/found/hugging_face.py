@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from edgekv.model.header import open_regular
-from edgekv.models_found import places, quants
-from edgekv.models_found.files import File, gguf_files, why_not
-from edgekv.models_found.found import Found
+from edgekv.models.found import places, quants
+from edgekv.models.found.files import File, gguf_files, why_not
+from edgekv.models.found.found import Found
 
 NAME = "hf"
 PREFIX = "models--"

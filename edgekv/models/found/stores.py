@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from edgekv.models_found import (
+from edgekv.models.found import (
     demo,
     gpt4all,
     hugging_face,
@@ -14,7 +14,7 @@ from edgekv.models_found import (
     ollama,
     remembered,
 )
-from edgekv.models_found.found import Found
+from edgekv.models.found.found import Found
 
 STORES: tuple[tuple[str, Callable[[], Iterator[Found]]], ...] = (
     *(

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgekv.errors import BadInput
-from edgekv.hub.remote import Repository
-from edgekv.hub.transfer import Tell, into_cache
-from edgekv.hub.wanted import is_offline, wanted
-from edgekv.models_found import hugging_face
+from edgekv.models.found import hugging_face
+from edgekv.models.hub.remote import Repository
+from edgekv.models.hub.transfer import Tell, into_cache
+from edgekv.models.hub.wanted import is_offline, wanted
 
 
 def fetch(

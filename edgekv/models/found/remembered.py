@@ -17,8 +17,8 @@ from typing import Any
 from edgekv.base import files, folders
 from edgekv.errors import BadInput
 from edgekv.model.header import open_regular
-from edgekv.models_found import folder, quants
-from edgekv.models_found.found import Found
+from edgekv.models.found import folder, quants
+from edgekv.models.found.found import Found
 
 USED, FOLDER = "used", "folder"
 _BYTES_MAX, _FILES_MAX, _FOLDERS_MAX = 1 << 20, 200, 100

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edgekv.models_found import folder, places
-from edgekv.models_found.found import Found
+from edgekv.models.found import folder, places
+from edgekv.models.found.found import Found
 
 NAME = "jan"
 

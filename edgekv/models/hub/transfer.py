@@ -18,7 +18,7 @@ from typing import BinaryIO
 from edgekv.base import files
 from edgekv.base.sizes import size_text
 from edgekv.errors import BadInput
-from edgekv.hub.remote import RemoteFile, Repository
+from edgekv.models.hub.remote import RemoteFile, Repository
 
 Tell = Callable[[str], object]
 _SHA256, _GIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
