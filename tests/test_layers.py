@@ -23,7 +23,6 @@ __main__
 
 AGAINST = """
 edgekv.conversations.pack -> llama
-edgekv.native.prefill -> methods
 edgekv.serve.asked -> commands
 edgekv.serve.extract -> commands
 edgekv.serve.kept -> commands

@@ -20,7 +20,7 @@ which rows, and by what weights, is here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +51,7 @@ class D2O:
         return Folding(self.params.ema)
 
 
-@dataclass(frozen=True)
-class FoldPlan:
+class FoldPlan(NamedTuple):
     """What is merged into what, for one KV head. Rows are numbers of the head's rows before it is
     evicted.
     """

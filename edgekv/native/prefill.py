@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_double
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.base.stats import WORK
+from edgekv.base.stats import WORK, Work
 from edgekv.native.bindings import (
     CMerge,
     CObserver,
@@ -27,15 +27,20 @@ from edgekv.native.bindings import (
 )
 from edgekv.native.store import Store, listed
 
-if TYPE_CHECKING:
-    from edgekv.base.stats import Work
-    from edgekv.methods.merge import FoldPlan
-
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3, "whole": 4}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
 
 Observer = tuple[int, int, tuple[str, ...]]
 """(begin, end, names of STATS): tokens whose queries are observed, and the statistics of them."""
+
+Fold = tuple[
+    NDArray[np.int32],
+    NDArray[np.float32],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.float32],
+]
+"""rows, own, counts, sources, weights: see `edgekv.methods.merge.FoldPlan`."""
 
 
 class Prefill:
@@ -326,22 +331,23 @@ class Prefill:
         )
         return cosine, nearest
 
-    def merge(self, il: int, head: int, plan: FoldPlan) -> None:
+    def merge(self, il: int, head: int, plan: Fold) -> None:
         """merge: rows of one head, numbered as in `nearest`, receive what is going to be
         evicted.
         """
+        rows, own, counts, sources, weights = plan
         check(
             lib.edgekv_prefill_merge(
                 self._p,
                 il,
                 head,
                 CMerge(
-                    len(plan.rows),
-                    i32(plan.rows),
-                    f32(plan.own),
-                    i32(plan.counts),
-                    i32(plan.sources),
-                    f32(plan.weights),
+                    len(rows),
+                    i32(rows),
+                    f32(own),
+                    i32(counts),
+                    i32(sources),
+                    f32(weights),
                 ),
             )
         )
