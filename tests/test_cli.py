@@ -24,8 +24,8 @@ from edgekv.commands.docs import page
 from edgekv.commands.saved import messages_of
 from edgekv.commands.stream import Piece, Stream
 from edgekv.commands.wrap import Wrap
-from edgekv.conversations.pack import said
 from edgekv.errors import BadInput, Unsupported
+from edgekv.llama.pack import said
 from edgekv.methods.budget import BUDGETS
 from edgekv.models import demo
 from tests.cli import refused

@@ -22,7 +22,6 @@ __main__
 """From what everything stands on to what nothing imports."""
 
 AGAINST = """
-edgekv.conversations.pack -> llama
 edgekv.serve.asked -> commands
 edgekv.serve.extract -> commands
 edgekv.serve.kept -> commands

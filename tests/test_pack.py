@@ -18,8 +18,8 @@ from edgekv.commands import extract, pdf, watch
 from edgekv.commands import load as load_command
 from edgekv.commands.conversation import content_of
 from edgekv.commands.extract import document_text
-from edgekv.conversations import pack as packs
 from edgekv.learn import probe_profile
+from edgekv.llama import pack as packs
 from tests import models
 from tests.engine import load
 from tests.serving import until

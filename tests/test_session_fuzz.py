@@ -18,7 +18,7 @@ import pytest
 
 from edgekv import Conversations, EdgeKVError
 from edgekv.conversation import session
-from edgekv.conversations import pack as packs
+from edgekv.llama import pack as packs
 from tests.engine import load
 from tests.test_pack import RAIN, make
 

@@ -13,7 +13,7 @@ from edgekv.errors import BadInput, Cancelled, ContextFull, EdgeKVError
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.conversations.pack import Pack
+    from edgekv.llama.pack import Pack
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Conversation:
 
     def open(self, pack: Pack, path: str) -> None:
         """Begins with a pack's documents. Raises BadInput if the model cannot take it."""
-        from edgekv.conversations import pack as packs
+        from edgekv.llama import pack as packs
 
         packs.load(self.llm, path)
         self.set_system(pack.system)

@@ -76,7 +76,7 @@ def _which_model(pack: str | None) -> BadInput:
     """What to say about a missing model. Raises BadInput if `pack` is none."""
     if not pack:
         return BadInput(NO_MODEL)
-    from edgekv.conversations import pack as packs
+    from edgekv.llama import pack as packs
 
     return BadInput(
         f"which model? '{pack}' belongs to {packs.owner(pack)}; name it first, or give -m FILE"

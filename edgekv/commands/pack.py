@@ -22,7 +22,7 @@ from edgekv.errors import Cancelled
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.conversations.pack import Pack, PackedDocument
+    from edgekv.llama.pack import Pack, PackedDocument
 
 
 class WithUsual(click.Group):
@@ -60,7 +60,7 @@ def create(
     texts = {path: document_text(path) for path in words}
     named = {f"'{encodable(path)}'": text for path, text in texts.items()}
     from edgekv.commands.load import load_llama
-    from edgekv.conversations import pack as packs
+    from edgekv.llama import pack as packs
 
     llm = load_llama(engine, documents=named)
     is_chat = has_template(llm)
@@ -92,7 +92,7 @@ def _plain(llm: Llama, messages: list[dict[str, Any]]) -> list[int]:
 
 
 def _document(llm: Llama, path: str, text: str) -> PackedDocument:
-    from edgekv.conversations.pack import PackedDocument
+    from edgekv.llama.pack import PackedDocument
 
     n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
     return PackedDocument(
@@ -105,7 +105,7 @@ def _document(llm: Llama, path: str, text: str) -> PackedDocument:
 @click.argument("pack", metavar="PACK")
 def show(pack: str, as_json: bool) -> None:
     """Print a pack's documents, and what its cache was made with."""
-    from edgekv.conversations import pack as packs
+    from edgekv.llama import pack as packs
 
     found, owner = packs.read(pack), packs.owner(pack)
     packs.verify(pack)

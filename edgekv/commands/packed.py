@@ -15,7 +15,7 @@ from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.conversations.pack import Pack
+    from edgekv.llama.pack import Pack
 
 PACK = click.option(
     "--pack",
@@ -29,7 +29,7 @@ PACK = click.option(
 
 def read(path: str, system: str | None) -> Pack:
     """The pack that --pack names. Raises BadInput if it is none, or has another system message."""
-    from edgekv.conversations import pack as packs
+    from edgekv.llama import pack as packs
 
     found = packs.read(path)
     if system and system != found.system:
@@ -42,7 +42,7 @@ def read(path: str, system: str | None) -> Pack:
 
 def owner(path: str) -> str:
     """The model that a pack belongs to, in words. Raises BadInput if it is no pack."""
-    from edgekv.conversations import pack as packs
+    from edgekv.llama import pack as packs
 
     return str(packs.owner(path))
 
@@ -53,7 +53,7 @@ def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions
     Raises BadInput if an option was given that says otherwise, or if the pack belongs to another
     model: before anything takes long.
     """
-    from edgekv.conversations.pack import SAID, said, taken_over
+    from edgekv.llama.pack import SAID, said, taken_over
 
     _check_model(engine, path)
     mine, its, usual = engine.kv, pack.settings, KVConfig()
@@ -77,7 +77,7 @@ def with_settings(engine: EngineOptions, pack: Pack, path: str) -> EngineOptions
 
 def _check_model(engine: EngineOptions, path: str) -> None:
     from edgekv.commands import load
-    from edgekv.conversations.pack import check_model
+    from edgekv.llama.pack import check_model
     from edgekv.model import adapters, metadata
 
     model, said = load.model_path(engine.model), engine.loading.arguments()
@@ -87,7 +87,7 @@ def _check_model(engine: EngineOptions, path: str) -> None:
 
 def with_settings_of_all(engine: EngineOptions, paths: Sequence[str]) -> EngineOptions:
     """`engine` with the cache of some packs. Raises BadInput if one is none, or they differ."""
-    from edgekv.conversations import pack as packs
+    from edgekv.llama import pack as packs
 
     found = [packs.read(path) for path in paths]
     for path, pack in zip(paths, found):
@@ -102,7 +102,7 @@ def with_settings_of_all(engine: EngineOptions, paths: Sequence[str]) -> EngineO
 
 def opened(llm: Llama, path: str) -> list[str]:
     """Put a pack into `llm`. Returns the texts of its documents."""
-    from edgekv.conversations import pack as packs
+    from edgekv.llama import pack as packs
 
     packs.load(llm, path)
     return [x.text for x in packs.read(path).documents]

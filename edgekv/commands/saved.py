@@ -21,7 +21,7 @@ SHOWN = 200
 
 def note_of(messages: list[dict[str, Any]], llm: Llama) -> dict[str, Any]:
     """Return the note of a chat with `llm`, which `messages_of` and `cache_of` read."""
-    from edgekv.conversations.pack import name_of, said
+    from edgekv.llama.pack import name_of, said
 
     return {"messages": messages, "cache": said(llm.kv_config()), "model": name_of(llm)}
 
@@ -32,7 +32,7 @@ def cache_of(note: Any, mine: KVConfig) -> KVConfig:
 
     Raises BadInput for options that cannot be.
     """
-    from edgekv.conversations.pack import SAID, taken_over
+    from edgekv.llama.pack import SAID, taken_over
 
     its = note.get("cache", {}) if isinstance(note, dict) else {}
     try:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from edgekv.conversation.aside import can_wait
 from edgekv.conversations import Conversations, Talk
-from edgekv.conversations import pack as packs
 from edgekv.errors import BadInput
+from edgekv.llama import pack as packs
 from edgekv.llama.instead import renewed
 from edgekv.serve.errors import ApiError
 from edgekv.serve.front import settled
