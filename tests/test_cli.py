@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 
 from edgekv import methods
-from edgekv.base import folders
+from edgekv.base import folders, text
 from edgekv.choice.config import KVConfig
-from edgekv.commands import chat, load, options, report, slash, terminal, text
+from edgekv.commands import chat, load, options, report, slash, terminal
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.docs import page
 from edgekv.commands.saved import messages_of
 from edgekv.commands.stream import Piece, Stream
 from edgekv.commands.wrap import Wrap
+from edgekv.documents import plain
 from edgekv.errors import BadInput, Unsupported
 from edgekv.llama.pack import said
 from edgekv.methods.budget import BUDGETS
@@ -303,9 +304,9 @@ def test_files_that_are_no_documents(tmp_path, content, says):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BadInput, match=says):
-        text.read_document(str(path))
+        plain.read_document(str(path))
     with pytest.raises(BadInput, match="directory"):
-        text.read_document(str(tmp_path))
+        plain.read_document(str(tmp_path))
 
 
 def test_what_is_piped_in_goes_in_front_of_the_prompt(fake, tmp_path):
@@ -374,7 +375,7 @@ def test_text_with_a_damaged_place_stays_what_it_is(fake, tmp_path):
 
 
 def test_more_than_any_context_holds_is_refused(fake, tmp_path, monkeypatch):
-    monkeypatch.setattr(text, "DOCUMENT_MAX", 2**20)
+    monkeypatch.setattr(plain, "DOCUMENT_MAX", 2**20)
     with open(tmp_path / "long", "wb") as file:
         file.truncate(2**21)
     assert "1 MiB" in refused(call(f"run -m m -f {tmp_path / 'long'}"))
@@ -426,7 +427,7 @@ def test_a_full_disk_is_one_line(args):
 )
 def test_files_that_are_documents(tmp_path, data):
     (tmp_path / "f").write_bytes(data)
-    assert text.read_document(str(tmp_path / "f")) == "é\nb"
+    assert plain.read_document(str(tmp_path / "f")) == "é\nb"
 
 
 # ---- chat, piped

@@ -73,8 +73,8 @@ def test_loading_raises_what_the_parent_does(tiny, stray, arguments):
 
 def test_what_is_wrong_with_a_file_is_said_once(tiny, tmp_path):
     """BadInput is a ValueError, but none of those that mean a damaged file."""
-    from edgekv.commands.extract import document_text
-    from edgekv.commands.text import read_document
+    from edgekv.documents.extract import document_text
+    from edgekv.documents.plain import read_document
     from edgekv.eval.files import text_of
 
     for read in (document_text, read_document, text_of):

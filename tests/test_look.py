@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgekv.commands import look_page
+from edgekv.kept import look_page
 from tests import recurrent
 from tests.cli import refused, typed
 from tests.engine import load

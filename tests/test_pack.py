@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import BadInput, commands
-from edgekv.commands import extract, pdf, watch
 from edgekv.commands import load as load_command
 from edgekv.commands.conversation import content_of
-from edgekv.commands.extract import document_text
+from edgekv.documents import extract, pdf, watch
+from edgekv.documents.extract import document_text
 from edgekv.learn import probe_profile
 from edgekv.llama import pack as packs
 from tests import models

@@ -120,3 +120,9 @@ def _all(text: str, letter: str) -> list[int]:
         found.append(at)
         at = text.find(letter, at + 1)
     return found
+
+
+def end_tokens(llm: TextModel) -> list[int]:
+    """The tokens at which the model would stop."""
+    vocab = llm._model.vocab
+    return [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]

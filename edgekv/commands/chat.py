@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import click
 
+from edgekv.base.text import encodable
 from edgekv.commands import llama_cli, packed, slash, terminal
 from edgekv.commands.conversation import Conversation
 from edgekv.commands.later import Later
@@ -19,7 +20,6 @@ from edgekv.commands.options import (
 from edgekv.commands.report import compression_line, status_line
 from edgekv.commands.stream import Piece, or_larger
 from edgekv.commands.template import warnings
-from edgekv.commands.text import encodable
 from edgekv.errors import Cancelled, EdgeKVError
 from edgekv.models.demo import proposal
 

@@ -29,7 +29,7 @@ def system_prompt(command: Callable[..., Any]) -> Callable[..., Any]:
             source = click.get_current_context().get_parameter_source("system_prompt")
             if system_prompt is not None and getattr(source, "name", "") == "COMMANDLINE":
                 raise BadInput("give the system message once: -sys TEXT or -sysf FILE")
-            from edgekv.commands.text import read_document
+            from edgekv.documents.plain import read_document
 
             system_prompt = read_document(system_prompt_file, may_be_pipe=True)
         return command(system_prompt=system_prompt, **values)

@@ -149,11 +149,10 @@ def _type(name: str | None) -> int | None:
 
 
 def end_tokens(llm: Llama) -> list[int]:
-    """The tokens at which the model would stop."""
-    from edgekv.native import llama_cpp
+    """The tokens at which the model would stop: see `edgekv.chat.specials.end_tokens`."""
+    from edgekv.chat import specials
 
-    vocab = llm._model.vocab
-    return [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]
+    return specials.end_tokens(llm)
 
 
 def sampling_arguments(llm: Llama, sampling: SamplingOptions) -> dict[str, Any]:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
-import numpy as np
-from numpy.typing import NDArray
 
 from edgekv.base import files
-from edgekv.commands import look_page, terminal
-from edgekv.commands.extract import document_text
+from edgekv.base.text import encodable, printable
+from edgekv.commands import terminal
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent
 from edgekv.commands.stream import refused_prompts
-from edgekv.commands.text import encodable, printable
+from edgekv.documents.extract import document_text
 from edgekv.errors import BadInput, Cancelled, Unsupported
-
-if TYPE_CHECKING:
-    from edgekv import Llama
-    from edgekv.native.store import Store
+from edgekv.kept import look_page
+from edgekv.kept.tokens import kept_by, pieces
 
 
 @click.command("look", short_help="Show which tokens of a document stay in the cache.")
@@ -69,30 +63,3 @@ def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     with files.replaced(output, files.contains(look_page.MARK), look_page.KIND) as file:
         file.write(page.encode())
     click.echo(printable(f"{output}: {about}"))
-
-
-def layers_of(store: Store) -> list[int]:
-    """Layers that attend to everything and have KV entries of their own."""
-    return [
-        il for il, layer in enumerate(store.layers) if layer.selects and layer.reads in (-1, il)
-    ]
-
-
-def kept_by(
-    store: Store, n_tokens: int, layers: Sequence[int] | None = None
-) -> tuple[NDArray[np.int32], int]:
-    """int32 [n_tokens]: how many KV heads kept each token; and how many heads there are.
-
-    layers: whose heads; None: of all that `layers_of` has.
-    """
-    counts, n_heads = np.zeros(n_tokens, np.int32), 0
-    for il in layers_of(store) if layers is None else layers:
-        for head in range(store.layers[il].n_head_kv):
-            counts[np.unique(store.positions(il, head))] += 1
-            n_heads += 1
-    return counts, n_heads
-
-
-def pieces(llm: Llama, tokens: list[int]) -> list[bytes]:
-    """The bytes that each token stands for; a character may be spread over several."""
-    return [llm.detokenize([token], special=True) for token in tokens]

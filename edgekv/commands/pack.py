@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgekv.base import files
+from edgekv.base.text import encodable, printable
 from edgekv.commands import llama_cli, terminal
 from edgekv.commands.conversation import content_of, plain_text
-from edgekv.commands.extract import document_text
 from edgekv.commands.options import EngineOptions, engine_and_words
 from edgekv.commands.report import mib, percent, table
 from edgekv.commands.stream import refused_prompts
 from edgekv.commands.template import has_template
-from edgekv.commands.text import encodable, expanded, printable
+from edgekv.documents.extract import document_text
+from edgekv.documents.plain import expanded
 from edgekv.errors import Cancelled
 
 if TYPE_CHECKING:

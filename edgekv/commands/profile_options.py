@@ -140,7 +140,7 @@ def check_output(output: str) -> None:
 
 def read_text(name: str) -> str:
     """A text to learn from, or questions about one. Raises BadInput for what is no text."""
-    from edgekv.commands.text import read_document
+    from edgekv.documents.plain import read_document
 
     return read_document(name)
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.base.console import say
 from edgekv.base.machine import rss_peak
+from edgekv.base.text import encodable
 from edgekv.commands import llama_cli, packed, terminal
 from edgekv.commands.conversation import content_of, plain_text
-from edgekv.commands.extract import document_text, text_of
 from edgekv.commands.options import (
     EngineOptions,
     SamplingOptions,
@@ -25,7 +26,8 @@ from edgekv.commands.options import (
 from edgekv.commands.report import status_line
 from edgekv.commands.stream import Stream, refused_prompts
 from edgekv.commands.template import has_template, warnings
-from edgekv.commands.text import encodable, read_bounded, say
+from edgekv.documents.extract import document_text, text_of
+from edgekv.documents.plain import read_bounded
 from edgekv.errors import BadInput, Cancelled
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgekv.commands.text import printable
+from edgekv.base.text import printable
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:

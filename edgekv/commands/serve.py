@@ -27,8 +27,8 @@ from edgekv.commands.options import (
     engine_options,
     grouped,
 )
-from edgekv.commands.text import read_document
 from edgekv.commands.values import size
+from edgekv.documents.plain import read_document
 from edgekv.errors import BadInput
 from edgekv.serve.options import REASONING, THINKS, ServeOptions
 

@@ -12,10 +12,10 @@ import click
 
 from edgekv.commands import terminal, wrap
 from edgekv.commands.conversation import Conversation, Document
-from edgekv.commands.extract import document_text
 from edgekv.commands.report import cache_words, method_name, mib, stats_table, table
 from edgekv.commands.saved import last_turn
 from edgekv.commands.stream import or_larger
+from edgekv.documents.extract import document_text
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:

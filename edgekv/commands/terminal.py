@@ -6,26 +6,23 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
-from edgekv.base import folders
-from edgekv.commands import text
+from edgekv.base import folders, text
+from edgekv.base.console import ReadingBar, error_console
 from edgekv.commands.stream import Piece
 from edgekv.commands.wrap import Wrap, lines
+from edgekv.documents import plain
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
-    from rich.console import Console
 
     from edgekv import Llama
 
 PROMPT = "> "
 CONTINUED = ". "
-BAR_FROM, BAR_AFTER_S = 256, 0.5
-"""Tokens of a prompt and seconds from which there is a bar: a short one needs none."""
 
 
 def is_interactive() -> bool:
@@ -67,9 +64,9 @@ def piped_lines() -> Iterator[str]:
     """The lines of standard input. Raises BadInput for one that is longer than any context."""
 
     def read() -> str:
-        line = sys.stdin.readline(text.DOCUMENT_MAX + 1)
-        if len(line) > text.DOCUMENT_MAX:
-            raise text.too_long("a line of standard input")
+        line = sys.stdin.readline(plain.DOCUMENT_MAX + 1)
+        if len(line) > plain.DOCUMENT_MAX:
+            raise plain.too_long("a line of standard input")
         if not line:
             raise EOFError
         return line.rstrip("\r\n")
@@ -113,52 +110,6 @@ def _history() -> History:
         return InMemoryHistory()
 
 
-class ReadingBar:
-    """A bar on standard error while a prompt is read, `kv_progress` of a model. Without a terminal
-    it shows nothing.
-
-    It is set all the same: this callback is where Python sees a Ctrl-C.
-    """
-
-    def __init__(self) -> None:
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TaskProgressColumn,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        self._bar = Progress(
-            TextColumn("reading"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=error_console(),
-            transient=True,
-        )
-        self._task = self._bar.add_task("reading")
-        self._begin = time.monotonic()
-        self._is_shown = False
-
-    def __call__(self, done: int, total: int) -> None:
-        if done >= total:
-            self.stop()
-        elif sys.stderr.isatty() and (total > BAR_FROM or self._elapsed() > BAR_AFTER_S):
-            self._bar.start()
-            self._is_shown = True
-            self._bar.update(self._task, completed=done, total=total)
-
-    def _elapsed(self) -> float:
-        return time.monotonic() - self._begin
-
-    def stop(self) -> None:
-        """Takes the bar away."""
-        if self._is_shown:
-            self._bar.stop()
-            self._is_shown = False
-
-
 @contextmanager
 def reading_bar(llm: Llama) -> Iterator[ReadingBar]:
     """A bar for whatever prompts `llm` reads meanwhile."""
@@ -169,13 +120,6 @@ def reading_bar(llm: Llama) -> Iterator[ReadingBar]:
     finally:
         bar.stop()
         llm.kv_progress = None
-
-
-def error_console() -> Console:
-    """Where progress and status go; without escape codes if that is no terminal."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager

@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from edgekv.chat.sampler import SAMPLERS, Sampling
-from edgekv.chat.specials import encoded
+from edgekv.chat.specials import encoded, end_tokens
 from edgekv.chat.template import Chat
-from edgekv.commands.load import end_tokens
 from edgekv.errors import BadInput
 from edgekv.serve.errors import ApiError
 from edgekv.serve.options import ServeOptions

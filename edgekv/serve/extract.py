@@ -12,8 +12,9 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 
-from edgekv.commands.extract import text_of
-from edgekv.commands.text import printable, read_bounded
+from edgekv.base.text import printable
+from edgekv.documents.extract import text_of
+from edgekv.documents.plain import read_bounded
 from edgekv.errors import BadInput
 from edgekv.serve.errors import ApiError
 from edgekv.serve.service import service_of

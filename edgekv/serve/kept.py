@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgekv.commands import look_page
-from edgekv.commands.look import kept_by, layers_of, pieces
 from edgekv.errors import BadInput
+from edgekv.kept import look_page
+from edgekv.kept.tokens import kept_by, layers_of, pieces
 
 if TYPE_CHECKING:
     from edgekv import Llama

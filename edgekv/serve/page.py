@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse
 
-from edgekv.commands.look_page import colours
+from edgekv.kept.look_page import colours
 
 router = APIRouter()
 

@@ -6,9 +6,9 @@ import re
 from html import unescape
 from pathlib import Path
 
-from edgekv.commands import pdf
-from edgekv.commands.text import PDF, decode, read_file
-from edgekv.commands.watch import Watch
+from edgekv.documents import pdf
+from edgekv.documents.plain import PDF, decode, read_file
+from edgekv.documents.watch import Watch
 from edgekv.errors import BadInput
 
 HTML = (".html", ".htm", ".xhtml")

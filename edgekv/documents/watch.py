@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from edgekv.commands.terminal import ReadingBar
+from edgekv.base.console import ReadingBar
 from edgekv.errors import BadInput
 
 SHOWN_S = 1.0

@@ -1,4 +1,4 @@
-"""Text in and out: reading a document, and showing a model's text on a terminal."""
+"""A file of text, read within limits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-import click
-
+from edgekv.base.console import say
 from edgekv.errors import BadInput
 
-# What is no text but could steer a terminal: all control characters but newline and tab.
-_CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])
-del _CONTROL[ord("\n")], _CONTROL[ord("\t")]
 _NOT_IN_TEXT = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r\x1b"))
-
 
 DOCUMENT_MAX = 64 * 2**20
 """Bytes of a text that are read. The longest contexts hold less."""
-
-
 PDF = b"%PDF-"
 
 
@@ -114,20 +107,3 @@ def _guessed(data: bytes, what: str) -> str:
         " (iconv -t utf-8)"
     )
     return data.decode("cp1252", "replace")
-
-
-def say(line: str) -> None:
-    """A line for the user, on standard error."""
-    click.echo(f"edgekv: {line}", err=True)
-
-
-def encodable(text: str) -> str:
-    """`text` with a replacement mark for what came in as bytes that are no UTF-8 (from the command
-    line).
-    """
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def printable(text: str) -> str:
-    """`text` without the control characters that could steer a terminal."""
-    return text.translate(_CONTROL)

@@ -7,8 +7,8 @@ import io
 import threading
 from contextlib import suppress
 
-from edgekv.commands.text import DOCUMENT_MAX, too_long
-from edgekv.commands.watch import Watch
+from edgekv.documents.plain import DOCUMENT_MAX, too_long
+from edgekv.documents.watch import Watch
 from edgekv.errors import BadInput
 
 PAGES_MAX = 10_000

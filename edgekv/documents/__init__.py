@@ -1,0 +1,1 @@
+"""The text in a file: plain text, Markdown, HTML or PDF."""
