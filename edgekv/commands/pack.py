@@ -18,7 +18,6 @@ from edgekv.commands.report import mib, percent, table
 from edgekv.commands.stream import refused_prompts
 from edgekv.commands.template import has_template
 from edgekv.documents.extract import document_text
-from edgekv.documents.plain import expanded
 from edgekv.errors import Cancelled
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def _document(llm: Llama, path: str, text: str) -> PackedDocument:
 
     n_tokens = len(llm.tokenize(text.encode(), add_bos=False))
     return PackedDocument(
-        encodable(os.path.basename(path)), text, expanded(path).stat().st_size, n_tokens
+        encodable(os.path.basename(path)), text, files.expanded(path).stat().st_size, n_tokens
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import stat
-from pathlib import Path
 from typing import BinaryIO
 
 from edgekv.base.console import say
+from edgekv.base.files import expanded
 from edgekv.errors import BadInput
 
 _NOT_IN_TEXT = bytes({*range(0x20), 0x7F} - set(b"\t\n\f\r\x1b"))
@@ -43,14 +43,6 @@ def read_file(path: str, may_be_pipe: bool = False) -> bytes:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise BadInput(f"'{path}' cannot be read ({reason})") from None
-
-
-def expanded(path: str) -> Path:
-    """`path` with the home folder in place of ~. Raises BadInput if there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise BadInput(f"'{path}' names a user whom this machine does not have") from None
 
 
 def read_bounded(file: BinaryIO, what: str) -> bytes:
