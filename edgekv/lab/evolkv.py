@@ -35,7 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import BadInput, EdgeKVError
+from edgekv.lab.training import SCORE
 from edgekv.learn.probe_profile import taking_part
+from edgekv.llama.llama import Llama
 from edgekv.methods import budget
 from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
@@ -110,9 +112,6 @@ class Generation:
 
 def load(path: str, n_ctx: int, **options: Any) -> Llama:
     """A model as `make` needs it. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers, ...)."""
-    from edgekv.lab.training import SCORE
-    from edgekv.llama.llama import Llama
-
     return Llama(
         path,
         kv_ratio=0.5,
@@ -142,8 +141,6 @@ def make(
     end. report: is given the curve, and may raise to stop it. Raises BadInput for a target that the
     texts or the protected rows make pointless, and where no scheme scores.
     """
-    from edgekv.lab.training import SCORE
-
     llm = training.llm
     assert llm._kv is not None
     settings, model = llm._kv.settings, identify(llm.model_path)

@@ -34,11 +34,14 @@ from numpy.typing import NDArray
 
 from edgekv.base.stats import Progress
 from edgekv.choice.settings import Settings
+from edgekv.engine.observer import QueryObserver
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
 from edgekv.lab import oracle
 from edgekv.learn.calibration import TEXTS
 from edgekv.learn.probe_profile import MIN_TOKENS, count, hash_of, taking_part
 from edgekv.learn.work import Work
+from edgekv.llama.llama import Llama
+from edgekv.methods import select
 from edgekv.model.identity import identify
 from edgekv.profiles.file import Profile, scale
 from edgekv.profiles.partial import Saved, name_of
@@ -96,8 +99,6 @@ def load(path: str, score: str, n_ctx: int, **options: Any) -> Llama:
     """A model whose cache keeps every row, with `score` as its method. options: of
     `llama_cpp.Llama`.
     """
-    from edgekv.llama.llama import Llama
-
     options = {"verbose": False, **options}
     return Llama(path, kv_budget=1 << 30, kv_method=f"score={score}", n_ctx=n_ctx, **options)
 
@@ -201,9 +202,6 @@ def measure(
     dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no
     part.
     """
-    from edgekv.engine.observer import QueryObserver
-    from edgekv.methods import select
-
     kv, n = llm._kv, len(context)
     assert kv is not None
     s, observer = kv.settings, QueryObserver(kv.settings, context, kv.tokenize)

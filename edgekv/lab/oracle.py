@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.errors import Unsupported
+from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama
@@ -34,8 +36,6 @@ def frame(llm: Llama) -> tuple[str, str, str]:
     question.
     """
     from jinja2 import TemplateError
-
-    from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
     template = (llm.metadata or {}).get("tokenizer.chat_template")
     if template:
@@ -62,8 +62,6 @@ def decode(llm: Llama, n_context: int, question: Sequence[int]) -> list[int]:
     """The greedy answer to a question behind the first n_context tokens of the conversation, which
     stays.
     """
-    from edgekv.native import llama_cpp
-
     vocab = llama_cpp.llama_model_get_vocab(llm._model.model)
     llm.n_tokens = n_context
     llm.eval(question)

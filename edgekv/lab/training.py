@@ -22,6 +22,7 @@ from edgekv.errors import BadInput, Unsupported
 from edgekv.eval.prompt import messages, template
 from edgekv.eval.sample import Request
 from edgekv.eval.tasks import needle
+from edgekv.learn.reading import Reading, feed, say
 
 if TYPE_CHECKING:
     from edgekv.learn.reading import Reading
@@ -168,8 +169,6 @@ class Training:
         )
 
     def _read(self) -> list[_Read]:
-        from edgekv.learn.reading import Reading
-
         preset = methods.get(SCORE)
         while len(self._readings) < len(self._parts):
             i = len(self._readings)
@@ -190,8 +189,6 @@ class Training:
         """Tokens that lead to the answer, and the answer's: as the model says it with its full
         cache, or the first answer alone.
         """
-        from edgekv.learn.reading import say
-
         said = say(self.llm, self._follow(reading, rest), needle.ANSWER_TOKENS)
         text = next(
             (said[: said.index(a) + len(a)] for a in example.answers if a in said),
@@ -207,8 +204,6 @@ class Training:
         return tokens[:n_lead], tokens[n_lead:]
 
     def _score(self, i: int, read: _Read, table: NDArray[np.int32]) -> float:
-        from edgekv.learn.reading import feed, say
-
         preset = methods.get(SCORE)
         read.reading.compress(preset, replace(self.llm._kv_settings, preset=preset, table=table))
         logits = self._follow(read.reading, self._parts[i][1])
@@ -224,8 +219,6 @@ class Training:
         return float(np.mean(found))
 
     def _follow(self, reading: Reading, rest: list[int]) -> NDArray[np.float32]:
-        from edgekv.learn.reading import feed
-
         return feed(self.llm, rest) if rest else reading.logits
 
     def _table(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:

@@ -41,6 +41,7 @@ from edgekv.learn.work import Work
 from edgekv.memory.dense import can_have
 from edgekv.methods import Preset, get
 from edgekv.model.facts import model_info
+from edgekv.native import llama_cpp
 from edgekv.profiles.places import find
 from edgekv.profiles.winners import (
     METHODS,
@@ -117,8 +118,6 @@ def cost(llm: Llama) -> int:
     log-probability of a word takes as long as some hundred weights. No script measures the
     factors, which make the bar move evenly.
     """
-    from edgekv.native import llama_cpp
-
     output = llm.n_vocab() * llm.n_embd()
     others = max(llama_cpp.llama_model_n_params(llm._model.model) - output, 1)
     per_fed = 0.9 * (1 + output / others) + 800 * llm.n_vocab() / others

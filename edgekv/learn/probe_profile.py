@@ -23,12 +23,16 @@ from numpy.typing import NDArray
 
 from edgekv.base.stats import Progress
 from edgekv.errors import BadInput, Unsupported
-from edgekv.learn import surrogate
+from edgekv.learn import contest, surrogate
 from edgekv.learn.calibration import named_texts
 from edgekv.learn.work import Work
+from edgekv.llama.llama import Llama
+from edgekv.methods import probe
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, features, n_features
+from edgekv.model import rotation
 from edgekv.model.identity import Identity, identify
+from edgekv.native import llama_cpp
 from edgekv.profiles.file import Profile, read, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
@@ -61,10 +65,6 @@ def load(path: str, n_tokens: int = N_TOKENS, **options: Any) -> Llama:
     """A model whose context fits `make`. options: of `llama_cpp.Llama` (n_threads, n_gpu_layers,
     ...).
     """
-    from edgekv.learn import contest
-    from edgekv.llama.llama import Llama
-    from edgekv.methods import probe
-
     # the text, and the pieces with their instructions; or a text of the contest
     n_ctx = max(2 * n_tokens + 128 * -(-n_tokens // probe.PIECE), contest.n_ctx())
     options = {"verbose": False, **options}
@@ -138,8 +138,6 @@ def with_contest(
     """`make`, and then the model's contest (`edgekv.learn.contest`): the profile without it is
     written to `path` before, so that a contest that is stopped leaves it.
     """
-    from edgekv.learn import contest
-
     first, second = two_stages(progress, contest.cost(llm))
     profile = make(llm, contexts, ratios, progress=first, **more)
     write(profile, path)
@@ -161,8 +159,6 @@ def cache(
     can be used already. holds_contest: else that is left to a later call. options: as for `load`.
     Raises as `make`, and BadInput if the cache cannot be written.
     """
-    from edgekv.learn import contest
-
     target = cached(identify(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -235,9 +231,6 @@ def measure(
     row; NaN for heads that take no part. And what is learned from it, float32 [n_layer, n_head_kv,
     ...]: `surrogate.moments` of each head, zeros for those and where heads are not alike.
     """
-    from edgekv.methods import probe
-    from edgekv.model import rotation
-
     kv, n = llm._kv, len(tokens)
     assert kv is not None
     model, pairs = identify(llm.model_path), pairs_of(llm)
@@ -263,8 +256,6 @@ def pairs_of(llm: Llama) -> str:
     """Which values of a key RoPE turns together in this model, one of
     `edgekv.methods.kvzap.PAIRS`.
     """
-    from edgekv.native import llama_cpp
-
     return PAIRS[
         llama_cpp.llama_model_rope_type(llm._model.model)
         not in (llama_cpp.LLAMA_ROPE_TYPE_NONE, llama_cpp.LLAMA_ROPE_TYPE_NORM)

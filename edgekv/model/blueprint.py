@@ -15,6 +15,7 @@ from edgekv import native
 from edgekv.errors import EdgeKVError
 from edgekv.library import muted
 from edgekv.model import facts
+from edgekv.model.header import tensor_sizes
 from edgekv.model.placement import CPU, EXPERTS, Placement, on_host
 from edgekv.native import LayerInfo, ProductBytes, llama_cpp
 
@@ -92,8 +93,6 @@ class Blueprint:
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        from edgekv.model.header import tensor_sizes
-
         return tensor_sizes(self.path)
 
     def _context(

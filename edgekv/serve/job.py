@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgekv.chat.reply import Reply
 from edgekv.chat.sampler import Sampler
 from edgekv.chat.stops import Stops
+from edgekv.native import llama_cpp
 from edgekv.serve.conversations import Turns
 from edgekv.serve.events import Cache, Counts, Done, Event, Progress, TokenLogprob, Written
 from edgekv.serve.request import Request
@@ -231,8 +232,6 @@ class Job:
     # ---- tokens
 
     def _is_end(self, token: int) -> bool:
-        from edgekv.native import llama_cpp
-
         return bool(llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token))
 
     def _piece(self, token: int) -> bytes:

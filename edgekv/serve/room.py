@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from edgekv.native import llama_cpp as native
 from edgekv.serve.errors import ApiError
 from edgekv.serve.wanted import check_wanted
 
@@ -22,8 +23,6 @@ class Room:
     @cached_property
     def _longest(self) -> int:
         """Bytes of the longest token; 0 for a vocabulary whose unknown words are one token."""
-        from edgekv.native import llama_cpp as native
-
         vocab = self._llm._model.vocab
         if native.llama_vocab_type(vocab) not in (
             native.LLAMA_VOCAB_TYPE_SPM,
