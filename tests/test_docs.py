@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import edgekv
+import edgekv.llama_cpp as llama_cpp
 from edgekv.commands import docs_python
 from edgekv.commands.values import AUTO_STORES
 from tests import support_table
+from tests.test_layers import ROOMS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,6 +40,25 @@ def test_every_public_name_is_on_the_python_page():
     assert {"kv_cancel", "kv_load", "kv_save", "kv_set", "kv_stats"} <= set(methods)
     assert [n for n in names if f"edgekv.{n}" not in text] == []
     assert [n for n in methods if f"### Llama.{n}\n" not in text] == []
+
+
+def table_of(section: str, page: str = "docs/architecture.md") -> list[str]:
+    """The names in the first column of a section's table."""
+    text = (ROOT / page).read_text(encoding="utf-8").split(f"\n## {section}\n")[1]
+    rows = re.findall(r"^\| (.*?) \|", text.split("\n## ")[0], re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(.+?)`", row)]
+
+
+def test_the_table_of_rooms_has_them_in_order():
+    rooms = [name for name in ROOMS if (ROOT / "edgekv" / name).is_dir()]
+    assert table_of("Where things lie") == [f"{name}/" for name in rooms]
+
+
+def test_the_parents_methods_that_are_overridden_are_listed():
+    below = edgekv.Llama.__mro__[: edgekv.Llama.__mro__.index(llama_cpp.Llama)]
+    own = {name for kind in below for name, value in vars(kind).items() if callable(value)}
+    overridden = {name for name in own if hasattr(llama_cpp.Llama, name)}
+    assert sorted(table_of("From the command line to tokens")) == sorted(overridden)
 
 
 @pytest.mark.parametrize("name", ["cli", "memory", "methods", "eval", "bench", "python-api", ""])
