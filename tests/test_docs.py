@@ -136,14 +136,24 @@ def test_no_page_of_results_has_a_table_without_data():
     assert pages - with_data - by_script == {"index"}
 
 
+def patches() -> dict[str, str]:
+    """Name -> text of each patch, in the order in which they are applied."""
+    lines = (ROOT / "patches" / "series").read_text(encoding="utf-8").splitlines()
+    names = [line for line in lines if line and not line.startswith("#")]
+    return {name: (ROOT / "patches" / name).read_text(encoding="utf-8") for name in names}
+
+
 def test_the_patches_are_described():
     text = (ROOT / "patches" / "README.md").read_text(encoding="utf-8")
-    series = [
-        line
-        for line in (ROOT / "patches" / "series").read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("#")
-    ]
-    assert series and all(f"`{name}`" in text for name in series)
-    for name in series:
-        header = (ROOT / "patches" / name).read_text(encoding="utf-8").split("---", 1)[0]
+    found = patches()
+    assert found and all(f"`{name}`" in text for name in found)
+    for patch in found.values():
+        header = patch.split("---", 1)[0]
         assert all(field in header for field in ("Reason:", "Remove-When:", "Test:"))
+
+
+def test_the_patches_are_counted():
+    found = patches().values()
+    n_hunks = sum(len(re.findall("^@@ ", patch, re.MULTILINE)) for patch in found)
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert f"There are {len(found)} patches with {n_hunks} hunks" in text
