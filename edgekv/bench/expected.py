@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgekv.base.defaults import WINDOW, whole_ctx
 from edgekv.bench.measure import MIN_TOKENS, WARM_UP_TOKENS
 from edgekv.bench.spec import Case
 from edgekv.choice.choose import choose
@@ -15,8 +16,6 @@ from edgekv.memory.limit import APPEND_MAX
 from edgekv.methods.budget import rows_for
 from edgekv.model.blueprint import Blueprint, Context
 from edgekv.model.facts import cache_types
-
-WINDOW = 32  # what `Llama` takes if nothing is said
 
 
 class ExpectedBytes:
@@ -38,7 +37,7 @@ class ExpectedBytes:
         Loading may have been the peak.
         """
         kinds = cache_types[case.type_k][0], cache_types[case.type_v][0]
-        n_ctx = -(-max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS) // 256) * 256
+        n_ctx = whole_ctx(max(case.n_prompt + case.n_gen + case.n_depth, WARM_UP_TOKENS))
         compressed = not case.is_full and sample["mode"] != "uncompressed"
         context = self._blueprint.context(compressed, n_ctx, *kinds)
         # llama.cpp's own is there when the model is loaded

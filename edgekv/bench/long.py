@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from edgekv.base import files, markdown
+from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import MIB, mib, percent, share, size_text
 from edgekv.bench import compare, formats, plot, reads
 from edgekv.bench.runner import Measurements
@@ -51,7 +52,7 @@ def depths_that_fit(lists: Lists, wished: Sequence[int]) -> list[int]:
         )
 
         def peak(n: int) -> int:
-            n_ctx = -(-(n + N_GEN) // 256) * 256
+            n_ctx = whole_ctx(n + N_GEN)
             n_states = int(lists.fill == "repeat")  # a filled cache comes from a state of its size
             full = [planner.point(n_ctx, 1.0, (kind, kind), "f32") for kind in lists.full]
             compressed = [

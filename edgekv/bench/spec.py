@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from edgekv.base.defaults import N_UBATCH
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
 
@@ -75,7 +76,7 @@ class Case:
     kv_ratio: float = 1.0
     kv_hidden: str = "auto"
     n_batch: int = 2048
-    n_ubatch: int = 512
+    n_ubatch: int = N_UBATCH
     n_threads: int = 1
     n_gpu_layers: int = -1
     flash_attn: str = "auto"

@@ -12,6 +12,7 @@ from dataclasses import Field, dataclass, field, fields
 from numbers import Integral
 from typing import Any
 
+from edgekv.base.defaults import MIN_TOKENS, SINK, TAIL, WINDOW
 from edgekv.errors import BadInput
 
 HIDDEN = ("auto", "f32", "f16", "disk", "device", "whole")
@@ -187,9 +188,9 @@ class KVConfig:
             "for one."
         ),
     )
-    sink: int = _option(4, _whole(0), metavar="N", help="First tokens that always stay.")
+    sink: int = _option(SINK, _whole(0), metavar="N", help="First tokens that always stay.")
     window: int = _option(
-        32,
+        WINDOW,
         _whole(1),
         metavar="N",
         help=(
@@ -197,7 +198,9 @@ class KVConfig:
             "stay (its parameter recent)."
         ),
     )
-    min_tokens: int = _option(128, _whole(1), metavar="N", help="A ratio never keeps fewer tokens.")
+    min_tokens: int = _option(
+        MIN_TOKENS, _whole(1), metavar="N", help="A ratio never keeps fewer tokens."
+    )
     hidden: str = _option(
         "auto",
         _one_of(*HIDDEN),
@@ -211,7 +214,7 @@ class KVConfig:
         ),
     )
     tail: int = _option(
-        512,
+        TAIL,
         _whole(1),
         metavar="N",
         help=(

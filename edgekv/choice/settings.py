@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import methods
+from edgekv.base.defaults import MIN_TOKENS, SINK, TAIL, WINDOW
 from edgekv.choice.choose import choose
 from edgekv.choice.config import KVConfig
 from edgekv.methods import KEEPS_ALL, Preset
@@ -30,10 +31,10 @@ class Settings:
     budget.
     """
     preset: Preset = field(default_factory=lambda: methods.get("snapkv"))
-    sink: int = 4
-    window: int = 32
-    min_tokens: int = 128
-    tail: int = 512
+    sink: int = SINK
+    window: int = WINDOW
+    min_tokens: int = MIN_TOKENS
+    tail: int = TAIL
     """Tokens that may gather behind the compressed prompt before they are compressed too."""
     hidden: str = "auto"
     """Where a prompt's hidden states wait; see `edgekv.memory.hidden`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from edgekv.base.defaults import N_UBATCH
 from edgekv.choice.config import HIDDEN
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import LOADING
@@ -148,7 +149,10 @@ bench_options = grouped(
             "-b --batch-size n_batch", default="2048", callback=ints, help="Logical batch sizes."
         ),
         _many(
-            "-ub --ubatch-size n_ubatch", default="512", callback=ints, help="Physical batch sizes."
+            "-ub --ubatch-size n_ubatch",
+            default=str(N_UBATCH),
+            callback=ints,
+            help="Physical batch sizes.",
         ),
         _many(
             "-ctk --cache-type-k type_k",

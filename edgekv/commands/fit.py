@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgekv.base.cache_types import CACHE_TYPES
+from edgekv.base.defaults import N_UBATCH, whole_ctx
 from edgekv.base.sizes import size_text
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
@@ -17,7 +19,7 @@ from edgekv.commands.loading_options import EXPERTS, loading_options
 from edgekv.commands.named import model_named
 from edgekv.commands.options import kv_option
 from edgekv.commands.report import mib, percent, table
-from edgekv.commands.values import AUTO_STORES, CACHE_TYPES, COUNT, size
+from edgekv.commands.values import AUTO_STORES, COUNT, size
 from edgekv.errors import BadInput
 from edgekv.model.loading import Loading
 
@@ -98,7 +100,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     type=click.Choice(CACHE_TYPES),
     help="Type of the V cache; without it as the K cache.",
 )
-@option("-ub --ubatch-size", type=COUNT, default=512, metavar="N", help="Physical batch size.")
+@option("-ub --ubatch-size", type=COUNT, default=N_UBATCH, metavar="N", help="Physical batch size.")
 @option(
     "--ratios shares",
     default="1,0.5,0.3,0.2,0.1",
@@ -144,7 +146,7 @@ def command(
     """
     from edgekv.base.machine import rss_now
     from edgekv.commands import load
-    from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
+    from edgekv.memory.fit import PICKED, TYPES, Planner, Wish
     from edgekv.model.blueprint import Blueprint
 
     path = load.model_path(model)
@@ -166,7 +168,7 @@ def command(
         terminal.busy("planning"),
         Blueprint(path, ubatch_size, on_gpu=on_gpu, placed=placed) as blueprint,
     ):
-        n_ctx = -(-(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train)) // STEP) * STEP
+        n_ctx = whole_ctx(ctx_size or min(CTX_DEFAULT, blueprint.n_ctx_train))
         wish = Wish(
             total - margin_bytes,
             n_ctx,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import edgekv
+from edgekv.base.defaults import whole_ctx
 from edgekv.commands.fit import UNPREPARED, preset_of
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.model.header import DAMAGE, Header, files_of, opened
@@ -122,7 +123,7 @@ def judge(path: str, n_ctx: int, is_gpu: bool, has_profile: bool = True) -> Judg
     """
     from edgekv import methods
     from edgekv.commands.info import bytes_per_token
-    from edgekv.memory.fit import PICKED, STEP, TYPES, Planner, Wish
+    from edgekv.memory.fit import PICKED, TYPES, Planner, Wish
     from edgekv.memory.hidden import AUTO
     from edgekv.model import facts, kind
 
@@ -138,7 +139,7 @@ def judge(path: str, n_ctx: int, is_gpu: bool, has_profile: bool = True) -> Judg
         if kind.is_embedder(header):
             return Judged(str(header.meta.get("general.architecture", "")), no_model=kind.EMBEDDER)
         blueprint = stack.enter_context(_blueprint(path, header, is_gpu))
-        fitting = -(-min(n_ctx, blueprint.n_ctx_train) // STEP) * STEP
+        fitting = whole_ctx(min(n_ctx, blueprint.n_ctx_train))
         types = [PICKED, *((name, name) for name in TYPES[1:])]
         planner = Planner(
             blueprint,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgekv.base.defaults import CTX_STEP, whole_ctx
 from edgekv.choice.config import MOST
 from edgekv.commands import first_use, room, terminal
 from edgekv.commands.later import Later
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from edgekv import Llama
 
 NONE: Mapping[str, str] = {}
-CTX_UNIT = 256
-"""llama.cpp rounds a context up to this many tokens; the bindings' own arrays must be as long."""
 
 
 def model_path(name: str) -> str:
@@ -59,10 +58,10 @@ def load_llama(
     check_gguf(path)
     kind.check(path, writes=True)  # before a profile is made
     options.loading.check(path)
-    if options.ctx_size % CTX_UNIT and not (later and later.has_begun):
+    if options.ctx_size % CTX_STEP and not (later and later.has_begun):
         terminal.status(
             f"edgekv: -c {options.ctx_size:,} is taken as {_context(options):,}: contexts are"
-            f" multiples of {CTX_UNIT} tokens"
+            f" multiples of {CTX_STEP} tokens"
         )
 
     def check_room() -> None:
@@ -109,7 +108,7 @@ def llama_arguments(options: EngineOptions) -> dict[str, Any]:
 
 def _context(options: EngineOptions) -> int:
     """Tokens of the context; 0: those that the model was trained with."""
-    return -(-options.ctx_size // CTX_UNIT) * CTX_UNIT
+    return whole_ctx(options.ctx_size)
 
 
 def learn(

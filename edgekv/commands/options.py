@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import click
 
+from edgekv.base.cache_types import CACHE_TYPES
+from edgekv.base.defaults import N_UBATCH
 from edgekv.choice.config import KVConfig, option_of
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
@@ -22,7 +24,6 @@ from edgekv.commands.loading_options import LOADING, take_loading
 from edgekv.commands.named import model_named
 from edgekv.commands.values import (
     AUTO_STORES,
-    CACHE_TYPES,
     COUNT,
     FROM_ZERO,
     INTEGER,
@@ -114,7 +115,7 @@ ENGINE: tuple[Decorator, ...] = (
         "-ub --ubatch-size",
         env="UBATCH",
         type=COUNT,
-        default=512,
+        default=N_UBATCH,
         metavar="N",
         help="Physical batch size: tokens of the prompt that are computed at once.",
     ),

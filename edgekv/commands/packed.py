@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.choice.config import KVConfig
 from edgekv.commands.options import EngineOptions
-from edgekv.commands.values import CACHE_TYPES
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:

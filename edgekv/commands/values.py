@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-CACHE_TYPES = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+from edgekv.base.cache_types import CACHE_TYPES
+
 AUTO_STORES = (
     "auto stores what came nearest to the full cache when the model was prepared, else q8_0"
 )

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base import files
+from edgekv.base.defaults import CTX_STEP, whole_ctx
 from edgekv.conversation import remembered, state, whole_state
 from edgekv.errors import BadInput
 from edgekv.model import facts
@@ -208,7 +209,7 @@ def _read(llm: Holder, f: BufferedReader, path: str) -> _File:
         if header["n_tokens"] > llm.n_ctx():
             raise BadInput(
                 f"'{path}' holds {header['n_tokens']:,} tokens, this context {llm.n_ctx():,}: "
-                f"give a larger -c, {-(-header['n_tokens'] // 256) * 256 + 256} or more"
+                f"give a larger -c, {whole_ctx(header['n_tokens'] + CTX_STEP)} or more"
             )
         return _body(llm, reader, header)
     except BadInput:

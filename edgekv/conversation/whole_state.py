@@ -25,11 +25,9 @@ from typing import Any
 import numpy as np
 
 from edgekv import native
+from edgekv.base.cache_types import SCALES
 from edgekv.model import facts
 from edgekv.native import llama_cpp
-
-_SCALES = {"q8_0": 1, "q5_1": 2, "q5_0": 1, "q4_1": 2, "q4_0": 1, "iq4_nl": 1}
-"""float16 numbers that each block of a quantised type begins with; the rest may be any bits."""
 
 _PIECE = 1 << 18  # bytes that are looked at together
 
@@ -138,6 +136,6 @@ def _finite(kind: int, rows: memoryview) -> bool:
 def _finite_piece(name: str, n_bytes: int, rows: memoryview) -> bool:
     if name == "f32":
         return bool(np.isfinite(np.frombuffer(rows, "<f4")).all())
-    words = np.frombuffer(rows, "<u2").reshape(-1, n_bytes // 2)[:, : _SCALES.get(name, 1)]
+    words = np.frombuffer(rows, "<u2").reshape(-1, n_bytes // 2)[:, : SCALES[name] or 1]
     exponent = 0x7F80 if name == "bf16" else 0x7C00
     return not bool(((words & exponent) == exponent).any())

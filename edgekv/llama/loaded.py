@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import edgekv.llama_cpp as llama_cpp
 from edgekv import native
+from edgekv.base.defaults import whole_ctx
 from edgekv.base.sizes import size_text
 from edgekv.choice.config import KVConfig
 from edgekv.choice.settings import Settings, resolve
@@ -98,7 +99,7 @@ class LoadedModel(llama_cpp.Llama):
         stores = self._kv_settings.stores
         kwargs["flash_attn"] = _flash_attn(flash_attn, stores, kwargs)
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
-            kwargs["n_ctx"] = -(-kwargs["n_ctx"] // 256) * 256
+            kwargs["n_ctx"] = whole_ctx(kwargs["n_ctx"])
         if not (self._kv_servers or self._kv_vocab_only):  # servers have memory of their own
             check_whole_cache(
                 path,

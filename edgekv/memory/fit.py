@@ -16,7 +16,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from edgekv import native
-from edgekv.base.sizes import size_text
+from edgekv.base.defaults import CTX_STEP, MIN_TOKENS, N_UBATCH, SINK, TAIL, WINDOW, whole_ctx
+from edgekv.base.sizes import MIB, size_text
 from edgekv.errors import BadInput
 from edgekv.memory import dense
 from edgekv.memory.entries import entries_per_f16
@@ -35,9 +36,6 @@ TYPES = ("f16", "q8_0", "q4_0")
 PICKED = ("auto", "auto")
 """No types named: f16, and where rows are evicted what `auto` picks."""
 HIDDEN = (AUTO, "f16", "disk")
-MIB = 2**20
-STEP = 256
-"""llama.cpp rounds contexts to this many tokens."""
 CTX_MIN = 512
 CTX_MAX = 2**22
 """Longer than any model reads; llama.cpp's own lists grow with the context even where nothing else
@@ -56,10 +54,10 @@ class Wish:
     ratios: Sequence[float] = RATIOS
     types: Sequence[tuple[str, str]] = tuple((t, t) for t in TYPES)
     hidden: Sequence[str] = HIDDEN
-    tail: int = 512
-    window: int = 32
-    sink: int = 4
-    min_tokens: int = 128
+    tail: int = TAIL
+    window: int = WINDOW
+    sink: int = SINK
+    min_tokens: int = MIN_TOKENS
     process: int = 0
     """Bytes of the process without model and cache."""
     prefill_memory: int | None = None
@@ -133,7 +131,7 @@ class Planner:
         blueprint: Blueprint,
         preset: Preset,
         wish: Wish,
-        n_ubatch: int = 512,
+        n_ubatch: int = N_UBATCH,
         on_gpu: bool = False,
         auto: Callable[[float], Preset] | None = None,
     ) -> None:
@@ -144,7 +142,7 @@ class Planner:
         self.dense = PICKED in wish.types and dense.fits(blueprint.shape)
         self.blueprint, self.preset, self.wish = blueprint, preset, wish
         self._n_ubatch, self._on_gpu = n_ubatch, on_gpu
-        self.n_ctx = min(wish.n_ctx, -(-blueprint.n_ctx_train // STEP) * STEP)
+        self.n_ctx = min(wish.n_ctx, whole_ctx(blueprint.n_ctx_train))
         """What is planned: no more than the model was trained with."""
 
     def point(self, n_ctx: int, ratio: float, types: tuple[str, str], hidden: str) -> Point:
@@ -294,11 +292,11 @@ class Planner:
 
     def largest(self) -> Point | None:
         """The longest context that fits at all, at most the planned one: the last resort."""
-        low, high = 0, self.n_ctx // STEP
+        low, high = 0, self.n_ctx // CTX_STEP
         while low < high:  # a longer context always takes more
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.best(middle * STEP) else (low, middle - 1)
-        return self.best(low * STEP) if low * STEP >= CTX_MIN else None
+            low, high = (middle, high) if self.best(middle * CTX_STEP) else (low, middle - 1)
+        return self.best(low * CTX_STEP) if low * CTX_STEP >= CTX_MIN else None
 
     def contexts(self) -> list[int]:
         """Contexts for a table: powers of two up to twice the wished one or the trained one."""
@@ -308,7 +306,7 @@ class Planner:
 
     def refusal(self) -> str:
         """Why nothing fits, and what to do."""
-        least = min(self.ways(max(CTX_MIN, STEP)), key=lambda p: p.peak)
+        least = min(self.ways(max(CTX_MIN, CTX_STEP)), key=lambda p: p.peak)
         return (
             f"nothing fits into {size_text(self.wish.n_bytes)}: even a context of {least.n_ctx}"
             f" tokens takes {size_text(least.peak)}, of which the weights are"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from edgekv.base.defaults import SINK, WINDOW
+
 
 def keep(
     scores: NDArray[np.float32],
     counts: ArrayLike,
     pos: NDArray[np.int32],
     n_seen: int,
-    sink: int = 4,
-    window: int = 32,
+    sink: int = SINK,
+    window: int = WINDOW,
 ) -> list[NDArray[np.int32]]:
     """Rows to keep, for each KV head an int32 array of min(counts[k], rows of the head) row
     indices.
@@ -38,8 +40,8 @@ def protect(
     scores: NDArray[np.float32],
     pos: NDArray[np.int32],
     n_seen: int,
-    sink: int = 4,
-    window: int = 32,
+    sink: int = SINK,
+    window: int = WINDOW,
 ) -> NDArray[np.float32]:
     """`scores` with +inf for the rows that `keep` protects, for budgets that compare heads or
     layers. Shapes as there.

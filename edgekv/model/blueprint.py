@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from edgekv import native
+from edgekv.base.defaults import N_UBATCH
 from edgekv.errors import EdgeKVError
 from edgekv.library import muted
 from edgekv.model import facts
@@ -46,7 +47,11 @@ class Blueprint:
     """
 
     def __init__(
-        self, path: str, n_ubatch: int = 512, on_gpu: bool = True, placed: Sequence[Placement] = ()
+        self,
+        path: str,
+        n_ubatch: int = N_UBATCH,
+        on_gpu: bool = True,
+        placed: Sequence[Placement] = (),
     ) -> None:
         self.path, self._n_ubatch, self._placed = path, n_ubatch, placed
         self._model = facts.load_without_weights(path, -1 if on_gpu else 0, placed)

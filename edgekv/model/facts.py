@@ -14,6 +14,7 @@ from typing import Any
 
 from edgekv import native
 from edgekv.base import machine
+from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.library import lib_dir, logged_error, muted
 from edgekv.model import backends, kind, placement
@@ -25,8 +26,7 @@ from edgekv.version import __version__
 def _cache_types() -> dict[str, tuple[int, int, int]]:
     import gguf
 
-    names = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-    kinds = {n: gguf.GGMLQuantizationType[n.upper()] for n in names}
+    kinds = {n: gguf.GGMLQuantizationType[n.upper()] for n in CACHE_TYPES}
     return {n: (int(k), *gguf.GGML_QUANT_SIZES[k]) for n, k in kinds.items()}
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgekv.base import files
+from edgekv.base.defaults import SINK, WINDOW
 from edgekv.errors import BadInput
 from edgekv.methods.kvzap import PAIRS, Surrogate, n_features
 from edgekv.model.header import DAMAGE, Header, Tensor, open_regular
@@ -56,8 +57,8 @@ class Profile:
     shares: NDArray[np.float32]
     score: str = ""
     """The score that it was made for; empty if it serves any."""
-    window: int = 32
-    sink: int = 4
+    window: int = WINDOW
+    sink: int = SINK
     calibration: str = ""
     """SHA-256 (hex) of the texts it was made from; empty if unknown."""
     command: str = ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from edgekv.base.defaults import MIN_TOKENS
 from edgekv.errors import BadInput
 
 
@@ -42,7 +43,7 @@ def rows_for(
     per_f16: Fraction = Fraction(1),
     bytes_per_row_head: float | None = None,
     n_heads: int | None = None,
-    min_tokens: int = 128,
+    min_tokens: int = MIN_TOKENS,
 ) -> int:
     """Rows per head (the mean over all layers and KV heads) that stay of `n_tokens` tokens.
 

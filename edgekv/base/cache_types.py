@@ -1,0 +1,18 @@
+"""The types that K and V can have in a cache, by name."""
+
+from __future__ import annotations
+
+SCALES = {
+    "f16": 0,
+    "bf16": 0,
+    "q8_0": 1,
+    "q5_1": 2,
+    "q5_0": 1,
+    "q4_1": 2,
+    "q4_0": 1,
+    "iq4_nl": 1,
+}
+"""Name -> float16 numbers that each block of a quantised type begins with; the rest may be any
+bits. 0: there are no blocks.
+"""
+CACHE_TYPES = tuple(SCALES)
