@@ -253,3 +253,15 @@ def test_heads_keep_different_numbers_of_rows_and_the_sum_is_that_of_the_ratio(d
     assert (
         kept.max() > 4 * kept.min() and kept.sum() <= 0.3 * 64 / 34 * 700 * kept.size
     )  # rows of 34 bytes where f16 has 64
+
+
+def test_a_choice_looks_once(demo_model, monkeypatch):
+    """Identifying a model reads pieces of all of its attention weights."""
+    looked = []
+    read, identify = places.read, places.identify
+    monkeypatch.setattr(places, "read", lambda path: looked.append(str(path)) or read(path))
+    monkeypatch.setattr(places, "identify", lambda path: looked.append(path) or identify(path))
+    for name in ("auto", "edgekv", "lukv", "score=joint,budget=profile"):
+        looked.clear()
+        choose(name, str(demo_model), ratio=0.2)
+        assert str(demo_model) in looked and len(set(looked)) == len(looked)

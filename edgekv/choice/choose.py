@@ -17,7 +17,7 @@ from edgekv.errors import BadInput
 from edgekv.methods import Preset
 from edgekv.methods.budget import ProfileBudget
 from edgekv.methods.kvzap import KVzap
-from edgekv.profiles import NONE, find
+from edgekv.profiles import NONE, Profiles
 from edgekv.profiles.winners import OFFLINE
 
 AUTO = "auto"
@@ -41,35 +41,36 @@ def choose(
     not. types: cache types of K and V that were named. Raises BadInput if `text` means none, or
     needs a profile and there is none.
     """
-    if text == AUTO and (winner := _winner(model_path, profile, ratio, types)):
+    profiles = Profiles(model_path, profile)
+    if text == AUTO and (winner := _winner(profiles, ratio, types)):
         return winner
     why = ""
     if text == AUTO:
-        text, why = _automatic(model_path, profile)
-    return _with_profile(replace(methods.get(text), why=why), text, model_path, profile)
+        text, why = _automatic(profiles)
+    return _with_profile(replace(methods.get(text), why=why), text, profiles)
 
 
-def _with_profile(preset: Preset, text: str, model_path: str, profile: str | None) -> Preset:
+def _with_profile(preset: Preset, text: str, profiles: Profiles) -> Preset:
     """`preset`, which `text` spells, with what it needs of the model's profile."""
     if isinstance(preset.budget, ProfileBudget):
-        preset = _with_shares(preset, text, model_path, profile)
-    return _with_maps(preset, model_path, profile) if isinstance(preset.score, KVzap) else preset
+        preset = _with_shares(preset, text, profiles)
+    return _with_maps(preset, profiles) if isinstance(preset.score, KVzap) else preset
 
 
 def _winner(
-    model_path: str, wish: str | None, ratio: float | None, types: tuple[str, str] | None
+    profiles: Profiles, ratio: float | None, types: tuple[str, str] | None
 ) -> Preset | None:
     """What `auto` takes by the model's contest; None where that says nothing."""
-    profile = None if ratio is None else find(model_path, wish, predicts=True)
+    profile = None if ratio is None else profiles.find(predicts=True)
     contest = profile.contest if profile else None
     winner = contest.at(ratio) if contest and ratio else None
     if profile is None or contest is None or winner is None or types not in (None, winner.types):
         return None
     offline = winner.method in OFFLINE  # which have a profile of their own
-    if offline and not find(model_path, kind=winner.method):
+    if offline and not profiles.named(None).find(kind=winner.method):
         return None
-    wish = None if offline else profile.path
-    preset = _with_profile(methods.get(winner.method), winner.method, model_path, wish)
+    profiles = profiles.named(None if offline else profile.path)
+    preset = _with_profile(methods.get(winner.method), winner.method, profiles)
     return replace(
         preset,
         why="nearest to the full cache in this model's contest",
@@ -79,17 +80,17 @@ def _winner(
     )
 
 
-def _automatic(model_path: str, wish: str | None) -> tuple[str, str]:
+def _automatic(profiles: Profiles) -> tuple[str, str]:
     """The method that 'auto' takes, and why."""
-    if find(model_path, wish, predicts=True):
+    if profiles.find(predicts=True):
         return WITH_PROFILE, "this model has a profile"
-    if find(model_path, wish, methods.get(WITH_SHARES).score.name):
+    if profiles.find(methods.get(WITH_SHARES).score.name):
         return WITH_SHARES, "this model's profile has budgets alone"
-    refused = "profiles are switched off" if wish == NONE else "this model has no profile"
+    refused = "profiles are switched off" if profiles.wish == NONE else "this model has no profile"
     return WITHOUT_PROFILE, f"{refused}: prompts are read twice instead"
 
 
-def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -> Preset:
+def _with_shares(preset: Preset, text: str, profiles: Profiles) -> Preset:
     """`preset` with the shares of the profile that its budget needs.
 
     A plain name leaves the score open: a profile for another one than the preset's own then brings
@@ -98,13 +99,13 @@ def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -
     budget = preset.budget
     assert isinstance(budget, ProfileBudget)
     is_open = text in methods.REGISTRY and bool(budget.kind)
-    scores = [""] if is_open and wish else [preset.score.name, ""][: 1 + is_open]
-    found = next((p for score in scores if (p := find(model_path, wish, score, budget.kind))), None)
+    scores = [""] if is_open and profiles.wish else [preset.score.name, ""][: 1 + is_open]
+    found = next((p for score in scores if (p := profiles.find(score, budget.kind))), None)
     if found is None:
         raise BadInput(
             f"there is no {budget.kind or 'profile'}{' profile' * bool(budget.kind)} for"
-            f" {model_path}: make one with 'edgekv profile {budget.kind or 'probe'}', or name one"
-            " with --kv-profile"
+            f" {profiles.model_path}: make one with 'edgekv profile {budget.kind or 'probe'}', or"
+            " name one with --kv-profile"
         )
     if is_open and found.score and found.score != preset.score.name:
         preset = replace(methods.get(f"score={found.score},budget={budget.name}"), name=preset.name)
@@ -114,18 +115,18 @@ def _with_shares(preset: Preset, text: str, model_path: str, wish: str | None) -
     )
 
 
-def _with_maps(preset: Preset, model_path: str, wish: str | None) -> Preset:
+def _with_maps(preset: Preset, profiles: Profiles) -> Preset:
     """`preset` with the maps that the score kvzap needs: of the profile that was named, or else of
     any that has them.
     """
     assert isinstance(preset.score, KVzap)
-    found = find(model_path, wish, predicts=True)
-    if found is None and wish not in (None, NONE):
-        found = find(model_path, predicts=True)
+    found = profiles.find(predicts=True)
+    if found is None and profiles.wish not in (None, NONE):
+        found = profiles.named(None).find(predicts=True)
     if found is None:
         raise BadInput(
-            f"there are no maps for kvzap in a profile for {model_path}: make one with 'edgekv"
-            " profile probe'"
+            f"there are no maps for kvzap in a profile for {profiles.model_path}: make one with"
+            " 'edgekv profile probe'"
         )
     score = replace(preset.score, surrogate=found.surrogate)
     return replace(preset, score=score, profile=preset.profile or found.path)

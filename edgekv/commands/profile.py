@@ -225,14 +225,15 @@ def show(model: str, share: float, output: str | None, as_json: bool) -> None:
 def profile_of(name: str) -> Profile:
     """The profile that a model has, or the one in a file. Raises BadInput."""
     from edgekv.commands.load import model_path
-    from edgekv.profiles import find, read
+    from edgekv.profiles import Profiles, read
 
     if os.path.isfile(name) and not is_model(name):
         return replace(read(name), path=name)
     path = model_path(name)
     if not is_model(path):
         raise BadInput(f"'{name}' is neither a model nor a profile; 'edgekv models' lists models")
-    found = find(path, predicts=True) or find(path)
+    profiles = Profiles(path)
+    found = profiles.find(predicts=True) or profiles.find()
     if found is None:
         raise BadInput(
             f"{name} has no profile yet: 'edgekv chat {name} --kv-ratio 0.2' makes it on first use"

@@ -12,6 +12,6 @@ from __future__ import annotations
 
 from edgekv.model.identity import Identity, identify
 from edgekv.profiles.file import Profile, read, write
-from edgekv.profiles.places import NONE, find
+from edgekv.profiles.places import NONE, Profiles, find
 
-__all__ = ["NONE", "Identity", "Profile", "find", "identify", "read", "write"]
+__all__ = ["NONE", "Identity", "Profile", "Profiles", "find", "identify", "read", "write"]

@@ -12,7 +12,9 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from edgekv.base import folders
@@ -27,6 +29,73 @@ TASK_KIND = "evolkv"
 SHIPPED = Path(__file__).parent.parent / "data" / "profiles"
 
 
+class Profiles:
+    """The profiles of a model file. Whatever is asked of them, a file is read once.
+
+    wish: a profile's file, NONE, or None for those beside the model, then shipped, then in the
+    cache.
+    """
+
+    def __init__(self, model_path: str, wish: str | None = None) -> None:
+        self.model_path, self.wish = model_path, wish
+        self._known: dict[str, Profile | BadInput] = {}
+
+    def named(self, wish: str | None) -> Profiles:
+        """The same with another wish."""
+        other = copy(self)
+        other.wish = wish
+        return other
+
+    @cached_property
+    def _model(self) -> Identity:
+        return identify(self.model_path)
+
+    def find(self, score: str = "", kind: str = "", predicts: bool = False) -> Profile | None:
+        """The first one that belongs to this model, serves `score` (empty: any) and is of `kind`
+        (empty: any but evolkv, which is for its task alone); None if there is none.
+
+        predicts: only one that has what the score kvzap needs. The plain one beside the model, if
+        it cannot be used, is left out with a line in the log. Raises BadInput if the file of `wish`
+        cannot be used. A model that cannot be identified has no profile: it has no KV heads, or
+        whoever loads it will say what is wrong.
+        """
+        if self.wish == NONE:
+            return None
+        if self.wish is not None:
+            profile = self._read(self.wish)
+            profile.check(self._model, score, self.wish, kind)
+            return profile if profile.surrogate or not predicts else None
+        try:
+            model = self._model
+        except BadInput:
+            return None
+        for path in candidates(self.model_path, model):
+            try:
+                profile = self._read(str(path))
+                profile.check(model, score, str(path))
+            except BadInput as error:
+                if path == beside(self.model_path):
+                    logging.getLogger("edgekv").warning("edgekv: %s", error)
+                continue
+            if (profile.kind == kind or not kind and profile.kind != TASK_KIND) and (
+                profile.surrogate or not predicts
+            ):
+                return profile
+        return None
+
+    def _read(self, path: str) -> Profile:
+        """Raises BadInput."""
+        if path not in self._known:
+            try:
+                self._known[path] = replace(read(path), path=path)
+            except BadInput as error:
+                self._known[path] = error
+        found = self._known[path]
+        if isinstance(found, BadInput):
+            raise found
+        return found
+
+
 def find(
     model_path: str,
     wish: str | None = None,
@@ -34,40 +103,8 @@ def find(
     kind: str = "",
     predicts: bool = False,
 ) -> Profile | None:
-    """The profile for a model file, None if there is none or if none is wanted.
-
-    predicts: only one that has what the score kvzap needs.
-
-    wish: a profile's file, NONE, or None to look for one: beside the model, then shipped, then in
-    the cache; the first that belongs to this model, serves `score` (empty: any) and is of `kind`
-    (empty: any but evolkv, which is for its task alone). The plain one beside the model, if it
-    cannot be used, is left out with a line in the log. Raises BadInput if the file of `wish` cannot
-    be used. A model that cannot be identified has no profile: it has no KV heads, or whoever loads
-    it will say what is wrong.
-    """
-    if wish == NONE:
-        return None
-    if wish is not None:
-        profile = replace(read(wish), path=str(wish))
-        profile.check(identify(model_path), score, wish, kind)
-        return profile if profile.surrogate or not predicts else None
-    try:
-        model = identify(model_path)
-    except BadInput:
-        return None
-    for path in candidates(model_path, model):
-        try:
-            profile = replace(read(path), path=str(path))
-            profile.check(model, score, str(path))
-        except BadInput as error:
-            if path == beside(model_path):
-                logging.getLogger("edgekv").warning("edgekv: %s", error)
-            continue
-        if (profile.kind == kind or not kind and profile.kind != TASK_KIND) and (
-            profile.surrogate or not predicts
-        ):
-            return profile
-    return None
+    """The profile for a model file: see `Profiles.find`."""
+    return Profiles(model_path, wish).find(score, kind, predicts)
 
 
 def shapes() -> set[tuple[object, ...]]:
