@@ -18,6 +18,7 @@ from edgekv import BadInput, EdgeKVError
 from edgekv.conversation import session
 from edgekv.methods import REGISTRY
 from edgekv.methods.budget.profile import ProfileBudget
+from edgekv.model.fingerprint import fingerprint
 from tests import models, recurrent
 from tests.engine import TYPES, feed, load, logits, random_profile
 
@@ -488,15 +489,15 @@ def test_a_model_whose_weights_were_permuted_is_another_one(tmp_path):
     path = tmp_path / "model.gguf"
     data = np.random.default_rng(0).integers(0, 256, 40 << 20, np.uint8)
     data.tofile(path)
-    before = session.fingerprint(str(path))
-    assert session.fingerprint(str(path)) == before
+    before = fingerprint(str(path))
+    assert fingerprint(str(path)) == before
     heads = data[20 << 20 : 24 << 20].reshape(4, -1).copy()
     data[20 << 20 : 24 << 20] = heads[[1, 0, 3, 2]].ravel()
     data.tofile(path)
-    permuted = session.fingerprint(str(path))
+    permuted = fingerprint(str(path))
     data[-1] ^= 1
     data.tofile(path)
-    assert len({before, permuted, session.fingerprint(str(path))}) == 3
+    assert len({before, permuted, fingerprint(str(path))}) == 3
 
 
 @pytest.mark.parametrize("way", ["compressed", "whole"])

@@ -26,7 +26,7 @@ from edgekv.base.defaults import CTX_STEP, whole_ctx
 from edgekv.conversation import remembered, state, whole_state
 from edgekv.errors import BadInput
 from edgekv.model import facts
-from edgekv.model import fingerprint as pieces
+from edgekv.model.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder
@@ -37,8 +37,6 @@ KIND = b"edgekv session "
 MAGIC = KIND + b"3\n"
 PRIVATE = 0o600
 """Permissions of a file: it holds what somebody wrote."""
-N_PIECES, PIECE = 256, 1 << 16
-"""Pieces of a model file, and bytes of each, that go into its fingerprint."""
 _HEADER = 1 << 16  # most bytes of the line of JSON
 _DIGEST = hashlib.sha256().digest_size
 _ROPE = (
@@ -67,24 +65,8 @@ _COMPRESSED = {
     False: ("an uncompressed cache", "leave --kv-ratio and other limits out"),
 }
 
-_known: dict[tuple[int, ...], str] = {}
-"""Fingerprints of files as they were: each saved conversation asks for its model's."""
-
 Check = Callable[[Any], object]
 """Called with a file's note before anything changes; raises an EdgeKVError to refuse the file."""
-
-
-def fingerprint(path: str) -> str:
-    """A model file's identity: SHA-256 of its size and of pieces at even distances.
-
-    Raises BadInput if it cannot be read.
-    """
-    with files.opened(path) as f:
-        now = os.fstat(f.fileno())
-        key = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
-        if key not in _known:
-            _known[key] = pieces.of(f, [(0, now.st_size)], N_PIECES, PIECE)
-        return _known[key]
 
 
 def _identity(llm: Holder) -> dict[str, Any]:

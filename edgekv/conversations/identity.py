@@ -8,8 +8,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from edgekv.conversation.session import fingerprint
 from edgekv.library import lib_dir
+from edgekv.model.fingerprint import fingerprint
 from edgekv.native.bindings import ABI
 from edgekv.version import __version__
 

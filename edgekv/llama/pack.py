@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from edgekv.choice.config import KVConfig
 from edgekv.conversation import session
 from edgekv.errors import BadInput
+from edgekv.model.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from edgekv.llama.llama import Llama
@@ -172,7 +173,7 @@ def check_model(
     adapters: Iterable[tuple[str, float]],
 ) -> None:
     """Raises BadInput if a pack is not of this model file with these overrides and adapters."""
-    its, mine = owner(path), session.fingerprint(model)
+    its, mine = owner(path), fingerprint(model)
     if its.fingerprint and its.fingerprint != mine:
         raise BadInput(
             f"'{path}' belongs to another model: {its}; this one is"
