@@ -85,6 +85,9 @@ class KVStats:
     n_bytes_checkpoints: int = 0
     """Main memory that saved states take, from which an answer is written again without reading the
     prompt; not part of `n_bytes`."""
+    n_bytes_archive: int = 0
+    """What the rows of all tokens take in the archive's file; not part of `n_bytes`, of which the
+    index is a part."""
     stage_ms: Mapping[str, float] = field(default_factory=dict)
     """What each of STAGES took of the last prompt; empty if nothing was compressed."""
 

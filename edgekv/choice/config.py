@@ -120,6 +120,22 @@ def _path(value: Any, name: str) -> str | None:
     return None if value is None else str(value)
 
 
+def _share(value: Any, name: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < 1:
+        raise BadInput(f"{name} {value} is no share; give a number from 0 up to 1")
+    return number
+
+
+def _archive(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise BadInput(f"{name} {value} must be 'off', 'temporary' or a folder")
+    return value
+
+
 def _switch(value: Any, name: str) -> bool:
     return bool(value)
 
@@ -249,6 +265,26 @@ class KVConfig:
             "again without reading the prompt again."
         ),
     )
+    archive: str = _option(
+        "off",
+        _archive,
+        metavar="FOLDER",
+        help=(
+            "Keep K and V of all tokens in a file without a name in this folder ('temporary': in"
+            " the cache folder; 'off': nowhere, unless --kv-recall needs it). Each later prompt is"
+            " read behind all of them, and what stays in memory is chosen anew."
+        ),
+    )
+    recall: float = _option(
+        0.0,
+        _share,
+        metavar="R",
+        help=(
+            "Share of the tokens that each new token looks up again in the archive, besides those"
+            " in memory, such as 0.05. An index of two bits for each value of the keys finds them;"
+            " it counts as a part of the cache. On the CPU."
+        ),
+    )
     seed: int = _option(
         0, _whole(0), metavar="N", is_python_only=True, help="Seed of the method 'random'."
     )
@@ -261,6 +297,11 @@ class KVConfig:
             raise BadInput(
                 "kv_memory decides how many tokens stay, and so does a table in "
                 "kv_budget: give one of them"
+            )
+        if (self.recall or self.archive != "off") and not self.compresses:
+            raise BadInput(
+                "nothing is evicted, so there is nothing to recall: give kv_ratio below 1, or leave"
+                " kv_archive and kv_recall out"
             )
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgekv import methods
+from edgekv.base import folders
 from edgekv.base.defaults import MIN_TOKENS, SINK, TAIL, WINDOW
 from edgekv.choice.choose import choose
 from edgekv.choice.config import KVConfig
@@ -43,6 +45,10 @@ class Settings:
     """Bytes that products with weights may work with while a prompt is read; None: any."""
     fast_prefill: bool = False
     """Nothing is evicted, and prompts are read into a store."""
+    archive: str | None = None
+    """The folder of the archive; None: there is none."""
+    recall: float = 0.0
+    """Share of the tokens that a new one recalls from it."""
 
     @property
     def stores(self) -> bool:
@@ -80,6 +86,10 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
         hidden=config.hidden,
         seed=config.seed,
         prefill_memory=config.prefill_memory,
+        archive=archive_folder(
+            "temporary" if config.recall and config.archive == "off" else config.archive
+        ),
+        recall=config.recall,
     )
     # With `memory` the method is `full`: the whole cache is checked against it as it is allocated,
     # and a store allocates nothing then.
@@ -87,6 +97,13 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
         return settings
     settings = replace(settings, ratio=1.0, tokens=None, n_bytes=None, table=None)
     return replace(settings, preset=KEEPS_ALL, fast_prefill=True)
+
+
+def archive_folder(wish: str) -> str | None:
+    """The folder that `KVConfig.archive` means; None: there is to be no archive."""
+    if wish == "off":
+        return None
+    return str(folders.cache()) if wish == "temporary" else os.path.expanduser(wish)
 
 
 def contested(config: KVConfig) -> float | None:

@@ -77,7 +77,7 @@ class Checkpoints:
         """
         assert llm._kv is not None
         info = llm._kv.store.memory()
-        if info.n_past == 0 or info.fixed > self._prompt_end > 0:
+        if info.n_past == 0 or info.fixed > self._prompt_end > 0 or info.can_go_back:
             return
         if self.sink is not None:
             self.sink.keep_beginning(llm)

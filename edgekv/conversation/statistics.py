@@ -116,7 +116,9 @@ def compressed(
         stage_ms=stage_ms,
         mode="layers" if kv.by_layer else "full then compress",
         hidden=kv.hidden,
-        n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers)),
+        n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers))
+        + info.bytes_index,
+        n_bytes_archive=info.bytes_archive,
         n_ctx=llm.n_ctx(),
         n_bytes_reserved=0 if s.memory is None else reserve(layers, s.tail, s.window),
         n_bytes_limit=s.memory,

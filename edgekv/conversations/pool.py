@@ -73,6 +73,11 @@ class Conversations:
         with llm._guard.use():
             if llm._kv_pool is not None:
                 raise BadInput("this model has conversations already: close them first")
+            if llm._kv is not None and llm._kv.settings.archive is not None:
+                raise BadInput(
+                    "an archive is for one conversation, which is used alone: leave kv_archive and"
+                    " kv_recall out"
+                )
             self._llm, self._cache_ram = llm, cache_ram
             self._settings: tuple[object, str] = (None, "")
             self.losses = Losses(is_usual=cache_ram == 0 and cache_disk is None)

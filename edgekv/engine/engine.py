@@ -6,12 +6,14 @@ chat: tokens go in, the cache is what the method left of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from ctypes import POINTER
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,17 +25,19 @@ from edgekv.choice.settings import Settings
 from edgekv.engine.memory import Memory
 from edgekv.engine.observer import QueryObserver
 from edgekv.engine.prompt_centroids import PromptCentroids
-from edgekv.errors import EdgeKVError
+from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, definite, planned, where_offloaded
-from edgekv.memory.limit import growth, rows_within
+from edgekv.memory.limit import APPEND_MAX, growth, rows_within
 from edgekv.memory.room import check_prompt
 from edgekv.methods import budget, select
 from edgekv.methods.budget import Fixed, Plan, Spending
 from edgekv.methods.budget.profile import from_shares
 from edgekv.methods.centroid_merge import CentroidMerge
 from edgekv.methods.merge import D2O, Folding
+
+log = logging.getLogger("edgekv")
 
 _TOKENS = POINTER(native.llama_cpp.llama_token)
 
@@ -66,6 +70,26 @@ class Engine:
         self.memory = Memory(ratio=settings.ratio)
         self.reading: native.Prefill | None = None
         """The prompt that is being read."""
+        self.is_archived = settings.archive is not None
+        """Nobody has been told yet that the conversation has no archive."""
+        if settings.archive is not None:
+            self._begin_archive(settings.archive)
+
+    def _begin_archive(self, folder: str) -> None:
+        """Raises BadInput where there can be no archive, or its index alone is too large."""
+        index, full = self.index_bytes(1), self.bytes_full(1)
+        if self.settings.ratio < 1 and index >= self.settings.ratio * full:
+            raise BadInput(
+                f"the index of kv_recall alone takes {100 * index / full:.1f} % of a full cache:"
+                " give a larger kv_ratio, or leave kv_recall out"
+            )
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"{folder} cannot be made ({error.strerror}); name another folder"
+            ) from None
+        self.store.archive(folder, self.settings.recall)
 
     def prefill(
         self, tokens: Sequence[int], progress: Progress | None = None, recent: bool = False
@@ -79,6 +103,22 @@ class Engine:
         allocated then), Cancelled or whatever `progress` raised if it was stopped; the store is
         then as before.
         """
+        had_archive = self.store.memory().has_archive
+        try:
+            self._prefill(tokens, progress, recent)
+        except EdgeKVError as error:
+            if not had_archive or self.store.memory().has_archive:
+                raise
+            log.warning("edgekv: %s", error)
+            self._prefill(tokens, progress, recent)  # behind what memory has
+        if self.settings.archive is not None and not self.store.memory().has_archive:
+            if self.is_archived:
+                log.warning(
+                    "edgekv: this conversation has no archive; it goes on with what memory has"
+                )
+            self.is_archived = False
+
+    def _prefill(self, tokens: Sequence[int], progress: Progress | None, recent: bool) -> None:
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         need = None if recent else self._check_room(observer, plan)
         hidden = need.way if need else definite(self.settings.hidden)
@@ -257,6 +297,15 @@ class Engine:
         """Tokens in front of the recent buffer."""
         return max(info.boundary, min(self.memory.compressed_at, info.n_past))
 
+    def is_prompt(self, n_tokens: int) -> bool:
+        """Whether so many tokens are read as a prompt, not appended: many are, and with an archive
+        all but those that are written one by one.
+        """
+        if n_tokens > APPEND_MAX:
+            return True
+        info = self.store.memory()
+        return bool(info.went_back or (n_tokens > 1 and info.has_archive))
+
     def recent_is_full(self, n_more: int, n_beside: int = 0) -> bool:
         """Whether `n_more` tokens would make the recent buffer too long, so that it has to be
         compressed. n_beside: bytes outside the store that count against a limit.
@@ -347,6 +396,7 @@ class Engine:
     def forget(self) -> None:
         """The conversation was cleared."""
         self.memory = Memory(ratio=self.settings.ratio)
+        self.is_archived = self.settings.archive is not None
         self.excess, self.working = None, 0
 
     def kept(self) -> NDArray[np.int32]:
@@ -354,6 +404,16 @@ class Engine:
         out = np.zeros((len(self.store.layers), self.store.n_head_kv), np.int32)
         for il, info in enumerate(self.store.layers):
             out[il, : info.n_head_kv] = self.store.length(il)
+        return out
+
+    def before(self) -> NDArray[np.int32]:
+        """int32 [n_layer, n_head_kv]: rows of each head that a prompt is read behind. By the
+        archive that are those of all tokens.
+        """
+        out, info = self.kept(), self.store.memory()
+        if info.has_archive:
+            for il in self.full_layers:
+                out[il, : self.store.layers[il].n_head_kv] = info.n_past
         return out
 
     @property
@@ -372,13 +432,19 @@ class Engine:
         """KV entries of this cache's types that take the bytes of one in f16."""
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
+    def index_bytes(self, n_tokens: int) -> int:
+        """Bytes of the index by which tokens are recalled."""
+        if not self.settings.recall:
+            return 0
+        return n_tokens * sum(index_row(self.store.layers[il]) for il in self.full_layers)
+
     def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
         s, layers, full = self.settings, self.store.layers, self.full_layers
         there = np.array(
             [[k < layers[il].n_head_kv for k in range(self.store.n_head_kv)] for il in full]
         ).reshape(len(full), self.store.n_head_kv)
-        have = np.where(there, self.kept()[full] + n_new, 0).astype(np.int32)
+        have = np.where(there, self.before()[full] + n_new, 0).astype(np.int32)
         n_tokens, n_heads = self.store.memory().n_past + n_new, max(int(there.sum()), 1)
         row = sum(layers[il].bytes_row * layers[il].n_head_kv for il in full) / n_heads
         n_rows = (
@@ -395,8 +461,12 @@ class Engine:
                 min_tokens=s.min_tokens,
             )
         )
+        index = self.index_bytes(n_tokens)
         if s.memory is not None:
-            n_rows = min(n_rows, rows_within(layers, s.memory, s.tail, s.window, s.sink))
+            n_rows = min(n_rows, rows_within(layers, s.memory - index, s.tail, s.window, s.sink))
+        elif s.tokens is None and s.table is None:
+            least = min(n_rows, s.min_tokens)
+            n_rows = max(n_rows - int(-(-index // max(row * n_heads, 1))), least)
         merge = s.preset.merge if s.table is None else None
         window = merge.window(n_rows, s.window) if isinstance(merge, CentroidMerge) else s.window
         return Plan(n_rows, have, tuple(full), n_tokens, s.sink, window, n_rows / n_tokens)
@@ -433,7 +503,7 @@ class Engine:
             n_seen=plan.n_tokens,
             n_embd=native.hidden_width(model),
             n_ubatch=n_ubatch,
-            n_old=int(self.kept().max(initial=0)),
+            n_old=int(self.before().max(initial=0)),
             old_bytes=memory.bytes_now,
             recurrent=memory.bytes_recurrent * (memory.n_past > 0),
             even=even,
@@ -479,6 +549,12 @@ class Engine:
             return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
+
+
+def index_row(layer: native.LayerInfo) -> int:
+    """Bytes of a token in a layer's index: two bits for each value of its keys, and a byte that
+    says whether memory has it (edgekv-index.h)."""
+    return layer.n_head_kv * (layer.d_k // 4 + 1)
 
 
 def _fold(

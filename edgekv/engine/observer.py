@@ -80,7 +80,8 @@ class QueryObserver:
         begin = store.memory().n_past
         pos = np.full((len(n_old), n_rows), -1, np.int32)
         for k, n in enumerate(n_old):
-            pos[k, :n] = store.positions(p.il, k)
+            # as many rows as tokens are all of them, in their order: those of the archive, say
+            pos[k, :n] = np.arange(n) if n == begin else store.positions(p.il, k)
             pos[k, n : n + p.n_tokens] = np.arange(begin, begin + p.n_tokens)
         return LayerStats(
             p.il,

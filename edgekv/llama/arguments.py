@@ -35,6 +35,8 @@ class CacheArguments(TypedDict, total=False):
     kv_prefill_memory: int | str | None
     kv_fast_prefill: bool
     kv_checkpoints: bool
+    kv_archive: str
+    kv_recall: float
     kv_seed: int
 
 

@@ -17,7 +17,6 @@ from edgekv.conversation import state
 from edgekv.engine.engine import Engine
 from edgekv.errors import ContextFull, EdgeKVError, StepFailed
 from edgekv.llama.loaded import LoadedModel
-from edgekv.memory.limit import APPEND_MAX
 
 AS_BEFORE = "the conversation is as before"
 
@@ -134,7 +133,7 @@ class Evaluation(LoadedModel):
         """Read a part of a prompt, or the whole of it. n_before, n_all: tokens of the prompt that
         are done, and all.
         """
-        if len(tokens) > min(APPEND_MAX, self.n_batch):
+        if len(tokens) > self.n_batch or kv.is_prompt(len(tokens)):
             self._checkpoints.save(self)
             share = len(tokens) / n_all
             kv.prefill(

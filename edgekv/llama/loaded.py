@@ -295,6 +295,11 @@ class LoadedModel(llama_cpp.Llama):
 
     def _kv_check_drafts(self, settings: Settings) -> None:
         """Raises BadInput if drafts could not be taken back from the compressed cache."""
+        if settings.archive is not None and self.draft_model is not None:
+            raise BadInput(
+                "with an archive tokens are written one by one: leave draft_model out, or"
+                " kv_archive and kv_recall"
+            )
         if (
             settings.stores
             and self.draft_model is not None

@@ -24,7 +24,7 @@ from typing import Any
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, Unsupported
 from edgekv.library import lib_dir
 
-ABI = 21
+ABI = 22
 CANCELLED, INVALID, UNSUPPORTED, NO_MEMORY = -1, -2, -3, -4
 
 
@@ -92,6 +92,11 @@ class CMemoryInfo(Structure):
             "bytes_recurrent",
             "bytes_mark",
             "n_mark",
+            "bytes_archive",
+            "bytes_index",
+            "has_archive",
+            "can_go_back",
+            "went_back",
         )
     ]
 
@@ -174,6 +179,7 @@ FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("rows_bytes", c_int, P, I32, I32, P, P),
     ("memory_get", c_int, P, POINTER(CMemoryInfo)),
     ("mark_tokens", c_int, P),
+    ("archive_on", c_int, P, c_char_p, c_float),
     ("evict", c_int, P, I32, I32P, I32P),
     ("write_rows", c_int, P, I32, I32, I32, I32P, F32P, F32P),
     ("make_plain", c_int, P),

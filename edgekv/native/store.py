@@ -62,7 +62,8 @@ class LayerInfo:
 class MemoryInfo:
     """n_past: tokens that went in; boundary: where the recent buffer begins; bytes of the store now
     and at the peak; bytes of recurrent layers' state and of the copy that `Store.mark` made of it,
-    and tokens in the copy (-1: there is none). See edgekv.h.
+    and tokens in the copy (-1: there is none); of the archive its bytes, whether prompts are read
+    behind it, whether the conversation can go back to any token, and whether it did. See edgekv.h.
     """
 
     n_past: int
@@ -72,11 +73,18 @@ class MemoryInfo:
     bytes_recurrent: int
     bytes_mark: int
     n_mark: int
+    bytes_archive: int = 0
+    bytes_index: int = 0
+    has_archive: int = 0
+    can_go_back: int = 0
+    went_back: int = 0
 
     @property
     def fixed(self) -> int:
         """Tokens that cannot be taken back one by one."""
-        return self.n_past if self.bytes_recurrent else self.boundary
+        if self.bytes_recurrent:
+            return self.n_past
+        return 0 if self.can_go_back else self.boundary
 
 
 class Store:
@@ -119,6 +127,14 @@ class Store:
         For a model with recurrent layers, of whose state a copy is made; others need none.
         """
         check(lib.edgekv_mark_tokens(self.ctx))
+
+    def archive(self, folder: str, recall: float = 0.0) -> None:
+        """Give conversations that begin from now on an archive in a file without a name in
+        `folder`: see `edgekv_archive_on` in edgekv.h.
+
+        Raises Unsupported for a model that has none, EdgeKVError if there can be no such file.
+        """
+        check(lib.edgekv_archive_on(self.ctx, folder.encode(), recall))
 
     def length(self, il: int) -> NDArray[np.int32]:
         """int32 [n_head_kv]: rows that attention reads."""

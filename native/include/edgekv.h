@@ -14,7 +14,7 @@ extern "C" {
 
 #define EDGEKV_PROBE_MAX 2560 // tokens of one piece, at most
 
-#define EDGEKV_ABI 21 // changes with any signature or struct below
+#define EDGEKV_ABI 22 // changes with any signature or struct below
 
 enum edgekv_status {
     EDGEKV_OK = 0,
@@ -136,8 +136,16 @@ struct edgekv_memory_info {
     int64_t bytes_peak;
     // state of recurrent layers; 0: tokens behind the boundary can be taken back one by one
     int64_t bytes_recurrent;
-    int64_t bytes_mark; // copy of it that edgekv_mark_tokens made
-    int64_t n_mark;     // tokens in that copy; -1: there is none
+    int64_t bytes_mark;    // copy of it that edgekv_mark_tokens made
+    int64_t n_mark;        // tokens in that copy; -1: there is none
+    int64_t bytes_archive; // in its file
+    int64_t bytes_index;   // in memory
+    // 1: a prompt is read behind the rows of all tokens, which the archive has
+    int64_t has_archive;
+    // 1: besides, the conversation can go back to any token
+    int64_t can_go_back;
+    // 1: it went back behind the boundary, and the next token is to be read as a prompt
+    int64_t went_back;
 };
 LLAMA_API int edgekv_memory_get(const struct llama_context * ctx, struct edgekv_memory_info * out);
 
@@ -145,6 +153,14 @@ LLAMA_API int edgekv_memory_get(const struct llama_context * ctx, struct edgekv_
 // compressed. For models with recurrent layers, which have no other way back; costs a copy of their
 // state. Nothing happens to other models
 LLAMA_API int edgekv_mark_tokens(struct llama_context * ctx);
+
+// From now on a conversation that begins in this context has an archive: the rows of all its
+// tokens, of layers that attend to everything, in a file without a name in `dir` (null: TMPDIR). A
+// prompt is then read behind all of them, and what is kept is chosen from all of them. recall: the
+// share of the tokens whose rows each new token reads from there, besides those that were kept; it
+// finds them by an index of two bits a value. 0: none. EDGEKV_UNSUPPORTED with ALiBi, or to recall
+// on a device; EDGEKV_FAILED if there can be no such file
+LLAMA_API int edgekv_archive_on(struct llama_context * ctx, const char * dir, float recall);
 
 // keep only these rows: counts [n_head_kv], rows: the heads' row numbers one after another, each
 // list in the order to be stored

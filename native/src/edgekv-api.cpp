@@ -211,7 +211,30 @@ int edgekv_memory_get(const llama_context * ctx, edgekv_memory_info * out) {
         const auto & m = *dynamic_cast<const edgekv_memory *>(ctx->get_memory());
         given(out) = { s.n_past, s.boundary, (int64_t) s.n_bytes(), (int64_t) s.n_bytes_peak,
             (int64_t) edgekv_recurrent_bytes(ctx->get_memory()), (int64_t) m.mark.n_bytes(),
-            m.n_mark };
+            m.n_mark, s.archive ? s.archive->n_bytes() : 0,
+            s.archive ? (int64_t) s.archive->n_bytes_memory() : 0, s.has_archive(), s.can_go_back(),
+            s.went_back };
+    });
+}
+
+int edgekv_archive_on(llama_context * ctx, const char * dir, float recall) {
+    return guard([&] {
+        auto & m = edgekv_memory_of((store_of(ctx), *ctx));
+        for (const auto & l : m.store->layers) {
+            if (l->max_bias != 0.0f)
+                throw edgekv_error { EDGEKV_UNSUPPORTED, "a model with ALiBi has no archive" };
+            if (recall > 0 && l->selects() &&
+                (!ggml_backend_buft_is_host(l->buft) || m.store->graph_attend || l->v_in_k ||
+                    l->d_k % 4))
+                throw edgekv_error {
+                    EDGEKV_UNSUPPORTED,
+                    "tokens of this model cannot be recalled: its rows lie on a device, or are latent"
+                };
+        }
+        m.archive_dir = dir ? dir : "";
+        edgekv_archive(m.store->layers, m.n_ctx, m.archive_dir); // there can be one
+        m.archives = true;
+        m.recall = recall;
     });
 }
 
@@ -413,7 +436,9 @@ void edgekv_prefill_free(edgekv_prefill * p) { delete p; }
 
 int edgekv_prefill_old(const edgekv_prefill * p, int32_t il, int32_t * old) {
     return guard([&] {
-        const auto & l = layer_of(reading(p).prompt.ctx, il);
+        const auto & prompt = reading(p).prompt;
+        layer_of(prompt.ctx, il); // there is one
+        const auto & l = prompt.layer(il);
         if (l.n_head_kv) std::copy(l.len.begin(), l.len.end(), &given(old));
     });
 }

@@ -10,6 +10,7 @@
 #include "llama-kv-cache-iswa.h"
 
 #include <memory>
+#include <string>
 
 // opened to native/ by one friend declaration per class
 struct edgekv_access {
@@ -28,6 +29,9 @@ struct edgekv_memory {
     const uint64_t id = next_id(); // no other memory of this process has it, not even a later one
     std::unique_ptr<edgekv_store> store;
     uint32_t n_ctx = 0;
+    bool archives = false;           // conversations have an archive
+    std::string archive_dir;         // where
+    float recall = 0;                // share of the tokens that a new one recalls from it
     int64_t n_positions = INT64_MAX; // that the model has learned one by one, if it has
     uint32_t n_outputs_max = 0;      // tokens of a batch whose logits may be asked for
     // of recurrent layers, to go back to: what they held behind the first n_mark tokens

@@ -31,6 +31,8 @@ void edgekv_parked::swap(llama_memory_i * mem) {
     std::swap(s.layers, layers);
     std::swap(s.n_past, n_past);
     std::swap(s.boundary, boundary);
+    std::swap(s.archive, archive);
+    std::swap(s.went_back, went_back);
     std::swap(s.n_bytes_peak, n_bytes_peak);
     std::swap(m.mark, mark);
     std::swap(m.n_mark, n_mark);
@@ -42,7 +44,7 @@ void edgekv_parked::swap(llama_memory_i * mem) {
 }
 
 size_t edgekv_parked::n_bytes() const {
-    size_t n = recurrent.n_bytes() + mark.n_bytes();
+    size_t n = recurrent.n_bytes() + mark.n_bytes() + (archive ? archive->n_bytes_memory() : 0);
     for (const auto & l : layers)
         n += l->t.n_bytes() + l->recent.n_bytes() + l->row_pos.n_bytes() +
             l->n_rows() * sizeof(llama_pos);

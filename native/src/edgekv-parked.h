@@ -18,6 +18,8 @@ private:
     uint64_t owner; // the context's memory
     std::vector<std::unique_ptr<edgekv_layer>> layers;
     llama_pos n_past = 0, boundary = 0;
+    std::unique_ptr<edgekv_archive> archive;
+    bool went_back = false;
     size_t n_bytes_peak = 0;
     edgekv_recurrent_state recurrent;
     edgekv_recurrent_state mark;

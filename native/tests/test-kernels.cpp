@@ -394,6 +394,82 @@ void test_centroids(random_source & rnd) {
     }
 }
 
+// ---- recall
+
+// Steps of 1 and queries of whole numbers up to 127: the index says them without an error. Logits
+// and values by plain loops over the rows that are nearest by it
+void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, float softcap) {
+    const int n_bytes = d_k / 4, n_wanted = rnd.below(n + 2), dp = 2 + d_v;
+    std::vector<uint8_t> codes((size_t) n * n_bytes), resident(n);
+    std::vector<float> step(d_k, 1.0f), q((size_t) n_query * d_k);
+    std::vector<ggml_fp16_t> k((size_t) n * d_k), v((size_t) n * d_v);
+    for (auto & x : codes) x = (uint8_t) rnd.below(256);
+    for (auto & x : resident) x = rnd.below(4) == 0;
+    for (auto & x : q) x = (float) rnd.range(-127, 127);
+    for (int h = 0; h < n_query; ++h) q[(size_t) h * d_k] = 127;
+    for (auto & x : k) x = ggml_fp32_to_fp16(0.01f * rnd.normal());
+    for (auto & x : v) x = ggml_fp32_to_fp16(rnd.normal());
+    const edgekv_recalled a = { n, n_wanted, d_k, d_v, codes.data(), step.data(), resident.data(),
+        (const char *) k.data(), (const char *) v.data(), d_k * sizeof(ggml_fp16_t),
+        d_v * sizeof(ggml_fp16_t), GGML_TYPE_F16, GGML_TYPE_F16, 0.125f, softcap };
+    std::vector<float> out((size_t) n_query * dp, NAN);
+    edgekv_cpu_recall(&a, q.data(), d_k, n_query, out.data());
+
+    std::vector<double> best(n, -INFINITY);
+    for (int h = 0; h < n_query; ++h) {
+        std::vector<double> s(n, 0);
+        for (int r = 0; r < n; ++r)
+            for (int i = 0; i < d_k; ++i) {
+                const int c = codes[r * n_bytes + i % n_bytes] >> (2 * (i / n_bytes)) & 3;
+                s[r] += (double) q[h * d_k + i] * (2 * c - 3);
+            }
+        const double most = n ? *std::max_element(s.begin(), s.end()) : 0;
+        for (int r = 0; r < n; ++r) best[r] = std::max(best[r], s[r] - most);
+    }
+    std::vector<int> rows;
+    for (int r = 0; r < n; ++r)
+        if (!resident[r]) rows.push_back(r);
+    std::stable_sort(rows.begin(), rows.end(), [&](int x, int y) { return best[x] > best[y]; });
+    rows.resize(std::min<size_t>(rows.size(), n_wanted));
+
+    nmse error;
+    for (int h = 0; h < n_query; ++h) {
+        std::vector<double> s, o(d_v, 0);
+        double most = -INFINITY, sum = 0;
+        for (int r : rows) {
+            double x = 0;
+            for (int i = 0; i < d_k; ++i)
+                x += (double) q[h * d_k + i] * ggml_fp16_to_fp32(k[r * d_k + i]);
+            x *= 0.125;
+            s.push_back(softcap ? softcap * std::tanh(x / softcap) : x);
+            most = std::max(most, s.back());
+        }
+        for (size_t i = 0; i < rows.size(); ++i) {
+            const double p = std::exp(s[i] - most);
+            sum += p;
+            for (int j = 0; j < d_v; ++j) o[j] += p * ggml_fp16_to_fp32(v[rows[i] * d_v + j]);
+        }
+        const float * got = out.data() + (size_t) h * dp;
+        if (rows.empty()) {
+            check(got[0] == -INFINITY && got[1] == 0, "recall: nothing is something");
+            continue;
+        }
+        error.add(got[0], most);
+        error.add(got[1], sum);
+        for (int j = 0; j < d_v; ++j) error.add(got[2 + j], o[j]);
+    }
+    check(error.value() < 1e-9, "recall: d %d/%d, %d of %d rows, %d queries: %g", d_k, d_v,
+        n_wanted, n, n_query, error.value());
+}
+
+void test_recall(random_source & rnd) {
+    for (int d_k : { 4, 64, 96, 128 })
+        for (int n : { 0, 1, 17, 300 })
+            for (int n_query : { 1, 7 })
+                test_recall_of(
+                    rnd, d_k, d_k == 96 ? 64 : d_k, n, n_query, n_query == 7 ? 30.0f : 0);
+}
+
 void run(const test_case & c, random_source & rnd) {
     const inputs in(c, rnd);
     const auto a = attend_reference(in);
@@ -439,6 +515,7 @@ int main(int argc, char ** argv) {
     test_fwht(rnd);
     test_moments(rnd);
     test_centroids(rnd);
+    test_recall(rnd);
     test_merge(rnd, n_random);
     each_case(
         rnd, n_random, asks_few(argc, argv), ON_CPU, [&](const test_case & c) { run(c, rnd); });

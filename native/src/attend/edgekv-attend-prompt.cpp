@@ -105,8 +105,9 @@ static void attend_prompt(ggml_tensor * dst, int ith, int nth, void * userdata) 
 }
 
 ggml_tensor * edgekv_prefill::attend(
-    const llm_graph_context & g, const edgekv_layer & l, const edgekv_attention & a) {
+    const llm_graph_context & g, const edgekv_layer & stored, const edgekv_attention & a) {
     ggml_tensor * q = a.q;
+    const edgekv_layer & l = prompt.layer(stored.il);
     const edgekv_scratch & s = scratches.of(l);
     const auto & seen = chunks.seen();
     if (a.k) edgekv_store_rows(g, s.t, a.k, a.v, chunks.row_input(g, s));

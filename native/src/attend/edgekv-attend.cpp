@@ -30,6 +30,7 @@ struct attend_input : llm_graph_input_i {
         // read by the CPU kernel while it runs
         float scale = 1, cap = 0;
         int n_tokens = 0, parts = 1;
+        const edgekv_archive * archive = nullptr; // one more part is recalled from it
         std::vector<int32_t> start; // first visible row of each token (sliding window)
     };
 
@@ -124,13 +125,24 @@ void attend_part(ggml_tensor * dst, int ith, int nth, void * userdata) {
         pl.start.empty() ? nullptr : pl.start.data() };
     for (int p = ith; p < pl.parts; p += nth)
         edgekv_cpu().attend_part(&rows, &qs, (float *) dst->data, p, pl.parts);
+    if (!pl.archive) return;
+    const int n_query = rows.n_head / rows.n_head_kv;
+    float * out = (float *) dst->data + (size_t) pl.parts * rows.n_head * (2 + rows.d_v);
+    for (int k = ith; k < rows.n_head_kv; k += nth) {
+        edgekv_recalled a = pl.archive->recalled(*pl.l, k);
+        a.scale = rows.scale;
+        a.softcap = rows.softcap;
+        const int h = k * n_query;
+        edgekv_cpu().recall(
+            &a, qs.q + h * qs.stride_h, qs.stride_h, n_query, out + (size_t) h * (2 + rows.d_v));
+    }
 }
 
 void attend_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const auto & pl = *(const attend_input::per_layer *) userdata;
     const edgekv_rows rows = rows_of(pl, dst->src[1], dst->src[2], dst->src[3]);
-    edgekv_cpu().attend_combine(&rows, pl.n_tokens, (const float *) dst->src[0]->data, pl.parts,
-        (float *) dst->data, ith, nth);
+    edgekv_cpu().attend_combine(&rows, pl.n_tokens, (const float *) dst->src[0]->data,
+        pl.parts + (pl.archive != nullptr), (float *) dst->data, ith, nth);
 }
 
 } // namespace
@@ -147,7 +159,8 @@ static ggml_tensor * attend_cpu(const llm_graph_context & g, attend_input::per_l
     if (q->nb[0] != sizeof(float)) q = ggml_cont(g.ctx0, q);
     ggml_tensor * a[] = { q, l.t.k, l.t.v, l.recent.k, l.recent.v };
     ggml_tensor * parts = ggml_custom_4d(g.ctx0, GGML_TYPE_F32, 2 + l.d_v, l.n_head, g.n_tokens,
-        pl.parts, a, l.recent.k ? 5 : 3, attend_part, GGML_N_TASKS_MAX, &pl);
+        pl.parts + (pl.archive != nullptr), a, l.recent.k ? 5 : 3, attend_part, GGML_N_TASKS_MAX,
+        &pl);
     ggml_tensor * b[] = { parts, l.t.k, l.t.v, sinks };
     return ggml_custom_4d(g.ctx0, GGML_TYPE_F32, l.d_v, l.n_head, g.n_tokens, 1, b, sinks ? 4 : 3,
         attend_combine, GGML_N_TASKS_MAX, &pl);
@@ -202,6 +215,8 @@ static ggml_tensor * attend_store(const llm_graph_context & g, edgekv_store * st
     pl.cap = edgekv_softcap(g);
     pl.n_tokens = (int) g.n_tokens;
     pl.parts = edgekv_n_parts(g.n_tokens);
+    if (g.n_tokens == 1 && store->archive && store->archive->recalls(l))
+        pl.archive = store->archive.get();
     const bool on_cpu = ggml_backend_buft_is_host(l.buft);
     if (g.n_tokens <= edgekv_table::MAX_TOKENS &&
         (on_cpu ? store->node_attend : !store->graph_attend)) {

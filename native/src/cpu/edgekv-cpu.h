@@ -69,6 +69,24 @@ GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows,
     const struct edgekv_queries * qs, float * dst, float * norm, std::atomic<int32_t> * next,
     int nth);
 
+// recall: what one KV head has beside its rows in the store. A token attends to the n_wanted rows
+// that the index finds nearest
+struct edgekv_recalled {
+    int n, n_wanted, d_k, d_v;
+    // index: [n][d_k/4], two bits a value, which is a number of steps: -3, -1, 1 or 3
+    const uint8_t * codes;    // value i: bits 2*(i / (d_k/4)) of byte i % (d_k/4)
+    const float * step;       // [d_k]
+    const uint8_t * resident; // [n] 1: the store has this row
+    // rows of all tokens
+    const char *k, *v;
+    size_t nb_k, nb_v;
+    enum ggml_type type_k, type_v;
+    float scale, softcap;
+};
+// q: n_query queries of one token, stride floats apart; out [n_query][2 + d_v] as a part of attend
+GGML_BACKEND_API void edgekv_cpu_recall(
+    const struct edgekv_recalled * a, const float * q, int64_t stride, int n_query, float * out);
+
 // Column statistics, indexed by the row number in the layer (first[k] + j). Null = not wanted.
 // They accumulate over calls; n_seen = queries per head seen before this call.
 struct edgekv_columns {
@@ -205,6 +223,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_attend_part) attend_part;
     decltype(&edgekv_cpu_attend_combine) attend_combine;
     decltype(&edgekv_cpu_attend_prompt) attend_prompt;
+    decltype(&edgekv_cpu_recall) recall;
     decltype(&edgekv_cpu_score_columns) score_columns;
     decltype(&edgekv_cpu_product_words) product_words;
     decltype(&edgekv_cpu_product_room) product_room;

@@ -2,31 +2,16 @@
 #include "edgekv-hidden.h"
 #include "edgekv-kernels.h"
 #include "edgekv-pages.h"
+#include "edgekv-temporary.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 
-#ifndef _WIN32
-#include <unistd.h>
-#endif
-
 static std::FILE * open_temporary(const std::string & dir) {
-#ifdef _WIN32
-    (void) dir;
-    return std::tmpfile();
-#else
-    const char * env = std::getenv("TMPDIR");
-    std::string path = (!dir.empty()         ? dir
-                               : env && *env ? std::string(env)
-                                             : std::string("/tmp")) +
-        "/edgekv-XXXXXX";
-    const int fd = mkstemp(&path[0]);
-    if (fd < 0) return nullptr;
-    unlink(path.c_str()); // gone with the process, whatever happens
-    return fdopen(fd, "w+b");
-#endif
+    const int fd = edgekv_temporary(dir);
+    return fd < 0 ? nullptr : fdopen(fd, "w+b");
 }
 
 // by which power of two a state is too large for f16: a few channels of some models go beyond

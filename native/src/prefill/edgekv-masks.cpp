@@ -37,12 +37,13 @@ void edgekv_masks::make() {
     int64_t n_old = 0;
     int n_swa = 0;
     bool any_full = false;
-    for (const auto & l : prompt.store->layers) {
-        const bool slides = l->n_swa && !l->chunked;
-        if (slides) n_swa = l->n_swa;
-        if (l->n_head_kv == 0 || slides) continue;
+    for (int il = 0; il < (int) prompt.store->layers.size(); ++il) {
+        const auto & l = prompt.layer(il);
+        const bool slides = l.n_swa && !l.chunked;
+        if (slides) n_swa = l.n_swa;
+        if (l.n_head_kv == 0 || slides) continue;
         any_full = true;
-        n_old = std::max<int64_t>(n_old, l->len_max());
+        n_old = std::max<int64_t>(n_old, l.len_max());
     }
     if (any_full) {
         full_at = n_old + prompt.n_rows;

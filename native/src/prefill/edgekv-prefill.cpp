@@ -8,6 +8,7 @@
 #include "cpu/edgekv-cpu.h"
 
 #include "llama-context.h"
+#include "llama-impl.h"
 #include "llama-model.h"
 
 #include <algorithm>
@@ -139,6 +140,7 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(
     return_what_is_large();
     p->read_params(ctx, params);
     auto & store = *p->prompt.store;
+    p->begin_archive();
     store.place_pos(); // missing where memory was when rows moved last
     if (!edgekv_context::make_ready(*ctx)) throw no_memory("the logits");
     p->before.save(edgekv_recurrent_of(ctx->get_memory()));
@@ -151,6 +153,32 @@ std::unique_ptr<edgekv_prefill> edgekv_prefill::begin(
     return p;
 }
 
+// A conversation that lost its archive, to a full disk say, gets none before it is cleared
+void edgekv_prefill::begin_archive() {
+    auto & store = *prompt.store;
+    auto & memory = edgekv_memory_of(*prompt.ctx);
+    if (memory.archives && !store.archive && store.boundary == 0) {
+        memory.archives = false; // unless it can be made
+        store.archive =
+            std::make_unique<edgekv_archive>(store.layers, memory.n_ctx, memory.archive_dir);
+        memory.archives = true;
+        store.archive->recall = memory.recall;
+    }
+    store.catch_up();
+    prompt.use_archive();
+}
+
+// The rows of a layer that was read. Where the file cannot take them the prompt is read to its end
+void edgekv_prefill::archive(const edgekv_layer & l) {
+    if (!prompt.store->archive || loses_archive) return;
+    try {
+        scratches.archive(l);
+    } catch (const edgekv_error & e) {
+        LLAMA_LOG_WARN("edgekv: %s\n", e.what());
+        loses_archive = true;
+    }
+}
+
 edgekv_prefill::~edgekv_prefill() {
     auto * store = prompt.store;
     if (store && store->paused == this) store->paused = nullptr;
@@ -161,6 +189,7 @@ edgekv_prefill::~edgekv_prefill() {
     chunks.clear();
     ggml_backend_sched_reset(prompt.ctx->get_sched());
     if (!prompt.ended) forget();
+    if (loses_archive) store->archive.reset();
     store->active = nullptr;
     ++store->version;
     edgekv_device::report();
@@ -203,6 +232,7 @@ void edgekv_prefill::run(int il) {
     if (il == p.begin(slice)) run_chunks(slice);
     p.il_done = il;
     p.broken = false;
+    if (p.layer(il).selects()) archive(p.layer(il));
     note_peak();
     if (p.by_layer && il + 1 == n_layer) { // no layer comes that would need them
         slices.drop_work();
@@ -217,7 +247,12 @@ void edgekv_prefill::run_chunks(int slice) {
     const auto & p = prompt;
     const int begin = p.begin(slice), end = p.ends[slice];
     const int n_slices = (int) chunks.all().size() * p.n_slice();
-    for (int l = begin; l < end; ++l) scratches.lay_out_old(p.layer(l));
+    try {
+        for (int l = begin; l < end; ++l) scratches.lay_out_old(p.layer(l));
+    } catch (const edgekv_error &) { // it cannot be read
+        loses_archive = true;
+        throw;
+    }
     const auto * recurrent = edgekv_recurrent_of(p.ctx->get_memory());
     edgekv_recurrent_rows at_end; // of the prompt: each piece goes on there, and the conversation
     for (const auto & c : chunks.all()) {
@@ -304,6 +339,11 @@ void edgekv_prefill::end() {
     if (!prompt.pieces.empty()) memory.forget_cells(n_past);
     memory.forget_mark();
     edgekv_context::has_read(*prompt.ctx, prompt.n_tokens, begin_us);
+    if (auto * archive = prompt.store->archive.get()) {
+        archive->n_tokens = n_past;
+        for (const auto & l : prompt.store->layers) archive->set_resident(*l, n_past);
+    }
+    prompt.store->went_back = false;
     prompt.ended = true;
 }
 

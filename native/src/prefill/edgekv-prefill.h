@@ -44,6 +44,8 @@ struct edgekv_prefill final : edgekv_reader {
 
 private:
     void read_params(llama_context * ctx, const edgekv_prefill_params & params);
+    void begin_archive();
+    void archive(const edgekv_layer & l);
     void make_memory(const edgekv_prefill_params & params);
     void run_chunks(int slice);
     void forget();
@@ -52,7 +54,8 @@ private:
 
     edgekv_progress progress = nullptr;
     void * progress_data = nullptr;
-    int n_done = 0; // slices
+    int n_done = 0;             // slices
+    bool loses_archive = false; // its file could not take or give rows
     int64_t begin_us = 0;
     edgekv_recurrent_state before; // what recurrent layers held before the prompt
     edgekv_recurrent_state half;   // what they held when it was paused

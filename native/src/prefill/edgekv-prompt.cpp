@@ -5,6 +5,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <numeric>
 
 void edgekv_prompt::cut() {
     const int n_layer = (int) store->layers.size();
@@ -14,6 +15,24 @@ void edgekv_prompt::cut() {
     ends.clear();
     for (int il = 0; il < n_alone; ++il) ends.push_back(il + 1);
     if (n_alone < n_layer) ends.push_back(n_layer);
+}
+
+void edgekv_prompt::use_archive() {
+    archived.clear();
+    if (!store->archive || pos0 == 0) return;
+    archived.resize(store->layers.size());
+    for (const auto & l : store->layers) {
+        if (!l->selects()) continue;
+        auto whole = l->alike();
+        whole->first.assign(l->n_head_kv, 0);
+        whole->len.assign(l->n_head_kv, pos0);
+        whole->n_recent = pos0; // none of them has been rounded
+        for (auto & pos : whole->pos) {
+            pos.resize(pos0);
+            std::iota(pos.begin(), pos.end(), 0);
+        }
+        archived[l->il] = std::move(whole);
+    }
 }
 
 ggml_backend_dev_t edgekv_prompt::device() const {

@@ -59,7 +59,15 @@ struct edgekv_prompt {
         const int64_t begin = logits ? 0 : n_tokens - 1;
         return std::max<int64_t>(0, std::min(first + n, n_tokens) - std::max(first, begin));
     }
-    const edgekv_layer & layer(int il) const { return *store->layers[il]; }
+    // with the rows of earlier turns that the prompt is read behind: those in the store, or, by
+    // the archive, all
+    const edgekv_layer & layer(int il) const {
+        return archived.empty() || !archived[il] ? *store->layers[il] : *archived[il];
+    }
+    bool in_archive(const edgekv_layer & l) const { return !archived.empty() && archived[l.il]; }
+    std::vector<std::unique_ptr<edgekv_layer>> archived; // [n_layer] or none; without tensors
+    // what is read goes into the archive, all that went before is there
+    void use_archive();
     // Layers that are read together: each by itself, but those that share K and V, with the layers
     // that they have them from, are the last slice
     void cut();

@@ -44,7 +44,8 @@ void edgekv_keeper::round(const std::vector<int64_t> & base,
     const auto & l = prompt.layer(to.il);
     for (const auto & rows : keep) to.len.push_back((int32_t) rows.size());
     to.layout(to.len);
-    const auto halves = scratches.of(l).t.own(), before = l.t.own(), there = to.t.own();
+    const auto halves = scratches.of(l).t.own(), there = to.t.own();
+    const auto before = l.t.k ? l.t.own() : halves; // by the archive, no row is old
     for (int k = 0; k < l.n_head_kv; ++k) {
         std::vector<bool> is_old;
         for (int32_t r : keep[k]) is_old.push_back(r < l.n_rounded(k) && !folded.count({ k, r }));

@@ -1,5 +1,6 @@
 // Memory for layers in full
 #include "edgekv-scratch.h"
+#include "edgekv-archive.h"
 #include "edgekv-error.h"
 
 #include <algorithm>
@@ -14,14 +15,6 @@ bool edgekv_scratches::taken(int scratch, int slice) const {
     const auto first = of_layer.begin() + prompt.begin(slice),
                last = of_layer.begin() + prompt.ends[slice];
     return std::find(first, last, scratch) != last;
-}
-
-// of a layer in full
-static edgekv_shape in_full(const edgekv_layer & l, bool by_layer) {
-    edgekv_shape shape = l;
-    for (ggml_type * type : { &shape.type_k, &shape.type_v })
-        if (by_layer && l.rounds_late) *type = GGML_TYPE_F16;
-    return shape;
 }
 
 static int64_t nobodys(const edgekv_layer & l) {
@@ -59,15 +52,16 @@ void edgekv_scratches::make_room(const edgekv_layer & l, int64_t row) {
 }
 
 void edgekv_scratches::make() {
-    const auto & layers = prompt.store->layers;
+    const int n_layer = (int) prompt.store->layers.size();
     all.clear();
-    of_layer.assign(layers.size(), -1);
-    for (size_t il = 0; il < layers.size(); ++il) {
-        const auto & l = *layers[il];
+    of_layer.assign(n_layer, -1);
+    for (int il = 0; il < n_layer; ++il) {
+        const auto & l = prompt.layer(il);
         if (l.n_head_kv == 0) continue; // nothing is stored
-        const int slice = prompt.slice_of((int) il);
+        const int slice = prompt.slice_of(il);
         for (int j = 0; j < prompt.begin(slice) && of_layer[il] < 0; ++j) {
-            const bool same = alike(l, *layers[j]) && sliding_rows(l) == sliding_rows(*layers[j]);
+            const auto & m = prompt.layer(j);
+            const bool same = alike(l, m) && sliding_rows(l) == sliding_rows(m);
             if (same && !taken(of_layer[j], slice)) of_layer[il] = of_layer[j];
         }
         if (of_layer[il] < 0) {
@@ -77,8 +71,8 @@ void edgekv_scratches::make() {
         auto & s = *all[of_layer[il]];
         s.n_old = std::max(s.n_old, l.len_max() + nobodys(l));
     }
-    for (const auto & p : layers) {
-        const auto & l = *p;
+    for (int il = 0; il < n_layer; ++il) {
+        const auto & l = prompt.layer(il);
         if (l.n_head_kv == 0) continue;
         auto & s = *all[index(l)];
         if (s.t.k) continue;
@@ -90,7 +84,7 @@ void edgekv_scratches::make() {
             n_rows = n;
         }
         s.cap = (n_rows + l.row_step - 1) / l.row_step * l.row_step;
-        s.shape = in_full(l, prompt.by_layer);
+        s.shape = prompt.by_layer ? edgekv_in_full(l) : (const edgekv_shape &) l;
         s.t = edgekv_tensors::make(l.buft, s.shape, s.cap * l.n_head_kv, "scratch");
         if (l.max_bias != 0.0f) s.pos.resize(s.cap * l.n_head_kv);
         if (l.row_step > 1 || !ggml_backend_buft_is_host(l.buft)) {
@@ -105,21 +99,36 @@ void edgekv_scratches::clear() {
     device_work = {};
 }
 
+// the rows in the store
+static void copy_kept(const edgekv_layer & l, const std::vector<int32_t> & to, edgekv_tensors & t) {
+    std::vector<int32_t> n_rounded(l.n_head_kv);
+    for (int k = 0; k < l.n_head_kv; ++k) n_rounded[k] = l.n_rounded(k);
+    t.copy_heads(l.t, l.first, to, n_rounded);
+    for (int k = 0; k < l.n_head_kv && l.n_recent; ++k)
+        t.copy_rows(l.recent, (int64_t) k * l.cap_recent, to[k] + n_rounded[k], l.n_recent);
+}
+
 void edgekv_scratches::lay_out_old(const edgekv_layer & l) {
     if (l.n_head_kv == 0) return;
     auto & s = *all[index(l)];
     std::vector<int32_t> to(l.n_head_kv);
     for (int k = 0; k < l.n_head_kv; ++k) to[k] = (int32_t) s.origin(l, k, 0);
-    std::vector<int32_t> n_rounded(l.n_head_kv);
-    for (int k = 0; k < l.n_head_kv; ++k) n_rounded[k] = l.n_rounded(k);
-    s.t.copy_heads(l.t, l.first, to, n_rounded);
-    for (int k = 0; k < l.n_head_kv && l.n_recent; ++k)
-        s.t.copy_rows(l.recent, (int64_t) k * l.cap_recent, to[k] + n_rounded[k], l.n_recent);
+    if (prompt.in_archive(l)) {
+        for (int k = 0; k < l.n_head_kv; ++k)
+            prompt.store->archive->get(l, k, 0, l.len[k], s.t, to[k]);
+    } else copy_kept(l, to, s.t);
     for (int k = 0; k < l.n_head_kv && !s.pos.empty(); ++k) {
         float * p = s.pos.data() + to[k];
         for (llama_pos x : l.pos[k]) *p++ = (float) x;
         for (int64_t j = 0; j < prompt.n_rows; ++j) *p++ = (float) (prompt.pos0 + j);
     }
+}
+
+void edgekv_scratches::archive(const edgekv_layer & l) const {
+    const auto & s = of(l);
+    for (int k = 0; k < l.n_head_kv; ++k)
+        prompt.store->archive->put(
+            l, k, prompt.pos0, prompt.n_tokens, s.t, s.origin(l, k, 0) + l.len[k]);
 }
 
 const edgekv_layer & edgekv_scratches::in_work() const {

@@ -73,6 +73,8 @@ public:
     void make_room(const edgekv_layer & l, int64_t row);
     // the kept rows of earlier turns go where the new ones of this layer will follow
     void lay_out_old(const edgekv_layer & l);
+    // the prompt's rows of this layer, which attends to everything, go into the archive
+    void archive(const edgekv_layer & l) const;
     // this layer's rows in full are not needed again
     void drop(const edgekv_layer & l) { all[index(l)]->t = {}; }
 

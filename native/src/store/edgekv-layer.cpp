@@ -37,14 +37,18 @@ std::vector<ggml_tensor *> edgekv_tensors::own() const {
 
 size_t edgekv_tensors::n_bytes() const { return buf ? ggml_backend_buffer_get_size(buf.get()) : 0; }
 
+void edgekv_convert(
+    ggml_type from, const char * rows, size_t nb, int64_t n, int d, ggml_type type, void * out) {
+    std::vector<float> values(n * d);
+    edgekv_cpu().rows_to_f32(from, rows, nb, 0, (int) n, d, values.data());
+    ggml_quantize_chunk(type, values.data(), out, 0, n, d, nullptr);
+}
+
 void edgekv_convert_rows(
     const ggml_tensor * t, int64_t first, int64_t n, ggml_type type, void * out) {
-    const int d = (int) t->ne[0];
-    std::vector<float> values(n * d);
     std::vector<char> rows(n * t->nb[1]);
     edgekv_get_rows(t, first, n, rows.data());
-    edgekv_cpu().rows_to_f32(t->type, rows.data(), t->nb[1], 0, (int) n, d, values.data());
-    ggml_quantize_chunk(type, values.data(), out, 0, n, d, nullptr);
+    edgekv_convert(t->type, rows.data(), t->nb[1], n, (int) t->ne[0], type, out);
 }
 
 static void copy_tensor_rows(

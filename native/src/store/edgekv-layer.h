@@ -118,6 +118,10 @@ struct edgekv_layer : edgekv_shape {
 // K's
 void edgekv_get_rows(const ggml_tensor * t, int64_t first, int64_t n, void * out);
 
+// n rows of d values, nb bytes each in main memory, as rows of another type
+void edgekv_convert(
+    ggml_type from, const char * rows, size_t nb, int64_t n, int d, ggml_type type, void * out);
+
 // n rows from row `first` on as rows of another type
 void edgekv_convert_rows(
     const ggml_tensor * t, int64_t first, int64_t n, ggml_type type, void * out);

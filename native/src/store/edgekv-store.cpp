@@ -1,8 +1,10 @@
 // Rows of the store: tails, rewinding, state
 #include "edgekv-store.h"
+#include "edgekv-error.h"
 #include "edgekv-switches.h"
 #include "edgekv-table.h"
 
+#include "llama-impl.h"
 #include "llama-io.h"
 
 #include <algorithm>
@@ -18,7 +20,7 @@ edgekv_store::~edgekv_store() {
 }
 
 size_t edgekv_store::n_bytes() const {
-    size_t n = 0;
+    size_t n = archive ? archive->n_bytes_memory() : 0;
     for (const auto & l : layers) n += l->t.n_bytes() + l->recent.n_bytes() + l->row_pos.n_bytes();
     return n;
 }
@@ -53,7 +55,44 @@ static void drop_window(edgekv_layer & l, llama_pos n_past) {
         l.pos[k].erase(l.pos[k].begin(), l.pos[k].end() - l.len[k]);
 }
 
+// the newest n rows of each head, of which those that wait are halves
+static void archive_newest(edgekv_archive & archive, const edgekv_layer & l, int32_t n) {
+    const int32_t n_waiting = std::min(n, l.n_recent), n_rounded = n - n_waiting;
+    for (int k = 0; k < l.n_head_kv; ++k) {
+        archive.put(
+            l, k, archive.n_tokens, n_rounded, l.t, l.first[k] + l.n_rounded(k) - n_rounded);
+        archive.put(l, k, archive.n_tokens + n_rounded, n_waiting, l.recent,
+            (int64_t) k * l.cap_recent + l.n_recent - n_waiting);
+    }
+}
+
+void edgekv_store::catch_up() {
+    if (!archive || archive->n_tokens == n_past) return;
+    try {
+        if (!has_archive()) throw edgekv_error { EDGEKV_FAILED, "the archive ends too early" };
+        settle();
+        for (const auto & l : layers)
+            if (l->selects()) archive_newest(*archive, *l, n_past - archive->n_tokens);
+        archive->n_tokens = n_past;
+    } catch (...) {
+        archive.reset();
+        throw;
+    }
+}
+
+bool edgekv_store::can_go_back() const {
+    return has_archive() &&
+        std::all_of(layers.begin(), layers.end(), [](const auto & l) { return l->n_swa == 0; });
+}
+
 void edgekv_store::reserve_tail(int32_t n) {
+    const auto fits = [&](const auto & l) { return l->has_room(n); };
+    // what waits may be about to be rounded. Without an archive the conversation goes on
+    if (archive && !std::all_of(layers.begin(), layers.end(), fits)) {
+        try {
+            catch_up();
+        } catch (const std::exception & e) { LLAMA_LOG_WARN("edgekv: %s\n", e.what()); }
+    }
     for (auto & l : layers) {
         if (l->has_room(n)) continue;
         settle();
@@ -69,6 +108,22 @@ void edgekv_store::reserve_tail(int32_t n) {
     }
     place_pos();
     note_peak();
+}
+
+static void keep_before(edgekv_layer & l, llama_pos p0) {
+    std::vector<std::vector<int32_t>> keep(l.n_head_kv);
+    std::vector<std::vector<llama_pos>> pos(l.n_head_kv);
+    for (int k = 0; k < l.n_head_kv; ++k)
+        for (int32_t r = 0; r < l.n_rounded(k); ++r)
+            if (l.pos[k][r] < p0) {
+                keep[k].push_back(r);
+                pos[k].push_back(l.pos[k][r]);
+            }
+    const auto from = std::move(l.t);
+    edgekv_gather(from, std::vector<int64_t>(l.first.begin(), l.first.end()), keep, l);
+    l.pos = std::move(pos);
+    l.n_recent = l.cap_recent = 0; // newer than the boundary
+    l.recent = {};
 }
 
 void edgekv_store::append(const llama_pos * pos, int32_t n) {
@@ -92,7 +147,7 @@ bool edgekv_store::trim(llama_pos p0) {
         clear();
         return true;
     }
-    if (p0 < boundary) return false;
+    if (p0 < boundary) return go_back(p0);
     for (const auto & l : layers) { // a window that has moved on cannot come back
         if (l->n_swa == 0 || l->len_max() == 0) continue;
         const llama_pos oldest = l->pos[0].front();
@@ -114,6 +169,19 @@ void edgekv_store::take_back(llama_pos p0) noexcept {
         l->n_recent = std::max(0, l->n_recent - (n_before - l->len_max()));
     }
     n_past = p0;
+    if (archive) archive->cut(p0);
+}
+
+bool edgekv_store::go_back(llama_pos p0) {
+    if (!can_go_back()) return false;
+    settle();
+    ++version;
+    for (auto & l : layers) keep_before(*l, p0);
+    archive->cut(p0);
+    n_past = boundary = p0;
+    went_back = true;
+    place_pos();
+    return true;
 }
 
 void edgekv_store::clear() noexcept {
@@ -125,6 +193,8 @@ void edgekv_store::clear() noexcept {
         l->row_pos = {};
     }
     n_past = boundary = 0;
+    went_back = false;
+    if (archive) archive->clear();
     n_bytes_peak = 0;
     ++version;
     try {
@@ -194,8 +264,8 @@ static void write_rows(llama_io_write_i & io, const ggml_tensor * t, int64_t fir
 
 void edgekv_store::write(llama_io_write_i & io) const {
     settle();
-    const bool waits = std::any_of(
-        layers.begin(), layers.end(), [](const auto & l) { return l->n_recent > 0; });
+    const bool waits =
+        std::any_of(layers.begin(), layers.end(), [](const auto & l) { return l->n_recent > 0; });
     put(io, magic_of(*this, waits));
     put(io, (uint32_t) layers.size());
     put(io, n_past);
@@ -317,6 +387,8 @@ void edgekv_store::read(llama_io_read_i & io, llama_pos n_ctx, llama_pos n_token
     layers = std::move(fresh);
     n_past = n_past_new;
     boundary = boundary_new;
+    archive.reset(); // of other tokens
+    went_back = false;
     ++version;
     note_peak();
 }

@@ -1,6 +1,7 @@
 #pragma once
 // The ragged store: the rows of all layers (edgekv-layer.h), and how many tokens went in.
 
+#include "edgekv-archive.h"
 #include "edgekv-layer.h"
 
 #include <cstdint>
@@ -49,8 +50,12 @@ struct edgekv_store {
     ggml_backend_sched_t sched = nullptr;
 
     edgekv_store();
-    ~edgekv_store();                  // a prompt that is being read learns that its context is gone
-    size_t n_bytes_peak = 0;          // highest sum of store, scratch and hidden states so far
+    ~edgekv_store();         // a prompt that is being read learns that its context is gone
+    size_t n_bytes_peak = 0; // highest sum of store, scratch and hidden states so far
+    std::unique_ptr<edgekv_archive> archive; // null: of this conversation there is none
+    // It went back behind the boundary: rows of the tokens before are fewer than were kept. What
+    // comes is read behind the archive
+    bool went_back = false;
     edgekv_reader * active = nullptr; // null: no prompt is being read
     edgekv_reader * paused = nullptr; // whose prompt waits half read, null: nobody's
 
@@ -68,6 +73,16 @@ struct edgekv_store {
     // n more rows in every head, for tokens at pos, which the graph of a step is about to write;
     // reserve_tail has made room for them, and take_back undoes it
     void append(const llama_pos * pos, int32_t n);
+    // whether the archive has the rows of all tokens, or those that it lacks are the newest and as
+    // they were
+    bool has_archive() const { return archive && archive->n_tokens >= boundary; }
+    // the archive gets the rows that it lacks; where it cannot, there is none any more, and the
+    // reason is thrown
+    void catch_up();
+    // whether tokens behind p0 can be forgotten by the archive, rows of windows aside
+    bool can_go_back() const;
+    // forget tokens >= p0 of those before the boundary; false if the archive cannot bring them back
+    bool go_back(llama_pos p0);
     // forget tokens >= p0; false if that cannot be done exactly
     bool trim(llama_pos p0);
     // the same for tokens of a step that failed, wherever it did: their rows may be there in some

@@ -1,0 +1,31 @@
+#pragma once
+// The index of an archive: of each KV head all keys in two bits a value, by which a token finds the
+// rows that it needs.
+
+#include "edgekv-layer.h"
+
+#include <cstdint>
+#include <vector>
+
+struct edgekv_recalled;
+
+// Of one head. A key less the mean is a number of steps: -3, -1, 1 or 3
+class edgekv_index {
+public:
+    // keys [n, d] of tokens [begin, begin + n), in order; what lay behind `begin` is forgotten
+    void put(int64_t begin, int64_t n, int d, const float * keys);
+    void cut(int64_t n_tokens); // tokens behind these are forgotten
+    // the store has the rows of these tokens, of n_tokens that may be recalled
+    void set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens);
+    // fills in what a token looks for, but rows and shape; share: of the tokens to recall
+    void fill(edgekv_recalled & a, float share) const;
+    size_t n_bytes() const;
+
+private:
+    static constexpr int64_t ENOUGH = 64; // keys that say what is usual
+
+    int d = 0;
+    int64_t n = 0, n_judged = 0; // tokens; those whose mean and deviation the steps are
+    std::vector<float> mean, step;
+    std::vector<uint8_t> codes, resident;
+};
