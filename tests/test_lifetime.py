@@ -328,6 +328,30 @@ def test_a_cancel_before_the_call_holds(tiny, text, options):
     assert llm.create_completion("the rain", max_tokens=4)["usage"]["completion_tokens"] > 0
 
 
+def test_a_cancel_ends_a_step_of_llama_cpps_own(tiny, text, monkeypatch):
+    """At ratio 1 a prompt goes through the model in steps of n_ubatch tokens, without a look."""
+    tokens = text(2000)
+    options = {"n_batch": 2048, "n_ubatch": 2048, "n_threads": 1}
+    llm, alone = (load(tiny("llama-gqa"), **options) for _ in range(2))
+    decode, ends = llm._ctx.decode, []
+
+    def cancelled_within(batch):
+        llm.kv_cancel()  # as another thread would, once the step has begun
+        try:
+            decode(batch)
+        except RuntimeError as error:
+            ends.append(str(error))
+            raise
+
+    with monkeypatch.context() as patch, pytest.raises(Cancelled):
+        patch.setattr(llm._ctx, "decode", cancelled_within)
+        llm.eval(tokens)
+    assert len(ends) == 1 and llm.n_tokens == 0
+    for one in (llm, alone):
+        one.eval(tokens)
+    assert (logits(llm) == logits(alone)).all()
+
+
 def test_a_signal_within_a_cancel_may_cancel_too(tiny):
     """A handler runs between any two lines, those of `kv_cancel` included."""
     llm = load(tiny("llama-gqa"))

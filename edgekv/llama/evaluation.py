@@ -73,6 +73,7 @@ class Evaluation(LoadedModel):
             self.n_tokens = n_before
             self._requires_eval = True
             state.take_back(self, begin, recurrent)
+            self._kv_stop_if_cancelled()  # the step ended for that
             raise
 
     def _kv_with_missing(self, tokens: list[int]) -> list[int]:

@@ -156,7 +156,7 @@ class Llama(Answering):
                 self._kv_answer = None
                 self._kv_free_sampler()
                 self._kv_cuts = []
-                self._kv_cancelled = False
+                self._kv_stop.value = False
                 self._guard.end_answer()
 
     def _kv_prepare(self, tokens: list[int], may_reset: bool) -> list[int]:
@@ -303,7 +303,7 @@ class Llama(Answering):
         A prompt that is read leaves the conversation as it was before the turn. May be called from
         any thread and from a signal handler. cancel: False takes an earlier wish back.
         """
-        self._kv_cancelled = cancel
+        self._kv_stop.value = cancel
 
     def kv_set(
         self,

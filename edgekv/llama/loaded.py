@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from ctypes import addressof
+from ctypes import addressof, c_bool
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
@@ -129,8 +129,9 @@ class LoadedModel(llama_cpp.Llama):
         # of that, what compressing took; empty if nothing was compressed
         self._kv_stage_ms: dict[str, float] = {}
         self._kv_note = ""
-        # set by signal handlers, which must not wait for a lock that they have interrupted
-        self._kv_cancelled = False
+        # set by signal handlers, which must not wait for a lock that they have interrupted;
+        # llama.cpp looks at it within a step
+        self._kv_stop = c_bool(False)
         self._sampler = None  # the parent's
         self._kv_answer: object = None  # of the answer under way, to tell it from an older one
         self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
@@ -264,6 +265,7 @@ class LoadedModel(llama_cpp.Llama):
     def _kv_attach(self, wanted: bool) -> None:
         """The engine for this context's store; a note if there is none although one was wanted."""
         if native.Store.of(self._ctx.ctx) is None:
+            native.stop_if_set(self._ctx.ctx, self._kv_stop)
             if wanted:
                 why = (
                     native.why_unsupported(self._model.model)
@@ -342,8 +344,8 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_stop_if_cancelled()
 
     def _kv_stop_if_cancelled(self) -> None:
-        if self._kv_cancelled:
-            self._kv_cancelled = False
+        if self._kv_stop.value:
+            self._kv_stop.value = False
             raise Cancelled(CANCELLED)
 
     def _kv_free_sampler(self) -> None:

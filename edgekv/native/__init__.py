@@ -19,6 +19,7 @@ from edgekv.native.context import (
     next_context,
     product_bytes,
     product_peak,
+    stop_if_set,
     trim_heap,
     why_unsupported,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "llama_cpp",
     "model_heads",
     "next_context",
+    "stop_if_set",
     "trim_heap",
     "why_unsupported",
 ]

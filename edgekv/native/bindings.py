@@ -161,6 +161,7 @@ P, I32 = c_void_p, c_int32
 FUNCTIONS: tuple[tuple[Any, ...], ...] = (
     ("last_error", c_char_p),
     ("last_status", c_int),
+    ("is_set", c_bool, P),
     ("trim_heap", None),
     ("next_context", None, c_bool),
     ("why_unsupported", c_char_p, P),

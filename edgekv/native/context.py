@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -95,6 +96,13 @@ def product_bytes(model: Any, n_chunk: int, again: bool, most: int | None = None
         int(lib.edgekv_model_product_bytes(model, n_chunk, meets)) for meets in (False, again)
     )
     return ProductBytes(words, both - words) if most is None else ProductBytes(min(both, most))
+
+
+def stop_if_set(ctx: Any, flag: ctypes.c_bool) -> None:
+    """Let steps of a llama_context end, between two of their operations, once the flag is set. It
+    must live as long as the context."""
+    callback = ctypes.cast(lib.edgekv_is_set, llama_cpp.ggml_abort_callback)
+    llama_cpp.llama_set_abort_callback(ctx, callback, ctypes.addressof(flag))
 
 
 def check_finite(ctx: Any) -> None:

@@ -51,6 +51,10 @@ LLAMA_API int edgekv_abi(void);
 LLAMA_API const char * edgekv_last_error(void);
 LLAMA_API int edgekv_last_status(void); // of the call that failed last
 
+// What llama_set_abort_callback wants: whether a bool, which another thread or a signal handler may
+// write, is set
+LLAMA_API bool edgekv_is_set(void * flag);
+
 // memory that was freed goes back to the system; some C libraries keep it otherwise
 LLAMA_API void edgekv_trim_heap(void);
 

@@ -10,6 +10,7 @@
 #include "llama-context.h"
 #include "llama-model.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -79,6 +80,10 @@ static void settled(const llama_context * ctx) { const_cast<llama_context *>(ctx
 int edgekv_abi(void) { return EDGEKV_ABI; }
 const char * edgekv_last_error(void) { return g_error.c_str(); }
 int edgekv_last_status(void) { return g_status; }
+
+bool edgekv_is_set(void * flag) {
+    return ((const std::atomic<bool> *) flag)->load(std::memory_order_relaxed);
+}
 
 void edgekv_trim_heap(void) {
 #ifdef __GLIBC__
