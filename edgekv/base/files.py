@@ -97,9 +97,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
     """`path` with the user's folder for ~. Raises BadInput, one line, for what can be no name."""
     name = os.fspath(path)
     if not name or "\0" in name:
-        raise BadInput(
-            "the name of the file is empty or has a NUL character in it; choose another one"
-        )
+        shown = name.replace("\0", "?")
+        raise BadInput(f"'{shown}' is empty or has a NUL character in it; give another name")
     try:
         return Path(name).expanduser()
     except RuntimeError:
