@@ -350,7 +350,7 @@ def test_the_plan_chooses_as_the_engine_does(tiny, text):
         assert point.n_ctx == N_CTX and "--kv-hidden" not in point.command("m", False)
         assert stats.n_bytes_peak <= point.peak - point.weights - point.compute
         parts = "all layers in full" if way == "whole" else r"hidden states \(f16\)"
-        assert re.search(parts, report) and (f" {way} " in report)
+        assert re.search(parts, report) and f" {way}: " in report
 
 
 def test_types_that_were_asked_for_are_not_replaced():

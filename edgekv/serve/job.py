@@ -127,7 +127,7 @@ class Job:
         is_fresh = self.request.is_fresh
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
         self.n_cached = min(n, self.n_prompt - 1)  # llama-server reads the last one in any case
-        total, n_new, n_said = self.n_prompt, self.n_prompt - n, n
+        total, n_new, n_said = self.n_prompt, self.n_prompt - n, self.n_cached
 
         def report(done: int, of: int) -> None:
             nonlocal n_before, lent, n_said
@@ -142,7 +142,7 @@ class Job:
             lent += time.perf_counter() - now
             n_before += self._llm.n_evaluated - n_evaluated
 
-        self._deliver(Progress(n, total, self.n_cached, 0.0))
+        self._deliver(Progress(n_said, total, n_said, 0.0))
         self._llm.kv_progress = report
         try:
             self._llm.eval(self._tokens[n:])
