@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -75,12 +76,14 @@ class Log:
 
 @pytest.fixture
 def working(tiny):
-    """working(n_parallel, n_queue, **arguments of Llama) -> (worker, llm), which are ended."""
+    """working(n_parallel, n_queue, cache_ram, **arguments of Llama) -> (worker, llm), which are
+    ended.
+    """
     made = []
 
-    def make(n_parallel=1, n_queue=4, **arguments):
+    def make(n_parallel=1, n_queue=4, cache_ram=None, **arguments):
         llm = load(tiny("llama-gqa"), n_ctx=1024, **arguments)
-        worker = Worker(llm, Turns(llm), n_parallel, n_queue)
+        worker = Worker(llm, Turns(llm, cache_ram), n_parallel, n_queue)
         worker.start()
         made.append((worker, llm))
         return worker, llm
@@ -115,6 +118,21 @@ def test_answers_in_turns_are_those_of_each_alone(working, text, arguments):
             assert log.wait().n_written == 30
             texts.append(log.text)
     assert together == alone
+
+
+def test_an_answer_that_is_forgotten_meanwhile_is_read_again_in_the_same_parts(working, text):
+    """What a prompt keeps depends on where it is cut."""
+    prompts = [Prompt(list(text(400, seed)), cuts=(300,)) for seed in range(2)]
+    said = []
+    for n_parallel in (1, 2):
+        worker, _ = working(n_parallel, cache_ram=0, kv_ratio=0.2, kv_method="snapkv")
+        logs = [Log() for _ in prompts]
+        for prompt, log in zip(prompts, logs):
+            worker.submit(Job(replace(request([], n=20), prompt=prompt), log))
+        for log in logs:
+            log.wait()
+        said.append([log.text for log in logs])
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("n_prompt", [20, 90, 300])

@@ -71,20 +71,29 @@ class Turns:
         compressed by itself; cuts: numbers of tokens behind which another prompt may go on
         differently; is_fresh: the current one is a new one, whatever there is.
         """
-        llm = self._llm
-        ends = llm._kv_positions(list(parts), list(tokens)) if llm._kv is not None else []
+        ends = self._ends(parts, tokens)
         n = self._pool.use(tokens, cuts={*cuts, *ends}, is_fresh=is_fresh)
-        # the same text may be cut into other tokens there
-        llm._kv_cuts = [end - n + llm.n_tokens for end in ends if end > n]
+        self._cut(n, ends)
         return n
 
-    def go_on(self, tokens: Sequence[int]) -> int:
-        """Make the conversation current again to which an answer belongs. Returns how many of its
-        tokens need not be read.
+    def go_on(self, tokens: Sequence[int], prompt: Prompt) -> int:
+        """Make the conversation current again to which an answer of a prompt belongs. Returns how
+        many of its tokens need not be read. If it is gone, the prompt is cut as it was.
         """
-        n = self._pool.use(tokens, is_answer=True)
-        self._llm._kv_cuts = []
+        n = self._pool.use(tokens, cuts=prompt.cuts, is_answer=True)
+        self._cut(n, self._ends(prompt.parts, prompt.tokens) if n < len(prompt.tokens) else [])
         return n
+
+    def _ends(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
+        """Numbers of tokens behind which texts end."""
+        return (
+            self._llm._kv_positions(list(parts), list(tokens)) if self._llm._kv is not None else []
+        )
+
+    def _cut(self, n: int, ends: Sequence[int]) -> None:
+        """Behind n tokens that are there, the prompt is read in parts."""
+        # the same text may be cut into other tokens there
+        self._llm._kv_cuts = [end - n + self._llm.n_tokens for end in ends if end > n]
 
     def settled(self, prompt: Prompt) -> Prompt:
         """The prompt, or one that differs only in text that is not compared; see `Front`."""

@@ -72,7 +72,7 @@ class Job:
         self._llm, self._conversations, self._deliver = llm, conversations, deliver
         self._let_others = let_others
         request, syntax = self.request, self.request.prompt.syntax
-        self._tokens = list(request.prompt.tokens)
+        self._prompt, self._tokens = request.prompt, list(request.prompt.tokens)
         self._stops = Stops(request.stops)
         self._reply = Reply(syntax) if syntax.is_one_call else None
         self._logprobs: list[TokenLogprob] = []
@@ -122,7 +122,7 @@ class Job:
 
     def _read(self) -> None:
         begin, n_before, lent = time.perf_counter(), self._llm.n_evaluated, 0.0
-        prompt = self._conversations.settled(self.request.prompt)
+        self._prompt = prompt = self._conversations.settled(self.request.prompt)
         self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
         is_fresh = self.request.is_fresh
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
@@ -165,7 +165,7 @@ class Job:
             self._llm.eval(self._tokens[-1:])
             return
         begin = time.perf_counter()
-        n = self._conversations.go_on(self._tokens)
+        n = self._conversations.go_on(self._tokens, self._prompt)
         self._llm.eval(self._tokens[n : self.n_prompt])
         for token in self._tokens[max(n, self.n_prompt) :]:  # together they have other logits
             self._llm.eval([token])
