@@ -44,6 +44,15 @@ def test_a_message_of_too_many_texts_is_refused(url):
     assert "content may have" in message(url, "/v1/chat/completions", body)
 
 
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_numbers_that_json_cannot_hold_are_refused(url, number):
+    """An answer repeats the tools."""
+    tool = {"type": "function", "name": "f", "parameters": {"maximum": 7}}
+    body = json.dumps({"input": "abc", "tools": [tool], "max_output_tokens": 2})
+    reply = post(f"{url}/v1/responses", content=body.replace("7", number))
+    assert reply.status_code == 400 and number in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("stop", [["a"] * 257, ["a" * 17_000], "a" * 17_000])
 def test_too_many_stops_are_refused(url, stop):
     body = {"prompt": "abc", "stop": stop, "max_tokens": 2}

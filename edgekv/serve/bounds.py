@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -55,10 +56,18 @@ def parsed(data: bytes) -> Any:
     """A request's JSON. Raises BadInput for one that holds too much, ValueError for none."""
     if sum(data.count(x) for x in (b",", b"[", b"{")) > VALUES_MOST:
         _check_values(data)
-    said = json.loads(data)
+    said = json.loads(data, parse_float=_finite, parse_constant=_finite)
     if isinstance(said, dict):
         _check_lists(said)
     return said
+
+
+def _finite(text: str) -> float:
+    """A number that an answer may repeat: JSON has no other. Raises BadInput."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadInput(f"{text[:20]} is no number that JSON can hold")
+    return value
 
 
 def _check_values(data: bytes) -> None:
