@@ -1,13 +1,15 @@
 """Whether `edgekv serve` answers rightly for as long as it runs, to many clients at once.
 
     python benchmarks/soak.py [-m MODEL] [--kv-ratio 0.2] [--clients 64] [--minutes 30]
-                              [--prompts 48] [--cache-ram 16] [--threads 2]
+                              [--prompts 48] [--cache-ram 16] [--threads 2] [--words="-ub 2048"]
 
 Clients ask without a pause: chats, Anthropic's messages and texts that go on, half of them
 streamed. A tenth goes away amid the answer. Half-way the server is killed (kill -9) and starts
 again with the same --cache-disk. Each whole answer is compared with that of a server that remembers
 nothing and answers one at a time. Lost: conversations that were listed, are not any more, and have
-no line in the log; of those at the kill only what was on disk counts. Markdown goes to standard
+no line in the log; of those at the kill only what was on disk counts. --words: further ones of the
+servers' command line: of prompts that share more than an ubatch with others, docs/server.md does
+not promise that they have one answer. Markdown goes to standard
 output, what is wrong to standard error.
 """
 
@@ -72,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--prompts", type=int, default=48, help="distinct ones")
     parser.add_argument("--cache-ram", type=int, default=16, help="MiB")
+    parser.add_argument("--words", type=str.split, default=[])
     return parser.parse_args()
 
 
@@ -167,7 +170,9 @@ class Soak:
 
     def learn(self) -> None:
         """The right answers."""
-        words = words_of(self._options, "-c", "4096", "--cache-ram", "0", "-np", "1")
+        words = words_of(
+            self._options, "-c", "4096", "--cache-ram", "0", "-np", "1", *self._options.words
+        )
         with (
             serving(words) as server,
             httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
@@ -181,7 +186,7 @@ class Soak:
     def part(self, name: str, folder: str, how: signal.Signals) -> None:
         """Half of the time, at whose end the server gets a signal."""
         o = self._options
-        words = ["-c", "4096", "--cache-ram", str(o.cache_ram), "--cache-disk", folder]
+        words = ["-c", "4096", "--cache-ram", str(o.cache_ram), "--cache-disk", folder, *o.words]
         server = Server(words_of(o, *words, "--max-queue", str(o.clients)))
         stop, begin, lost = threading.Event(), time.monotonic(), set[str]()
         with ThreadPoolExecutor(o.clients) as pool:
