@@ -31,9 +31,10 @@ from edgekv.choice.choose import choose
 from edgekv.learn.cache_type import store_as
 from edgekv.learn.contest import kind
 from edgekv.learn.divergence import divergence, log_softmax
-from edgekv.learn.reading import STEP, Reading, feed
+from edgekv.learn.reading import Reading, feed
 from edgekv.methods import Preset
 from edgekv.models.demo import demo_path
+from edgekv.native import OUTPUTS
 
 N_TEXT, N_NEXT, RATIOS = 2000, 128, (0.2, 0.1)
 Row = tuple[str, float, str, Preset]
@@ -111,7 +112,7 @@ def one(llm: Any, asked: Sequence[Row], text: list[int], fed: list[int]) -> list
         assert reading is not None
         reading.compress(preset, replace(llm._kv_settings, preset=preset, ratio=ratio))
         stats = llm.kv_stats()
-        parts = [fed[i : i + STEP] for i in range(0, len(fed), STEP)]
+        parts = [fed[i : i + OUTPUTS] for i in range(0, len(fed), OUTPUTS)]
         said = log_softmax(np.concatenate([feed(llm, part, every=True) for part in parts]))
         whole = said if whole is None else whole
         found.append(
