@@ -29,10 +29,10 @@ import edgekv  # noqa: E402
 from edgekv import llama_cpp  # noqa: E402
 from edgekv.base.markdown import table  # noqa: E402
 from edgekv.eval.interval import interval  # noqa: E402
-from edgekv.eval.perplexity import divergence, log_softmax  # noqa: E402
 from edgekv.eval.prompt import Prompt, prompt  # noqa: E402
 from edgekv.eval.sample import Request  # noqa: E402
 from edgekv.eval.tasks import answers  # noqa: E402
+from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
 from edgekv.models.demo import demo_path  # noqa: E402
 
 FULL = "f16"

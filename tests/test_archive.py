@@ -147,7 +147,8 @@ def test_the_index_counts_as_a_part_of_the_cache(tiny, text):
     assert stats[1].n_kept < stats[0].n_kept
     d, full = 64, stats[1].n_bytes_full
     assert stats[1].n_bytes_used - stats[1].n_kept * full / 1000 * 17 / 32 == pytest.approx(
-        full * (d // 4 + 1) / (4 * d), rel=0.1
+        full * (d // 4 + 1) / (4 * d) + full * 15 / 1000,
+        rel=0.1,  # and 15 groups
     )
 
 
@@ -202,7 +203,7 @@ def test_files_have_no_name(tiny, text, tmp_path):
         ({"kv_recall": "much"}, "kv_recall much"),
         ({"kv_archive": ""}, "kv_archive"),
         ({"kv_archive": "/dev/null/x"}, "cannot be made"),
-        ({"kv_ratio": 0.05, "kv_recall": 0.05}, "index of kv_recall alone takes 6.6 %"),
+        ({"kv_ratio": 0.05, "kv_recall": 0.05}, "index of kv_recall alone takes 8.2 %"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(tiny, options, says):

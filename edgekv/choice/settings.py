@@ -14,6 +14,7 @@ from edgekv.base.defaults import MIN_TOKENS, SINK, TAIL, WINDOW
 from edgekv.choice.choose import choose
 from edgekv.choice.config import KVConfig
 from edgekv.methods import KEEPS_ALL, Preset
+from edgekv.methods.centroid_merge import CentroidMerge
 
 
 @dataclass
@@ -91,6 +92,9 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
         ),
         recall=config.recall,
     )
+    if config.recall and isinstance(settings.preset.merge, CentroidMerge):
+        # what stands for evicted tokens are groups that know what a token has looked up
+        settings = replace(settings, preset=replace(settings.preset, merge=None))
     # With `memory` the method is `full`: the whole cache is checked against it as it is allocated,
     # and a store allocates nothing then.
     if not config.fast_prefill or settings.compresses or settings.memory is not None:

@@ -77,7 +77,7 @@ class Engine:
 
     def _begin_archive(self, folder: str) -> None:
         """Raises BadInput where there can be no archive, or its index alone is too large."""
-        index, full = self.index_bytes(1), self.bytes_full(1)
+        index, full = self.index_bytes(1024), self.bytes_full(1024)
         if self.settings.ratio < 1 and index >= self.settings.ratio * full:
             raise BadInput(
                 f"the index of kv_recall alone takes {100 * index / full:.1f} % of a full cache:"
@@ -433,10 +433,15 @@ class Engine:
         return entries_per_f16([self.store.layers[il] for il in self.full_layers])
 
     def index_bytes(self, n_tokens: int) -> int:
-        """Bytes of the index by which tokens are recalled."""
+        """Bytes of the index by which tokens are recalled (edgekv-index.h): two bits for each value
+        of a key and a label, and the means of groups."""
         if not self.settings.recall:
             return 0
-        return n_tokens * sum(index_row(self.store.layers[il]) for il in self.full_layers)
+        n_groups = min(n_tokens // 64, 64)
+        return sum(
+            x.n_head_kv * (n_tokens * (x.d_k // 4 + 1) + n_groups * (2 * (x.d_k + x.d_v) + 4))
+            for x in (self.store.layers[il] for il in self.full_layers)
+        )
 
     def plan(self, n_new: int) -> Plan:
         """What may stay of what the heads hold and n_new tokens more."""
@@ -549,12 +554,6 @@ class Engine:
             return spending
         table = budget.table(self.settings.table, len(self.store.layers), self.store.n_head_kv)
         return Fixed(np.minimum(table[list(plan.layers)], plan.have))
-
-
-def index_row(layer: native.LayerInfo) -> int:
-    """Bytes of a token in a layer's index: two bits for each value of its keys, and a byte that
-    says whether memory has it (edgekv-index.h)."""
-    return layer.n_head_kv * (layer.d_k // 4 + 1)
 
 
 def _fold(

@@ -237,7 +237,7 @@ int edgekv_archive_on(llama_context * ctx, const char * dir, float recall) {
                 };
         }
         m.archive_dir = dir ? dir : "";
-        edgekv_archive(m.store->layers, m.n_ctx, m.archive_dir); // there can be one
+        edgekv_archive(m.store->layers, m.n_ctx, m.archive_dir, recall); // there can be one
         m.archives = true;
         m.recall = recall;
     });

@@ -400,18 +400,27 @@ void test_centroids(random_source & rnd) {
 // and values by plain loops over the rows that are nearest by it
 void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, float softcap) {
     const int n_bytes = d_k / 4, n_wanted = rnd.below(n + 2), dp = 2 + d_v;
-    std::vector<uint8_t> codes((size_t) n * n_bytes), resident(n);
+    const int n_groups = rnd.below(4);
+    std::vector<uint8_t> codes((size_t) n * n_bytes), label(n);
+    std::vector<int32_t> members(n_groups);
     std::vector<float> step(d_k, 1.0f), q((size_t) n_query * d_k);
-    std::vector<ggml_fp16_t> k((size_t) n * d_k), v((size_t) n * d_v);
+    std::vector<ggml_fp16_t> k((size_t) n * d_k), v((size_t) n * d_v), group_k(n_groups * d_k),
+        group_v(n_groups * d_v);
+    for (auto * all : { &group_k, &group_v })
+        for (auto & x : *all) x = ggml_fp32_to_fp16(0.01f * rnd.normal());
     for (auto & x : codes) x = (uint8_t) rnd.below(256);
-    for (auto & x : resident) x = rnd.below(4) == 0;
+    for (auto & x : label) {
+        x = rnd.below(4) == 0 ? EDGEKV_RESIDENT : (uint8_t) rnd.below(std::max(n_groups, 1));
+        if (x < n_groups) ++members[x];
+    }
     for (auto & x : q) x = (float) rnd.range(-127, 127);
     for (int h = 0; h < n_query; ++h) q[(size_t) h * d_k] = 127;
     for (auto & x : k) x = ggml_fp32_to_fp16(0.01f * rnd.normal());
     for (auto & x : v) x = ggml_fp32_to_fp16(rnd.normal());
-    const edgekv_recalled a = { n, n_wanted, d_k, d_v, codes.data(), step.data(), resident.data(),
+    const edgekv_recalled a = { n, n_wanted, d_k, d_v, codes.data(), step.data(), label.data(),
         (const char *) k.data(), (const char *) v.data(), d_k * sizeof(ggml_fp16_t),
-        d_v * sizeof(ggml_fp16_t), GGML_TYPE_F16, GGML_TYPE_F16, 0.125f, softcap };
+        d_v * sizeof(ggml_fp16_t), GGML_TYPE_F16, GGML_TYPE_F16, n_groups, group_k.data(),
+        group_v.data(), members.data(), 0.125f, softcap };
     std::vector<float> out((size_t) n_query * dp, NAN);
     edgekv_cpu_recall(&a, q.data(), d_k, n_query, out.data());
 
@@ -428,29 +437,42 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
     }
     std::vector<int> rows;
     for (int r = 0; r < n; ++r)
-        if (!resident[r]) rows.push_back(r);
+        if (label[r] != EDGEKV_RESIDENT) rows.push_back(r);
     std::stable_sort(rows.begin(), rows.end(), [&](int x, int y) { return best[x] > best[y]; });
     rows.resize(std::min<size_t>(rows.size(), n_wanted));
+
+    // what it attends to: a key, a value, and how many rows they are
+    struct seen {
+        const ggml_fp16_t *key, *value;
+        int n;
+    };
+    std::vector<seen> all;
+    for (int r : rows) {
+        all.push_back({ &k[r * d_k], &v[r * d_v], 1 });
+        if (n_groups) --members[label[r]];
+    }
+    for (int g = 0; g < n_groups; ++g)
+        if (members[g] > 0) all.push_back({ &group_k[g * d_k], &group_v[g * d_v], members[g] });
 
     nmse error;
     for (int h = 0; h < n_query; ++h) {
         std::vector<double> s, o(d_v, 0);
         double most = -INFINITY, sum = 0;
-        for (int r : rows) {
+        for (const auto & one : all) {
             double x = 0;
             for (int i = 0; i < d_k; ++i)
-                x += (double) q[h * d_k + i] * ggml_fp16_to_fp32(k[r * d_k + i]);
+                x += (double) q[h * d_k + i] * ggml_fp16_to_fp32(one.key[i]);
             x *= 0.125;
-            s.push_back(softcap ? softcap * std::tanh(x / softcap) : x);
+            s.push_back((softcap ? softcap * std::tanh(x / softcap) : x) + std::log(one.n));
             most = std::max(most, s.back());
         }
-        for (size_t i = 0; i < rows.size(); ++i) {
+        for (size_t i = 0; i < all.size(); ++i) {
             const double p = std::exp(s[i] - most);
             sum += p;
-            for (int j = 0; j < d_v; ++j) o[j] += p * ggml_fp16_to_fp32(v[rows[i] * d_v + j]);
+            for (int j = 0; j < d_v; ++j) o[j] += p * ggml_fp16_to_fp32(all[i].value[j]);
         }
         const float * got = out.data() + (size_t) h * dp;
-        if (rows.empty()) {
+        if (all.empty()) {
             check(got[0] == -INFINITY && got[1] == 0, "recall: nothing is something");
             continue;
         }
@@ -462,7 +484,72 @@ void test_recall_of(random_source & rnd, int d_k, int d_v, int n, int n_query, f
         n_wanted, n, n_query, error.value());
 }
 
+// Each group has the means of its rows; they lie nearer to these than to the mean of all
+void test_recall_groups(random_source & rnd) {
+    constexpr int D_K = 32, D_V = 16, N = 600, MOST = 8;
+    std::vector<ggml_fp16_t> k(N * D_K), v(N * D_V), keys(MOST * D_K), values(MOST * D_V);
+    std::vector<float> centres(5 * D_K);
+    for (float & x : centres) x = 10 * rnd.normal();
+    std::vector<uint8_t> label(N);
+    std::vector<int32_t> members(MOST);
+    for (int r = 0; r < N; ++r) {
+        const float * centre = &centres[rnd.below(5) * D_K];
+        for (int i = 0; i < D_K; ++i) k[r * D_K + i] = ggml_fp32_to_fp16(centre[i] + rnd.normal());
+        for (int i = 0; i < D_V; ++i) v[r * D_V + i] = ggml_fp32_to_fp16(rnd.normal());
+        label[r] = r % 7 == 0 ? EDGEKV_RESIDENT : 0;
+    }
+    edgekv_recalled a = {};
+    a.n = N;
+    a.d_k = D_K;
+    a.d_v = D_V;
+    a.k = (const char *) k.data();
+    a.v = (const char *) v.data();
+    a.nb_k = D_K * sizeof(ggml_fp16_t);
+    a.nb_v = D_V * sizeof(ggml_fp16_t);
+    a.type_k = a.type_v = GGML_TYPE_F16;
+    const int n = edgekv_cpu_recall_groups(
+        &a, MOST, label.data(), keys.data(), values.data(), members.data());
+    check(n == MOST, "recall: %d groups of %d", n, MOST);
+
+    std::vector<int> size(MOST);
+    std::vector<double> mean_k(MOST * D_K), mean_v(MOST * D_V), mean(D_K);
+    int n_rows = 0;
+    for (int r = 0; r < N; ++r) {
+        check(
+            (label[r] == EDGEKV_RESIDENT) == (r % 7 == 0), "recall: row %d is not where it was", r);
+        const int g = label[r];
+        if (g == EDGEKV_RESIDENT || !check(g < MOST, "recall: there is no group %d", g)) continue;
+        ++size[g];
+        ++n_rows;
+        for (int i = 0; i < D_K; ++i) mean_k[g * D_K + i] += ggml_fp16_to_fp32(k[r * D_K + i]);
+        for (int i = 0; i < D_K; ++i) mean[i] += ggml_fp16_to_fp32(k[r * D_K + i]);
+        for (int i = 0; i < D_V; ++i) mean_v[g * D_V + i] += ggml_fp16_to_fp32(v[r * D_V + i]);
+    }
+    nmse error;
+    for (int g = 0; g < MOST; ++g) {
+        check(size[g] == members[g], "recall: group %d has %d rows", g, size[g]);
+        for (int i = 0; i < D_K && size[g]; ++i)
+            error.add(ggml_fp16_to_fp32(keys[g * D_K + i]), mean_k[g * D_K + i] / size[g]);
+        for (int i = 0; i < D_V && size[g]; ++i)
+            error.add(ggml_fp16_to_fp32(values[g * D_V + i]), mean_v[g * D_V + i] / size[g]);
+    }
+    check(error.value() < 1e-6, "recall: means of groups: %g", error.value());
+    double within = 0, all = 0;
+    for (int r = 0; r < N; ++r)
+        for (int i = 0; i < D_K && label[r] < MOST; ++i) {
+            const double x = ggml_fp16_to_fp32(k[r * D_K + i]);
+            within += std::pow(x - ggml_fp16_to_fp32(keys[label[r] * D_K + i]), 2);
+            all += std::pow(x - mean[i] / n_rows, 2);
+        }
+    check(within < 0.7 * all, "recall: groups say no more than one would: %g of %g", within, all);
+    std::fill(label.begin(), label.end(), (uint8_t) EDGEKV_RESIDENT);
+    check(edgekv_cpu_recall_groups(
+              &a, MOST, label.data(), keys.data(), values.data(), members.data()) == 0,
+        "recall: groups of nothing");
+}
+
 void test_recall(random_source & rnd) {
+    test_recall_groups(rnd);
     for (int d_k : { 4, 64, 96, 128 })
         for (int n : { 0, 1, 17, 300 })
             for (int n_query : { 1, 7 })

@@ -625,8 +625,7 @@ void test_archive() {
         layers.push_back(std::move(l));
     }
     constexpr int N = 200;
-    edgekv_archive archive(layers, N, "");
-    archive.recall = 0.1f;
+    edgekv_archive archive(layers, N, "", 0.1f);
     for (const int il : { 0, 2 }) {
         const auto & l = *layers[il];
         auto t = edgekv_tensors::make(l.buft, l, N * l.n_head_kv, "all");
@@ -666,8 +665,9 @@ void test_archive() {
     archive.set_resident(l, N);
     check(archive.recalled(l, 0).n == N && archive.recalled(l, 0).n_wanted == 20,
         "archive: a tenth of %d is %d", N, archive.recalled(l, 0).n_wanted);
-    check(archive.recalled(l, 0).resident[5] && !archive.recalled(l, 0).resident[6] &&
-            archive.recalled(l, 2).resident[199],
+    check(archive.recalled(l, 0).label[5] == EDGEKV_RESIDENT &&
+            archive.recalled(l, 0).label[6] != EDGEKV_RESIDENT &&
+            archive.recalled(l, 2).label[199] == EDGEKV_RESIDENT,
         "archive: other rows are in the store");
     archive.cut(100);
     check(archive.n_tokens == 100 && archive.recalled(l, 1).n == 100, "archive: it was not cut");
@@ -675,7 +675,7 @@ void test_archive() {
     check(archive.n_tokens == 0 && archive.recalled(l, 1).n == 0 && archive.n_bytes() == 0,
         "archive: it was not cleared");
     try {
-        edgekv_archive(layers, N, "/no such folder");
+        edgekv_archive(layers, N, "/no such folder", 0);
         check(false, "archive: a folder that is not there");
     } catch (const std::runtime_error &) { ++g_passed; }
 }

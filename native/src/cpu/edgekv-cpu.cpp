@@ -9,6 +9,7 @@ const edgekv_cpu_kernels * edgekv_cpu_kernels_of_backend() {
         edgekv_cpu_attend_combine,
         edgekv_cpu_attend_prompt,
         edgekv_cpu_recall,
+        edgekv_cpu_recall_groups,
         edgekv_cpu_score_columns,
         edgekv_cpu_product_words,
         edgekv_cpu_product_room,

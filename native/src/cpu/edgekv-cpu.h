@@ -70,19 +70,30 @@ GGML_BACKEND_API void edgekv_cpu_attend_prompt(const struct edgekv_rows * rows,
     int nth);
 
 // recall: what one KV head has beside its rows in the store. A token attends to the n_wanted rows
-// that the index finds nearest
+// that the index finds nearest, and to groups, which stand for those of their rows that it does not
+// take
+#define EDGEKV_RESIDENT 255
 struct edgekv_recalled {
     int n, n_wanted, d_k, d_v;
     // index: [n][d_k/4], two bits a value, which is a number of steps: -3, -1, 1 or 3
-    const uint8_t * codes;    // value i: bits 2*(i / (d_k/4)) of byte i % (d_k/4)
-    const float * step;       // [d_k]
-    const uint8_t * resident; // [n] 1: the store has this row
+    const uint8_t * codes; // value i: bits 2*(i / (d_k/4)) of byte i % (d_k/4)
+    const float * step;    // [d_k]
+    const uint8_t * label; // [n] the row's group, or EDGEKV_RESIDENT: the store has it
     // rows of all tokens
     const char *k, *v;
     size_t nb_k, nb_v;
     enum ggml_type type_k, type_v;
+    // means of keys and values, [n_groups][d_k] and [d_v], and how many rows
+    int n_groups;
+    const ggml_fp16_t *group_k, *group_v;
+    const int32_t * members;
     float scale, softcap;
 };
+// k-means of the keys of the rows whose label is not EDGEKV_RESIDENT: fills in labels, means and
+// members of up to n_groups (below EDGEKV_RESIDENT); how many there are. Of `a` n, sizes and rows
+// count
+GGML_BACKEND_API int edgekv_cpu_recall_groups(const struct edgekv_recalled * a, int n_groups,
+    uint8_t * label, ggml_fp16_t * keys, ggml_fp16_t * values, int32_t * members);
 // q: n_query queries of one token, stride floats apart; out [n_query][2 + d_v] as a part of attend
 GGML_BACKEND_API void edgekv_cpu_recall(
     const struct edgekv_recalled * a, const float * q, int64_t stride, int n_query, float * out);
@@ -224,6 +235,7 @@ struct edgekv_cpu_kernels {
     decltype(&edgekv_cpu_attend_combine) attend_combine;
     decltype(&edgekv_cpu_attend_prompt) attend_prompt;
     decltype(&edgekv_cpu_recall) recall;
+    decltype(&edgekv_cpu_recall_groups) recall_groups;
     decltype(&edgekv_cpu_score_columns) score_columns;
     decltype(&edgekv_cpu_product_words) product_words;
     decltype(&edgekv_cpu_product_room) product_room;

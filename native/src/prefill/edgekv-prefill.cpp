@@ -1,6 +1,7 @@
 // Reading a prompt layer by layer: what is asked for, and the loops turned round
 #include "edgekv-prefill.h"
 #include "edgekv-cache.h"
+#include "edgekv-compute.h"
 #include "edgekv-context.h"
 #include "edgekv-device.h"
 #include "edgekv-error.h"
@@ -159,10 +160,9 @@ void edgekv_prefill::begin_archive() {
     auto & memory = edgekv_memory_of(*prompt.ctx);
     if (memory.archives && !store.archive && store.boundary == 0) {
         memory.archives = false; // unless it can be made
-        store.archive =
-            std::make_unique<edgekv_archive>(store.layers, memory.n_ctx, memory.archive_dir);
+        store.archive = std::make_unique<edgekv_archive>(
+            store.layers, memory.n_ctx, memory.archive_dir, memory.recall);
         memory.archives = true;
-        store.archive->recall = memory.recall;
     }
     store.catch_up();
     prompt.use_archive();
@@ -331,6 +331,37 @@ void edgekv_prefill::keep(const int32_t * counts, const int32_t * rows) {
 
 // ---- end
 
+// a head of a layer
+using edgekv_head_of = std::pair<const edgekv_layer *, int>;
+
+struct edgekv_grouping {
+    edgekv_archive & archive;
+    std::vector<edgekv_head_of> heads;
+};
+
+static void group_heads(ggml_tensor *, int ith, int nth, void * data) {
+    auto & job = *(edgekv_grouping *) data;
+    for (size_t i = ith; i < job.heads.size(); i += nth)
+        job.archive.group(*job.heads[i].first, job.heads[i].second);
+}
+
+void edgekv_prefill::end_archive() {
+    auto * archive = prompt.store->archive.get();
+    if (!archive) return;
+    archive->n_tokens = prompt.store->n_past;
+    edgekv_grouping job { *archive, {} };
+    for (const auto & l : prompt.store->layers) {
+        if (!archive->recalls(*l)) continue;
+        archive->set_resident(*l, archive->n_tokens);
+        for (int k = 0; k < l->n_head_kv; ++k) job.heads.emplace_back(l.get(), k);
+    }
+    if (job.heads.empty()) return;
+    edgekv_compute(edgekv_context::cpu(*prompt.ctx), [&](ggml_context * c0) {
+        return ggml_custom_4d(c0, GGML_TYPE_F32, 1, 1, 1, 1, nullptr, 0, group_heads,
+            std::min((int) job.heads.size(), 64), &job);
+    });
+}
+
 void edgekv_prefill::end() {
     if (prompt.ended) throw edgekv_error { EDGEKV_INVALID, "the prompt has ended already" };
     keeper.hand_over();
@@ -339,10 +370,7 @@ void edgekv_prefill::end() {
     if (!prompt.pieces.empty()) memory.forget_cells(n_past);
     memory.forget_mark();
     edgekv_context::has_read(*prompt.ctx, prompt.n_tokens, begin_us);
-    if (auto * archive = prompt.store->archive.get()) {
-        archive->n_tokens = n_past;
-        for (const auto & l : prompt.store->layers) archive->set_resident(*l, n_past);
-    }
+    end_archive();
     prompt.store->went_back = false;
     prompt.ended = true;
 }

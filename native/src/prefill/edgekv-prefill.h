@@ -45,6 +45,7 @@ struct edgekv_prefill final : edgekv_reader {
 private:
     void read_params(llama_context * ctx, const edgekv_prefill_params & params);
     void begin_archive();
+    void end_archive();
     void archive(const edgekv_layer & l);
     void make_memory(const edgekv_prefill_params & params);
     void run_chunks(int slice);

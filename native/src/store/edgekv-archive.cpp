@@ -21,8 +21,8 @@ edgekv_shape edgekv_in_full(const edgekv_layer & l) {
 }
 
 edgekv_archive::edgekv_archive(const std::vector<std::unique_ptr<edgekv_layer>> & layers,
-    int64_t n_ctx, const std::string & dir)
-    : n_ctx(n_ctx), places(layers.size()) {
+    int64_t n_ctx, const std::string & dir, float recall)
+    : n_ctx(n_ctx), recall(recall), places(layers.size()) {
     int64_t & end = size;
     index.resize(layers.size());
     for (const auto & l : layers) {
@@ -41,17 +41,18 @@ edgekv_archive::edgekv_archive(const std::vector<std::unique_ptr<edgekv_layer>> 
     if (fd < 0)
         throw std::runtime_error(
             "no file for the archive in " + edgekv_temporary_dir(dir) + ": " + strerror(errno));
-#ifndef _WIN32
-    if (ftruncate(fd, (off_t) size) == 0) {
-        void * p = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-        if (p != MAP_FAILED) mapped = (const char *) p;
+    if (recall > 0) map();
+    if (recall > 0 && !mapped) {
+        close(fd);
+        throw std::runtime_error("the archive in " + edgekv_temporary_dir(dir) +
+            " cannot be looked up in: " + strerror(errno));
     }
-#endif
 }
 
 #ifdef _WIN32
 edgekv_archive::~edgekv_archive() {}
 void edgekv_archive::clear() { cut(0); }
+void edgekv_archive::map() {}
 static bool transfer(int, char *, size_t, int64_t, bool) { return false; }
 #else
 edgekv_archive::~edgekv_archive() {
@@ -61,8 +62,18 @@ edgekv_archive::~edgekv_archive() {
 
 void edgekv_archive::clear() {
     cut(0);
-    if (ftruncate(fd, 0) != 0) return; // the bytes are written over later
+    if (ftruncate(fd, 0) != 0) return;                // the bytes are written over later
+    if (mapped && ftruncate(fd, (off_t) size) != 0) { // what is mapped lies behind its end
+        munmap((void *) mapped, size);
+        mapped = nullptr;
+    }
+}
+
+// the whole file, holes where nothing has been written
+void edgekv_archive::map() {
     if (ftruncate(fd, (off_t) size) != 0) return;
+    void * p = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (p != MAP_FAILED) mapped = (const char *) p;
 }
 
 static bool transfer(int fd, char * data, size_t n, int64_t at, bool writes) {
@@ -147,7 +158,11 @@ void edgekv_archive::set_resident(const edgekv_layer & l, llama_pos n_past) {
     for (int k = 0; k < l.n_head_kv; ++k) index[l.il][k].set_resident(l.pos[k], n_past);
 }
 
-edgekv_recalled edgekv_archive::recalled(const edgekv_layer & l, int head) const {
+void edgekv_archive::group(const edgekv_layer & l, int head) {
+    index[l.il][head].group(rows_of(l, head));
+}
+
+edgekv_recalled edgekv_archive::rows_of(const edgekv_layer & l, int head) const {
     edgekv_recalled a = {};
     a.d_k = l.d_k;
     a.d_v = l.d_v;
@@ -158,6 +173,11 @@ edgekv_recalled edgekv_archive::recalled(const edgekv_layer & l, int head) const
     a.nb_v = v.row_bytes;
     a.type_k = k.type;
     a.type_v = v.type;
+    return a;
+}
+
+edgekv_recalled edgekv_archive::recalled(const edgekv_layer & l, int head) const {
+    edgekv_recalled a = rows_of(l, head);
     index[l.il][head].fill(a, recall);
     return a;
 }

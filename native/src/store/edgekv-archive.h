@@ -16,9 +16,10 @@ edgekv_shape edgekv_in_full(const edgekv_layer & l);
 
 class edgekv_archive {
 public:
-    // dir: where the file lies, empty: TMPDIR; throws std::runtime_error if none can be made
+    // dir: where the file lies, empty: TMPDIR; recall: share of the tokens that a new one recalls,
+    // 0: none, and there is no index. Throws std::runtime_error if there can be no such file
     edgekv_archive(const std::vector<std::unique_ptr<edgekv_layer>> & layers, int64_t n_ctx,
-        const std::string & dir);
+        const std::string & dir, float recall);
     ~edgekv_archive();
     edgekv_archive(const edgekv_archive &) = delete;
     edgekv_archive & operator=(const edgekv_archive &) = delete;
@@ -30,10 +31,10 @@ public:
         const edgekv_tensors & rows, int64_t at);
     void get(const edgekv_layer & l, int head, llama_pos begin, int64_t n, edgekv_tensors & rows,
         int64_t at);
-    // Share of the tokens that a new one recalls; 0: none, and there is no index
-    float recall = 0;
-    // the store has these rows of a layer, and n_past tokens may be recalled
+    // The store has these rows of a layer, and n_past tokens may be recalled: then `group` for each
+    // head, which may be called from several threads
     void set_resident(const edgekv_layer & l, llama_pos n_past);
+    void group(const edgekv_layer & l, int head);
     // tokens behind these are forgotten
     void cut(llama_pos n_tokens);
     // whether a token has something to recall in a layer, and what, of one head
@@ -51,8 +52,12 @@ private:
     };
     const place & of(const edgekv_layer & l, size_t tensor) const;
     int64_t at(const place & p, int head, llama_pos token) const;
+    edgekv_recalled rows_of(const edgekv_layer & l, int head) const; // where they are mapped
+
+    void map();
 
     int64_t n_ctx;
+    float recall;
     std::vector<std::vector<place>> places; // [n_layer]: of K, and of V if it has rows of its own
     int64_t bytes_token = 0;
     int64_t size = 0;

@@ -1,6 +1,6 @@
 // Keys in two bits a value
 #include "edgekv-index.h"
-#include "cpu/edgekv-cpu.h"
+#include "edgekv-kernels.h"
 
 #include <algorithm>
 #include <cmath>
@@ -44,24 +44,45 @@ void edgekv_index::put(int64_t begin, int64_t n_new, int d_k, const float * keys
 void edgekv_index::cut(int64_t n_tokens) {
     n = std::min(n, n_tokens);
     codes.resize(n * d / 4);
-    resident.resize(std::min<size_t>(resident.size(), n));
+    if ((int64_t) label.size() > n) { // its groups are of other rows
+        label.resize(n);
+        members.clear();
+    }
     if (n == 0) n_judged = 0;
 }
 
 void edgekv_index::set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens) {
-    resident.assign(n_tokens, 0);
+    label.assign(n_tokens, 0);
+    members.clear();
     for (llama_pos p : pos)
-        if (p < n_tokens) resident[p] = 1;
+        if (p < n_tokens) label[p] = EDGEKV_RESIDENT;
+}
+
+void edgekv_index::group(const edgekv_recalled & rows) {
+    edgekv_recalled a = rows;
+    a.n = (int) label.size();
+    const int n_groups = std::min(MOST_GROUPS, a.n / EACH);
+    group_k.resize((size_t) n_groups * a.d_k);
+    group_v.resize((size_t) n_groups * a.d_v);
+    members.resize(n_groups);
+    members.resize(edgekv_cpu().recall_groups(
+        &a, n_groups, label.data(), group_k.data(), group_v.data(), members.data()));
 }
 
 void edgekv_index::fill(edgekv_recalled & a, float share) const {
     a.codes = codes.data();
     a.step = step.data();
-    a.resident = resident.data();
-    a.n = (int) resident.size();
-    a.n_wanted = (int) std::ceil(share * (float) resident.size());
+    a.label = label.data();
+    a.n = (int) label.size();
+    a.n_wanted = (int) std::ceil(share * (float) label.size());
+    a.n_groups = (int) members.size();
+    a.group_k = group_k.data();
+    a.group_v = group_v.data();
+    a.members = members.data();
 }
 
 size_t edgekv_index::n_bytes() const {
-    return codes.size() + resident.size() + (mean.size() + step.size()) * sizeof(float);
+    return codes.size() + label.size() +
+        (mean.size() + step.size() + members.size()) * sizeof(float) +
+        (group_k.size() + group_v.size()) * sizeof(ggml_fp16_t);
 }

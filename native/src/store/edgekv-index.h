@@ -1,6 +1,6 @@
 #pragma once
 // The index of an archive: of each KV head all keys in two bits a value, by which a token finds the
-// rows that it needs.
+// rows that it needs, and groups that stand for the others.
 
 #include "edgekv-layer.h"
 
@@ -17,15 +17,20 @@ public:
     void cut(int64_t n_tokens); // tokens behind these are forgotten
     // the store has the rows of these tokens, of n_tokens that may be recalled
     void set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens);
+    // groups of those that it has not; a: shape and rows. Takes a thread some time
+    void group(const edgekv_recalled & a);
     // fills in what a token looks for, but rows and shape; share: of the tokens to recall
     void fill(edgekv_recalled & a, float share) const;
     size_t n_bytes() const;
 
 private:
-    static constexpr int64_t ENOUGH = 64; // keys that say what is usual
+    static constexpr int64_t ENOUGH = 64;             // keys that say what is usual
+    static constexpr int MOST_GROUPS = 64, EACH = 64; // a group for so many tokens
 
     int d = 0;
     int64_t n = 0, n_judged = 0; // tokens; those whose mean and deviation the steps are
     std::vector<float> mean, step;
-    std::vector<uint8_t> codes, resident;
+    std::vector<uint8_t> codes, label;
+    std::vector<ggml_fp16_t> group_k, group_v;
+    std::vector<int32_t> members;
 };
