@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -122,3 +122,46 @@ def test_a_prompt_whose_logits_are_known_is_not_read_again_meanwhile(make):
         read(llm, prompt, others)
     assert len(n_had) > 6 and set(n_had) == {len(known)}
     assert all(np.array_equal(x, logits(alone)) for x in found)
+
+
+def test_nothing_of_one_conversation_leaks_into_another(make):
+    """Whatever an object keeps, be it added today: a prompt that waits finds it as it was."""
+    llm = make(kv_ratio=0.3)
+    with Conversations(llm) as pool:
+        seen: list[dict[str, object]] = []
+
+        def others() -> None:
+            before = kept(llm)
+            with pool.meanwhile():
+                llm.create_chat_completion(ASKED, max_tokens=4, seed=7)
+                llm.eval(some(300, 9))
+            seen.append({name: x for name, x in kept(llm).items() if x != before.get(name)})
+
+        llm.kv_progress = lambda done, total: others() if done and not seen else None
+        with llm.conversation():
+            answer = llm.create_chat_completion([*ASKED, *LONG], max_tokens=4, stream=True)
+            assert len(list(answer)) > 2, "the answer that had to wait was written"
+        assert seen == [{}]
+
+
+ASKED = [{"role": "user", "content": "Hello"}]
+LONG = [{"role": "assistant", "content": "hi " * 300}, {"role": "user", "content": "And now?"}]
+OF_THE_MODEL = {"n_evaluated", "_seed", "_mirostat_mu"}
+"""A total, and what the parent writes for each answer and nobody reads behind its beginning."""
+
+
+def kept(llm: Any) -> dict[str, object]:
+    """What the model, its engine and its checkpoints have now, by name."""
+    found: dict[str, object] = {}
+    for owner in (llm, llm._kv):
+        for name, value in vars(owner).items():
+            if name not in OF_THE_MODEL:
+                inside = vars(value) if is_dataclass(value) else {"": value}
+                found |= {f"{type(owner).__name__}.{name}.{x}": y for x, y in inside.items()}
+    return {name: told_apart(x) for name, x in found.items()}
+
+
+def told_apart(value: object) -> object:
+    """What changes when the value does."""
+    plain = isinstance(value, int | float | str | tuple | type(None))
+    return value if plain else repr(value) if isinstance(value, list | dict) else id(value)

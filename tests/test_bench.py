@@ -1040,7 +1040,7 @@ def test_a_prompts_time_is_told_apart_by_what_it_went_to(tiny):
 def test_the_multiplications_of_a_prompt_are_counted(tiny, text):
     llm, n = load(tiny("llama-q4"), kv_ratio=0.3, n_ubatch=512), 300
     llm.eval(list(text(n)))
-    work, info = llm._kv.clock.work, llm._kv.store.layers[0]
+    work, info = llm._kv.turn.clock.work, llm._kv.store.layers[0]
     pairs = n * (n + 1) / 2 * info.n_head * (info.d_k + info.d_v) * len(llm._kv.store.layers)
     assert work["attention"][1] == pairs
     shapes = [t.shape for t in gguf.GGUFReader(tiny("llama-q4")).tensors if t.name[:4] == "blk."]
@@ -1059,7 +1059,7 @@ def test_of_the_last_layer_only_what_is_wanted_is_computed(tiny, text, method, n
     for n_ubatch in (100, 512):
         llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=method, n_ubatch=n_ubatch)
         llm.eval(list(text(300)))
-        work.append(llm._kv.clock.work["attention"][1])
+        work.append(llm._kv.turn.clock.work["attention"][1])
         found.append(logits(llm))
     info, n_layer = llm._kv.store.layers[0], len(llm._kv.store.layers)
     all_pairs, skipped = 300 * 301 / 2, (300 - n_last) * (301 - n_last) / 2

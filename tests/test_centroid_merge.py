@@ -357,18 +357,18 @@ def test_later_turns_are_summed_up_by_the_prompts_queries(tiny, text):
         tiny("llama-gqa"), kv_ratio=0.3, kv_method=MIX.format("uniform") + ",worst=5", kv_tail=64
     )
     llm.eval(list(text(N_PROMPT)))
-    asked = llm._kv.memory.queries
+    asked = llm._kv.turn.memory.queries
     assert len(asked) == len(llm._kv.store.layers)
     for i in range(4):
         llm.eval(list(text(60, seed=i)))
     assert llm._kv.store.memory().boundary > N_PROMPT, "the tail was compressed"
-    assert all(llm._kv.memory.queries[il] is asked[il] for il in asked), (
+    assert all(llm._kv.turn.memory.queries[il] is asked[il] for il in asked), (
         "too few tokens to say what will be asked"
     )
     assert np.isfinite(feed(llm, text(4, seed=9))).all()
     llm.reset()
     llm.eval(list(text(100)))
-    assert llm._kv.memory.queries == {} and llm._kv.kept().max() < 100, (
+    assert llm._kv.turn.memory.queries == {} and llm._kv.kept().max() < 100, (
         "a short prompt is compressed without a summary"
     )
 

@@ -109,7 +109,7 @@ def test_prompt_decoding_and_second_turn(tiny, text, peak_in_full, profile_for, 
     # all queries' statistics, a probe's hidden states and what a summary is made with outweigh the
     # rows of a short prompt
     if ratio < 0.5 and not methods.get(name).observe.probe:
-        assert stats.n_bytes_peak - llm._kv.working < peak_in_full("llama-gqa")
+        assert stats.n_bytes_peak - llm._kv.turn.working < peak_in_full("llama-gqa")
     assert np.isfinite(feed(llm, text(8, seed=1))).all()
     llm.eval(list(text(N_MORE, seed=2)))
     n_seen = N_PROMPT + 8 + N_MORE

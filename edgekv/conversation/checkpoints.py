@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edgekv.conversation import state
 from edgekv.conversation.continued import n_same
@@ -30,18 +30,6 @@ class _Saved:
     """Tokens that cannot be taken back one by one in it."""
 
 
-class Sink(Protocol):
-    """Who keeps many conversations."""
-
-    def keep_beginning(self, llm: Holder) -> None:
-        """What the conversation is now, it cannot be taken back to later."""
-        ...
-
-    def keep_end(self, llm: Holder) -> None:
-        """A prompt was read to its end."""
-        ...
-
-
 class Checkpoints:
     """The last two of the last turn, as far as `kv_memory` allows. are_on: whether any are kept."""
 
@@ -49,17 +37,19 @@ class Checkpoints:
         self.are_on = are_on
         self._saved: list[_Saved] = []
         self._prompt_end = 0
-        self.sink: Sink | None = None
-        """Who takes the states instead, whatever `are_on` says."""
         self.at: list[int] = []
         """Numbers of tokens behind which prompts are cut, so that states can be had there."""
         self.is_eager = False
-        """The sink is called there too, not only before something is compressed."""
+        """The pool is told there too, not only before something is compressed."""
 
     @property
     def n_bytes(self) -> int:
         """Main memory that the saved states take."""
         return sum(x.state.n_bytes for x in self._saved)
+
+    def fresh(self) -> Checkpoints:
+        """Those of a conversation that begins now."""
+        return Checkpoints(self.are_on)
 
     def clear(self) -> None:
         self._saved = []
@@ -79,9 +69,9 @@ class Checkpoints:
         info = llm._kv.store.memory()
         if info.n_past == 0 or info.fixed > self._prompt_end > 0 or info.can_go_back:
             return
-        if self.sink is not None:
-            self.sink.keep_beginning(llm)
-        if self.sink is not None or not self.are_on:
+        if llm._kv_pool is not None:
+            llm._kv_pool.keep_beginning(llm)
+        if llm._kv_pool is not None or not self.are_on:
             return
         others = [x for x in self._saved if x.fixed != info.fixed]
         self._saved = [*others, _Saved(state.take(llm), info.fixed)][-N_STATES:]
@@ -91,14 +81,14 @@ class Checkpoints:
 
     def reached(self, llm: Holder) -> None:
         """A part of a prompt was read."""
-        if self.sink is not None and self.is_eager and llm.n_tokens in self.at:
-            self.sink.keep_beginning(llm)
+        if llm._kv_pool is not None and self.is_eager and llm.n_tokens in self.at:
+            llm._kv_pool.keep_beginning(llm)
         self.at = [n for n in self.at if n > llm.n_tokens]
 
     def has_read(self, llm: Holder) -> None:
-        """Tokens were read. The sink learns if they end the prompt."""
-        if self.sink is not None and llm.n_tokens == self._prompt_end:
-            self.sink.keep_end(llm)
+        """Tokens were read. The pool learns if they end the prompt."""
+        if llm._kv_pool is not None and llm.n_tokens == self._prompt_end:
+            llm._kv_pool.keep_end(llm)
 
     def restore(self, llm: Holder, tokens: Sequence[int]) -> None:
         """Make the conversation the saved state that shares most with `tokens`, if there is one."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edgekv.conversation.guard import Guard
+    from edgekv.conversation.turn import Turn
     from edgekv.engine.engine import Engine
     from edgekv.model.adapters import Adapters
 
@@ -38,9 +39,10 @@ class Holder(Protocol):
     _kv: Engine | None
     """None: llama.cpp's own cache holds the conversation."""
     _guard: Guard
-    _checkpoints: Any
-    _kv_pool: Any
-    """Its `edgekv.conversations.Conversations`, or None."""
+    turn: Turn
+    """What else belongs to the conversation."""
+    _kv_pool: Pool | None
+    """Its `edgekv.conversations.Conversations`."""
 
     def n_ctx(self) -> int: ...
 
@@ -53,3 +55,15 @@ class Holder(Protocol):
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
 
     def _kv_stop_answer(self) -> None: ...
+
+
+class Pool(Protocol):
+    """Who keeps many conversations, and the states of their beginnings instead of `Checkpoints`."""
+
+    def keep_beginning(self, llm: Holder) -> None:
+        """What the conversation is now, it cannot be taken back to later."""
+        ...
+
+    def keep_end(self, llm: Holder) -> None:
+        """A prompt was read to its end."""
+        ...

@@ -148,7 +148,7 @@ def park(llm: Holder) -> Parked:
         place, now = Place(llm._ctx.ctx), reach(llm)
         tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
         place.swap(llm._ctx.ctx)
-        found = Aside(place, tokens, llm._kv.memory, now)
+        found = Aside(place, tokens, llm._kv.turn.memory, now)
     llm.reset()
     return found
 
@@ -164,7 +164,7 @@ def size(llm: Holder) -> int:
         return int(llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, 0))
     info, n_rows = llm._kv.store.memory(), int(llm._kv.kept().sum())
     n_bytes = info.bytes_now + info.bytes_recurrent + info.bytes_mark + n_rows * np.int32().nbytes
-    return n_bytes + _memory_bytes(llm._kv.memory)
+    return n_bytes + _memory_bytes(llm._kv.turn.memory)
 
 
 def _memory_bytes(memory: Memory | None) -> int:

@@ -42,7 +42,7 @@ def take(llm: Holder) -> State:
             "this conversation was taken back to where its cache cannot go back to: reset it"
         )
     data = data_of(llm)
-    memory = None if llm._kv is None else llm._kv.memory.copy()
+    memory = None if llm._kv is None else llm._kv.turn.memory.copy()
     return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
 
 
@@ -132,7 +132,7 @@ def adopt(llm: Holder, tokens: NDArray[np.int32], memory: Memory | None) -> None
     llm.n_tokens = len(tokens)
     llm._requires_eval = True
     if llm._kv is not None:
-        llm._kv.memory = memory or Memory(ratio=llm._kv.settings.ratio)
+        llm._kv.turn.memory = memory or Memory(ratio=llm._kv.settings.ratio)
 
 
 def try_put(llm: Holder, state: State) -> bool:

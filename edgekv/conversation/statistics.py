@@ -101,12 +101,12 @@ def compressed(
         profile=s.preset.profile,
         why=s.preset.why,
         measured=s.preset.measured if s.preset.types == (type_k, type_v) else "",
-        ratio=s.ratio if s.memory is None else kv.memory.ratio,
+        ratio=s.ratio if s.memory is None else kv.turn.memory.ratio,
         n_seen=info.n_past,
         n_kept=rows / heads,
         kept=kept,
         n_bytes=info.bytes_now,
-        n_bytes_peak=info.bytes_peak + kv.working,
+        n_bytes_peak=info.bytes_peak + kv.turn.working,
         n_bytes_full=kv.bytes_full(info.n_past),
         prefill_ms=prefill_ms,
         type_k=type_k,
@@ -115,7 +115,7 @@ def compressed(
         compress_ms=sum(stage_ms.values()),
         stage_ms=stage_ms,
         mode="layers" if kv.by_layer else "full then compress",
-        hidden=kv.hidden,
+        hidden=kv.turn.hidden,
         n_bytes_used=sum(int(kept[il].sum()) * x.bytes_row for il, x in enumerate(layers))
         + info.bytes_index,
         n_bytes_archive=info.bytes_archive,
@@ -131,8 +131,8 @@ def compressed(
 
 def _peak_note(kv: Engine) -> str:
     """See `KVStats`."""
-    if not kv.excess:
+    if not kv.turn.excess:
         return ""
-    peak, full = map(size_text, kv.excess)
-    less = "; --kv-hidden disk takes less" * (kv.can_cut and kv.hidden != "disk")
+    peak, full = map(size_text, kv.turn.excess)
+    less = "; --kv-hidden disk takes less" * (kv.can_cut and kv.turn.hidden != "disk")
     return f"reading the last prompt took {peak}, and a full f16 cache of it {full}{less}"

@@ -89,8 +89,7 @@ class Conversations:
             self._is_closed = self._is_answer = False
             self._last = max((x.last_used for x in self._waiting), default=0.0)
             llm._kv_pool = self
-            llm._checkpoints.clear()
-            llm._checkpoints.sink = self
+            llm.turn.checkpoints.clear()
             self._at_exit = _closing(weakref.ref(self))
             atexit.register(self._at_exit)
 
@@ -169,7 +168,7 @@ class Conversations:
         self._is_answer = is_answer
         if n < n_prompt and not is_answer:
             self._current.turn = n, n_prompt
-        self._llm._checkpoints.begin_turn(n, n_prompt)
+        self._llm.turn.checkpoints.begin_turn(n, n_prompt)
         self._cut(n, {x for x in cuts if n < x < n_prompt})
 
     def reachable(self, tokens: Sequence[int]) -> int:
@@ -194,7 +193,7 @@ class Conversations:
 
     def _cut(self, n: int, cuts: set[int]) -> None:
         """Behind the n tokens that are there, the prompt is read in parts that end at `cuts`."""
-        llm, checkpoints = self._llm, self._llm._checkpoints
+        llm, checkpoints = self._llm, self._llm.turn.checkpoints
         checkpoints.is_eager, checkpoints.at = parked.forgets(llm), []
         if llm._kv is None and not checkpoints.is_eager:
             return  # it can be taken back anywhere
@@ -714,8 +713,7 @@ class Conversations:
             finally:
                 self._is_closed, self._waiting = True, []
                 self._llm._kv_pool = None
-                self._llm._checkpoints.sink = None
-                self._llm._checkpoints.at = []
+                self._llm.turn.checkpoints.at = []
 
     # ---- small things
 

@@ -25,6 +25,7 @@ from edgekv.choice.settings import Settings
 from edgekv.engine.memory import Memory
 from edgekv.engine.observer import QueryObserver
 from edgekv.engine.prompt_centroids import PromptCentroids
+from edgekv.engine.turn import Turn
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.entries import entries_per_f16
 from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
@@ -55,23 +56,11 @@ class Engine:
         """Rows lie in another memory than the CPU's; inputs never do, hidden states only if they
         are asked to, or may be.
         """
-        self.clock = StageClock()
-        """What compressing the last prompt took."""
         self.recurs = store.memory().bytes_recurrent > 0
         """Some layers are recurrent."""
         self.can_cut = True
         """No prompt has shown yet that the model's graph cannot be cut into layers."""
-        self.hidden = ""
-        """Where hidden states of the last prompt waited, as `--kv-hidden`; empty: none was read."""
-        self.excess: tuple[int, int] | None = None
-        """Bytes at the last prompt's peak and of its full f16 cache, if that is less."""
-        self.working = 0
-        """The most that the centroid merge worked with, in bytes, since the conversation began."""
-        self.memory = Memory(ratio=settings.ratio)
-        self.reading: native.Prefill | None = None
-        """The prompt that is being read."""
-        self.is_archived = settings.archive is not None
-        """Nobody has been told yet that the conversation has no archive."""
+        self.turn = self.fresh_turn()
         if settings.archive is not None:
             self._begin_archive(settings.archive)
 
@@ -112,34 +101,34 @@ class Engine:
             log.warning("edgekv: %s", error)
             self._prefill(tokens, progress, recent)  # behind what memory has
         if self.settings.archive is not None and not self.store.memory().has_archive:
-            if self.is_archived:
+            if not self.turn.lost_archive:
                 log.warning(
                     "edgekv: this conversation has no archive; it goes on with what memory has"
                 )
-            self.is_archived = False
+            self.turn.lost_archive = True
 
     def _prefill(self, tokens: Sequence[int], progress: Progress | None, recent: bool) -> None:
         observer, plan = QueryObserver(self.settings, tokens, self.tokenize), self.plan(len(tokens))
         need = None if recent else self._check_room(observer, plan)
         hidden = need.way if need else definite(self.settings.hidden)
-        before, peak = self.hidden, self.store.memory().bytes_peak
+        before, peak = self.turn.hidden, self.store.memory().bytes_peak
         with self._start_centroids(plan) as centroids:
             work = need.words if need else None
             self._read(tokens, observer, plan, progress, recent, centroids, hidden, work)
-            with self.clock("merge"):
+            with self.turn.clock("merge"):
                 centroids.end(self.store)
-        self.memory.queries = centroids.moments
-        self.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
-        self.memory.compressed_at = self.store.memory().n_past
+        self.turn.memory.queries = centroids.moments
+        self.turn.memory.ratio = min(plan.ratio / float(self.per_f16), 1.0)
+        self.turn.memory.compressed_at = self.store.memory().n_past
         if need:
-            self.excess = self._excess(plan, peak, need.merge)
-            self.working = max(self.working, need.merge)
+            self.turn.excess = self._excess(plan, peak, need.merge)
+            self.turn.working = max(self.turn.working, need.merge)
         else:
-            self.hidden = before
+            self.turn.hidden = before
 
     def _excess(self, plan: Plan, before: int, merge: int) -> tuple[int, int] | None:
-        """See `excess`; before: the conversation's peak before the prompt; merge: what the centroid
-        merge worked with. None for a short prompt, which is kept whole and small anyway.
+        """See `Turn.excess`; before: the conversation's peak before the prompt; merge: what the
+        centroid merge worked with. None for a short prompt, which is kept whole and small anyway.
         """
         peak, full = self.store.memory().bytes_peak + merge, self.bytes_full(plan.n_tokens)
         is_above = peak > max(before, full) and plan.n_tokens > self.settings.min_tokens
@@ -169,14 +158,14 @@ class Engine:
             most_work=most_work,
         ) as layers:
             spending, folding = self.start(plan, recent), self._start_merge()
-            self.clock = clock = StageClock()
+            self.turn.clock = clock = StageClock()
             kept: NDArray[np.int32] = np.zeros((0, self.store.n_head_kv), np.int32)
             for p in layers:
                 kept = self._compress(p, observer, plan, spending, folding, centroids, kept)
                 clock.ms["observe"], clock.work = p.score_ms, p.work
-        self.memory.folding = folding
+        self.turn.memory.folding = folding
         if not recent:
-            self.memory.spread = (
+            self.turn.memory.spread = (
                 self.kept() / plan.n_tokens if plan.n_rows < plan.n_tokens else None
             )
 
@@ -217,12 +206,12 @@ class Engine:
             progress=progress,
         ) as p:
             self.can_cut = self.can_cut and (p.by_layer or hidden == WHOLE)
-            self.hidden = self._used(hidden) if p.by_layer else WHOLE
-            before, self.reading = self.reading, p
+            self.turn.hidden = self._used(hidden) if p.by_layer else WHOLE
+            before, self.turn.reading = self.turn.reading, p
             try:
                 yield self._each_layer(p, stays)
             finally:
-                self.reading = before
+                self.turn.reading = before
 
     def _used(self, hidden: str) -> str:
         """Where hidden states wait that were meant to wait there."""
@@ -232,7 +221,7 @@ class Engine:
     @property
     def by_layer(self) -> bool:
         """Whether the last prompt was read layer by layer, or one would be."""
-        return self.hidden != WHOLE
+        return self.can_cut and self.turn.hidden != WHOLE
 
     def _each_layer(self, p: native.Prefill, stays: bool) -> Iterator[native.Prefill]:
         for il, info in enumerate(self.store.layers):
@@ -262,7 +251,7 @@ class Engine:
             self.settings,
             len(before),
             self.store.layers[p.il].n_head_kv,
-            self.clock,
+            self.turn.clock,
         )
         with clock("score"):
             layer = observer.layer_stats(self.store, p)
@@ -295,7 +284,7 @@ class Engine:
 
     def _recent_begin(self, info: native.MemoryInfo) -> int:
         """Tokens in front of the recent buffer."""
-        return max(info.boundary, min(self.memory.compressed_at, info.n_past))
+        return max(info.boundary, min(self.turn.memory.compressed_at, info.n_past))
 
     def is_prompt(self, n_tokens: int) -> bool:
         """Whether so many tokens are read as a prompt, not appended: many are, and with an archive
@@ -395,9 +384,11 @@ class Engine:
 
     def forget(self) -> None:
         """The conversation was cleared."""
-        self.memory = Memory(ratio=self.settings.ratio)
-        self.is_archived = self.settings.archive is not None
-        self.excess, self.working = None, 0
+        self.turn = self.fresh_turn()
+
+    def fresh_turn(self) -> Turn:
+        """That of an empty conversation."""
+        return Turn(Memory(ratio=self.settings.ratio))
 
     def kept(self) -> NDArray[np.int32]:
         """int32 [n_layer, n_head_kv]: rows of each head now."""
@@ -529,15 +520,15 @@ class Engine:
         no trace.
         """
         merge = self.settings.preset.merge
-        return (
-            None if not isinstance(merge, D2O) else deepcopy(self.memory.folding) or merge.start()
-        )
+        if not isinstance(merge, D2O):
+            return None
+        return deepcopy(self.turn.memory.folding) or merge.start()
 
     def _start_centroids(self, plan: Plan) -> PromptCentroids:
         merge = self.settings.preset.merge
         return PromptCentroids(
             merge if isinstance(merge, CentroidMerge) else None,
-            self.memory.queries,
+            self.turn.memory.queries,
             plan.sink,
             plan.window,
             self.offloaded,
@@ -548,7 +539,7 @@ class Engine:
             return Fixed(plan.have)
         if self.settings.table is None:
             spending = self.settings.preset.budget.start(plan)
-            spread = self.memory.spread
+            spread = self.turn.memory.spread
             if recent and spread is not None and not isinstance(spending, Fixed):
                 return Fixed(from_shares(spread[list(plan.layers)], plan))
             return spending

@@ -59,7 +59,7 @@ class Answering(Evaluation):
         """By the chat_format or chat_handler that was given, as the parent does."""
         wanted = self._kv is not None or self._kv_on_prompt is not None
         if wanted and self.chat_handler is None:
-            messages, self._kv_parts = parts.joined(messages)
+            messages, self.turn.parts = parts.joined(messages)
         return super().create_chat_completion(messages, *args, **kwargs)
 
     def _by_template(
@@ -145,16 +145,16 @@ class Answering(Evaluation):
     def _written_as(self, prompt: Prompt) -> Iterator[None]:
         """A `with` block in which the next answer is written as this prompt's."""
         wanted = self._kv is not None or self._kv_on_prompt is not None
-        self._kv_parts, self._kv_prompt = prompt.parts if wanted else [], prompt
+        self.turn.parts, self.turn.prompt = prompt.parts if wanted else [], prompt
         try:
             yield
         finally:
-            if self._kv_prompt is prompt:
-                self._kv_prompt = None
+            if self.turn.prompt is prompt:
+                self.turn.prompt = None
 
     @property
     def _syntax(self) -> Syntax:
-        return self._kv_prompt.syntax if self._kv_prompt else Syntax()
+        return self.turn.prompt.syntax if self.turn.prompt else Syntax()
 
     def detokenize(
         self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
@@ -209,7 +209,7 @@ class Answering(Evaluation):
             min_keep=1,
             seed=self._seed,
         )
-        before = self._kv_prompt.tokens[-N_BEFORE:] if self._kv_prompt else []
+        before = self.turn.prompt.tokens[-N_BEFORE:] if self.turn.prompt else []
         return _Sampler(self, Sampler(proxy(self), sampling, before, constraint), logits_processor)
 
 

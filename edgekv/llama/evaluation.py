@@ -34,7 +34,7 @@ class Evaluation(LoadedModel):
             if not tokens:
                 return
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
-            begin, clock = time.perf_counter(), self._kv and self._kv.clock
+            begin, clock = time.perf_counter(), self._kv and self._kv.turn.clock
             if self._kv is None:
                 n_before = self.n_tokens
                 tokens = self._kv_with_missing(tokens)
@@ -42,12 +42,12 @@ class Evaluation(LoadedModel):
             else:
                 self._kv_eval(self._kv, tokens)
             self.n_evaluated += len(tokens)
-            self._checkpoints.has_read(self)
+            self.turn.checkpoints.has_read(self)
             if len(tokens) > 1:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
-                self._kv_prefill_ms = 1e3 * (time.perf_counter() - begin)
-                self._kv_stage_ms = (
-                    self._kv.clock.ms if self._kv and self._kv.clock is not clock else {}
+                self.turn.prefill_ms = 1e3 * (time.perf_counter() - begin)
+                self.turn.stage_ms = (
+                    self._kv.turn.clock.ms if self._kv and self._kv.turn.clock is not clock else {}
                 )  # a short turn may be appended as it is
 
     def _kv_eval_whole(self, tokens: list[int], n_before: int) -> None:
@@ -56,7 +56,7 @@ class Evaluation(LoadedModel):
         """
         begin, recurrent = self.n_tokens, None
         step = self.context_params.n_ubatch  # llama.cpp computes as much at once anyway
-        cuts = [n - self.n_tokens for n in self._checkpoints.at]
+        cuts = [n - self.n_tokens for n in self.turn.checkpoints.at]
         starts = {*range(0, len(tokens), step), *(n for n in cuts if 0 < n < len(tokens))}
         if len(tokens) > 1:
             recurrent = state.take_recurrent(self)
@@ -66,7 +66,7 @@ class Evaluation(LoadedModel):
                     self._kv_report(i, len(tokens))
                 with _told_why():
                     super().eval(tokens[i:end])
-                self._checkpoints.reached(self)
+                self.turn.checkpoints.reached(self)
             if len(tokens) > 1:
                 self._kv_report(len(tokens), len(tokens))
         except BaseException:
@@ -112,16 +112,16 @@ class Evaluation(LoadedModel):
                 " used",
                 "use a larger n_ctx or reset",
             )
-        cuts = sorted({*self._kv_cuts, *self._checkpoints.at})
+        cuts = sorted({*self.turn.cuts, *self.turn.checkpoints.at})
         several = _cut(tokens, [n - self.n_tokens for n in cuts])
-        self._kv_cuts = []
+        self.turn.cuts = []
         before = state.take(self) if len(several) > 1 and self.n_tokens else None
         done = 0
         try:
             for part in several:
                 self._kv_read(kv, part, done, len(tokens))
                 done += len(part)
-                self._checkpoints.reached(self)
+                self.turn.checkpoints.reached(self)
         except BaseException:
             if done:
                 if before is None:
@@ -135,7 +135,7 @@ class Evaluation(LoadedModel):
         are done, and all.
         """
         if len(tokens) > self.n_batch or kv.is_prompt(len(tokens)):
-            self._checkpoints.save(self)
+            self.turn.checkpoints.save(self)
             share = len(tokens) / n_all
             kv.prefill(
                 tokens,
@@ -143,8 +143,8 @@ class Evaluation(LoadedModel):
             )
             self._kv_accept(tokens, n_logits=1)
             return
-        if kv.recent_is_full(len(tokens), self._checkpoints.n_bytes):
-            self._checkpoints.save(self)
+        if kv.recent_is_full(len(tokens), self.turn.checkpoints.n_bytes):
+            self.turn.checkpoints.save(self)
             kv.compress_recent(self.input_ids[: self.n_tokens])
         elif len(tokens) > 1:
             kv.store.mark()  # a turn begins: its answer may be wanted again

@@ -97,7 +97,7 @@ class Llama(Answering):
         self._kv_free_sampler()
         super().close()
         self._kv = None
-        self._checkpoints.clear()
+        self.turn.checkpoints.clear()
         self.scores = np.empty((0, 0), np.single)
         self.input_ids = np.empty(0, np.intc)
         self.n_tokens = 0
@@ -108,7 +108,7 @@ class Llama(Answering):
         """Forget the conversation."""
         with self._guard.use():
             super().reset()
-            self._checkpoints.clear()
+            self.turn.checkpoints.clear()
             if self._kv is not None:
                 self._ctx.kv_cache_clear()
                 self._kv.forget()
@@ -131,13 +131,13 @@ class Llama(Answering):
         try:
             with self._guard.use():
                 self._guard.begin_answer()
-                self._kv_answer = answer
+                self.turn.answer = answer
                 self._kv_stop_if_cancelled()
                 tokens = self._kv_prepare(list(tokens), kwargs.get("reset", True))
                 inner = super().generate(tokens, *args, **kwargs)
             while True:
                 with self._guard.use():
-                    if self._kv_answer is not answer:
+                    if self.turn.answer is not answer:
                         raise EdgeKVError(
                             "another prompt was given to this model before this answer was complete"
                         )
@@ -152,10 +152,10 @@ class Llama(Answering):
         finally:
             if inner is not None:
                 inner.close()
-            if self._kv_answer is answer:
-                self._kv_answer = None
+            if self.turn.answer is answer:
+                self.turn.answer = None
                 self._kv_free_sampler()
-                self._kv_cuts = []
+                self.turn.cuts = []
                 self._kv_stop.value = False
                 self._guard.end_answer()
 
@@ -163,7 +163,7 @@ class Llama(Answering):
         """Where a compressed conversation goes on with a prompt, and where the prompt is cut.
         Returns its tokens.
         """
-        cuts, self._kv_parts, self._kv_cuts = self._kv_parts, [], []
+        cuts, self.turn.parts, self.turn.cuts = self.turn.parts, [], []
         if self._kv_on_prompt is not None and may_reset:
             self._kv_on_prompt(tokens, self._kv_positions(cuts, tokens))
         if self._kv is None:
@@ -185,11 +185,11 @@ class Llama(Answering):
                 and same < self._kv.store.memory().fixed
                 and not self._kv_back_to_mark(self._kv, same)
             ):
-                self._checkpoints.restore(self, tokens)
-        self._checkpoints.begin_turn(
+                self.turn.checkpoints.restore(self, tokens)
+        self.turn.checkpoints.begin_turn(
             n_same(tokens, self.input_ids[: self.n_tokens].tolist()), len(tokens)
         )
-        self._kv_cuts = self._kv_positions(cuts, tokens)
+        self.turn.cuts = self._kv_positions(cuts, tokens)
         return tokens
 
     def _kv_positions(self, cuts: list[str], tokens: list[int]) -> list[int]:
@@ -199,9 +199,9 @@ class Llama(Answering):
     def _kv_stop_answer(self) -> None:
         """End an answer that is under way. Raises EdgeKVError if it is another thread's."""
         self._guard.begin_answer()
-        self._kv_answer = None
+        self.turn.answer = None
         self._kv_free_sampler()
-        self._kv_cuts = []
+        self.turn.cuts = []
         self._guard.end_answer()
 
     def _kv_back_to_mark(self, kv: Engine, same: int) -> bool:
@@ -343,14 +343,14 @@ class Llama(Answering):
         """What the cache holds and costs; see KVStats."""
         with self._guard.use():
             if self._kv is None:
-                return statistics.uncompressed(self, self._kv_note, self._kv_prefill_ms)
+                return statistics.uncompressed(self, self._kv_note, self.turn.prefill_ms)
             return statistics.compressed(
                 self,
                 self._kv,
                 self._kv_settings,
-                self._kv_prefill_ms,
-                self._kv_stage_ms,
-                self._checkpoints.n_bytes,
+                self.turn.prefill_ms,
+                self.turn.stage_ms,
+                self.turn.checkpoints.n_bytes,
             )
 
     def kv_save(self, path: str, note: Any = None) -> None:
@@ -382,5 +382,5 @@ class Llama(Answering):
                 cache, note = session.cache_of(path, self)
                 stack.enter_context(instead(self, taken_over(note), cache))
             note = session.load(self, path, check)
-            self._checkpoints.clear()
+            self.turn.checkpoints.clear()
             return note

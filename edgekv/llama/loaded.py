@@ -20,6 +20,7 @@ from edgekv.choice.stored import picked
 from edgekv.conversation import statistics
 from edgekv.conversation.checkpoints import Checkpoints
 from edgekv.conversation.guard import Guard
+from edgekv.conversation.turn import Turn
 from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
@@ -125,22 +126,14 @@ class LoadedModel(llama_cpp.Llama):
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
         self._guard = Guard()
         self._kv: Engine | None = None
-        self._kv_prefill_ms = 0.0
-        # of that, what compressing took; empty if nothing was compressed
-        self._kv_stage_ms: dict[str, float] = {}
         self._kv_note = ""
         # set by signal handlers, which must not wait for a lock that they have interrupted;
         # llama.cpp looks at it within a step
         self._kv_stop = c_bool(False)
-        self._sampler = None  # the parent's
-        self._kv_answer: object = None  # of the answer under way, to tell it from an older one
-        self._kv_parts: list[str] = []  # texts of the next prompt behind which it is cut
-        self._kv_prompt: Any = None  # the chat's prompt whose answer is written
-        self._kv_cuts: list[int] = []  # the same as numbers of tokens
         # called with a prompt's tokens and its cuts, before it is decided where to go on
         self._kv_on_prompt: Callable[[list[int], list[int]], object] | None = None
         self._kv_pool: Any = None  # its `edgekv.conversations.Conversations`, if it has some
-        self._checkpoints = Checkpoints(False)
+        self.turn = Turn(Checkpoints(False))
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
         self.kv_progress = progress
@@ -157,7 +150,7 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_settings = self._kv_resolve(self._kv_config, path)
         self._kv_check_remote(self._kv_settings)
         self._kv_devices = remote.as_array(self._kv_servers)
-        self._checkpoints.are_on = self._kv_config.checkpoints
+        self.turn.checkpoints.are_on = self._kv_config.checkpoints
         picks = self._kv_pick_types(path, arguments.get("n_gpu_layers") or 0)
         if picks:
             arguments["type_k"], arguments["type_v"] = picks
@@ -186,6 +179,15 @@ class LoadedModel(llama_cpp.Llama):
         except BadInput:
             self.close()
             raise
+
+    @property
+    def _sampler(self) -> Any:
+        """The parent's, of one answer."""
+        return self.turn.sampler
+
+    @_sampler.setter
+    def _sampler(self, sampler: Any) -> None:
+        self.turn.sampler = sampler
 
     @property
     def model_params(self) -> Any:

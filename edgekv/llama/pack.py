@@ -94,7 +94,7 @@ def write(
             "this model's chat template or tokenizer changes the documents: they cannot be packed"
         )
     llm.reset()
-    llm._kv_cuts = cuts[:-1]
+    llm.turn.cuts = cuts[:-1]
     llm.eval(tokens[: cuts[-1]])
     stats = llm.kv_stats()
     system = messages[0]["content"] if messages[0]["role"] == "system" else ""

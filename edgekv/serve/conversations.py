@@ -93,7 +93,7 @@ class Turns:
     def _cut(self, n: int, ends: Sequence[int]) -> None:
         """Behind n tokens that are there, the prompt is read in parts."""
         # the same text may be cut into other tokens there
-        self._llm._kv_cuts = [end - n + self._llm.n_tokens for end in ends if end > n]
+        self._llm.turn.cuts = [end - n + self._llm.n_tokens for end in ends if end > n]
 
     def settled(self, prompt: Prompt) -> Prompt:
         """The prompt, or one that differs only in text that is not compared; see `Front`."""

@@ -1,0 +1,30 @@
+"""What an engine knows of one conversation, apart from the store's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgekv import native
+from edgekv.base.stats import StageClock
+from edgekv.engine.memory import Memory
+
+
+@dataclass
+class Turn:
+    """One conversation and its last prompt. `Engine` has one at a time; a conversation that waits
+    takes its own along, as a whole.
+    """
+
+    memory: Memory
+    clock: StageClock = field(default_factory=StageClock)
+    """What compressing the last prompt took."""
+    hidden: str = ""
+    """Where hidden states of the last prompt waited, as `--kv-hidden`; empty: none was read."""
+    excess: tuple[int, int] | None = None
+    """Bytes at the last prompt's peak and of its full f16 cache, if that is less."""
+    working: int = 0
+    """The most that the centroid merge worked with, in bytes, since the conversation began."""
+    reading: native.Prefill | None = None
+    """The prompt that is being read."""
+    lost_archive: bool = False
+    """Somebody has been told that the conversation has no archive any more."""
