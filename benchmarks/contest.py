@@ -110,7 +110,7 @@ def one(llm: Any, asked: Sequence[Row], text: list[int], fed: list[int]) -> list
             here = {row[3].name: row[3] for row in asked if row[2] == kinds}
             reading = Reading(llm, text, list(here.values()))
         assert reading is not None
-        reading.compress(preset, replace(llm._kv_settings, preset=preset, ratio=ratio))
+        reading.compress(preset, replace(llm.settings, preset=preset, ratio=ratio))
         stats = llm.kv_stats()
         parts = [fed[i : i + OUTPUTS] for i in range(0, len(fed), OUTPUTS)]
         said = log_softmax(np.concatenate([feed(llm, part, every=True) for part in parts]))

@@ -65,13 +65,13 @@ class Asker:
 
     def __init__(self, llm: Any) -> None:
         self.llm, self.state = llm, None
-        self.archives = bool(llm._kv and llm._kv.store.memory().can_go_back)
+        self.archives = bool(llm.engine and llm.engine.store.memory().can_go_back)
 
     def read(self, text: Sequence[int]) -> None:
         self.llm.reset()
         self.llm.eval(text)
         self.n = len(text)
-        self.archives = bool(self.llm._kv and self.llm._kv.store.memory().can_go_back)
+        self.archives = bool(self.llm.engine and self.llm.engine.store.memory().can_go_back)
         self.state = None if self.archives else self.llm.save_state()
 
     def ask(self, question: Sequence[int]) -> np.ndarray:

@@ -106,11 +106,11 @@ def described(path: Path) -> tuple[str, str]:
     except BadInput as error:
         why = re.sub(r"^\S+\.gguf:? (\(\S+\) )?", "", str(error)).split(":")[0]
         return "", f"no: {why}"
-    if llm._kv is None:
+    if llm.engine is None:
         why = llm._kv_note.partition(": ")[2]
         llm.close()
         return "", f"no: {why}"
-    info, layers = llm._kv.store.memory(), llm._kv.store.layers
+    info, layers = llm.engine.store.memory(), llm.engine.store.layers
     kinds = [
         name
         for name, is_there in (
@@ -121,7 +121,7 @@ def described(path: Path) -> tuple[str, str]:
         if is_there
     ]
     llm.eval([7] * 65)
-    how = "layer by layer" if llm._kv.by_layer else "read in full, then compressed"
+    how = "layer by layer" if llm.engine.by_layer else "read in full, then compressed"
     llm.close()
     return ", ".join(kinds), how
 

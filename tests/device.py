@@ -192,7 +192,7 @@ def sliding(path: Path, kind: str, device: str) -> dict[str, float]:
     llm = load(path, kind, kv_ratio=0.9, n_gpu_layers=99, **sizes)
     llm.kv_set(budget=np.full(llm.kv_stats().kept.shape, sum(LONG), np.int32))
     turns = [(tokens(n, n), tokens(4, n + 1)) for n in LONG]
-    kv, (first, second) = llm._kv, turns
+    kv, (first, second) = llm.engine, turns
     planned = kv.prompt_bytes(QueryObserver(kv.settings, first[0], None), kv.plan(LONG[0])).peak
     got = read(llm, *first)
     peak = kv.store.memory().bytes_peak

@@ -139,7 +139,7 @@ def read(llm: Any, prompt: Sequence[int], decode: Sequence[int]) -> np.ndarray:
 
 def positions(llm: Any) -> list[list[np.ndarray]]:
     """Token indices that attention reads, per layer and KV head, in the order of the store."""
-    store = llm._kv.store
+    store = llm.engine.store
     return [
         [store.positions(il, k) for k in range(info.n_head_kv)]
         for il, info in enumerate(store.layers)

@@ -31,14 +31,14 @@ def test_a_later_prompt_sees_all_tokens(tiny, text, tmp_path, nmse, name, kind):
     first, second = text(500), text(30, seed=1)
     full = logits(load(tiny(name), after=[*first, *second]))
     llm = archived(tiny(name), tmp_path, kind, after=first)
-    before = llm._kv.kept().sum()
+    before = llm.engine.kept().sum()
     llm.eval(list(second))
     assert nmse(full, logits(llm)) < NEAR[kind]
     without = load(tiny(name), kind, after=first, **LIMITS)
     without.eval(list(second))
     assert nmse(full, logits(without)) > 10 * NEAR[kind]
-    assert llm._kv.kept().sum() < 1.3 * before  # what stays in memory is as little as before
-    rows = (llm._kv.store.layers[il] for il in llm._kv.full_layers)
+    assert llm.engine.kept().sum() < 1.3 * before  # what stays in memory is as little as before
+    rows = (llm.engine.store.layers[il] for il in llm.engine.full_layers)
     in_f16 = 2 * 530 * sum(x.n_head_kv * (x.d_k + x.d_v) for x in rows)
     assert llm.kv_stats().n_bytes_archive == in_f16
 
@@ -59,8 +59,8 @@ def test_what_was_written_is_archived_before_it_is_rounded_or_evicted(
     full.eval(list(second))
     # the answer's own rows were computed with what memory had
     assert nmse(logits(full), logits(llm)) < 0.05
-    assert llm._kv.store.memory().has_archive
-    assert llm.kv_stats().n_bytes_archive == llm._kv.bytes_full(len(first) + 280)
+    assert llm.engine.store.memory().has_archive
+    assert llm.kv_stats().n_bytes_archive == llm.engine.bytes_full(len(first) + 280)
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
@@ -74,7 +74,7 @@ def test_a_conversation_goes_back_to_any_token(tiny, text, tmp_path, nmse, kind)
         assert llm.n_evaluated - before == len(prompt) - n  # what is new
         full = load(path, after=prompt)
         assert nmse(logits(full), logits(llm)) < NEAR[kind], n
-        assert llm._kv.store.memory().n_past == len(prompt)
+        assert llm.engine.store.memory().n_past == len(prompt)
 
 
 def test_a_prompt_that_ends_within_another_is_read_from_its_last_token_on(
@@ -170,7 +170,7 @@ for one in (llm, other):
     one.eval(tokens)
     one.eval(tokens[:100])
 assert (logits(llm) == logits(other)).all()
-assert not llm._kv.store.memory().has_archive
+assert not llm.engine.store.memory().has_archive
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

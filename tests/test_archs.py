@@ -66,7 +66,7 @@ def compressed(folder: Path, kind: str, **options: Any) -> Iterator[tuple[str, A
             llm = load(path, kind, **{**SMALL, **options})
         except BadInput:  # it writes no text, or its heads do not fill this type's blocks
             continue
-        if llm._kv is not None:
+        if llm.engine is not None:
             yield path.stem, llm
         llm.close()
 
@@ -137,7 +137,7 @@ def test_a_tail_that_is_compressed_again_and_again_loses_nothing_that_is_kept(fo
         reference = plain(folder / f"{name}.gguf")
         prompt, more = tokens(llm, 80, 1), tokens(llm, 130, 2)
         assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE, name
-        begin = llm._kv.turn.memory.compressed_at
+        begin = llm.engine.turn.memory.compressed_at
         assert begin > 80 + 40, f"{name}: the tail was compressed last at {begin} tokens"
         reference.close()
 
@@ -174,7 +174,7 @@ def check_conversation(path: Path) -> None:
     for kind, limit in (("f16", 1e-5), ("q8_0", MAX_NMSE_OF["q8_0"])):
         options = dict(kv_budget=ALL, kv_tail=40, kv_window=8)
         llm, reference = load(path, kind, **options, **SMALL), plain(path, kind)
-        assert llm._kv is not None and llm._kv.by_layer is True
+        assert llm.engine is not None and llm.engine.by_layer is True
         for seed in (1, 2):
             prompt, more = tokens(llm, 70, seed), tokens(llm, 45, seed + 10)
             assert cancelled(llm, prompt)
@@ -207,7 +207,7 @@ def test_the_peak_of_gemma_3n_is_the_one_that_shapes_tell(streams):
 
 def check_peak(path: Path, shares: bool) -> None:
     llm = load(path, kv_ratio=0.3, kv_method="snapkv", **SMALL)
-    kv, prompt = llm._kv, tokens(llm, 200, 1)
+    kv, prompt = llm.engine, tokens(llm, 200, 1)
     expected = kv.prompt_bytes(QueryObserver(kv.settings, prompt, None), kv.plan(len(prompt)))
     llm.eval(prompt)
     peak = kv.store.memory().bytes_peak
@@ -229,11 +229,11 @@ def test_windows_slide_under_a_long_prompt(gemma, monkeypatch, n_shared, hidden,
             prompt, more = tokens(llm, n if seed == 1 else 300, seed), tokens(llm, 10, seed + 10)
             assert cancelled(llm, prompt)
             assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < limit
-        layers = llm._kv.store.layers
+        layers = llm.engine.store.layers
         windows = [x for x in layers if x.n_swa and x.n_head_kv]
-        assert all(llm._kv.store.length(layers.index(x)).max() <= 32 + 64 + 20 for x in windows)
+        assert all(llm.engine.store.length(layers.index(x)).max() <= 32 + 64 + 20 for x in windows)
         few = load(path, kind, kv_ratio=0.2, kv_hidden=hidden, **sizes)
-        kv, prompt = few._kv, [6] * n
+        kv, prompt = few.engine, [6] * n
         observer = QueryObserver(kv.settings, prompt, None)
         expected, what = kv.prompt_bytes(observer, kv.plan(n)), observer.extent(n_ubatch)
         assert rows_in_full(windows[0], what, 0, n_ubatch) == 2 * (32 + 64) + n_ubatch
@@ -262,7 +262,7 @@ def test_two_thousand_tokens_behind_a_tail_of_bounded_length(folder, name):
     reference = plain(folder / f"{name}.gguf", **sizes)
     prompt, more = tokens(llm, 200, 1), tokens(llm, 2000, 2)
     assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < MAX_NMSE
-    assert llm._kv.turn.memory.compressed_at > 2000
+    assert llm.engine.turn.memory.compressed_at > 2000
 
 
 @pytest.mark.slow

@@ -153,7 +153,7 @@ OF_THE_MODEL = {"n_evaluated", "_seed", "_mirostat_mu"}
 def kept(llm: Any) -> dict[str, object]:
     """What the model, its engine and its checkpoints have now, by name."""
     found: dict[str, object] = {}
-    for owner in (llm, llm._kv):
+    for owner in (llm, llm.engine):
         for name, value in vars(owner).items():
             if name not in OF_THE_MODEL:
                 inside = vars(value) if is_dataclass(value) else {"": value}

@@ -20,7 +20,7 @@ MODEL, UNEVEN, N_PROMPT = "qwen2-bias", "qwen3-uneven", 500
 @pytest.mark.parametrize("name", [MODEL, UNEVEN])
 def test_stored_keys_are_whole_ones_scaled_and_without_the_mean_of_the_bias(tiny, text, name, kind):
     llm = load(tiny(name), kind, kv_ratio=0.5, after=text(N_PROMPT))
-    store = llm._kv.store
+    store = llm.engine.store
     reference = Reference(tiny(name), kind, kind)
     w = reference.weights
     turn = hadamard(w.d_head).double().numpy()
@@ -45,11 +45,11 @@ def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, name, kind, share)
     path, prompt, more = tiny(name), text(N_PROMPT), text(5, seed=1)
     exact = read(load(path, kv_ratio=0.99), prompt, more)
     llm = load(path, kind, kv_ratio=0.99)
-    assert any(layer.has_basis for layer in llm._kv.store.layers)
+    assert any(layer.has_basis for layer in llm.engine.store.layers)
     near = nmse(read(llm, prompt, more), exact)
     plain = load(path, kind, kv_ratio=0.99)
-    plain._kv.store.make_plain()
-    assert plain._kv.store.plain
+    plain.engine.store.make_plain()
+    assert plain.engine.store.plain
     assert near < share * nmse(read(plain, prompt, more), exact)
 
 
@@ -62,7 +62,7 @@ def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock
     reader.read(prompt)
     for name, plain in (("full", True), ("snapkv", False), ("full", True)):
         reader.compress(name, 1.0 if name == "full" else 0.5)
-        assert llm._kv.store.plain is plain
+        assert llm.engine.store.plain is plain
         if plain:
             with_bias = reader.logits
     stock = lib.run(stock_lib, [job(path, "q8_0", prompt, ())])[0][0]
@@ -107,17 +107,17 @@ def test_a_saved_conversation_goes_on(tiny, text):
 def test_rows_without_the_bias_are_not_read_as_rows_with_it(tiny, text):
     llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
     with pytest.raises(EdgeKVError, match="there are keys already"):
-        llm._kv.store.make_plain()
+        llm.engine.store.make_plain()
     state = llm.save_state()
     other = load(tiny(MODEL), "q8_0", kv_ratio=0.5)
-    other._kv.store.make_plain()
+    other.engine.store.make_plain()
     with pytest.raises(Exception, match="state"):
         other.load_state(state)
 
 
 def test_a_written_row_is_read_again(tiny, text):
     llm = load(tiny(MODEL), "q8_0", kv_ratio=0.5, after=text(N_PROMPT))
-    store = llm._kv.store
+    store = llm.engine.store
     k, v = store.rows(0, 1)
     some = np.array([3, 7], np.int32)
     store.write(0, 1, some, k[:2], v[:2])
@@ -131,4 +131,4 @@ def test_a_written_row_is_read_again(tiny, text):
 )
 def test_models_without_bias_and_norm_and_f16_are_left_alone(tiny, name, kind):
     llm = load(tiny(name), kind, kv_ratio=0.5)
-    assert not any(layer.has_basis for layer in llm._kv.store.layers)
+    assert not any(layer.has_basis for layer in llm.engine.store.layers)

@@ -540,7 +540,7 @@ def test_a_filled_store_holds_what_the_budget_gives_each_head_at_that_depth(litt
     for il in range(len(kept)):
         for k in range(kept.shape[1]):
             for mine, theirs in zip(
-                llm._kv.store.rows(il, k), first._kv.store.rows(il, k), strict=True
+                llm.engine.store.rows(il, k), first.engine.store.rows(il, k), strict=True
             ):
                 assert (mine == theirs[np.arange(len(mine)) % len(theirs)]).all()
     measure.timed(llm, 0, 8)
@@ -651,7 +651,7 @@ def test_layers_of_several_kinds_load_and_are_compressed(
     llm, plain = load(path, kv_budget=1000), load(path)
     for model in (llm, plain):
         model.eval(list(range(6, 206)))
-    assert llm.kv_stats().mode == "layers" and len(llm._kv.full_layers) == 12 // getattr(
+    assert llm.kv_stats().mode == "layers" and len(llm.engine.full_layers) == 12 // getattr(
         shape, "every", 1
     )
     assert np.isfinite(logits(llm)).all() and nmse(logits(llm), logits(plain)) < 1e-2
@@ -1040,8 +1040,8 @@ def test_a_prompts_time_is_told_apart_by_what_it_went_to(tiny):
 def test_the_multiplications_of_a_prompt_are_counted(tiny, text):
     llm, n = load(tiny("llama-q4"), kv_ratio=0.3, n_ubatch=512), 300
     llm.eval(list(text(n)))
-    work, info = llm._kv.turn.clock.work, llm._kv.store.layers[0]
-    pairs = n * (n + 1) / 2 * info.n_head * (info.d_k + info.d_v) * len(llm._kv.store.layers)
+    work, info = llm.engine.turn.clock.work, llm.engine.store.layers[0]
+    pairs = n * (n + 1) / 2 * info.n_head * (info.d_k + info.d_v) * len(llm.engine.store.layers)
     assert work["attention"][1] == pairs
     shapes = [t.shape for t in gguf.GGUFReader(tiny("llama-q4")).tensors if t.name[:4] == "blk."]
     weights = [int(a) * int(b) for a, b in (shape for shape in shapes if len(shape) == 2)]
@@ -1059,9 +1059,9 @@ def test_of_the_last_layer_only_what_is_wanted_is_computed(tiny, text, method, n
     for n_ubatch in (100, 512):
         llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=method, n_ubatch=n_ubatch)
         llm.eval(list(text(300)))
-        work.append(llm._kv.turn.clock.work["attention"][1])
+        work.append(llm.engine.turn.clock.work["attention"][1])
         found.append(logits(llm))
-    info, n_layer = llm._kv.store.layers[0], len(llm._kv.store.layers)
+    info, n_layer = llm.engine.store.layers[0], len(llm.engine.store.layers)
     all_pairs, skipped = 300 * 301 / 2, (300 - n_last) * (301 - n_last) / 2
     each = info.n_head * (info.d_k + info.d_v)
     assert work == [(n_layer * all_pairs - skipped) * each, n_layer * all_pairs * each]

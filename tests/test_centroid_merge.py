@@ -280,9 +280,9 @@ def test_other_rows_keep_their_bytes(tiny, text, model, kind):
     for llm in (plain, summed):
         llm.eval(list(text(N_PROMPT)))
     changed = 0
-    for il, info in enumerate(plain._kv.store.layers):
+    for il, info in enumerate(plain.engine.store.layers):
         for k in range(info.n_head_kv):
-            before, after = (by_token(llm._kv.store, il, k) for llm in (plain, summed))
+            before, after = (by_token(llm.engine.store, il, k) for llm in (plain, summed))
             assert before.keys() == after.keys()
             different = sum(before[token] != after[token] for token in before)
             assert different <= (0 if info.n_swa else 16)
@@ -312,11 +312,11 @@ def test_more_than_the_window_stays_where_there_is_room(tiny, text, recent, rati
     heads = [set(rows.tolist()) for layer in positions(llm) for rows in layer]
     last = [set(range(N_PROMPT - n, N_PROMPT)) for n in (stay, stay + 1)]
     assert all(last[0] <= rows for rows in heads) and not all(last[1] <= rows for rows in heads)
-    Reading(other, tokens, [methods.get(name)]).compress(methods.get(name), other._kv_settings)
+    Reading(other, tokens, [methods.get(name)]).compress(methods.get(name), other.settings)
     assert [set(rows.tolist()) for layer in positions(other) for rows in layer] == heads
     llm = load(tiny("llama-gqa"), kv_budget=np.full((len(positions(llm)), 2), 60), kv_method=name)
     llm.eval(tokens)
-    assert (llm._kv.kept() == 60).all(), "a table's rows are not known to be many"
+    assert (llm.engine.kept() == 60).all(), "a table's rows are not known to be many"
 
 
 def test_a_summary_brings_the_answer_nearer_to_the_full_cache(tiny, text, nmse):
@@ -344,8 +344,10 @@ def test_any_budget_can_be_summed_up(tiny, text, budget):
     )
     for llm in (plain, summed):
         llm.eval(list(text(N_PROMPT)))
-    assert (plain._kv.kept() == summed._kv.kept()).all()
-    before, after = ([by_token(llm._kv.store, 2, k) for k in range(2)] for llm in (plain, summed))
+    assert (plain.engine.kept() == summed.engine.kept()).all()
+    before, after = (
+        [by_token(llm.engine.store, 2, k) for k in range(2)] for llm in (plain, summed)
+    )
     assert any(
         x.get(t) != pair for x, y in zip(before, after, strict=True) for t, pair in y.items()
     )
@@ -357,18 +359,18 @@ def test_later_turns_are_summed_up_by_the_prompts_queries(tiny, text):
         tiny("llama-gqa"), kv_ratio=0.3, kv_method=MIX.format("uniform") + ",worst=5", kv_tail=64
     )
     llm.eval(list(text(N_PROMPT)))
-    asked = llm._kv.turn.memory.queries
-    assert len(asked) == len(llm._kv.store.layers)
+    asked = llm.engine.turn.memory.queries
+    assert len(asked) == len(llm.engine.store.layers)
     for i in range(4):
         llm.eval(list(text(60, seed=i)))
-    assert llm._kv.store.memory().boundary > N_PROMPT, "the tail was compressed"
-    assert all(llm._kv.turn.memory.queries[il] is asked[il] for il in asked), (
+    assert llm.engine.store.memory().boundary > N_PROMPT, "the tail was compressed"
+    assert all(llm.engine.turn.memory.queries[il] is asked[il] for il in asked), (
         "too few tokens to say what will be asked"
     )
     assert np.isfinite(feed(llm, text(4, seed=9))).all()
     llm.reset()
     llm.eval(list(text(100)))
-    assert llm._kv.turn.memory.queries == {} and llm._kv.kept().max() < 100, (
+    assert llm.engine.turn.memory.queries == {} and llm.engine.kept().max() < 100, (
         "a short prompt is compressed without a summary"
     )
 
@@ -389,13 +391,13 @@ def test_a_model_without_plain_positions_drops_rows(tiny, text, monkeypatch):
         for x, y in zip(positions(plain), positions(summed), strict=True)
         for a, b in zip(x, y, strict=True)
     )
-    assert plain._kv.store.row_bytes(0, 0) == summed._kv.store.row_bytes(0, 0)
+    assert plain.engine.store.row_bytes(0, 0) == summed.engine.store.row_bytes(0, 0)
 
 
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_rows_are_written_as_the_cache_holds_them(tiny, text, kind):
     llm = load(tiny("llama-gqa"), kind, kv_ratio=0.5, after=text(200))
-    store, info = llm._kv.store, llm._kv.store.layers[1]
+    store, info = llm.engine.store, llm.engine.store.layers[1]
     rng = np.random.default_rng(0)
     keys, values = (rng.standard_normal((2, d)).astype(np.float32) for d in (info.d_k, info.d_v))
     before = by_token(store, 1, 0)

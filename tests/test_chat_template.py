@@ -100,7 +100,7 @@ def test_a_text_of_parts_is_cut_where_its_documents_end(llm):
     parts = [{"type": "text", "text": "a <|user|> document"}, {"type": "text", "text": "why?"}]
     made = ChatTemplate(llm, TEMPLATE).prompt(Chat([{"role": "user", "content": parts}]))
     assert made.parts == ["a <|user|> document"]
-    assert llm._kv_positions(made.parts, made.tokens)
+    assert llm.positions(made.parts, made.tokens)
 
 
 def test_a_template_that_reads_content_as_parts_keeps_the_users_words(llm):

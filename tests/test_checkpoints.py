@@ -43,12 +43,12 @@ def said(llm: Any, messages: list[dict[str, Any]], n: int = 6) -> tuple[str, int
 
 def assert_same_document(llm: Any, other: Any) -> None:
     """The same rows are kept, and those of the compressed part have the same bits."""
-    store, n = llm._kv.store, llm._kv.store.memory().boundary
-    assert n == other._kv.store.memory().boundary > 500
+    store, n = llm.engine.store, llm.engine.store.memory().boundary
+    assert n == other.engine.store.memory().boundary > 500
     for il, heads in enumerate(zip(positions(llm), positions(other), strict=True)):
         for k, (pos, expected) in enumerate(zip(*heads, strict=True)):
             assert np.array_equal(pos, expected)
-            for x, y in zip(store.rows(il, k), other._kv.store.rows(il, k), strict=True):
+            for x, y in zip(store.rows(il, k), other.engine.store.rows(il, k), strict=True):
                 assert np.array_equal(x[pos < n], y[pos < n])
 
 

@@ -141,7 +141,7 @@ def test_the_winner_is_the_nearest_and_never_further_than_uniform(learned):
     llm = probe_profile.load(model, 128, n_threads=1)
     with llm:
         found = contest.hold(llm, str(path), lambda *step: steps.append(step))
-        assert llm._kv.store.memory().n_past == 0
+        assert llm.engine.store.memory().n_past == 0
         cost = contest.cost(llm)
     assert [one.ratio for one in found.found] == sorted(RATIOS)
     for one in found.found:
@@ -186,10 +186,10 @@ def test_a_candidate_is_as_far_as_reading_with_it_says(learned):
         with edgekv.Llama(model, **{**share, "kv_method": "snapkv", **options}) as llm:
             if options["kv_method"] == "full":
                 llm.kv_set(ratio=0.99, method="snapkv")
-                llm._kv.settings = replace(llm._kv.settings, preset=get("full"))
+                llm.engine.settings = replace(llm.engine.settings, preset=get("full"))
                 contest.store_as(llm, "f16")
                 reading = contest.Reading(llm, text.read, [])
-                reading.compress(get("full"), llm._kv_settings)
+                reading.compress(get("full"), llm.settings)
             else:
                 llm.eval(list(text.read))
                 assert kind_of(llm) == contest.kind(one.type_k, one.type_v)
@@ -394,9 +394,9 @@ def test_the_evaluators_auto_is_the_one_of_its_ratio(known):
         reader = Reader(llm, {"q8_0/q5_1": ["auto"], "q8_0/q4_0": ["auto"]})
         reader.read(tokens)
         reader.compress("auto", 0.2, "q8_0/q5_1")
-        assert llm._kv.settings.preset.name == METHODS[0]
+        assert llm.engine.settings.preset.name == METHODS[0]
         reader.compress("auto", 0.1, "q8_0/q4_0")
-        assert llm._kv.settings.preset.name == PLAIN
+        assert llm.engine.settings.preset.name == PLAIN
 
 
 # ---- first use

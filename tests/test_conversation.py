@@ -31,7 +31,7 @@ def llm(tiny, text):
 
 def state(llm) -> tuple:
     """Everything that a turn may change: tokens, rows by position and bytes."""
-    store = llm._kv.store
+    store = llm.engine.store
     return (
         llm.n_tokens,
         llm.input_ids[: llm.n_tokens].tolist(),
@@ -381,13 +381,13 @@ def test_a_tail_that_could_not_be_compressed_is_as_before(tiny, text, monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm._kv, "prefill", fail)
+    monkeypatch.setattr(llm.engine, "prefill", fail)
     with pytest.raises(KeyboardInterrupt):
         llm.eval([7])
     monkeypatch.undo()
-    assert llm._kv.store.memory().n_past == llm.n_tokens == 340
+    assert llm.engine.store.memory().n_past == llm.n_tokens == 340
     feed(llm, text(5, seed=2))
-    assert llm._kv.store.memory().n_past == 345
+    assert llm.engine.store.memory().n_past == 345
 
 
 # ---- a chat's turns

@@ -165,7 +165,7 @@ def test_the_same_prompt_is_not_read_again(make, text):
             again = Pooled(pool, llm)
             assert again.ask(text(N_DOCUMENT), n=150) == first
             # of llama.cpp's own cache with windows a copy has the last ones only
-            assert again.n_read <= 1 or (llm._kv is None and parked.forgets(llm))
+            assert again.n_read <= 1 or (llm.engine is None and parked.forgets(llm))
 
 
 def test_answers_are_written_in_turns_token_by_token(make, text):
@@ -578,7 +578,7 @@ def test_a_prompt_that_was_stopped_goes_on_from_its_last_cut(make, text):
         talk = Pooled(pool, llm)
         got = talk.ask(text(N_DOCUMENT), text(150, 1))
         assert got == Alone(make()).ask(text(N_DOCUMENT), text(150, 1))
-        if llm._kv is not None:
+        if llm.engine is not None:
             assert talk.n_read == 150
 
 

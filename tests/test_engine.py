@@ -95,7 +95,7 @@ def test_windows_have_8_bits_where_values_have_fewer_than_quantised_keys(
 ):
     llm = load(tiny("gemma3"), kind, after=text(N_PROMPT), kv_ratio=0.3)
     type_k, type_v = (TYPES[x] for x in kind.split(","))
-    layers = llm._kv.store.layers
+    layers = llm.engine.store.layers
     windows = tuple(TYPES[x] for x in in_window.split(","))
     assert {(x.type_k, x.type_v) for x in layers if x.n_swa} == {windows}
     assert {(x.type_k, x.type_v) for x in layers if not x.n_swa} == {(type_k, type_v)}
@@ -109,7 +109,7 @@ def test_windows_have_8_bits_where_values_have_fewer_than_quantised_keys(
 
 def check_against_reference(path, text, nmse, kind, type_k, type_v):
     llm = load(path, kind, kv_method="random", kv_ratio=0.3)
-    late = any(layer.rounds_late for layer in llm._kv.store.layers)
+    late = any(layer.rounds_late for layer in llm.engine.store.layers)
     reference = Reference(path, type_k, type_v, late=late)
     rounds = not {type_k, type_v}.isdisjoint(QUANTISED)
     assert late == (rounds and reference.weights.arch not in ALIBI)
@@ -224,7 +224,7 @@ def test_what_compressing_took_is_that_of_the_last_prompt(tiny, text):
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_tail=64, after=text(300))
     first = dict(llm.kv_stats().stage_ms)
     feed(llm, text(100, seed=1))
-    assert llm._kv.store.memory().boundary > 300, "the tail was compressed"
+    assert llm.engine.store.memory().boundary > 300, "the tail was compressed"
     assert dict(llm.kv_stats().stage_ms) == first
     llm.eval(list(text(5, seed=2)))
     assert llm.kv_stats().compress_ms == 0 and llm.kv_stats().stage_ms == {}
@@ -245,7 +245,7 @@ def test_statistics_equal_the_references(tiny, text, nmse, name, kind):
     llm = load(tiny(name), kind, kv_ratio=0.5)
     rows, stats = [], {}
     with native.Prefill(llm._ctx.ctx, text(n), [(n - 32, n, names), (0, n, ("mean",))]) as prefill:
-        for il, info in enumerate(llm._kv.store.layers):
+        for il, info in enumerate(llm.engine.store.layers):
             prefill.run(il)
             k, v = (
                 torch.from_numpy(np.stack(x))
@@ -271,7 +271,7 @@ def test_snapkv_keeps_what_the_reference_keeps_except_at_ties(tiny, text, name):
     llm = load(tiny(name), kv_ratio=0.2, after=text(N_PROMPT))
     prompt = Reference(tiny(name)).prefill(text(N_PROMPT), observe=32, all_logits=False)
     for il, heads in enumerate(positions(llm)):
-        if llm._kv.store.layers[il].n_swa:
+        if llm.engine.store.layers[il].n_swa:
             continue
         scores = snapkv(prompt.layers[il].attention)
         for k, expected in enumerate(keep_best(scores, len(heads[0]))):
@@ -296,10 +296,10 @@ def test_kept_rows_have_the_bytes_of_the_full_cache(tiny, text, name, kind):
     for il, heads in enumerate(positions(part)):
         for k, rows in enumerate(heads):
             assert len(set(rows.tolist())) == len(rows)
-            there = full._kv.store.positions(il, k).tolist()
+            there = full.engine.store.positions(il, k).tolist()
             order = [there.index(row) for row in rows.tolist()]
             for kept, everything in zip(
-                part._kv.store.row_bytes(il, k), full._kv.store.row_bytes(il, k), strict=True
+                part.engine.store.row_bytes(il, k), full.engine.store.row_bytes(il, k), strict=True
             ):
                 size = len(everything) // len(there)
                 assert kept == b"".join(everything[row * size : (row + 1) * size] for row in order)
@@ -313,7 +313,7 @@ def test_evicting_a_finished_cache_gives_the_same_next_logits(tiny, text, nmse):
         llm.eval(list(text(N_PROMPT)))
     for il, heads in enumerate(positions(early)):
         # in a store that has every row, a row's number is its token index
-        late._kv.store.evict(il, heads)
+        late.engine.store.evict(il, heads)
     assert nmse(feed(late, text(16, seed=1)), feed(early, text(16, seed=1))) < 1e-10
 
 

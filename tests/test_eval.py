@@ -353,7 +353,7 @@ def test_passages_that_do_not_fit_are_refused(text, tiny_reader):
 def test_budgets_are_kept_by_methods_that_merge(text, tiny_reader):
     tiny_reader.read(text(300))
     stats = tiny_reader.compress("d2o", 0.3)
-    assert stats.n_kept <= 90 and tiny_reader.llm._kv.kept().max() < 300
+    assert stats.n_kept <= 90 and tiny_reader.llm.engine.kept().max() < 300
 
 
 # ---- tables

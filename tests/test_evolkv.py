@@ -303,7 +303,7 @@ def test_more_rows_bring_the_full_cache_nearer(llm):
 def test_a_scheme_is_what_the_cache_keeps(llm):
     task = training.Training(llm, examples(llm, 1), True, "contained")
     task.score(np.array([40, 50, 60]))
-    kept = llm._kv.kept()
+    kept = llm.engine.kept()
     assert (kept.T == kept[:, 0]).all() and (np.diff(kept[:, 0]) == 10).all(), (
         "40, 50, 60 rows and the answer behind them"
     )
@@ -317,7 +317,7 @@ def test_contained_answers_are_counted(llm):
     task.score(everything)
     reading, preset = task._readings[0].reading, methods.get(training.SCORE)
     reading.compress(
-        preset, replace(llm._kv_settings, preset=preset, table=np.full((3, 2), 10**6, np.int32))
+        preset, replace(llm.settings, preset=preset, table=np.full((3, 2), 10**6, np.int32))
     )
     word = max(say(llm, reading.logits, training.needle.ANSWER_TOKENS).split(), key=len)
     found = [

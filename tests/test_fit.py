@@ -61,7 +61,7 @@ def test_a_point_has_the_bytes_that_a_prompt_then_takes(tiny, text, name, kind):
                 <= max(PEAK_ABOVE * stats.n_bytes_peak + PEAK_SPARE, point.kv + point.tail)
             )
         layers = blueprint.context(True, N_CTX, TYPES[kinds[0]], TYPES[kinds[1]]).layers
-        assert layers == tuple(llm._kv.store.layers)
+        assert layers == tuple(llm.engine.store.layers)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "gemma3"])

@@ -111,11 +111,11 @@ def test_all_layers_at_once_take_what_is_predicted(tiny, text, name, kind):
 @pytest.mark.parametrize("method", ["h2o", "score=expected,budget=uniform", "kvzip"])
 def test_all_layers_at_once_with_other_query_sources_take_what_is_predicted(tiny, text, method):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=method, kv_hidden="whole")
-    kv = llm._kv
+    kv = llm.engine
     for n in (400, N_PROMPT):  # a later turn stands on the kept rows of the first
         tokens = list(text(n, seed=n))
         predicted = kv.prompt_bytes(
-            QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
+            QueryObserver(llm.settings, tokens, kv.tokenize), kv.plan(len(tokens))
         )
         llm.eval(tokens)
         peak, counted = llm.kv_stats().n_bytes_peak, predicted.peak - predicted.unreported
@@ -135,7 +135,7 @@ def test_masks_of_a_device_are_predicted(tiny, text, name, monkeypatch):
         llm = load(tiny(name), kv_ratio=0.2, kv_method="snapkv")
         llm.eval(list(text(N_PROMPT)))
         peaks.append(llm.kv_stats().n_bytes_peak)
-    masks = mask_bytes(llm._kv.store.layers, N_PROMPT, 256)
+    masks = mask_bytes(llm.engine.store.layers, N_PROMPT, 256)
     # inputs are other ones too
     assert masks > 0 and peaks[1] - peaks[0] == pytest.approx(masks, rel=0.15)
 
@@ -143,9 +143,9 @@ def test_masks_of_a_device_are_predicted(tiny, text, name, monkeypatch):
 @pytest.mark.parametrize("method", ["adakv", "pyramidkv", "cake", "kvzip"])
 def test_rows_that_move_between_heads_stay_within_the_predicted_bytes(tiny, text, method):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=method)
-    kv, tokens = llm._kv, list(text(N_PROMPT))
+    kv, tokens = llm.engine, list(text(N_PROMPT))
     predicted = kv.prompt_bytes(
-        QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
+        QueryObserver(llm.settings, tokens, kv.tokenize), kv.plan(len(tokens))
     )
     llm.eval(tokens)
     stats = llm.kv_stats()
@@ -169,9 +169,9 @@ def test_rows_that_move_between_heads_stay_within_the_predicted_bytes(tiny, text
 )
 def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=method)
-    settings = llm._kv_settings
+    settings = llm.settings
     for n in (100, 1300, 1999):
-        real = QueryObserver(settings, list(text(n)), llm._kv.tokenize).extent(256)
+        real = QueryObserver(settings, list(text(n)), llm.engine.tokenize).extent(256)
         planned = extent(settings.preset, n, settings.window, 256)
         assert (planned.n_tokens, planned.n_drawn) == (n, real.n_drawn)
         assert 0 <= planned.n_raw - real.n_raw <= settings.sink and (planned.n_raw > 0) == (
@@ -184,9 +184,9 @@ def test_a_plan_knows_what_a_method_reads_without_the_prompt(tiny, text, method)
 
 def check(path, kind, tokens, method, ratio, hidden) -> None:
     llm = load(path, kind, kv_ratio=ratio, kv_method=method, kv_hidden=hidden)
-    kv = llm._kv
+    kv = llm.engine
     predicted = kv.prompt_bytes(
-        QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
+        QueryObserver(llm.settings, tokens, kv.tokenize), kv.plan(len(tokens))
     )
     llm.eval(tokens)
     stats = llm.kv_stats()
@@ -226,7 +226,7 @@ def test_the_picked_ratio_is_reported_and_a_short_prompt_stays_whole(tiny, text)
     assert llm.kv_stats().ratio == 1 and (llm.kv_stats().kept == 200).all()
     llm.reset()
     llm.eval(list(text(1600)))
-    stats, layers = llm.kv_stats(), llm._kv.store.layers
+    stats, layers = llm.kv_stats(), llm.engine.store.layers
     rows = rows_within(layers, 2**20, 64, 32, 4)
     assert (stats.kept == rows).all()
     assert stats.ratio == pytest.approx(rows / 1600)
@@ -274,7 +274,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(tiny):
     llm = load(tiny("llama-gqa"), kv_memory="2MiB")
     with pytest.raises(BadInput, match="too small"):
         llm.kv_set(memory=50_000)
-    assert llm._kv_settings.memory == 2 * 2**20
+    assert llm.settings.memory == 2 * 2**20
 
 
 @given(st.integers(1, 40), st.integers(1, 700), st.integers(1, 64))
@@ -309,13 +309,13 @@ def test_a_prompt_that_the_machine_has_no_memory_for_is_refused_before_anything_
             llm.eval(list(text(1500)))
         assert "488.3 KiB are free" in one_line(error)
     with monkeypatch.context() as patch:  # what lies on a GPU takes none of it
-        need = llm._kv.prompt_bytes(
-            QueryObserver(llm._kv_settings, list(text(1500)), None), llm._kv.plan(1500)
+        need = llm.engine.prompt_bytes(
+            QueryObserver(llm.settings, list(text(1500)), None), llm.engine.plan(1500)
         )
         patch.setattr(room, "memory_free", lambda swap: need.hidden + need.inputs)
-        patch.setattr(llm._kv, "offloaded", True)
-        llm._kv._check_room(
-            QueryObserver(llm._kv_settings, list(text(1500)), None), llm._kv.plan(1500)
+        patch.setattr(llm.engine, "offloaded", True)
+        llm.engine._check_room(
+            QueryObserver(llm.settings, list(text(1500)), None), llm.engine.plan(1500)
         )
     after = llm.kv_stats()
     assert (after.n_seen, after.n_bytes) == (before.n_seen, before.n_bytes)

@@ -167,8 +167,8 @@ def test_a_device_that_is_not_there_is_not_reported(tiny, text):
 def test_the_prediction_is_that_of_the_way_that_is_taken(tiny, text):
     for name in ("llama-gqa", "qwen2", "gemma3"):
         llm, tokens = load(tiny(name), kv_ratio=0.3, kv_hidden="auto"), list(text(1300))
-        need = llm._kv.prompt_bytes(
-            QueryObserver(llm._kv_settings, tokens, None), llm._kv.plan(len(tokens))
+        need = llm.engine.prompt_bytes(
+            QueryObserver(llm.settings, tokens, None), llm.engine.plan(len(tokens))
         )
         llm.eval(tokens)
         stats = llm.kv_stats()
@@ -200,7 +200,7 @@ def test_a_tail_that_is_compressed_says_nothing_of_the_prompt(tiny, text):
     llm = load(tiny("qwen2"), kv_ratio=0.3, kv_hidden="auto", kv_tail=48, after=text(1300))
     for token in text(64, seed=1):
         llm.eval([token])
-    assert llm._kv.store.memory().boundary > 1300, "the tail was compressed"
+    assert llm.engine.store.memory().boundary > 1300, "the tail was compressed"
     assert llm.kv_stats().hidden == "whole" and llm.kv_stats().mode == "full then compress"
 
 
@@ -211,8 +211,8 @@ def test_a_graph_that_cannot_be_cut_is_planned_as_it_is_read(tiny, text, monkeyp
     stats = llm.kv_stats()
     assert stats.hidden == "whole" and "cannot be cut" in stats.note
     tokens = list(text(1300))
-    need = llm._kv.prompt_bytes(
-        QueryObserver(llm._kv_settings, tokens, None), llm._kv.plan(len(tokens))
+    need = llm.engine.prompt_bytes(
+        QueryObserver(llm.settings, tokens, None), llm.engine.plan(len(tokens))
     )
     assert need.way == "whole"
 
@@ -238,7 +238,7 @@ def test_on_a_gpu_they_wait_where_there_is_room():
 @pytest.mark.parametrize("free", [2**40, 0])
 def test_the_engine_asks_the_device_before_each_prompt(tiny, text, free, monkeypatch):
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_hidden="auto")
-    llm._kv.offloaded = True
+    llm.engine.offloaded = True
     monkeypatch.setattr(native, "device_free", lambda ctx: free)
     llm.eval(list(text(600)))
     assert llm.kv_stats().hidden == (DEVICE if free else EXACT)

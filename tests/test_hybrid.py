@@ -106,7 +106,7 @@ def test_a_step_that_fails_leaves_a_conversation_or_none(model):
 def test_a_models_heads_are_those_of_its_store(tmp_path):
     for path in sorted(archs.write(tmp_path, "h1|nemotron_h|jamba|lfm2|granitehybrid").glob("*")):
         llm = load(path, kv_budget=ALL, n_ctx=256)
-        heads = [layer.n_head_kv for layer in llm._kv.store.layers]
+        heads = [layer.n_head_kv for layer in llm.engine.store.layers]
         assert native.model_heads(llm._model.model) == heads, path.stem
         llm.close()
 
@@ -133,5 +133,5 @@ def test_what_the_state_takes_is_said(model):
     llm.eval(some(N_PROMPT, 1))
     stats = llm.kv_stats()
     assert stats.n_bytes_recurrent > 0 and stats.mode == "layers"
-    assert any(layer.n_head_kv == 0 for layer in llm._kv.store.layers)
+    assert any(layer.n_head_kv == 0 for layer in llm.engine.store.layers)
     assert (stats.kept.sum(axis=1) == 0).any(), "a layer without attention keeps nothing"

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgekv import llama_cpp
 from tests.test_imports import modules
 
 ROOMS = """
@@ -94,3 +95,55 @@ def test_imports_stand_at_the_top_or_have_a_reason():
 
 def test_the_imports_were_read():
     assert ("edgekv.llama.llama", True) in IMPORTS["edgekv.commands.load"], "by way of `edgekv`"
+
+
+OWNERS = ("llama", "engine")
+"""The rooms that know what `edgekv.Llama`, its parent's private names included, is made of."""
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """What objects of the classes in a module have of their own: methods and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_own(node):
+            yield node.attr
+        elif isinstance(node, ast.FunctionDef) and node.args.args[:1]:
+            yield node.name
+
+
+def is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def test_no_other_room_uses_what_is_private_to_a_model():
+    """Of other objects than its own: `llm._ctx` is, `self._model` of some other class is not."""
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FOUND.items()}
+    of_llama = [tree for name, tree in trees.items() if room(name) == "llama"]
+    parent = ast.parse(Path(llama_cpp.llama.__file__).read_text(encoding="utf-8"))
+    private = {x for tree in [*of_llama, parent] for x in private_names(tree) if is_private(x)}
+    assert {"_ctx", "_requires_eval", "_logits_all", "_kv_config"} <= private, "they were read"
+    used = {
+        f"{name}: {node.attr}"
+        for name, tree in trees.items()
+        if room(name) not in OWNERS
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in private and not is_own(node)
+    }
+    assert sorted(used) == []
+
+
+def test_no_other_room_says_that_a_model_has_private_names():
+    """A protocol with a private name is another way to use it."""
+    said = {
+        f"{name}: {one.target.id}"
+        for name, path in FOUND.items()
+        for kind in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(kind, ast.ClassDef) and "Protocol" in map(ast.unparse, kind.bases)
+        for one in kind.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+        if is_private(one.target.id)
+    }
+    assert sorted(said) == []

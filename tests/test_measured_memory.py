@@ -56,10 +56,8 @@ def test_a_summary_of_wide_heads_takes_what_is_reported(tmp_path, score):
 @pytest.mark.parametrize("name", ["gemma3", "llama-gqa"])
 def test_what_a_summary_works_with_is_planned_and_reported(tiny, text, name):
     llm = load(tiny(name), kv_ratio=0.2, kv_method="score=keydiff,merge=summary")
-    kv, tokens = llm._kv, list(text(1300))
-    need = kv.prompt_bytes(
-        QueryObserver(llm._kv_settings, tokens, kv.tokenize), kv.plan(len(tokens))
-    )
+    kv, tokens = llm.engine, list(text(1300))
+    need = kv.prompt_bytes(QueryObserver(llm.settings, tokens, kv.tokenize), kv.plan(len(tokens)))
     assert need.merge > 0
     llm.eval(tokens)
     counted = kv.store.memory().bytes_peak + need.merge

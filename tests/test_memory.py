@@ -22,7 +22,7 @@ SMALLEST_STEP = 256
 
 
 def row_bytes(llm) -> list[int]:
-    return [info.bytes_row for info in llm._kv.store.layers]
+    return [info.bytes_row for info in llm.engine.store.layers]
 
 
 def used_bytes(llm) -> int:
@@ -50,7 +50,7 @@ def resident_bytes() -> int:
 @pytest.mark.parametrize("name", models.ARCHITECTURES)
 def test_a_ratio_is_never_exceeded(tiny, text, name, ratio, method):
     llm = load(tiny(name), kv_method=method, kv_ratio=ratio, after=text(N_PROMPT))
-    full = llm._kv.full_layers
+    full = llm.engine.full_layers
     kept = llm.kv_stats().kept[full]
     assert kept.sum() == n_kept(ratio, N_PROMPT, alibi=name == "refact") * kept.size
     assert (kept == [[len(head) for head in positions(llm)[il]] for il in full]).all()
@@ -63,7 +63,7 @@ def test_a_ratio_is_never_exceeded(tiny, text, name, ratio, method):
 def test_reported_bytes_hold_the_rows_and_little_more(tiny, text, name, kind):
     llm = load(tiny(name), kind, kv_ratio=0.2, after=text(N_PROMPT))
     used = used_bytes(llm)
-    spare = sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm._kv.store.layers)
+    spare = sum(SMALLEST_STEP * info.bytes_row * info.n_head_kv for info in llm.engine.store.layers)
     assert used <= llm.kv_stats().n_bytes <= used + spare
 
 
@@ -72,7 +72,7 @@ def test_the_peak_is_the_kept_rows_one_layer_and_the_hidden_states(
     tiny, text, hidden, hidden_bytes
 ):
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_hidden=hidden, after=text(N_PROMPT))
-    stats, shape, store = llm.kv_stats(), models.SHAPES["llama-gqa"], llm._kv.store
+    stats, shape, store = llm.kv_stats(), models.SHAPES["llama-gqa"], llm.engine.store
     one_layer = stats.n_bytes_full // shape.n_layer
     # tokens and positions; row numbers of a chunk, for each of three graphs
     inputs = 8 * N_PROMPT + 8 * 512 * 3 * shape.n_head_kv
@@ -173,7 +173,7 @@ def check_bounds(llm, n_kept: float, tail: int) -> None:
     """Rows are n_kept and at most a tail; every row is there once; reported bytes hold them and
     little more.
     """
-    stats, store = llm.kv_stats(), llm._kv.store
+    stats, store = llm.kv_stats(), llm.engine.store
     assert stats.n_seen == llm.n_tokens
     assert stats.kept.max() <= n_kept + tail + APPEND_MAX
     for heads in positions(llm):

@@ -37,9 +37,9 @@ def test_merged_rows_equal_the_reference_and_others_keep_their_bytes(
     for llm in (plain, merging):
         llm.eval(list(text(N_PROMPT)))
     touched = 0
-    for il, info in enumerate(full._kv.store.layers):
+    for il, info in enumerate(full.engine.store.layers):
         for head in range(info.n_head_kv):
-            stores = [llm._kv.store for llm in (full, plain, merging)]
+            stores = [llm.engine.store for llm in (full, plain, merging)]
             kept = stores[1].positions(il, head)
             assert np.array_equal(kept, stores[2].positions(il, head))
             keys, values = whole[il][head]
@@ -85,7 +85,7 @@ def test_what_a_finished_layer_loses_later_is_merged_too(tiny, text, nmse, monke
     assert any(len(history) > 2 for history in cuts.values())
     for il, (first, *later) in cuts.items():
         for head, rows in enumerate(first):
-            keys, values = full._kv.store.rows(il, head)
+            keys, values = full.engine.store.rows(il, head)
             gone = np.setdiff1d(np.arange(N_PROMPT), rows)
             k, v, threshold = reference(
                 (keys[gone], values[gone]), (keys[rows], values[rows]), None
@@ -94,7 +94,7 @@ def test_what_a_finished_layer_loses_later_is_merged_too(tiny, text, nmse, monke
                 k, v = (x.astype(np.float16).astype(np.float32) for x in (k, v))
                 if n < len(k):
                     k, v, threshold = reference((k[n:], v[n:]), (k[:n], v[:n]), threshold)
-            got_k, got_v = merging._kv.store.rows(il, head)
+            got_k, got_v = merging.engine.store.rows(il, head)
             assert got_k.shape == k.shape and nmse(got_k, k) < 1e-6 and nmse(got_v, v) < 1e-6, (
                 il,
                 head,

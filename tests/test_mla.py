@@ -42,8 +42,8 @@ def latent(tmp_path_factory) -> Callable[[str], Path]:
 def v_is_in_k(llm: Any) -> bool:
     """Whether each stored V is the beginning of its K, and there are some."""
     found = []
-    for il, info in enumerate(llm._kv.store.layers):
-        k, v = llm._kv.store.rows(il, 0)
+    for il, info in enumerate(llm.engine.store.layers):
+        k, v = llm.engine.store.rows(il, 0)
         found.append(len(v) > 0 and np.array_equal(k[:, : info.d_v], v))
     return all(found)
 
@@ -54,13 +54,13 @@ def conversation(path: Path, kind: str) -> float:
     """
     llm = load(path, kind, kv_budget=ALL, kv_tail=40, kv_window=8, **SMALL)
     reference = plain(path, kind)
-    assert llm._kv is not None and llm._kv_note == ""
+    assert llm.engine is not None and llm._kv_note == ""
     found = []
     for seed, n_more in ((1, 45), (2, 4)):
         prompt, more = tokens(llm, 70, seed), tokens(llm, n_more, seed + 10)
         assert cancelled(llm, prompt)
         found.append(nmse(read(llm, prompt, more), read(reference, prompt, more)))
-    assert llm._kv.by_layer and llm._kv.turn.memory.compressed_at > 70
+    assert llm.engine.by_layer and llm.engine.turn.memory.compressed_at > 70
     saved = llm.save_state()
     llm.reset()
     llm.load_state(saved)
@@ -93,7 +93,7 @@ def test_two_thousand_tokens_behind_a_tail_of_bounded_length(latent):
     reference = plain(path, **sizes)
     prompt, more = tokens(llm, 200, 1), tokens(llm, 2000, 2)
     assert nmse(read(llm, prompt, more), read(reference, prompt, more)) < 1e-5
-    assert llm._kv.turn.memory.compressed_at > 2000
+    assert llm.engine.turn.memory.compressed_at > 2000
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_evicted_rows_are_folded_into_keys_and_values_at_once(latent):
     for llm in (plain_cut, merged):
         llm.eval(tokens(llm, 200, 1))
     assert v_is_in_k(merged)
-    before, after = (llm._kv.store.rows(0, 0)[1] for llm in (plain_cut, merged))
+    before, after = (llm.engine.store.rows(0, 0)[1] for llm in (plain_cut, merged))
     assert before.shape == after.shape
     changed = (before != after).any(axis=1)
     assert changed.sum() > len(changed) // 4
@@ -163,7 +163,7 @@ def test_the_default_with_a_profile_drops_what_it_evicts(latent, tmp_path):
 def test_a_row_whose_v_is_not_its_k_is_not_written(latent):
     llm = load(latent("small"), kv_ratio=0.5, **SMALL)
     llm.eval(tokens(llm, 120, 1))
-    store, info = llm._kv.store, llm._kv.store.layers[0]
+    store, info = llm.engine.store, llm.engine.store.layers[0]
     keys = np.ones((1, info.d_k), np.float32)
     values = np.ones((1, info.d_v), np.float32)
     store.write(0, 0, np.array([3], np.int32), keys, values)
@@ -177,7 +177,7 @@ def test_a_row_whose_v_is_not_its_k_is_not_written(latent):
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 def test_the_peak_is_the_one_that_shapes_tell(latent, kind, hidden):
     llm = load(latent("glm-4.7-flash"), kind, kv_ratio=0.3, kv_hidden=hidden, **SMALL)
-    kv, prompt = llm._kv, tokens(llm, 200, 1)
+    kv, prompt = llm.engine, tokens(llm, 200, 1)
     expected = kv.prompt_bytes(QueryObserver(kv.settings, prompt, None), kv.plan(len(prompt)))
     llm.eval(prompt)
     peak = kv.store.memory().bytes_peak
@@ -197,7 +197,7 @@ def test_bytes_are_those_of_k_alone(latent):
     assert whole.n_bytes == 2 * d_k * n_layer * 256
     with Blueprint(str(path)) as blueprint:
         context = blueprint.context(True, 256, TYPES["q8_0"], TYPES["q8_0"])
-        assert list(context.layers) == llm._kv.store.layers
+        assert list(context.layers) == llm.engine.store.layers
         assert f16_full_bytes(context.layers, 200) == stats.n_bytes_full
         assert blueprint.shape["v_in_k"] and blueprint.why == ""
 

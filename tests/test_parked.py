@@ -38,7 +38,7 @@ def some(n: int, seed: int) -> list[int]:
 
 def rows(llm: Any) -> list[Any]:
     """Positions and bytes of each row of each head, and what the store knows besides."""
-    store = llm._kv.store
+    store = llm.engine.store
     bytes_ = [
         [store.row_bytes(il, k) for k in range(info.n_head_kv)]
         for il, info in enumerate(store.layers)
@@ -77,7 +77,7 @@ def test_a_hybrid_can_still_go_back_to_where_its_turn_began(hybrid):
     for model in (llm, other):
         model.eval(some(130, 1))
         model.eval(some(20, 2))
-    n_mark = llm._kv.store.memory().n_mark
+    n_mark = llm.engine.store.memory().n_mark
     assert n_mark == 130
     waits = parked.park(llm)
     llm.eval(some(100, 3))
@@ -132,13 +132,13 @@ def test_nothing_changes_places_while_a_prompt_is_read(make):
     llm = make()
     llm.eval(some(N_PROMPT, 0))
     before, place = rows(llm), native.Place(llm._ctx.ctx)
-    with llm._kv.layers(some(100, 1), [], stays=False) as layers:
+    with llm.engine.layers(some(100, 1), [], stays=False) as layers:
         with pytest.raises(BadInput, match="being read"):
             place.swap(llm._ctx.ctx)
         with pytest.raises(BadInput, match="being read"):
             native.Place(llm._ctx.ctx)
         for p in layers:
-            p.keep([np.arange(5, dtype=np.int32)] * llm._kv.store.layers[p.il].n_head_kv)
+            p.keep([np.arange(5, dtype=np.int32)] * llm.engine.store.layers[p.il].n_head_kv)
     assert rows(llm) == before
 
 

@@ -37,7 +37,7 @@ def make(request, tiny, hybrid):
 def read(llm: Any, tokens: list[int], between: Callable[[native.Prefill], None]) -> None:
     """Read a prompt and keep the last half of each layer. between: called behind each chunk."""
     with native.Prefill(llm._ctx.ctx, tokens, [], progress=lambda *_: between(p)) as p:
-        for il, info in enumerate(llm._kv.store.layers):
+        for il, info in enumerate(llm.engine.store.layers):
             p.run(il)
             if info.selects:
                 n = p.n_old() + len(tokens)
@@ -47,7 +47,7 @@ def read(llm: Any, tokens: list[int], between: Callable[[native.Prefill], None])
 
 def rows(llm: Any) -> list[Any]:
     """All bytes of the store, and how many tokens went in."""
-    store = llm._kv.store
+    store = llm.engine.store
     found = [
         [store.row_bytes(il, k) for k in range(info.n_head_kv)]
         for il, info in enumerate(store.layers)
@@ -80,7 +80,7 @@ def test_a_prompt_that_waited_ends_as_if_it_had_not(make, n_old):
         calls.append(p)
         if len(calls) % 3:
             return
-        n_before, memory = llm.n_tokens, llm._kv.turn.memory
+        n_before, memory = llm.n_tokens, llm.engine.turn.memory
         p.pause()
         place = native.Place(llm._ctx.ctx)
         place.swap(llm._ctx.ctx)
@@ -90,7 +90,7 @@ def test_a_prompt_that_waited_ends_as_if_it_had_not(make, n_old):
         with pytest.raises(BadInput):
             p.resume()  # another conversation is there
         place.swap(llm._ctx.ctx)
-        llm.n_tokens, llm._kv.turn.memory = n_before, memory
+        llm.n_tokens, llm.engine.turn.memory = n_before, memory
         p.resume()
 
     read(llm, some(N_PROMPT, 3), others)

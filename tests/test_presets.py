@@ -89,7 +89,7 @@ def peak_in_full(tiny, text):
 
 def check_rows(llm, n_seen: int, n_rows: int) -> None:
     """No more than n_rows per head in the mean, each token once, sinks and window everywhere."""
-    full = llm._kv.full_layers
+    full = llm.engine.full_layers
     heads = [rows for il in full for rows in positions(llm)[il]]
     assert sum(map(len, heads)) <= n_rows * len(heads)
     for rows in heads:
@@ -109,7 +109,7 @@ def test_prompt_decoding_and_second_turn(tiny, text, peak_in_full, profile_for, 
     # all queries' statistics, a probe's hidden states and what a summary is made with outweigh the
     # rows of a short prompt
     if ratio < 0.5 and not methods.get(name).observe.probe:
-        assert stats.n_bytes_peak - llm._kv.turn.working < peak_in_full("llama-gqa")
+        assert stats.n_bytes_peak - llm.engine.turn.working < peak_in_full("llama-gqa")
     assert np.isfinite(feed(llm, text(8, seed=1))).all()
     llm.eval(list(text(N_MORE, seed=2)))
     n_seen = N_PROMPT + 8 + N_MORE
@@ -222,7 +222,7 @@ def read_as_stored(tiny, text):
     def read(model: str, kind: str):
         llm, rows = load(tiny(model), kind, kv_ratio=0.5), []
         with Prefill(llm._ctx.ctx, text(N_PROMPT), []) as p:
-            for il, info in enumerate(llm._kv.store.layers):
+            for il, info in enumerate(llm.engine.store.layers):
                 p.run(il)
                 k, v = (
                     torch.from_numpy(np.stack(x))
@@ -309,7 +309,7 @@ def test_expected_attention_is_that_of_the_reference(tiny, text, nmse, monkeypat
     torch_model = Reference(tiny(model), kind, kind)
     layers, w = torch_model.prefill(text(N_PROMPT), all_logits=False).layers, torch_model.weights
     later = torch.arange(N_PROMPT, N_PROMPT + 512)
-    assert sorted(seen) == llm._kv.full_layers
+    assert sorted(seen) == llm.engine.full_layers
     for il, scores in seen.items():
         turn = rope(
             torch.eye(w.d_head)[:, None].expand(-1, 512, -1), later, w.freq_base, w.arch in NEOX

@@ -48,7 +48,7 @@ def read(path, tokens=TOKENS, **options):
 def multiplies_in_8_bits(path):
     llm = load(path, kv_budget=1000)
     llm.eval(TOKENS)
-    return llm._kv.turn.clock.work["levels"][0] > 0
+    return llm.engine.turn.clock.work["levels"][0] > 0
 
 
 @pytest.mark.parametrize("ftype", [Q4_0, Q8_0, Q4_K, Q5_0, Q6_K])
@@ -159,7 +159,7 @@ def test_unpacked_weights_take_what_the_cache_saves(tmp_path):
         tokens = [7 * i % 500 + 6 for i in range(n_tokens)]
         llm = load(tmp_path / "m.gguf", n_ctx=4096, kv_ratio=0.2, repack=False, **more)
         llm.eval(tokens)
-        done = llm._kv.turn.clock.work
+        done = llm.engine.turn.clock.work
         return logits(llm), done["weights"][1] + done["levels"][1], llm.kv_stats()
 
     for n_tokens, hidden in ((600, "f32"), (4000, "f32"), (4000, "disk")):
@@ -181,7 +181,7 @@ def test_prefill_memory_bounds_what_products_work_with(tmp_path, monkeypatch):
     def work(most):
         llm = load(tmp_path / "m.gguf", kv_budget=1000, kv_prefill_memory=most, repack=False)
         llm.eval(tokens)
-        done = llm._kv.turn.clock.work
+        done = llm.engine.turn.clock.work
         return logits(llm), done["weights"][1] + done["levels"][1], llm.kv_stats().n_bytes_peak
 
     whole, n_whole, peak_whole = work(None)

@@ -394,7 +394,7 @@ def test_a_probe_profile(llm, tiny):
     assert (np.diff(profile.shares, axis=0) >= 0).all()  # a larger budget takes from nobody
     assert steps == sorted(steps) and steps[0][0] == 0 and steps[-1][0] == steps[-1][1]
     profile.check(profiles.identify(str(tiny("llama-gqa"))))
-    assert llm._kv.store.memory().n_past == 0
+    assert llm.engine.store.memory().n_past == 0
 
 
 def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
@@ -403,10 +403,10 @@ def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
 
     tokens = tuple(llm.tokenize(TEXTS[0].encode()))[:N_TOKENS]
     got, _ = probe_profile.measure(llm, tokens)
-    repeated = [t for piece in probe.pieces(tokens, llm._kv.tokenize) for t in piece]
+    repeated = [t for piece in probe.pieces(tokens, llm.engine.tokenize) for t in piece]
     n = len(tokens)
     with native.Prefill(
-        llm._kv.ctx, [*tokens, *repeated], [(n, n + len(repeated), ("max",))]
+        llm.engine.ctx, [*tokens, *repeated], [(n, n + len(repeated), ("max",))]
     ) as p:  # stored, the same attention
         for il in range(3):
             p.run(il)
@@ -468,8 +468,8 @@ def test_layers_with_a_sliding_window_take_no_part(tiny):
 def test_heads_of_different_size_get_shares_and_no_maps(llm, monkeypatch):
     model = profiles.identify(llm.model_path)
     other = replace(model, d_head_k=2 * model.d_head_k)
-    assert probe_profile.heads_alike(llm._kv.store, model) and not probe_profile.heads_alike(
-        llm._kv.store, other
+    assert probe_profile.heads_alike(llm.engine.store, model) and not probe_profile.heads_alike(
+        llm.engine.store, other
     )
     monkeypatch.setattr(probe_profile, "identify", lambda path: other)
     profile = probe_profile.make(llm, TEXTS, GRID, n_tokens=N_TOKENS)

@@ -31,7 +31,7 @@ def test_some_rows_are_those_of_all(tiny, text, kind, old):
         p.run(0)
         for head in range(2):
             for rows, chosen in zip(p.rows(head), p.rows(head, some), strict=True):
-                assert len(rows) == len(llm._kv.store.positions(0, head)) + 300
+                assert len(rows) == len(llm.engine.store.positions(0, head)) + 300
                 assert np.array_equal(chosen, rows[some])
         assert all(len(x) == 0 for x in p.rows(0, some[:0]))
         for wrong in ([-1], [old + 300]):
@@ -89,7 +89,7 @@ def test_a_long_prompts_summary_looks_at_some_of_its_queries(
     """A score that is a paper's looks at all."""
     monkeypatch.setattr(base, "MANY", 250)
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=METHOD.replace("keydiff", score))
-    assert QueryObserver(llm._kv.settings, text(n), None).every[-1] == every
+    assert QueryObserver(llm.engine.settings, text(n), None).every[-1] == every
     llm.eval(list(text(n)))
     assert np.isfinite(feed(llm, text(4, seed=1))).all()
 
@@ -110,9 +110,9 @@ def test_a_summary_made_aside_is_the_same(tiny, text, monkeypatch, budget):
             kv_ratio=0.3,
             kv_method=METHOD.replace("uniform", budget).replace("keydiff", "snapkv"),
         )
-        llm._kv.offloaded = aside
+        llm.engine.offloaded = aside
         llm.eval(list(text(500)))
-        store = llm._kv.store
+        store = llm.engine.store
         stored.append(
             [
                 store.row_bytes(il, k)
@@ -130,7 +130,7 @@ def test_a_summary_made_aside_is_the_same(tiny, text, monkeypatch, budget):
 
 def test_what_fails_aside_fails_the_prompt_and_changes_nothing(tiny, text, monkeypatch):
     llm = load(tiny("llama-gqa"), kv_ratio=0.3, kv_method=METHOD)
-    llm._kv.offloaded = True
+    llm.engine.offloaded = True
 
     def fail(*_):
         time.sleep(0.01)
@@ -139,12 +139,12 @@ def test_what_fails_aside_fails_the_prompt_and_changes_nothing(tiny, text, monke
     monkeypatch.setattr(CentroidMerge, "centroids", fail)
     with pytest.raises(MemoryError, match="aside"):
         llm.eval(list(text(500)))
-    assert llm._kv.store.memory().n_past == 0 and llm._kv.turn.memory.queries == {}
+    assert llm.engine.store.memory().n_past == 0 and llm.engine.turn.memory.queries == {}
     assert not any(thread.name.startswith("edgekv-summary") for thread in threading.enumerate())
     monkeypatch.undo()
     llm.reset()
     llm.eval(list(text(500)))
-    assert llm._kv.kept().max() <= 150
+    assert llm.engine.kept().max() <= 150
 
 
 def test_products_take_one_thread_and_give_back_the_others(tiny, text, monkeypatch):

@@ -31,7 +31,7 @@ def test_a_reading_keeps_what_the_engine_keeps(tiny, text, nmse, model, kind):
     for name in NAMES:
         one = load(tiny(model), kind, kv_ratio=0.3, kv_method=name, after=tokens)
         assert nmse(reading.logits, logits(one)) < 1e-12
-        reading.compress(methods.get(name), replace(llm._kv_settings, preset=methods.get(name)))
+        reading.compress(methods.get(name), replace(llm.settings, preset=methods.get(name)))
         same = [
             [np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(x, y, strict=True)]
             for x, y in zip(positions(llm), positions(one), strict=True)
@@ -50,10 +50,10 @@ def n_flips(llm, one) -> int:
     apart.
     """
     found = 0
-    for il, info in enumerate(llm._kv.store.layers):
+    for il, info in enumerate(llm.engine.store.layers):
         for k in range(info.n_head_kv):
-            order = [np.argsort(x._kv.store.positions(il, k)) for x in (llm, one)]
-            both = [stored(x._kv.store, il, k) for x in (llm, one)]
+            order = [np.argsort(x.engine.store.positions(il, k)) for x in (llm, one)]
+            both = [stored(x.engine.store, il, k) for x in (llm, one)]
             for a, b in zip(*both, strict=True):
                 a, b = a[order[0]], b[order[1]]
                 a, b = (x.reshape(len(x), -1, 32) for x in (a, b))
@@ -71,7 +71,7 @@ def test_predictions_are_those_of_tokens_that_come_one_by_one(tiny, text, nmse, 
     n = JUDGED + 2 * BLOCK + 3  # read twice, in several chunks, of which the last is short
     tokens = list(text(n, seed=1))
     for llm in both:
-        llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
+        llm.engine.settings = replace(llm.engine.settings, tail=1 << 30)
     blocks = list(predict(both[0], tokens))
     assert max(map(len, blocks)) == BLOCK and sum(map(len, blocks)) == n
     assert nmse(np.concatenate(blocks), decode(both[1], tokens)) < 1e-6

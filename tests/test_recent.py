@@ -20,7 +20,7 @@ def errors(llm, exact, il: int = 0, head: int = 0) -> tuple[np.ndarray, np.ndarr
     In layer 0, where the rows of a token do not depend on what the cache keeps.
     """
     found = []
-    for mine, theirs in zip(llm._kv.store.rows(il, head), exact._kv.store.rows(il, head)):
+    for mine, theirs in zip(llm.engine.store.rows(il, head), exact.engine.store.rows(il, head)):
         n = llm.n_tokens - N_PROMPT
         mine, theirs = mine[-n:], theirs[-n:]
         found.append(((turned(mine) - theirs) ** 2).sum(1) / (theirs**2).sum(1))
@@ -86,7 +86,7 @@ def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, monkeypatch, kind)
 def test_other_types_are_left_alone(tiny, text, monkeypatch, kind):
     prompt, more = text(N_PROMPT), text(20, seed=1)
     llm = load(tiny(NAME), kind, kv_ratio=0.3)
-    assert not any(layer.rounds_late for layer in llm._kv.store.layers)
+    assert not any(layer.rounds_late for layer in llm.engine.store.layers)
     expected = read(llm, prompt, more)
     monkeypatch.setenv("EDGEKV_RECENT", "rounded")
     assert np.array_equal(read(load(tiny(NAME), kind, kv_ratio=0.3), prompt, more), expected)
@@ -97,13 +97,13 @@ def test_other_types_are_left_alone(tiny, text, monkeypatch, kind):
 def test_tokens_that_are_taken_back_leave_no_trace(tiny, text, n_new, n_back):
     n_back = min(n_back, n_new)
     llm = continued(tiny(NAME), "q4_0", text, n_new)
-    before = [llm._kv.store.rows(0, head) for head in range(2)]
+    before = [llm.engine.store.rows(0, head) for head in range(2)]
     llm.n_tokens -= n_back
     append(llm, text(3, seed=7))
     n = len(before[0][0]) - n_back
     n_same = n if n_new <= RECENT_STAY else n - RECENT  # rows between may have been rounded
     for head, then in enumerate(before):
-        for now, rows in zip(llm._kv.store.rows(0, head), then):
+        for now, rows in zip(llm.engine.store.rows(0, head), then):
             assert len(now) == n + 3 and np.array_equal(now[:n_same], rows[:n_same])
     if n_new > RECENT_STAY:  # what was rounded stays so
         return
@@ -136,12 +136,12 @@ def test_a_parked_conversation_comes_back_with_rows_that_wait(tiny, text):
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
 def test_the_next_prompt_reads_them_and_rounds_them(tiny, text, kind):
     llm = continued(tiny(NAME), kind, text, 100)
-    before = llm._kv.store.rows(0, 0)[0]
+    before = llm.engine.store.rows(0, 0)[0]
     llm.eval(list(text(N_PROMPT, seed=2)))
-    assert not np.isin(before[-100:, 0], llm._kv.store.rows(0, 0)[0][:, 0]).all(), "they waited"
+    assert not np.isin(before[-100:, 0], llm.engine.store.rows(0, 0)[0][:, 0]).all(), "they waited"
     assert np.isfinite(logits(llm)).all()
-    k, v = llm._kv.store.row_bytes(0, 0)
-    stored = llm._kv.store.rows(0, 0)
+    k, v = llm.engine.store.row_bytes(0, 0)
+    stored = llm.engine.store.rows(0, 0)
     type_ = gguf.GGMLQuantizationType[kind.upper()]
     for data, rows in zip((k, v), stored):
         plain = gguf.quants.dequantize(np.frombuffer(data, np.uint8), type_)

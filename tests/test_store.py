@@ -53,7 +53,7 @@ class Conversation(RuleBasedStateMachine):
         super().__init__()
         self.llm.reset()
         self.llm.kv_set(ratio=RATIOS[0])
-        self.store = self.llm._kv.store
+        self.store = self.llm.engine.store
         self.ratio = RATIOS[0]
         self.saved: tuple[Path, Expected, np.ndarray | None] | None = None
         self.folder = tempfile.TemporaryDirectory()
@@ -87,9 +87,9 @@ class Conversation(RuleBasedStateMachine):
             with pytest.raises(BadInput):
                 self.llm.eval(tokens)
             return
-        compressed = self.llm._kv.turn.memory.compressed_at
+        compressed = self.llm.engine.turn.memory.compressed_at
         self.llm.eval(tokens)
-        chosen = n > 64 or self.llm._kv.turn.memory.compressed_at != compressed
+        chosen = n > 64 or self.llm.engine.turn.memory.compressed_at != compressed
         self.now = replace(before, tokens=before.tokens + tokens, rows=self.rows())
         if chosen:
             self.now = replace(self.now, ratio=max(before.ratio, self.ratio), spare=0)
@@ -107,7 +107,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(data=st.data(), seed=st.integers(0, 999))
     def evict(self, data: st.DataObject, seed: int) -> None:
-        il = data.draw(st.sampled_from(self.llm._kv.full_layers))
+        il = data.draw(st.sampled_from(self.llm.engine.full_layers))
         rng = np.random.default_rng(seed)
         heads = self.now.rows[il]
         keep = [
@@ -159,7 +159,7 @@ class Conversation(RuleBasedStateMachine):
         """The same bits; where windows are, the same up to rounding: rows that nobody sees may be
         gone, and sums are cut elsewhere.
         """
-        if len(self.llm._kv.full_layers) == len(self.store.layers):
+        if len(self.llm.engine.full_layers) == len(self.store.layers):
             assert np.array_equal(logits(self.llm), expected)
         else:
             assert ((logits(self.llm) - expected) ** 2).sum() < 1e-6 * (expected**2).sum()
@@ -168,9 +168,9 @@ class Conversation(RuleBasedStateMachine):
         """One token more, whose logits the caller looks at; true if it made the tail too long, so
         that it was compressed.
         """
-        before, compressed = self.now, self.llm._kv.turn.memory.compressed_at
+        before, compressed = self.now, self.llm.engine.turn.memory.compressed_at
         self.llm.eval([PROBE])
-        chosen = self.llm._kv.turn.memory.compressed_at != compressed
+        chosen = self.llm.engine.turn.memory.compressed_at != compressed
         self.now = replace(
             before,
             tokens=(*before.tokens, PROBE),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv import native
 from edgekv.bench.spec import FILL_FIRST
 from edgekv.conversation import state
 from edgekv.errors import BadInput
@@ -35,7 +36,7 @@ def fill(llm: Any, tokens: list[int], depth: int) -> None:
     """
     llm.eval(tokens)
     old = np.frombuffer(state.take(llm).data, np.uint8)
-    new = _repeat_whole(old, depth) if llm._kv is None else _repeat_store(old, llm, depth)
+    new = _repeat_whole(old, depth) if llm.engine is None else _repeat_store(old, llm, depth)
     data = (ctypes.c_uint8 * len(new)).from_buffer(new)
     if not state.put(llm, state.State(np.resize(np.asarray(tokens, np.int32), depth), data, None)):
         raise _cannot("llama.cpp does not take its state back")
@@ -100,11 +101,11 @@ def _repeat_store(old: Block, llm: Any, depth: int) -> bytearray:
     """edgekv's store: sizes; for each layer and head its length, the rows' positions, K, V
     (`edgekv_store::write`).
     """
-    store, reader, new = llm._kv.store, _Reader(old), bytearray()
+    store, reader, new = llm.engine.store, _Reader(old), bytearray()
     if any(layer.n_swa for layer in store.layers):
         raise _cannot("some layers have a sliding window")
-    llm._ctx.kv_cache_clear()
-    counts = llm._kv.counts_for(depth)
+    native.clear(llm.ctx)
+    counts = llm.engine.counts_for(depth)
     new += reader.take(_HEAD + 2 * _WORD).tobytes()
     reader.take(2 * _WORD)
     new += np.array([depth, depth], np.int32).tobytes()  # tokens seen, all of them compressed

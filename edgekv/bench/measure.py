@@ -134,7 +134,7 @@ def touched(llm: Any) -> int:
         sizes = tensor_sizes(llm.model_path)
     except (KeyError, ValueError):
         return 0
-    return weights_read(sizes, llama_cpp.llama_model_size(llm._model.model), *experts)
+    return weights_read(sizes, llama_cpp.llama_model_size(llm.model), *experts)
 
 
 def tokens(llm: Any, n: int) -> list[int]:
@@ -142,10 +142,10 @@ def tokens(llm: Any, n: int) -> list[int]:
     llama-bench)."""
     import numpy as np
 
-    from edgekv.llama_cpp import llama_vocab_bos, llama_vocab_get_add_bos
+    from edgekv.llama_cpp import llama_model_get_vocab, llama_vocab_bos, llama_vocab_get_add_bos
 
     drawn = np.random.default_rng(llm.n_tokens).integers(0, llm.n_vocab(), n).tolist()
-    vocab = llm._model.vocab
+    vocab = llama_model_get_vocab(llm.model)
     if drawn and llm.n_tokens == 0 and llama_vocab_get_add_bos(vocab):
         drawn[0] = llama_vocab_bos(vocab)
     return drawn
@@ -177,7 +177,7 @@ def about(llm: Any, devices: list[dict[str, Any]]) -> dict[str, Any]:
     from edgekv.model import facts
     from edgekv.native import llama_cpp
 
-    model, text = llm._model.model, ctypes.create_string_buffer(128)
+    model, text = llm.model, ctypes.create_string_buffer(128)
     llama_cpp.llama_model_desc(model, text, len(text))
     gpus = [d for d in devices if d["name"].upper() != "CPU"]
     return {

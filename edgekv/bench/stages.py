@@ -37,10 +37,10 @@ def of(llm: Llama, n_threads: int) -> dict[str, Any] | None:
     """
     from edgekv import native
 
-    if llm._kv is None or llm._kv.offloaded or not llm._kv.turn.clock.work:
+    if llm.engine is None or llm.engine.offloaded or not llm.engine.turn.clock.work:
         return None
-    work = {name: list(pair) for name, pair in llm._kv.turn.clock.work.items()}
-    stages = {**work, **{name: [ms, 0.0] for name, ms in llm._kv.turn.clock.ms.items()}}
+    work = {name: list(pair) for name, pair in llm.engine.turn.clock.work.items()}
+    stages = {**work, **{name: [ms, 0.0] for name, ms in llm.engine.turn.clock.ms.items()}}
     peak, of_levels = (native.product_peak(x) * n_threads / 1e3 for x in (False, True))
     peaks = {name: of_levels if name == "levels" else peak for name in WORK}
     return {"stages": stages, "peak": peaks}

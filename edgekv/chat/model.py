@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class TextModel(Protocol):
     """`edgekv.Llama`, as far as this room knows it."""
 
-    _model: Any
-    _ctx: Any
+    @property
+    def model(self) -> Any:
+        """A llama_model."""
+        ...
 
+    def logits(self, index: int = -1) -> NDArray[np.float32]: ...
     def n_ctx(self) -> int: ...
     def n_vocab(self) -> int: ...
     def token_bos(self) -> int: ...

@@ -88,7 +88,7 @@ class Sampler:
     ) -> None:
         self._llm = llm
         settings = {**sampling.settings(llm.n_ctx()), **(constraint or {})}
-        self._native = native.Sampler(llm._model.model, settings)
+        self._native = native.Sampler(llm.model, settings)
         for token in before:
             self._native.accept(token)
 
@@ -99,8 +99,7 @@ class Sampler:
         """Those of a token, [n_vocab], usually of the last one; they change with the next one that
         is read.
         """
-        found = self._llm._ctx.get_logits_ith(index)
-        return np.ctypeslib.as_array(found, shape=(self._llm.n_vocab(),))
+        return self._llm.logits(index)
 
     def draw(self, logits: NDArray[np.float32] | None = None) -> int:
         """The next token. Raises EdgeKVError if the grammar lets none through.

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from edgekv.chat.model import TextModel
+from edgekv.model import words
 from edgekv.native import llama_cpp
 
 MARK = "\ue0f0"
@@ -29,9 +30,10 @@ class Specials:
 
     @cached_property
     def _texts(self) -> frozenset[str]:
-        vocab, model = self._llm._model.vocab, self._llm._model
+        model = self._llm.model
+        vocab = llama_cpp.llama_model_get_vocab(model)
         found = (
-            model.token_get_text(token)
+            words.name(model, token)
             for token in range(self._llm.n_vocab())
             if llama_cpp.llama_vocab_is_control(vocab, token)
         )
@@ -124,5 +126,5 @@ def _all(text: str, letter: str) -> list[int]:
 
 def end_tokens(llm: TextModel) -> list[int]:
     """The tokens at which the model would stop."""
-    vocab = llm._model.vocab
+    vocab = llama_cpp.llama_model_get_vocab(llm.model)
     return [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(vocab, token)]

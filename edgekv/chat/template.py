@@ -18,6 +18,7 @@ from edgekv.chat.tools import Choice, Tool
 from edgekv.conversation.continued import n_same
 from edgekv.errors import BadInput
 from edgekv.grammars import schemas
+from edgekv.model import words
 from edgekv.native import chat as native
 from edgekv.native import llama_cpp
 
@@ -104,12 +105,12 @@ class ChatTemplate:
     ) -> None:
         self._llm, self._check_size = llm, check
         try:
-            self._native = native.Template(llm._model.model, text)
+            self._native = native.Template(llm.model, text)
         except BadInput as error:
             raise BadInput(
                 f"this {'' if text else 'model' + chr(39) + 's '}chat template is broken ({error})"
             ) from None
-        model = llm._model.model
+        model = llm.model
         self.is_fallback = not text and not llama_cpp.llama_model_chat_template(model, None)
         """The model has none: chats are written as ChatML."""
         about = self._native.about()
@@ -117,7 +118,7 @@ class ChatTemplate:
         self.specials = Specials(llm)
         bos, eos = llm.token_bos(), llm.token_eos()
         self.bos, self.eos = (
-            "" if token < 0 else llm._model.token_get_text(token) for token in (bos, eos)
+            "" if token < 0 else words.name(llm.model, token) for token in (bos, eos)
         )
 
     @cached_property
@@ -364,7 +365,7 @@ class ChatTemplate:
         """Raises BadInput for a grammar that llama.cpp cannot read."""
         check_grammar(grammar)
         try:
-            native.check_grammar(self._llm._model.model, grammar)
+            native.check_grammar(self._llm.model, grammar)
         except BadInput as error:
             raise BadInput(f"this grammar cannot be used: {error}") from None
 

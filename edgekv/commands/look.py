@@ -37,7 +37,7 @@ def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     from edgekv.commands.load import load_llama
 
     llm = load_llama(engine, documents=named)
-    if llm._kv is None:
+    if llm.engine is None:
         raise Unsupported(f"every token would be kept: the model {llm.kv_stats().note}")
     tokens = llm.tokenize(text.encode(), add_bos=True)
     stops = terminal.interruptible(llm.kv_cancel)
@@ -47,7 +47,7 @@ def command(engine: EngineOptions, output: str, words: tuple[str, ...]) -> None:
     except Cancelled:
         raise click.Abort from None
     stats = llm.kv_stats()
-    counts, n_heads = kept_by(llm._kv.store, len(tokens))
+    counts, n_heads = kept_by(llm.engine.store, len(tokens))
     share = percent(stats.n_bytes_used, max(stats.n_bytes_full, 1))
     about = (
         f"{os.path.basename(engine.model)}, method {stats.method}: {len(tokens):,} tokens, KV"

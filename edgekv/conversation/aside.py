@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edgekv.conversation import state
 from edgekv.native import Place
 
@@ -19,9 +17,9 @@ def can_wait(llm: Holder) -> bool:
     """Whether a prompt is being read that `aside` can set aside. llama.cpp's own cache, and rows on
     a device, would have to be copied.
     """
-    kv = llm._kv
+    kv = llm.engine
     return (
-        kv is not None and kv.turn.reading is not None and not kv.offloaded and not llm._logits_all
+        kv is not None and kv.turn.reading is not None and not kv.offloaded and not llm.keeps_logits
     )
 
 
@@ -33,21 +31,21 @@ def aside(llm: Holder) -> Iterator[None]:
     Behind it the prompt is half read as before. If the block raises, reading ends with what it
     raised. Raises EdgeKVError without memory; the prompt cannot be read on then. See `can_wait`.
     """
-    kv = llm._kv
+    kv = llm.engine
     assert kv is not None and kv.turn.reading is not None
     prompt, turns, progress = kv.turn.reading, (llm.turn, kv.turn), llm.kv_progress
-    tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+    tokens = llm.tokens
     prompt.pause()
-    place = Place(llm._ctx.ctx)
-    place.swap(llm._ctx.ctx)
+    place = Place(llm.ctx)
+    place.swap(llm.ctx)
     llm.turn, kv.turn, llm.kv_progress = llm.turn.fresh(), kv.fresh_turn(), None
-    with llm._guard.called_back():
+    with llm.guard.called_back():
         llm.reset()
         try:
             yield
         finally:
             llm.reset()
             (llm.turn, kv.turn), llm.kv_progress = turns, progress
-            place.swap(llm._ctx.ctx)
+            place.swap(llm.ctx)
             state.adopt(llm, tokens, kv.turn.memory)
     prompt.resume()

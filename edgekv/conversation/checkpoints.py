@@ -65,30 +65,30 @@ class Checkpoints:
         Of an answer only the first time counts: from there its beginning can be reached. States
         that can be reached from the one that is saved are dropped.
         """
-        assert llm._kv is not None
-        info = llm._kv.store.memory()
+        assert llm.engine is not None
+        info = llm.engine.store.memory()
         if info.n_past == 0 or info.fixed > self._prompt_end > 0 or info.can_go_back:
             return
-        if llm._kv_pool is not None:
-            llm._kv_pool.keep_beginning(llm)
-        if llm._kv_pool is not None or not self.are_on:
+        if llm.pool is not None:
+            llm.pool.keep_beginning(llm)
+        if llm.pool is not None or not self.are_on:
             return
         others = [x for x in self._saved if x.fixed != info.fixed]
         self._saved = [*others, _Saved(state.take(llm), info.fixed)][-N_STATES:]
-        limit = llm._kv.settings.memory
+        limit = llm.engine.settings.memory
         while limit is not None and self._saved and info.bytes_now + self.n_bytes > limit:
             self._saved.pop(0)
 
     def reached(self, llm: Holder) -> None:
         """A part of a prompt was read."""
-        if llm._kv_pool is not None and self.is_eager and llm.n_tokens in self.at:
-            llm._kv_pool.keep_beginning(llm)
+        if llm.pool is not None and self.is_eager and llm.n_tokens in self.at:
+            llm.pool.keep_beginning(llm)
         self.at = [n for n in self.at if n > llm.n_tokens]
 
     def has_read(self, llm: Holder) -> None:
         """Tokens were read. The pool learns if they end the prompt."""
-        if llm._kv_pool is not None and llm.n_tokens == self._prompt_end:
-            llm._kv_pool.keep_end(llm)
+        if llm.pool is not None and llm.n_tokens == self._prompt_end:
+            llm.pool.keep_end(llm)
 
     def restore(self, llm: Holder, tokens: Sequence[int]) -> None:
         """Make the conversation the saved state that shares most with `tokens`, if there is one."""

@@ -19,30 +19,55 @@ if TYPE_CHECKING:
 
 
 class Holder(Protocol):
-    """A model that holds a conversation. Names that begin with `_` are those of `Llama`."""
+    """A model that holds a conversation: `edgekv.Llama`, as other rooms of the package know it."""
 
     input_ids: NDArray[np.intc]
     """[n_ctx]; the first n_tokens are the conversation's."""
     n_tokens: int
     model_path: str
     context_params: Any
-    _model: Any
-    _ctx: Any
-    _requires_eval: bool
-    """Whether the last token's logits are missing."""
-    _logits_all: bool
-    """Whether those of all tokens are wanted."""
     kv_overrides: dict[str, Any] | None
-    _kv_adapters: Adapters
+    adapters: Adapters
     kv_progress: Callable[[int, int], None] | None
     """Called while a prompt is read."""
-    _kv: Engine | None
+    engine: Engine | None
     """None: llama.cpp's own cache holds the conversation."""
-    _guard: Guard
+    guard: Guard
     turn: Turn
     """What else belongs to the conversation."""
-    _kv_pool: Pool | None
+    pool: Pool | None
     """Its `edgekv.conversations.Conversations`."""
+
+    has_logits: bool
+    """Whether the last token's logits are there."""
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether those of all tokens are wanted."""
+        ...
+
+    @property
+    def ctx(self) -> Any:
+        """The llama_context."""
+        ...
+
+    @property
+    def model(self) -> Any:
+        """Its llama_model."""
+        ...
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """[n_tokens]: a copy of the conversation's."""
+        ...
+
+    def logits(self, index: int = -1) -> NDArray[np.float32]:
+        """[n_vocab] of a token of the last step; they change with the next one."""
+        ...
+
+    def back_to(self, n_tokens: int) -> bool:
+        """Take the conversation back to its first n_tokens. False where it cannot go."""
+        ...
 
     def n_ctx(self) -> int: ...
 
@@ -54,7 +79,7 @@ class Holder(Protocol):
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]: ...
 
-    def _kv_stop_answer(self) -> None: ...
+    def stop_answer(self) -> None: ...
 
 
 class Pool(Protocol):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv import native
 from edgekv.conversation import state
 from edgekv.conversation.state import State
 from edgekv.engine.memory import Memory
@@ -101,7 +102,7 @@ class Aside:
 
     def put(self, llm: Holder) -> bool:
         try:
-            self.place.swap(llm._ctx.ctx)
+            self.place.swap(llm.ctx)
         except EdgeKVError:
             return False
         state.adopt(llm, self.tokens, self.memory)
@@ -124,7 +125,7 @@ def shown(llm: Holder, waits: Place | State) -> Iterator[None]:
     """A `with` block in which the store of `llm`, whose cache is compressed, holds the rows of a
     conversation that waits. Nothing else of `llm` changes. Raises EdgeKVError if they do not fit.
     """
-    ctx = llm._ctx.ctx
+    ctx = llm.ctx
     place = waits if isinstance(waits, Place) else Place(ctx)
     place.swap(ctx)
     try:
@@ -142,13 +143,13 @@ def park(llm: Holder) -> Parked:
 
     Raises EdgeKVError if its cache does not hold its tokens.
     """
-    if llm._kv is None or llm._kv.offloaded:  # a device's memory is for the one that goes on
+    if llm.engine is None or llm.engine.offloaded:  # a device's memory is for the one that goes on
         found: Parked = copied(llm)
     else:
-        place, now = Place(llm._ctx.ctx), reach(llm)
-        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
-        place.swap(llm._ctx.ctx)
-        found = Aside(place, tokens, llm._kv.turn.memory, now)
+        place, now = Place(llm.ctx), reach(llm)
+        tokens = llm.tokens
+        place.swap(llm.ctx)
+        found = Aside(place, tokens, llm.engine.turn.memory, now)
     llm.reset()
     return found
 
@@ -160,11 +161,11 @@ def copied(llm: Holder) -> Parked:
 
 def size(llm: Holder) -> int:
     """Bytes that the conversation of `llm` takes at most when it waits, its tokens apart."""
-    if llm._kv is None:
-        return int(llama_cpp.llama_state_seq_get_size(llm._ctx.ctx, 0))
-    info, n_rows = llm._kv.store.memory(), int(llm._kv.kept().sum())
+    if llm.engine is None:
+        return int(llama_cpp.llama_state_seq_get_size(llm.ctx, 0))
+    info, n_rows = llm.engine.store.memory(), int(llm.engine.kept().sum())
     n_bytes = info.bytes_now + info.bytes_recurrent + info.bytes_mark + n_rows * np.int32().nbytes
-    return n_bytes + _memory_bytes(llm._kv.turn.memory)
+    return n_bytes + _memory_bytes(llm.engine.turn.memory)
 
 
 def _memory_bytes(memory: Memory | None) -> int:
@@ -173,38 +174,32 @@ def _memory_bytes(memory: Memory | None) -> int:
 
 def logits(llm: Holder) -> NDArray[np.float32] | None:
     """float32 [n_vocab]: a copy of the last token's logits, if they are there."""
-    here = None if llm._requires_eval or llm._logits_all else _logits_at(llm)
-    return None if here is None else here.copy()
+    return llm.logits().copy() if llm.has_logits and not llm.keeps_logits else None
 
 
 def put_logits(llm: Holder, values: NDArray[np.float32]) -> bool:
     """Make these the last token's logits. False if the context has written none yet."""
-    here = _logits_at(llm)
+    here = native.logits(llm.ctx, llm.n_vocab())
     if here is None:
         return False
     here[:] = values
-    llm._requires_eval = False
+    llm.has_logits = True
     return True
-
-
-def _logits_at(llm: Holder) -> NDArray[np.float32] | None:
-    pointer = llm._ctx.get_logits_ith(-1)
-    return np.ctypeslib.as_array(pointer, (llm.n_vocab(),)) if pointer else None
 
 
 def reach_of_copy(llm: Holder) -> Reach:
     """How far a copy of the conversation of `llm` can be taken back. Of llama.cpp's own cache it
     has the last windows only, and of a mark it knows nothing.
     """
-    has_windows = llm._kv is None and llama_cpp.llama_model_n_swa(llm._model.model) > 0
+    has_windows = llm.engine is None and llama_cpp.llama_model_n_swa(llm.model) > 0
     return Reach(llm.n_tokens if has_windows else reach(llm).least)
 
 
 def reach(llm: Holder) -> Reach:
     """How far the conversation of `llm` can be taken back."""
-    if llm._kv is None:
+    if llm.engine is None:
         return Reach(_reach_whole(llm))
-    store, info = llm._kv.store, llm._kv.store.memory()
+    store, info = llm.engine.store, llm.engine.store.memory()
     least = info.fixed
     for il, layer in enumerate(store.layers):
         if layer.n_swa and layer.n_head_kv and store.length(il)[0]:
@@ -215,20 +210,20 @@ def reach(llm: Holder) -> Reach:
 
 def _reach_whole(llm: Holder) -> int:
     """The same for llama.cpp's own cache."""
-    model = llm._model.model
+    model = llm.model
     if has_recurrent_layers(llm):
         return llm.n_tokens
     n_swa = llama_cpp.llama_model_n_swa(model)
-    memory = llama_cpp.llama_get_memory(llm._ctx.ctx)
+    memory = llama_cpp.llama_get_memory(llm.ctx)
     first = int(llama_cpp.llama_memory_seq_pos_min(memory, 0))
     return min(first + n_swa - 1, llm.n_tokens) if n_swa and first > 0 else 0
 
 
 def has_recurrent_layers(llm: Holder) -> bool:
-    model = llm._model.model
+    model = llm.model
     return bool(llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
 
 
 def forgets(llm: Holder) -> bool:
     """Whether tokens that are read take the way back away, even if nothing is compressed."""
-    return has_recurrent_layers(llm) or llama_cpp.llama_model_n_swa(llm._model.model) > 0
+    return has_recurrent_layers(llm) or llama_cpp.llama_model_n_swa(llm.model) > 0

@@ -72,12 +72,12 @@ Check = Callable[[Any], object]
 def _identity(llm: Holder) -> dict[str, Any]:
     params = llm.context_params
     return {
-        **_weights(llm.model_path, llm.kv_overrides, llm._kv_adapters.files),
+        **_weights(llm.model_path, llm.kv_overrides, llm.adapters.files),
         "rope": [getattr(params, name) for name in _ROPE],
         "type_k": int(params.type_k),
         "type_v": int(params.type_v),
         "flash_attn": int(params.flash_attn_type),
-        "compressed": llm._kv is not None,
+        "compressed": llm.engine is not None,
     }
 
 
@@ -126,16 +126,16 @@ def write(
             "memory": now.memory and remembered.described(now.memory),
         }
         line = json.dumps(header).encode() + b"\n"
-        layers = llm._kv.store.layers if llm._kv else []
+        layers = llm.engine.store.layers if llm.engine else []
         arrays = remembered.arrays(now.memory, layers) if now.memory else []
         _write(f, [MAGIC, line, said, now.tokens.astype("<i4"), *arrays, now.data])
 
 
 def _savable(llm: Holder, now: state.State) -> state.State:
     """`now`. Raises BadInput if it is a state that `load` would refuse."""
-    if llm._kv is None:
+    if llm.engine is None:
         try:
-            whole_state.check(llm._model.model, memoryview(now.data).cast("B"), len(now.tokens))
+            whole_state.check(llm.model, memoryview(now.data).cast("B"), len(now.tokens))
         except ValueError as error:
             raise BadInput(
                 f"this conversation cannot be saved ({error}): go on with it, or reset it"
@@ -391,8 +391,8 @@ def _said(name: str, header: dict[str, Any]) -> str:
 
 def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:
     """What stands behind the header. Raises ValueError or EOFError if the header says otherwise."""
-    form = remembered.layout(header["memory"], llm._kv.store.layers) if llm._kv else {}
-    if not llm._kv and header["memory"] is not None:
+    form = remembered.layout(header["memory"], llm.engine.store.layers) if llm.engine else {}
+    if not llm.engine and header["memory"] is not None:
         raise ValueError("it is of no compressed conversation")
     n_tokens, n_note, n_state = (header[name] for name in _SIZES)
     n_memory = remembered.n_bytes(form)
@@ -405,9 +405,11 @@ def _body(llm: Holder, reader: _Reader, header: dict[str, Any]) -> _File:
     if not reader.is_whole():
         raise ValueError("its checksum does not match")
     _check_tokens(llm, tokens)
-    if llm._kv is None:
-        whole_state.check(llm._model.model, memoryview(data).cast("B"), n_tokens)
-    memory = remembered.remembered(header["memory"], form, memoryview(arrays)) if llm._kv else None
+    if llm.engine is None:
+        whole_state.check(llm.model, memoryview(data).cast("B"), n_tokens)
+    memory = (
+        remembered.remembered(header["memory"], form, memoryview(arrays)) if llm.engine else None
+    )
     return _File(_parsed(said, "note"), state.State(tokens.astype(np.int32), data, memory))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv import native
 from edgekv.engine.memory import Memory
 from edgekv.errors import EdgeKVError, StepFailed
 from edgekv.native import check_finite, llama_cpp
@@ -37,20 +38,20 @@ def take(llm: Holder) -> State:
     Raises EdgeKVError if it was taken back to where the cache cannot follow, such as the middle of
     a compressed prompt.
     """
-    if n_cached(llm) > llm.n_tokens and not llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1):
+    if n_cached(llm) > llm.n_tokens and not native.take_back(llm.ctx, llm.n_tokens):
         raise EdgeKVError(
             "this conversation was taken back to where its cache cannot go back to: reset it"
         )
     data = data_of(llm)
-    memory = None if llm._kv is None else llm._kv.turn.memory.copy()
-    return State(llm.input_ids[: llm.n_tokens].astype(np.int32), data, memory)
+    memory = None if llm.engine is None else llm.engine.turn.memory.copy()
+    return State(llm.tokens, data, memory)
 
 
 def data_of(llm: Holder) -> Any:
     """llama.cpp's state of sequence 0, a ctypes array of bytes. Raises EdgeKVError if there is
     none.
     """
-    ctx = llm._ctx.ctx
+    ctx = llm.ctx
     data = (ctypes.c_uint8 * llama_cpp.llama_state_seq_get_size(ctx, 0))()
     if llama_cpp.llama_state_seq_get_data(ctx, data, len(data), 0) != len(data):
         raise StepFailed("llama.cpp could not save its state")
@@ -63,7 +64,7 @@ def take_recurrent(llm: Holder) -> Any:
 
     Raises EdgeKVError if it cannot be read.
     """
-    ctx, model, some = llm._ctx.ctx, llm._model.model, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    ctx, model, some = llm.ctx, llm.model, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
     is_recurrent = llama_cpp.llama_model_is_recurrent(model)
     if not is_recurrent and not llama_cpp.llama_model_is_hybrid(model):
         return None
@@ -78,19 +79,19 @@ def take_back(llm: Holder, n_tokens: int, recurrent: Any) -> None:
 
     recurrent: what `take_recurrent` returned when it held as many, or None.
     """
-    ctx, some = llm._ctx.ctx, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+    ctx, some = llm.ctx, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
     if recurrent is not None and not llama_cpp.llama_state_seq_set_data_ext(
         ctx, recurrent, len(recurrent), 0, some
     ):
-        llm._ctx.kv_cache_clear()  # attention alone has them still
-    llm._ctx.kv_cache_seq_rm(-1, n_tokens, -1)
+        native.clear(llm.ctx)  # attention alone has them still
+    native.take_back(llm.ctx, n_tokens)
 
 
 def n_cached(llm: Holder) -> int:
     """Tokens in the cache, which may be more than those of the conversation."""
-    if llm._kv is not None:
-        return llm._kv.store.memory().n_past
-    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm._ctx.ctx), 0)) + 1
+    if llm.engine is not None:
+        return llm.engine.store.memory().n_past
+    return int(llama_cpp.llama_memory_seq_pos_max(llama_cpp.llama_get_memory(llm.ctx), 0)) + 1
 
 
 def is_finite(llm: Holder) -> bool:
@@ -100,7 +101,7 @@ def is_finite(llm: Holder) -> bool:
     nobody attends to by 0, so what is no number there would reach every later conversation.
     """
     try:
-        check_finite(llm._ctx.ctx)
+        check_finite(llm.ctx)
     except EdgeKVError:
         return False
     return True
@@ -113,11 +114,11 @@ def put(llm: Holder, state: State, is_ours: bool = False) -> bool:
     fit. A compressed conversation is then as before; llama.cpp's own cache is
     empty, and so is the conversation.
     """
-    if llm._kv is None:
-        llm._ctx.kv_cache_seq_rm(-1, -1, -1)  # llama.cpp keeps what it has if the state is empty
-    n_read = llama_cpp.llama_state_seq_set_data(llm._ctx.ctx, state.data, len(state.data), 0)
-    if llm._kv is None and not (n_read and (is_ours or is_finite(llm))):
-        llm._ctx.kv_cache_clear()
+    if llm.engine is None:
+        native.take_back(llm.ctx, 0)  # llama.cpp keeps what it has if the state is empty
+    n_read = llama_cpp.llama_state_seq_set_data(llm.ctx, state.data, len(state.data), 0)
+    if llm.engine is None and not (n_read and (is_ours or is_finite(llm))):
+        native.clear(llm.ctx)
         llm.reset()
         return False
     if n_read == 0:
@@ -130,9 +131,9 @@ def adopt(llm: Holder, tokens: NDArray[np.int32], memory: Memory | None) -> None
     """The cache of `llm` holds these tokens now. memory: what the engine is to know of them."""
     llm.input_ids[: len(tokens)] = tokens
     llm.n_tokens = len(tokens)
-    llm._requires_eval = True
-    if llm._kv is not None:
-        llm._kv.turn.memory = memory or Memory(ratio=llm._kv.settings.ratio)
+    llm.has_logits = False
+    if llm.engine is not None:
+        llm.engine.turn.memory = memory or Memory(ratio=llm.engine.settings.ratio)
 
 
 def try_put(llm: Holder, state: State) -> bool:
@@ -140,20 +141,20 @@ def try_put(llm: Holder, state: State) -> bool:
 
     False if it does not fit; the conversation is then as before, in any case.
     """
-    before, needs_eval = take(llm), llm._requires_eval
+    before, had_logits = take(llm), llm.has_logits
     try:
         if put(llm, state) and _holds(llm, state.tokens):
             return True
     except BaseException:
-        _put_back(llm, before, needs_eval)
+        _put_back(llm, before, had_logits)
         raise
-    _put_back(llm, before, needs_eval)
+    _put_back(llm, before, had_logits)
     return False
 
 
-def _put_back(llm: Holder, before: State, needs_eval: bool) -> None:
+def _put_back(llm: Holder, before: State, had_logits: bool) -> None:
     put(llm, before)
-    llm._requires_eval = needs_eval
+    llm.has_logits = had_logits
 
 
 def _holds(llm: Holder, tokens: NDArray[np.int32]) -> bool:
@@ -161,9 +162,9 @@ def _holds(llm: Holder, tokens: NDArray[np.int32]) -> bool:
     n = len(tokens)
     if n_cached(llm) != n:
         return False
-    if llm._kv is None:
+    if llm.engine is None:
         return True
-    store = llm._kv.store
+    store = llm.engine.store
     info = store.memory()
     for il, layer in enumerate(store.layers):
         # the windows' rows lie one behind the other; those of the recent buffer cannot be missing

@@ -33,7 +33,7 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
     context at the start. What is allocated is asked of llama.cpp; its parts are in proportion to
     tokens.
     """
-    model, (type_k, type_v) = llm._model.model, type_names(llm)
+    model, (type_k, type_v) = llm.model, type_names(llm)
     info = facts.model_shape(model)
     types = {kind: (block, size) for kind, block, size in facts.cache_types.values()} | {0: (1, 4)}
     params = llm.context_params
@@ -44,7 +44,7 @@ def uncompressed(llm: Holder, note: str, prefill_ms: float) -> KVStats:
 
     d_k, d_v = info["d_head_k"], 0 if info["v_in_k"] else info["d_head_v"]
     per_token = sum(info["n_head_kv"]) * (row(params.type_k, d_k) + row(params.type_v, d_v))
-    cache, computed = native.context_bytes(llm._ctx.ctx)[0], per_token * llm.n_ctx()
+    cache, computed = native.context_bytes(llm.ctx)[0], per_token * llm.n_ctx()
     has_state = llama_cpp.llama_model_is_hybrid(model) or llama_cpp.llama_model_is_recurrent(model)
     recurrent = max(cache - computed, 0) if has_state else 0
     allocated = cache - recurrent  # less or more than computed if heads have several sizes

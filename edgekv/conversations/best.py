@@ -35,7 +35,7 @@ def best(
     name: goes before others that share as much; now: what `llm` holds; others: those of the same
     settings that wait.
     """
-    if np.array_equal(prompt, now.tokens) and not llm._requires_eval:
+    if np.array_equal(prompt, now.tokens) and llm.has_logits:
         return Best(now, len(prompt), len(prompt))  # it is answered at once
     known = [now, *others]
 
@@ -51,7 +51,7 @@ def best(
     first = max(known, key=order)
     n = usable(first)
     found = Best(first, n, n)
-    if llm._kv is not None:
+    if llm.engine is not None:
         found = _by_text(llm, prompt, known, found)
     return found if found.n else Best(None, 0, 0)
 
@@ -76,5 +76,5 @@ def _is_worth(llm: Holder, x: Entry, n: int, n_have: int) -> bool:
     read anew rather than found in the middle of a turn. Where nothing is compressed, only the last
     bits of logits depend on it, and it is a few tokens.
     """
-    few = APPEND_MAX if llm._kv is None else llm.context_params.n_ubatch
+    few = APPEND_MAX if llm.engine is None else llm.context_params.n_ubatch
     return n_have == len(x.tokens) or n > few

@@ -32,9 +32,9 @@ def _commit() -> str:
 
 def _method(llm: Holder) -> dict[str, Any]:
     """How the cache is compressed; nothing where it is not."""
-    if llm._kv is None:
+    if llm.engine is None:
         return {}
-    s = llm._kv.settings
+    s = llm.engine.settings
     score, budget = s.preset.score, s.preset.budget
     names = "ratio", "tokens", "n_bytes", "memory", "sink", "window", "min_tokens", "tail", "seed"
     return {name: getattr(s, name) for name in names} | {

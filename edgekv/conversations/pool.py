@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv import native
 from edgekv.base.machine import memory_free
 from edgekv.conversation import parked, session, state
 from edgekv.conversation.aside import aside
@@ -70,10 +71,10 @@ class Conversations:
         for name, size in (("cache_ram", cache_ram), ("cache_disk_size", cache_disk_size)):
             if size < 0:
                 raise BadInput(f"{name} {size} is no size; give bytes, 0 or more")
-        with llm._guard.use():
-            if llm._kv_pool is not None:
+        with llm.guard.use():
+            if llm.pool is not None:
                 raise BadInput("this model has conversations already: close them first")
-            if llm._kv is not None and llm._kv.settings.archive is not None:
+            if llm.engine is not None and llm.engine.settings.archive is not None:
                 raise BadInput(
                     "an archive is for one conversation, which is used alone: leave kv_archive and"
                     " kv_recall out"
@@ -88,7 +89,7 @@ class Conversations:
             self._current = self._fresh()
             self._is_closed = self._is_answer = False
             self._last = max((x.last_used for x in self._waiting), default=0.0)
-            llm._kv_pool = self
+            llm.pool = self
             llm.turn.checkpoints.clear()
             self._at_exit = _closing(weakref.ref(self))
             atexit.register(self._at_exit)
@@ -133,9 +134,9 @@ class Conversations:
         read anew, so that n is 0.
         Raises EdgeKVError while another thread uses the model or writes an answer.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             self._check_open()
-            self._llm._kv_stop_answer()
+            self._llm.stop_answer()
             if is_fresh:
                 self._look()
                 self._park_current()
@@ -173,7 +174,7 @@ class Conversations:
 
     def reachable(self, tokens: Sequence[int]) -> int:
         """How many tokens of a prompt `use` would find; nothing changes."""
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             self._look()
             prompt = np.asarray(tokens, np.int32)
             return self._best(prompt, None).n if len(prompt) else 0
@@ -182,7 +183,7 @@ class Conversations:
         """int32 [n] of each conversation and beginning that a prompt may go on from, the one used
         last first.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             self._look()
             known = [x for x in [self._current, *self._waiting] if x.settings == self._key()]
             return [x.tokens for x in sorted(known, key=lambda x: -x.last_used)]
@@ -195,7 +196,7 @@ class Conversations:
         """Behind the n tokens that are there, the prompt is read in parts that end at `cuts`."""
         llm, checkpoints = self._llm, self._llm.turn.checkpoints
         checkpoints.is_eager, checkpoints.at = parked.forgets(llm), []
-        if llm._kv is None and not checkpoints.is_eager:
+        if llm.engine is None and not checkpoints.is_eager:
             return  # it can be taken back anywhere
         far = {x for x in cuts if x > n + APPEND_MAX}  # fewer tokens are read again in no time
         if checkpoints.is_eager and n and far != cuts:
@@ -231,7 +232,7 @@ class Conversations:
         """Whether the model has the logits behind a prompt, or gets them back."""
         now = self._current
         now.tokens, end = prompt, now.end_of(prompt)
-        if not self._llm._requires_eval or (end and parked.put_logits(self._llm, end.logits)):
+        if self._llm.has_logits or (end and parked.put_logits(self._llm, end.logits)):
             return True
         now.prompt = now.last = None
         return False
@@ -247,14 +248,11 @@ class Conversations:
         empty.
         """
         llm = self._llm
-        if n == llm.n_tokens:
+        if llm.back_to(n):
             return True
-        if not llm._ctx.kv_cache_seq_rm(-1, n, -1):
-            llm.reset()
-            self._current = self._fresh()
-            return False
-        llm.n_tokens, llm._requires_eval = n, True
-        return True
+        llm.reset()
+        self._current = self._fresh()
+        return False
 
     def renew(self, changed: AbstractContextManager[object], why: str) -> None:
         """Have the model changed by a `with` block: to other settings, or another context. What was
@@ -262,13 +260,13 @@ class Conversations:
 
         why: for the log. Raises what the block raises; all conversations are then as before.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             self._check_open()
-            self._llm._kv_stop_answer()
+            self._llm.stop_answer()
             self._look()
-            context = self._llm._ctx
+            context = self._llm.ctx
             with changed:
-                is_other = self._llm._ctx is not context
+                is_other = self._llm.ctx is not context
                 known = [self._current, *self._waiting]
                 for entry in [x for x in known if is_other or x.settings != self._key()]:
                     self._erase(entry)
@@ -307,7 +305,7 @@ class Conversations:
         llm, now, key = self._llm, self._current, self._key()
         if llm.n_tokens and not self._is_in_step():
             llm.reset()
-        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+        tokens = llm.tokens
         if len(now.tokens) and not n_shared(now.tokens, tokens):
             self.losses.drop(now, "the model was reset, or a step failed", logging.INFO)
             now = self._current = self._fresh()
@@ -322,7 +320,7 @@ class Conversations:
         """Whether the cache holds the tokens that the model says, or can be made to."""
         llm = self._llm
         n_more = state.n_cached(llm) - llm.n_tokens
-        return n_more == 0 or (n_more > 0 and llm._ctx.kv_cache_seq_rm(-1, llm.n_tokens, -1))
+        return n_more == 0 or (n_more > 0 and native.take_back(llm.ctx, llm.n_tokens))
 
     def _park_current(self) -> None:
         """Let the current conversation wait; a fresh one is current."""
@@ -476,14 +474,14 @@ class Conversations:
         """
         if self._is_answer:
             return
-        stays = llm._kv is None or llm.n_tokens > APPEND_MAX
+        stays = llm.engine is None or llm.n_tokens > APPEND_MAX
         values = parked.logits(llm) if stays else None
-        tokens = llm.input_ids[: llm.n_tokens].astype(np.int32)
+        tokens = llm.tokens
         self._current.prompt = None if values is None else End(tokens, values)
 
     def keep_beginning(self, llm: Holder) -> None:
         """Keep the current conversation's beginning, which it cannot be taken back to later."""
-        now = Entry(llm.input_ids[: llm.n_tokens].astype(np.int32), self._key(), is_boundary=True)
+        now = Entry(llm.tokens, self._key(), is_boundary=True)
         now.prompt = self._current.prompt
         now.set_reach(parked.reach_of_copy(llm))
         now.last_used = self._now()
@@ -512,7 +510,7 @@ class Conversations:
 
     def list(self) -> Sequence[Talk]:
         """All conversations, the one used last first."""
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             self._check_open()
             self._look()
             found = [self._talk(x) for x in self._waiting if not x.is_boundary]
@@ -538,9 +536,9 @@ class Conversations:
         Raises BadInput if there is none of this id, if its file is damaged, and where the cache is
         not compressed.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             entry = self._find(id)
-            if self._llm._kv is None:
+            if self._llm.engine is None:
                 raise BadInput("every token is kept: this cache is not compressed")
             if entry is self._current:
                 return function(entry.tokens)
@@ -557,7 +555,7 @@ class Conversations:
 
         Raises BadInput if there is no such conversation, no folder, or no room in it.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             entry = self._find(id)
             if self._shelf is None:
                 raise BadInput("there is no folder for conversations: give cache_disk")
@@ -590,7 +588,7 @@ class Conversations:
         Raises BadInput if there is no such conversation, or the file cannot be written, which is
         then as before.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             entry = self._find(id)
             waits = entry.parked
             if waits is None:
@@ -618,9 +616,9 @@ class Conversations:
                 check(note)
             self._park_current()
 
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             self._check_open()
-            self._llm._kv_stop_answer()
+            self._llm.stop_answer()
             self._look()
             session.load(self._llm, path, fits)
             self._look()
@@ -645,11 +643,11 @@ class Conversations:
 
         Raises BadInput if there is none of this id, or its file is damaged.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             entry = self._find(id)
             if entry is self._current:
                 return
-            self._llm._kv_stop_answer()
+            self._llm.stop_answer()
             try:
                 self._open(entry, False)
             except EdgeKVError as error:
@@ -664,9 +662,9 @@ class Conversations:
 
         Raises BadInput if there is none of this id.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             entry = self._find(id)
-            self._llm._kv_stop_answer()
+            self._llm.stop_answer()
             others = [x for x in [self._current, *self._waiting] if not x.is_boundary]
             others.remove(entry)
             for x in list(self._waiting):
@@ -683,7 +681,7 @@ class Conversations:
 
         Nothing happens without a folder. What the folder has no room for stays in memory alone.
         """
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             self._check_open()
             self._look()
             if self._shelf is None:
@@ -704,15 +702,15 @@ class Conversations:
         if self._is_closed:
             return
         atexit.unregister(self._at_exit)
-        if self._llm._guard.is_closed:
+        if self._llm.guard.is_closed:
             self._is_closed, self._waiting = True, []
             return
-        with self._llm._guard.use():
+        with self._llm.guard.use():
             try:
                 self.flush()
             finally:
                 self._is_closed, self._waiting = True, []
-                self._llm._kv_pool = None
+                self._llm.pool = None
                 self._llm.turn.checkpoints.at = []
 
     # ---- small things
@@ -732,7 +730,7 @@ class Conversations:
 
     def _key(self) -> str:
         """Of the settings now."""
-        kv = self._llm._kv
+        kv = self._llm.engine
         of = None if kv is None else kv.settings
         if self._settings[0] is not of or not self._settings[1]:
             self._settings = of, settings_of(self._llm)

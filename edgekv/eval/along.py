@@ -58,7 +58,7 @@ that each was chosen by."""
 
 
 def _answer(reader: Any, question: Sequence[int], most: int) -> Answer:
-    vocab = native.llama_cpp.llama_model_get_vocab(reader.llm._model.model)
+    vocab = native.llama_cpp.llama_model_get_vocab(reader.llm.model)
     logits = feed(reader.llm, question) if question else reader.logits
     tokens, found = list[int](), list[NDArray[np.float32]]()
     while True:

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgekv.errors import BadInput, Unsupported
 from edgekv.eval.sample import Sample
+from edgekv.model import words
 
 
 @dataclass(frozen=True)
@@ -77,5 +78,5 @@ def template(llm: Any, messages: list[dict[str, str]]) -> str:
     text = llm.metadata.get("tokenizer.chat_template")
     if text is None:
         return "\n\n".join(m["content"] for m in messages) + "\n\n"
-    eos = llm._model.token_get_text(llm.token_eos())
+    eos = words.name(llm.model, llm.token_eos())
     return Jinja2ChatFormatter(template=text, eos_token=eos, bos_token="")(messages=messages).prompt

@@ -45,7 +45,7 @@ class Reader:
     def _choose(self, name: str, kind: str, ratio: float | None) -> Preset:
         k, _, v = kind.partition("/")
         llm = self.llm
-        return choose(name, llm.model_path, llm._kv_config.profile, ratio, (k, v or k))
+        return choose(name, llm.model_path, llm.kv_config().profile, ratio, (k, v or k))
 
     def _meant(self, name: str, kind: str) -> Iterator[Preset]:
         """What `name` may mean: `auto` follows the model's contest, which differs by ratio."""
@@ -67,14 +67,12 @@ class Reader:
         if kind != self._kind or self._other_rows(preset.keeps_all):
             self._reading = None  # frees the text's state before the next one's is made
             self._kind, self._plain = kind, store_as(self.llm, kind, plain=preset.keeps_all)
-        self._read_once().compress(
-            preset, replace(self.llm._kv_settings, ratio=ratio, preset=preset)
-        )
+        self._read_once().compress(preset, replace(self.llm.settings, ratio=ratio, preset=preset))
         return self.llm.kv_stats()
 
     def _other_rows(self, plain: bool) -> bool:
         """Whether the context's rows are not those of the full cache, or of a compressed one."""
-        own = self.llm._kv is not None and not self.llm._kv.store.plain
+        own = self.llm.engine is not None and not self.llm.engine.store.plain
         return plain != self._plain and (self._plain or own)
 
     def _read_once(self) -> Reading:

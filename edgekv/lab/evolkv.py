@@ -142,8 +142,8 @@ def make(
     texts or the protected rows make pointless, and where no scheme scores.
     """
     llm = training.llm
-    assert llm._kv is not None
-    settings, model = llm._kv.settings, identify(llm.model_path)
+    assert llm.engine is not None
+    settings, model = llm.engine.settings, identify(llm.model_path)
     plan = SearchPlan(
         target,
         settings.sink + settings.window,
@@ -164,9 +164,9 @@ def make(
             "no candidate found an answer, so nothing was learned: use --fitness likelihood, a"
             " larger --kv-budget or easier texts"
         )
-    heads = taking_part(llm._kv.store)
+    heads = taking_part(llm.engine.store)
     table = np.zeros((len(RATIOS), *heads.shape))
-    table[:, llm._kv.full_layers] = shares(complete(rows, plan), RATIOS)[:, :, None]
+    table[:, llm.engine.full_layers] = shares(complete(rows, plan), RATIOS)[:, :, None]
     scores.remove()
     return Profile(
         model,

@@ -163,18 +163,18 @@ def _checked(llm: Llama) -> tuple[Settings, NDArray[np.bool_]]:
     """A model's settings, and [n_layer, n_head_kv] the heads that take part. Raises Unsupported if
     nothing can be measured, EdgeKVError without SciPy: now, and not after minutes.
     """
-    if llm._kv is None:
+    if llm.engine is None:
         raise Unsupported(
             f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}"
         )
-    preset = llm._kv.settings.preset
+    preset = llm.engine.settings.preset
     if preset.observe.probe:
         raise Unsupported(
             f"the score '{preset.score.name}' reads a probe of its own: make the profile"
             " with 'edgekv profile probe'"
         )
     _isotonic()
-    return llm._kv.settings, taking_part(llm._kv.store)
+    return llm.engine.settings, taking_part(llm.engine.store)
 
 
 def _mean(
@@ -202,7 +202,7 @@ def measure(
     dialogues: tokens of each question and of its answer. Importance is NaN for heads that take no
     part.
     """
-    kv, n = llm._kv, len(context)
+    kv, n = llm.engine, len(context)
     assert kv is not None
     s, observer = kv.settings, QueryObserver(kv.settings, context, kv.tokenize)
     pieces = [[*q, *a] for q, a in dialogues]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgekv.errors import Unsupported
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from edgekv.model import words
 from edgekv.native import llama_cpp
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def frame(llm: Llama) -> tuple[str, str, str]:
     template = (llm.metadata or {}).get("tokenizer.chat_template")
     if template:
         eos, bos = (
-            llm._model.token_get_text(token) if token >= 0 else ""
+            words.name(llm.model, token) if token >= 0 else ""
             for token in (llm.token_eos(), llm.token_bos())
         )
         try:
@@ -62,12 +63,12 @@ def decode(llm: Llama, n_context: int, question: Sequence[int]) -> list[int]:
     """The greedy answer to a question behind the first n_context tokens of the conversation, which
     stays.
     """
-    vocab = llama_cpp.llama_model_get_vocab(llm._model.model)
+    vocab = llama_cpp.llama_model_get_vocab(llm.model)
     llm.n_tokens = n_context
     llm.eval(question)
     found: list[int] = []
     while len(found) < MAX_ANSWER:
-        token = int(np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).argmax())
+        token = int(llm.logits().argmax())
         if found and llama_cpp.llama_vocab_is_eog(vocab, token):
             break
         found.append(token)

@@ -132,12 +132,12 @@ class Training:
         fitness: str = FITNESS[0],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        if llm._kv is None:
+        if llm.engine is None:
             raise Unsupported(
                 "no profile can be made: the model"
                 f" {llm.kv_stats().note or 'was loaded uncompressed'}"
             )
-        self._engine = llm._kv
+        self._engine = llm.engine
         assert fitness in FITNESS
         self.llm, self.task = llm, hash_of(examples, aware, fitness)
         self._fitness, self._progress, self._examples = fitness, progress, list(examples)
@@ -205,7 +205,7 @@ class Training:
 
     def _score(self, i: int, read: _Read, table: NDArray[np.int32]) -> float:
         preset = methods.get(SCORE)
-        read.reading.compress(preset, replace(self.llm._kv_settings, preset=preset, table=table))
+        read.reading.compress(preset, replace(self.llm.settings, preset=preset, table=table))
         logits = self._follow(read.reading, self._parts[i][1])
         if self._fitness == "contained":
             said = say(self.llm, logits, needle.ANSWER_TOKENS).translate(LENIENT).casefold()

@@ -21,8 +21,8 @@ def store_as(llm: Any, kind: str, *, plain: bool = False) -> bool:
     k, _, v = kind.partition("/")
     llm.context_params.type_k = facts.cache_types[k][0]
     llm.context_params.type_v = facts.cache_types[v or k][0]
-    llm._kv_new_context()
-    if not plain or not llm._kv or llm._kv.store.plain:
+    llm.renew_context()
+    if not plain or not llm.engine or llm.engine.store.plain:
         return False
-    llm._kv.store.make_plain()
+    llm.engine.store.make_plain()
     return True

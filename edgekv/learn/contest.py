@@ -119,7 +119,7 @@ def cost(llm: Llama) -> int:
     factors, which make the bar move evenly.
     """
     output = llm.n_vocab() * llm.n_embd()
-    others = max(llama_cpp.llama_model_n_params(llm._model.model) - output, 1)
+    others = max(llama_cpp.llama_model_n_params(llm.model) - output, 1)
     per_fed = 0.9 * (1 + output / others) + 800 * llm.n_vocab() / others
     return int(N_READINGS * N_READ / 2 + N_TRIES * N_FED * per_fed)
 
@@ -219,7 +219,7 @@ class _Contest:
         time: those of a large vocabulary take a MiB for each token.
         """
         preset, fed = self._presets[name], self._text.fed
-        settings = replace(self._llm._kv_settings, preset=preset, ratio=ratio)
+        settings = replace(self._llm.settings, preset=preset, ratio=ratio)
         reading.compress(preset, settings)
         yield from map(log_softmax, predict(self._llm, fed))
         self._tell(len(fed))

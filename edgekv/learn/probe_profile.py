@@ -88,7 +88,7 @@ def make(
     see `edgekv.learn.work`. The model's cache is left empty. Raises BadInput for texts that are
     too short, Unsupported if the model keeps llama.cpp's own cache.
     """
-    store = llm._kv.store if llm._kv else None
+    store = llm.engine.store if llm.engine else None
     if store is None:
         raise Unsupported(
             f"no profile can be made: the model {llm.kv_stats().note or 'was loaded uncompressed'}"
@@ -231,7 +231,7 @@ def measure(
     row; NaN for heads that take no part. And what is learned from it, float32 [n_layer, n_head_kv,
     ...]: `surrogate.moments` of each head, zeros for those and where heads are not alike.
     """
-    kv, n = llm._kv, len(tokens)
+    kv, n = llm.engine, len(tokens)
     assert kv is not None
     model, pairs = identify(llm.model_path), pairs_of(llm)
     f, learns = n_features(model.d_head_k, model.d_head_v), heads_alike(kv.store, model)
@@ -257,7 +257,7 @@ def pairs_of(llm: Llama) -> str:
     `edgekv.methods.kvzap.PAIRS`.
     """
     return PAIRS[
-        llama_cpp.llama_model_rope_type(llm._model.model)
+        llama_cpp.llama_model_rope_type(llm.model)
         not in (llama_cpp.LLAMA_ROPE_TYPE_NONE, llama_cpp.LLAMA_ROPE_TYPE_NORM)
     ]
 

@@ -36,9 +36,9 @@ class Reading:
     """
 
     def __init__(self, llm: Any, tokens: Sequence[int], presets: Sequence[Preset]) -> None:
-        if llm._kv is None:
+        if llm.engine is None:
             raise EdgeKVError("this model runs uncompressed: there is nothing to compare")
-        self._llm, self._engine, self._tokens = llm, llm._kv, list(tokens)
+        self._llm, self._engine, self._tokens = llm, llm.engine, list(tokens)
         scored = [p for p in presets if not p.keeps_all and not isinstance(p.merge, D2O)]
         self._scores: dict[str, list[tuple[NDArray[np.float32], LayerStats]]] = {
             p.name: [] for p in scored
@@ -49,9 +49,7 @@ class Reading:
         """
         llm.reset()
         self._read(scored)
-        self.logits: NDArray[np.float32] = np.ctypeslib.as_array(
-            llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)
-        ).copy()
+        self.logits: NDArray[np.float32] = llm.logits().copy()
         """Of the text's last token: the same for every method, since attention within the text is
         complete.
         """
@@ -120,7 +118,7 @@ class Reading:
     def _read(self, presets: Sequence[Preset]) -> None:
         query_observers = [
             QueryObserver(
-                replace(self._llm._kv_settings, preset=p), self._tokens, self._engine.tokenize
+                replace(self._llm.settings, preset=p), self._tokens, self._engine.tokenize
             )
             for p in presets
         ]
@@ -167,10 +165,11 @@ def _later(layer: LayerStats, preset: Preset) -> Future | None:
 
 def feed(llm: Any, tokens: Sequence[int]) -> NDArray[np.float32]:
     """Append tokens to the recent buffer without compressing; logits [n_vocab] of the last one."""
-    llm._kv.settings = replace(llm._kv.settings, tail=1 << 30)
+    llm.engine.settings = replace(llm.engine.settings, tail=1 << 30)
     for i in range(0, len(tokens), native.OUTPUTS):  # so few are not read layer by layer
         llm.eval(list(tokens[i : i + native.OUTPUTS]))
-    return np.ctypeslib.as_array(llm._ctx.get_logits_ith(-1), (llm.n_vocab(),)).copy()
+    logits: NDArray[np.float32] = llm.logits()
+    return logits.copy()
 
 
 JUDGED = 256
@@ -186,7 +185,7 @@ def predict(llm: Any, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
     for i in range(0, len(tokens), JUDGED):
         part = list(tokens[i : i + JUDGED])
         logits = np.empty((len(part), llm.n_vocab()), np.float32)
-        with llm._kv.layers(part, [], logits=logits) as layers:
+        with llm.engine.layers(part, [], logits=logits) as layers:
             for p in layers:
                 p.keep([np.arange(n + len(part), dtype=np.int32) for n in p.n_old()])
         llm.input_ids[llm.n_tokens : llm.n_tokens + len(part)] = part
@@ -202,7 +201,7 @@ def say(llm: Any, logits: NDArray[np.float32], n_tokens: int, stop: str = "") ->
     """The greedy continuation of the conversation in `llm`, whose next token has these logits, up
     to n_tokens or the text `stop`.
     """
-    vocab = native.llama_cpp.llama_model_get_vocab(llm._model.model)
+    vocab = native.llama_cpp.llama_model_get_vocab(llm.model)
     out: list[int] = []
     words = ""
     while len(out) < n_tokens:

@@ -57,7 +57,7 @@ class Answering(Evaluation):
 
     def _by_format(self, messages: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
         """By the chat_format or chat_handler that was given, as the parent does."""
-        wanted = self._kv is not None or self._kv_on_prompt is not None
+        wanted = self.engine is not None or self._kv_on_prompt is not None
         if wanted and self.chat_handler is None:
             messages, self.turn.parts = parts.joined(messages)
         return super().create_chat_completion(messages, *args, **kwargs)
@@ -144,7 +144,7 @@ class Answering(Evaluation):
     @contextmanager
     def _written_as(self, prompt: Prompt) -> Iterator[None]:
         """A `with` block in which the next answer is written as this prompt's."""
-        wanted = self._kv is not None or self._kv_on_prompt is not None
+        wanted = self.engine is not None or self._kv_on_prompt is not None
         self.turn.parts, self.turn.prompt = prompt.parts if wanted else [], prompt
         try:
             yield

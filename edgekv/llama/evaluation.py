@@ -28,26 +28,28 @@ class Evaluation(LoadedModel):
         """Evaluate tokens behind the conversation (as in the parent; the logits of all but the last
         are not kept).
         """
-        with self._guard.use():
+        with self.guard.use():
             self._kv_stop_if_cancelled()
             tokens = list(tokens)
             if not tokens:
                 return
             self._requires_eval = True  # until the bookkeeping is done: Ctrl-C may come in between
-            begin, clock = time.perf_counter(), self._kv and self._kv.turn.clock
-            if self._kv is None:
+            begin, clock = time.perf_counter(), self.engine and self.engine.turn.clock
+            if self.engine is None:
                 n_before = self.n_tokens
                 tokens = self._kv_with_missing(tokens)
                 self._kv_eval_whole(tokens, n_before)
             else:
-                self._kv_eval(self._kv, tokens)
+                self._kv_eval(self.engine, tokens)
             self.n_evaluated += len(tokens)
             self.turn.checkpoints.has_read(self)
             if len(tokens) > 1:
                 llama_cpp.llama_synchronize(self.ctx)  # a device may still be at it
                 self.turn.prefill_ms = 1e3 * (time.perf_counter() - begin)
                 self.turn.stage_ms = (
-                    self._kv.turn.clock.ms if self._kv and self._kv.turn.clock is not clock else {}
+                    self.engine.turn.clock.ms
+                    if self.engine and self.engine.turn.clock is not clock
+                    else {}
                 )  # a short turn may be appended as it is
 
     def _kv_eval_whole(self, tokens: list[int], n_before: int) -> None:
@@ -97,7 +99,7 @@ class Evaluation(LoadedModel):
         return self._kv_from_beginning(tokens)
 
     def _kv_from_beginning(self, tokens: list[int]) -> list[int]:
-        before, self.n_tokens = self.input_ids[: self.n_tokens].tolist(), 0
+        before, self.n_tokens = self.tokens.tolist(), 0
         return [*before, *tokens]
 
     def _kv_eval(self, kv: Engine, tokens: list[int]) -> None:

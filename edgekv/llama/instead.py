@@ -18,8 +18,8 @@ from edgekv.memory.room import check_whole_cache
 from edgekv.model import facts
 
 _REPLACED = (
-    *("_kv_config", "_kv_settings", "_kv_types", "_kv_note"),
-    *("_ctx", "_kv", "n_tokens", "_requires_eval"),
+    *("_kv_config", "settings", "_kv_types", "_kv_note"),
+    *("_ctx", "engine", "n_tokens", "_requires_eval"),
 )
 _PARAMS = "type_k", "type_v", "flash_attn_type", "n_outputs_max"
 """Parameters of a context that depend on its cache."""
@@ -51,14 +51,14 @@ def _changed(
     before, fresh = _Before(llm), None
     try:
         llm._kv_types = types
-        llm._kv_config, llm._kv_settings = config, llm._kv_resolve(config, llm.model_path)
+        llm._kv_config, llm.settings = config, llm._kv_resolve(config, llm.model_path)
         cache = cache_of()
         if cache != _present(llm):
             fresh = _context(llm, cache)
-            llm._kv_enter(fresh, llm._kv_settings.stores)
-        elif llm._kv is not None:
-            llm._kv.settings = llm._kv_settings
-        llm._kv_check_memory(llm._kv_settings)
+            llm._kv_enter(fresh, llm.settings.stores)
+        elif llm.engine is not None:
+            llm.engine.settings = llm.settings
+        llm._kv_check_memory(llm.settings)
         yield
     except BaseException:
         before.put_back()
@@ -86,14 +86,14 @@ class _Before:
         for name, value in self._params.items():
             setattr(llm.context_params, name, value)
         llm.input_ids[: len(self._tokens)] = self._tokens
-        if llm._kv is not None:
-            llm._kv.settings = llm._kv_settings
+        if llm.engine is not None:
+            llm.engine.settings = llm.settings
 
 
 def _present(llm: LoadedModel) -> Cache:
     params = llm.context_params
     kinds = int(params.type_k), int(params.type_v), int(params.flash_attn_type)
-    return Cache(*kinds, llm._kv is not None)
+    return Cache(*kinds, llm.engine is not None)
 
 
 def _of_load(llm: LoadedModel) -> Cache:
@@ -105,11 +105,11 @@ def _of_load(llm: LoadedModel) -> Cache:
 
 def _context(llm: LoadedModel, cache: Cache) -> Any:
     """A context with this cache. Raises EdgeKVError."""
-    llm._kv_check_wish(llm._kv_settings)
+    llm._kv_check_wish(llm.settings)
     kinds = facts.type_name(cache.type_k), facts.type_name(cache.type_v)
     if not can_have(facts.model_info(llm.model_path), kinds):
         raise BadInput(f"{llm.model_path} cannot have a cache of the types {'/'.join(kinds)}")
-    stores, n_gpu_layers = llm._kv_settings.stores, llm.model_params.n_gpu_layers
+    stores, n_gpu_layers = llm.settings.stores, llm.model_params.n_gpu_layers
     if not llm._kv_servers:  # which have memory of their own
         check_whole_cache(
             llm.model_path, llm.n_ctx(), cache.type_k, cache.type_v, stores, n_gpu_layers

@@ -82,21 +82,21 @@ class Llama(Answering):
 
         Raises EdgeKVError while another thread uses the model.
         """
-        if self._guard.is_closed:
+        if self.guard.is_closed:
             return
-        self._guard.why_not = ""
-        with self._guard.use():
+        self.guard.why_not = ""
+        with self.guard.use():
             try:
-                if self._kv_pool is not None:
-                    self._kv_pool.close()
+                if self.pool is not None:
+                    self.pool.close()
             finally:
                 self._kv_close()
 
     def _kv_close(self) -> None:
-        self._guard.is_closed = True
+        self.guard.is_closed = True
         self._kv_free_sampler()
         super().close()
-        self._kv = None
+        self.engine = None
         self.turn.checkpoints.clear()
         self.scores = np.empty((0, 0), np.single)
         self.input_ids = np.empty(0, np.intc)
@@ -106,12 +106,12 @@ class Llama(Answering):
 
     def reset(self) -> None:
         """Forget the conversation."""
-        with self._guard.use():
+        with self.guard.use():
             super().reset()
             self.turn.checkpoints.clear()
-            if self._kv is not None:
+            if self.engine is not None:
                 self._ctx.kv_cache_clear()
-                self._kv.forget()
+                self.engine.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         type_k, type_v = self._kv_types
@@ -129,20 +129,20 @@ class Llama(Answering):
         """
         answer, inner, reply = object(), None, None
         try:
-            with self._guard.use():
-                self._guard.begin_answer()
+            with self.guard.use():
+                self.guard.begin_answer()
                 self.turn.answer = answer
                 self._kv_stop_if_cancelled()
                 tokens = self._kv_prepare(list(tokens), kwargs.get("reset", True))
                 inner = super().generate(tokens, *args, **kwargs)
             while True:
-                with self._guard.use():
+                with self.guard.use():
                     if self.turn.answer is not answer:
                         raise EdgeKVError(
                             "another prompt was given to this model before this answer was complete"
                         )
-                    self._guard.step()
-                    if self.pace is not None and self._kv is not None:
+                    self.guard.step()
+                    if self.pace is not None and self.engine is not None:
                         self.pace.keep(self.set_n_threads)
                     try:
                         token = inner.send(reply)
@@ -157,7 +157,7 @@ class Llama(Answering):
                 self._kv_free_sampler()
                 self.turn.cuts = []
                 self._kv_stop.value = False
-                self._guard.end_answer()
+                self.guard.end_answer()
 
     def _kv_prepare(self, tokens: list[int], may_reset: bool) -> list[int]:
         """Where a compressed conversation goes on with a prompt, and where the prompt is cut.
@@ -165,15 +165,15 @@ class Llama(Answering):
         """
         cuts, self.turn.parts, self.turn.cuts = self.turn.parts, [], []
         if self._kv_on_prompt is not None and may_reset:
-            self._kv_on_prompt(tokens, self._kv_positions(cuts, tokens))
-        if self._kv is None:
+            self._kv_on_prompt(tokens, self.positions(cuts, tokens))
+        if self.engine is None:
             return tokens
-        have = self.input_ids[: self.n_tokens].tolist()
+        have = self.tokens.tolist()
         if have and may_reset:
             tokens = continued(
                 tokens,
                 have,
-                self._kv.store.memory().fixed,
+                self.engine.store.memory().fixed,
                 lambda some: self.detokenize(some, special=True),
                 lambda text: self.tokenize(text, add_bos=False, special=True),
             )
@@ -182,27 +182,25 @@ class Llama(Answering):
             same = min(n_same(tokens, have), len(tokens) - 1)
             if (
                 not is_answered
-                and same < self._kv.store.memory().fixed
-                and not self._kv_back_to_mark(self._kv, same)
+                and same < self.engine.store.memory().fixed
+                and not self._kv_back_to_mark(self.engine, same)
             ):
                 self.turn.checkpoints.restore(self, tokens)
-        self.turn.checkpoints.begin_turn(
-            n_same(tokens, self.input_ids[: self.n_tokens].tolist()), len(tokens)
-        )
-        self.turn.cuts = self._kv_positions(cuts, tokens)
+        self.turn.checkpoints.begin_turn(n_same(tokens, self.tokens.tolist()), len(tokens))
+        self.turn.cuts = self.positions(cuts, tokens)
         return tokens
 
-    def _kv_positions(self, cuts: list[str], tokens: list[int]) -> list[int]:
+    def positions(self, cuts: list[str], tokens: list[int]) -> list[int]:
         """Numbers of tokens behind which the texts `cuts` end."""
         return parts.positions(cuts, tokens, lambda token: self.detokenize([token], special=True))
 
-    def _kv_stop_answer(self) -> None:
+    def stop_answer(self) -> None:
         """End an answer that is under way. Raises EdgeKVError if it is another thread's."""
-        self._guard.begin_answer()
+        self.guard.begin_answer()
         self.turn.answer = None
         self._kv_free_sampler()
         self.turn.cuts = []
-        self._guard.end_answer()
+        self.guard.end_answer()
 
     def _kv_back_to_mark(self, kv: Engine, same: int) -> bool:
         """Take a conversation with recurrent layers back to where its last turn began, if it shares
@@ -211,13 +209,10 @@ class Llama(Answering):
         info = kv.store.memory()
         if not max(info.boundary, 1) <= info.n_mark <= same:
             return False
-        if not self._ctx.kv_cache_seq_rm(-1, info.n_mark, -1):
-            return False
-        self.n_tokens, self._requires_eval = info.n_mark, True
-        return True
+        return self.back_to(info.n_mark)
 
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        if self._kv is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:
+        if self.engine is not None and kwargs.get("echo") and kwargs.get("logprobs") is not None:
             raise BadInput(
                 "logprobs of the prompt itself need an uncompressed cache: set kv_ratio to 1 or"
                 " echo to False"
@@ -233,31 +228,31 @@ class Llama(Answering):
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """As the parent's."""
-        with self._guard.use():
+        with self.guard.use():
             return super().sample(*args, **kwargs)
 
     def set_n_threads(self, n_threads: int) -> None:
         """CPU threads that write tokens from now on; a prompt is read by as many as before."""
-        with self._guard.use():
+        with self.guard.use():
             n_batch = self.context_params.n_threads_batch
             native.llama_cpp.llama_set_n_threads(self.ctx, n_threads, n_batch)
 
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """As the parent's."""
-        with self._guard.use():
+        with self.guard.use():
             return super().embed(*args, **kwargs)
 
     def save_state(self) -> Any:
         """As the parent's; `kv_save` writes a file instead."""
-        with self._guard.use():
+        with self.guard.use():
             return super().save_state()
 
     def load_state(self, state: Any) -> None:
         """As the parent's."""
-        with self._guard.use():
+        with self.guard.use():
             try:
                 super().load_state(state)
-                fits = self._kv is not None or is_finite(self)
+                fits = self.engine is not None or is_finite(self)
             except RuntimeError:
                 fits = False
             if not fits:
@@ -266,15 +261,15 @@ class Llama(Answering):
                 raise DamagedState(
                     "this state is damaged or of another model; the conversation begins anew"
                 )
-            if self._kv is not None:
-                self._kv.forget()
+            if self.engine is not None:
+                self.engine.forget()
 
     # ---- several conversations
 
     @property
     def conversations(self) -> Conversations:
         """The conversations that take turns on this model."""
-        return self._kv_pool or Conversations(self)
+        return self.pool or Conversations(self)
 
     @contextmanager
     def conversation(self, name: str | None = None) -> Iterator[Conversations]:
@@ -316,7 +311,7 @@ class Llama(Answering):
         """Change what the next prompt is compressed to. From an uncompressed conversation the cache
         starts anew.
         """
-        with self._guard.use():
+        with self.guard.use():
             wishes = {
                 "ratio": ratio,
                 "budget": budget,
@@ -333,21 +328,21 @@ class Llama(Answering):
             fresh = self._kv_resolve(config, self.model_path)
             self._kv_check_wish(fresh)
             self._kv_check_memory(fresh)
-            self._kv_config, self._kv_settings = config, fresh
-            if self._kv is not None:
-                self._kv.settings = self._kv_settings
-            elif self._kv_settings.stores and not self._kv_note:
-                self._kv_new_context()
+            self._kv_config, self.settings = config, fresh
+            if self.engine is not None:
+                self.engine.settings = self.settings
+            elif self.settings.stores and not self._kv_note:
+                self.renew_context()
 
     def kv_stats(self) -> KVStats:
         """What the cache holds and costs; see KVStats."""
-        with self._guard.use():
-            if self._kv is None:
+        with self.guard.use():
+            if self.engine is None:
                 return statistics.uncompressed(self, self._kv_note, self.turn.prefill_ms)
             return statistics.compressed(
                 self,
-                self._kv,
-                self._kv_settings,
+                self.engine,
+                self.settings,
                 self.turn.prefill_ms,
                 self.turn.stage_ms,
                 self.turn.checkpoints.n_bytes,
@@ -360,7 +355,7 @@ class Llama(Answering):
         Raises BadInput if something stands at `path` that is no saved conversation, or if it cannot
         be written; the file is then as before.
         """
-        with self._guard.use():
+        with self.guard.use():
             session.save(self, path, note)
 
     def kv_load(
@@ -377,8 +372,8 @@ class Llama(Answering):
         conversations take turns here. Raises BadInput for any other file; the conversation is then
         as before.
         """
-        with self._guard.use(), ExitStack() as stack:
-            if taken_over is not None and self._kv_pool is None:
+        with self.guard.use(), ExitStack() as stack:
+            if taken_over is not None and self.pool is None:
                 cache, note = session.cache_of(path, self)
                 stack.enter_context(instead(self, taken_over(note), cache))
             note = session.load(self, path, check)

@@ -25,6 +25,7 @@ from edgekv.engine.engine import Engine
 from edgekv.errors import BadInput, Cancelled, EdgeKVError, UnknownArgument
 from edgekv.library import logged_error
 from edgekv.llama.arguments import Arguments, signature
+from edgekv.llama.face import Face
 from edgekv.llama_cpp import _internals as internals
 from edgekv.llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from edgekv.memory.limit import rows_within
@@ -45,7 +46,7 @@ EMBEDDERS = ("llama-embed", "t5encoder")
 """Architectures that give no logits although they have a cache."""
 
 
-class LoadedModel(llama_cpp.Llama):
+class LoadedModel(Face):
     """What `edgekv.Llama` is before it reads a token: arguments, weights, a context, and an engine
     where the context has a store.
     """
@@ -93,11 +94,11 @@ class LoadedModel(llama_cpp.Llama):
         self._kv_repack = repack
         self._kv_servers = remote.endpoints(rpc_servers)
         overrides = metadata.check(kv_overrides, path) or None
-        self._kv_adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
-        for file in self._kv_adapters.files:
+        self.adapters = adapters.Adapters(adapters.chosen(lora_path, lora_scale))
+        for file in self.adapters.files:
             adapters.check(file.path, path)
         self._kv_configure(path, kv or KVConfig(), kwargs)
-        stores = self._kv_settings.stores
+        stores = self.settings.stores
         kwargs["flash_attn"] = _flash_attn(flash_attn, stores, kwargs)
         if kwargs.get("n_ctx"):  # llama.cpp pads the context, the parent's arrays must be as long
             kwargs["n_ctx"] = whole_ctx(kwargs["n_ctx"])
@@ -124,15 +125,15 @@ class LoadedModel(llama_cpp.Llama):
     def _kv_start(self, progress: Callable[[int, int], None] | None) -> None:
         """The state of an object that has read nothing."""
         self._stack = ExitStack()  # the parent's, which it closes even if it never began
-        self._guard = Guard()
-        self._kv: Engine | None = None
+        self.guard = Guard()
+        self.engine = None
         self._kv_note = ""
         # set by signal handlers, which must not wait for a lock that they have interrupted;
         # llama.cpp looks at it within a step
         self._kv_stop = c_bool(False)
         # called with a prompt's tokens and its cuts, before it is decided where to go on
         self._kv_on_prompt: Callable[[list[int], list[int]], object] | None = None
-        self._kv_pool: Any = None  # its `edgekv.conversations.Conversations`, if it has some
+        self.pool = None
         self.turn = Turn(Checkpoints(False))
         self.n_evaluated = 0
         """Tokens that went through the model since it was loaded, of prompts and of replies."""
@@ -147,14 +148,14 @@ class LoadedModel(llama_cpp.Llama):
         config = replace(config, **{n.removeprefix("kv_"): own[n] for n in own})
         self._kv_config = KVConfig() if self._kv_vocab_only else config
         self._kv_types = arguments.get("type_k"), arguments.get("type_v")
-        self._kv_settings = self._kv_resolve(self._kv_config, path)
-        self._kv_check_remote(self._kv_settings)
+        self.settings = self._kv_resolve(self._kv_config, path)
+        self._kv_check_remote(self.settings)
         self._kv_devices = remote.as_array(self._kv_servers)
         self.turn.checkpoints.are_on = self._kv_config.checkpoints
         picks = self._kv_pick_types(path, arguments.get("n_gpu_layers") or 0)
         if picks:
             arguments["type_k"], arguments["type_v"] = picks
-        stores = self._kv_settings.stores
+        stores = self.settings.stores
         if stores and arguments.get("embedding"):
             raise BadInput(EMBEDDINGS)
         self._kv_few_outputs = (
@@ -166,16 +167,16 @@ class LoadedModel(llama_cpp.Llama):
         if the two do not go together.
         """
         try:
-            self._kv_adapters.load(self._model.model)
-            self._stack.callback(self._kv_adapters.close)
-            self._kv_adapters.attach(self._ctx.ctx)
+            self.adapters.load(self._model.model)
+            self._stack.callback(self.adapters.close)
+            self.adapters.attach(self._ctx.ctx)
             if self._kv_vocab_only:
-                self._guard.why_not = VOCAB_ONLY
+                self.guard.why_not = VOCAB_ONLY
                 return
             self._kv_check_kind(embedding)
-            self._kv_attach(self._kv_settings.stores)
-            self._kv_check_drafts(self._kv_settings)
-            self._kv_check_memory(self._kv_settings)
+            self._kv_attach(self.settings.stores)
+            self._kv_check_drafts(self.settings)
+            self._kv_check_memory(self.settings)
         except BadInput:
             self.close()
             raise
@@ -244,7 +245,7 @@ class LoadedModel(llama_cpp.Llama):
         """The types that a cache with these settings gets because none was named, as ggml's
         numbers; see `edgekv.memory.dense`.
         """
-        kv, on_device = self._kv_settings, facts.is_offloaded(n_gpu_layers)
+        kv, on_device = self.settings, facts.is_offloaded(n_gpu_layers)
         types = picked(path, self._kv_config.method, kv, *self._kv_types, on_device)
         return (facts.cache_types[types[0]][0], facts.cache_types[types[1]][0]) if types else None
 
@@ -278,12 +279,12 @@ class LoadedModel(llama_cpp.Llama):
         model = (
             self._model
         )  # the engine must not hold this object: both would live until Python looks for circles
-        self._kv = Engine(
+        self.engine = Engine(
             self._ctx.ctx,
-            self._kv_settings,
+            self.settings,
             lambda text: model.tokenize(text.encode(), add_bos=False, special=False),
         )
-        self._kv.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
+        self.engine.offloaded = facts.is_offloaded(self.model_params.n_gpu_layers)
 
     def _kv_check_wish(self, settings: Settings) -> None:
         """Raises BadInput if a loaded model cannot have these settings."""
@@ -319,9 +320,9 @@ class LoadedModel(llama_cpp.Llama):
         """Raises BadInput if the cache cannot stay within `kv_memory`, whatever the prompt."""
         if settings.memory is None:
             return
-        if self._kv is not None:
+        if self.engine is not None:
             rows_within(
-                self._kv.store.layers,
+                self.engine.store.layers,
                 settings.memory,
                 settings.tail,
                 settings.window,
@@ -341,7 +342,7 @@ class LoadedModel(llama_cpp.Llama):
 
     def _kv_report(self, done: float, total: int) -> None:
         if self.kv_progress is not None:
-            with self._guard.calling_back():
+            with self.guard.calling_back():
                 self.kv_progress(min(int(done), total), total)
         self._kv_stop_if_cancelled()
 
@@ -356,7 +357,7 @@ class LoadedModel(llama_cpp.Llama):
             self._sampler.close()
             self._sampler = None
 
-    def _kv_new_context(self) -> None:
+    def renew_context(self) -> None:
         """This model in a context with a store, instead of the present one."""
         picks = self._kv_pick_types(self.model_path, self.model_params.n_gpu_layers)
         if picks:
@@ -379,12 +380,12 @@ class LoadedModel(llama_cpp.Llama):
         except ValueError as error:
             kind = "compressed" if stores else "uncompressed"
             raise EdgeKVError(f"no {kind} cache could be made: {error}") from error
-        self._kv_adapters.attach(fresh.ctx)
+        self.adapters.attach(fresh.ctx)
         return fresh
 
     def _kv_enter(self, context: Any, stores: bool) -> None:
         """An empty conversation in another context."""
-        self._ctx, self._kv, self._kv_note = context, None, ""
+        self._ctx, self.engine, self._kv_note = context, None, ""
         self.n_tokens, self._requires_eval = 0, True
         self._kv_attach(stores)
 

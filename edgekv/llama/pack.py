@@ -88,7 +88,7 @@ def write(
     Cancelled.
     """
     texts = [part["text"] for part in messages[-1]["content"]][:-1]
-    cuts = llm._kv_positions(texts, tokens)
+    cuts = llm.positions(texts, tokens)
     if len(cuts) != len(texts):
         raise BadInput(
             "this model's chat template or tokenizer changes the documents: they cannot be packed"

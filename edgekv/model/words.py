@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from edgekv.llama_cpp import llama_cpp
 from edgekv.llama_cpp.llama_tokenizer import LlamaTokenizer
@@ -28,3 +29,9 @@ class Tokenizer(LlamaTokenizer):
         buffer = ctypes.create_string_buffer(n_bytes)
         n = llama_cpp.llama_token_to_piece(self._model.vocab, token, buffer, n_bytes, 0, special)
         return buffer.raw[:n] if n >= 0 else self._piece(token, special, -n)
+
+
+def name(model: Any, token: int) -> str:
+    """What a llama_model's vocabulary calls a token: of a control token its text, such as </s>."""
+    vocab = llama_cpp.llama_model_get_vocab(model)
+    return str(llama_cpp.llama_vocab_get_text(vocab, token).decode())

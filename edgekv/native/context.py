@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgekv.native.bindings import CContextBytes, check, lib, llama_cpp
 
 OUTPUTS = 32
@@ -30,6 +33,26 @@ def context_error() -> str:
     After a `llama_decode` that failed: why it did.
     """
     return (lib.edgekv_last_error() or b"").decode(errors="replace")
+
+
+def take_back(ctx: Any, n_tokens: int) -> bool:
+    """Take the cache of a llama_context back to its first n_tokens. False where it cannot go; it is
+    as before then.
+    """
+    return bool(llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(ctx), 0, n_tokens, -1))
+
+
+def clear(ctx: Any) -> None:
+    """Empty the cache of a llama_context, its rows included."""
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+
+
+def logits(ctx: Any, n_vocab: int, index: int = -1) -> NDArray[np.float32] | None:
+    """float32 [n_vocab]: a llama_context's logits of a token of its last step, usually of the last
+    one; they change with the next step. None where it has none.
+    """
+    found = llama_cpp.llama_get_logits_ith(ctx, index)
+    return np.ctypeslib.as_array(found, (n_vocab,)) if found else None
 
 
 def trim_heap() -> None:

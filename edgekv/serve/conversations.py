@@ -87,7 +87,7 @@ class Turns:
     def _ends(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
         """Numbers of tokens behind which texts end."""
         return (
-            self._llm._kv_positions(list(parts), list(tokens)) if self._llm._kv is not None else []
+            self._llm.positions(list(parts), list(tokens)) if self._llm.engine is not None else []
         )
 
     def _cut(self, n: int, ends: Sequence[int]) -> None:

@@ -232,7 +232,9 @@ class Job:
     # ---- tokens
 
     def _is_end(self, token: int) -> bool:
-        return bool(llama_cpp.llama_vocab_is_eog(self._llm._model.vocab, token))
+        return bool(
+            llama_cpp.llama_vocab_is_eog(llama_cpp.llama_model_get_vocab(self._llm.model), token)
+        )
 
     def _piece(self, token: int) -> bytes:
         return self._llm.detokenize([token], special=token in self.request.prompt.syntax.shown)

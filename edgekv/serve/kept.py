@@ -30,8 +30,8 @@ def look(llm: Llama, tokens: list[int], layer: int | None) -> Kept:
 
     Raises BadInput for a layer that does not choose.
     """
-    assert llm._kv is not None
-    store = llm._kv.store
+    assert llm.engine is not None
+    store = llm.engine.store
     layers = layers_of(store)
     if layer is not None and layer not in layers:
         raise BadInput(f"layer {layer} chooses nothing; look at one of {layers}")

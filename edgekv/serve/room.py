@@ -23,7 +23,7 @@ class Room:
     @cached_property
     def _longest(self) -> int:
         """Bytes of the longest token; 0 for a vocabulary whose unknown words are one token."""
-        vocab = self._llm._model.vocab
+        vocab = native.llama_model_get_vocab(self._llm.model)
         if native.llama_vocab_type(vocab) not in (
             native.LLAMA_VOCAB_TYPE_SPM,
             native.LLAMA_VOCAB_TYPE_BPE,

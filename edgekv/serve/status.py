@@ -10,6 +10,7 @@ from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
 from edgekv.conversations.losses import KINDS
+from edgekv.native import llama_cpp
 from edgekv.serve import wording
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
@@ -70,10 +71,10 @@ def _model(service: Service) -> dict[str, Any]:
         "meta": {
             "n_vocab": service.asker.n_vocab,
             "n_ctx": service.asker.n_ctx,
-            "n_ctx_train": llm._model.n_ctx_train(),
-            "n_embd": llm._model.n_embd(),
-            "n_params": llm._model.n_params(),
-            "size": llm._model.size(),
+            "n_ctx_train": llama_cpp.llama_model_n_ctx_train(llm.model),
+            "n_embd": llama_cpp.llama_model_n_embd(llm.model),
+            "n_params": llama_cpp.llama_model_n_params(llm.model),
+            "size": llama_cpp.llama_model_size(llm.model),
         },
     }
 
