@@ -24,6 +24,44 @@ edgekv.Llama("model.gguf", kv_ratio="much")
 edgekv.Llama("model.gguf", kv_ration=0.2)
 """
 
+SCRIPT = """
+import sys
+from pathlib import Path
+
+from edgekv import Cancelled, KVStats, Llama, has_profile, make_profile
+
+
+def progress(done: int, total: int) -> None:
+    print(f"{done}/{total}", file=sys.stderr)
+
+
+def main(model: str, document: str, kept: Path) -> None:
+    if not has_profile(model):
+        make_profile(model, progress, n_threads=4)
+    with Llama(model, n_ctx=8192, kv_ratio=0.2, kv_progress=progress) as llm:
+        messages = [{"role": "user", "content": f"{document}: who is it about?"}]
+        answer = llm.create_chat_completion(messages, max_tokens=64)
+        print(answer["choices"][0]["message"]["content"])
+        for chunk in llm.create_chat_completion(messages, stream=True):
+            print(chunk["choices"][0]["delta"].get("content") or "", end="")
+        for piece in llm.create_completion("Once", max_tokens=8, stream=True):
+            print(piece["choices"][0]["text"], end="")
+        print(llm("Twice", max_tokens=8)["choices"][0]["text"])
+        stats: KVStats = llm.kv_stats()
+        print(f"{stats.n_kept:.0f} of {stats.n_seen} tokens, {stats.n_bytes_used} bytes")
+        llm.kv_save(str(kept), {"messages": messages})
+        assert llm.kv_load(str(kept))["messages"] == messages
+        llm.kv_cancel()
+        try:
+            llm.eval(llm.tokenize(b"more"))
+        except Cancelled as error:
+            print(error)
+
+
+main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+"""
+"""What a user writes."""
+
 
 def test_the_signature_has_every_option_with_its_default():
     shown = inspect.signature(edgekv.Llama).parameters
@@ -56,3 +94,19 @@ def test_a_type_checker_finds_wrong_arguments(tmp_path):
     )
     found = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert len(found) == 2 and '"kv_ratio"' in found[0] and '"kv_ration"' in found[1], done.stdout
+
+
+@pytest.mark.slow
+def test_a_script_passes_a_strict_type_checker(tmp_path):
+    """As a user has it: what the package's own files lack is not their business."""
+    pytest.importorskip("mypy")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    cache = str(ROOT / ".mypy_cache" / "strict")
+    words = ["--strict", "--config-file=", "--follow-imports=silent", "--cache-dir", cache]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words, str(tmp_path / "script.py")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

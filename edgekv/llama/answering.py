@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 from edgekv.chat import completion, parts
@@ -24,6 +24,14 @@ N_BEFORE = 64
 
 class Answering(Evaluation):
     """What `edgekv.Llama` does with messages and with logits."""
+
+    if (
+        TYPE_CHECKING
+    ):  # what comes back depends on `stream`, of which the parent's types say nothing
+
+        def create_completion(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        __call__ = create_completion
 
     @cached_property
     def chat_template(self) -> ChatTemplate:
