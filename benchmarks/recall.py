@@ -64,23 +64,18 @@ class Asker:
     """A model with one cache, which is asked question after question behind the same text."""
 
     def __init__(self, llm: Any) -> None:
-        self.llm, self.state = llm, None
-        self.archives = bool(llm.engine and llm.engine.store.memory().can_go_back)
+        self.llm, self.n = llm, 0
 
     def read(self, text: Sequence[int]) -> None:
         self.llm.reset()
         self.llm.eval(text)
         self.n = len(text)
-        self.archives = bool(self.llm.engine and self.llm.engine.store.memory().can_go_back)
-        self.state = None if self.archives else self.llm.save_state()
 
     def ask(self, question: Sequence[int]) -> np.ndarray:
-        """Logits [n_vocab] behind the text and a question."""
-        if self.archives:
-            self.llm._ctx.kv_cache_seq_rm(-1, self.n, -1)
-            self.llm.n_tokens = self.n
-        else:
-            self.llm.load_state(self.state)
+        """Logits [n_vocab] behind the text and a question: what came behind the text is taken
+        back."""
+        self.llm._ctx.kv_cache_seq_rm(-1, self.n, -1)
+        self.llm.n_tokens = self.n
         return self.step(question)
 
     def step(self, tokens: Sequence[int]) -> np.ndarray:
