@@ -317,7 +317,7 @@ def test_contained_answers_are_counted(llm):
     task.score(everything)
     reading, preset = task._readings[0].reading, methods.get(training.SCORE)
     reading.compress(
-        preset, replace(llm.settings, preset=preset, table=np.full((3, 2), 10**6, np.int32))
+        preset, replace(llm.settings, preset=preset, budget=np.full((3, 2), 10**6, np.int32))
     )
     word = max(say(llm, reading.logits, training.needle.ANSWER_TOKENS).split(), key=len)
     found = [

@@ -74,7 +74,7 @@ class Conversations:
         with llm.guard.use():
             if llm.pool is not None:
                 raise BadInput("this model has conversations already: close them first")
-            if llm.engine is not None and llm.engine.settings.archive is not None:
+            if llm.engine is not None and llm.engine.settings.archive_folder is not None:
                 raise BadInput(
                     "an archive is for one conversation, which is used alone: leave kv_archive and"
                     " kv_recall out"

@@ -61,8 +61,8 @@ class Engine:
         self.can_cut = True
         """No prompt has shown yet that the model's graph cannot be cut into layers."""
         self.turn = self.fresh_turn()
-        if settings.archive is not None:
-            self._begin_archive(settings.archive)
+        if settings.archive_folder is not None:
+            self._begin_archive(settings.archive_folder)
 
     def _begin_archive(self, folder: str) -> None:
         """Raises BadInput where there can be no archive, or its index alone is too large."""
@@ -100,7 +100,7 @@ class Engine:
                 raise
             log.warning("edgekv: %s", error)
             self._prefill(tokens, progress, recent)  # behind what memory has
-        if self.settings.archive is not None and not self.store.memory().has_archive:
+        if self.settings.archive_folder is not None and not self.store.memory().has_archive:
             if not self.turn.lost_archive:
                 log.warning(
                     "edgekv: this conversation has no archive; it goes on with what memory has"

@@ -205,7 +205,7 @@ class Training:
 
     def _score(self, i: int, read: _Read, table: NDArray[np.int32]) -> float:
         preset = methods.get(SCORE)
-        read.reading.compress(preset, replace(self.llm.settings, preset=preset, table=table))
+        read.reading.compress(preset, replace(self.llm.settings, preset=preset, budget=table))
         logits = self._follow(read.reading, self._parts[i][1])
         if self._fitness == "contained":
             said = say(self.llm, logits, needle.ANSWER_TOKENS).translate(LENIENT).casefold()

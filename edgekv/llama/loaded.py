@@ -300,7 +300,7 @@ class LoadedModel(Face):
 
     def _kv_check_drafts(self, settings: Settings) -> None:
         """Raises BadInput if drafts could not be taken back from the compressed cache."""
-        if settings.archive is not None and self.draft_model is not None:
+        if settings.archive_folder is not None and self.draft_model is not None:
             raise BadInput(
                 "with an archive tokens are written one by one: leave draft_model out, or"
                 " kv_archive and kv_recall"
