@@ -11,6 +11,7 @@ import pytest
 
 import edgekv
 from edgekv.choice.config import KVConfig
+from edgekv.commands import docs
 from edgekv.llama.arguments import Arguments
 from edgekv.llama_cpp import Llama as Parent
 
@@ -78,6 +79,12 @@ def test_type_checkers_have_the_same_arguments():
     by_name = set(Arguments.__annotations__)
     assert by_name >= set(KVConfig.names()) and not by_name & explicit
     assert by_name | explicit == set(inspect.signature(edgekv.Llama).parameters)
+
+
+def test_what_type_checkers_have_of_an_option_is_generated():
+    path = "edgekv/llama/cache_arguments.py"
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert text == docs.arguments(), "run: python -m edgekv.commands.docs"
 
 
 def test_the_package_says_that_it_has_types():

@@ -1,7 +1,8 @@
 """Every option of the compressed cache, once: name, default, unit, help, and what it accepts.
 
 `Llama` takes an option as kv_NAME and the command line as --kv-NAME, with EDGEKV_KV_NAME in the
-environment. A new option is one field of `KVConfig`, and a line in `edgekv.llama.arguments`.
+environment. A new option is one field of `KVConfig`; `python -m edgekv.commands.docs` writes what
+else says its name.
 """
 
 from __future__ import annotations
@@ -34,11 +35,18 @@ class Option:
     metavar: str = ""
     choices: tuple[str, ...] = ()
     is_python_only: bool = False
+    takes: str = ""
+    """The type of the argument, if the check takes more than the field has."""
 
 
 def option_of(config_field: Field[Any]) -> Option:
     """Return what a field of `KVConfig` says of its option."""
     return config_field.metadata["option"]
+
+
+def argument_type(config_field: Field[Any]) -> str:
+    """The type that `Llama` takes for a field, as it is written in Python."""
+    return option_of(config_field).takes or str(config_field.type)
 
 
 def _option(default: Any, check: Check, help: str, metavar: str = "", **more: Any) -> Any:
@@ -177,6 +185,7 @@ class KVConfig:
     memory: int | None = _option(
         None,
         _size,
+        takes="int | str | None",
         metavar="SIZE",
         help=(
             "Memory that the KV cache never exceeds between prompts, such as 2GiB, 512MiB, 2G or"
@@ -241,6 +250,7 @@ class KVConfig:
     prefill_memory: int | None = _option(
         None,
         _size,
+        takes="int | str | None",
         metavar="SIZE",
         help=(
             "Memory that products with weights may work with while a prompt is read, such as 64MiB"

@@ -1,16 +1,19 @@
-"""docs/cli.md and docs/python-api.md, written from the help texts and docstrings.
+"""What is written from the help texts, docstrings and options: docs/cli.md, docs/python-api.md, and
+the options of the cache for type checkers.
 
-python -m edgekv.commands.docs      in a checkout, writes both pages
+python -m edgekv.commands.docs      in a checkout, writes all of them
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from inspect import cleandoc
 from pathlib import Path
 
 import click
 
+from edgekv.choice.config import KVConfig, argument_type
 from edgekv.commands import main
 
 HEAD = """# Command line
@@ -129,13 +132,37 @@ def slash_section() -> str:
     )
 
 
-def write(folder: Path) -> None:
-    """Write both pages into `folder`, a checkout's docs."""
+ARGUMENTS = '''"""The options of `KVConfig` as `edgekv.Llama` takes them, for type checkers.
+
+Generated from the options by `python -m edgekv.commands.docs`; change them in `choice/config.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class CacheArguments(TypedDict, total=False):
+'''
+
+
+def arguments() -> str:
+    """The module `edgekv.llama.cache_arguments`, whole."""
+    rows = (f"    kv_{one.name}: {argument_type(one)}\n" for one in fields(KVConfig))
+    return ARGUMENTS + "".join(rows)
+
+
+def generated() -> dict[str, str]:
+    """Texts by their paths in a checkout."""
     from edgekv.commands.docs_python import page as python_page
 
-    for name, text in (("cli.md", page()), ("python-api.md", python_page())):
-        (folder / name).write_text(text, encoding="utf-8")
+    return {
+        "docs/cli.md": page(),
+        "docs/python-api.md": python_page(),
+        "edgekv/llama/cache_arguments.py": arguments(),
+    }
 
 
 if __name__ == "__main__":
-    write(Path("docs"))
+    for path, text in generated().items():
+        Path(path).write_text(text, encoding="utf-8")

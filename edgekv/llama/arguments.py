@@ -8,9 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING
 
-from edgekv.choice.config import KVConfig
+from edgekv.choice.config import KVConfig, argument_type
+from edgekv.llama.cache_arguments import CacheArguments
 
 if TYPE_CHECKING:
     from edgekv.llama_cpp.llama_chat_format import LlamaChatCompletionHandler
@@ -18,30 +19,8 @@ if TYPE_CHECKING:
     from edgekv.llama_cpp.llama_tokenizer import BaseLlamaTokenizer
 
 
-class CacheArguments(TypedDict, total=False):
-    """The options of `KVConfig`."""
-
-    kv_ratio: float
-    kv_budget: Any
-    kv_budget_mb: float | None
-    kv_memory: int | str | None
-    kv_method: str
-    kv_profile: str | None
-    kv_sink: int
-    kv_window: int
-    kv_min_tokens: int
-    kv_hidden: str
-    kv_tail: int
-    kv_prefill_memory: int | str | None
-    kv_fast_prefill: bool
-    kv_checkpoints: bool
-    kv_archive: str
-    kv_recall: float
-    kv_seed: int
-
-
 class Arguments(CacheArguments, total=False):
-    """With those of llama-cpp-python that edgekv passes on."""
+    """Those of llama-cpp-python that edgekv passes on, and the options of the cache."""
 
     n_gpu_layers: int
     split_mode: int
@@ -98,7 +77,7 @@ def signature(own: Callable[..., None], parents: Callable[..., None]) -> inspect
     for one in fields(KVConfig):
         name = f"kv_{one.name}"
         found[name] = inspect.Parameter(
-            name, by_name, default=one.default, annotation=str(one.type)
+            name, by_name, default=one.default, annotation=argument_type(one)
         )
     for name, parameter in inspect.signature(parents).parameters.items():
         if parameter.kind is by_name:
