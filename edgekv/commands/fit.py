@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import click
 from edgekv.base.cache_types import CACHE_TYPES
 from edgekv.base.defaults import N_UBATCH, whole_ctx
 from edgekv.base.sizes import size_text
+from edgekv.choice.config import KVConfig
 from edgekv.commands import terminal
 from edgekv.commands.declare import option
 from edgekv.commands.loading_options import EXPERTS, loading_options
@@ -36,6 +37,17 @@ LOADED_BYTES = 18 * 2**20
 engine, graphs, code that runs. Found by benchmarks/fit.py at nine points of two models;
 docs/results/fit.md has the plans that it makes beside the peaks.
 """
+
+
+PLANNED = ("prefill_memory", "fast_prefill")
+"""Options of the cache that are planned for; each is a field of `edgekv.memory.fit.Wish`."""
+
+
+def planned_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that adds them to a command."""
+    for name in reversed(PLANNED):
+        command = kv_option(name)(command)
+    return command
 
 
 def memory(ctx: click.Context, param: click.Parameter, value: str) -> int | None:
@@ -114,8 +126,7 @@ def ratios(ctx: click.Context, param: click.Parameter, value: str) -> list[float
     metavar="NAME",
     help="Method that is going to be used: some read more than the prompt.",
 )
-@kv_option("prefill_memory")
-@kv_option("fast_prefill")
+@planned_options
 @loading_options(EXPERTS)
 @option("--json as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -129,10 +140,9 @@ def command(
     ubatch_size: int,
     shares: list[float],
     kv_method: str,
-    kv_prefill_memory: int | None,
-    kv_fast_prefill: bool,
     loading: Loading,
     as_json: bool,
+    **cache: Any,
 ) -> int:
     """Say which contexts fit into memory, at which ratio and cache type, what each costs, and the
     command line to use.
@@ -175,8 +185,7 @@ def command(
             shares,
             list(dict.fromkeys(pairs)),
             process=0 if on_gpu else rss_now() + LOADED_BYTES,
-            prefill_memory=kv_prefill_memory,
-            fast_prefill=kv_fast_prefill,
+            **{name: cache[f"kv_{name}"] for name in PLANNED},
         )
         planner = Planner(
             blueprint,
@@ -186,13 +195,21 @@ def command(
             on_gpu,
             lambda ratio: preset_of(kv_method, path, ratio),
         )
-        words = loading.words()
-        if kv_prefill_memory is not None:
-            words += ["--kv-prefill-memory", str(kv_prefill_memory)]
+        words = [*loading.words(), *planned_words(cache)]
         report = Report(planner, model, path, place, total, margin_bytes, words)
         said = json.dumps(report.record(), indent=2) if as_json else report.text()
     click.echo(said)
     return 0 if report.best else 2
+
+
+def planned_words(cache: dict[str, Any]) -> Iterator[str]:
+    """What a command line says of the options, without switches: a point knows whether it has
+    them.
+    """
+    for name in PLANNED:
+        value, usual = cache[f"kv_{name}"], KVConfig.__dataclass_fields__[name].default
+        if value != usual and type(value) is not bool:
+            yield from (f"--kv-{name.replace('_', '-')}", str(value))
 
 
 def preset_of(kv_method: str, path: str, ratio: float | None = None) -> Preset:
