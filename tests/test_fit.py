@@ -405,12 +405,13 @@ def test_the_command_prints_a_plan_and_the_command_line(tiny):
     assert "(1: all)" in done.stdout and re.search(r"^4,096 +1: \d+\.\d MiB", done.stdout, re.M)
 
 
-def test_what_the_window_takes_is_planned_for_and_typed(tiny):
+@pytest.mark.parametrize("option", ["--kv-window", "--kv-tail"])
+def test_new_tokens_that_wait_are_planned_for_and_typed(tiny, option):
     line = f"-m {tiny('llama-gqa')} --memory 2GiB -c 4096 --ratios 0.5 --kv-method snapkv --json"
-    usual, long = (json.loads(call(line + more).stdout) for more in ("", " --kv-window 900"))
-    assert "--kv-window" not in usual["best"]["command"]
-    assert long["best"]["command"].endswith(" --kv-window 900")
-    assert long["best"]["tail"] > usual["best"]["tail"], "as many new tokens stay for a while"
+    usual, long = (json.loads(call(line + more).stdout) for more in ("", f" {option} 900"))
+    assert option not in usual["best"]["command"]
+    assert long["best"]["command"].endswith(f" {option} 900")
+    assert long["best"]["tail"] > usual["best"]["tail"], "as many new tokens wait behind the prompt"
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ docs/results/fit.md has the plans that it makes beside the peaks.
 """
 
 
-PLANNED = ("window", "prefill_memory", "fast_prefill")
+PLANNED = ("window", "tail", "prefill_memory", "fast_prefill")
 """Options of the cache that are planned for; each is a field of `edgekv.memory.fit.Wish`."""
 
 
