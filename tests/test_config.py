@@ -10,6 +10,8 @@ import pytest
 
 from edgekv import BadInput, KVConfig, Llama
 from edgekv.choice.config import MOST, option_of
+from edgekv.commands import saved
+from edgekv.llama import pack
 from tests.engine import load
 
 ODD = (
@@ -67,3 +69,15 @@ def test_a_pickled_model_has_the_same_options(tiny):
         assert (again._kv_config.budget == table).all()
         ours, theirs = (replace(x._kv_config, budget=None).arguments() for x in (llm, again))
         assert ours == theirs
+
+
+def test_files_from_before_an_option_have_its_default():
+    """A pack, and the note of a chat, which say the options by name."""
+    later = {"archive", "recall"}
+    before = {name: x for name, x in pack.said(KVConfig(ratio=0.5)).items() if name not in later}
+    assert saved.cache_of({"cache": before}, KVConfig(recall=0.1, ratio=0.9)).recall == 0
+    document = {"name": "a.txt", "text": "a", "n_bytes": 1, "n_tokens": 1}
+    said = {"documents": [document], "system": "", "method": "snapkv", "config": before}
+    sizes = {"cache_types": ["f16", "f16"], "n_tokens": 1, "n_bytes": 1, "n_bytes_full": 1}
+    found = pack.pack_of({"pack": {**said, **sizes}}, "a.pack").settings
+    assert (found.ratio, found.recall, found.archive) == (0.5, 0, "off")

@@ -32,13 +32,11 @@ def cache_of(note: Any, mine: KVConfig) -> KVConfig:
 
     Raises BadInput for options that cannot be.
     """
-    from edgekv.llama.pack import SAID, taken_over
+    from edgekv.llama.pack import config_of, said, taken_over
 
     its = note.get("cache", {}) if isinstance(note, dict) else {}
     try:
-        if set(its) not in (set(), set(SAID)):
-            raise ValueError
-        now = taken_over(mine, its)
+        now = taken_over(mine, said(config_of(its))) if its != {} else mine
         limits: dict[str, Any] = {name: _least(name, mine, now) for name in LIMITS}
         return replace(now, **limits)
     except (TypeError, ValueError):

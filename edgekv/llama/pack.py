@@ -25,12 +25,26 @@ _FREE = {"profile", "checkpoints", "hidden", "seed", "budget"}
 """Fields of `KVConfig` that a pack does not say, or says with others."""
 SAID = tuple(one.name for one in fields(KVConfig) if one.name not in _FREE) + ("budget",)
 """Fields of `KVConfig` that a pack says."""
+_FIRST = (
+    *("ratio", "budget", "budget_mb", "memory", "method", "sink", "window", "min_tokens", "tail"),
+    *("prefill_memory", "fast_prefill"),
+)
+"""Those that every pack says. One that came later has its default where a pack does not say it."""
 
 
 def said(config: KVConfig) -> dict[str, Any]:
     """The options of a cache that whoever opens it takes over."""
     values = asdict(config)
     return {name: values[name] for name in SAID}
+
+
+def config_of(its: Any) -> KVConfig:
+    """What was `said`, by this version or an earlier one. Raises ValueError or TypeError if it is
+    none.
+    """
+    if not isinstance(its, dict) or not set(_FIRST) <= set(its) <= set(SAID):
+        raise ValueError
+    return KVConfig(**its)
 
 
 def taken_over(mine: KVConfig, its: dict[str, Any]) -> KVConfig:
@@ -70,7 +84,7 @@ class Pack:
 
     @property
     def settings(self) -> KVConfig:
-        return KVConfig(**self.config)
+        return config_of(self.config)
 
 
 def write(
@@ -218,6 +232,4 @@ def _is_sound(pack: Pack) -> bool:
         and bool(pack.documents)
         and all(name.isprintable() for name in names)
         and min(numbers) >= 0
-        and isinstance(pack.config, dict)
-        and set(pack.config) == set(SAID)
     )
