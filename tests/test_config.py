@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from edgekv import BadInput, KVConfig, Llama
 from edgekv.choice.config import MOST, option_of
+from edgekv.choice.settings import Settings
 from edgekv.commands import saved
+from edgekv.conversations import identity
+from edgekv.conversations.identity import settings_of
 from edgekv.llama import pack
 from tests.engine import load
 
@@ -81,3 +85,21 @@ def test_files_from_before_an_option_have_its_default():
     sizes = {"cache_types": ["f16", "f16"], "n_tokens": 1, "n_bytes": 1, "n_bytes_full": 1}
     found = pack.pack_of({"pack": {**said, **sizes}}, "a.pack").settings
     assert (found.ratio, found.recall, found.archive) == (0.5, 0, "off")
+
+
+def test_a_conversation_belongs_to_the_options_of_its_cache():
+    """An option that is added counts, unless somebody says that it does not."""
+    others = {"ratio": 0.4, "budget": 9, "budget_mb": 2.0, "memory": 2**30, "seed": 7}
+    others |= {"sink": 9, "window": 9, "min_tokens": 9, "tail": 9}
+    changed = {one.name: others.get(one.name, "changed") for one in fields(KVConfig)}
+    same = {name for name, value in changed.items() if settings_of(made(**{name: value})) == USUAL}
+    assert same == identity._FREE - {"budget", "budget_mb"}
+
+
+def made(**options):
+    """A model, as far as `settings_of` looks at it."""
+    settings = replace(Settings(ratio=0.5), **options)
+    return SimpleNamespace(engine=SimpleNamespace(settings=settings))
+
+
+USUAL = settings_of(made())

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from edgekv.choice.config import KVConfig
 from edgekv.library import lib_dir
 from edgekv.model.fingerprint import fingerprint
 from edgekv.native.bindings import ABI
@@ -15,6 +17,16 @@ from edgekv.version import __version__
 
 if TYPE_CHECKING:
     from edgekv.conversation.holder import Holder
+
+_SAID = ("ratio", "tokens", "n_bytes", "memory", "sink", "window", "min_tokens", "tail", "seed")
+_FREE = {
+    *("budget", "budget_mb", "method", "profile"),  # which are said in other words
+    *("hidden", "prefill_memory", "fast_prefill", "checkpoints"),  # which leave answers alone
+    *("archive", "recall"),  # whose conversations do not take turns
+}
+"""Options that are not said. Any other one is, where it is not at its default: then conversations
+that were saved before there was the option still belong to caches without it.
+"""
 
 
 def settings_of(llm: Holder) -> str:
@@ -36,10 +48,15 @@ def _method(llm: Holder) -> dict[str, Any]:
         return {}
     s = llm.engine.settings
     score, budget = s.preset.score, s.preset.budget
-    names = "ratio", "tokens", "n_bytes", "memory", "sink", "window", "min_tokens", "tail", "seed"
-    return {name: getattr(s, name) for name in names} | {
-        "method": [s.preset.name, score.name, budget.name, s.preset.query_source],
-        "parameters": repr((s.preset.params, getattr(budget, "params", None), s.preset.merge)),
-        "table": None if s.table is None else s.table.tolist(),
-        "profile": fingerprint(s.preset.profile) if s.preset.profile else None,
-    }
+    others = [one for one in fields(KVConfig) if one.name not in {*_SAID, *_FREE}]
+    more = {x.name: value for x in others if (value := getattr(s, x.name)) != x.default}
+    return (
+        {name: getattr(s, name) for name in _SAID}
+        | more
+        | {
+            "method": [s.preset.name, score.name, budget.name, s.preset.query_source],
+            "parameters": repr((s.preset.params, getattr(budget, "params", None), s.preset.merge)),
+            "table": None if s.table is None else s.table.tolist(),
+            "profile": fingerprint(s.preset.profile) if s.preset.profile else None,
+        }
+    )
