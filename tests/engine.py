@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,24 @@ def stored(store: Any, il: int, head: int) -> list[np.ndarray]:
         ).reshape(-1, d)
         for data, (kind, d) in zip(store.row_bytes(il, head), layer.stored, strict=True)
     ]
+
+
+OF_THE_MODEL = {"n_evaluated", "_seed", "_mirostat_mu"}
+"""A total, and what the parent writes for each answer and nobody reads behind its beginning."""
+
+
+def attributes(llm: Any) -> dict[str, object]:
+    """What the model and its engine have of their own now, by name."""
+    found: dict[str, object] = {}
+    for owner in (llm, llm.engine):
+        for name, value in vars(owner).items():
+            if name not in OF_THE_MODEL:
+                inside = vars(value) if is_dataclass(value) else {"": value}
+                found |= {f"{type(owner).__name__}.{name}.{x}": y for x, y in inside.items()}
+    return {name: told_apart(x) for name, x in found.items()}
+
+
+def told_apart(value: object) -> object:
+    """What changes when the value does."""
+    plain = isinstance(value, int | float | str | tuple | type(None))
+    return value if plain else repr(value) if isinstance(value, list | dict) else id(value)

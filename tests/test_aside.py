@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from edgekv import Conversations, EdgeKVError
 from edgekv.conversation.aside import can_wait
-from tests.engine import load, logits
+from tests.engine import attributes, load, logits
 
 SUMMARIES = "score=keydiff,budget=pooled,merge=summary"
 
@@ -131,11 +131,11 @@ def test_nothing_of_one_conversation_leaks_into_another(make):
         seen: list[dict[str, object]] = []
 
         def others() -> None:
-            before = kept(llm)
+            before = attributes(llm)
             with pool.meanwhile():
                 llm.create_chat_completion(ASKED, max_tokens=4, seed=7)
                 llm.eval(some(300, 9))
-            seen.append({name: x for name, x in kept(llm).items() if x != before.get(name)})
+            seen.append({name: x for name, x in attributes(llm).items() if x != before.get(name)})
 
         llm.kv_progress = lambda done, total: others() if done and not seen else None
         with llm.conversation():
@@ -146,22 +146,3 @@ def test_nothing_of_one_conversation_leaks_into_another(make):
 
 ASKED = [{"role": "user", "content": "Hello"}]
 LONG = [{"role": "assistant", "content": "hi " * 300}, {"role": "user", "content": "And now?"}]
-OF_THE_MODEL = {"n_evaluated", "_seed", "_mirostat_mu"}
-"""A total, and what the parent writes for each answer and nobody reads behind its beginning."""
-
-
-def kept(llm: Any) -> dict[str, object]:
-    """What the model, its engine and its checkpoints have now, by name."""
-    found: dict[str, object] = {}
-    for owner in (llm, llm.engine):
-        for name, value in vars(owner).items():
-            if name not in OF_THE_MODEL:
-                inside = vars(value) if is_dataclass(value) else {"": value}
-                found |= {f"{type(owner).__name__}.{name}.{x}": y for x, y in inside.items()}
-    return {name: told_apart(x) for name, x in found.items()}
-
-
-def told_apart(value: object) -> object:
-    """What changes when the value does."""
-    plain = isinstance(value, int | float | str | tuple | type(None))
-    return value if plain else repr(value) if isinstance(value, list | dict) else id(value)

@@ -12,7 +12,7 @@ import pytest
 
 from edgekv.commands.conversation import Conversation, Document, text_of
 from edgekv.errors import BadInput, Cancelled, EdgeKVError
-from tests.engine import feed, load, logits, positions
+from tests.engine import attributes, feed, load, logits, positions
 from tests.models import CHAT_TEMPLATE
 
 N_PROMPT = 600
@@ -241,10 +241,10 @@ def test_what_cannot_be_taken_over_leaves_conversation_and_cache(llm, tiny, text
             raise BadInput("this note says nothing")
         return first.kv_config()
 
-    before, options = state(llm), llm.kv_config()
+    before, options, whole = state(llm), llm.kv_config(), attributes(llm)
     with pytest.raises(BadInput) as error:
         llm.kv_load(str(path), taken_over=config)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and attributes(llm) == whole
     assert state(llm) == before and llm.kv_config() == options and llm.kv_stats().ratio == 0.3
     twin = load(tiny("llama-gqa"), kv_ratio=0.3)
     twin.eval(list(text(N_PROMPT)))
