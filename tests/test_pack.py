@@ -345,6 +345,7 @@ def pdf_with(content: bytes, resources: bytes, *more: bytes, filter: bytes = b""
     )
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("ends", ["time", "ctrl-c"])
 def test_one_page_of_a_pdf_that_takes_too_long_is_given_up(tmp_path, monkeypatch, ends):
     pytest.importorskip("pypdf")

@@ -15,6 +15,8 @@ PAGES_MAX = 10_000
 """The longest contexts hold less."""
 LOOK_S = 0.05
 """Seconds between two looks at the clock."""
+TRIES = 20
+"""To end a thread: Python ignores what is raised in a destructor or a weak reference's callback."""
 
 
 def text_of(data: bytes, what: str) -> str:
@@ -66,9 +68,12 @@ class _Reading(threading.Thread):
 
     def give_up(self) -> None:
         """End the thread if it is still there."""
-        if not self.ended.is_set():
-            error = ctypes.py_object(SystemExit)  # pypdf catches no more than Exception
+        error = ctypes.py_object(SystemExit)  # pypdf catches no more than Exception
+        for _ in range(TRIES):
+            if self.ended.is_set():
+                return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), error)
+            self.ended.wait(LOOK_S)
 
     def run(self) -> None:
         with suppress(SystemExit):
