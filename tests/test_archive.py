@@ -199,6 +199,7 @@ def test_files_have_no_name(tiny, text, tmp_path):
     [
         ({"kv_ratio": 1.0, "kv_recall": 0.05}, "nothing is evicted"),
         ({"kv_ratio": 1.0, "kv_archive": "temporary"}, "nothing is evicted"),
+        ({"kv_method": "full", "kv_recall": 0.05}, "nothing is evicted"),
         ({"kv_recall": 1.0}, "kv_recall 1.0"),
         ({"kv_recall": "much"}, "kv_recall much"),
         ({"kv_archive": ""}, "kv_archive"),

@@ -308,11 +308,6 @@ class KVConfig:
                 "kv_memory decides how many tokens stay, and so does a table in "
                 "kv_budget: give one of them"
             )
-        if (self.recall or self.archive != "off") and not self.compresses:
-            raise BadInput(
-                "nothing is evicted, so there is nothing to recall: give kv_ratio below 1, or leave"
-                " kv_archive and kv_recall out"
-            )
 
     @property
     def table(self) -> Any:

@@ -9,6 +9,7 @@ from edgekv import methods
 from edgekv.base import folders
 from edgekv.choice.choose import choose
 from edgekv.choice.config import KVConfig
+from edgekv.errors import BadInput
 from edgekv.methods import KEEPS_ALL, Preset
 from edgekv.methods.centroid_merge import CentroidMerge
 
@@ -61,7 +62,7 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
     """Return the settings that a configuration means for a model file.
 
     types: cache types of K and V that were named. Raises BadInput if its method needs a profile and
-    there is none.
+    there is none, and if there is to be an archive where nothing is evicted.
     """
     preset = choose(config.method, model_path, config.profile, contested(config), types)
     if config.recall and isinstance(preset.merge, CentroidMerge):
@@ -69,6 +70,11 @@ def resolve(config: KVConfig, model_path: str, types: tuple[str, str] | None = N
         preset = replace(preset, merge=None)
     given = {one.name: getattr(config, one.name) for one in fields(config)}
     settings = Settings(**given, preset=preset)
+    if settings.archive_folder is not None and not settings.compresses:
+        raise BadInput(
+            "nothing is evicted, so there is nothing to recall: give kv_ratio below 1 and a method"
+            " that evicts, or leave kv_archive and kv_recall out"
+        )
     # With `memory` the method is `full`: the whole cache is checked against it as it is allocated,
     # and a store allocates nothing then.
     if not config.fast_prefill or settings.compresses or settings.memory is not None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from edgekv.base.defaults import CTX_STEP, whole_ctx
 from edgekv.commands.stream import trained_context
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:
     from edgekv import Llama
 
-STEP = 256
-"""Tokens that a proposed context is a multiple of; more than half of one stay for a question."""
+FOR_A_QUESTION = CTX_STEP // 2
+"""Tokens that a proposed context has room for besides, at least."""
 
 
 def check(llm: Llama, n_ctx: int, documents: Mapping[str, str]) -> None:
@@ -32,7 +33,7 @@ def check(llm: Llama, n_ctx: int, documents: Mapping[str, str]) -> None:
         return
     too_long = {name: n for name, n in sizes.items() if n >= n_ctx} or sizes
     names = ", ".join(f"{name} ({n:,} tokens)" for name, n in too_long.items())
-    needed = -(-(total + STEP // 2) // STEP) * STEP
+    needed = whole_ctx(total + FOR_A_QUESTION)
     advice = f"; this model was trained with {trained:,}"
     if needed <= trained or not trained:
         advice = f", or start with -c {needed}"

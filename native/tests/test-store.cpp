@@ -680,6 +680,39 @@ void test_archive() {
     } catch (const std::runtime_error &) { ++g_passed; }
 }
 
+// an index is as good where the first keys are few, and say nothing of the others
+void test_index_of_few() {
+    random_source rnd(7);
+    constexpr int N = 400, FEW = 5, D = 32;
+    std::vector<std::unique_ptr<edgekv_layer>> layers;
+    layers.push_back(std::make_unique<edgekv_layer>());
+    auto & l = *layers[0];
+    l.n_head = l.n_head_kv = 1;
+    l.d_k = l.d_v = D;
+    l.buft = ggml_backend_cpu_buffer_type();
+    auto t = edgekv_tensors::make(l.buft, l, N, "all");
+    auto * keys = (ggml_fp16_t *) t.k->data;
+    for (int i = 0; i < N * D; ++i)
+        keys[i] = ggml_fp32_to_fp16(i < FEW * D ? 0.01f * rnd.normal() : 2 + rnd.normal());
+    memset(t.v->data, 0, ggml_nbytes(t.v));
+    edgekv_archive archive(layers, N, "", 0.1f);
+    archive.put(l, 0, 0, FEW, t, 0);
+    archive.put(l, 0, FEW, N - FEW, t, FEW);
+    l.pos = { {} };
+    archive.set_resident(l, N);
+    const auto a = archive.recalled(l, 0);
+    double error = 0, size = 0, mean = 0;
+    for (int i = FEW * D; i < N * D; ++i) mean += ggml_fp16_to_fp32(keys[i]) / ((N - FEW) * D);
+    for (int r = FEW; r < N; ++r)
+        for (int i = 0; i < D; ++i) {
+            const int code = a.codes[r * D / 4 + i % (D / 4)] >> (2 * (i / (D / 4))) & 3;
+            const double x = ggml_fp16_to_fp32(keys[r * D + i]) - mean;
+            error += std::pow(x - a.step[i] * (2 * code - 3), 2);
+            size += x * x;
+        }
+    check(error / size < 0.2, "index: few keys at first, and two bits lose %g", error / size);
+}
+
 void test_index() {
     random_source rnd(6);
     constexpr int N = 500, D = 16;
@@ -718,6 +751,7 @@ int main(int argc, char ** argv) {
     test_waits();
     test_archive();
     test_index();
+    test_index_of_few();
     for (uint32_t i = 0; i < 6 && g_failed < 20; ++i)
         walk(1000 * seed + i, i % 2 == 0).run(n_steps);
     return finish();

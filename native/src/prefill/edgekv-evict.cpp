@@ -63,7 +63,8 @@ void edgekv_keeper::keep(const int32_t * counts, const int32_t * rows) {
     auto f = l.alike();
     for (int k = 0; k < l.n_head_kv; ++k)
         for (int32_t r : lists[k]) {
-            f->pos[k].push_back(r < l.len[k] ? l.pos[k][r] : prompt.pos0 + r - l.len[k]);
+            const bool is_listed = r < l.len[k] && !prompt.in_archive(l);
+            f->pos[k].push_back(is_listed ? l.pos[k][r] : prompt.pos0 + r - l.len[k]);
         }
     if (s.shape == l) gather(base, std::move(lists), *f);
     else round(base, lists, *f);

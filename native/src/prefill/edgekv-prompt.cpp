@@ -5,7 +5,6 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <numeric>
 
 void edgekv_prompt::cut() {
     const int n_layer = (int) store->layers.size();
@@ -27,10 +26,6 @@ void edgekv_prompt::use_archive() {
         whole->first.assign(l->n_head_kv, 0);
         whole->len.assign(l->n_head_kv, pos0);
         whole->n_recent = pos0; // none of them has been rounded
-        for (auto & pos : whole->pos) {
-            pos.resize(pos0);
-            std::iota(pos.begin(), pos.end(), 0);
-        }
         archived[l->il] = std::move(whole);
     }
 }

@@ -65,7 +65,8 @@ struct edgekv_prompt {
         return archived.empty() || !archived[il] ? *store->layers[il] : *archived[il];
     }
     bool in_archive(const edgekv_layer & l) const { return !archived.empty() && archived[l.il]; }
-    std::vector<std::unique_ptr<edgekv_layer>> archived; // [n_layer] or none; without tensors
+    // [n_layer] or none; without tensors, and without a list of their tokens, which are all
+    std::vector<std::unique_ptr<edgekv_layer>> archived;
     // what is read goes into the archive, all that went before is there
     void use_archive();
     // Layers that are read together: each by itself, but those that share K and V, with the layers

@@ -119,9 +119,18 @@ void edgekv_archive::put(const edgekv_layer & l, int head, llama_pos begin, int6
         }
         if (!transfer(fd, data, n * p.row_bytes, at(p, head, begin), true)) throw failed("written");
         if (i == 0 && recalls(l)) {
-            std::vector<float> keys(n * l.d_k);
-            edgekv_cpu().rows_to_f32(p.type, data, p.row_bytes, 0, (int) n, l.d_k, keys.data());
-            index[l.il][head].put(begin, n, l.d_k, keys.data());
+            auto & x = index[l.il][head];
+            const llama_pos from = x.is_judged() ? begin : 0;
+            const int64_t n_all = begin + n - from;
+            std::vector<char> before((begin - from) * p.row_bytes);
+            if (!transfer(fd, before.data(), before.size(), at(p, head, from), false))
+                throw failed("read");
+            std::vector<float> keys(n_all * l.d_k);
+            edgekv_cpu().rows_to_f32(
+                p.type, before.data(), p.row_bytes, 0, (int) (begin - from), l.d_k, keys.data());
+            edgekv_cpu().rows_to_f32(
+                p.type, data, p.row_bytes, 0, (int) n, l.d_k, keys.data() + (begin - from) * l.d_k);
+            x.put(from, n_all, l.d_k, keys.data());
         }
     }
 }

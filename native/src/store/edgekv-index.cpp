@@ -12,7 +12,7 @@ static constexpr float HALF = 0.5f, EDGE = 0.98f;
 void edgekv_index::put(int64_t begin, int64_t n_new, int d_k, const float * keys) {
     d = d_k;
     cut(begin);
-    if (n_judged < ENOUGH && begin == 0) {
+    if (begin == 0) {
         mean.assign(d, 0);
         step.assign(d, 0);
         for (int i = 0; i < d; ++i) {

@@ -12,8 +12,10 @@ struct edgekv_recalled;
 // Of one head. A key less the mean is a number of steps: -3, -1, 1 or 3
 class edgekv_index {
 public:
-    // keys [n, d] of tokens [begin, begin + n), in order; what lay behind `begin` is forgotten
+    // keys [n, d] of tokens [begin, begin + n), in order; what lay behind `begin` is forgotten. The
+    // first ones say what is usual: while they are few, all come again with those that follow
     void put(int64_t begin, int64_t n, int d, const float * keys);
+    bool is_judged() const { return n_judged >= ENOUGH; }
     void cut(int64_t n_tokens); // tokens behind these are forgotten
     // the store has the rows of these tokens, of n_tokens that may be recalled
     void set_resident(const std::vector<llama_pos> & pos, int64_t n_tokens);

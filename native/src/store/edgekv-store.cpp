@@ -76,6 +76,7 @@ void edgekv_store::catch_up() {
         archive->n_tokens = n_past;
     } catch (...) {
         archive.reset();
+        ++version; // graphs point to it
         throw;
     }
 }
