@@ -54,14 +54,13 @@ def test_a_device_with_kernels_agrees_with_the_cpu(tiny, name, kind):
 )
 def test_prompts_go_through_our_kernel_where_flash_attention_takes_no_such_rows(tiny, name, kind):
     plain, ours = (
-        compare(tiny(name), kind, program("fake-device.so"), **more)
+        compare(tiny(name), kind, program("fake-device.so"), brief=True, **more)
         for more in ({}, {"FAKE_NO_FLASH": "1"})
     )
     assert ours["n_ours"] > plain["n_ours"] + 20  # chunks of prompts, in each layer
     # a summary's groups may be others
     assert ours["nmse"]["random"] < LIMITS.get(kind, 1e-2) and max(ours["nmse"].values()) < 3e-2
     assert min(ours["same"].values()) > 0.98, ours["same"]
-    check_unharmed(ours)
 
 
 @pytest.mark.slow
@@ -144,7 +143,9 @@ def test_metal_is_given_no_chunk_of_a_prompt_that_would_take_it_seconds(tiny):
 )
 def test_kernels_that_compute_something_wrong_are_left_alone(tiny, fault):
     """native/src/device/edgekv-self-test.cpp holds them against the CPU's before they are used."""
-    result = compare(tiny("llama-gqa"), "f16", program("fake-device.so"), FAKE_FAULT=fault)
+    result = compare(
+        tiny("llama-gqa"), "f16", program("fake-device.so"), brief=True, FAKE_FAULT=fault
+    )
     assert result["nmse"]["random"] < LIMITS["f16"]
     assert result["nmse"]["score=random,merge=d2o"] < 1e-2
     assert min(result["same"].values()) > 0.99, result["same"]
@@ -248,9 +249,16 @@ def test_a_gpu_agrees_with_the_cpu(tiny, name, kind):
     check_used(result, basis=name == "qwen2" and kind not in ("f16", "bf16"))
 
 
-def compare(model: Path, kind: str, device: Path | str, hidden: str = "f32", **more: str) -> dict:
+def compare(
+    model: Path,
+    kind: str,
+    device: Path | str,
+    hidden: str = "f32",
+    brief: bool = False,
+    **more: str,
+) -> dict:
     """What `tests.device` says of a model, in a process of its own. more: of its environment."""
-    done = ask_device(model, kind, device, {"hidden": hidden}, **more)
+    done = ask_device(model, kind, device, {"hidden": hidden, "brief": brief}, **more)
     return {**json.loads(done.stdout.splitlines()[-1]), "said": done.stderr}
 
 
