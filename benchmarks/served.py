@@ -55,7 +55,7 @@ class Server:
             return httpx.get(self.url + self.health, timeout=PATIENCE).status_code == 200
         return False
 
-    def end(self, how: signal.Signals = signal.SIGINT) -> float:
+    def end(self, how: signal.Signals = signal.SIGTERM) -> float:
         """Returns the seconds that it took."""
         begin = time.monotonic()
         self.process.send_signal(how)
