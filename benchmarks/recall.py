@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
 from edgekv.models.demo import demo_path  # noqa: E402
 
 FULL = "f16"
+KINDS = {"f16": 1, "q8_0": 8, "q4_0": 2}
 HEADS = (
     "cache",
     "memory, MiB",
@@ -55,7 +56,7 @@ def load(model: str, n_ctx: int, cache: str, method: str, threads: int) -> Any:
         ratio, _, recall = cache.partition("+")
         how |= {"kv_ratio": float(ratio), "kv_recall": float(recall or 0)}
     else:
-        kind = {"f16": 1, "q8_0": 8, "q4_0": 2}[cache]
+        kind = KINDS[cache]
         how = {"kv_method": "full", "type_k": kind, "type_v": kind, "flash_attn": True}
     return edgekv.Llama(model, n_ctx=n_ctx, n_threads=threads, verbose=False, **how)
 
@@ -77,6 +78,11 @@ class Asker:
         self.llm._ctx.kv_cache_seq_rm(-1, self.n, -1)
         self.llm.n_tokens = self.n
         return self.step(question)
+
+    def n_bytes(self) -> tuple[int, int]:
+        """Bytes of the text's rows in memory, and of the full f16 cache's."""
+        stats = self.llm.kv_stats()
+        return stats.n_bytes_used, stats.n_bytes_full
 
     def step(self, tokens: Sequence[int]) -> np.ndarray:
         self.llm.eval(tokens)
@@ -118,10 +124,10 @@ def texts(prompts: Sequence[Prompt]) -> Iterator[tuple[tuple[int, ...], list[tup
 
 
 def row(name: str, asker: Asker, prompts: Sequence[Prompt], whole: Sequence[Answer]) -> list[Any]:
-    kl, first, same, took, stats = [], [], [], [], None
+    kl, first, same, took, used, full = [], [], [], [], 0, 1
     for text, some in texts(prompts):
         asker.read(text)
-        stats = asker.llm.kv_stats()
+        used, full = asker.n_bytes()
         for i, one in some:
             far, alike, seconds = judged(asker, one.rest, whole[i])
             kl.append(float(far.mean()))
@@ -129,7 +135,6 @@ def row(name: str, asker: Asker, prompts: Sequence[Prompt], whole: Sequence[Answ
             same.append(alike)
             took.append(seconds)
     low, high = interval(kl, np.inf, hits=False)
-    used, full = stats.n_bytes_used, stats.n_bytes_full
     return [
         name,
         used / 2**20,
@@ -142,20 +147,32 @@ def row(name: str, asker: Asker, prompts: Sequence[Prompt], whole: Sequence[Answ
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def options(about: str, caches: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-f", "--file", action="append", required=True)
     parser.add_argument("-n", type=int, default=12)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--lengths", type=int, default=3600)
     parser.add_argument("--method", default="auto")
-    parser.add_argument("--caches", default="q8_0,q4_0,0.2,0.1,0.05,0.2+0.05,0.1+0.05,0.1+0.02")
+    parser.add_argument("--caches", default=caches)
     parser.add_argument("-o", "--output")
     o = parser.parse_args()
-    model = str(demo_path()) if o.model == "demo" else o.model
-    n_ctx = o.lengths + 512
-    full = Asker(load(model, n_ctx, FULL, o.method, o.threads))
+    o.model = str(demo_path()) if o.model == "demo" else o.model
+    return o
+
+
+def asker(o: argparse.Namespace, cache: str) -> Asker:
+    return Asker(load(o.model, o.lengths + 512, cache, o.method, o.threads))
+
+
+def main() -> None:
+    measure(options(__doc__ or "", "q8_0,q4_0,0.2,0.1,0.05,0.2+0.05,0.1+0.05,0.1+0.02"), asker)
+
+
+def measure(o: argparse.Namespace, make: Callable[[argparse.Namespace, str], Asker]) -> None:
+    """Print the table of o.caches, each as `make` makes it."""
+    full = make(o, FULL)
     llm = full.llm
 
     def tokenize(text: str) -> list[int]:
@@ -170,8 +187,8 @@ def main() -> None:
     rows = [row(f"full {FULL}", full, prompts, whole)]
     llm.close()
     for cache in o.caches.split(","):
-        one = Asker(load(model, n_ctx, cache, o.method, o.threads))
-        name = cache if cache[0].isdigit() else f"full {cache}"
+        one = make(o, cache)
+        name = f"full {cache}" if cache in KINDS else cache
         rows.append(row(name, one, prompts, whole))
         one.llm.close()
         print(rows[-1], file=sys.stderr, flush=True)
