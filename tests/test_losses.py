@@ -269,3 +269,32 @@ def test_metrics_count_what_was_lost(tiny):
         said = get(f"{url}/metrics").text
     assert "edgekv:conversations_dropped_total 1.0" in said
     assert "edgekv:conversations_read_again_total 0.0" in said
+
+
+def test_each_file_is_looked_at_a_few_times_at_the_end(open_pool, text, tmp_path, monkeypatch):
+    n_files, n_looks = 30, 0
+    pool = open_pool({"cache_disk": str(tmp_path)})
+    for i in range(n_files):
+        read(pool, text(100, i))
+    look = os.stat
+
+    def counted(*arguments, **more):
+        nonlocal n_looks
+        n_looks += str(arguments[0]).endswith(".kvtalk")
+        return look(*arguments, **more)
+
+    monkeypatch.setattr(os, "stat", counted)
+    pool.close()
+    assert len(list(tmp_path.iterdir())) == n_files
+    assert n_looks < 8 * n_files
+
+
+def test_a_file_that_somebody_removed_is_written_again(open_pool, text, tmp_path):
+    pool = open_pool({"cache_disk": str(tmp_path)})
+    read(pool, text(100))
+    read(pool, text(100, 1))
+    pool.flush()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    pool.close()
+    assert len(list(tmp_path.iterdir())) == 2

@@ -440,7 +440,7 @@ class Conversations:
     def _write(self, entry: Entry) -> str:
         """Have a file of a conversation that waits. Returns why there is none."""
         waiting = entry.parked
-        if entry.path is not None or waiting is None:
+        if (self._shelf and self._shelf.has(entry)) or waiting is None:
             return ""
         if entry.settings != self._key():  # a file says what the model is like now
             return "it is of other settings than the model now"
@@ -459,12 +459,9 @@ class Conversations:
 
     def _forget_gone(self) -> None:
         """Of those whose file had to go, only what is in memory is left."""
-        for entry in list(self._waiting):
-            if entry.path is not None and not entry.path.exists():
-                entry.path = None
-            if not (entry.parked or entry.path):
-                self._waiting.remove(entry)
-                self.losses.drop(entry, "cache_disk is full, or its file is gone", logging.INFO)
+        for entry in [x for x in self._waiting if not (x.parked or x.path)]:
+            self._waiting.remove(entry)
+            self.losses.drop(entry, "cache_disk is full, or its file is gone", logging.INFO)
 
     def keep_end(self, llm: Holder) -> None:
         """Keep what is needed to answer the prompt that was read once more: its last token alone
@@ -570,7 +567,7 @@ class Conversations:
         """Have a file of it. Returns why there is none."""
         if entry is not self._current:
             why = self._write(entry)
-        elif entry.path is not None:
+        elif self._shelf and self._shelf.has(entry):
             why = ""
         elif not entry.settings:
             why = SEVERAL

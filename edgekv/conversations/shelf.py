@@ -41,7 +41,7 @@ class Shelf:
     def __init__(self, folder: str, limit: int) -> None:
         self.folder = expanded(folder)
         self._limit = limit
-        self._mine: set[Path] = set()
+        self._mine: dict[Path, Entry] = {}
         """Files that may go: of this model and these settings."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,9 +54,9 @@ class Shelf:
         other files, which stay.
         """
         settings = settings_of(llm)
-        for path, used in self._files():
+        for path, found in self._files().items():
             try:
-                entry = _entry(session.beginning(path, llm), path, used)
+                entry = _entry(session.beginning(path, llm), path, found.st_mtime)
             except session.Damaged as error:
                 losses.refuse(str(path), str(error))
                 continue
@@ -69,11 +69,12 @@ class Shelf:
                 why = f"it has {len(entry.tokens):,} tokens, and the context {llm.n_ctx():,}"
                 losses.refuse(str(path), f"{why}: give a larger -c")
             else:
-                self._mine.add(path)
+                self._mine[path] = entry
                 yield entry
 
     def write(self, llm: Holder, entry: Entry, n_bytes: int, taken: Callable[[], State]) -> None:
-        """Write a conversation of n_bytes, whose state `taken` returns. Older files make room.
+        """Write a conversation of n_bytes, whose state `taken` returns. Older files make room: the
+        `path` of their conversations is None then.
 
         Raises BadInput if there is no room for it, or it cannot be written; an earlier state of it
         may be there then.
@@ -84,9 +85,8 @@ class Shelf:
             session.write(llm, path, taken, note_of(entry))
         except MemoryError:
             raise BadInput("there is no memory to write it") from None
-        self._mine.add(path)
+        self._mine[path], entry.path = entry, path
         self._stamp(path, entry.last_used)
-        entry.path = path
 
     def read(self, llm: Holder, entry: Entry) -> None:
         """Make a conversation on disk that of `llm`.
@@ -102,6 +102,13 @@ class Shelf:
         if not np.array_equal(llm.input_ids[: llm.n_tokens], entry.tokens):
             raise BadInput(f"'{entry.path}' holds another conversation by now")
 
+    @staticmethod
+    def has(entry: Entry) -> bool:
+        """Whether there is a file of it, which another process may have removed."""
+        if entry.path and not entry.path.exists():
+            entry.path = None
+        return entry.path is not None
+
     def stamp(self, entry: Entry) -> None:
         """Its file was used when `entry` was."""
         if entry.path:
@@ -112,23 +119,24 @@ class Shelf:
         self._remove(self.folder / f"{entry.id}{SUFFIX}")
         entry.path = None
 
-    def _files(self) -> list[tuple[Path, float]]:
-        """Files and when they were used last, oldest first."""
-        found = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            with suppress(OSError):  # another process may have removed it
-                found.append((path, path.stat().st_mtime))
-        return sorted(found, key=lambda x: x[1])
+    def _files(self) -> dict[Path, os.stat_result]:
+        """The one used first comes first."""
+        found = {}
+        with suppress(OSError), os.scandir(self.folder) as files:  # others may remove it, and them
+            for one in files:
+                if one.name.endswith(SUFFIX):
+                    with suppress(OSError):
+                        found[self.folder / one.name] = one.stat()
+        return dict(sorted(found.items(), key=lambda x: x[1].st_mtime))
 
     def _make_room(self, n_bytes: int, first: Path) -> None:
         """n_bytes more fit. first: the file that goes before all others.
 
         Raises BadInput if they cannot: files of other settings stay.
         """
-        sizes = {}
-        for path, _ in self._files():
-            with suppress(OSError):
-                sizes[path] = path.stat().st_size
+        sizes = {path: found.st_size for path, found in self._files().items()}
+        for path in self._mine.keys() - sizes.keys():
+            self._remove(path)  # somebody else did
         mine = [path for path in sizes if path in self._mine]
         n_others = sum(sizes[path] for path in sizes if path not in self._mine)
         if n_others + n_bytes > self._limit:
@@ -136,14 +144,17 @@ class Shelf:
                 f"it takes {n_bytes:,} bytes, and files of other settings {n_others:,}: cache_disk"
                 f" '{self.folder}' may have {self._limit:,}"
             )
+        n_all = sum(sizes.values())
         for path in sorted(mine, key=lambda x: x != first):
-            if sum(sizes.values()) + n_bytes <= self._limit:
+            if n_all + n_bytes <= self._limit:
                 return
             self._remove(path)
-            del sizes[path]
+            n_all -= sizes[path]
 
     def _remove(self, path: Path) -> None:
-        self._mine.discard(path)
+        entry = self._mine.pop(path, None)
+        if entry:
+            entry.path = None
         with suppress(OSError):
             path.unlink()
 
