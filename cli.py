@@ -117,13 +117,14 @@ def fits(wheel: Path, folder: Path) -> bool:
 
 
 def install(folder: Path, extras: str, *options: str) -> None:
-    """Make `folder` hold this tree's edgekv; return at once if it does already. Without `options`
-    a wheel will do.
+    """Make `folder` hold this tree's edgekv and its lab; return at once if it does already. Without
+    `options` a wheel will do for edgekv.
     """
     old = read_stamp(folder)
     cmake_args = os.environ.get("CMAKE_ARGS", old.get("cmake_args", ""))
     sources = digest_sources()
     stamp = {"sources": sources, "cmake_args": cmake_args, "extras": extras}
+    stamp["lab"] = digest_sources("lab")
     wheel = None if cmake_args or options else wheel_of(sources)
     if wheel:
         stamp["wheel"] = f"{wheel.name} {wheel.stat().st_mtime_ns}"
@@ -152,6 +153,7 @@ def install(folder: Path, extras: str, *options: str) -> None:
             [*pip, *options, f"{ROOT}[{extras}]" if extras else str(ROOT)],
             CMAKE_ARGS=cmake_args,
         )
+    run([*pip, "--no-deps", "--force-reinstall", ROOT / "lab"])
     (folder / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ one loads the model and reads a prompt that fills the context, and its largest r
 is compared. Weights that llama.cpp repacks for the processor (q4_0 on most) stand in memory twice
 while a model is loaded, once as pages of the file that the system can take back; the plan does not
 count those. Of a GPU the peak is what it had less than before the model was loaded, looked at every
-10 ms (`edgekv.bench.lowest`). Markdown goes to standard output, progress to standard error.
+10 ms (`edgekv_lab.bench.lowest`). Markdown goes to standard output, progress to standard error.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ sys.path.append(str(ROOT))
 
 from process import demo_path, heading  # noqa: E402
 
-from edgekv.bench import synthetic  # noqa: E402
-from edgekv.bench.runner import sample  # noqa: E402
-from edgekv.bench.spec import Case  # noqa: E402
+from edgekv_lab.bench import synthetic  # noqa: E402
+from edgekv_lab.bench.runner import sample  # noqa: E402
+from edgekv_lab.bench.spec import Case  # noqa: E402
 
 MIB = 2**20
 POINTS = (

@@ -157,7 +157,7 @@ tests() {
 }
 write_model() {
     [ -e "$1" ] && return
-    "$python" -c 'import sys; from pathlib import Path; from edgekv.bench import synthetic; synthetic.write(Path(sys.argv[1]), *synthetic.parse(sys.argv[2]))' \
+    "$python" -c 'import sys; from pathlib import Path; from edgekv_lab.bench import synthetic; synthetic.write(Path(sys.argv[1]), *synthetic.parse(sys.argv[2]))' \
         "$1.new" "$shape" && mv "$1.new" "$1"
 }
 bench() {

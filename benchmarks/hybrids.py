@@ -28,7 +28,7 @@ sys.path.append(str(ROOT))
 
 from process import heading, python  # noqa: E402
 
-from edgekv.bench import synthetic  # noqa: E402
+from edgekv_lab.bench import synthetic  # noqa: E402
 
 MIB = 2**20
 RATIO, N_WARM_UP = 0.2, 700

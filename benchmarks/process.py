@@ -24,7 +24,7 @@ from measure import Measurement  # noqa: E402
 from tests.lib import stock_folder  # noqa: E402
 
 if TYPE_CHECKING:
-    from edgekv.bench.synthetic import Shape
+    from edgekv_lab.bench.synthetic import Shape
 
 TYPES = {
     "f32": 0,
@@ -71,7 +71,7 @@ def demo_path() -> Path:
 
 def text_tokens(model: str, n_tokens: int) -> list[int]:
     """n_tokens tokens of generated text from the model's own tokenizer, in a process of its own."""
-    from edgekv.eval.text import sentences
+    from edgekv_lab.eval.text import sentences
 
     text = " ".join(islice(sentences(Random(0)), n_tokens // 8))  # a sentence has about 20 tokens
     code = (
@@ -85,7 +85,7 @@ def llama_1b(folder: Path, n_tokens: int) -> tuple[Shape, str, list[int]]:
     """Llama-3.2-1B's shape, a file of it with random weights, and a prompt of random tokens."""
     import numpy as np
 
-    from edgekv.bench import synthetic
+    from edgekv_lab.bench import synthetic
 
     shape, path = synthetic.SHAPES["llama-1b"], folder / "synthetic-1b.gguf"
     print("writing the synthetic model", file=sys.stderr, flush=True)

@@ -28,12 +28,12 @@ from process import machine  # noqa: E402
 import edgekv  # noqa: E402
 from edgekv import llama_cpp  # noqa: E402
 from edgekv.base.markdown import table  # noqa: E402
-from edgekv.eval.interval import interval  # noqa: E402
-from edgekv.eval.prompt import Prompt, prompt  # noqa: E402
-from edgekv.eval.sample import Request  # noqa: E402
-from edgekv.eval.tasks import answers  # noqa: E402
 from edgekv.learn.divergence import divergence, log_softmax  # noqa: E402
 from edgekv.models.demo import demo_path  # noqa: E402
+from edgekv_lab.eval.interval import interval  # noqa: E402
+from edgekv_lab.eval.prompt import Prompt, prompt  # noqa: E402
+from edgekv_lab.eval.sample import Request  # noqa: E402
+from edgekv_lab.eval.tasks import answers  # noqa: E402
 
 FULL = "f16"
 KINDS = {"f16": 1, "q8_0": 8, "q4_0": 2}

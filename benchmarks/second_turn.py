@@ -68,7 +68,7 @@ def parse() -> argparse.Namespace:
 
 
 def written(text: str, path: Path) -> str:
-    from edgekv.bench import synthetic
+    from edgekv_lab.bench import synthetic
 
     synthetic.write(path, *synthetic.parse(text))
     return str(path)

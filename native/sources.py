@@ -11,14 +11,15 @@ import hashlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("pyproject.toml", "CMakeLists.txt", "edgekv", "native", "patches")
+PACKAGE = ("pyproject.toml", "CMakeLists.txt", "edgekv", "native", "patches")
 # What an editable or developer's build puts into the package.
 BUILT = (ROOT / "edgekv" / "lib", ROOT / "edgekv" / "llama_cpp")
 
 
-def digest_sources() -> str:
+def digest_sources(*names: str) -> str:
+    """names: files and folders of the checkout; without any, those that the package is made of."""
     digest = hashlib.sha256()
-    for name in SOURCES:
+    for name in names or PACKAGE:
         top = ROOT / name
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
             if not path.is_file() or "__pycache__" in path.parts or {*BUILT} & {*path.parents}:

@@ -22,6 +22,11 @@ from tests import lib, models
 # Children that start in the checkout import its package, which has no libraries: they get those of
 # the installed one.
 os.environ.setdefault("EDGEKV_LIB", str(lib_dir()))
+# The lab of the checkout, where none is installed.
+if importlib.util.find_spec("edgekv_lab") is None:
+    sys.path.append(str(lib.ROOT / "lab"))
+    others = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    os.environ["PYTHONPATH"] = os.pathsep.join([*others, str(lib.ROOT / "lab")])
 # What commands remember and measure of the tests' models is forgotten with the tests.
 _own = tempfile.TemporaryDirectory()
 os.environ["XDG_DATA_HOME"] = f"{_own.name}/data"

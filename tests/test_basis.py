@@ -54,7 +54,7 @@ def test_answers_are_nearer_to_those_of_f16(tiny, text, nmse, name, kind, share)
 
 
 def test_with_its_bias_a_full_cache_is_that_of_llama_cpp(tiny, text, nmse, stock_lib):
-    from edgekv.eval.reader import Reader
+    from edgekv_lab.eval.reader import Reader
 
     path, prompt = tiny(MODEL), text(N_PROMPT)
     llm = load(path, "q8_0", kv_ratio=0.5)

@@ -25,7 +25,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.bench import (
+from edgekv.errors import BadInput, EdgeKVError
+from edgekv_lab.bench import (
     bandwidth,
     compare,
     fields,
@@ -37,9 +38,8 @@ from edgekv.bench import (
     runner,
     synthetic,
 )
-from edgekv.bench.expected import ExpectedBytes
-from edgekv.bench.spec import Case, Lists, equal_bytes, parse_ints
-from edgekv.errors import BadInput, EdgeKVError
+from edgekv_lab.bench.expected import ExpectedBytes
+from edgekv_lab.bench.spec import Case, Lists, equal_bytes, parse_ints
 from tests.cli import refused, typed
 from tests.engine import load, logits, n_kept
 from tests.lib import nmse
@@ -1000,7 +1000,7 @@ def test_a_synthetic_model_is_measured_and_goes_away(quick):
 def test_the_lowest_of_a_number_is_seen_while_something_runs():
     from time import monotonic, sleep
 
-    from edgekv.bench.lowest import Lowest
+    from edgekv_lab.bench.lowest import Lowest
 
     now = [100]
     with Lowest(lambda: now[0]) as lowest:

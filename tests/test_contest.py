@@ -384,7 +384,7 @@ def test_a_chat_of_the_first_session_is_loaded_by_the_same_command(
 
 
 def test_the_evaluators_auto_is_the_one_of_its_ratio(known):
-    from edgekv.eval.reader import Reader
+    from edgekv_lab.eval.reader import Reader
 
     model, path = known
     with edgekv.Llama(

@@ -14,11 +14,11 @@ import pytest
 from edgekv import Llama, methods
 from edgekv.commands import report, slash
 from edgekv.commands.conversation import Conversation
-from edgekv.eval.reader import Reader
 from edgekv.learn.reading import predict
 from edgekv.memory.dense import fits
 from edgekv.memory.fit import PICKED, Planner, Wish
 from edgekv.model.blueprint import Blueprint
+from edgekv_lab.eval.reader import Reader
 from tests.engine import SHARED, TYPES, feed, logits, n_kept
 from tests.recurrent import write as write_recurrent
 

@@ -50,7 +50,8 @@ def table_of(section: str, page: str = "docs/architecture.md") -> list[str]:
 
 
 def test_the_table_of_rooms_has_them_in_order():
-    rooms = [name for name in ROOMS if (ROOT / "edgekv" / name).is_dir()]
+    places = {name: name.replace("lab/", "../lab/edgekv_lab/") for name in ROOMS}
+    rooms = [name for name, place in places.items() if (ROOT / "edgekv" / place).is_dir()]
     assert table_of("Where things lie") == [f"{name}/" for name in rooms]
 
 

@@ -75,7 +75,7 @@ def test_what_is_wrong_with_a_file_is_said_once(tiny, tmp_path):
     """BadInput is a ValueError, but none of those that mean a damaged file."""
     from edgekv.documents.extract import document_text
     from edgekv.documents.plain import read_document
-    from edgekv.eval.files import text_of
+    from edgekv_lab.eval.files import text_of
 
     for read in (document_text, read_document, text_of):
         said = str(error_of(lambda read=read: read(str(tmp_path))))

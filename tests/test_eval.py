@@ -16,10 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from edgekv import commands
-from edgekv.commands import eval as command
 from edgekv.commands import progress
+from edgekv.commands.measured import known
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.eval import (
+from edgekv.profiles import identify
+from edgekv_lab.commands import eval as command
+from edgekv_lab.eval import (
     along,
     evaluate,
     perplexity,
@@ -30,10 +32,9 @@ from edgekv.eval import (
     results,
     table,
 )
-from edgekv.eval.prompt import Prompt
-from edgekv.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
-from edgekv.eval.tasks import TASKS
-from edgekv.profiles import identify
+from edgekv_lab.eval.prompt import Prompt
+from edgekv_lab.eval.sample import PERPLEXITY, SCORE, Measure, Outcome, Row, Sample, Task
+from edgekv_lab.eval.tasks import TASKS
 from tests import models
 from tests.cli import typed
 from tests.engine import feed, load, logits
@@ -597,7 +598,7 @@ def run(monkeypatch):
         "edgekv.commands.load.model_info",
         lambda path: {"mode": "layers", "d_head_k": 64, "d_head_v": 64},
     )
-    monkeypatch.setattr("edgekv.eval.reader.Reader", FakeReader)
+    monkeypatch.setattr("edgekv_lab.eval.reader.Reader", FakeReader)
 
     def run(line: str, *words: str):
         task, *given = [*line.split(), *words]
@@ -857,9 +858,7 @@ def test_damaged_results_count_for_nothing(measured, damage):
     model, path = measured
     path.write_text(damage(path.read_text()))
     assert results.read(path) == []
-    assert results.known(model, "snapkv", 0.5, "f16", "f16").startswith(
-        "not measured on this model"
-    )
+    assert known(model, "snapkv", 0.5, "f16", "f16").startswith("not measured on this model")
     found = results.Result("needle", "aware", "snapkv", 0.5, "f16", "f16", 1.0, 1.0, 4, 200)
     results.keep(model, [found])
     assert len(results.read(path)) == 1
@@ -877,7 +876,7 @@ def test_results_from_before_attention_weights_counted_are_found_and_kept(measur
     model, path = measured
     older = path.with_name(f"{identify(model).older.digest}.json")
     path.rename(older)
-    assert results.known(model, "snapkv", 0.5, "f16", "f16").startswith("needle: score")
+    assert known(model, "snapkv", 0.5, "f16", "f16").startswith("needle: score")
     found = results.Result("needle", "aware", "snapkv", 0.5, "f16", "f16", 1.0, 1.0, 4, 200)
     results.keep(model, [found])
     assert {x.setting for x in results.read(path)} == {"agnostic", "aware"} and older.exists()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.eval import lcs, metrics
-from edgekv.eval.interval import interval, wilson
-from edgekv.eval.sample import Sample
+from edgekv_lab.eval import lcs, metrics
+from edgekv_lab.eval.interval import interval, wilson
+from edgekv_lab.eval.sample import Sample
 
 
 def sample(*references: str, metric: str = "f1", classes: tuple[str, ...] = ()) -> Sample:

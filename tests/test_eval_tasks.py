@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgekv.errors import BadInput
-from edgekv.eval import haystack, words
-from edgekv.eval.metrics import METRICS
-from edgekv.eval.ruler import counting
-from edgekv.eval.sample import Request
-from edgekv.eval.tasks import (
+from edgekv_lab.eval import haystack, words
+from edgekv_lab.eval.metrics import METRICS
+from edgekv_lab.eval.ruler import counting
+from edgekv_lab.eval.sample import Request
+from edgekv_lab.eval.tasks import (
     TASKS,
     answers,
     gsm8k,
@@ -31,8 +31,8 @@ from edgekv.eval.tasks import (
     ruler,
     squad,
 )
-from edgekv.eval.tasks import get as task_of
-from edgekv.eval.text import sentences
+from edgekv_lab.eval.tasks import get as task_of
+from edgekv_lab.eval.text import sentences
 
 GENERATED = (needle, paraphrase, ruler)
 

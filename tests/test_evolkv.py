@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from edgekv import methods, profiles
 from edgekv.errors import BadInput, EdgeKVError
-from edgekv.lab import evolkv, training
-from edgekv.lab.evolkv import Scores, SearchPlan
 from edgekv.methods import budget
+from edgekv_lab.makers import evolkv, training
+from edgekv_lab.makers.evolkv import Scores, SearchPlan
 from tests.cli import refused, typed
 
 pytest.importorskip("cma")

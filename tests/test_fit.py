@@ -128,8 +128,8 @@ def test_a_model_that_cannot_be_compressed_has_only_ratio_1(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "ratio"), [("f16", 1.0), ("q8_0", 0.2)])
 def test_the_processs_peak_is_within_5_percent_of_the_plan(demo_model, tmp_path, kind, ratio):
-    from edgekv.bench.runner import sample
-    from edgekv.bench.spec import Case
+    from edgekv_lab.bench.runner import sample
+    from edgekv_lab.bench.spec import Case
 
     line = f"fit -m {demo_model} -c 1024 -ctk {kind} --ratios {ratio:g} --kv-method snapkv "
     words = [*line.split(), "--memory", "64GiB", "--json"]

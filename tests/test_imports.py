@@ -1,4 +1,4 @@
-"""The package's modules import each other without circles, imports for type checks and in functions
+"""The packages' modules import each other without circles, imports for type checks and in functions
 included; so do the native sources.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.lib import ROOT
 
-PACKAGE = ROOT / "edgekv"
+PACKAGES = (ROOT / "edgekv", ROOT / "lab" / "edgekv_lab")
 NATIVE = ROOT / "native" / "src"
 SOURCES = (".h", ".cpp", ".cu", ".cuh", ".metal")
 FOLDERS = ("", "device", "store", "prefill", "attend")  # that the compiler looks into
@@ -19,12 +19,13 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by its name; the bindings are not ours."""
+    """Every module of edgekv and of its lab by its name; the bindings are not ours."""
     found = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if parts[1] != "llama_cpp":
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            if parts[1] != "llama_cpp":
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 

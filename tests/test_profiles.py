@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from edgekv import native, profiles
 from edgekv.errors import BadInput, EdgeKVError, Unsupported
-from edgekv.lab import lukv, oracle
 from edgekv.learn import contest, probe_profile, surrogate
 from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import Surrogate, features, n_features
 from edgekv.profiles import Identity, Profile, curves, draw, file
 from edgekv.profiles import places as lookup
+from edgekv_lab.makers import lukv, oracle
 from tests import models
 from tests.cli import refused, typed
 

@@ -35,6 +35,24 @@ def test_cibuildwheel_builds_what_our_script_builds():
     assert tuple(excluded) == ours["DRIVERS"]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is new in Python 3.11")
+def test_the_lab_needs_the_edgekv_of_its_version_and_its_extras_are_found():
+    import tomllib
+
+    ours, labs = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for folder in ("", "lab")
+    )
+    assert labs["version"] == __version__
+    assert labs["dependencies"] == [f"edgekv=={__version__}"]
+    extras = labs["optional-dependencies"]
+    for name, needs in extras.items():
+        assert ours["optional-dependencies"][name] == [f"edgekv-lab[{name}]"]
+        assert set(needs) <= set(ours["optional-dependencies"]["dev"])
+    steps = [step["run"] for step in jobs()["sdist"]["steps"] if "run" in step]
+    assert any("python -m build --outdir dist lab" in step for step in steps)
+
+
 def test_only_a_tag_is_published_and_everything_else_is_waited_for():
     publish = jobs()["publish"]
     assert publish["if"] == "github.ref_type == 'tag'"

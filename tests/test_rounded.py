@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgekv.bench import synthetic
+from edgekv_lab.bench import synthetic
 from tests.engine import load, logits
 from tests.lib import nmse
 from tests.test_products import SMALL, TOKENS

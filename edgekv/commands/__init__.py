@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from edgekv.commands import lab
 from edgekv.errors import EdgeKVError
 from edgekv.version import __version__
 
@@ -32,7 +33,8 @@ COMMANDS = (
     "methods",
     "eval",
     "profile",
-)  # each: the click command `command` of edgekv.commands.<name>
+)
+"""Each is the click command `command` of edgekv.commands.<name>, or the lab's."""
 
 ALIASES = {"list": "models", "ls": "models"}
 """Ollama's words for commands."""
@@ -64,7 +66,12 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         name = ALIASES.get(name, name)
-        return import_module(f"edgekv.commands.{name}").command if name in COMMANDS else None
+        if name not in COMMANDS:
+            return None
+        if name in lab.COMMANDS:
+            return lab.command(name)
+        found: click.Command = import_module(f"edgekv.commands.{name}").command
+        return found
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

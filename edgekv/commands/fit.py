@@ -294,7 +294,7 @@ class Report:
 
     def describe(self, point: Point) -> dict[str, Any]:
         from edgekv.choice.choose import AUTO
-        from edgekv.eval.results import NOT_MEASURED, known
+        from edgekv.commands.measured import NOT_MEASURED, known
 
         types = point.type_k, point.type_v
         name = AUTO if point.picked else self.planner.preset.name

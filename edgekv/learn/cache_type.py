@@ -8,7 +8,7 @@ from edgekv.model import facts
 
 
 def kind_of(llm: Any) -> str:
-    """The cache type of a model's context, as in `edgekv.eval.sample.Row`."""
+    """The cache type of a model's context, as in `edgekv_lab.eval.sample.Row`."""
     names = {number: name for name, (number, _, _) in facts.cache_types.items()}
     k, v = names[int(llm.context_params.type_k)], names[int(llm.context_params.type_v)]
     return k if k == v else f"{k}/{v}"

@@ -277,5 +277,5 @@ def text(llm: Llama) -> Text:
 
 
 def kind(type_k: str, type_v: str) -> str:
-    """Types of K and V as one word, see `edgekv.eval.sample.Row`."""
+    """Types of K and V as one word, see `edgekv_lab.eval.sample.Row`."""
     return type_k if type_k == type_v else f"{type_k}/{type_v}"

@@ -1,0 +1,192 @@
+"""One sample in a process of its own, so that its peak memory is its own: JSON in on standard
+input, the last line out is JSON.
+
+`edgekv_lab.bench.runner` starts it. A mistake of the user comes back as {"error": "one line"}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import nullcontext
+from typing import Any
+
+from edgekv.base.machine import rss_now, rss_peak
+from edgekv.errors import EdgeKVError
+from edgekv_lab.bench import stages
+from edgekv_lab.bench.lowest import Lowest
+from edgekv_lab.bench.reads import weights_read
+from edgekv_lab.bench.spec import FILL_FIRST, Case
+
+MIN_TOKENS = 1
+"""A row's ratio holds for short prompts too, unlike in a chat (--kv-min-tokens)."""
+WARM_UP_TOKENS = 128
+"""Of a prompt: enough to be read layer by layer, so that weights and code are in memory."""
+OF_READING = ("kv_bytes_peak", "compress_ms", "mem_peak_host", "mem_peak_device")
+"""What nobody knows where a depth was filled."""
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    warm_up, verbose = request.pop("warm_up"), request.pop("verbose")
+    try:
+        result = sample(Case.of(request), warm_up, verbose)
+    except EdgeKVError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result))
+
+
+def sample(case: Case, warm_up: bool, verbose: bool) -> dict[str, Any]:
+    """Run a case once. ns: of the test; depth_ns: of reading what lies before it, 0 if it was
+    filled; then there are no peaks either.
+
+    rss_loaded, peak_loaded: the process when the model was loaded, weights and (in full)
+    llama.cpp's own cache included, and its peak until then.
+    """
+    import numpy.random
+
+    from edgekv.model import facts
+    from edgekv_lab.bench.fill import fill
+
+    assert numpy.random  # loaded now, so that it is no part of what the test takes
+    free = device_free(facts.devices())
+    with Lowest(lambda: device_free(facts.devices())) if free else nullcontext() as lowest:
+        llm = load(case, verbose)
+        loaded = {"rss_loaded": rss_now(), "peak_loaded": rss_peak() or 0}
+        if warm_up:
+            llm.eval(tokens(llm, min(WARM_UP_TOKENS, max(case.n_prompt, case.n_depth)) or 1))
+            llm.reset()
+        if case.is_filled:
+            fill(llm, tokens(llm, FILL_FIRST), case.n_depth)
+        depth_ns = 0 if case.is_filled else timed(llm, case.n_depth)
+        ns = timed(llm, case.n_prompt)
+    stats, work = llm.kv_stats(), stages.of(llm, case.n_threads) if case.n_prompt else None
+    ns += timed(llm, 0, case.n_gen)
+    after = llm.kv_stats()
+    devices = facts.devices()
+    found = {
+        "ns": ns,
+        "depth_ns": depth_ns,
+        "work": work,
+        "method": stats.method,
+        "mode": stats.mode,
+        "kv_tokens_full": after.n_seen,
+        "kv_tokens_kept": after.n_kept,
+        "kv_bytes_full": after.n_bytes_full,
+        "kv_bytes_used": after.n_bytes_used,
+        "kv_bytes_allocated": after.n_bytes,
+        "kv_bytes_peak": after.n_bytes_peak,
+        "read_bytes_kv": (stats.n_bytes_used + after.n_bytes_used) // 2 if case.only_writes else 0,
+        "read_bytes_weights": touched(llm) if case.only_writes else 0,
+        "compress_ms": after.compress_ms if case.n_depth or case.n_prompt else 0.0,
+        **loaded,
+        "mem_peak_host": rss_peak(),
+        "mem_peak_device": max(free - min(device_free(devices), lowest.value), 0) if lowest else 0,
+        **about(llm, devices),
+    }
+    return found | dict.fromkeys(OF_READING, 0) if case.is_filled else found
+
+
+def load(case: Case, verbose: bool = False) -> Any:
+    from edgekv import Llama
+    from edgekv.model import facts
+
+    n_ctx = case.n_prompt + case.n_gen + case.n_depth
+    compress: dict[str, Any] = (
+        {}
+        if case.is_full
+        else dict(
+            kv_ratio=case.kv_ratio,
+            kv_method=case.kv_method,
+            kv_hidden=case.kv_hidden,
+            kv_min_tokens=MIN_TOKENS,
+        )
+    )
+    return Llama(
+        case.model,
+        n_ctx=max(n_ctx, WARM_UP_TOKENS),
+        n_batch=case.n_batch,
+        n_ubatch=case.n_ubatch,
+        n_threads=case.n_threads,
+        n_threads_batch=case.n_threads,
+        n_gpu_layers=case.n_gpu_layers,
+        flash_attn=case.flash_attn != "off",
+        type_k=facts.cache_types[case.type_k][0],
+        type_v=facts.cache_types[case.type_v][0],
+        verbose=verbose,
+        **case.loading.arguments(),
+        **compress,
+    )
+
+
+def touched(llm: Any) -> int:
+    """Bytes of the weights that a written token reads; 0 if the file has tensors of a kind that
+    nobody here knows."""
+    from edgekv.model.header import tensor_sizes
+    from edgekv.native import llama_cpp
+
+    arch = llm.metadata.get("general.architecture", "")
+    experts = (
+        int(llm.metadata.get(f"{arch}.{name}", 0)) for name in ("expert_count", "expert_used_count")
+    )
+    try:
+        sizes = tensor_sizes(llm.model_path)
+    except (KeyError, ValueError):
+        return 0
+    return weights_read(sizes, llama_cpp.llama_model_size(llm.model), *experts)
+
+
+def tokens(llm: Any, n: int) -> list[int]:
+    """n random tokens, the first one the beginning of a text if the model wants it (as
+    llama-bench)."""
+    import numpy as np
+
+    from edgekv.llama_cpp import llama_model_get_vocab, llama_vocab_bos, llama_vocab_get_add_bos
+
+    drawn = np.random.default_rng(llm.n_tokens).integers(0, llm.n_vocab(), n).tolist()
+    vocab = llama_model_get_vocab(llm.model)
+    if drawn and llm.n_tokens == 0 and llama_vocab_get_add_bos(vocab):
+        drawn[0] = llama_vocab_bos(vocab)
+    return drawn
+
+
+def timed(llm: Any, n_prompt: int, n_gen: int = 0) -> int:
+    """Nanoseconds to read n_prompt tokens at once and n_gen one after the other."""
+    prompt, rest = tokens(llm, n_prompt), tokens(llm, n_gen)
+    from edgekv.native import llama_cpp
+
+    begin = time.perf_counter_ns()
+    if prompt:
+        llm.eval(prompt)
+    for token in rest:
+        llm.eval([token])
+    llama_cpp.llama_synchronize(llm.ctx)  # a device may still be at the last one
+    return time.perf_counter_ns() - begin if prompt or rest else 0
+
+
+def device_free(devices: list[dict[str, Any]]) -> int:
+    """Free bytes of all devices that are not the CPU."""
+    return sum(d["memory_free"] for d in devices if d["name"].upper() != "CPU")
+
+
+def about(llm: Any, devices: list[dict[str, Any]]) -> dict[str, Any]:
+    """What llama-bench says of model and machine."""
+    import ctypes
+
+    from edgekv.model import facts
+    from edgekv.native import llama_cpp
+
+    model, text = llm.model, ctypes.create_string_buffer(128)
+    llama_cpp.llama_model_desc(model, text, len(text))
+    gpus = [d for d in devices if d["name"].upper() != "CPU"]
+    return {
+        "build_commit": facts.build_info()["llama_cpp_commit"],
+        "model_type": text.value.decode(),
+        "model_size": llama_cpp.llama_model_size(model),
+        "model_n_params": llama_cpp.llama_model_n_params(model),
+        "repack": bool(llm.model_params.use_extra_bufts),
+        "cpu_info": ", ".join(d["description"] for d in devices if d not in gpus),
+        "gpu_info": ", ".join(d["description"] for d in gpus),
+        "backends": ",".join(sorted({d["name"].rstrip("0123456789") for d in gpus})) or "CPU",
+    }
