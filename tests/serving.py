@@ -20,6 +20,8 @@ from edgekv.serve.options import ServeOptions
 from edgekv.serve.run import Server, listen
 from tests.lib import ROOT
 
+BROWSER = {"Accept": "text/html,*/*"}
+"""Headers of a browser that opens a page."""
 PATIENCE = 60
 """Seconds after which something does not happen any more; other processes may have the cores."""
 get, post, delete = (partial(f, timeout=PATIENCE) for f in (httpx.get, httpx.post, httpx.delete))

@@ -14,7 +14,7 @@ import pytest
 
 from edgekv.serve import sse
 from edgekv.serve.options import ServeOptions
-from tests.serving import get, post, serving, until
+from tests.serving import BROWSER, get, post, serving, until
 
 
 @pytest.fixture(scope="module")
@@ -367,7 +367,7 @@ def test_props_slots_and_metrics(server, client):
 
 
 def test_the_page_uses_nothing_from_elsewhere(server):
-    reply = get(server[0])
+    reply = get(server[0], headers=BROWSER)
     assert reply.status_code == 200 and "<title>edgekv" in reply.text
     assert not re.search(r"(src|href)=.?(https?:)?//", reply.text)
     policy = reply.headers["content-security-policy"]

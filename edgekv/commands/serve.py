@@ -285,7 +285,7 @@ serve_options = grouped("options", ServeOptions, OPTIONS)
 @grouped("drawn", SamplingOptions, SAMPLING)  # `sampling` is a field of ServeOptions
 @serve_options
 def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions) -> None:
-    """Serve a model over HTTP, with OpenAI's and Anthropic's protocols, as llama-server does.
+    """Serve a model over HTTP, with OpenAI's, Anthropic's and Ollama's protocols.
 
     Paths, fields and options are llama-server's. The sampling options hold where a request says
     nothing. Ctrl-C ends it.

@@ -29,6 +29,7 @@ from edgekv.serve import (
 from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.gate import LOCAL_ORIGIN, Gate, refusal
+from edgekv.serve.ollama import asking, paths
 from edgekv.serve.preparing import Preparing
 from edgekv.serve.service import Service
 from edgekv.version import __version__
@@ -50,8 +51,9 @@ def create_app(service: Service) -> FastAPI:
     options = service.options
     app.state.preparing = Preparing(options.parallel + options.max_queue)
     parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens)
-    for part in (*parts, extract, *([page] if options.page else [])):
-        app.include_router(part.router)
+    routers = [part.router for part in (*parts, extract, asking, paths)]
+    for router in (*routers, paths.everywhere, page.router if options.page else paths.root):
+        app.include_router(router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EdgeKVError, _user_error)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -82,12 +83,22 @@ class Asker:
         for i, piece in enumerate(prompt):
             if isinstance(piece, str):
                 tokens += self.prompts.tokens_of(piece, is_first=i == 0)
-            elif 0 <= piece < self.n_vocab:
-                tokens.append(piece)
             else:
-                raise BadInput(f"a token is none of this model's {self.n_vocab:,}")
+                self._check([piece])
+                tokens.append(piece)
         syntax = self.prompts.template.plain_syntax(schema, grammar)
         return self._with_prompt(request, Prompt(tokens, syntax=syntax))
+
+    def behind(self, tokens: Sequence[int], request: Request) -> Request:
+        """The request with tokens in front of its prompt. Raises BadInput and ApiError."""
+        self._check(tokens)
+        prompt, bos = request.prompt, self.llm.token_bos()
+        own = prompt.tokens[1:] if prompt.tokens[:1] == [bos] else prompt.tokens
+        return self._with_prompt(request, Prompt([*tokens, *own], syntax=prompt.syntax))
+
+    def _check(self, tokens: Iterable[int]) -> None:
+        if not all(0 <= token < self.n_vocab for token in tokens):
+            raise BadInput(f"a token is none of this model's {self.n_vocab:,}")
 
     def count(self, chat: Chat) -> int:
         """Tokens of a chat's prompt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Coroutine
+from itertools import product
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -84,8 +85,10 @@ def _check_values(data: bytes) -> None:
 def _check_lists(said: dict[str, Any]) -> None:
     for name, most in LISTS.items():
         _check(name, said.get(name), most)
-    for name in STOPS:
-        stops = said.get(name)
+    options = said.get("options")  # Ollama's
+    places = (said, options if isinstance(options, dict) else {})
+    for name, place in product(STOPS, places):
+        stops = place.get(name)
         _check(name, stops, STOPS_MOST)
         letters = stops if isinstance(stops, str) else "".join(_texts(stops))
         if len(letters) > STOP_LETTERS_MOST:

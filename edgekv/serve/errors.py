@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be answered, in OpenAI's and in Anthropic's form."""
+"""What a client is told when a request cannot be answered, in the form of its protocol."""
 
 from __future__ import annotations
 
@@ -38,9 +38,15 @@ class ApiError(Exception):
         if is_anthropic(path):
             kind = ANTHROPIC_TYPES.get(self.status, TYPES.get(self.status, self.kind))
             return {"type": "error", "error": {"type": kind, "message": self.message}}
+        if is_ollama(path):
+            return {"error": self.message}
         error = {"code": self.status, "message": self.message, "type": self.kind}
         return {"error": {**error, **self.details}}
 
 
 def is_anthropic(path: str) -> bool:
     return path.startswith("/v1/messages")
+
+
+def is_ollama(path: str) -> bool:
+    return path.startswith("/api/")

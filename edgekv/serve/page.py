@@ -9,9 +9,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from fastapi import APIRouter
-from starlette.responses import HTMLResponse
+from fastapi import Request as HttpRequest
+from starlette.responses import HTMLResponse, Response
 
 from edgekv.kept.look_page import colours
+from edgekv.serve.ollama.paths import running
 
 router = APIRouter()
 
@@ -42,8 +44,14 @@ def _file(name: str) -> str:
 
 
 @router.get("/", include_in_schema=False)
-async def page() -> HTMLResponse:
-    """The page."""
+async def page(http: HttpRequest) -> Response:
+    """The page for browsers; other programs see whether Ollama's protocol is spoken here."""
+    if "text/html" not in http.headers.get("accept", ""):
+        return await running()
     text, policy = _page()
-    headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+    headers = {
+        "Content-Security-Policy": policy,
+        "X-Content-Type-Options": "nosniff",
+        "Vary": "Accept",
+    }
     return HTMLResponse(text, headers=headers)

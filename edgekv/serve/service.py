@@ -168,6 +168,7 @@ class Writer:
     A protocol overrides those that it needs.
     """
 
+    media_type = "text/event-stream"
     with_progress = False
     """The client asked for llama-server's events while the prompt is read."""
     with_timings = False
@@ -185,9 +186,13 @@ class Writer:
         """The prompt is going to be read."""
         return ""
 
+    def comment(self, text: str) -> str:
+        """What clients leave out."""
+        return f": {text}\n\n"
+
     def progress(self, progress: Progress) -> str:
-        """A comment, which clients leave out, and the event if there is one."""
-        comment = f": prompt {progress.n_done}/{progress.n_total}\n\n"
+        """A comment, and the event if there is one."""
+        comment = self.comment(f"prompt {progress.n_done}/{progress.n_total}")
         if not self.with_progress:
             return comment
         said = {"prompt_progress": wording.progress(progress), **self.timings}
@@ -220,7 +225,7 @@ async def frames(
         async for event in coming:
             match event:
                 case None:
-                    frame = ": waiting\n\n"
+                    frame = writer.comment("waiting")
                 case Progress():
                     writer.counts = event.counts
                     frame = "" if has_begun else writer.begin(event)
@@ -243,7 +248,9 @@ async def frames(
                 yield frame
 
 
-async def streamed(http: HttpRequest, pieces: AsyncGenerator[str, None]) -> Response:
+async def streamed(
+    http: HttpRequest, pieces: AsyncGenerator[str, None], media_type: str = Writer.media_type
+) -> Response:
     """The response of a stream that has begun: what refuses a request is an error status still."""
     first = await unless_gone(http, _first(pieces))
 
@@ -254,7 +261,7 @@ async def streamed(http: HttpRequest, pieces: AsyncGenerator[str, None]) -> Resp
                 yield piece
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    return StreamingResponse(all_of_it(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(all_of_it(), media_type=media_type, headers=headers)
 
 
 async def _first(pieces: AsyncGenerator[str, None]) -> str:
@@ -269,5 +276,6 @@ async def respond(
     """
     service, client = service_of(http), client_of(http)
     if writer:
-        return await streamed(http, frames(service, request, client, writer))
+        pieces = frames(service, request, client, writer)
+        return await streamed(http, pieces, writer.media_type)
     return Json(said(await unless_gone(http, whole(service, request, client))))

@@ -1,0 +1,1 @@
+"""Ollama's protocol: chats and texts, and what it says of models."""

@@ -1,0 +1,292 @@
+"""POST /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi import Request as HttpRequest
+from starlette.responses import Response
+
+from edgekv.chat.reply import CallArguments, CallBegun, Thought
+from edgekv.chat.template import Chat
+from edgekv.chat.tools import Call, as_value, choice_of
+from edgekv.errors import BadInput
+from edgekv.serve import wording
+from edgekv.serve.asker import Asker
+from edgekv.serve.bounds import BoundedRoute
+from edgekv.serve.chat import tools_of
+from edgekv.serve.encoding import Json, as_json
+from edgekv.serve.errors import ApiError
+from edgekv.serve.events import Counts, Done, TokenLogprob
+from edgekv.serve.ollama.bodies import AskBody, ChatBody, GenerateBody, MessageBody, seconds
+from edgekv.serve.ollama.models import may_think
+from edgekv.serve.preparing import prepared
+from edgekv.serve.reply import Part, Reply, Text
+from edgekv.serve.request import Request
+from edgekv.serve.service import Service, Writer, respond, service_of
+
+router = APIRouter(route_class=BoundedRoute)
+
+NO_CALLS: Mapping[int, Call] = {}
+NO_IMAGES = "this server reads no images: leave images out"
+STAYS = (
+    "this server has one model, which stays until the server ends: a server that was started"
+    " without -m unloads models"
+)
+
+
+@router.post("/api/chat")
+async def chat(body: ChatBody, http: HttpRequest) -> Response:
+    """An answer to messages, by the model's chat template."""
+    service = service_of(http)
+    said = _Said(service.model, _in_chat)
+    if not body.messages:
+        return _loaded(body, said)
+    request = await prepared(http, _chat, service, body)
+    return await respond(http, request, said.writer(body), said.whole)
+
+
+@router.post("/api/generate")
+async def generate(body: GenerateBody, http: HttpRequest) -> Response:
+    """An answer to one question; with `raw` the text that follows another one."""
+    service = service_of(http)
+    said = _Said(service.model, _in_text)
+    if not body.prompt:
+        return _loaded(body, said)
+    request = await prepared(http, _raw if body.raw else _question, service, body)
+    if not body.raw:
+        said.context = [*request.prompt.tokens]
+        said.end_token = service.llm.token_eos()
+    return await respond(http, request, said.writer(body), said.whole)
+
+
+def _loaded(body: AskBody, said: _Said) -> Response:
+    """The answer to nothing, with which clients have a model loaded. Raises BadInput."""
+    if seconds(body.keep_alive) == 0:
+        raise BadInput(STAYS)
+    return Json({**said.piece(), "done": True, "done_reason": "load"})
+
+
+# ---- what is asked
+
+
+def _request(asker: Asker, body: AskBody) -> Request:
+    """A request without its prompt. Raises BadInput for what this server cannot do."""
+    seconds(body.keep_alive)
+    body.how.check(asker.n_ctx)
+    if body.top_logprobs and not body.logprobs:
+        raise BadInput("top_logprobs needs logprobs: true")
+    return Request(
+        sampling=asker.sampling(body.how),
+        max_tokens=asker.limit(*body.how.limit()),
+        stops=body.how.stops(),
+        n_probs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def _chat(service: Service, body: ChatBody) -> Request:
+    _check_thought(service, body)
+    asked = Chat(
+        _messages(body.messages),
+        choice_of(tools_of(body.tools), None),
+        body.schema_of_answer,
+        variables=body.variables,
+    )
+    return service.asker.chat(asked, _request(service.asker, body))
+
+
+def _question(service: Service, body: GenerateBody) -> Request:
+    _check(body)
+    _check_thought(service, body)
+    texts = [("system", body.system), ("user", body.prompt)]
+    messages = [{"role": role, "content": text} for role, text in texts if text]
+    asked = Chat(messages, schema=body.schema_of_answer, variables=body.variables)
+    request = service.asker.chat(asked, _request(service.asker, body))
+    return service.asker.behind(body.context, request) if body.context else request
+
+
+def _raw(service: Service, body: GenerateBody) -> Request:
+    _check(body)
+    if body.system or body.context or body.think:
+        raise BadInput("raw takes a prompt as it is: leave system, context and think out")
+    request = _request(service.asker, body)
+    return service.asker.text([body.prompt or ""], request, body.schema_of_answer, "")
+
+
+def _check(body: GenerateBody) -> None:
+    """Raises BadInput for what this server does not do."""
+    if body.images:
+        raise BadInput(NO_IMAGES)
+    if body.suffix:
+        raise BadInput("this server does not fill a gap in front of a suffix: leave it out")
+    if body.template:
+        raise BadInput(
+            "a request has no template of its own here: leave it out, give raw: true, or start the"
+            " server with --chat-template-file"
+        )
+
+
+def _check_thought(service: Service, body: AskBody) -> None:
+    """Raises BadInput for a thought of a model that has none."""
+    if body.think and not may_think(service.prompts.template.text):
+        raise BadInput(f'"{service.model}" does not support thinking: leave think out')
+
+
+def _messages(bodies: Iterable[MessageBody]) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them. Raises BadInput.
+
+    Calls without an id get one by their place, and results are those of the calls in their order.
+    """
+    found, open_ids, n_calls = list[dict[str, Any]](), list[str](), 0
+    for body in bodies:
+        if body.images:
+            raise BadInput(NO_IMAGES)
+        message: dict[str, Any] = {"role": body.role, "content": body.content or ""}
+        if body.thinking:
+            message["reasoning_content"] = body.thinking
+        if body.tool_calls:
+            ids = [
+                str(call.get("id") or f"call{n_calls + i:05d}")
+                for i, call in enumerate(body.tool_calls)
+            ]
+            message["tool_calls"] = [
+                {**call, "id": id} for call, id in zip(body.tool_calls, ids, strict=True)
+            ]
+            open_ids, n_calls = ids, n_calls + len(ids)
+        if body.role == "tool":
+            id = body.tool_call_id or (open_ids[0] if open_ids else None)
+            open_ids = [one for one in open_ids if one != id]
+            message |= {"tool_call_id": id, "name": body.tool_name}
+        found.append(message)
+    return found
+
+
+# ---- answers
+
+
+def _in_chat(text: str, thought: str, calls: Mapping[int, Call]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if thought:
+        message["thinking"] = thought
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "function": {
+                    "index": i,
+                    "name": call.name,
+                    "arguments": as_value(call.arguments),
+                },
+            }
+            for i, call in calls.items()
+        ]
+    return {"message": message}
+
+
+def _in_text(text: str, thought: str, calls: Mapping[int, Call]) -> dict[str, Any]:
+    return {"response": text, **({"thinking": thought} if thought else {})}
+
+
+def _probabilities(logprobs: list[TokenLogprob]) -> dict[str, Any]:
+    return {"logprobs": [wording.with_rivals(one) for one in logprobs]} if logprobs else {}
+
+
+@dataclass
+class _Said:
+    """What is said of one answer. form: of its text, thought and calls; context: the tokens of a
+    prompt that another one may go on from, None if none may; end_token: what ends a turn.
+    """
+
+    model: str
+    form: Callable[[str, str, Mapping[int, Call]], dict[str, Any]]
+    context: list[int] | None = None
+    end_token: int = -1
+    begin: int = field(default_factory=time.perf_counter_ns)
+
+    def writer(self, body: AskBody) -> Writer | None:
+        return _Writer(self) if body.is_streamed else None
+
+    def piece(
+        self, text: str = "", thought: str = "", calls: Mapping[int, Call] = NO_CALLS
+    ) -> dict[str, Any]:
+        now = datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        head = {"model": self.model, "created_at": now}
+        return {**head, **self.form(text, thought, calls), "done": False}
+
+    def end(self, done: Done) -> dict[str, Any]:
+        """What stands at the end of an answer."""
+        said = {"done": True, "done_reason": done.finish, **self._costs(done.counts)}
+        if self.context is not None:
+            ends = done.finish == "stop" and done.stop_text is None and self.end_token >= 0
+            end = [self.end_token] if ends else []
+            said["context"] = [*self.context, *done.tokens, *end]
+        return {**said, "kv": wording.cache(done)}
+
+    def _costs(self, counts: Counts) -> dict[str, int]:
+        """Times are in nanoseconds; the prompt's tokens are all of them, whatever was known."""
+        return {
+            "total_duration": time.perf_counter_ns() - self.begin,
+            "load_duration": 0,
+            "prompt_eval_count": counts.n_prompt,
+            "prompt_eval_duration": round(1e6 * counts.read_ms),
+            "eval_count": counts.n_written,
+            "eval_duration": round(1e6 * counts.write_ms),
+        }
+
+    def whole(self, answer: Reply) -> dict[str, Any]:
+        said = answer.message
+        piece = self.piece(said.text, said.thought, dict(enumerate(said.calls)))
+        return {**piece, **_probabilities(answer.logprobs), **self.end(answer.done)}
+
+
+class _Writer(Writer):
+    """Lines of JSON. A call is written when it is complete."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, said: _Said) -> None:
+        self._said = said
+        self._call: CallBegun | None = None
+        self._arguments = ""
+
+    def comment(self, text: str) -> str:
+        return ""  # lines have none
+
+    def part(self, part: Part) -> str:
+        match part:
+            case Thought():
+                return self._called() + _line(self._said.piece(thought=part.text))
+            case Text():
+                more = _probabilities(part.logprobs)
+                if not part.text and not more:
+                    return ""
+                return self._called() + _line({**self._said.piece(part.text), **more})
+            case CallBegun():
+                line, self._call = self._called(), part
+                return line
+            case CallArguments():
+                self._arguments += part.text
+                return ""
+
+    def _called(self) -> str:
+        """The call that is complete now, if there is one."""
+        begun, arguments = self._call, self._arguments
+        self._call, self._arguments = None, ""
+        if begun is None:
+            return ""
+        return _line(self._said.piece(calls={begun.index: Call(begun.name, arguments, begun.id)}))
+
+    def end(self, done: Done, has_calls: bool) -> str:
+        return self._called() + _line({**self._said.piece(), **self._said.end(done)})
+
+    def failed(self, error: ApiError) -> str:
+        return _line(error.body("/api/chat"))
+
+
+def _line(said: dict[str, Any]) -> str:
+    return as_json(said) + "\n"
