@@ -25,7 +25,8 @@ from edgekv.version import __version__
 if TYPE_CHECKING:
     from edgekv.base.stats import KVStats
     from edgekv.choice.config import KVConfig
-    from edgekv.conversations import Conversations, Talk
+    from edgekv.conversation.pool import Conversations
+    from edgekv.conversation.talk import Talk
     from edgekv.learn.prepare import has_profile, make_profile
     from edgekv.llama.llama import Llama
 
@@ -58,11 +59,11 @@ elif not (Path(__file__).parent / "lib").is_dir():
 
 
 LAZY = {
-    "Conversations": "edgekv.conversations",
+    "Conversations": "edgekv.conversation.pool",
     "KVConfig": "edgekv.choice.config",
     "KVStats": "edgekv.base.stats",
     "Llama": "edgekv.llama.llama",
-    "Talk": "edgekv.conversations",
+    "Talk": "edgekv.conversation.talk",
     "has_profile": "edgekv.learn.prepare",
     "make_profile": "edgekv.learn.prepare",
 }

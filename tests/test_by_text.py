@@ -1,4 +1,4 @@
-"""Where a prompt meets a conversation in text: `edgekv.conversations.by_text`."""
+"""Where a prompt meets a conversation in text: `edgekv.conversation.by_text`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekv.conversations import by_text
+from edgekv.conversation import by_text
 from tests.test_continued import PIECES, text_of
 
 

@@ -13,8 +13,8 @@ from edgekv import BadInput, KVConfig, Llama
 from edgekv.choice.config import MOST, option_of
 from edgekv.choice.settings import Settings
 from edgekv.commands import saved
-from edgekv.conversations import identity
-from edgekv.conversations.identity import settings_of
+from edgekv.conversation import settings_digest
+from edgekv.conversation.settings_digest import settings_of
 from edgekv.llama import pack
 from tests.engine import load
 
@@ -93,7 +93,7 @@ def test_a_conversation_belongs_to_the_options_of_its_cache():
     others |= {"sink": 9, "window": 9, "min_tokens": 9, "tail": 9}
     changed = {one.name: others.get(one.name, "changed") for one in fields(KVConfig)}
     same = {name for name, value in changed.items() if settings_of(made(**{name: value})) == USUAL}
-    assert same == identity._FREE - {"budget", "budget_mb"}
+    assert same == settings_digest._FREE - {"budget", "budget_mb"}
 
 
 def made(**options):

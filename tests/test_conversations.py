@@ -361,7 +361,7 @@ def test_a_conversation_of_another_model_method_or_ratio_is_left_alone(tiny, tex
 
 def test_a_file_of_another_version_is_left_alone(tiny, text, tmp_path, monkeypatch):
     talk = kept_on_disk(tiny, text, tmp_path)
-    monkeypatch.setattr("edgekv.conversations.identity.__version__", "0.0.1")
+    monkeypatch.setattr("edgekv.conversation.settings_digest.__version__", "0.0.1")
     llm = load(tiny("llama-gqa"), kv_ratio=0.3)
     with Conversations(llm, cache_disk=str(tmp_path)) as pool:
         assert pool.list() == [] and pool.use([*talk.tokens, 9]) == 0

@@ -36,7 +36,7 @@ class Holder(Protocol):
     turn: Turn
     """What else belongs to the conversation."""
     pool: Pool | None
-    """Its `edgekv.conversations.Conversations`."""
+    """Its `edgekv.Conversations`."""
 
     has_logits: bool
     """Whether the last token's logits are there."""

@@ -20,8 +20,8 @@ from edgekv.chat import parts
 from edgekv.conversation import session, statistics
 from edgekv.conversation.continued import continued, n_same
 from edgekv.conversation.guard import Closed
+from edgekv.conversation.pool import Conversations
 from edgekv.conversation.state import is_finite
-from edgekv.conversations import Conversations
 from edgekv.errors import BadInput, ContextFull, DamagedState, EdgeKVError
 from edgekv.llama.answering import Answering
 from edgekv.llama.instead import instead

@@ -1,4 +1,4 @@
-"""Which conversation is the model's current one: `edgekv.conversations`, as answers need it."""
+"""Which conversation is the model's current one: `edgekv.Conversations`, as answers need it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from edgekv.conversation.aside import can_wait
-from edgekv.conversations import Conversations, Talk
+from edgekv.conversation.pool import Conversations
+from edgekv.conversation.talk import Talk
 from edgekv.errors import BadInput
 from edgekv.llama import pack as packs
 from edgekv.llama.instead import renewed

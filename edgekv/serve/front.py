@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgekv.conversations.talk import n_shared
+from edgekv.conversation.talk import n_shared
 from edgekv.serve.pattern import CHARACTERS
 from edgekv.serve.request import Front, Prompt
 
 if TYPE_CHECKING:
     from edgekv import Llama
-    from edgekv.conversations import Conversations
+    from edgekv.conversation.pool import Conversations
 
 N_TEXTS = 8
 """Texts of conversations that are tried for one prompt."""

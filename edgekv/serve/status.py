@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from edgekv.conversations.losses import KINDS
+from edgekv.conversation.losses import KINDS
 from edgekv.native import llama_cpp
 from edgekv.serve import wording
 from edgekv.serve.encoding import Json

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 
-from edgekv.conversations.talk import Entry
+from edgekv.conversation.talk import Entry
 
 log = logging.getLogger("edgekv")
 

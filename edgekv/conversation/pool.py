@@ -17,13 +17,13 @@ from edgekv import native
 from edgekv.base.machine import memory_free
 from edgekv.conversation import parked, session, state
 from edgekv.conversation.aside import aside
+from edgekv.conversation.best import Best, best
+from edgekv.conversation.losses import Losses
 from edgekv.conversation.parked import Parked
+from edgekv.conversation.settings_digest import settings_of
+from edgekv.conversation.shelf import Shelf, note_of
 from edgekv.conversation.state import State
-from edgekv.conversations.best import Best, best
-from edgekv.conversations.identity import settings_of
-from edgekv.conversations.losses import Losses
-from edgekv.conversations.shelf import Shelf, note_of
-from edgekv.conversations.talk import End, Entry, Talk, n_shared
+from edgekv.conversation.talk import End, Entry, Talk, n_shared
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.limit import APPEND_MAX
 

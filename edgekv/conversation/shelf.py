@@ -15,10 +15,10 @@ import numpy as np
 
 from edgekv.base.files import expanded
 from edgekv.conversation import session
+from edgekv.conversation.losses import Losses
+from edgekv.conversation.settings_digest import settings_of
 from edgekv.conversation.state import State
-from edgekv.conversations.identity import settings_of
-from edgekv.conversations.losses import Losses
-from edgekv.conversations.talk import Entry
+from edgekv.conversation.talk import Entry
 from edgekv.errors import BadInput
 
 if TYPE_CHECKING:

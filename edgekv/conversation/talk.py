@@ -47,7 +47,7 @@ class Entry:
 
     tokens: NDArray[np.int32]
     settings: str
-    """Of the cache, see `edgekv.conversations.identity`."""
+    """Of the cache, see `edgekv.conversation.settings_digest`."""
     least: int = 0
     """Fewest tokens that it can be taken back to."""
     mark: int = -1
