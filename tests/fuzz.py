@@ -33,7 +33,8 @@ def main() -> int:
             command, env={**os.environ, **numbers}, capture_output=True, text=True, check=False
         )
         failed += done.returncode != 0
-        said = done.stdout[-6000:] + done.stderr[-2000:] if done.returncode else ""
+        why = [line for line in done.stdout.splitlines() if line.startswith("E ")]
+        said = "\n".join([*why, done.stderr])[:6000] if done.returncode else ""
         how = (
             f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
         )
