@@ -48,7 +48,7 @@ N_GROUPS = 12
 """Prompts of one group begin alike."""
 QUESTIONS = ("Who is it about?", "Where was it?", "What happened at the end?")
 COUNTED = ("whole", "cut off", "wrong", "503", "5xx", "other", "lost to the kill")
-LOST = re.compile(r"conversation (\w+) \(.*? is (?:forgotten|not on disk|read again)")
+LOST = re.compile(r"conversation (\w+) \(.*? is (?:forgotten|not on disk|read again|part of)")
 
 
 def main() -> None:

@@ -298,3 +298,53 @@ def test_a_file_that_somebody_removed_is_written_again(open_pool, text, tmp_path
         path.unlink()
     pool.close()
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def answer(pool: Conversations, prompt: Any, n: int = 12) -> None:
+    """A greedy answer to a prompt, to its end."""
+    read(pool, prompt)
+    for _ in range(n):
+        pool._llm.eval([int(pool._llm.logits().argmax())])
+    pool.end_answer()
+
+
+@pytest.mark.parametrize("n_answer", [20, 100])
+def test_a_prompt_that_is_asked_again_leaves_one_conversation(open_pool, text, tmp_path, n_answer):
+    """Be it read again from the beginning or behind a document, in memory and on disk."""
+    prompts = [text(30), text(200, 1), text(300, 2), [*text(300, 2), *text(80, 3)]]
+    for ram in (0, 1 << 30):
+        pool = open_pool({"cache_ram": ram, "cache_disk": str(tmp_path / str(ram))})
+        for _ in range(3):
+            for prompt in prompts:
+                answer(pool, prompt, n_answer)
+        ids = {x.id for x in pool.list()}
+        answer(pool, text(70, 4))
+        assert ids < {x.id for x in pool.list()} and len(pool.list()) == len(prompts) + 1
+        pool.close()
+        files = [x for x in (tmp_path / str(ram)).iterdir()]
+        again = open_pool({"cache_ram": ram, "cache_disk": str(tmp_path / str(ram))})
+        assert len(again.list()) == len(prompts) + 1 <= len(files)
+
+
+def test_what_somebody_named_or_writes_stays(open_pool, text):
+    pool = open_pool({})
+    pool._llm.eval(text(200)[pool.use(text(200), "mine") :])
+    pool.end_answer()
+    read(pool, text(300, 1))  # its answer is not complete
+    for prompt in (text(200), text(300, 1)):
+        pool.use(prompt, is_fresh=True)
+        pool._llm.eval(prompt)
+        pool.end_answer()
+    assert len(pool.list()) == 4
+
+
+def test_an_answer_that_was_stopped_goes_where_another_one_has_it_all(open_pool, text):
+    pool = open_pool({})
+    answer(pool, text(200))
+    for more in ([], text(5, 1)):
+        pool.use(text(200), is_fresh=True)
+        pool._llm.eval([*text(200), *more])
+        stopped = pool.current_id
+        answer(pool, text(100, 2))
+        pool.give_up(stopped)
+        assert (stopped in {x.id for x in pool.list()}) == bool(more)

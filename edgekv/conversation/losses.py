@@ -39,6 +39,12 @@ class Losses:
         """It was there, but cannot be had."""
         self._say(READ_AGAIN, entry, why, logging.WARNING)
 
+    @staticmethod
+    def part_of(entry: Entry, other: Entry) -> None:
+        """Nothing is lost: another one has all of its tokens."""
+        n = len(entry.tokens)
+        log.info("edgekv: conversation %s (%d tokens) is part of %s", entry.id, n, other.id)
+
     def refuse(self, file: str, why: str, level: int = logging.WARNING) -> None:
         """The conversation in a file cannot be had; the file stays as it is."""
         self._log(REFUSED, f"conversation in '{file}'", why, level)

@@ -166,7 +166,7 @@ class Conversations:
         """A prompt is going to be read behind its first n tokens."""
         self._name_current(name)
         self._current.last_used = self._now()
-        self._is_answer = is_answer
+        self._current.is_under_way, self._is_answer = True, is_answer
         if n < n_prompt and not is_answer:
             self._current.turn = n, n_prompt
         self._llm.turn.checkpoints.begin_turn(n, n_prompt)
@@ -275,6 +275,45 @@ class Conversations:
                     if entry is self._current:
                         self._llm.reset()
                         self._current = self._fresh()
+
+    # ---- the end of an answer
+
+    def end_answer(self) -> None:
+        """The answer behind the current conversation is complete. Others of which it holds every
+        token are forgotten, and it takes the place of the longest: its prompt was read again.
+        """
+        with self._llm.guard.use():
+            self._look()
+            now = self._current
+            now.is_under_way = False
+            held = [x for x in self._waiting if x.may_go and now.has_all_of(x)]
+            if held and not (self._shelf and self._shelf.knows(now)):
+                longest = max(held, key=lambda x: len(x.tokens))
+                held.remove(longest)
+                self._waiting.remove(longest)
+                now.id = longest.id  # its file stays until there is a later one
+            for x in held:
+                self._erase(x)
+                self.losses.part_of(x, now)
+
+    def give_up(self, id: str) -> None:
+        """The answer behind a conversation is stopped, if it is not complete. The conversation is
+        forgotten if it goes nowhere that another one does not go.
+        """
+        with self._llm.guard.use():
+            self._look()
+            known = [x for x in [self._current, *self._waiting] if not x.is_boundary]
+            entry = next((x for x in known if x.id == id and x.is_under_way), None)
+            if entry is None:
+                return
+            entry.is_under_way = False
+            others = [x for x in known if x.has_all_of(entry) and x.covers(entry)]
+            if others and entry.may_go:
+                self._erase(entry)
+                self.losses.part_of(entry, others[0])
+                if entry is self._current:
+                    self._llm.reset()
+                    self._current = self._fresh()
 
     # ---- while a prompt is read
 

@@ -79,7 +79,7 @@ class Shelf:
         Raises BadInput if there is no room for it, or it cannot be written; an earlier state of it
         may be there then.
         """
-        path = self.folder / f"{entry.id}{SUFFIX}"
+        path = self._place(entry)
         self._make_room(n_bytes + entry.tokens.nbytes + _OVERHEAD, path)
         try:
             session.write(llm, path, taken, note_of(entry))
@@ -102,6 +102,13 @@ class Shelf:
         if not np.array_equal(llm.input_ids[: llm.n_tokens], entry.tokens):
             raise BadInput(f"'{entry.path}' holds another conversation by now")
 
+    def knows(self, entry: Entry) -> bool:
+        """Whether there is a file of it, or of an earlier state of it."""
+        return self._place(entry) in self._mine
+
+    def _place(self, entry: Entry) -> Path:
+        return self.folder / f"{entry.id}{SUFFIX}"
+
     @staticmethod
     def has(entry: Entry) -> bool:
         """Whether there is a file of it, which another process may have removed."""
@@ -116,7 +123,7 @@ class Shelf:
 
     def erase(self, entry: Entry) -> None:
         """No file holds it any more, an earlier state of it included."""
-        self._remove(self.folder / f"{entry.id}{SUFFIX}")
+        self._remove(self._place(entry))
         entry.path = None
 
     def _files(self) -> dict[Path, os.stat_result]:

@@ -56,6 +56,8 @@ class Entry:
     is_boundary: bool = False
     is_kept: bool = False
     """It stays as it is, whatever goes on from it."""
+    is_under_way: bool = False
+    """Its answer is not complete."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     last_used: float = 0.0
     parked: Parked | None = None
@@ -115,6 +117,15 @@ class Entry:
     def covers(self, other: Entry) -> bool:
         """Whether it can be taken back to whatever `other` can be taken back to."""
         return self.least <= other.least and self.begins_with(other)
+
+    @property
+    def may_go(self) -> bool:
+        """Whether it is only kept for its tokens."""
+        return not (self.is_boundary or self.is_kept or self.is_under_way or self.name)
+
+    def has_all_of(self, other: Entry) -> bool:
+        """Whether it is another one, of the same settings, that begins with all tokens of it."""
+        return self is not other and self.settings == other.settings and self.begins_with(other)
 
     def begins_with(self, other: Entry) -> bool:
         return n_shared(self.tokens, other.tokens) == len(other.tokens)

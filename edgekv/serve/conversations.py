@@ -85,6 +85,14 @@ class Turns:
         self._cut(n, self._ends(prompt.parts, prompt.tokens) if n < len(prompt.tokens) else [])
         return n
 
+    def end_answer(self) -> None:
+        """The current conversation's answer is complete."""
+        self._pool.end_answer()
+
+    def give_up(self, id: str) -> None:
+        """The answer of a conversation is stopped, if it is not complete."""
+        self._pool.give_up(id)
+
     def _ends(self, parts: Sequence[str], tokens: Sequence[int]) -> list[int]:
         """Numbers of tokens behind which texts end."""
         return (

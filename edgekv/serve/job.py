@@ -82,6 +82,9 @@ class Job:
         n_before = max(N_BEFORE, request.sampling.repeat_last_n)
         self._sampler = Sampler(llm, request.sampling, self._tokens[-n_before:], request.constraint)
         self._close.callback(self._sampler.close)
+        self._talk = ""
+        """The id of its conversation."""
+        self._close.callback(lambda: conversations.give_up(self._talk))
         self.state = State.READING
 
     def close(self) -> None:
@@ -126,6 +129,7 @@ class Job:
         self._tokens, self.n_prompt = list(prompt.tokens), len(prompt.tokens)
         is_fresh = self.request.is_fresh
         n = self._conversations.use(self._tokens, prompt.parts, prompt.cuts, is_fresh)
+        self._talk = self._conversations.current
         self.n_cached = min(n, self.n_prompt - 1)  # llama-server reads the last one in any case
         total, n_new, n_said = self.n_prompt, self.n_prompt - n, self.n_cached
 
@@ -166,6 +170,7 @@ class Job:
             return
         begin = time.perf_counter()
         n = self._conversations.go_on(self._tokens, self._prompt)
+        self._talk = self._conversations.current
         self._llm.eval(self._tokens[n : self.n_prompt])
         for token in self._tokens[max(n, self.n_prompt) :]:  # together they have other logits
             self._llm.eval([token])
@@ -209,6 +214,7 @@ class Job:
         if rest or self._n_said < self.n_written:
             self._say(rest)
         self._count_time()
+        self._conversations.end_answer()
         self._deliver(
             Done(
                 finish,
