@@ -5,8 +5,9 @@ python docs/results/make.py      writes them anew; pictures need matplotlib
 Where PAGE.md says `<!-- table: NAME -->`, the table NAME of data/PAGE.json follows. A column is its
 head and the format of its values ("" for text, which stands left); a value is text, a number,
 several numbers for one format, or null for an empty cell. Each table has date, commit, machine and
-command, or its page has. A picture draws columns of a table against the table's first column, with
-a line for each value of the second.
+command, or its page has; where a line "Commit" stands under a table, they are written there. A
+picture draws columns of a table against the table's first column, with a line for each value of the
+second.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-MARKED = re.compile(r"(<!-- table: (\S+) -->\n\n)(?:\|.*\n)*\n*")
+MARKED = re.compile(
+    r"(<!-- table: (\S+) -->\n\n)(?:\|.*\n)*\n*(Commit\b.*\n(?:\n(?: {4}.*\n)+)?\n*)?"
+)
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -26,10 +29,23 @@ def data_of(page: str) -> dict[str, Any]:
 
 def updated(page: str) -> str:
     """The text of PAGE.md with the tables that its data give."""
-    tables = data_of(page)["tables"]
+    data = data_of(page)
+
+    def made(found: re.Match[str]) -> str:
+        here = data["tables"][found[2]]
+        # what follows a table without an empty line is a row of it
+        text = f"{found[1]}{table(here)}\n"
+        return text + measured({**data, **here}) if found[3] else text
+
     text = (HERE / f"{page}.md").read_text(encoding="utf-8")
-    # what follows a table without an empty line is a row of it
-    return MARKED.sub(lambda x: f"{x[1]}{table(tables[x[2]])}\n", text).rstrip("\n") + "\n"
+    return MARKED.sub(made, text).rstrip("\n") + "\n"
+
+
+def measured(data: dict[str, Any]) -> str:
+    """The line under a table, and the commands that made it."""
+    commands = [data["command"]] if isinstance(data["command"], str) else data["command"]
+    line = f"Commit {data['commit']}, {data['date']}, {data['machine']}:\n\n"
+    return line + "".join(f"    {command}\n" for command in commands) + "\n"
 
 
 def table(data: dict[str, Any]) -> str:
