@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On a machine with an NVIDIA GPU: build for that card only, run every case of the CUDA kernels (some under compute-sanitizer), the
-# engine on the GPU, and the benchmarks; what came out goes to docs/results/gpu.md.
+# engine on the GPU, and the benchmarks; what came out goes to build/gpu-report.md, and docs/results/gpu.md is made from it by hand.
 #
 #     benchmarks/gpu.sh [stage ...]     kernels sanitizer speed engine tests bench: all of them by default
 #
@@ -19,7 +19,7 @@
 #
 # Each step has its part of the report in build/gpu-report/, written when the step ends, and the report is put together from the parts
 # there are, of earlier calls too; what a step printed stays whole in build/gpu-report/full/. So a call that was cut short loses one step.
-# EDGEKV_GPU_OUT      where the report goes, instead of docs/results/gpu.md
+# EDGEKV_GPU_OUT      where the report goes, instead of build/gpu-report.md
 # EDGEKV_GPU_KEEP     an archive (.tgz) that holds build/gpu-report after each step: the parts, and all that was printed
 # EDGEKV_GPU_LIMIT    seconds after which a step is ended, instead of 1200; EDGEKV_GPU_END: after which no step begins
 # EDGEKV_GPU_BUILT=1  builds nothing: build/gpu-kernels/tests and build/gpu-engine were brought along (sm_90 alone takes two cores
@@ -32,7 +32,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 stages=${*:-kernels sanitizer speed engine tests bench}
-out=${EDGEKV_GPU_OUT:-docs/results/gpu.md}
+out=${EDGEKV_GPU_OUT:-build/gpu-report.md}
 jobs=${JOBS:-$(nproc)}
 python=${PYTHON:-python3}
 shape=${EDGEKV_GPU_SHAPE:-llama-8b}
