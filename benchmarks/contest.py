@@ -50,7 +50,7 @@ def rows(model: str, profile: str, before: str) -> list[Row]:
         assert after.types, "the profile has no contest"
         found += [
             ("auto after", ratio, kind(*after.types), after),
-            ("auto before", ratio, "q8_0", choose("edgekv", model, before)),
+            ("auto before", ratio, "q8_0", choose("kvzap-summary", model, before)),
             ("snapkv", ratio, "q8_0", choose("snapkv", model)),
             ("random", ratio, "q8_0", choose("random", model)),
         ]

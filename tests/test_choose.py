@@ -261,7 +261,7 @@ def test_a_choice_looks_once(demo_model, monkeypatch):
     read, identify = places.read, places.identify
     monkeypatch.setattr(places, "read", lambda path: looked.append(str(path)) or read(path))
     monkeypatch.setattr(places, "identify", lambda path: looked.append(path) or identify(path))
-    for name in ("auto", "edgekv", "lukv", "score=joint,budget=profile"):
+    for name in ("auto", "kvzap-summary", "edgekv", "lukv", "score=joint,budget=profile"):
         looked.clear()
         choose(name, str(demo_model), ratio=0.2)
         assert str(demo_model) in looked and len(set(looked)) == len(looked)

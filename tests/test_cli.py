@@ -1363,7 +1363,7 @@ def test_methods_lists_every_preset():
     assert next(r for r in records if r["name"] == "snapkv")["params"] == {"kernel": 7}
     assert "evicted tokens are folded into the kept ones they resemble [D2O" in plain
     assert {r["merge"] for r in records} == {"none", "d2o", "summary"} == set(methods.MERGES)
-    assert next(r for r in records if r["name"] == "edgekv")["merge_params"]["rows"] == 16
+    assert next(r for r in records if r["name"] == "kvzap-summary")["merge_params"]["rows"] == 16
 
 
 def test_tables_line_up():

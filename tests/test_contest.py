@@ -274,7 +274,7 @@ def test_auto_follows_lukv_while_its_profile_is_there(with_lukv, tmp_path):
     lukv = tmp_path / "kvbudget-m.lukv-snapkv.gguf"
     assert (preset.name, preset.types, preset.profile) == ("lukv", ("q8_0", "q4_0"), str(lukv))
     lukv.unlink()
-    assert choose("auto", model, str(judged), 0.2).name == "edgekv"
+    assert choose("auto", model, str(judged), 0.2).name == "kvzap-summary"
 
 
 # ---- what auto does with it
@@ -293,7 +293,7 @@ def test_auto_follows_the_contest_where_nothing_was_named(known):
         choose("auto", model, path, 0.2, ("f16", "f16")),
         choose("edgekv", model, path, 0.2),
     ):
-        assert other.name == "edgekv" and other.types is None and not other.measured
+        assert other.name == "kvzap-summary" and other.types is None and not other.measured
 
 
 def stats_of(model: str, path: str, **options: Any) -> Any:
@@ -323,7 +323,7 @@ def test_a_model_is_loaded_with_the_types_that_won(known):
 )
 def test_what_the_user_names_is_not_overruled(known, options, types):
     stats = stats_of(*known, **options)
-    assert (stats.method, stats.measured) == ("edgekv", "")
+    assert (stats.method, stats.measured) == ("kvzap-summary", "")
     assert (stats.type_k, stats.type_v) == types
 
 
@@ -449,7 +449,7 @@ def test_a_contest_that_cannot_be_held_is_not_tried_again(fresh, monkeypatch, ca
     monkeypatch.setattr(contest, "Reading", fail)
     edgekv.make_profile(fresh, n_threads=1)
     assert profiles.find(fresh).contest == Winners() and "no room" in caplog.text
-    assert choose("auto", fresh, ratio=0.2).name == "edgekv"
+    assert choose("auto", fresh, ratio=0.2).name == "kvzap-summary"
 
 
 # ---- what is printed

@@ -882,6 +882,12 @@ def test_results_from_before_attention_weights_counted_are_found_and_kept(measur
     assert {x.setting for x in results.read(path)} == {"agnostic", "aware"} and older.exists()
 
 
+def test_results_of_a_method_by_its_older_name_are_found(measured):
+    model, path = measured
+    path.write_text(path.read_text().replace('"snapkv"', '"edgekv"'))
+    assert known(model, "kvzap-summary", 0.5, "f16", "f16").startswith("needle: score")
+
+
 def test_results_of_another_budget_or_profile_are_not_kept(run, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for words in (["--kv-budget", "100"], ["--kv-window", "8"]):

@@ -479,17 +479,24 @@ def test_a_merge_is_part_of_a_mix():
     assert get("d2o:ema=0.9,scale=raw").merge.params.ema == 0.9
 
 
+def test_an_older_name_means_the_same_preset():
+    assert get("edgekv") is get("kvzap-summary")
+    assert get("edgekv:rows=64").name == "kvzap-summary:rows=64"
+    assert "edgekv" not in presets()
+
+
 def test_other_packages_add_methods(monkeypatch, caplog):
     found = [
         EntryPoint("mine", "tests.test_methods:MINE", methods.GROUP),
         EntryPoint("broken", "tests.no_such_module:x", methods.GROUP),
         EntryPoint("snapkv", "tests.test_methods:MINE", methods.GROUP),
+        EntryPoint("edgekv", "tests.test_methods:MINE", methods.GROUP),
     ]
     monkeypatch.setattr(methods, "entry_points", lambda group: found)
     methods._plugins.cache_clear()
     try:
         assert get("mine") is MINE and list(presets()) == [*methods.REGISTRY, "mine"]
-        assert get("snapkv").score.name == "snapkv"
+        assert get("snapkv").score.name == "snapkv" and get("edgekv").score.name == "kvzap"
         assert "'broken'" in caplog.text
     finally:
         methods._plugins.cache_clear()

@@ -165,7 +165,7 @@ def read_by_reference(tiny, text):
     return read
 
 
-TABLES = ("pyramidkv", "lukv", "evolkv", "kvzap", "edgekv", "joint")
+TABLES = ("pyramidkv", "lukv", "evolkv", "kvzap", "kvzap-summary", "joint")
 """Presets whose budgets do not depend on the prompt."""
 UNEVEN = ("adakv", "cake", "dynamickv", "d2o", "kvzip", "lukv")
 

@@ -67,7 +67,7 @@ WITHOUT_PROFILE = sorted(
     "method",
     [
         *WITHOUT_PROFILE,
-        "edgekv",
+        "kvzap-summary",
         "kvzap",
         "score=snapkv,merge=summary,worst=5",
         "score=random,budget=adakv,merge=d2o",
@@ -77,7 +77,7 @@ def test_a_loaded_conversation_goes_on_as_the_uninterrupted_one_whose_tail_is_co
     tiny, text, tmp_path, method
 ):
     options = dict(kv_method=method, kv_ratio=0.3, kv_tail=TAIL)
-    if method in ("edgekv", "kvzap"):
+    if method in ("kvzap-summary", "kvzap"):
         random_profile(tiny("llama-gqa"), tmp_path / "profile.gguf")
         options["kv_profile"] = str(tmp_path / "profile.gguf")
     first, second = load(tiny("llama-gqa"), **options), load(tiny("llama-gqa"), **options)

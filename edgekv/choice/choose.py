@@ -21,7 +21,7 @@ from edgekv.profiles import NONE, Profiles
 from edgekv.profiles.winners import OFFLINE
 
 AUTO = "auto"
-WITH_PROFILE = "edgekv"
+WITH_PROFILE = "kvzap-summary"
 WITH_SHARES = "score=keydiff,budget=profile,merge=summary"
 """With a profile that has no maps for kvzap: of another kind, or imported."""
 WITHOUT_PROFILE = "kvzip"

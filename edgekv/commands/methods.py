@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 HELP = """
 The default is auto: what came nearest to the full cache when the model was prepared (chat and run
-do that on first use), edgekv with another profile of the model, kvzip without one.
+do that on first use), kvzap-summary with another profile of the model, kvzip without one.
 Parameters are changed with NAME:parameter=value,... and any score goes with any budget and merge:
 score=NAME,budget=NAME,merge=NAME,parameter=value,... (without a word about them: uniform, none).
 Where attention is observed, queries=window, late, all, last or probe says whose:

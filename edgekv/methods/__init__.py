@@ -88,7 +88,7 @@ REGISTRY: dict[str, Preset] = {
         _under(SnapKV(), "evolkv", "evolkv"),
         _same(KVzip(), "pooled"),
         _same(KVzap(), "profile"),
-        _under(KVzap(), "profile", "edgekv", merge="summary"),
+        _under(KVzap(), "profile", "kvzap-summary", merge="summary"),
         _same(Streaming()),
         _same(Late()),
         _same(Joint(), "profile"),
@@ -101,6 +101,16 @@ REGISTRY: dict[str, Preset] = {
         _same(Full(), keeps_all=True),
     )
 }
+
+
+OLDER_NAMES = {"edgekv": "kvzap-summary"}
+"""Names that presets had once: people, files and the environment may still say them."""
+
+
+def renamed(text: str) -> str:
+    """What a user writes for a method, with the name that the preset has now."""
+    name, colon, rest = text.partition(":")
+    return OLDER_NAMES.get(name, name) + colon + rest
 
 
 @lru_cache(maxsize=1)
@@ -119,7 +129,7 @@ def _plugins() -> dict[str, Preset]:
                 "edgekv: method '%s' cannot be loaded: %s", entry.name, error
             )
             continue
-        if isinstance(preset, Preset) and entry.name not in REGISTRY:
+        if isinstance(preset, Preset) and renamed(entry.name) not in REGISTRY:
             found[entry.name] = preset
         else:
             logging.getLogger("edgekv").warning(
@@ -143,4 +153,4 @@ def get(text: str) -> Preset:
 
     Raises BadInput if it means none.
     """
-    return spell.read(text, presets(), BUDGETS, MERGES)
+    return spell.read(renamed(text), presets(), BUDGETS, MERGES)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekv.errors import BadInput
+from edgekv.methods import renamed
 from edgekv.model.identity import Identity, identify
 from edgekv.profiles.partial import save_json
 from edgekv.profiles.places import user_cache
@@ -124,7 +125,11 @@ def read(path: Path) -> list[Result]:
         return []
     if not isinstance(records, list):
         return []
-    return [Result(**record) for record in records if _is_result(record)]
+    return [
+        Result(**record | {"method": renamed(record["method"])})
+        for record in records
+        if _is_result(record)
+    ]
 
 
 def _point(result: Result) -> tuple[Any, ...]:
