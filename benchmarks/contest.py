@@ -3,12 +3,11 @@ calibration knows.
 
     python benchmarks/contest.py measure -m MODEL.gguf --profile NEW.gguf --before OLD.gguf \\
         -f BOOK.txt -f BOOK.txt -n 6 -o NAME.json
-    python benchmarks/contest.py tables --commit HASH *.json > docs/results/data/contest.json
-    python docs/results/make.py
+    python benchmarks/contest.py tables --commit HASH *.json > tables.json
 
 `measure` reads passages of 2,000 tokens once for each cache type, compresses a copy by each method
 and ratio, and feeds the next 128 tokens: the KL divergence to the full f16 cache, the mean over
-them. It writes every passage's number. `tables` makes the data of the page from these files.
+them. It writes every passage's number. `tables` makes a table from these files.
 --prepared says how long the preparation took: seconds, and seconds of processor.
 """
 

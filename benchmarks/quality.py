@@ -1,9 +1,8 @@
-"""Quality at equal bytes on several models: the page docs/results/quality.md.
+"""Quality at equal bytes on several models: the pages quality, ruler and gsm8k of docs/results.
 
     python benchmarks/quality.py run -m demo -m QWEN.gguf -m GEMMA.gguf --book BOOK.txt \\
         --gsm8k TEST.jsonl --out FOLDER [--only ruler]
-    python benchmarks/quality.py tables FOLDER --commit HASH > docs/results/data/quality.json
-    python docs/results/make.py
+    python benchmarks/quality.py tables FOLDER --commit HASH > tables.json
 
 `run` calls `edgekv eval` for each model and measure, which takes hours. A call that was stopped
 goes on from where it was; what is there is not measured again. A measure that a model refuses, for
