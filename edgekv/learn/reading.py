@@ -180,7 +180,7 @@ def predict(llm: Any, tokens: Sequence[int]) -> Iterator[NDArray[np.float32]]:
     """Append tokens without compressing; logits [some, n_vocab] of each of them, in order.
 
     The tokens are read as a prompt, of which every row is kept: decoding them takes longer
-    (docs/results/contest.md).
+    (docs/results/cost.md).
     """
     for i in range(0, len(tokens), JUDGED):
         part = list(tokens[i : i + JUDGED])
