@@ -244,7 +244,8 @@ def test_statistics_equal_the_references(tiny, text, nmse, name, kind):
     n, names = 400, ("mean", "var", "max", "col_entropy")
     llm = load(tiny(name), kind, kv_ratio=0.5)
     rows, stats = [], {}
-    with native.Prefill(llm._ctx.ctx, text(n), [(n - 32, n, names), (0, n, ("mean",))]) as prefill:
+    observers = [native.Observer(n - 32, n, names), native.Observer(0, n, ("mean",))]
+    with native.Prefill(llm._ctx.ctx, text(n), observers) as prefill:
         for il, info in enumerate(llm.engine.store.layers):
             prefill.run(il)
             k, v = (

@@ -13,7 +13,7 @@ import pytest
 from edgekv import methods, native
 from edgekv.commands.report import stats_table
 from edgekv.engine.observer import QueryObserver
-from edgekv.memory.footprint import extent, f16_full_bytes, prompt_bytes, row_bytes
+from edgekv.memory.footprint import Surroundings, extent, f16_full_bytes, prompt_bytes, row_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, SPARE, WAYS, choose, planned, where_offloaded
 from edgekv.native import LayerInfo
 from tests import models
@@ -57,12 +57,10 @@ def ways(layers: list[LayerInfo], n_embd: int, ratio: float, kind: str, **more):
     what = extent(methods.get("snapkv"), N, 32, 512)
     stored = sum(x.bytes_row for x in layers if x.selects)
     n_rows = int(ratio * N * sum(2 * (x.d_k + x.d_v) for x in layers if x.selects) / stored)
-    more = dict(n_embd=n_embd, n_ubatch=512, even=True) | more
+    around = Surroundings(n_embd, 512, even=True, **more)
     full = f16_full_bytes(layers, N)
-    peaks = {
-        way: prompt_bytes(layers, what, n_rows, hidden=way, **more).peak / full for way in WAYS
-    }
-    return peaks, planned(AUTO, layers, what, n_rows, n_seen=N, **more).way
+    peaks = {way: prompt_bytes(layers, what, n_rows, around, way).peak / full for way in WAYS}
+    return peaks, planned(AUTO, layers, what, n_rows, around, N).way
 
 
 @pytest.mark.parametrize(
@@ -224,11 +222,8 @@ def test_on_a_gpu_they_wait_where_there_is_room():
         llama_8b("f16"),
         what,
         N // 5,
-        n_seen=N,
-        n_embd=4096,
-        n_ubatch=512,
-        on_gpu=True,
-        old_bytes=1000,
+        Surroundings(4096, 512, on_gpu=True, old_bytes=1000),
+        N,
     )
     assert need.waits_there and need.hidden == 4 * 4096 * N
     enough = need.peak - 1000 + SPARE  # what old entries take is taken already

@@ -159,7 +159,7 @@ def test_what_is_left_of_a_closed_model_says_so_too(tiny, text):
     """A prompt that is being read layer by layer, and the bindings' context."""
     llm = load(tiny("llama-gqa"), kv_ratio=0.5)
     context, tokens = llm._ctx, (native.llama_cpp.llama_token * 1)(5)
-    reading = native.Prefill(context.ctx, text(N_PROMPT), [(0, N_PROMPT, ("mean",))])
+    reading = native.Prefill(context.ctx, text(N_PROMPT), [native.Observer(0, N_PROMPT, ("mean",))])
     reading.run(0)
     llm.close()
     for use in (

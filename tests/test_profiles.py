@@ -406,7 +406,7 @@ def test_the_scores_of_a_probe_are_those_of_the_method_that_reads_it(llm, tiny):
     repeated = [t for piece in probe.pieces(tokens, llm.engine.tokenize) for t in piece]
     n = len(tokens)
     with native.Prefill(
-        llm.engine.ctx, [*tokens, *repeated], [(n, n + len(repeated), ("max",))]
+        llm.engine.ctx, [*tokens, *repeated], [native.Observer(n, n + len(repeated), ("max",))]
     ) as p:  # stored, the same attention
         for il in range(3):
             p.run(il)

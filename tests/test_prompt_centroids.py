@@ -14,7 +14,7 @@ from edgekv.engine.observer import QueryObserver
 from edgekv.errors import BadInput
 from edgekv.methods import base
 from edgekv.methods.centroid_merge import CentroidMerge, draw
-from edgekv.native import Prefill
+from edgekv.native import Observer, Prefill
 from tests.engine import feed, load
 
 METHOD = "score=keydiff,budget=uniform,merge=summary,worst=5"
@@ -51,32 +51,31 @@ def test_one_of_so_many_queries_is_looked_at(tiny, text, begin, end):
     every = 3
     n_ubatch = 128
 
-    def queries(observers, steps):
-        with Prefill(llm._ctx.ctx, tokens, observers, every=steps) as p:
+    def queries(observers):
+        with Prefill(llm._ctx.ctx, tokens, observers) as p:
             p.run(0)
             return [
-                p.queries(i) if "queries" in names else None
-                for i, (*_, names) in enumerate(observers)
+                p.queries(i) if "queries" in one.stats else None for i, one in enumerate(observers)
             ]
 
     single = np.stack(
-        [mean for mean, _ in queries([(t, t + 1, ("queries",)) for t in range(300)], [])]
+        [mean for mean, _ in queries([Observer(t, t + 1, ("queries",)) for t in range(300)])]
     )
     asked = single[[t for t in range(begin, end) if t % n_ubatch % every == 0]]
     centred = asked - asked.mean(axis=0)
     cov = np.einsum("thi,thj->hij", centred, centred) / len(asked)
-    one = (begin, end, ("queries",))
-    for observers, steps in (
-        ([one], [every]),
-        ([one, (0, 300, ("queries",))], [every, 1]),
-        ([one, (290, 300, ("mean",))], [every, 1]),
-        ([one, (100, 220, ("queries", "mean"))], [every, every]),
+    one = Observer(begin, end, ("queries",), every)
+    for observers in (
+        [one],
+        [one, Observer(0, 300, ("queries",))],
+        [one, Observer(290, 300, ("mean",))],
+        [one, Observer(100, 220, ("queries", "mean"), every)],
     ):
-        found_mean, found_cov = queries(observers, steps)[0]
+        found_mean, found_cov = queries(observers)[0]
         np.testing.assert_allclose(found_mean, asked.mean(axis=0), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found_cov, cov, rtol=1e-3, atol=1e-4 * np.abs(cov).max())
     with pytest.raises(BadInput, match="one of -1 tokens"):
-        queries([one], [-1])
+        queries([one._replace(every=-1)])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_a_long_prompts_summary_looks_at_some_of_its_queries(
     """A score that is a paper's looks at all."""
     monkeypatch.setattr(base, "MANY", 250)
     llm = load(tiny("llama-gqa"), kv_ratio=0.2, kv_method=METHOD.replace("keydiff", score))
-    assert QueryObserver(llm.engine.settings, text(n), None).every[-1] == every
+    assert QueryObserver(llm.engine.settings, text(n), None).ranges[-1].every == every
     llm.eval(list(text(n)))
     assert np.isfinite(feed(llm, text(4, seed=1))).all()
 

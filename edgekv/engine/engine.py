@@ -28,7 +28,7 @@ from edgekv.engine.prompt_centroids import PromptCentroids
 from edgekv.engine.turn import Turn
 from edgekv.errors import BadInput, EdgeKVError
 from edgekv.memory.entries import entries_per_f16
-from edgekv.memory.footprint import WHOLE, PromptBytes, f16_full_bytes
+from edgekv.memory.footprint import WHOLE, PromptBytes, Surroundings, f16_full_bytes
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, definite, planned, where_offloaded
 from edgekv.memory.limit import APPEND_MAX, growth, rows_within
 from edgekv.memory.room import check_prompt
@@ -151,7 +151,6 @@ class Engine:
         with self.layers(
             tokens,
             observer.ranges,
-            every=observer.every,
             pieces=observer.pieces,
             progress=progress,
             hidden=hidden,
@@ -175,7 +174,6 @@ class Engine:
         tokens: Sequence[int],
         observers: list[native.Observer],
         *,
-        every: Sequence[int] = (),
         pieces: Sequence[Sequence[int]] = (),
         logits: NDArray[np.float32] | None = None,
         progress: Progress | None = None,
@@ -198,7 +196,6 @@ class Engine:
             self.ctx,
             tokens,
             observers,
-            every=every,
             pieces=pieces,
             logits=logits,
             hidden=hidden,
@@ -479,8 +476,10 @@ class Engine:
             wish = where_offloaded(there, native.device_free(self.ctx))
         return self._planned(wish, observer, plan)
 
-    def _planned(self, wish: str, observer: QueryObserver, plan: Plan, **more: Any) -> PromptBytes:
-        """What reading takes if hidden states are to wait there. more: of `prompt_bytes`."""
+    def _planned(
+        self, wish: str, observer: QueryObserver, plan: Plan, on_gpu: bool = False
+    ) -> PromptBytes:
+        """What reading takes if hidden states are to wait there; on_gpu: see `Surroundings`."""
         lib, preset, memory = native.llama_cpp, self.settings.preset, self.store.memory()
         even = self.settings.table is None and preset.budget.name == "uniform"
         model, n_ubatch = lib.llama_get_model(self.ctx), lib.llama_n_ubatch(self.ctx)
@@ -496,15 +495,17 @@ class Engine:
             self.store.layers,
             what,
             plan.n_rows,
-            n_seen=plan.n_tokens,
-            n_embd=native.hidden_width(model),
-            n_ubatch=n_ubatch,
-            n_old=int(self.before().max(initial=0)),
-            old_bytes=memory.bytes_now,
-            recurrent=memory.bytes_recurrent * (memory.n_past > 0),
-            even=even,
-            products=native.ProductBytes() if self.offloaded else products,
-            **more,
+            Surroundings(
+                n_embd=native.hidden_width(model),
+                n_ubatch=n_ubatch,
+                n_old=int(self.before().max(initial=0)),
+                old_bytes=memory.bytes_now,
+                even=even,
+                on_gpu=on_gpu,
+                recurrent=memory.bytes_recurrent * (memory.n_past > 0),
+            ),
+            plan.n_tokens,
+            native.ProductBytes() if self.offloaded else products,
         )
 
     def _check_room(self, observer: QueryObserver, plan: Plan) -> PromptBytes:

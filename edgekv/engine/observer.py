@@ -44,21 +44,21 @@ class QueryObserver:
                 "window": max(n - settings.window, 0),
                 "late": max(n - LATE, 0),
             }[observe.source]
-            self.ranges.append((begin, n + sum(map(len, self.pieces)), names))
+            end = n + sum(map(len, self.pieces))
+            self.ranges.append(native.Observer(begin, end, names))
         self._names, self._n, self._stats, self._seed = names, n, observe.stats, settings.seed
         self._sums, self._preset = observe.sums, settings.preset
         if self._sums:
-            self.ranges.append((0, n, ("mean",)))
+            self.ranges.append(native.Observer(0, n, ("mean",)))
         self._queries = observe.queries
-        self.every = [1] * len(self.ranges)
         if self._queries:  # the first tokens of a text are like no others
-            self.ranges.append((settings.sink if n > 2 * settings.sink else 0, n, ("queries",)))
-            self.every.append(settings.preset.query_step(n))
+            begin, every = settings.sink if n > 2 * settings.sink else 0, self._preset.query_step(n)
+            self.ranges.append(native.Observer(begin, n, ("queries",), every))
 
     def extent(self, n_ubatch: int) -> Extent:
         """What goes through a layer."""
-        lengths = [min(n_ubatch, end - begin) for begin, end, _ in self.ranges]
-        raw = -(-lengths.pop() // self.every[-1]) if self._queries else 0
+        lengths = [min(n_ubatch, one.end - one.begin) for one in self.ranges]
+        raw = -(-lengths.pop() // self.ranges[-1].every) if self._queries else 0
         n_observed = n_ubatch if len(lengths) > 1 else max(lengths, default=0)  # share a chunk
         pieces = [len(piece) for piece in self.pieces]
         return Extent(

@@ -32,7 +32,7 @@ from edgekv.methods.keydiff import key_diversity
 from edgekv.methods.kvzap import PAIRS, features, n_features
 from edgekv.model import rotation
 from edgekv.model.identity import Identity, identify
-from edgekv.native import llama_cpp
+from edgekv.native import Observer, llama_cpp
 from edgekv.profiles.file import Profile, read, write
 from edgekv.profiles.partial import Partial
 from edgekv.profiles.places import cached
@@ -238,7 +238,7 @@ def measure(
     pieces = probe.pieces(tokens, kv.tokenize)
     scores = np.full((len(kv.store.layers), kv.store.n_head_kv, n), np.nan, np.float32)
     moments = np.zeros((*scores.shape[:2], f + 2, f + 1), np.float32)
-    probed = (n, n + sum(map(len, pieces)), ("max",))
+    probed = Observer(n, n + sum(map(len, pieces)), ("max",))
     with kv.layers(tokens, [probed], pieces=pieces, progress=progress, stays=False) as layers:
         for p in layers:
             il, info = p.il, kv.store.layers[p.il]

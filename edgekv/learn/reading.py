@@ -123,12 +123,11 @@ class Reading:
             for p in presets
         ]
         observers = [o for x in query_observers for o in x.ranges]
-        every = [n for x in query_observers for n in x.every]
         pieces = next((x.pieces for x in query_observers if x.pieces), [])
         first = np.cumsum([0] + [len(x.ranges) for x in query_observers])
         everything = np.arange(len(self._tokens), dtype=np.int32)
         sums_up = any(isinstance(p.merge, CentroidMerge) for p in presets)
-        with self._engine.layers(self._tokens, observers, every=every, pieces=pieces) as layers:
+        with self._engine.layers(self._tokens, observers, pieces=pieces) as layers:
             for p in layers:
                 for preset, observer, at in zip(presets, query_observers, first, strict=False):
                     layer = observer.layer_stats(self._engine.store, p, int(at))

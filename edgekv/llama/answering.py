@@ -5,9 +5,10 @@ A `chat_format` or a `chat_handler` that was given stays llama-cpp-python's busi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
@@ -20,6 +21,18 @@ from edgekv.llama_cpp import llama_chat_format
 
 N_BEFORE = 64
 """Tokens of a chat's prompt that penalties count."""
+CHAT_WORDS = "tools tool_choice functions function_call response_format grammar".split()
+"""Of the parent's arguments those that a chat's prompt is made of."""
+DRAWN = """
+    top_k top_p min_p typical_p repeat_penalty frequency_penalty presence_penalty mirostat_tau
+    mirostat_eta
+""".split()
+"""Those that say how tokens are drawn, by the sampler's names."""
+PASSED = [
+    *DRAWN,
+    *"temperature seed max_tokens mirostat_mode model logits_processor logit_bias".split(),
+]
+"""Those of a chat that a completion takes as they are."""
 
 
 class Answering(Evaluation):
@@ -71,71 +84,20 @@ class Answering(Evaluation):
         return super().create_chat_completion(messages, *args, **kwargs)
 
     def _by_template(
-        self,
-        messages: Sequence[dict[str, Any]],
-        functions: Any = None,
-        function_call: Any = None,
-        tools: Any = None,
-        tool_choice: Any = None,
-        temperature: float = 0.2,
-        top_p: float = 0.95,
-        top_k: int = 40,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        stream: bool = False,
-        stop: str | list[str] | None = None,
-        seed: int | None = None,
-        response_format: Any = None,
-        max_tokens: int | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        model: str | None = None,
-        logits_processor: Any = None,
-        grammar: Any = None,
-        logit_bias: dict[int, float] | None = None,
-        logprobs: bool | None = None,
-        top_logprobs: int | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        self, *args: Any, chat_template_kwargs: dict[str, Any] | None = None, **kwargs: Any
     ) -> Any:
-        """The parent's arguments, in the parent's order."""
-        chat = completion.chat_of(
-            messages,
-            tools,
-            tool_choice,
-            functions,
-            function_call,
-            response_format,
-            grammar,
-            chat_template_kwargs,
-        )
+        """By the model's own template, of the parent's arguments."""
+        given = _bound(super().create_chat_completion, args, kwargs)
+        words = {name: given[name] for name in ("messages", *CHAT_WORDS)}
+        chat = completion.chat_of(**words, variables=chat_template_kwargs)
         prompt = self.chat_template.prompt(chat)
-        stops = [stop] if isinstance(stop, str) else stop or []
+        stops = [given["stop"]] if isinstance(given["stop"], str) else given["stop"] or []
         arguments = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "typical_p": typical_p,
+            **{name: given[name] for name in PASSED},
             "stop": [*stops, *prompt.syntax.stops],
-            "seed": seed,
-            "max_tokens": max_tokens,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-            "repeat_penalty": repeat_penalty,
-            "mirostat_mode": mirostat_mode,
-            "mirostat_tau": mirostat_tau,
-            "mirostat_eta": mirostat_eta,
-            "model": model,
-            "logits_processor": logits_processor,
-            "logit_bias": logit_bias,
-            "logprobs": top_logprobs if logprobs else None,
+            "logprobs": given["top_logprobs"] if given["logprobs"] else None,
         }
-        if stream:
+        if given["stream"]:
             return self._chunks(prompt, arguments)
         with self._written_as(prompt):
             done = self.create_completion(prompt.tokens, **arguments)
@@ -176,49 +138,26 @@ class Answering(Evaluation):
 
     # ---- tokens
 
-    def _init_sampler(
-        self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1,
-        mirostat_tau: float = 5.0,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        grammar: Any = None,
-    ) -> Any:
+    def _init_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """The parent's arguments for edgekv's sampler. Raises BadInput for a grammar that cannot
         be read, which would end the process otherwise.
         """
+        given = _bound(super()._init_sampler, args, kwargs)
         constraint = dict(self._syntax.settings)
-        if grammar is not None:
-            self.chat_template.check(grammar._grammar)
-            constraint = {"grammar": grammar._grammar}
+        if given["grammar"] is not None:
+            self.chat_template.check(given["grammar"]._grammar)
+            constraint = {"grammar": given["grammar"]._grammar}
         sampling = Sampling(
-            temperature=temp,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repeat_penalty=repeat_penalty,
+            temperature=given["temp"],
             repeat_last_n=self.last_n_tokens_size,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            mirostat=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
+            mirostat=given["mirostat_mode"],
             min_keep=1,
             seed=self._seed,
+            **{name: given[name] for name in DRAWN},
         )
         before = self.turn.prompt.tokens[-N_BEFORE:] if self.turn.prompt else []
-        return _Sampler(self, Sampler(proxy(self), sampling, before, constraint), logits_processor)
+        sampler = Sampler(proxy(self), sampling, before, constraint)
+        return _Sampler(self, sampler, given["logits_processor"])
 
 
 class _Sampler:
@@ -240,6 +179,17 @@ class _Sampler:
 
     def close(self) -> None:
         self._sampler.close()
+
+
+def _bound(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """What a call gives a function, by name, defaults included. Raises TypeError as the call
+    does.
+    """
+    given = signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    return given.arguments
 
 
 def _chat_logprobs(found: Any) -> Any:

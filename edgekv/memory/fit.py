@@ -21,7 +21,7 @@ from edgekv.base.sizes import MIB, size_text
 from edgekv.errors import BadInput
 from edgekv.memory import dense
 from edgekv.memory.entries import entries_per_f16
-from edgekv.memory.footprint import WHOLE, extent
+from edgekv.memory.footprint import WHOLE, Surroundings, extent
 from edgekv.memory.hidden import AUTO, DEVICE, EXACT, planned
 from edgekv.memory.limit import reserve
 from edgekv.methods import KEEPS_ALL, Preset
@@ -215,12 +215,14 @@ class Planner:
             context.layers,
             extent(preset, n_ctx, w.window, self._n_ubatch),
             n_rows,
-            n_seen=n_ctx,
-            n_embd=b.n_embd,
-            n_ubatch=self._n_ubatch,
-            even=preset.budget.name == "uniform",
-            on_gpu=self._on_gpu,
-            products=native.ProductBytes() if self._on_gpu else products,
+            Surroundings(
+                b.n_embd,
+                self._n_ubatch,
+                even=preset.budget.name == "uniform",
+                on_gpu=self._on_gpu,
+            ),
+            n_ctx,
+            native.ProductBytes() if self._on_gpu else products,
         )
         tail = reserve(context.layers, w.tail, w.window)
         standing = shared["weights"] + shared["compute"] + shared["process"]

@@ -352,33 +352,43 @@ class PromptBytes:
         return self.old + self.layer + self.masks + self.recurrent + max(reading, end)
 
 
+@dataclass(frozen=True)
+class Surroundings:
+    """What a prompt meets when it is read: the model's width, the context, and the conversation
+    before it.
+
+    n_old: rows of the longest head before, old_bytes: of all. recurrent: bytes of recurrent layers'
+    state, if the conversation has tokens already. on_gpu: all layers are on a device. even: all
+    heads keep as many, so all layers but the last stand beside the hidden states. Else those before
+    the last may hold all rows.
+    """
+
+    n_embd: int
+    n_ubatch: int
+    n_old: int = 0
+    old_bytes: int = 0
+    even: bool = False
+    on_gpu: bool = False
+    recurrent: int = 0
+
+
 def prompt_bytes(
     layers: Sequence[LayerInfo],
     what: Extent,
     n_rows: int,
-    *,
-    n_embd: int,
-    n_ubatch: int,
+    around: Surroundings,
     hidden: str = "f32",
-    n_old: int = 0,
-    old_bytes: int = 0,
-    even: bool = False,
-    on_gpu: bool = False,
-    recurrent: int = 0,
     words: int = 0,
 ) -> PromptBytes:
     """What reading a prompt takes.
 
-    n_rows: rows per head that stay, the mean; n_old: rows of the longest head before, old_bytes: of
-    all.
-    recurrent: bytes of recurrent layers' state, if the conversation has tokens already.
-    words: bytes that products with quantised weights work with.
-    on_gpu: all layers are on a device. even: all heads keep as many, so all layers but the last
-    stand beside the hidden states. Else those before the last may hold all rows.
+    n_rows: rows per head that stay, the mean; words: bytes that products with quantised weights
+    work with.
     """
+    n_old, n_ubatch, on_gpu = around.n_old, around.n_ubatch, around.on_gpu
     whole, n_seen = hidden == WHOLE, n_old + what.n_tokens
     kept = kept_bytes(layers, n_seen, n_rows)
-    beside = kept_bytes(layers[:-1], n_seen, n_rows) if even else kept
+    beside = kept_bytes(layers[:-1], n_seen, n_rows) if around.even else kept
     scratch = in_full(layers, whole)
     n_longest = n_old + what.n_rows
     in_front = on_gpu * (FLASH_ROWS - 1)
@@ -387,7 +397,7 @@ def prompt_bytes(
         for x in scratch
     ]
     if whole:
-        stays = [kept_bytes([x], n_seen, n_rows) for x in scratch] if even else full
+        stays = [kept_bytes([x], n_seen, n_rows) for x in scratch] if around.even else full
         beside = min(_most_beside(full, stays), kept)
     queries = query_bytes(layers, what, whole)
     merge = merge_bytes(layers, what.n_drawn, on_gpu) if n_rows < n_seen else 0
@@ -398,9 +408,10 @@ def prompt_bytes(
     return PromptBytes(
         kept=kept,
         beside_hidden=beside,
-        old=old_bytes,
+        old=around.old_bytes,
         layer=sum(full),
-        hidden=(HIDDEN_BYTES[hidden] * n_embd + (hidden == "f16")) * what.n_all,  # an exponent
+        # f16 states have an exponent for each token
+        hidden=(HIDDEN_BYTES[hidden] * around.n_embd + (hidden == "f16")) * what.n_all,
         inputs=words + queries + rows + INPUT_BYTES * what.n_all + _rotations(layers[0]) + SMALL,
         masks=mask_bytes(layers, n_longest, n_ubatch)
         + converted_bytes(layers, n_longest + in_front)
@@ -409,7 +420,7 @@ def prompt_bytes(
         else 0,
         on_gpu=on_gpu,
         waits_there=hidden == "device",
-        recurrent=recurrent,
+        recurrent=around.recurrent,
         way=hidden,
         statistics=statistics_bytes(layers, what, n_longest) if whole else 0,
         merge=merge,

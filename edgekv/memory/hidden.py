@@ -10,9 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edgekv.memory.footprint import WHOLE, Extent, PromptBytes, f16_full_bytes, prompt_bytes
+from edgekv.memory.footprint import (
+    WHOLE,
+    Extent,
+    PromptBytes,
+    Surroundings,
+    f16_full_bytes,
+    prompt_bytes,
+)
 
 if TYPE_CHECKING:
     from edgekv.native import LayerInfo
@@ -60,20 +67,19 @@ def planned(
     layers: Sequence[LayerInfo],
     what: Extent,
     n_rows: int,
-    *,
+    around: Surroundings,
     n_seen: int,
     products: tuple[int, int] = (0, 0),
-    **more: Any,
 ) -> PromptBytes:
     """What reading a prompt takes, by the way that is going to be taken.
 
     wish: where hidden states are to wait, or AUTO; n_seen: tokens of the conversation with this
-    prompt; products: see `native.product_bytes`; n_rows, more: see `prompt_bytes`. Where nothing
-    is evicted AUTO changes nothing.
+    prompt; products: see `native.product_bytes`; n_rows: see `prompt_bytes`. Where nothing is
+    evicted AUTO changes nothing.
     """
     words, weights = products
-    evicts = n_rows < more.get("n_old", 0) + what.n_tokens
-    find = partial(prompt_bytes, layers, what, n_rows, **more)
+    evicts = n_rows < around.n_old + what.n_tokens
+    find = partial(prompt_bytes, layers, what, n_rows, around)
     if not evicts:
         return find(hidden=definite(wish), words=words + weights)
     full = f16_full_bytes(layers, n_seen)

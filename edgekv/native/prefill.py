@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_double
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +30,17 @@ from edgekv.native.store import Store, listed
 HIDDEN = {"f32": 0, "f16": 1, "disk": 2, "device": 3, "whole": 4}
 STATS = {"mean": 1, "var": 2, "max": 4, "col_entropy": 8, "queries": 16}
 
-Observer = tuple[int, int, tuple[str, ...]]
-"""(begin, end, names of STATS): tokens whose queries are observed, and the statistics of them."""
+
+class Observer(NamedTuple):
+    """Tokens whose queries are observed, and the statistics of them, names of STATS. The tokens are
+    counted through the prompt and all pieces; `queries` looks at one of `every`.
+    """
+
+    begin: int
+    end: int
+    stats: tuple[str, ...]
+    every: int = 1
+
 
 Fold = tuple[
     NDArray[np.int32],
@@ -49,8 +58,6 @@ class Prefill:
 
     tokens: the prompt; pieces: token lists, each read behind the prompt, seeing no other piece and
     never stored.
-    observers: (begin, end, names of STATS), tokens counted through the prompt and all pieces;
-    every: `queries` looks at one of so many tokens, for each of them.
     logits: f32 [len(tokens), n_vocab] for those of every token, if it is given; the context has the
     last one's alone.
     most_work: bytes that products with weights may work with; with less llama.cpp's are taken.
@@ -65,10 +72,8 @@ class Prefill:
         observers: list[Observer],
         *,
         pieces: Sequence[Sequence[int]] = (),
-        every: Sequence[int] = (),
         logits: NDArray[np.float32] | None = None,
         hidden: str = "f32",
-        hidden_dir: str | None = None,
         most_work: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -81,10 +86,8 @@ class Prefill:
         self._pieces = np.asarray([len(piece) for piece in pieces] or [0], np.int32)
         self._observers = (CObserver * max(len(observers), 1))(
             *(
-                CObserver(a, b, sum(STATS[s] for s in stats), step)
-                for (a, b, stats), step in zip(
-                    observers, every or [1] * len(observers), strict=True
-                )
+                CObserver(one.begin, one.end, sum(STATS[s] for s in one.stats), one.every)
+                for one in observers
             )
         )
         self._logits = logits  # written to until the last layer has run
@@ -98,7 +101,7 @@ class Prefill:
             self._observers,
             len(observers),
             HIDDEN[hidden],
-            hidden_dir.encode() if hidden_dir else None,
+            None,  # the folder of temporary files
             most_work or 0,
             self._callback,
             None,

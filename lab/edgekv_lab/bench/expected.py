@@ -8,7 +8,7 @@ from typing import Any
 from edgekv.base.defaults import WINDOW, whole_ctx
 from edgekv.choice.choose import choose
 from edgekv.memory.entries import entries_per_f16
-from edgekv.memory.footprint import extent, kept_bytes, tensor_bytes
+from edgekv.memory.footprint import Surroundings, extent, kept_bytes, tensor_bytes
 from edgekv.memory.hidden import planned
 from edgekv.memory.limit import APPEND_MAX
 from edgekv.methods.budget import rows_for
@@ -58,13 +58,9 @@ class ExpectedBytes:
                 context.layers,
                 extent(preset, n, WINDOW, self._n_ubatch),
                 rows,
-                n_seen=seen + n,
-                n_embd=self._blueprint.n_embd,
-                n_ubatch=self._n_ubatch,
-                n_old=old,
-                old_bytes=before,
-                even=even,
-                products=self._blueprint.product_bytes(n, self._n_ubatch),
+                Surroundings(self._blueprint.n_embd, self._n_ubatch, old, before, even),
+                seen + n,
+                self._blueprint.product_bytes(n, self._n_ubatch),
             )
             peak, seen, old = max(peak, read.peak), seen + n, rows
         if case.n_gen:

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgekv import native
 from edgekv.base.stats import Progress
 from edgekv.choice.settings import Settings
 from edgekv.engine.observer import QueryObserver
@@ -208,7 +209,7 @@ def measure(
     pieces = [[*q, *a] for q, a in dialogues]
     ends = n + np.cumsum([len(piece) for piece in pieces])
     steps = [
-        (int(end) - len(a) - 1, int(end), ("max",))
+        native.Observer(int(end) - len(a) - 1, int(end), ("max",))
         for end, (_, a) in zip(ends, dialogues, strict=True)
     ]
     order = np.zeros((len(kv.store.layers), kv.store.n_head_kv, n), np.int32)
