@@ -10,9 +10,11 @@ import pytest
 
 from edgekv.chat.sampler import Sampling
 from edgekv.commands.load import end_tokens
-from edgekv.serve import extract
+from edgekv.serve import extract, run
 from edgekv.serve.job import Job
 from edgekv.serve.options import ServeOptions
+from edgekv.serve.router.options import RouterOptions
+from edgekv.serve.router.run import RouterServer
 from tests.engine import load
 from tests.serving import PATIENCE, serving, until
 from tests.test_pack import pdf_of
@@ -596,3 +598,25 @@ def test_a_key_is_asked_for(tiny, endless, tmp_path):
         page.click("#send")
         page.until(f"{IS_DONE} && {ANSWER}.querySelector('.cost')")
         assert page.value("document.querySelector('#lock').hidden")
+
+
+def test_a_server_of_many_models_has_a_list_of_them(tiny, tmp_path):
+    (tmp_path / "models").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "models" / f"{name}.gguf").hardlink_to(tiny("llama-gqa"))
+    router = RouterOptions(models_dir=str(tmp_path / "models"))
+    server = RouterServer(ServeOptions(), router, (), False)
+    listening = run.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with browser.opened(url, tmp_path / "browser") as page:
+            page.until("document.title === 'one'")
+            page.value("which.value = 'two'; which.onchange()")
+            page.value("location.reload()")
+            page.until("document.title === 'two'")
+            assert page.faults == []
+    finally:
+        server.should_exit = True
+        thread.join()

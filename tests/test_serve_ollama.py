@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edgekv.serve.ollama.bodies import seconds
+from edgekv.serve.keep_alive import seconds
 from edgekv.serve.options import ServeOptions
 from tests.chats import TEMPLATE, THINKS, TOOLS
 from tests.serving import BROWSER, delete, get, post, serving, stream
@@ -180,7 +180,7 @@ def test_a_raw_text_has_no_template(client, url):
         ("chat", {"options": {"nonsense": 1}}, "options.nonsense"),
         ("chat", {"options": {"tfs_z": 0.5}}, "tfs_z"),
         ("chat", {"format": "xml"}, "JSON schema"),
-        ("chat", {"keep_alive": "soon"}, "keep_alive"),
+        ("chat", {"keep_alive": "soon"}, "duration"),
         ("chat", {"top_logprobs": 2}, "logprobs"),
         ("chat", {"messages": [{"role": "user", "content": "a", "images": ["aa"]}]}, "images"),
         ("chat", {"messages": [], "keep_alive": 0}, "one model"),
@@ -249,7 +249,7 @@ def test_programs_see_that_ollama_is_spoken_and_browsers_a_page(url, tiny):
 
 @pytest.mark.parametrize(
     ("said", "means"),
-    [(None, None), (0, 0), ("0", 0), (30, 30), ("1h30m", 5400), ("1.5s", 1.5), ("250ms", 0.25)],
+    [(0, 0), ("0", 0), (30, 30), ("1h30m", 5400), ("1.5s", 1.5), ("250ms", 0.25)],
 )
 def test_durations_are_go_s(said, means):
     assert seconds(said) == means

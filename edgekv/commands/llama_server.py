@@ -60,6 +60,7 @@ REFUSED_VALUES = {
     "--ssl-key-file": "there is no encryption here: put a proxy with TLS in front of the server",
     "--ssl-cert-file": "there is no encryption here: put a proxy with TLS in front of the server",
     "--api-prefix": "paths have no prefix here: let a proxy take it away",
+    "--models-preset": "models have no options of their own here: start a server for each",
     "--path": "this server has one page of its own: leave --path out",
 }
 BUDGET = "thoughts are not counted here: leave --reasoning-budget out, or give --reasoning off"

@@ -279,12 +279,25 @@ def _value(one: Field[Any], values: dict[str, Any]) -> Any:
     return KVConfig(**given)
 
 
-def engine_and_words(usage: str = "", least: int = 0, most: int = 0) -> Decorator:
+def engine_and_words(
+    usage: str = "", least: int = 0, most: int = 0, optional: bool = False
+) -> Decorator:
     """A decorator that adds a model with the engine's options, and passes them as `engine`; the
-    command's own words as `words`. See `edgekv.commands.named.model_named`.
+    command's own words as `words`. See `edgekv.commands.named.model_named`. optional: the model's
+    name may be empty.
     """
     engine = grouped("engine", EngineOptions, ENGINE)
-    return lambda command: model_named(usage, least, most)(engine(command))
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        decorated = engine(command)
+
+        @wraps(decorated)
+        def call(model: str | None, **values: Any) -> Any:
+            return decorated(model=model or "", **values)
+
+        return model_named(usage, least, most, optional)(call)
+
+    return decorate
 
 
 engine_options = engine_and_words()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgekv.base.files import expanded
-from edgekv.commands import llama_server
+from edgekv.commands import llama_server, router
 from edgekv.commands.declare import Decorator
 from edgekv.commands.declare import llama as _llama
 from edgekv.commands.declare import option as _option
@@ -24,13 +22,14 @@ from edgekv.commands.options import (
     SAMPLING,
     EngineOptions,
     SamplingOptions,
-    engine_options,
+    engine_and_words,
     grouped,
 )
 from edgekv.commands.values import size
 from edgekv.documents.plain import read_document
 from edgekv.errors import BadInput
 from edgekv.serve.options import REASONING, THINKS, ServeOptions
+from edgekv.serve.router.options import RouterOptions
 
 if TYPE_CHECKING:
     from edgekv import Llama
@@ -38,10 +37,7 @@ if TYPE_CHECKING:
     from edgekv.serve.run import Server
 
 MIB_MOST = 2**40
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code after SIGTERM."""
 NO_TEMPLATE = "this model has no chat template: chats are written as ChatML"
-OPEN = "whoever reaches {} may use this model: give an --api-key, or --host 127.0.0.1"
 USUAL = ServeOptions()
 
 
@@ -280,18 +276,36 @@ OPTIONS: tuple[Decorator, ...] = (
 serve_options = grouped("options", ServeOptions, OPTIONS)
 
 
-@click.command("serve", short_help="Serve a model to programs, over HTTP.")
-@engine_options
+@click.command("serve", cls=router.Command, short_help="Serve models to programs, over HTTP.")
+@engine_and_words(optional=True)
 @grouped("drawn", SamplingOptions, SAMPLING)  # `sampling` is a field of ServeOptions
 @serve_options
-def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions) -> None:
+@grouped("models", RouterOptions, router.OPTIONS)
+@router.BEHIND
+def command(
+    engine: EngineOptions,
+    drawn: SamplingOptions,
+    options: ServeOptions,
+    models: RouterOptions,
+    behind_router: bool,
+) -> None:
     """Serve a model over HTTP, with OpenAI's, Anthropic's and Ollama's protocols.
 
     Paths, fields and options are llama-server's. The sampling options hold where a request says
     nothing. Ctrl-C ends it.
+
+    Without a model it serves all that 'edgekv models' finds: a request names one, which is loaded
+    in a process of its own. The other options are those of each model.
     """
     with _needs_packages():
         from edgekv.serve.run import Server, listen
+    if not engine.model:
+        router.run(options, models, engine.verbose)
+        return
+    if behind_router:
+        router.end_with_input()
+    else:
+        router.check_one()
     from edgekv.commands import load, packed
 
     engine = packed.with_settings_of_all(engine, options.packs)
@@ -301,7 +315,7 @@ def command(engine: EngineOptions, drawn: SamplingOptions, options: ServeOptions
             usual = _usual(llm, engine, drawn)
             most = drawn.predict if drawn.predict > 0 else None
             options = replace(options, sampling=usual, max_tokens=most)
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # as after Ctrl-C
+            router.end_in_order()
             server.answer_with(
                 llm, options, lambda: _say(server, options, listening), _beside(server, later)
             )
@@ -326,17 +340,11 @@ def _usual(llm: Llama, engine: EngineOptions, drawn: SamplingOptions) -> Samplin
 
 def _say(server: Server, options: ServeOptions, listening: socket.socket) -> None:
     """Where the server is, and what a user may not expect."""
-    from edgekv.serve.gate import is_loopback
-
     for path in options.packs:
         click.echo(f"edgekv: {path} is open", err=True)
     if server.service.prompts.template.is_fallback:
         click.echo(f"edgekv: {NO_TEMPLATE}", err=True)
-    if not (is_loopback(options.host) or options.api_keys or options.file_keys):
-        click.echo(f"edgekv: {OPEN.format(options.host)}", err=True)
-    name, port = listening.getsockname()[:2]
-    place = f"[{name}]" if ":" in name else name
-    click.echo(f"edgekv: {server.service.model} at http://{place}:{port}", err=True)
+    router.say_where(server.service.model, options, listening)
 
 
 def _beside(server: Server, later: Later) -> Callable[[], None]:

@@ -30,6 +30,7 @@ from edgekv.serve.encoding import Json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.gate import LOCAL_ORIGIN, Gate, refusal
 from edgekv.serve.ollama import asking, paths
+from edgekv.serve.options import ServeOptions
 from edgekv.serve.preparing import Preparing
 from edgekv.serve.service import Service
 from edgekv.version import __version__
@@ -39,6 +40,19 @@ log = logging.getLogger("edgekv.serve")
 
 def create_app(service: Service) -> FastAPI:
     """The application of one model. Its worker has to be started."""
+    options = service.options
+    app = bare(options)
+    app.state.service = service
+    app.state.preparing = Preparing(options.parallel + options.max_queue)
+    parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens)
+    routers = [part.router for part in (*parts, extract, asking, paths)]
+    for router in (*routers, paths.everywhere, page.router if options.page else paths.root):
+        app.include_router(router)
+    return app
+
+
+def bare(options: ServeOptions) -> FastAPI:
+    """An application without a path: who may ask, and what errors become."""
     # FastAPI's own pages of documentation load scripts from elsewhere
     app = FastAPI(
         title="edgekv",
@@ -47,13 +61,6 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         default_response_class=Json,
     )
-    app.state.service = service
-    options = service.options
-    app.state.preparing = Preparing(options.parallel + options.max_queue)
-    parts = (chat, completions, responses, anthropic, native, status, slots, stored, tokens)
-    routers = [part.router for part in (*parts, extract, asking, paths)]
-    for router in (*routers, paths.everywhere, page.router if options.page else paths.root):
-        app.include_router(router)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(EdgeKVError, _user_error)
     app.add_exception_handler(RequestValidationError, _invalid)

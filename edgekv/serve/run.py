@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from edgekv.errors import BadInput
 from edgekv.serve.app import create_app
@@ -51,20 +52,7 @@ class Server(uvicorn.Server):
         self._is_running = False
         self._over = threading.Event()  # waiting for a thread is undone by a signal's exception
         self._is_stuck = False
-        n_most = most_connections()
-        super().__init__(
-            uvicorn.Config(
-                self._door,
-                http=limited(n_most),
-                backlog=max(n_most // 4, 1),  # so many are accepted at once
-                lifespan="off",
-                ws="none",
-                log_level="info" if verbose else "warning",
-                access_log=verbose,
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_S,
-            )
-        )
+        super().__init__(configured(self._door, verbose))
         if llm is not None:
             self.open(llm)
 
@@ -169,6 +157,22 @@ class Server(uvicorn.Server):
         if self._is_stuck:  # llama.cpp still cuts a text up, and would miss its model
             sys.stderr.flush()
             os._exit(128 + signal.SIGTERM)
+
+
+def configured(app: ASGIApp, verbose: bool) -> uvicorn.Config:
+    """How any of these servers listens."""
+    n_most = most_connections()
+    return uvicorn.Config(
+        app,
+        http=limited(n_most),
+        backlog=max(n_most // 4, 1),  # so many are accepted at once
+        lifespan="off",
+        ws="none",
+        log_level="info" if verbose else "warning",
+        access_log=verbose,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from edgekv.serve.chat import tools_of
 from edgekv.serve.encoding import Json, as_json
 from edgekv.serve.errors import ApiError
 from edgekv.serve.events import Counts, Done, TokenLogprob
-from edgekv.serve.ollama.bodies import AskBody, ChatBody, GenerateBody, MessageBody, seconds
+from edgekv.serve.ollama.bodies import AskBody, ChatBody, GenerateBody, MessageBody
 from edgekv.serve.ollama.models import may_think
 from edgekv.serve.preparing import prepared
 from edgekv.serve.reply import Part, Reply, Text
@@ -67,7 +67,7 @@ async def generate(body: GenerateBody, http: HttpRequest) -> Response:
 
 def _loaded(body: AskBody, said: _Said) -> Response:
     """The answer to nothing, with which clients have a model loaded. Raises BadInput."""
-    if seconds(body.keep_alive) == 0:
+    if body.keep_s == 0:
         raise BadInput(STAYS)
     return Json({**said.piece(), "done": True, "done_reason": "load"})
 
@@ -77,8 +77,7 @@ def _loaded(body: AskBody, said: _Said) -> Response:
 
 def _request(asker: Asker, body: AskBody) -> Request:
     """A request without its prompt. Raises BadInput for what this server cannot do."""
-    seconds(body.keep_alive)
-    body.how.check(asker.n_ctx)
+    body.check(asker.n_ctx)
     if body.top_logprobs and not body.logprobs:
         raise BadInput("top_logprobs needs logprobs: true")
     return Request(

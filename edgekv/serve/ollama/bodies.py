@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from edgekv.errors import BadInput
+from edgekv.serve.keep_alive import seconds
 from edgekv.serve.schemas import TOKENS_MOST, Body, SamplingBody, ToolBody
 
-UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600}
-_PART = re.compile(r"(\d+\.?\d*)(ns|us|µs|ms|s|m|h)")
-_DURATION = re.compile(rf"-?(?:{_PART.pattern})+|-?\d+\.?\d*")
 THINKS = ("low", "medium", "high", "max")
 
 
@@ -44,7 +41,7 @@ class Options(SamplingBody):
     penalize_newline: bool | None = None
 
     def check(self, n_ctx: int) -> None:
-        """Raises BadInput for what a context of n_ctx tokens cannot give."""
+        """See `AskBody.check`."""
         if (self.num_ctx or 0) > n_ctx:
             raise BadInput(
                 f"num_ctx is {self.num_ctx:,}, and this server's context has {n_ctx:,} tokens:"
@@ -83,6 +80,17 @@ class AskBody(ModelBody):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    def check(self, n_ctx: int) -> None:
+        """Raises BadInput for what a context of n_ctx tokens cannot give, and for no duration."""
+        self.how.check(n_ctx)
+        if self.keep_alive is not None:
+            seconds(self.keep_alive)
+
+    @property
+    def keep_s(self) -> float | None:
+        """How long the model stays behind the answer. Raises BadInput."""
+        return None if self.keep_alive is None else seconds(self.keep_alive)
 
     @property
     def how(self) -> Options:
@@ -146,19 +154,3 @@ class ShowBody(ModelBody):
 
 class PullBody(ModelBody):
     stream: bool | None = None
-
-
-def seconds(keep_alive: float | str | None) -> float | None:
-    """How long a model stays; infinite for less than nothing, None where nothing is said.
-
-    Raises BadInput for what is no duration as Go writes it.
-    """
-    if keep_alive is None:
-        return None
-    text = str(keep_alive).strip()
-    if not _DURATION.fullmatch(text):
-        raise BadInput(f"keep_alive {text!r:.40} is no duration: give seconds, '5m' or '1h30m'")
-    if text.startswith("-"):
-        return float("inf")
-    parts = _PART.findall(text)
-    return sum(float(n) * UNITS_S[unit] for n, unit in parts) if parts else float(text)

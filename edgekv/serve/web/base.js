@@ -35,7 +35,10 @@ function button(parent, words, does, title = "", kind = "") {
   return Object.assign(element, { type: "button", title, onclick: does });
 }
 
+let named = ""; // the model that a server of many is asked for
+
 function ask(path, body, more = {}) {
+  if (named) path += `${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(named)}`;
   const headers = { "Content-Type": "application/json" };
   const key = session.getItem("key");
   if (key) headers.Authorization = `Bearer ${key}`;

@@ -159,9 +159,27 @@ at("enter").onclick = () => {
   at("lock").hidden = true;
   doing("");
 };
-asked("/v1/models").then(({ data: [model] }) => {
+asked("/v1/models").then(({ data: [model, ...others] }) => {
+  if (!model) return doing("no model was found: run edgekv pull USER/REPO");
+  if (model.status) return choose([model, ...others]);
   at("model").textContent = document.title = model.id;
   context = model.meta.n_ctx;
   at("context").textContent = `context of ${count(context)} tokens`;
 }, (error) => doing(error.message));
+
+// A server of many models: the one that was used last, or is loaded.
+function choose(models) {
+  const which = at("which"), last = local.getItem("edgekv.model");
+  for (const { id } of models) made(which, "option", "", id);
+  const first = models.find(({ id }) => id === last)
+    ?? models.find(({ status }) => status.value === "loaded") ?? models[0];
+  which.value = first.id;
+  which.onchange = () => {
+    named = document.title = which.value;
+    local.setItem("edgekv.model", named);
+  };
+  which.onchange();
+  which.hidden = !(at("model").hidden = true);
+}
+
 enter(savedChat(session.getItem("chat")) ?? empty());
